@@ -1,0 +1,1 @@
+"""Measuring: load generators and reports."""

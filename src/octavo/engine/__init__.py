@@ -1,0 +1,1 @@
+"""The step loop, its thread, and the clients of it."""

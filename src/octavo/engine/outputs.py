@@ -1,0 +1,128 @@
+"""What clients of the engine see: deltas of text, statistics, and the protocol that the HTTP edge is written against."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.types import FinishReason, SamplingParams, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfo:
+    """A token as a client sees it: its id, its own bytes, its raw logprob, and the likeliest (id, bytes, logprob).
+
+    `logprob` is None where it was not asked for, or for the first token of a prompt, which nothing predicts.
+    """
+
+    token: int
+    data: bytes
+    logprob: float | None = None
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one choice gained since its last delta. Exactly one delta per choice has `finish` set.
+
+    `text` may lag behind `tokens`: bytes of an unfinished character and a possible beginning of a stop string are held
+    back until they are decided. `stop` is the stop string or token id that ended the choice.
+    """
+
+    choice: int
+    text: str
+    tokens: tuple[TokenInfo, ...]
+    usage: Usage  # of this choice
+    finish: FinishReason | None = None
+    stop: str | int | None = None
+    error: str = ""
+    prompt_logprobs: tuple[TokenInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot, taken between two steps. Counters only grow; blocks: free + cached + held == total."""
+
+    waiting: int = 0
+    running: int = 0
+    blocks_total: int = 0
+    blocks_held: int = 0  # with at least one holder
+    blocks_cached: int = 0  # no holder, but still named and findable
+    blocks_free: int = 0
+    block_size: int = 16
+    prompt_tokens: int = 0  # computed or taken from the cache
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    requests_finished: int = 0
+    tail_slots_wasted: int = 0  # allocated slots beyond the last planned position, now
+    step_seconds: float = 0.0  # total time inside steps
+    schedule_seconds: float = 0.0  # of it, scheduling and committing
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a chat, already reduced to text."""
+
+    role: str
+    content: str
+    name: str | None = None
+
+
+class Stream(Protocol):
+    """Deltas of one request, all choices interleaved; ends after each choice's final delta.
+
+    Leaving the iteration early must be followed by `cancel()`, which frees the request's blocks within two steps.
+    """
+
+    @property
+    def request_id(self) -> int: ...
+
+    def __aiter__(self) -> AsyncIterator[Delta]: ...
+
+    def cancel(self) -> None:
+        """Stop generating; idempotent, thread-safe, never raises."""
+
+
+class ServedModel(Protocol):
+    """What the HTTP edge needs of an engine. `octavo.engine.client.AsyncLLM` is the real one."""
+
+    @property
+    def name(self) -> str:
+        """The model's name in /v1/models."""
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of a plain prompt (with the model's begin token, if it wants one); in a bounded thread pool.
+
+        Raises RequestTooLarge when the text has more bytes than any prompt that fits could have.
+        """
+
+    async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Token ids of a chat rendered with the model's own template, ending where the assistant begins.
+
+        Raises InvalidRequest when there is no template or the template refuses the messages, RequestTooLarge as above.
+        """
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one token stands for."""
+
+    async def submit(
+        self, prompt: Sequence[int], params: SamplingParams, *, n: int = 1, priority: int = 0, tenant: str = ""
+    ) -> Stream:
+        """Queue a request. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing was queued."""
+
+    def stats(self) -> EngineStats: ...
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no more requests, let the running ones end (True) or cancel what is left after the timeout (False)."""

@@ -1,0 +1,87 @@
+"""Every error a person can meet, as one tree. A message says what was given, what is allowed, what to change.
+
+    OctavoError
+    ├── InvalidRequest        the client's request is wrong                     HTTP 400
+    │   ├── RequestTooLarge   it can never fit the context or the pool          HTTP 400
+    │   └── UnknownModel      it names a model that is not served               HTTP 404
+    ├── QueueFull             too many requests are waiting; try again          HTTP 429
+    ├── RequestFailed         this one request failed (its logits were NaN)     HTTP 500
+    ├── EngineStopped         the engine drains or has stopped                  HTTP 503
+    ├── ConfigError           a setting or a flag is wrong                      exit status 2
+    └── ModelError            a model cannot be served                          exit status 1
+        ├── ModelNotFound     no such file, folder, alias or repository, or the network is away
+        ├── BadModelFile      the file is damaged, truncated, or lies about its sizes
+        └── UnsupportedModel  a sound file of a family or type that Octavo does not know
+
+Expected shortage (no free block, no free row) is a value, not an exception. A bug of ours is an `AssertionError`.
+"""
+
+from __future__ import annotations
+
+
+class OctavoError(Exception):
+    """The root; `str(error)` is what a person reads."""
+
+
+class InvalidRequest(OctavoError):
+    """The client's request is wrong; `param` names the field, as the OpenAI error object does."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class RequestTooLarge(InvalidRequest):
+    """The request can never fit the model's context or the block pool, however long it waits."""
+
+
+class UnknownModel(InvalidRequest):
+    """The request names a model that this server does not serve."""
+
+
+class QueueFull(OctavoError):
+    """Too many requests are waiting; nothing was queued."""
+
+
+class RequestFailed(OctavoError):
+    """One request failed while running, and failed alone."""
+
+
+class EngineStopped(OctavoError):
+    """The engine is draining or stopped and takes no more requests."""
+
+
+class ConfigError(OctavoError):
+    """A setting or a command-line flag is wrong."""
+
+
+class ModelError(OctavoError):
+    """A model cannot be served."""
+
+
+class ModelNotFound(ModelError):
+    """No such file, folder, alias or repository, or the network is away."""
+
+
+class BadModelFile(ModelError):
+    """The file is damaged, truncated, or lies about its sizes."""
+
+
+class UnsupportedModel(ModelError):
+    """A sound file of a family, quantisation or rope kind that Octavo does not know."""
+
+
+def require_range(
+    name: str,
+    given: float,
+    low: float,
+    high: float,
+    *,
+    error: type[InvalidRequest] = InvalidRequest,
+    hint: str = "",
+) -> None:
+    """Raise `error` unless low <= given <= high (NaN never passes); the message says what is allowed."""
+    if not low <= given <= high:
+        message = f"{name} is {given!r}; allowed: {low:,} to {high:,}"
+        raise error(message + (f" ({hint})" if hint else ""), param=name)

@@ -1,0 +1,160 @@
+"""The contract of the ops: what a backend offers to `model/decoder.py`, which is written once over it.
+
+Buffers are opaque to the decoder: it passes what one op returned to the next. On the CPU they are NumPy arrays.
+
+Exactness: every op computes one output row with the same operations in the same order, whatever the number of rows
+beside it, the row's place, the block ids, and the number of threads (docs/architecture.md, "The exactness contract").
+So a row's bits depend on that row's input and on nothing else.
+
+Dimensions: T tokens in the step, C chunks, H query heads, K kv heads, D head size, B block size, N blocks, L layers,
+E hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """A tensor as its file stores it. `data` is a flat view of the file's bytes (not a copy).
+
+    `shape` is NumPy order: a matrix is (outputs, inputs), so y = x @ W.T. Quantised kinds are grouped by 32 along inputs.
+    """
+
+    name: str
+    kind: str  # "F32" | "F16" | "BF16" | "Q8_0" | "Q4_0" | "Q4_1"
+    shape: tuple[int, ...]
+    data: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """The shape of one KV group. A block holds K and V of all its layers in one contiguous range of bytes."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvPool:
+    """N blocks of KV memory: `data` is (N, bytes_per_block) uint8. Its inside belongs to the backend."""
+
+    shape: KvShape
+    num_blocks: int
+    bytes_per_block: int  # a multiple of 4 KiB
+    data: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The flattened chunks of one step.
+
+    Chunk c covers tokens [offsets[c], offsets[c + 1]) of the step; its first token stands at position starts[c] of its
+    sequence; position p of it lives in slot p % B of block tables[c, p // B].
+    """
+
+    tokens: Ints  # (T,)
+    positions: Ints  # (T,)
+    starts: Ints  # (C,)
+    offsets: Ints  # (C + 1,)
+    tables: Ints  # (C, W), W = widest table needed; entries beyond a chunk's last block are never read
+    logit_rows: Ints  # (R,) indices into T of the tokens whose logits are wanted
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """How one layer attends. `window` w: position p sees (p - w, p]. `soft_cap` c: scores become c tanh(s / c)."""
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+
+
+class Matrix(Protocol):
+    """A weight matrix (outputs, inputs) in the backend's own form."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Resident bytes."""
+
+
+class Ops(Protocol):
+    """What the decoder calls. Every method returns a fresh buffer unless it says that it writes in place."""
+
+    name: str
+    arithmetic_id: str  # names the kernels' version and instruction set: bits are equal within one id
+
+    # -- weights and memory -------------------------------------------------------------------------------------
+    def matrix(self, raw: RawTensor) -> Matrix:
+        """The backend's form of a 2-d tensor; the file's bytes are not referenced afterwards."""
+
+    def vector(self, raw: RawTensor) -> Floats:
+        """A tensor as float32, de-quantised, of its own shape; the file's bytes are not referenced afterwards."""
+
+    def allocate_kv(self, shape: KvShape, num_blocks: int) -> KvPool:
+        """Reserve address space for the pool; pages become resident when first written."""
+
+    def copy_blocks(self, pool: KvPool, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole blocks, in order."""
+
+    # -- the step -----------------------------------------------------------------------------------------------
+    def embed(self, table: Matrix, tokens: Ints) -> Floats:
+        """(T,) -> (T, E): rows of the table."""
+
+    def take(self, x: Floats, rows: Ints) -> Floats:
+        """x[rows], contiguous."""
+
+    def linear(self, x: Floats, weight: Matrix, bias: Floats | None = None) -> Floats:
+        """(T, in) -> (T, out): x @ weight.T + bias, each element summed over `in` in a fixed order."""
+
+    def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
+        """Over the last `len(weight)` elements: (T, heads * D) with a (D,) weight is normalised head by head."""
+
+    def layer_norm(self, x: Floats, weight: Floats, bias: Floats, eps: float) -> Floats:
+        """(T, E) -> (T, E)."""
+
+    def rope(self, x: Floats, positions: Ints, cos: Floats, sin: Floats, head_size: int) -> Floats:
+        """Rotate halves: x (T, heads * D), cos and sin (context, dims / 2), D = head_size.
+
+        Within each head, element i < dims/2 pairs with i + dims/2; elements from dims on pass through.
+        """
+
+    def store(self, pool: KvPool, layer: int, k: Floats, v: Floats, batch: Batch) -> None:
+        """Write K and V, (T, K * D) each, of the step's tokens into their slots of `layer`."""
+
+    def attend(self, pool: KvPool, layer: int, q: Floats, batch: Batch, spec: AttentionSpec) -> Floats:
+        """(T, H * D) -> (T, H * D): causal attention over the block tables, K and V read back as stored.
+
+        Slots outside [0, position] of a sequence are never allowed to matter, whatever bits (NaN too) they hold.
+        """
+
+    def gated(self, gate: Floats, up: Floats, activation: str) -> Floats:
+        """activation(gate) * up; activation: "silu" | "gelu_tanh" | "gelu"."""
+
+    def activate(self, x: Floats, activation: str) -> Floats:
+        """activation(x)."""
+
+    def add(self, x: Floats, y: Floats) -> Floats:
+        """x + y."""
+
+    def scale(self, x: Floats, factor: float) -> Floats:
+        """x * factor, the factor rounded to float32 first."""
+
+    def soft_cap(self, x: Floats, cap: float) -> Floats:
+        """cap * tanh(x / cap)."""

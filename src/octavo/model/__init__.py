@@ -1,0 +1,1 @@
+"""Where weights come from, what shape they have, and the one definition of a decoder."""

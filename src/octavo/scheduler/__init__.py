@@ -1,0 +1,1 @@
+"""Who runs next. No clock (time is an argument), no thread, no bytes."""

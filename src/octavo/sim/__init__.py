@@ -1,0 +1,1 @@
+"""The real scheduler and memory under an oracle instead of a model."""

@@ -1,0 +1,252 @@
+"""The nouns: every value that crosses from one room to another.
+
+All are frozen. A plan is a *diff*: it says what changed since the last one, so that a step whose sequences need no
+new block costs next to nothing per sequence.
+
+A sequence has counters, and each step moves one towards another:
+
+    0 <= num_computed <= num_planned <= num_tokens + pending        num_planned <= len(table) * block_size
+
+There is no prefill and no decode in these types: a chunk is `length >= 1` positions of one sequence.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from octavo.errors import InvalidRequest, require_range
+
+# Bounds on what a client may ask for, checked before anything is allocated.
+CHOICES_MAX = 64
+LOGPROBS_MAX = 20
+STOP_STRINGS_MAX = 16
+STOP_STRING_CHARS_MAX = 256
+STOP_TOKENS_MAX = 64
+LOGIT_BIAS_MAX = 1024
+SEED_MAX = 2**63 - 1
+TOKENS_MAX = 2**31 - 1
+PRIORITY_MAX = 1000
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended; the first two are OpenAI's words."""
+
+    STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, or the end of the context
+    CANCELLED = "cancelled"  # the client went away or asked for it
+    ERROR = "error"  # this request failed, alone; `Update.error` says why
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What the client asked of the sampler. Validates itself; what depends on the model is checked at submission.
+
+    `temperature` 0 is greedy. `top_k` 0 keeps all. `max_tokens` None means up to the end of the context.
+    `logprobs` k asks for the sampled token's logprob and the k likeliest beside it (0: the sampled one alone).
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    seed: int | None = None
+    include_stop: bool = False  # keep the stop string in the text
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            require_range("max_tokens", self.max_tokens, 1, TOKENS_MAX)
+        require_range("temperature", self.temperature, 0.0, 2.0)
+        require_range("top_k", self.top_k, 0, TOKENS_MAX, hint="0 keeps all")
+        if not 0.0 < self.top_p <= 1.0:
+            raise InvalidRequest(f"top_p is {self.top_p!r}; allowed: above 0, up to 1", param="top_p")
+        require_range("min_p", self.min_p, 0.0, 1.0)
+        require_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        require_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        require_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        require_range("min_tokens", self.min_tokens, 0, TOKENS_MAX)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}; allowed: min_tokens <= max_tokens",
+                param="min_tokens",
+            )
+        require_range("number of stop strings", len(self.stop), 0, STOP_STRINGS_MAX)
+        for text in self.stop:
+            require_range("length of a stop string", len(text), 1, STOP_STRING_CHARS_MAX)
+        require_range("number of stop_token_ids", len(self.stop_token_ids), 0, STOP_TOKENS_MAX)
+        require_range("number of logit_bias entries", len(self.logit_bias), 0, LOGIT_BIAS_MAX)
+        for _, bias in self.logit_bias:
+            require_range("logit_bias", bias, -100.0, 100.0)
+        for name in ("logprobs", "prompt_logprobs"):
+            given = getattr(self, name)
+            if given is not None:
+                require_range(name, given, 0, LOGPROBS_MAX)
+        if self.seed is not None:
+            require_range("seed", self.seed, -SEED_MAX, SEED_MAX)
+
+    @property
+    def greedy(self) -> bool:
+        """True when the likeliest token is taken and no noise is drawn."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One submission: a prompt and what is wanted of it. Higher `priority` runs earlier."""
+
+    request_id: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    max_tokens: int  # resolved: at least 1, and prompt + max_tokens fits the context and the pool
+    seed: int  # resolved: the client's, or drawn once at submission
+    n: int = 1
+    tenant: str = ""
+    priority: int = 0
+    arrival: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token, the logprob of it under the raw logits, and (if asked) the likeliest (token, logprob) pairs."""
+
+    token: int
+    logprob: float = math.nan
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedRow:
+    """A sequence enters a row; `tokens` are all the host knows (prompt, then output if it was preempted)."""
+
+    row: int
+    seq_id: int
+    tokens: tuple[int, ...]
+    num_prompt: int
+    max_length: int  # tokens the row must hold at most: prompt + max_tokens
+    params: SamplingParams
+    seed: int
+    choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """`child_row` becomes a copy of `parent_row` (tokens, table, history) just before this step samples.
+
+    The child draws its own token, as choice `choice`, from the logits the parent's chunk makes in this step.
+    """
+
+    parent_row: int
+    child_row: int
+    child_seq_id: int
+    choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableWrite:
+    """Entry `index` of the row's block table becomes `block`."""
+
+    row: int
+    index: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """All bytes of block `source` go to block `target`; copies run in order, before any write of the step."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One sequence's share of a step: positions [start, start + length) are computed and their K and V stored.
+
+    The last `num_samples` of them are sampled from (0 inside a prompt, 1 at its end and in decoding).
+    Logits exist for positions [logits_from, start + length).
+    """
+
+    seq_id: int
+    row: int
+    start: int
+    length: int
+    num_samples: int
+    logits_from: int
+
+    def __post_init__(self) -> None:
+        assert self.length >= 1, "a chunk must compute a position to sample after"
+        assert 0 <= self.num_samples <= self.length
+        assert self.start <= self.logits_from <= self.stop - self.num_samples
+
+    @property
+    def stop(self) -> int:
+        """One past the last position."""
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step does, as a diff against the executor's rows. The executor applies the fields in this order:
+
+    retired, admitted, table_writes, copies, then the forward pass over chunks, then forks, then sampling.
+    """
+
+    step_id: int
+    retired: tuple[int, ...]  # rows
+    admitted: tuple[AdmittedRow, ...]
+    table_writes: tuple[TableWrite, ...]
+    copies: tuple[BlockCopy, ...]
+    chunks: tuple[Chunk, ...]
+    forks: tuple[Fork, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions that this step computes."""
+        return sum(chunk.length for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step made, by sequence id. A sequence in `failures` has no entry in `samples`."""
+
+    step_id: int
+    samples: Mapping[int, tuple[SampledToken, ...]]
+    prompt_logprobs: Mapping[int, tuple[SampledToken, ...]] = field(default_factory=dict)
+    failures: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request cost, known when its last sequence ends and, so far, at every update."""
+
+    num_prompt: int
+    num_output: int
+    num_cached: int  # prompt tokens taken from the prefix cache at first admission
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one client must learn about one choice. Exactly one update per choice has `finish` set."""
+
+    request_id: int
+    choice: int
+    tokens: tuple[SampledToken, ...]
+    usage: Usage  # of this choice
+    finish: FinishReason | None = None
+    stop_token: int | None = None  # the token that ended it, when finish is STOP
+    error: str = ""
+    prompt_logprobs: tuple[SampledToken, ...] = ()
