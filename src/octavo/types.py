@@ -226,6 +226,7 @@ class StepResult:
     samples: Mapping[int, tuple[SampledToken, ...]]
     prompt_logprobs: Mapping[int, tuple[SampledToken, ...]] = field(default_factory=dict)
     failures: Mapping[int, str] = field(default_factory=dict)
+    seconds: float = 0.0  # how long the step took; 0: not measured
 
 
 @dataclass(frozen=True, slots=True)

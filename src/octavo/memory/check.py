@@ -1,0 +1,28 @@
+"""The whole memory system, recomputed from scratch: because a holder count *is* the number of tables that list a block,
+nothing else is needed to know whether the ledger is right. O(blocks): for tests, the simulator, and idle moments."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from octavo.memory.memory import Memory
+
+
+def check(memory: Memory) -> None:
+    """Raise AssertionError, saying what differs, unless every invariant of the ledger holds."""
+    pool = memory.pool
+    counted = Counter(block for table in memory.tables for block in table.blocks)
+    for block in range(pool.num_blocks):
+        assert pool.holders[block] == counted[block], (
+            f"block {block}: {pool.holders[block]} holders counted, {counted[block]} tables list it"
+        )
+    line = pool.line()
+    assert len(line) == len(set(line)) == pool.num_unheld, "the line of unheld blocks is torn"
+    assert set(line) == {b for b in range(pool.num_blocks) if pool.holders[b] == 0}, "a held block stands in line"
+    assert pool.num_cached == sum(pool.name_of[b] is not None for b in line), "the count of cached blocks is wrong"
+    for name, block in pool.by_name.items():
+        assert pool.name_of[block] == name, f"block {block} is found under a name that it does not have"
+    assert len(pool.by_name) == sum(name is not None for name in pool.name_of), "a named block cannot be found"
+    for table in memory.tables:
+        assert 0 <= table.num_published <= len(table.blocks)
+        assert len(set(table.blocks)) == len(table.blocks), "a table lists a block twice"

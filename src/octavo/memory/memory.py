@@ -1,0 +1,166 @@
+"""The ledger: the only class of this room that the scheduler calls.
+
+It turns wishes in positions ("make [start, stop) writable") into blocks, copies and names. A check and its act are one
+call: `reserve` gives what was asked or changes nothing. Shortage is a value (None), not an exception.
+
+    open -> adopt -> reserve -> (a step is planned, run, committed) -> publish -> reserve -> ... -> close
+                  \\-> fork (n > 1): one more holder of the same blocks
+
+Order is the fence: plans run in the order in which they are made, so a block that is released now may be given to the
+next plan although a step in flight still reads or writes it.
+Source: Kwon et al. 2023, sections 4.2 to 4.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.memory.pool import BlockPool
+from octavo.memory.table import BlockTable
+from octavo.types import BlockCopy
+from octavo.units import blocks_for
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What became of a table: entries [first_index, first_index + len(blocks)) are new; copies must run first."""
+
+    first_index: int
+    blocks: tuple[int, ...]
+    copies: tuple[BlockCopy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """Blocks by state; free + cached + held == total."""
+
+    total: int
+    held: int
+    cached: int
+    free: int
+
+
+class Memory:
+    """Block tables over one pool."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self.tables: set[BlockTable] = set()  # every holder there is
+
+    @property
+    def num_unheld(self) -> int:
+        """Blocks that `reserve` can take now: free ones and cached ones."""
+        return self.pool.num_unheld
+
+    def counts(self) -> BlockCounts:
+        """Blocks by state. O(1)."""
+        pool = self.pool
+        free = pool.num_unheld - pool.num_cached
+        return BlockCounts(pool.num_blocks, pool.num_blocks - pool.num_unheld, pool.num_cached, free)
+
+    def open(self) -> BlockTable:
+        """A new holder, of nothing yet."""
+        table = BlockTable()
+        self.tables.add(table)
+        return table
+
+    def find_prefix(self, names: Sequence[bytes]) -> int:
+        """How many of the leading names are published. Changes nothing; O(hits)."""
+        for hits, name in enumerate(names):
+            if self.pool.find(name) is None:
+                return hits
+        return len(names)
+
+    def num_unheld_among(self, names: Sequence[bytes]) -> int:
+        """How many of these published blocks nobody holds: adopting them takes so many from `num_unheld`."""
+        pool = self.pool
+        return sum(pool.holders[pool.by_name[name]] == 0 for name in names)
+
+    def adopt(self, table: BlockTable, names: Sequence[bytes]) -> int:
+        """Become one more holder of the published blocks that lead `names`; returns how many. The table was empty."""
+        assert not table.blocks, "only an empty table adopts"
+        for name in names:
+            block = self.pool.find(name)
+            if block is None:
+                break
+            self.pool.retain(block)
+            table.blocks.append(block)
+        table.num_published = len(table.blocks)
+        return len(table.blocks)
+
+    def reserve(self, table: BlockTable, start: int, stop: int) -> Reservation | None:
+        """Make positions [start, stop) writable, or change nothing and return None.
+
+        Blocks of the range that are shared or published are replaced (copy-on-write; bytes before `start` are copied),
+        missing ones are taken from the line of unheld blocks, which evicts published ones, longest unheld first.
+        Copies must run before the step that writes. O(blocks of the range). Source: Kwon et al. 2023, section 4.4.
+        """
+        size, pool = self.block_size, self.pool
+        first, end = start // size, blocks_for(stop, size)
+        assert start < stop and first <= len(table.blocks), "a table has no holes"
+        stale = [i for i in range(first, min(end, len(table.blocks))) if not pool.is_writable(table.blocks[i])]
+        if len(stale) + max(0, end - len(table.blocks)) > pool.num_unheld:
+            return None
+        copies = []
+        for index in stale:
+            old, new = table.blocks[index], pool.take()
+            if index * size < start:
+                copies.append(BlockCopy(old, new))
+            pool.release(old)
+            table.blocks[index] = new
+        if stale:
+            table.num_published = min(table.num_published, stale[0])
+        changed_from = stale[0] if stale else len(table.blocks)
+        while len(table.blocks) < end:
+            table.blocks.append(pool.take())
+        return Reservation(changed_from, tuple(table.blocks[changed_from:end]), tuple(copies))
+
+    def fork(self, table: BlockTable) -> BlockTable:
+        """One more holder of the same blocks; the first write to a shared one copies it."""
+        twin = self.open()
+        for block in table.blocks:
+            self.pool.retain(block)
+        twin.blocks = list(table.blocks)
+        twin.num_published = table.num_published
+        return twin
+
+    def truncate(self, table: BlockTable, num_positions: int) -> None:
+        """Give back the blocks that hold no position below `num_positions`, tail first."""
+        keep = blocks_for(num_positions, self.block_size)
+        while len(table.blocks) > keep:
+            self.pool.release(table.blocks.pop())
+        table.num_published = min(table.num_published, keep)
+
+    def publish(self, table: BlockTable, names: Sequence[bytes], num_computed: int) -> list[int]:
+        """Name the blocks that committed positions [0, num_computed) fill; returns table indices whose block changed.
+
+        Where the name exists already the entry becomes the canonical block and the duplicate is freed: bit-equal by
+        the exactness contract. Call it only after the step that wrote the last of these positions was committed.
+        """
+        changed = []
+        for index in range(table.num_published, num_computed // self.block_size):
+            block = table.blocks[index]
+            if self.pool.name_of[block] is None:  # else a fork that shares the block has published it
+                canonical = self.pool.publish(block, names[index])
+                if canonical != block:
+                    self.pool.retain(canonical)
+                    self.pool.release(block)
+                    table.blocks[index] = canonical
+                    changed.append(index)
+            table.num_published = index + 1
+        return changed
+
+    def forget(self, table: BlockTable) -> None:
+        """Take the names of this table's blocks away: what a poisoned request wrote is never found again."""
+        for block in table.blocks:
+            self.pool.forget(block)
+
+    def close(self, table: BlockTable) -> None:
+        """Hold nothing any more. Tail first, so that the tail is evicted before the head."""
+        for block in reversed(table.blocks):
+            self.pool.release(block)
+        table.blocks.clear()
+        table.num_published = 0
+        self.tables.remove(table)

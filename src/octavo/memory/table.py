@@ -1,0 +1,24 @@
+"""A holder of blocks: a block table, the one kind of thing that keeps KV alive.
+
+    position p of the sequence  ->  slot p % B of block blocks[p // B]
+
+    blocks          [ 7 | 2 | 9 | 4 ]
+    num_published     3                 blocks 7, 2, 9 are full, committed and named; 4 is private
+
+A block's holder count is the number of tables that list it. Only `memory.Memory` changes a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class BlockTable:
+    """An ordered list of held block ids; the first `num_published` were published through it or adopted by it."""
+
+    blocks: list[int] = field(default_factory=list)
+    num_published: int = 0
+
+    def __len__(self) -> int:
+        return len(self.blocks)

@@ -1,0 +1,69 @@
+"""The waiting line, in order of rank, and the register of names that running sequences are computing."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+
+from octavo.scheduler.sequence import Sequence
+
+
+class WaitingQueue:
+    """Waiting sequences by (priority, arrival). A preempted one comes back to its old place. O(n) changes, n bounded."""
+
+    def __init__(self) -> None:
+        self._line: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._line)
+
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._line
+
+    @property
+    def first(self) -> Sequence:
+        """The best-ranked; the line is not empty."""
+        return self._line[0]
+
+    def add(self, sequence: Sequence) -> None:
+        """Stand where rank says. Nobody lends priority to a waiting sequence, so its rank does not change."""
+        sequence.lent_priority = None
+        bisect.insort(self._line, sequence, key=lambda waiting: waiting.rank)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Leave the line; the sequence is in it."""
+        self._line.remove(sequence)
+
+
+class NamesInProgress:
+    """Which running sequence is computing the block of a given name right now.
+
+    A sequence that needs such a block next waits for it instead of computing it again. The register holds only running
+    sequences: one that is preempted or cancelled leaves it, and whoever waited for it is free in the next step.
+    """
+
+    def __init__(self) -> None:
+        self._computing: dict[bytes, Sequence] = {}
+
+    def begin(self, sequence: Sequence) -> None:
+        """The sequence was admitted: it will compute every full block of its known tokens that it did not adopt."""
+        assert sequence.table is not None
+        for name in sequence.chain.names[sequence.table.num_published :]:
+            self._computing.setdefault(name, sequence)
+
+    def end(self, sequence: Sequence, names: list[bytes]) -> None:
+        """These names are published, or will not be: forget those that were the sequence's."""
+        for name in names:
+            if self._computing.get(name) is sequence:
+                del self._computing[name]
+
+    def who_computes(self, name: bytes) -> Sequence | None:
+        """The running sequence that will publish `name`, if any."""
+        return self._computing.get(name)
+
+    def sequences(self) -> set[Sequence]:
+        """All that are registered: for checks."""
+        return set(self._computing.values())

@@ -1,0 +1,100 @@
+"""An executor whose slots hold what they should *mean*, so that any error of ledger or scheduler changes an answer.
+
+Each slot stores (position, token, tenant). The next token folds every slot, read through the block table, with the
+sequence's seed and choice: a stale, mis-shared or un-copied block changes the output, or is seen at once as foreign.
+`next_token` is the same function without paging: what a run must equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from octavo.types import AdmittedRow, Chunk, SampledToken, StepPlan, StepResult
+from octavo.units import blocks_for
+
+
+def next_token(tokens: Sequence[int], seed: int, choice: int, vocab_size: int) -> int:
+    """The oracle's model: a strong hash of everything the token depends on."""
+    data = array("Q", [seed, choice, *tokens]).tobytes()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") % vocab_size
+
+
+@dataclass(slots=True)
+class _Row:
+    admitted: AdmittedRow
+    tokens: list[int]  # grows with every sample, ahead of the host
+    blocks: list[int] = field(default_factory=list)
+
+
+class OracleExecutor:
+    """Runs plans over meanings instead of floats. Same diff, same order, same errors as a real executor."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, vocab_size: int, tenant_of_seed: Callable[[int], int] = lambda seed: 0
+    ) -> None:
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.slots: list[tuple[int, int, int] | None] = [None] * (num_blocks * block_size)
+        self.rows: dict[int, _Row] = {}
+        self._tenant_of_seed = tenant_of_seed
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Apply the plan, in the order that StepPlan states."""
+        self._apply(plan)
+        for chunk in plan.chunks:
+            self._write(chunk)
+        contexts = {chunk.row: self._read(chunk) for chunk in plan.chunks if chunk.num_samples}
+        for fork in plan.forks:
+            parent = self.rows[fork.parent_row]
+            admitted = replace(parent.admitted, row=fork.child_row, seq_id=fork.child_seq_id, choice=fork.choice)
+            self.rows[fork.child_row] = _Row(admitted, list(parent.tokens), list(parent.blocks))
+            contexts[fork.child_row] = contexts[fork.parent_row]
+        samples = {}
+        for row_id, context in contexts.items():
+            row = self.rows[row_id]
+            token = next_token(context, row.admitted.seed, row.admitted.choice, self.vocab_size)
+            row.tokens.append(token)
+            samples[row.admitted.seq_id] = (SampledToken(token),)
+        return StepResult(plan.step_id, samples)
+
+    def _apply(self, plan: StepPlan) -> None:
+        for row_id in plan.retired:
+            del self.rows[row_id]
+        for admitted in plan.admitted:
+            assert admitted.row not in self.rows, "a row is admitted before it was retired"
+            self.rows[admitted.row] = _Row(admitted, list(admitted.tokens))
+        for write in plan.table_writes:
+            blocks = self.rows[write.row].blocks
+            assert write.index <= len(blocks), "a table has no holes"
+            blocks[write.index : write.index + 1] = [write.block]
+        size = self.block_size
+        for copy in plan.copies:
+            source = self.slots[copy.source * size : (copy.source + 1) * size]
+            self.slots[copy.target * size : (copy.target + 1) * size] = source
+
+    def _slot(self, row: _Row, position: int) -> int:
+        return row.blocks[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _write(self, chunk: Chunk) -> None:
+        row = self.rows[chunk.row]
+        assert row.admitted.seq_id == chunk.seq_id, "a chunk runs in another's row"
+        assert blocks_for(chunk.stop, self.block_size) <= len(row.blocks), "a chunk writes beyond its table"
+        tenant = self._tenant_of_seed(row.admitted.seed)
+        for position in range(chunk.start, chunk.stop):
+            self.slots[self._slot(row, position)] = (position, row.tokens[position], tenant)
+
+    def _read(self, chunk: Chunk) -> list[int]:
+        row = self.rows[chunk.row]
+        assert chunk.stop == len(row.tokens), "a sample is taken after the last token"
+        tenant = self._tenant_of_seed(row.admitted.seed)
+        context = []
+        for position in range(chunk.stop):
+            slot = self.slots[self._slot(row, position)]
+            assert slot is not None, "an empty slot was read"
+            assert slot[0] == position, f"position {position} read a slot of position {slot[0]}"
+            assert slot[2] == tenant, "a slot of another tenant was read"
+            context.append(slot[1])
+        return context

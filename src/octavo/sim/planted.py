@@ -1,0 +1,157 @@
+"""Planted bugs: a suite is judged by the bugs it refuses. Each entry breaks one promise on purpose; the simulator must
+notice every one. `python -m octavo.sim.planted` prints the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from unittest import mock
+
+from octavo.memory import names as names_module
+from octavo.memory.memory import Memory, Reservation
+from octavo.memory.pool import BlockPool
+from octavo.memory.table import BlockTable
+from octavo.scheduler.admit import Admission
+from octavo.scheduler.diff import PlanDiff
+from octavo.scheduler.queue import NamesInProgress
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.sequence import Sequence
+from octavo.sim.driver import drive
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedBug:
+    """`target.attribute` is replaced by `broken` while the bug is planted."""
+
+    name: str
+    target: object
+    attribute: str
+    broken: object
+
+    @contextlib.contextmanager
+    def planted(self) -> Iterator[None]:
+        """Break it, and mend it on the way out."""
+        with mock.patch.object(self.target, self.attribute, self.broken):
+            yield
+
+
+def _reserve_without_copies(self: Memory, table: BlockTable, start: int, stop: int) -> Reservation | None:
+    reservation = _RESERVE(self, table, start, stop)
+    return reservation and Reservation(reservation.first_index, reservation.blocks, ())
+
+
+def _take_keeping_the_name(self: BlockPool) -> int:
+    block = self.line()[0]
+    name = self.name_of[block]
+    _TAKE(self)
+    if name is not None:
+        self.by_name[name], self.name_of[block] = block, name
+    return block
+
+
+def _name_without_parent(parent: bytes, tokens: array[int]) -> bytes:
+    return _BLOCK_NAME(b"same for all", tokens)
+
+
+def _chain_without_root(self: names_module.NameChain, root: bytes, block_size: int) -> None:
+    _CHAIN_INIT(self, b"one root for every tenant", block_size)
+
+
+def _plan_chunk_publishing_early(self: Scheduler, sequence: Sequence, grant: int, flights: list[object]) -> None:
+    _PLAN_CHUNK(self, sequence, grant, flights)
+    if sequence.table is not None:
+        filled = min(sequence.num_planned, len(sequence.tokens))
+        self.memory.publish(sequence.table, sequence.chain.names, filled)
+
+
+def _close_leaking(self: Memory, table: BlockTable) -> None:
+    if table.blocks:
+        table.blocks.pop(0)
+    _CLOSE(self, table)
+
+
+def _look_up_everything(self: Admission, sequence: Sequence) -> tuple[int, Sequence | None]:
+    return self._scheduler.memory.find_prefix(sequence.chain.names), None
+
+
+def _retire_inherits(self: PlanDiff, row: int) -> None:
+    self._retired.append(row)
+
+
+def _preempt_in_the_same_epoch(self: Scheduler, sequence: Sequence) -> None:
+    _PREEMPT(self, sequence)
+    sequence.epoch -= 1
+
+
+def _victim_already_planned(self: Scheduler, sequence: Sequence) -> Sequence | None:
+    return next((s for s in self.running if s is not sequence), None)
+
+
+def _readmit_with_samples_in_flight(self: Admission, *args: object) -> list[Sequence]:
+    for sequence in self._scheduler.waiting:
+        sequence.pending = 0
+    return _ADMIT(self, *args)  # type: ignore[arg-type]
+
+
+def _never_released(self: NamesInProgress, sequence: Sequence, names: list[bytes]) -> None:
+    return None
+
+
+def _fork_without_holding(self: Memory, table: BlockTable) -> BlockTable:
+    twin = self.open()
+    twin.blocks, twin.num_published = list(table.blocks), table.num_published
+    return twin
+
+
+_RESERVE, _TAKE, _CLOSE = Memory.reserve, BlockPool.take, Memory.close
+_BLOCK_NAME, _CHAIN_INIT = names_module.block_name, names_module.NameChain.__init__
+_PLAN_CHUNK: Callable[..., None] = Scheduler._plan_chunk
+_PREEMPT, _ADMIT = Scheduler.preempt, Admission.admit
+
+BUGS: tuple[PlantedBug, ...] = (
+    PlantedBug("no copy-on-write", BlockPool, "is_writable", lambda self, block: True),
+    PlantedBug("copy-on-write whose copy is forgotten", Memory, "reserve", _reserve_without_copies),
+    PlantedBug("evicted block keeps its name", BlockPool, "take", _take_keeping_the_name),
+    PlantedBug("tenant salt dropped from the names", names_module.NameChain, "__init__", _chain_without_root),
+    PlantedBug("parent dropped from the names", names_module, "block_name", _name_without_parent),
+    PlantedBug("blocks published before the commit", Scheduler, "_plan_chunk", _plan_chunk_publishing_early),
+    PlantedBug("first block leaked on drop", Memory, "close", _close_leaking),
+    PlantedBug("whole prompt served from the cache", Admission, "_look_up", _look_up_everything),
+    PlantedBug("published after the drop", Scheduler, "preempt", _preempt_in_the_same_epoch),
+    PlantedBug("victim's blocks reused in its own plan", Scheduler, "_victim", _victim_already_planned),
+    PlantedBug("resumed with a sample in flight", Admission, "admit", _readmit_with_samples_in_flight),
+    PlantedBug("leader's names never released", NamesInProgress, "end", _never_released),
+    PlantedBug("fork that is not a holder", Memory, "fork", _fork_without_holding),
+    PlantedBug("row inherits its last owner's writes", PlanDiff, "retire", _retire_inherits),
+)
+
+
+def hunt(bug: PlantedBug, seeds: int = 60) -> str | None:
+    """Where the simulator noticed the bug ("seed 3, overlap 1: ..."), or None if it never did."""
+    with bug.planted():
+        for seed in range(seeds):
+            for overlap in (0, 1, 2):
+                try:
+                    drive(seed, overlap, steps=300)
+                except Exception as caught:  # noqa: BLE001 - whatever it says, the bug was noticed
+                    return f"seed {seed}, overlap {overlap}: {type(caught).__name__}: {caught}"
+    return None
+
+
+def main() -> int:
+    """Print the table; 1 if a bug got away."""
+    escaped = 0
+    for bug in BUGS:
+        where = hunt(bug)
+        escaped += where is None
+        sys.stdout.write(f"{bug.name:45s} {'caught  ' + where[:100] if where else 'NOT CAUGHT'}\n")
+    sys.stdout.write(f"{len(BUGS) - escaped} of {len(BUGS)} planted bugs caught\n")
+    return int(escaped > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

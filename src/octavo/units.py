@@ -1,0 +1,33 @@
+"""Sizes in words, and the one division that everybody needs."""
+
+from __future__ import annotations
+
+import re
+
+from octavo.errors import ConfigError
+
+_UNITS = {"": 1, "B": 1, "K": 10**3, "KB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9, "T": 10**12}
+_UNITS |= {"TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def blocks_for(num_positions: int, block_size: int) -> int:
+    """Blocks that hold `num_positions` positions: 600 in blocks of 16 take 38."""
+    return -(-num_positions // block_size)
+
+
+def parse_bytes(text: str, setting: str) -> int:
+    """"2GiB", "500 MB" or "1073741824" as bytes; anything else is a ConfigError that names the setting."""
+    match = re.fullmatch(r"\s*(\d{1,15})(?:\.(\d{1,6}))?\s*([A-Za-z]*)\s*", text)
+    unit = _UNITS.get(match.group(3).upper()) if match else None
+    if match is None or unit is None:
+        raise ConfigError(f"{setting} is {text!r}; allowed: a size such as 512MiB, 2GiB or 1.5GB")
+    return int(float(f"{match.group(1)}.{match.group(2) or 0}") * unit)
+
+
+def format_bytes(num_bytes: float) -> str:
+    """2.9 GiB, 512 MiB, 80 KiB: at most three digits that matter."""
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size:
+            value = num_bytes / size
+            return f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
+    return f"{num_bytes:.0f} B"
