@@ -13,7 +13,8 @@
         ├── BadModelFile      the file is damaged, truncated, or lies about its sizes
         └── UnsupportedModel  a sound file of a family or type that Octavo does not know
 
-Expected shortage (no free block, no free row) is a value, not an exception. A bug of ours is an `AssertionError`.
+Expected shortage (no free block, no free row) is a value, not an exception. A bug of ours is an
+`AssertionError`.
 """
 
 from __future__ import annotations

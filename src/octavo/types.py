@@ -1,7 +1,7 @@
 """The nouns: every value that crosses from one room to another.
 
-All are frozen. A plan is a *diff*: it says what changed since the last one, so that a step whose sequences need no
-new block costs next to nothing per sequence.
+All are frozen. A plan is a *diff*: it says what changed since the last one, so that a step whose sequences
+need no new block costs next to nothing per sequence.
 
 A sequence has counters, and each step moves one towards another:
 
@@ -42,10 +42,12 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What the client asked of the sampler. Validates itself; what depends on the model is checked at submission.
+    """What the client asked of the sampler. Validates itself; what depends on the model is checked at
+    submission.
 
     `temperature` 0 is greedy. `top_k` 0 keeps all. `max_tokens` None means up to the end of the context.
-    `logprobs` k asks for the sampled token's logprob and the k likeliest beside it (0: the sampled one alone).
+    `logprobs` k asks for the sampled token's logprob and the k likeliest beside it (0: the sampled one
+    alone).
     """
 
     max_tokens: int | None = None
@@ -120,7 +122,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A token, the logprob of it under the raw logits, and (if asked) the likeliest (token, logprob) pairs."""
+    """A token, the logprob of it under the raw logits, and (if asked) the likeliest (token, logprob)
+    pairs."""
 
     token: int
     logprob: float = math.nan
@@ -173,7 +176,8 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One sequence's share of a step: positions [start, start + length) are computed and their K and V stored.
+    """One sequence's share of a step: positions [start, start + length) are computed and their K and V
+    stored.
 
     The last `num_samples` of them are sampled from (0 inside a prompt, 1 at its end and in decoding).
     Logits exist for positions [logits_from, start + length).
@@ -199,7 +203,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step does, as a diff against the executor's rows. The executor applies the fields in this order:
+    """What one step does, as a diff against the executor's rows. The executor applies the fields in this
+    order:
 
     retired, admitted, table_writes, copies, then the forward pass over chunks, then forks, then sampling.
     """

@@ -1,4 +1,5 @@
-"""What clients of the engine see: deltas of text, statistics, and the protocol that the HTTP edge is written against."""
+"""What clients of the engine see: deltas of text, statistics, and the protocol that the HTTP edge is
+written against."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from octavo.types import FinishReason, SamplingParams, Usage
 
 @dataclass(frozen=True, slots=True)
 class TokenInfo:
-    """A token as a client sees it: its id, its own bytes, its raw logprob, and the likeliest (id, bytes, logprob).
+    """A token as a client sees it: its id, its own bytes, its raw logprob, and the likeliest (id, bytes,
+    logprob).
 
     `logprob` is None where it was not asked for, or for the first token of a prompt, which nothing predicts.
     """
@@ -26,8 +28,8 @@ class TokenInfo:
 class Delta:
     """What one choice gained since its last delta. Exactly one delta per choice has `finish` set.
 
-    `text` may lag behind `tokens`: bytes of an unfinished character and a possible beginning of a stop string are held
-    back until they are decided. `stop` is the stop string or token id that ended the choice.
+    `text` may lag behind `tokens`: bytes of an unfinished character and a possible beginning of a stop
+    string are held back until they are decided. `stop` is the stop string or token id that ended the choice.
     """
 
     choice: int
@@ -74,7 +76,8 @@ class ChatMessage:
 class Stream(Protocol):
     """Deltas of one request, all choices interleaved; ends after each choice's final delta.
 
-    Leaving the iteration early must be followed by `cancel()`, which frees the request's blocks within two steps.
+    Leaving the iteration early must be followed by `cancel()`, which frees the request's blocks within two
+    steps.
     """
 
     @property
@@ -103,7 +106,8 @@ class ServedModel(Protocol):
     def has_chat_template(self) -> bool: ...
 
     async def encode(self, text: str) -> list[int]:
-        """Token ids of a plain prompt (with the model's begin token, if it wants one); in a bounded thread pool.
+        """Token ids of a plain prompt (with the model's begin token, if it wants one); in a bounded thread
+        pool.
 
         Raises RequestTooLarge when the text has more bytes than any prompt that fits could have.
         """
@@ -111,7 +115,8 @@ class ServedModel(Protocol):
     async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Token ids of a chat rendered with the model's own template, ending where the assistant begins.
 
-        Raises InvalidRequest when there is no template or the template refuses the messages, RequestTooLarge as above.
+        Raises InvalidRequest when there is no template or the template refuses the messages,
+        RequestTooLarge as above.
         """
 
     def token_bytes(self, token: int) -> bytes:
@@ -120,9 +125,11 @@ class ServedModel(Protocol):
     async def submit(
         self, prompt: Sequence[int], params: SamplingParams, *, n: int = 1, priority: int = 0, tenant: str = ""
     ) -> Stream:
-        """Queue a request. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing was queued."""
+        """Queue a request. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing
+        was queued."""
 
     def stats(self) -> EngineStats: ...
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take no more requests, let the running ones end (True) or cancel what is left after the timeout (False)."""
+        """Take no more requests, let the running ones end (True) or cancel what is left after the timeout
+        (False)."""

@@ -1,5 +1,5 @@
-"""The whole memory system, recomputed from scratch: because a holder count *is* the number of tables that list a block,
-nothing else is needed to know whether the ledger is right. O(blocks): for tests, the simulator, and idle moments."""
+"""The whole memory system, recomputed from scratch: because a holder count *is* the number of tables that
+list a block, nothing else is needed to know whether the ledger is right. O(blocks): for tests, the simulator, and idle moments."""
 
 from __future__ import annotations
 
@@ -18,11 +18,17 @@ def check(memory: Memory) -> None:
         )
     line = pool.line()
     assert len(line) == len(set(line)) == pool.num_unheld, "the line of unheld blocks is torn"
-    assert set(line) == {b for b in range(pool.num_blocks) if pool.holders[b] == 0}, "a held block stands in line"
-    assert pool.num_cached == sum(pool.name_of[b] is not None for b in line), "the count of cached blocks is wrong"
+    assert set(line) == {b for b in range(pool.num_blocks) if pool.holders[b] == 0}, (
+        "a held block stands in line"
+    )
+    assert pool.num_cached == sum(pool.name_of[b] is not None for b in line), (
+        "the count of cached blocks is wrong"
+    )
     for name, block in pool.by_name.items():
         assert pool.name_of[block] == name, f"block {block} is found under a name that it does not have"
-    assert len(pool.by_name) == sum(name is not None for name in pool.name_of), "a named block cannot be found"
+    assert len(pool.by_name) == sum(name is not None for name in pool.name_of), (
+        "a named block cannot be found"
+    )
     for table in memory.tables:
         assert 0 <= table.num_published <= len(table.blocks)
         assert len(set(table.blocks)) == len(table.blocks), "a table lists a block twice"

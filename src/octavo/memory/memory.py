@@ -1,13 +1,14 @@
 """The ledger: the only class of this room that the scheduler calls.
 
-It turns wishes in positions ("make [start, stop) writable") into blocks, copies and names. A check and its act are one
-call: `reserve` gives what was asked or changes nothing. Shortage is a value (None), not an exception.
+It turns wishes in positions ("make [start, stop) writable") into blocks, copies and names. A check and its
+act are one call: `reserve` gives what was asked or changes nothing. Shortage is a value (None), not an
+exception.
 
     open -> adopt -> reserve -> (a step is planned, run, committed) -> publish -> reserve -> ... -> close
                   \\-> fork (n > 1): one more holder of the same blocks
 
-Order is the fence: plans run in the order in which they are made, so a block that is released now may be given to the
-next plan although a step in flight still reads or writes it.
+Order is the fence: plans run in the order in which they are made, so a block that is released now may be
+given to the next plan although a step in flight still reads or writes it.
 Source: Kwon et al. 2023, sections 4.2 to 4.5.
 """
 
@@ -24,7 +25,8 @@ from octavo.units import blocks_for
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What became of a table: entries [first_index, first_index + len(blocks)) are new; copies must run first."""
+    """What became of a table: entries [first_index, first_index + len(blocks)) are new; copies must run
+    first."""
 
     first_index: int
     blocks: tuple[int, ...]
@@ -79,7 +81,8 @@ class Memory:
         return sum(pool.holders[pool.by_name[name]] == 0 for name in names)
 
     def adopt(self, table: BlockTable, names: Sequence[bytes]) -> int:
-        """Become one more holder of the published blocks that lead `names`; returns how many. The table was empty."""
+        """Become one more holder of the published blocks that lead `names`; returns how many. The table was
+        empty."""
         assert not table.blocks, "only an empty table adopts"
         for name in names:
             block = self.pool.find(name)
@@ -93,14 +96,17 @@ class Memory:
     def reserve(self, table: BlockTable, start: int, stop: int) -> Reservation | None:
         """Make positions [start, stop) writable, or change nothing and return None.
 
-        Blocks of the range that are shared or published are replaced (copy-on-write; bytes before `start` are copied),
-        missing ones are taken from the line of unheld blocks, which evicts published ones, longest unheld first.
-        Copies must run before the step that writes. O(blocks of the range). Source: Kwon et al. 2023, section 4.4.
+        Blocks of the range that are shared or published are replaced (copy-on-write; bytes before `start`
+        are copied), missing ones are taken from the line of unheld blocks, which evicts published ones,
+        longest unheld first. Copies must run before the step that writes. O(blocks of the range). Source:
+        Kwon et al. 2023, section 4.4.
         """
         size, pool = self.block_size, self.pool
         first, end = start // size, blocks_for(stop, size)
         assert start < stop and first <= len(table.blocks), "a table has no holes"
-        stale = [i for i in range(first, min(end, len(table.blocks))) if not pool.is_writable(table.blocks[i])]
+        stale = [
+            i for i in range(first, min(end, len(table.blocks))) if not pool.is_writable(table.blocks[i])
+        ]
         if len(stale) + max(0, end - len(table.blocks)) > pool.num_unheld:
             return None
         copies = []
@@ -134,10 +140,12 @@ class Memory:
         table.num_published = min(table.num_published, keep)
 
     def publish(self, table: BlockTable, names: Sequence[bytes], num_computed: int) -> list[int]:
-        """Name the blocks that committed positions [0, num_computed) fill; returns table indices whose block changed.
+        """Name the blocks that committed positions [0, num_computed) fill; returns table indices whose
+        block changed.
 
-        Where the name exists already the entry becomes the canonical block and the duplicate is freed: bit-equal by
-        the exactness contract. Call it only after the step that wrote the last of these positions was committed.
+        Where the name exists already the entry becomes the canonical block and the duplicate is freed:
+        bit-equal by the exactness contract. Call it only after the step that wrote the last of these
+        positions was committed.
         """
         changed = []
         for index in range(table.num_published, num_computed // self.block_size):

@@ -1,12 +1,14 @@
-"""Names of full blocks: a chain of strong hashes, so that a name stands for everything before a block and in it.
+"""Names of full blocks: a chain of strong hashes, so that a name stands for everything before a block and
+in it.
 
     root = H(tenant key, model fingerprint, adapter, KV type, arithmetic id)
     name[0] = H(root,    tokens[0:B])
     name[1] = H(name[0], tokens[B:2B])      ...
 
-Equal names mean equal bytes: on one root the exactness contract makes the K and V of equal prefixes bit-equal. The root
-is a secret of the tenant, so one tenant can neither find nor probe another's blocks. H is blake2b with 32 bytes, over
-little-endian 32-bit tokens. O(1) per block; the same name in every tier and process.
+Equal names mean equal bytes: on one root the exactness contract makes the K and V of equal prefixes
+bit-equal. The root is a secret of the tenant, so one tenant can neither find nor probe another's blocks. H
+is blake2b with 32 bytes, over little-endian 32-bit tokens. O(1) per block; the same name in every tier and
+process.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ assert sys.byteorder == "little", "names are defined over little-endian tokens"
 
 
 def root_name(tenant_key: bytes, *parts: bytes) -> bytes:
-    """The start of a tenant's chains: 32 bytes. `parts` are length-prefixed, so that they cannot run together."""
+    """The start of a tenant's chains: 32 bytes. `parts` are length-prefixed, so that they cannot run
+    together."""
     digest = hashlib.blake2b(digest_size=NAME_BYTES, key=hashlib.blake2b(tenant_key, digest_size=32).digest())
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
@@ -30,7 +33,8 @@ def root_name(tenant_key: bytes, *parts: bytes) -> bytes:
 
 
 def block_name(parent: bytes, tokens: array[int]) -> bytes:
-    """The name of a block that holds exactly `tokens` (array of typecode 'I') after the prefix named `parent`."""
+    """The name of a block that holds exactly `tokens` (array of typecode 'I') after the prefix named
+    `parent`."""
     return hashlib.blake2b(tokens.tobytes(), digest_size=NAME_BYTES, key=parent).digest()
 
 

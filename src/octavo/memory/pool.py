@@ -1,4 +1,5 @@
-"""The pool: which blocks are held, which are free, and what the full ones are called. Integers and names only.
+"""The pool: which blocks are held, which are free, and what the full ones are called. Integers and names
+only.
 
 A block is in one of three states:
 
@@ -6,13 +7,15 @@ A block is in one of three states:
     cached   num_holders == 0 but still named: findable until it is taken
     free     num_holders == 0 and unnamed
 
-Cached and free blocks stand in one line, threaded through two lists of neighbours, so that every operation is O(1):
+Cached and free blocks stand in one line, threaded through two lists of neighbours, so that every operation
+is O(1):
 
     head -> [unnamed, unnamed, ... | named, longest unheld first ... ] -> tail
             take() pops here                          release() appends here
 
-A released table comes in tail first, so a prefix's tail is taken before its head: a chain without its head finds nothing.
-It does not know tables, sequences, tenants or bytes. Source: Kwon et al. 2023, section 4.5; the order of reuse is vLLM's.
+A released table comes in tail first, so a prefix's tail is taken before its head: a chain without its head
+finds nothing. It does not know tables, sequences, tenants or bytes. Source: Kwon et al. 2023, section 4.5;
+the order of reuse is vLLM's.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ class BlockPool:
         return self.by_name.get(name)
 
     def take(self) -> int:
-        """Hold the first block of the line, alone; it loses its name (this is eviction, and it happens only here).
+        """Hold the first block of the line, alone; it loses its name (this is eviction, and it happens only
+        here).
 
         The caller has checked that `num_unheld` > 0.
         """
@@ -79,7 +83,8 @@ class BlockPool:
         return self.holders[block] == 1 and self.name_of[block] is None
 
     def publish(self, block: int, name: bytes) -> int:
-        """Name a held, full, unnamed block; returns the canonical block of that name, which may be another."""
+        """Name a held, full, unnamed block; returns the canonical block of that name, which may be
+        another."""
         assert self.holders[block] > 0, f"block {block} is published after it was dropped"
         assert self.name_of[block] is None, f"block {block} has a name already"
         canonical = self.by_name.setdefault(name, block)

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """An ordered list of held block ids; the first `num_published` were published through it or adopted by it."""
+    """An ordered list of held block ids; the first `num_published` were published through it or adopted by
+    it."""
 
     blocks: list[int] = field(default_factory=list)
     num_published: int = 0

@@ -1,11 +1,14 @@
 """Who may enter: rows, blocks and the step's tokens decide, in order of rank.
 
-- Followers: where the next block a sequence needs is being computed by a running one, it waits for that block. This is
-  decided anew every step, so a leader that is cancelled or preempted releases its followers. A follower never blocks
-  those behind it, and lends its priority to its leader.
-- A sequence enters when the blocks of all its known tokens fit beside what running prompts were promised, plus one
-  block for each that continues: so a prompt never has to preempt, and back-pressure comes before thrash.
-- A huge one that does not fit does not block those behind it, but at most `BYPASS_MAX` may pass before the door closes
+- Followers: where the next block a sequence needs is being computed by a running one, it waits for that
+block. This is
+  decided anew every step, so a leader that is cancelled or preempted releases its followers. A follower
+  never blocks those behind it, and lends its priority to its leader.
+- A sequence enters when the blocks of all its known tokens fit beside what running prompts were promised,
+plus one
+  block for each that runs: so a prompt never has to preempt, and back-pressure comes before thrash.
+- A huge one that does not fit does not block those behind it, but at most `BYPASS_MAX` may pass before the
+door closes
   until it fits: no starvation either way.
 - A higher priority may preempt strictly lower ones to enter.
 """
@@ -35,7 +38,8 @@ class Admission:
     def admit(self, continuing: list[Sequence], prompts: list[Sequence], budget: int) -> list[Sequence]:
         """Admit what fits and would get tokens in this step; returns those admitted.
 
-        May preempt members of `continuing` and `prompts` (only for a strictly higher priority), and removes them there.
+        May preempt members of `continuing` and `prompts` (only for a strictly higher priority), and removes
+        them there.
         """
         admitted: list[Sequence] = []
         head: Sequence | None = None  # the first that did not fit
@@ -48,7 +52,7 @@ class Admission:
                 continue
             if not self._gets_tokens(sequence, num_hits, [*prompts, *admitted], budget):
                 continue
-            if not self._fits(sequence, num_hits, continuing) and not self._make_room(
+            if not self._fits(sequence, num_hits) and not self._make_room(
                 sequence, num_hits, continuing, prompts
             ):
                 head = head or sequence
@@ -65,7 +69,8 @@ class Admission:
         return admitted
 
     def _look_up(self, sequence: Sequence) -> tuple[int, Sequence | None]:
-        """Published blocks to adopt (never the last token's), and who computes the next one, if anybody does."""
+        """Published blocks to adopt (never the last token's), and who computes the next one, if anybody
+        does."""
         scheduler = self._scheduler
         if sequence.wants_prompt_logprobs or not scheduler.config.prefix_caching:
             return 0, None
@@ -82,40 +87,43 @@ class Admission:
         grants = share_by_priority([(-rank[0], length) for rank, length in items], budget)
         return grants[items.index((sequence.rank, remaining))] > 0
 
-    def _blocks_missing(self, sequence: Sequence, num_hits: int, continuing: list[Sequence]) -> int:
+    def _blocks_missing(self, sequence: Sequence, num_hits: int) -> int:
         """Blocks that would have to become unheld before this sequence fits; <= 0 when it fits."""
         scheduler, memory = self._scheduler, self._scheduler.memory
         cost = blocks_for(len(sequence.tokens), memory.block_size) - num_hits
         cost += memory.num_unheld_among(sequence.chain.names[:num_hits])
         promised = sum(
-            max(0, blocks_for(s.known, memory.block_size) - len(s.table)) for s in scheduler.running if s.table is not None
+            max(0, blocks_for(s.known, memory.block_size) - len(s.table))
+            for s in scheduler.running
+            if s.table is not None
         )
-        headroom = len(continuing) + sequence.forks_left if scheduler.running else 0
+        headroom = len(scheduler.running) + sequence.forks_left if scheduler.running else 0
         return cost + promised + headroom - memory.num_unheld
 
-    def _fits(self, sequence: Sequence, num_hits: int, continuing: list[Sequence]) -> bool:
+    def _fits(self, sequence: Sequence, num_hits: int) -> bool:
         rows = 1 + sequence.forks_left
         if rows > self._scheduler.num_free_rows():
             return False
-        return self._blocks_missing(sequence, num_hits, continuing) <= 0
+        return self._blocks_missing(sequence, num_hits) <= 0
 
     def _make_room(
         self, sequence: Sequence, num_hits: int, continuing: list[Sequence], prompts: list[Sequence]
     ) -> bool:
-        """Preempt strictly lower priorities, last in rank first, if that lets the sequence in; else change nothing."""
+        """Preempt strictly lower priorities, last in rank first, if that lets the sequence in; else change
+        nothing."""
         scheduler, pool = self._scheduler, self._scheduler.memory.pool
         lower = [s for s in scheduler.running if s.priority < sequence.priority]
         if not lower:
             return False
         gain = sum(pool.holders[block] == 1 for s in lower if s.table is not None for block in s.table.blocks)
         rows = scheduler.num_free_rows() + sum(1 + s.forks_left for s in lower)
-        if rows < 1 + sequence.forks_left or gain < self._blocks_missing(sequence, num_hits, continuing):
+        if rows < 1 + sequence.forks_left or gain < self._blocks_missing(sequence, num_hits):
             return False
         for victim in sorted(lower, key=lambda s: s.rank, reverse=True):
-            if self._fits(sequence, num_hits, continuing):
+            if self._fits(sequence, num_hits):
                 break
             scheduler.preempt(victim)
             for group in (continuing, prompts):
                 if victim in group:
                     group.remove(victim)
-        return self._fits(sequence, num_hits, continuing)
+        return self._fits(sequence, num_hits)

@@ -1,4 +1,5 @@
-"""How the tokens of one step are shared: pure functions from lengths to grants, and the pace that measures them.
+"""How the tokens of one step are shared: pure functions from lengths to grants, and the pace that measures
+them.
 
 Sequences that continue (one position each) come first. What is left of the step's budget goes to prompts:
 
@@ -6,8 +7,8 @@ Sequences that continue (one position each) come first. What is left of the step
     the rest     to the shortest remaining first            so a short one is never stuck behind a long one
     what is over to the oldest again, then by age
 
-A herd of equal prompts is thus served one after the other, which is what makes the mean time to first token least.
-Source: chunked prefill is Sarathi (Agrawal et al. 2023); shortest remaining first is Schrage 1968.
+A herd of equal prompts is thus served one after the other, which is what makes the mean time to first token
+least. Source: chunked prefill is Sarathi (Agrawal et al. 2023); shortest remaining first is Schrage 1968.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def share_budget(remaining: Sequence[int], budget: int) -> list[int]:
 
 
 def share_by_priority(prompts: Sequence[tuple[int, int]], budget: int) -> list[int]:
-    """Grants for (priority, remaining) pairs in order of rank: a higher priority is served before a lower one."""
+    """Grants for (priority, remaining) pairs in order of rank: a higher priority is served before a lower
+    one."""
     grants: list[int] = []
     while len(grants) < len(prompts):
         first = len(grants)
@@ -50,9 +52,10 @@ def share_by_priority(prompts: Sequence[tuple[int, int]], budget: int) -> list[i
 class Pace:
     """How many prompt tokens a step may carry beside decoding sequences, so that these do not notice.
 
-    It learns from measured steps: `decode_s`, the time of a step that only decodes (by power of two of its size), and
-    `token_s`, what one more prompt token costs. A mixed step may last `SLOWDOWN` times a decoding one. Until both are
-    known (and always when seconds are not measured, as in traces) the whole budget is granted.
+    It learns from measured steps: `decode_s`, the time of a step that only decodes (by power of two of its
+    size), and `token_s`, what one more prompt token costs. A mixed step may last `SLOWDOWN` times a
+    decoding one. Until both are known (and always when seconds are not measured, as in traces) the whole
+    budget is granted.
     """
 
     SLOWDOWN = 1.8

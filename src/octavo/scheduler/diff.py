@@ -1,7 +1,7 @@
 """A plan in the making: what changed since the last plan, gathered between two calls of `finish`.
 
-Rows are permanent while a sequence runs. Changes that a commit makes (a row retired, an entry swapped for its canonical
-block) wait here for the next plan; order makes that safe.
+Rows are permanent while a sequence runs. Changes that a commit makes (a row retired, an entry swapped for
+its canonical block) wait here for the next plan; order makes that safe.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from octavo.scheduler.sequence import Sequence
 
 
 class WaitingQueue:
-    """Waiting sequences by (priority, arrival). A preempted one comes back to its old place. O(n) changes, n bounded."""
+    """Waiting sequences by (priority, arrival). A preempted one comes back to its old place. O(n) changes,
+    n bounded."""
 
     def __init__(self) -> None:
         self._line: list[Sequence] = []
@@ -41,15 +42,17 @@ class WaitingQueue:
 class NamesInProgress:
     """Which running sequence is computing the block of a given name right now.
 
-    A sequence that needs such a block next waits for it instead of computing it again. The register holds only running
-    sequences: one that is preempted or cancelled leaves it, and whoever waited for it is free in the next step.
+    A sequence that needs such a block next waits for it instead of computing it again. The register holds
+    only running sequences: one that is preempted or cancelled leaves it, and whoever waited for it is free
+    in the next step.
     """
 
     def __init__(self) -> None:
         self._computing: dict[bytes, Sequence] = {}
 
     def begin(self, sequence: Sequence) -> None:
-        """The sequence was admitted: it will compute every full block of its known tokens that it did not adopt."""
+        """The sequence was admitted: it will compute every full block of its known tokens that it did not
+        adopt."""
         assert sequence.table is not None
         for name in sequence.chain.names[sequence.table.num_published :]:
             self._computing.setdefault(name, sequence)

@@ -1,16 +1,18 @@
-"""Who runs next: continuous batching over the ledger. No clock, no thread, no bytes; every decision is a pure function
-of what was submitted and committed (and of measured step times, where the executor gives them).
+"""Who runs next: continuous batching over the ledger. No clock, no thread, no bytes; every decision is a
+pure function of what was submitted and committed (and of measured step times, where the executor gives them).
 
 One call of `schedule` is one plan:
 
-    1. followers     a waiting sequence whose next block is being computed lends its priority and stays out of the way
-    2. admission     waiting sequences that fit in rows, blocks and the step's tokens, in order of rank   (admit.py)
-    3. grants        one position for each that continues; the rest is shared among prompts              (budget.py)
-    4. reservation   in order of rank; whoever finds no block preempts the last in rank                  (victim below)
-    5. chunks        and forks, where a request with n > 1 reaches its first sample
+    1. followers     a waiting sequence whose next block is being computed lends its priority and stays out
+    of the way 2. admission     waiting sequences that fit in rows, blocks and the step's tokens, in order
+    of rank   (admit.py) 3. grants        one position for each that continues; the rest is shared among
+    prompts      
+           (budget.py) 4. reservation   in order of rank; whoever finds no block preempts the last in rank  
+                 
+            (victim below) 5. chunks        and forks, where a request with n > 1 reaches its first sample
 
-Liveness: the best-ranked sequence can always preempt all others, and a request that could not run alone in the whole
-pool is refused at submission; so some sequence always advances.
+Liveness: the best-ranked sequence can always preempt all others, and a request that could not run alone in
+the whole pool is refused at submission; so some sequence always advances.
 Source: Orca (Yu et al. 2022) for iteration-level scheduling; Kwon et al. 2023, section 4.5 for preemption.
 """
 
@@ -30,7 +32,17 @@ from octavo.scheduler.budget import Pace, share_by_priority
 from octavo.scheduler.diff import PlanDiff
 from octavo.scheduler.queue import NamesInProgress, WaitingQueue
 from octavo.scheduler.sequence import Sequence, State
-from octavo.types import AdmittedRow, Chunk, FinishReason, Fork, Request, SampledToken, StepPlan, StepResult, Update
+from octavo.types import (
+    AdmittedRow,
+    Chunk,
+    FinishReason,
+    Fork,
+    Request,
+    SampledToken,
+    StepPlan,
+    StepResult,
+    Update,
+)
 from octavo.units import blocks_for
 
 
@@ -44,6 +56,7 @@ class SchedulerConfig:
     context_length: int = 8192
     stop_ids: frozenset[int] = frozenset()  # end-of-sequence tokens of the model
     prefix_caching: bool = True
+    pace: bool = True  # hold prompts back while others decode, once step times are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +72,9 @@ class _Flight:
 class Scheduler:
     """Owns every sequence. Called from one thread: submit and cancel, then schedule and commit in turns."""
 
-    def __init__(self, memory: Memory, config: SchedulerConfig, root_of_tenant: Callable[[str], bytes]) -> None:
+    def __init__(
+        self, memory: Memory, config: SchedulerConfig, root_of_tenant: Callable[[str], bytes]
+    ) -> None:
         assert config.step_tokens >= 1
         assert config.max_rows >= 1
         self.memory = memory
@@ -77,7 +92,8 @@ class Scheduler:
         self._next_seq_id = 0
         self._admission = Admission(self)
 
-    # -- what clients ask ---------------------------------------------------------------------------------------
+    # -- what clients ask
+    # ---------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises RequestTooLarge, InvalidRequest or QueueFull; then nothing was queued."""
@@ -99,15 +115,18 @@ class Scheduler:
         self._live[request.request_id] = [sequence]
         self.waiting.add(sequence)
 
-    def cancel(self, request_id: int) -> list[Update]:
-        """End all choices of a request now; its blocks are free for the next plan. Unknown or finished: nothing."""
-        return self.end(request_id, FinishReason.CANCELLED)
+    def cancel(self, request_id: int, choice: int | None = None) -> list[Update]:
+        """End all choices of a request, or one, now; the blocks are free for the next plan. Unknown: nothing."""
+        return self.end(request_id, FinishReason.CANCELLED, choice=choice)
 
-    def end(self, request_id: int, finish: FinishReason, error: str = "") -> list[Update]:
-        """End all unfinished choices of a request for a reason from outside the token stream."""
+    def end(
+        self, request_id: int, finish: FinishReason, error: str = "", choice: int | None = None
+    ) -> list[Update]:
+        """End unfinished choices of a request for a reason from outside the token stream."""
         updates = []
-        for sequence in list(self._live.get(request_id, ())):
-            updates += self._end(sequence, finish, error)
+        for sequence in self.sequences_of(request_id):
+            if choice is None or sequence.choice == choice:
+                updates += self._end(sequence, finish, error)
         return updates
 
     def live_requests(self) -> list[int]:
@@ -118,7 +137,8 @@ class Scheduler:
         """The unfinished sequences of a request."""
         return list(self._live.get(request_id, ()))
 
-    # -- the step -----------------------------------------------------------------------------------------------
+    # -- the step
+    # -----------------------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
         """The next plan, or None when nothing can be computed before a commit or a submission."""
@@ -131,7 +151,8 @@ class Scheduler:
             prompts += self._admission.admit(continuing, prompts, budget)
         prompts.sort(key=lambda s: s.rank)
         grants = share_by_priority([(s.priority, s.remaining) for s in prompts], budget)
-        # A step computes step_tokens positions at most, so in a small step some of the last in rank may have to pause.
+        # A step computes step_tokens positions at most, so in a small step some of the last in rank may
+        # have to pause.
         share = [(s, 1) for s in continuing[: self.config.step_tokens]]
         share += [(s, grant) for s, grant in zip(prompts, grants, strict=True) if grant]
         share.sort(key=lambda item: item[0].rank)
@@ -145,12 +166,14 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Update]:
-        """Take a step's result: counters move, full blocks get their names, finished sequences let go of theirs."""
+        """Take a step's result: counters move, full blocks get their names, finished sequences let go of
+        theirs."""
         expected, flights = self._in_flight.popleft()
         assert expected is plan, "plans are committed in the order they were made"
         assert result.step_id == plan.step_id
         num_continuing = sum(chunk.length == 1 for chunk in plan.chunks)
-        self.pace.observe(num_continuing, plan.num_tokens - num_continuing, result.seconds)
+        if self.config.pace:
+            self.pace.observe(num_continuing, plan.num_tokens - num_continuing, result.seconds)
         updates: list[Update] = []
         for flight in flights:
             sequence = flight.sequence
@@ -178,10 +201,12 @@ class Scheduler:
         """True while any request is unfinished or any plan uncommitted."""
         return bool(self._live or self._in_flight)
 
-    # -- steps 4 and 5 ------------------------------------------------------------------------------------------
+    # -- steps 4 and 5
+    # ------------------------------------------------------------------------------------------
 
     def _plan_chunk(self, sequence: Sequence, grant: int, flights: list[_Flight]) -> None:
-        """Reserve and plan up to `grant` positions; fewer, or none, when blocks are short and nobody ranks below."""
+        """Reserve and plan up to `grant` positions; fewer, or none, when blocks are short and nobody ranks
+        below."""
         grant = self._reserve(sequence, grant)
         if grant == 0:
             return
@@ -190,7 +215,9 @@ class Scheduler:
         logits_from = stop - num_samples
         if sequence.wants_prompt_logprobs:
             logits_from = min(max(start, sequence.prompt_logprobs_done), logits_from)
-            sequence.prompt_logprobs_done = max(sequence.prompt_logprobs_done, min(stop, sequence.num_prompt - 1))
+            sequence.prompt_logprobs_done = max(
+                sequence.prompt_logprobs_done, min(stop, sequence.num_prompt - 1)
+            )
         self._diff.chunks.append(Chunk(sequence.seq_id, sequence.row, start, grant, num_samples, logits_from))
         sequence.num_planned = stop
         sequence.pending += num_samples
@@ -219,12 +246,15 @@ class Scheduler:
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
         """The last in rank of those that rank after `sequence` and have no chunk in the plan being made."""
-        planned = {chunk.seq_id for chunk in self._diff.chunks} | {fork.child_seq_id for fork in self._diff.forks}
+        planned = {chunk.seq_id for chunk in self._diff.chunks} | {
+            fork.child_seq_id for fork in self._diff.forks
+        }
         below = [s for s in self.running if s.rank > sequence.rank and s.seq_id not in planned]
         return max(below, key=lambda s: s.rank, default=None)
 
     def _fork(self, parent: Sequence, flights: list[_Flight]) -> None:
-        """The plan that samples is being made: the other choices become holders of the same table, one sample each."""
+        """The plan that samples is being made: the other choices become holders of the same table, one
+        sample each."""
         assert parent.table is not None
         for choice in range(1, parent.request.n):
             child = Sequence(
@@ -248,7 +278,8 @@ class Scheduler:
             flights.append(_Flight(child, child.epoch, child.num_planned, 1))
         parent.forks_left = 0
 
-    # -- rows and states ----------------------------------------------------------------------------------------
+    # -- rows and states
+    # ----------------------------------------------------------------------------------------
 
     def admit(self, sequence: Sequence, num_hits: int) -> None:
         """Waiting -> running, as one more holder of its first `num_hits` published blocks."""
@@ -278,7 +309,8 @@ class Scheduler:
         self._diff.admit(row, sequence.table.blocks)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Running -> waiting: the table is dropped. Resuming is an ordinary admission that finds its own blocks."""
+        """Running -> waiting: the table is dropped. Resuming is an ordinary admission that finds its own
+        blocks."""
         self._leave_row(sequence)
         sequence.state = State.WAITING
         sequence.epoch += 1
@@ -307,7 +339,8 @@ class Scheduler:
         sequence.row = -1
 
     def _end(self, sequence: Sequence, finish: FinishReason, error: str) -> list[Update]:
-        """The sequence and, if it has not forked yet, the choices that it was to become: one final update each."""
+        """The sequence and, if it has not forked yet, the choices that it was to become: one final update
+        each."""
         choices = [sequence.choice, *range(1, 1 + sequence.forks_left)]
         self._close(sequence)
         request_id, usage = sequence.request.request_id, sequence.usage()
@@ -324,7 +357,8 @@ class Scheduler:
         if not siblings:
             del self._live[sequence.request.request_id]
 
-    # -- commit -------------------------------------------------------------------------------------------------
+    # -- commit
+    # -------------------------------------------------------------------------------------------------
 
     def _publish(self, sequence: Sequence, num_computed: int) -> None:
         assert sequence.table is not None
@@ -373,7 +407,8 @@ class Scheduler:
 
 
 def check_fits(request: Request, config: SchedulerConfig, num_blocks: int, block_size: int) -> None:
-    """Raise unless the request could run alone: in the context, in the pool, in the rows. Pure, so anybody may ask."""
+    """Raise unless the request could run alone: in the context, in the pool, in the rows. Pure, so anybody
+    may ask."""
     if not request.prompt:
         raise InvalidRequest("the prompt is empty; allowed: at least 1 token", param="prompt")
     total = len(request.prompt) + request.max_tokens
@@ -393,4 +428,6 @@ def check_fits(request: Request, config: SchedulerConfig, num_blocks: int, block
             code="kv_pool_exceeded",
         )
     if not 1 <= request.n <= config.max_rows:
-        raise InvalidRequest(f"n is {request.n}; allowed: 1 to {config.max_rows} (setting max_seqs)", param="n")
+        raise InvalidRequest(
+            f"n is {request.n}; allowed: 1 to {config.max_rows} (setting max_seqs)", param="n"
+        )

@@ -2,8 +2,9 @@
 
     0 <= num_computed <= num_planned <= num_tokens + pending        num_planned <= len(table) * block_size
 
-    num_tokens    tokens the host knows (prompt + output)      num_computed  positions whose step was committed
-    num_planned   positions already handed to the executor     pending       samples promised by plans in flight
+    num_tokens    tokens the host knows (prompt + output)      num_computed  positions whose step was
+    committed num_planned   positions already handed to the executor     pending       samples promised by
+    plans in flight
 
 Only the scheduler changes one.
 """
@@ -29,7 +30,8 @@ class State(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One choice of a request. `forks_left` > 0 on the first choice of n until the step that samples is planned."""
+    """One choice of a request. `forks_left` > 0 on the first choice of n until the step that samples is
+    planned."""
 
     seq_id: int
     request: Request
@@ -43,10 +45,14 @@ class Sequence:
     num_planned: int = 0
     pending: int = 0
     forks_left: int = 0
-    epoch: int = 0  # grows when the blocks are dropped: results of an older epoch move no counter and publish nothing
+    epoch: int = (
+        0  # grows when the blocks are dropped: results of an older epoch move no counter and publish nothing
+    )
     num_cached: int = 0
     preemptions: int = 0
-    lent_priority: int | None = None  # the highest priority of the sequences that wait for our blocks; set every step
+    lent_priority: int | None = (
+        None  # the highest priority of the sequences that wait for our blocks; set every step
+    )
     bypassed: int = 0  # how many were admitted past us since we stand at the head of the queue
     prompt_logprobs_done: int = 0  # prompt positions whose logits were already asked for
     order: tuple[int, int] = field(init=False)  # arrival, choice: ties of priority go to the earlier

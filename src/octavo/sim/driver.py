@@ -1,7 +1,8 @@
-"""Random lives against the oracle: arrivals, forks, cancels, tiny pools, priorities, tenants, overlap depth 0, 1 and 2.
+"""Random lives against the oracle: arrivals, forks, cancels, tiny pools, priorities, tenants, overlap depth
+0, 1 and 2.
 
-Every finished choice must equal what the oracle's model says without paging, every choice must get exactly one final
-update, and every invariant must hold after every step. The seed is the whole input.
+Every finished choice must equal what the oracle's model says without paging, every choice must get exactly
+one final update, and every invariant must hold after every step. The seed is the whole input.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
+from octavo.errors import RequestTooLarge
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig, check_fits
-from octavo.errors import RequestTooLarge
 from octavo.sim.oracle import OracleExecutor, next_token
 from octavo.types import FinishReason, Request, SamplingParams, StepPlan, StepResult, Update
 
@@ -99,7 +100,9 @@ class Simulation:
         if plan is not None:
             self.outcome.steps += 1
             self.outcome.forks += len(plan.forks)
-            assert plan.num_tokens <= max(self.scheduler.config.step_tokens, 1), "the step's budget was exceeded"
+            assert plan.num_tokens <= max(self.scheduler.config.step_tokens, 1), (
+                "the step's budget was exceeded"
+            )
             self.pipe.append((plan, self.executor.run(plan)))
         check_scheduler(self.scheduler)
         if self.pipe and (plan is None or len(self.pipe) > self.overlap):

@@ -1,8 +1,9 @@
-"""An executor whose slots hold what they should *mean*, so that any error of ledger or scheduler changes an answer.
+"""An executor whose slots hold what they should *mean*, so that any error of ledger or scheduler changes an
+answer.
 
-Each slot stores (position, token, tenant). The next token folds every slot, read through the block table, with the
-sequence's seed and choice: a stale, mis-shared or un-copied block changes the output, or is seen at once as foreign.
-`next_token` is the same function without paging: what a run must equal.
+Each slot stores (position, token, tenant). The next token folds every slot, read through the block table,
+with the sequence's seed and choice: a stale, mis-shared or un-copied block changes the output, or is seen
+at once as foreign. `next_token` is the same function without paging: what a run must equal.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ class OracleExecutor:
     """Runs plans over meanings instead of floats. Same diff, same order, same errors as a real executor."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, vocab_size: int, tenant_of_seed: Callable[[int], int] = lambda seed: 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        tenant_of_seed: Callable[[int], int] = lambda seed: 0,
     ) -> None:
         self.block_size = block_size
         self.vocab_size = vocab_size
@@ -49,7 +54,9 @@ class OracleExecutor:
         contexts = {chunk.row: self._read(chunk) for chunk in plan.chunks if chunk.num_samples}
         for fork in plan.forks:
             parent = self.rows[fork.parent_row]
-            admitted = replace(parent.admitted, row=fork.child_row, seq_id=fork.child_seq_id, choice=fork.choice)
+            admitted = replace(
+                parent.admitted, row=fork.child_row, seq_id=fork.child_seq_id, choice=fork.choice
+            )
             self.rows[fork.child_row] = _Row(admitted, list(parent.tokens), list(parent.blocks))
             contexts[fork.child_row] = contexts[fork.parent_row]
         samples = {}

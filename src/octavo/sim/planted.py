@@ -1,5 +1,5 @@
-"""Planted bugs: a suite is judged by the bugs it refuses. Each entry breaks one promise on purpose; the simulator must
-notice every one. `python -m octavo.sim.planted` prints the table.
+"""Planted bugs: a suite is judged by the bugs it refuses. Each entry breaks one promise on purpose; the
+simulator must notice every one. `python -m octavo.sim.planted` prints the table.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def _chain_without_root(self: names_module.NameChain, root: bytes, block_size: i
     _CHAIN_INIT(self, b"one root for every tenant", block_size)
 
 
-def _plan_chunk_publishing_early(self: Scheduler, sequence: Sequence, grant: int, flights: list[object]) -> None:
+def _plan_chunk_publishing_early(
+    self: Scheduler, sequence: Sequence, grant: int, flights: list[object]
+) -> None:
     _PLAN_CHUNK(self, sequence, grant, flights)
     if sequence.table is not None:
         filled = min(sequence.num_planned, len(sequence.tokens))

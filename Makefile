@@ -1,0 +1,47 @@
+# make serve   from an empty machine to a running server (Debian 12, Python 3.11+, a C++ compiler)
+# make test    sets up and passes the tests
+VENV   ?= .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+MODEL  ?=
+PORT   ?= 8000
+
+.PHONY: serve test lint planted-bugs clean
+.DELETE_ON_ERROR:
+
+# Reinstalled when anything that is compiled or installed changes.
+SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc src -name '*.cpp' -o -name '*.hpp' -o -name '*.py')
+
+serve: $(VENV)/.installed
+	$(BIN)/octavo serve $(MODEL) --port $(PORT)
+
+test: $(VENV)/.installed-for-tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-for-tests
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+
+planted-bugs: $(VENV)/.installed
+	$(BIN)/python -m octavo.sim.planted
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Octavo needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12"'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python $(SOURCES)
+	@command -v c++ >/dev/null || { echo "Octavo's kernels need a C++ compiler; on Debian: apt-get install g++"; exit 1; }
+	@echo "Installing Octavo into $(VENV) (about a minute: tens of megabytes, and the kernels are compiled) ..."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check .
+	@touch $@
+
+# torch comes first and alone, so that the CPU build is taken; it is used by tests only, as an oracle.
+$(VENV)/.installed-for-tests: $(VENV)/.installed
+	@echo "Installing the tests' oracles into $(VENV) (some minutes: torch and transformers) ..."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[test]'
+	@touch $@
+
+clean:
+	rm -rf build $(VENV)

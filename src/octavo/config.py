@@ -1,0 +1,56 @@
+"""Every setting of an engine, with its default, its bounds, and the words that `octavo doctor` and --help print.
+
+A setting that can be computed is None by default, and `engine/start.py` computes it from the machine and the model.
+docs/settings.md lists all of them; a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.errors import ConfigError
+
+BLOCK_SIZES = (16, 32, 64)
+BACKENDS = ("cpu", "reference")
+WEIGHTS = ("f32",)
+
+
+@dataclass(frozen=True, slots=True)
+class StartOptions:
+    """How to start an engine. Raises ConfigError when a value is out of its bounds."""
+
+    weights: str = "f32"  # how weights are held: f32
+    backend: str = "cpu"  # cpu (native kernels) or reference (NumPy, the specification; slow)
+    context_length: int | None = None  # tokens of prompt and output together; None: the model's own
+    kv_memory_bytes: int | None = None  # bytes of KV blocks; None: a quarter of the available memory
+    block_size: int = 16  # tokens per block
+    max_seqs: int = 64  # sequences that run at once
+    step_tokens: int = 512  # positions computed per step at most
+    max_queue: int = 1024  # requests that may wait
+    threads: int | None = None  # native threads; None: one per core
+    overlap: int = 0  # 1: the next step is planned while one runs
+    prefix_caching: bool = True  # share the blocks of equal prefixes
+    pace: bool = True  # hold back prompt tokens while others decode, by measured step times
+    served_name: str | None = None  # the name in /v1/models; None: the model's own
+
+    def __post_init__(self) -> None:
+        _one_of("weights", self.weights, WEIGHTS)
+        _one_of("backend", self.backend, BACKENDS)
+        _one_of("block_size", self.block_size, BLOCK_SIZES)
+        _within("context_length", self.context_length, 16, 10_000_000)
+        _within("kv_memory", self.kv_memory_bytes, 2**16, 2**50)
+        _within("max_seqs", self.max_seqs, 1, 4096)
+        _within("step_tokens", self.step_tokens, 1, 65_536)
+        _within("max_queue", self.max_queue, 0, 1_000_000)
+        _within("threads", self.threads, 1, 1024)
+        _within("overlap", self.overlap, 0, 1)
+
+
+def _one_of(name: str, given: object, allowed: tuple[object, ...]) -> None:
+    if given not in allowed:
+        raise ConfigError(f"{name} is {given!r}; allowed: {', '.join(map(str, allowed))}")
+
+
+def _within(name: str, given: int | None, low: int, high: int) -> None:
+    if given is not None and not low <= given <= high:
+        raise ConfigError(f"{name} is {given:,}; allowed: {low:,} to {high:,}")

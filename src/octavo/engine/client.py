@@ -1,0 +1,320 @@
+"""The asynchronous client: requests in, streams of deltas out. Event loops on one side, the engine thread on the other.
+
+    await llm.submit(...) --> inbox --> engine thread --> one callback per step --> call_soon_threadsafe --> stream
+
+Whatever can be refused is refused before the inbox: limits, context, pool, queue. Long texts are tokenised in a bounded
+pool of threads, never on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from octavo.engine.assemble import Assembler, Vocabulary
+from octavo.engine.core import Engine
+from octavo.engine.loop import EngineLoop
+from octavo.engine.outputs import ChatMessage, Delta, EngineStats
+from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestTooLarge
+from octavo.scheduler.scheduler import check_fits
+from octavo.text.tokenizer import Tokenizer
+from octavo.types import FinishReason, Request, SamplingParams, Update, Usage
+
+BYTES_PER_TOKEN_MAX = 128  # longer tokens than this exist in no vocabulary that matters: caps text before tokenising
+TOKENIZER_THREADS = 2
+
+
+class DeltaStream:
+    """The deltas of one request. Fed on its event loop; iterate it once, on that loop."""
+
+    def __init__(
+        self, request_id: int, loop: asyncio.AbstractEventLoop, assembler: Assembler, cancel: Callable[[int, int | None], None]
+    ) -> None:
+        self._request_id = request_id
+        self._cancel = cancel
+        self.loop = loop
+        self.assembler = assembler
+        self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
+
+    @property
+    def request_id(self) -> int:
+        """The engine's id."""
+        return self._request_id
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        delta = await self._deltas.get()
+        if delta is None:
+            self._deltas.put_nowait(None)  # stays ended
+            raise StopAsyncIteration
+        return delta
+
+    def cancel(self) -> None:
+        """Stop generating; idempotent, any thread."""
+        self._cancel(self._request_id, None)
+
+    def feed(self, updates: list[Update]) -> None:
+        """Updates of one step, on the stream's event loop."""
+        for update in updates:
+            delta = self.assembler.take(update)
+            if delta is None:
+                continue
+            self._deltas.put_nowait(delta)
+            if delta.finish is not None and update.finish is None:
+                self._cancel(self._request_id, update.choice)  # a stop string: the engine need not go on
+            if self.assembler.finished:
+                self._deltas.put_nowait(None)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a client must know of the model to check a request."""
+
+    name: str
+    context_length: int
+    vocab_size: int
+
+
+class AsyncLLM:
+    """A served model for asyncio programs: `octavo.engine.outputs.ServedModel`. `engine.start.start_engine` makes one."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, facts: ModelFacts, max_queue: int) -> None:
+        self.facts = facts
+        self.tokenizer = tokenizer
+        self._engine = engine
+        self._max_open = max_queue + engine.scheduler.config.max_rows
+        self._vocabulary = Vocabulary(tokenizer.token_bytes, tokenizer.special_ids)
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._streams: dict[int, DeltaStream] = {}  # guarded by _lock: requests that the engine has not ended
+        self._left: dict[int, int] = {}  # guarded by _lock: choices without a final update
+        self._closed: str | None = None  # why nothing is taken any more
+        self._tokenizers = ThreadPoolExecutor(TOKENIZER_THREADS, "octavo-tokenizer")
+        self._loop = EngineLoop(engine, self._deliver, self._give_up)
+        self._loop.start()
+        self.gave_up: BaseException | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's name in /v1/models."""
+        return self.facts.name
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and output together, at most."""
+        return self.facts.context_length
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are in [0, vocab_size)."""
+        return self.facts.vocab_size
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `encode_chat` can work."""
+        return self.tokenizer.chat_template is not None
+
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of a plain prompt. Raises RequestTooLarge when the text is longer than any prompt that fits."""
+        self._check_length(text)
+        run = asyncio.get_running_loop().run_in_executor
+        return await run(self._tokenizers, self.tokenizer.encode, text)
+
+    async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Token ids of a rendered chat. Raises InvalidRequest without a template or when it refuses the messages."""
+        for message in messages:
+            self._check_length(message.content)
+        run = asyncio.get_running_loop().run_in_executor
+        return await run(self._tokenizers, self.encode_chat_now, tuple(messages))
+
+    def encode_chat_now(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """The same on the caller's thread."""
+        text = render_chat(self.tokenizer, messages)
+        self._check_length(text)
+        return self.tokenizer.encode(text, add_bos=False)  # the template writes its own begin token
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one token stands for."""
+        return self.tokenizer.token_bytes(token)
+
+    async def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        n: int = 1,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> DeltaStream:
+        """Queue a request. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing was queued."""
+        request = make_request(next(self._ids), prompt, params, self._engine, self.facts, n, priority, tenant)
+        stream = DeltaStream(
+            request.request_id,
+            asyncio.get_running_loop(),
+            Assembler(request, self._vocabulary),
+            self._cancel,
+        )
+        with self._lock:
+            if self._closed is not None:
+                raise EngineStopped(self._closed)
+            if len(self._streams) >= self._max_open:
+                raise QueueFull(
+                    f"{len(self._streams):,} requests are waiting or running; allowed: {self._max_open:,} "
+                    "(settings max_queue and max_seqs); try again shortly"
+                )
+            self._streams[request.request_id] = stream
+            self._left[request.request_id] = request.n
+        self._loop.submit(request)
+        return stream
+
+    def stats(self) -> EngineStats:
+        """A snapshot between two steps."""
+        return self._engine.stats
+
+    @property
+    def engine(self) -> Engine:
+        """For benchmarks and tests: the engine that the thread turns."""
+        return self._engine
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no more requests; True when the running ones ended in time, else they were cancelled."""
+        with self._lock:
+            self._closed = self._closed or "the server is shutting down and takes no more requests"
+        deadline = time.monotonic() + timeout_s
+        while self._streams and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        left = list(self._streams)
+        for request_id in left:
+            self._loop.cancel(request_id)
+        while self._streams and time.monotonic() < deadline + 5.0:
+            await asyncio.sleep(0.02)
+        return not left
+
+    def close(self) -> None:
+        """Stop the engine's thread after the step that runs. Streams that are still open end with an error."""
+        with self._lock:
+            self._closed = self._closed or "the engine has stopped"
+        self._loop.stop()
+        self._tokenizers.shutdown(wait=False, cancel_futures=True)
+        self._end_all(self._closed)
+
+    def _check_length(self, text: str) -> None:
+        allowed = self.facts.context_length * BYTES_PER_TOKEN_MAX
+        if len(text) > allowed:
+            raise RequestTooLarge(
+                f"a text of {len(text):,} characters; allowed: {allowed:,}, more than the context of "
+                f"{self.facts.context_length:,} tokens can hold",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+
+    def _cancel(self, request_id: int, choice: int | None) -> None:
+        with self._lock:
+            known = request_id in self._streams
+        if known:
+            self._loop.cancel(request_id, choice)
+
+    def _deliver(self, updates: list[Update]) -> None:
+        """On the engine thread, once per step: group by event loop, one call into each."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[DeltaStream, list[Update]]]] = {}
+        by_stream: dict[int, list[Update]] = {}
+        for update in updates:
+            by_stream.setdefault(update.request_id, []).append(update)
+        with self._lock:
+            for request_id, own in by_stream.items():
+                stream = self._streams.get(request_id)
+                if stream is None:
+                    continue
+                by_loop.setdefault(stream.loop, []).append((stream, own))
+                self._left[request_id] -= sum(update.finish is not None for update in own)
+                if self._left[request_id] == 0:
+                    del self._streams[request_id], self._left[request_id]
+        for loop, work in by_loop.items():
+            _call_soon(loop, work)
+
+    def _give_up(self, error: BaseException) -> None:
+        self.gave_up = error
+        self._closed = f"the engine has stopped after repeated failures: {error}"
+        self._end_all(self._closed)
+
+    def _end_all(self, reason: str) -> None:
+        with self._lock:
+            streams, self._streams = self._streams, {}
+            left, self._left = self._left, {}
+        usage = Usage(0, 0, 0, 0)
+        for request_id, stream in streams.items():
+            finals = [
+                Update(request_id, choice, (), usage, FinishReason.ERROR, error=reason)
+                for choice in range(stream.assembler.num_choices)
+            ]
+            _call_soon(stream.loop, [(stream, finals)])
+        left.clear()
+
+
+def _call_soon(
+    loop: asyncio.AbstractEventLoop, work: list[tuple[DeltaStream, list[Update]]]
+) -> None:
+    def feed() -> None:
+        for stream, updates in work:
+            stream.feed(updates)
+
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(feed)
+
+
+def render_chat(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> str:
+    """The chat as the model's own template writes it, ending where the assistant begins."""
+    if tokenizer.chat_template is None:
+        raise InvalidRequest(
+            "this model has no chat template; allowed: plain prompts (/v1/completions)", param="messages"
+        )
+    return tokenizer.chat_template.render(messages, add_generation_prompt=True)
+
+
+def make_request(
+    request_id: int,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    engine: Engine,
+    facts: ModelFacts,
+    n: int = 1,
+    priority: int = 0,
+    tenant: str = "",
+) -> Request:
+    """A checked Request: token ids in the vocabulary, max_tokens resolved, the seed drawn if it is missing."""
+    config, pool = engine.scheduler.config, engine.scheduler.memory
+    room = min(facts.context_length, pool.pool.num_blocks * pool.block_size + 1) - len(prompt)
+    max_tokens = params.max_tokens if params.max_tokens is not None else max(1, room)
+    check_tokens("prompt", prompt, facts.vocab_size)
+    check_tokens("stop_token_ids", params.stop_token_ids, facts.vocab_size)
+    check_tokens("logit_bias", [token for token, _ in params.logit_bias], facts.vocab_size)
+    seed = params.seed if params.seed is not None else secrets.randbits(63)
+    if len(prompt) >= facts.context_length:
+        raise RequestTooLarge(
+            f"the prompt has {len(prompt):,} tokens; allowed: {facts.context_length - 1:,}, so that one can follow "
+            "(the context; setting context_length)",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    request = Request(
+        request_id, tuple(prompt), params, max_tokens, seed, n, tenant, priority, arrival=time.monotonic()
+    )
+    check_fits(request, config, pool.pool.num_blocks, pool.block_size)
+    return request
+
+
+def check_tokens(param: str, tokens: Sequence[int], vocab_size: int) -> None:
+    """Raise InvalidRequest unless every id is in the vocabulary. O(n) without a Python loop's cost per token."""
+    if tokens and not (0 <= min(tokens) and max(tokens) < vocab_size):
+        wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise InvalidRequest(
+            f"token id {wrong} in {param}; allowed: 0 to {vocab_size - 1:,} (the vocabulary)", param=param
+        )

@@ -1,0 +1,129 @@
+"""The synchronous front door, for scripts: prompts in, finished outputs out. No thread; the caller turns the engine.
+
+    from octavo import LLM, SamplingParams
+    llm = LLM("smollm2-135m")
+    print(llm.generate(["The capital of France is"], SamplingParams(max_tokens=16, temperature=0))[0].text)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from octavo.config import StartOptions
+from octavo.engine.assemble import Assembler, Vocabulary
+from octavo.engine.client import make_request, render_chat
+from octavo.engine.core import Cancel
+from octavo.engine.outputs import ChatMessage, Delta, TokenInfo
+from octavo.engine.start import build_engine
+from octavo.errors import RequestFailed
+from octavo.types import FinishReason, SamplingParams, Usage
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(slots=True)
+class Completion:
+    """One finished choice."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    tokens: list[TokenInfo] = field(default_factory=list)
+    finish: FinishReason | None = None
+    stop: str | int | None = None
+    prompt_logprobs: list[TokenInfo] = field(default_factory=list)
+    usage: Usage = Usage(0, 0, 0, 0)
+
+    def extend(self, delta: Delta) -> None:
+        """Append a delta."""
+        self.text += delta.text
+        self.tokens += delta.tokens
+        self.token_ids += [info.token for info in delta.tokens]
+        self.prompt_logprobs += delta.prompt_logprobs
+        self.finish, self.stop, self.usage = delta.finish, delta.stop, delta.usage
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """All choices of one prompt."""
+
+    prompt_token_ids: tuple[int, ...]
+    choices: tuple[Completion, ...]
+
+    @property
+    def text(self) -> str:
+        """The first choice's text."""
+        return self.choices[0].text
+
+
+class LLM:
+    """A model in this process. `model` is an alias, a folder, a .gguf file or a Hugging Face repository."""
+
+    def __init__(
+        self,
+        model: str | None = None,
+        options: StartOptions | None = None,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.started = build_engine(model, options or StartOptions(), progress)
+        self.engine = self.started.engine
+        self.tokenizer = self.started.loaded.tokenizer
+        self._vocabulary = Vocabulary(self.tokenizer.token_bytes, self.tokenizer.special_ids)
+        self._num_requests = 0
+
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams], *, n: int = 1
+    ) -> list[Output]:
+        """Complete every prompt (text or token ids), batched as memory allows; outputs in the order of prompts.
+
+        Raises InvalidRequest before anything runs if a prompt or its parameters are wrong, RequestFailed if one fails.
+        """
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts):
+            raise ValueError(f"{len(each)} params for {len(prompts)} prompts; allowed: one, or one each")
+        tokens = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in prompts]
+        return self._run(tokens, each, n)
+
+    def chat(self, chats: Sequence[Sequence[ChatMessage]], params: SamplingParams, *, n: int = 1) -> list[Output]:
+        """Answer every chat, rendered with the model's own template."""
+        texts = [render_chat(self.tokenizer, messages) for messages in chats]
+        tokens = [self.tokenizer.encode(text, add_bos=False) for text in texts]
+        return self._run(tokens, [params] * len(tokens), n)
+
+    def close(self) -> None:
+        """Let go of the executor's thread, if it has one."""
+        self.engine.executor.close()
+
+    def _run(self, prompts: list[list[int]], params: list[SamplingParams], n: int) -> list[Output]:
+        first = self._num_requests + 1
+        requests = [
+            make_request(first + i, prompt, each, self.engine, self.started.facts, n)
+            for i, (prompt, each) in enumerate(zip(prompts, params, strict=True))
+        ]
+        self._num_requests += len(requests)
+        assemblers = {request.request_id: Assembler(request, self._vocabulary) for request in requests}
+        outputs = {
+            r.request_id: Output(r.prompt, tuple(Completion() for _ in range(r.n))) for r in requests
+        }
+        unsent = list(reversed(requests))
+        while unsent or not self.engine.idle:
+            # Feed the bounded queue as it empties, so any number of prompts may be given.
+            while unsent and len(self.engine.scheduler.waiting) < self.engine.scheduler.config.max_rows:
+                self.engine.scheduler.submit(unsent.pop())
+            for update in self.engine.step():
+                delta = assemblers[update.request_id].take(update)
+                if delta is None:
+                    continue
+                if delta.finish is FinishReason.ERROR:
+                    self._abandon()
+                    raise RequestFailed(delta.error)
+                outputs[update.request_id].choices[update.choice].extend(delta)
+                if delta.finish is not None and update.finish is None:
+                    self.engine.inbox.put(Cancel(update.request_id, update.choice))
+        return list(outputs.values())
+
+    def _abandon(self) -> None:
+        for request_id in self.engine.scheduler.live_requests():
+            self.engine.inbox.put(Cancel(request_id))
+        while not self.engine.idle:
+            self.engine.step()

@@ -1,0 +1,144 @@
+"""From a model's name to a running engine: resolve, load, size the pool, connect the rooms. Used by every front door."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo import _native
+from octavo.config import StartOptions
+from octavo.engine.client import AsyncLLM, ModelFacts
+from octavo.engine.core import Engine
+from octavo.errors import ConfigError
+from octavo.executor.executor import InlineExecutor, ThreadedExecutor
+from octavo.executor.runner import Runner, RunnerConfig, kv_shape
+from octavo.kernels.contract import Ops
+from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.reference import ReferenceOps
+from octavo.memory.memory import Memory
+from octavo.memory.names import root_name
+from octavo.model.hub import resolve
+from octavo.model.loader import LoadedModel, load_model
+from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.units import blocks_for, format_bytes
+
+Progress = Callable[[str], None]
+PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How many blocks the engine has, and why."""
+
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int
+    reason: str
+
+    @property
+    def num_bytes(self) -> int:
+        """The pool at its fullest."""
+        return self.num_blocks * self.bytes_per_block
+
+    def in_words(self) -> str:
+        """"4,096 blocks of 16 tokens = 65,536 tokens = 2.9 GiB; 21 sequences of 3,000 tokens"."""
+        tokens = self.num_blocks * self.block_size
+        users = self.num_blocks // blocks_for(3000, self.block_size)
+        return (
+            f"{self.num_blocks:,} blocks of {self.block_size} tokens = {tokens:,} tokens = "
+            f"{format_bytes(self.num_bytes)}; {users:,} sequences of 3,000 tokens"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A loaded model with its engine, not yet turned by any thread."""
+
+    engine: Engine
+    loaded: LoadedModel
+    facts: ModelFacts
+    budget: Budget
+    ops: Ops
+
+
+def start_engine(model: str | None, options: StartOptions, progress: Progress) -> AsyncLLM:
+    """Load a model and start its engine thread. Raises ModelError or ConfigError; `progress` is told each phase."""
+    started = build_engine(model, options, progress)
+    return AsyncLLM(started.engine, started.loaded.tokenizer, started.facts, options.max_queue)
+
+
+def build_engine(model: str | None, options: StartOptions, progress: Progress) -> Started:
+    """The same without a thread: whoever calls `engine.step()` turns it."""
+    _native.set_num_threads(options.threads or available_cores())
+    ops: Ops = NativeOps() if options.backend == "cpu" else ReferenceOps()
+    path = resolve(model, progress)
+    loaded = load_model(path, ops, options.context_length, progress)
+    spec = loaded.model.spec
+    budget = size_pool(loaded, options)
+    facts = ModelFacts(options.served_name or loaded.model.name, spec.context_length, spec.vocab_size)
+    stop_ids = frozenset(loaded.tokenizer.stop_ids)
+    runner = Runner(
+        loaded.model,
+        ops,
+        RunnerConfig(budget.num_blocks, budget.block_size, options.max_seqs, spec.context_length, stop_ids),
+    )
+    config = SchedulerConfig(
+        max_rows=options.max_seqs,
+        step_tokens=options.step_tokens,
+        max_waiting=options.max_queue + options.max_seqs,  # whoever the rows' owners were when preempted included
+        context_length=spec.context_length,
+        stop_ids=stop_ids,
+        prefix_caching=options.prefix_caching,
+        pace=options.pace,
+    )
+    identity = (loaded.model.fingerprint, b"", b"f32", ops.arithmetic_id.encode())
+
+    def new_scheduler() -> Scheduler:
+        memory = Memory(budget.num_blocks, budget.block_size)
+        return Scheduler(memory, config, lambda tenant: root_name(tenant.encode(), *identity))
+
+    executor = ThreadedExecutor(runner) if options.overlap else InlineExecutor(runner)
+    engine = Engine(new_scheduler, executor, runner.reset, options.overlap, time.perf_counter)
+    return Started(engine, loaded, facts, budget, ops)
+
+
+def size_pool(loaded: LoadedModel, options: StartOptions) -> Budget:
+    """Blocks for the asked bytes, or for a quarter of what is available now; never more than all rows could use.
+
+    Raises ConfigError when fewer than 2 blocks fit.
+    """
+    shape, spec = kv_shape(loaded.model, options.block_size), loaded.model.spec
+    raw = 2 * 4 * shape.num_layers * shape.num_kv_heads * shape.head_size * shape.block_size
+    per_block = blocks_for(raw, PAGE_BYTES) * PAGE_BYTES
+    if options.kv_memory_bytes is not None:
+        num_bytes, reason = options.kv_memory_bytes, "kv_memory as given"
+    else:
+        num_bytes, reason = available_memory() // 4, "a quarter of the memory available now"
+    num_blocks = num_bytes // per_block
+    useful = options.max_seqs * blocks_for(spec.context_length, options.block_size)
+    if num_blocks > useful:
+        num_blocks, reason = useful, f"{options.max_seqs} sequences of the whole context need no more"
+    if num_blocks < 2:
+        raise ConfigError(
+            f"kv_memory of {format_bytes(num_bytes)} holds {num_blocks} blocks of {format_bytes(per_block)}; "
+            f"allowed: at least 2 blocks; give --kv-memory {format_bytes(2 * per_block)} or more"
+        )
+    return Budget(num_blocks, options.block_size, per_block, reason)
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def available_memory() -> int:
+    """Bytes that can be had without swapping: MemAvailable, or what the control group leaves if that is less."""
+    meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+    available = next(int(line.split()[1]) * 1024 for line in meminfo.splitlines() if line.startswith("MemAvailable"))
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and limit.read_text().strip().isdigit():
+        available = min(available, max(0, int(limit.read_text()) - int(used.read_text())))
+    return available

@@ -1,0 +1,56 @@
+"""Where plans run: in turn on the caller's thread (overlap depth 0), or one ahead on a thread of their own (depth 1)."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+from octavo.types import StepPlan, StepResult
+
+
+class PlanRunner(Protocol):
+    """Whatever turns a plan into a result: a Runner, or the simulator's oracle."""
+
+    def run(self, plan: StepPlan) -> StepResult: ...
+
+
+class Executor(Protocol):
+    """What the engine's step needs. Plans are run in the order of submission."""
+
+    def submit(self, plan: StepPlan) -> Future[StepResult]:
+        """Start a plan."""
+
+    def close(self) -> None:
+        """Wait for what runs, then let go of the thread."""
+
+
+class InlineExecutor:
+    """Runs each plan before `submit` returns."""
+
+    def __init__(self, runner: PlanRunner) -> None:
+        self._runner = runner
+
+    def submit(self, plan: StepPlan) -> Future[StepResult]:
+        future: Future[StepResult] = Future()
+        try:
+            future.set_result(self._runner.run(plan))
+        except Exception as error:  # noqa: BLE001 - handed to whoever asks for the result, as a thread would
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        """Nothing to wait for."""
+
+
+class ThreadedExecutor:
+    """Runs plans on one thread, so that the next plan is made while this one runs."""
+
+    def __init__(self, runner: PlanRunner) -> None:
+        self._runner = runner
+        self._thread = ThreadPoolExecutor(1, "octavo-executor")
+
+    def submit(self, plan: StepPlan) -> Future[StepResult]:
+        return self._thread.submit(self._runner.run, plan)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)

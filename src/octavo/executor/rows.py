@@ -1,0 +1,89 @@
+"""Rows: the executor's side of every running sequence, kept in arrays so that a plan only needs to say what changed.
+
+    row r    tokens[r]  [ prompt ........ | output .. ]   length[r] tokens; grows with every sample, ahead of the host
+             tables[r]  [ 7 | 2 | 9 | 4 | ...         ]   block ids, as the table writes of the plans left them
+
+Only plans change a row. It does not know the ledger: a block id is a number here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.kernels.contract import Ints
+from octavo.types import AdmittedRow, Fork, SamplingParams, StepPlan
+from octavo.units import blocks_for
+
+
+@dataclass(slots=True)
+class Row:
+    """What a row's sequence was admitted with, and how many tokens it has by now."""
+
+    seq_id: int
+    num_prompt: int
+    params: SamplingParams
+    seed: int
+    choice: int
+    length: int
+
+
+class Rows:
+    """At most R rows of at most `context_length` tokens. Untouched pages of the arrays cost nothing."""
+
+    def __init__(self, max_rows: int, context_length: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.tokens: Ints = np.zeros((max_rows, context_length), np.int32)  # (R, context)
+        self.tables: Ints = np.zeros((max_rows, blocks_for(context_length, block_size)), np.int32)  # (R, blocks)
+        self._rows: list[Row | None] = [None] * max_rows
+
+    def __getitem__(self, row: int) -> Row:
+        found = self._rows[row]
+        assert found is not None, f"row {row} is empty"
+        return found
+
+    def apply(self, plan: StepPlan) -> None:
+        """Retire, admit, write tables: in this order."""
+        for row in plan.retired:
+            assert self._rows[row] is not None, f"row {row} is retired twice"
+            self._rows[row] = None
+        for admitted in plan.admitted:
+            self._admit(admitted)
+        for write in plan.table_writes:
+            self.tables[write.row, write.index] = write.block
+
+    def fork(self, fork: Fork) -> None:
+        """The child's row becomes the parent's: tokens, table, history. Before the step samples."""
+        parent = self[fork.parent_row]
+        assert self._rows[fork.child_row] is None
+        length = parent.length
+        self.tokens[fork.child_row, :length] = self.tokens[fork.parent_row, :length]
+        end = blocks_for(length, self.block_size)
+        self.tables[fork.child_row, :end] = self.tables[fork.parent_row, :end]
+        self._rows[fork.child_row] = Row(
+            fork.child_seq_id, parent.num_prompt, parent.params, parent.seed, fork.choice, length
+        )
+
+    def append(self, row: int, token: int) -> None:
+        """A sampled token. The last one of a full context has no position and is not kept."""
+        entry = self[row]
+        if entry.length < self.tokens.shape[1]:
+            self.tokens[row, entry.length] = token
+            entry.length += 1
+
+    def history(self, row: int) -> Ints:
+        """All tokens of the row, a view: (length,)."""
+        return self.tokens[row, : self[row].length]
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self._rows = [None] * len(self._rows)
+
+    def _admit(self, admitted: AdmittedRow) -> None:
+        assert self._rows[admitted.row] is None, f"row {admitted.row} is admitted before it was retired"
+        length = len(admitted.tokens)
+        self.tokens[admitted.row, :length] = admitted.tokens
+        self._rows[admitted.row] = Row(
+            admitted.seq_id, admitted.num_prompt, admitted.params, admitted.seed, admitted.choice, length
+        )

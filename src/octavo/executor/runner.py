@@ -1,0 +1,156 @@
+"""From a plan to a result: apply the diff, run the model over the block tables, sample.
+
+    plan --> rows.apply --> copies --> batch --> hidden_states --> project --> forks --> sample --> result
+
+Vocabulary rows exist only where somebody asked: one for each sample, and slices of `PROMPT_SLICE` rows for prompt
+logprobs, so that a long prompt's logits never exist at once.
+It knows the model and the bytes; it does not know queues, names or reference counts.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.executor.rows import Rows
+from octavo.kernels.contract import Batch, Floats, KvPool, KvShape, Ops
+from octavo.model.decoder import hidden_states, project
+from octavo.model.spec import Model
+from octavo.sampling.logprobs import logprobs_of
+from octavo.sampling.sampler import SampleFailure, Sampler, SampleRow
+from octavo.types import Chunk, SampledToken, StepPlan, StepResult
+from octavo.units import blocks_for
+
+PROMPT_SLICE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """Sizes of the executor's arrays; the scheduler is configured with the same ones."""
+
+    num_blocks: int
+    block_size: int
+    max_rows: int
+    context_length: int
+    stop_ids: frozenset[int]
+
+
+def kv_shape(model: Model, block_size: int) -> KvShape:
+    """The shape of the model's one KV group."""
+    spec = model.spec
+    return KvShape(spec.num_layers, spec.num_kv_heads, spec.head_size, block_size)
+
+
+class Runner:
+    """Owns KV bytes and rows. `run` is called by one thread at a time, with plans in order."""
+
+    def __init__(self, model: Model, ops: Ops, config: RunnerConfig) -> None:
+        self.model = model
+        self.config = config
+        self._ops = ops
+        self._rows = Rows(config.max_rows, config.context_length, config.block_size)
+        self._pool: KvPool = ops.allocate_kv(kv_shape(model, config.block_size), config.num_blocks)
+        self._sampler = Sampler(model.spec.vocab_size, config.stop_ids)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Execute one plan. One poisoned sequence fails alone; an exception means that the whole state is lost."""
+        started = time.perf_counter()
+        rows = self._rows
+        rows.apply(plan)
+        if plan.copies:
+            sources, targets = [c.source for c in plan.copies], [c.target for c in plan.copies]
+            self._ops.copy_blocks(self._pool, sources, targets)
+        batch = self._batch(plan)
+        hidden = hidden_states(self._ops, self.model, self._pool, batch)  # (R, E)
+        for fork in plan.forks:
+            rows.fork(fork)
+        prompt_logprobs = self._prompt_logprobs(plan, hidden)
+        samples, failures = self._sample(plan, hidden)
+        return StepResult(plan.step_id, samples, prompt_logprobs, failures, time.perf_counter() - started)
+
+    def reset(self) -> None:
+        """Forget all rows: after a broken invariant, before a new ledger starts. The pool's bytes are not trusted again
+        because no name survives."""
+        self._rows.clear()
+
+    def _batch(self, plan: StepPlan) -> Batch:
+        chunks, rows = plan.chunks, self._rows
+        lengths = np.array([c.length for c in chunks], np.int32)
+        offsets = np.zeros(len(chunks) + 1, np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        tokens = np.empty(int(offsets[-1]), np.int32)
+        positions = np.empty_like(tokens)
+        for chunk, first in zip(chunks, offsets[:-1].tolist(), strict=True):
+            assert rows[chunk.row].seq_id == chunk.seq_id, "a chunk runs in another's row"
+            assert chunk.stop <= rows[chunk.row].length, "a chunk runs ahead of its tokens"
+            tokens[first : first + chunk.length] = rows.tokens[chunk.row, chunk.start : chunk.stop]
+            positions[first : first + chunk.length] = range(chunk.start, chunk.stop)
+        widest = max(blocks_for(c.stop, self.config.block_size) for c in chunks)
+        tables = rows.tables[[c.row for c in chunks], :widest]  # a copy: (C, W)
+        wanted = [
+            np.arange(first + c.logits_from - c.start, first + c.length, dtype=np.int32)
+            for c, first in zip(chunks, offsets[:-1].tolist(), strict=True)
+        ]
+        starts = np.array([c.start for c in chunks], np.int32)
+        return Batch(tokens, positions, starts, offsets, tables, np.concatenate(wanted))
+
+    def _sample(
+        self, plan: StepPlan, hidden: Floats
+    ) -> tuple[dict[int, tuple[SampledToken, ...]], dict[int, str]]:
+        """Sample once for every chunk that ends its known tokens, and for every fork of it."""
+        last_row = _last_hidden_rows(plan.chunks)
+        places = [(c.row, last_row[c.row]) for c in plan.chunks if c.num_samples]
+        places += [(fork.child_row, last_row[fork.parent_row]) for fork in plan.forks]
+        if not places:
+            return {}, {}
+        unique = sorted({place for _, place in places})
+        logits = project(self._ops, self.model, self._ops.take(hidden, np.array(unique, np.int32)))
+        row_of = {place: index for index, place in enumerate(unique)}
+        if len(places) > len(unique):
+            logits = logits[[row_of[place] for _, place in places]]
+        sample_rows = [self._sample_row(row) for row, _ in places]
+        samples: dict[int, tuple[SampledToken, ...]] = {}
+        failures: dict[int, str] = {}
+        for (row, _), outcome in zip(places, self._sampler.sample(logits, sample_rows), strict=True):
+            seq_id = self._rows[row].seq_id
+            if isinstance(outcome, SampleFailure):
+                failures[seq_id] = outcome.reason
+                self._rows.append(row, 0)  # a plan in flight may count on a token being there; it will be dropped
+            else:
+                samples[seq_id] = (outcome,)
+                self._rows.append(row, outcome.token)
+        return samples, failures
+
+    def _sample_row(self, row: int) -> SampleRow:
+        entry = self._rows[row]
+        return SampleRow(entry.params, entry.seed, entry.choice, entry.num_prompt, self._rows.history(row))
+
+    def _prompt_logprobs(self, plan: StepPlan, hidden: Floats) -> dict[int, tuple[SampledToken, ...]]:
+        """Logprobs of prompt tokens that follow the positions [logits_from, stop) of their chunks."""
+        found: dict[int, tuple[SampledToken, ...]] = {}
+        first = 0
+        for chunk in plan.chunks:
+            entry = self._rows[chunk.row]
+            count = min(chunk.stop, entry.num_prompt - 1) - chunk.logits_from
+            top = entry.params.prompt_logprobs
+            if count > 0 and top is not None:
+                following = self._rows.tokens[chunk.row, chunk.logits_from + 1 : chunk.logits_from + 1 + count]
+                scored: list[SampledToken] = []
+                for start in range(0, count, PROMPT_SLICE):
+                    part = slice(start, min(start + PROMPT_SLICE, count))
+                    logits = project(self._ops, self.model, hidden[first + part.start : first + part.stop])
+                    scored += logprobs_of(logits, following[part], top)
+                found[chunk.seq_id] = tuple(scored)
+            first += chunk.stop - chunk.logits_from
+        return found
+
+
+def _last_hidden_rows(chunks: tuple[Chunk, ...]) -> dict[int, int]:
+    """For each row with a chunk that has logits: the index of its last hidden row."""
+    last, total = {}, 0
+    for chunk in chunks:
+        total += chunk.stop - chunk.logits_from
+        last[chunk.row] = total - 1
+    return last

@@ -1,0 +1,117 @@
+"""Who may import whom, read from the source by `ast`: the one rule that keeps the rooms apart."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import octavo
+
+ROOT = Path(octavo.__file__).parent
+
+# What a room may import of Octavo besides itself. A room that is missing here may import nothing.
+VALUES = {"octavo.types", "octavo.errors", "octavo.units"}
+ALLOWED: dict[str, set[str]] = {
+    "octavo.types": {"octavo.errors"},
+    "octavo.errors": set(),
+    "octavo.units": {"octavo.errors"},
+    "octavo.config": {"octavo.errors"},
+    "octavo.memory": VALUES,
+    "octavo.scheduler": VALUES | {"octavo.memory"},
+    "octavo.kernels": VALUES | {"octavo._native"},
+    "octavo.model": VALUES | {"octavo.kernels", "octavo.text", "octavo._native"},
+    "octavo.sampling": VALUES | {"octavo.kernels", "octavo._native"},
+    "octavo.text": VALUES | {"octavo.engine.outputs"},
+    "octavo.executor": VALUES | {"octavo.kernels", "octavo.model", "octavo.sampling"},
+    "octavo.sim": VALUES | {"octavo.memory", "octavo.scheduler"},
+    "octavo.server": VALUES | {"octavo.engine", "octavo.config"},
+}
+# Rooms that decide: no arrays, no clock, no thread, no socket. Time is an argument.
+PURE = ("octavo.memory", "octavo.scheduler", "octavo.types", "octavo.errors", "octavo.units")
+IMPURE = {"numpy", "time", "threading", "asyncio", "socket", "concurrent", "multiprocessing", "datetime"}
+
+
+def modules() -> dict[str, Path]:
+    names = {}
+    for path in ROOT.rglob("*.py"):
+        parts = ("octavo", *path.relative_to(ROOT).with_suffix("").parts)
+        names[".".join(part for part in parts if part != "__init__")] = path
+    return names
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+            if node.module == "octavo":
+                found |= {f"octavo.{alias.name}" for alias in node.names}
+    return found
+
+
+def within(name: str, rooms: set[str]) -> bool:
+    return any(name == room or name.startswith(room + ".") for room in rooms)
+
+
+def test_rooms_import_only_what_lies_below_them() -> None:
+    wrong = []
+    for module, path in modules().items():
+        room = next((room for room in ALLOWED if within(module, {room})), None)
+        if room is None:
+            continue
+        for name in imports_of(path):
+            if within(name, {"octavo"}) and name != "octavo" and not within(name, ALLOWED[room] | {room}):
+                wrong.append(f"{module} imports {name}")
+    assert wrong == []
+
+
+def test_rooms_that_decide_know_no_array_clock_thread_or_socket() -> None:
+    wrong = [
+        f"{module} imports {name}"
+        for module, path in modules().items()
+        if within(module, set(PURE))
+        for name in imports_of(path)
+        if name.split(".")[0] in IMPURE
+    ]
+    assert wrong == []
+
+
+def test_nothing_unsafe_is_imported_anywhere() -> None:
+    banned = {"pickle", "cPickle", "marshal", "shelve", "dill", "torch"}
+    wrong = [
+        f"{module} imports {name}"
+        for module, path in modules().items()
+        for name in imports_of(path)
+        if name.split(".")[0] in banned
+    ]
+    assert wrong == []
+    calls = [
+        f"{module}: {node.func.id}()"
+        for module, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}
+    ]
+    assert calls == []
+
+
+def test_the_whole_cpu_path_never_loads_torch() -> None:
+    code = (
+        "import sys, octavo, octavo.engine.start, octavo.engine.llm, octavo.server.app, octavo.server.run, "
+        "octavo.cli.main, octavo.sim.driver; "
+        "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'transformers')])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "[]"
+
+
+def test_import_octavo_is_nearly_free() -> None:
+    code = "import sys; before = set(sys.modules); import octavo; print(sorted(set(sys.modules) - before))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    loaded = set(ast.literal_eval(run.stdout))
+    assert not {name for name in loaded if name.split(".")[0] in {"numpy", "fastapi", "tokenizers", "rich"}}

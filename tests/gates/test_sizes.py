@@ -1,0 +1,46 @@
+"""Sizes: a file is one noun, a function fits a screen."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import octavo
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted([*Path(octavo.__file__).parent.rglob("*.py"), *(ROOT / "csrc").rglob("*.[ch]pp")])
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_a_file_has_under_500_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 500
+
+
+def test_a_function_has_under_70_lines() -> None:
+    long = [
+        f"{path.name}:{node.lineno} {node.name} has {node.end_lineno - node.lineno + 1} lines"
+        for path in SOURCES
+        if path.suffix == ".py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno + 1 >= 70
+    ]
+    assert long == []
+
+
+def test_every_module_and_public_function_says_what_it_does() -> None:
+    silent = []
+    for path in SOURCES:
+        if path.suffix != ".py":
+            continue
+        tree = ast.parse(path.read_text())
+        if ast.get_docstring(tree) is None:
+            silent.append(str(path))
+        for node in tree.body:
+            public = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            if public and not node.name.startswith("_") and ast.get_docstring(node) is None:
+                silent.append(f"{path.name}: {node.name}")
+    assert silent == []

@@ -1,0 +1,174 @@
+"""The ledger: tables, forks, copy-on-write, names; with the smallest numbers that show each case."""
+
+from __future__ import annotations
+
+from array import array
+
+from octavo.memory.check import check
+from octavo.memory.memory import Memory
+from octavo.memory.names import NameChain, root_name
+from octavo.memory.table import BlockTable
+from octavo.types import BlockCopy
+from octavo.units import blocks_for
+
+
+def names_of(tokens: list[int], block_size: int, tenant: bytes = b"t") -> list[bytes]:
+    chain = NameChain(root_name(tenant), block_size)
+    chain.extend(array("I", tokens))
+    return chain.names
+
+
+def filled(memory: Memory, tokens: list[int]) -> BlockTable:
+    table = memory.open()
+    assert memory.reserve(table, 0, len(tokens)) is not None
+    memory.publish(table, names_of(tokens, memory.block_size), len(tokens))
+    return table
+
+
+def test_600_tokens_in_blocks_of_16_take_38_blocks_and_waste_8_slots() -> None:
+    memory = Memory(40, 16)
+    table = memory.open()
+    memory.reserve(table, 0, 600)
+    assert len(table) == 38
+    assert len(table) * 16 - 600 == 8
+    assert blocks_for(2048, 16) == 128
+
+
+def test_reserve_takes_one_block_at_a_time_and_only_when_needed() -> None:
+    memory = Memory(4, 4)
+    table = memory.open()
+    for position in range(9):
+        reservation = memory.reserve(table, position, position + 1)
+        assert reservation is not None
+        assert len(reservation.blocks) == int(position % 4 == 0)
+    assert len(table) == 3
+
+
+def test_a_reservation_that_does_not_fit_changes_nothing() -> None:
+    memory = Memory(2, 4)
+    table = memory.open()
+    memory.reserve(table, 0, 4)
+    before = (list(table.blocks), memory.counts())
+    assert memory.reserve(table, 4, 13) is None
+    assert (table.blocks, memory.counts()) == before
+    check(memory)
+
+
+def test_the_first_write_to_a_shared_tail_copies_it_and_the_last_holder_writes_in_place() -> None:
+    memory = Memory(8, 4)
+    parent = memory.open()
+    memory.reserve(parent, 0, 6)
+    child = memory.fork(parent)
+    shared = parent.blocks[1]
+    reservation = memory.reserve(child, 6, 7)
+    assert reservation is not None
+    assert reservation.copies == (BlockCopy(shared, child.blocks[1]),)
+    assert child.blocks[0] == parent.blocks[0]
+    again = memory.reserve(parent, 6, 7)
+    assert again is not None
+    assert again.copies == ()
+    assert parent.blocks[1] == shared
+    check(memory)
+
+
+def test_a_shared_full_block_is_not_copied_when_the_next_one_begins() -> None:
+    memory = Memory(8, 4)
+    parent = memory.open()
+    memory.reserve(parent, 0, 4)
+    child = memory.fork(parent)
+    for table in (parent, child):
+        reservation = memory.reserve(table, 4, 5)
+        assert reservation is not None
+        assert reservation.copies == ()
+    assert parent.blocks[1] != child.blocks[1]
+
+
+def test_writing_back_into_a_published_block_replaces_it() -> None:
+    memory = Memory(8, 4)
+    table = filled(memory, list(range(8)))
+    published = table.blocks[1]
+    memory.truncate(table, 6)
+    reservation = memory.reserve(table, 6, 7)
+    assert reservation is not None
+    assert reservation.copies == (BlockCopy(published, table.blocks[1]),)
+    assert table.num_published == 1
+    check(memory)
+
+
+def test_a_prefix_is_adopted_by_name_and_a_second_holder_keeps_it() -> None:
+    memory = Memory(8, 4)
+    first = filled(memory, list(range(8)))
+    second = memory.open()
+    assert memory.adopt(second, names_of(list(range(8)), 4)) == 2
+    assert second.blocks == first.blocks
+    memory.close(first)
+    assert memory.counts().held == 2
+    check(memory)
+
+
+def test_another_tenant_finds_nothing_of_the_same_tokens() -> None:
+    memory = Memory(8, 4)
+    filled(memory, list(range(8)))
+    assert memory.find_prefix(names_of(list(range(8)), 4, b"t")) == 2
+    assert memory.find_prefix(names_of(list(range(8)), 4, b"other")) == 0
+
+
+def test_the_same_tokens_after_another_prefix_have_another_name() -> None:
+    assert names_of([1, 2, 3, 4, 9, 9], 2)[2] != names_of([5, 6, 7, 8, 9, 9], 2)[2]
+
+
+def test_released_tail_is_evicted_before_head() -> None:
+    memory = Memory(3, 4)
+    names = names_of(list(range(12)), 4)
+    memory.close(filled(memory, list(range(12))))
+    memory.reserve(memory.open(), 0, 1)
+    assert memory.find_prefix(names) == 2
+    memory.reserve(memory.open(), 0, 1)
+    assert memory.find_prefix(names) == 1
+
+
+def test_publishing_a_name_that_exists_swaps_the_entry_and_frees_the_duplicate() -> None:
+    memory = Memory(8, 4)
+    first, second = memory.open(), memory.open()
+    memory.reserve(first, 0, 5)
+    memory.reserve(second, 0, 5)
+    names = names_of([1, 2, 3, 4], 4)
+    assert memory.publish(first, names, 5) == []
+    assert memory.publish(second, names, 5) == [0]
+    assert second.blocks[0] == first.blocks[0]
+    assert memory.counts().held == 3
+    check(memory)
+
+
+def test_forks_that_share_a_full_block_publish_it_once() -> None:
+    memory = Memory(8, 4)
+    parent = memory.open()
+    memory.reserve(parent, 0, 4)
+    child = memory.fork(parent)
+    names = names_of([1, 2, 3, 4], 4)
+    assert memory.publish(parent, names, 4) == []
+    assert memory.publish(child, names, 4) == []
+    assert child.num_published == 1
+    check(memory)
+
+
+def test_what_a_poisoned_request_wrote_is_never_found_again() -> None:
+    memory = Memory(8, 4)
+    table = filled(memory, list(range(8)))
+    memory.forget(table)
+    memory.close(table)
+    assert memory.find_prefix(names_of(list(range(8)), 4)) == 0
+    check(memory)
+
+
+def test_check_notices_a_count_that_is_wrong() -> None:
+    memory = Memory(4, 4)
+    table = memory.open()
+    memory.reserve(table, 0, 4)
+    memory.pool.holders[table.blocks[0]] = 2
+    try:
+        check(memory)
+    except AssertionError as error:
+        assert "holders counted" in str(error)
+    else:
+        raise AssertionError("a leak went unnoticed")

@@ -1,0 +1,107 @@
+"""Every operation of the ledger in any order: after each, everything is recomputed, and the bytes that the block tables
+reach are those that were written."""
+
+from __future__ import annotations
+
+from array import array
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from octavo.memory.check import check
+from octavo.memory.memory import Memory
+from octavo.memory.names import NameChain, root_name
+from octavo.memory.table import BlockTable
+
+
+class Holder:
+    """A table, and what its positions should hold."""
+
+    def __init__(self, table: BlockTable, tenant: int, tokens: list[int]) -> None:
+        self.table, self.tenant, self.tokens = table, tenant, tokens
+
+
+class Ledger(RuleBasedStateMachine):
+    @initialize(num_blocks=st.integers(3, 12), block_size=st.sampled_from([1, 2, 4]))
+    def start(self, num_blocks: int, block_size: int) -> None:
+        self.memory = Memory(num_blocks, block_size)
+        self.size = block_size
+        self.slots: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
+        self.holders: list[Holder] = []
+
+    def names(self, tenant: int, tokens: list[int]) -> list[bytes]:
+        chain = NameChain(root_name(bytes([tenant])), self.size)
+        chain.extend(array("I", tokens))
+        return chain.names
+
+    def pick(self, data: st.DataObject) -> Holder | None:
+        return data.draw(st.sampled_from(self.holders)) if self.holders else None
+
+    @rule(tenant=st.integers(0, 1), tokens=st.lists(st.integers(0, 1), max_size=10))
+    def open_and_adopt(self, tenant: int, tokens: list[int]) -> None:
+        table = self.memory.open()
+        hits = self.memory.adopt(table, self.names(tenant, tokens))
+        self.holders.append(Holder(table, tenant, tokens[: hits * self.size]))
+
+    @rule(data=st.data(), new=st.lists(st.integers(0, 1), min_size=1, max_size=6))
+    def write(self, data: st.DataObject, new: list[int]) -> None:
+        if (holder := self.pick(data)) is None:
+            return
+        start, stop = len(holder.tokens), len(holder.tokens) + len(new)
+        before = list(holder.table.blocks)
+        reservation = self.memory.reserve(holder.table, start, stop)
+        if reservation is None:
+            assert holder.table.blocks == before
+            return
+        for copy in reservation.copies:
+            source = self.slots[copy.source * self.size : (copy.source + 1) * self.size]
+            self.slots[copy.target * self.size : (copy.target + 1) * self.size] = source
+        holder.tokens += new
+        for position in range(start, stop):
+            block = holder.table.blocks[position // self.size]
+            self.slots[block * self.size + position % self.size] = (holder.tenant, holder.tokens[position])
+
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        if (holder := self.pick(data)) is not None and len(self.holders) < 8:
+            self.holders.append(Holder(self.memory.fork(holder.table), holder.tenant, list(holder.tokens)))
+
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        if (holder := self.pick(data)) is not None:
+            self.memory.publish(holder.table, self.names(holder.tenant, holder.tokens), len(holder.tokens))
+
+    @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        if (holder := self.pick(data)) is not None:
+            keep = data.draw(st.integers(0, len(holder.tokens)))
+            self.memory.truncate(holder.table, keep)
+            del holder.tokens[keep:]
+
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        if (holder := self.pick(data)) is not None:
+            self.memory.close(holder.table)
+            self.holders.remove(holder)
+
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        if (holder := self.pick(data)) is not None:
+            self.memory.forget(holder.table)
+
+    @invariant()
+    def everything_recomputed_agrees(self) -> None:
+        if not hasattr(self, "memory"):
+            return
+        check(self.memory)
+        for holder in self.holders:
+            for position, token in enumerate(holder.tokens):
+                block = holder.table.blocks[position // self.size]
+                assert self.slots[block * self.size + position % self.size] == (holder.tenant, token)
+            waste = len(holder.table) * self.size - len(holder.tokens)
+            assert 0 <= waste < self.size, "waste is below one block per sequence"
+
+
+Ledger.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLedger = Ledger.TestCase

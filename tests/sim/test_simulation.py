@@ -1,0 +1,32 @@
+"""Random lives of the real scheduler and ledger against an oracle, and the bugs that this refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.sim.driver import drive
+from octavo.sim.planted import BUGS, PlantedBug, hunt
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 2])
+def test_random_lives_answer_as_without_paging_and_lose_nothing(overlap: int) -> None:
+    outcomes = [drive(seed, overlap) for seed in range(40)]
+    # The runs must have met what they are for.
+    assert sum(o.finished for o in outcomes) > 1000
+    assert sum(o.preemptions for o in outcomes) > 100
+    assert sum(o.forks for o in outcomes) > 100
+    assert sum(o.cancelled for o in outcomes) > 100
+    assert sum(o.evictions for o in outcomes) > 1000
+    assert sum(o.cached_tokens for o in outcomes) > 1000
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_planted_bug_is_caught(bug: PlantedBug) -> None:
+    assert hunt(bug) is not None, f"nobody noticed: {bug.name}"
+
+
+def test_a_planted_bug_is_mended_afterwards() -> None:
+    for bug in BUGS:
+        with bug.planted():
+            pass
+    drive(seed=0, overlap=1)
