@@ -106,6 +106,15 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a chat, already reduced to text."""
+
+    role: str
+    content: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One submission: a prompt and what is wanted of it. Higher `priority` runs earlier."""
 

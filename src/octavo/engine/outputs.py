@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.types import FinishReason, SamplingParams, Usage
+from octavo.types import ChatMessage, FinishReason, SamplingParams, Usage
+
+__all__ = ["ChatMessage", "Delta", "EngineStats", "ServedModel", "Stream", "TokenInfo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +64,6 @@ class EngineStats:
     tail_slots_wasted: int = 0  # allocated slots beyond the last planned position, now
     step_seconds: float = 0.0  # total time inside steps
     schedule_seconds: float = 0.0  # of it, scheduling and committing
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One message of a chat, already reduced to text."""
-
-    role: str
-    content: str
-    name: str | None = None
 
 
 class Stream(Protocol):

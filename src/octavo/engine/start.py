@@ -17,6 +17,7 @@ from octavo.executor.executor import InlineExecutor, ThreadedExecutor
 from octavo.executor.runner import Runner, RunnerConfig, kv_shape
 from octavo.kernels.contract import Ops
 from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.pool import bytes_per_block
 from octavo.kernels.reference import ReferenceOps
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
@@ -26,7 +27,6 @@ from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.units import blocks_for, format_bytes
 
 Progress = Callable[[str], None]
-PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,7 @@ def size_pool(loaded: LoadedModel, options: StartOptions) -> Budget:
     Raises ConfigError when fewer than 2 blocks fit.
     """
     shape, spec = kv_shape(loaded.model, options.block_size), loaded.model.spec
-    raw = 2 * 4 * shape.num_layers * shape.num_kv_heads * shape.head_size * shape.block_size
-    per_block = blocks_for(raw, PAGE_BYTES) * PAGE_BYTES
+    per_block = bytes_per_block(shape)
     if options.kv_memory_bytes is not None:
         num_bytes, reason = options.kv_memory_bytes, "kv_memory as given"
     else:

@@ -1,0 +1,72 @@
+// NumPy arrays as the bindings take them: exact type, C-contiguous, never converted behind the caller's back.
+// A wrong type, rank or layout is a TypeError (nanobind's), a wrong size a ValueError, a wrong index an IndexError.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "kernels/kernels.hpp"
+
+namespace octavo {
+
+namespace nb = nanobind;
+
+template <class T, int rank>
+using Array = nb::ndarray<T, nb::ndim<rank>, nb::c_contig, nb::device::cpu>;
+
+using FloatVector = Array<const float, 1>;
+using FloatMatrix = Array<const float, 2>;
+using IntVector = Array<const int32_t, 1>;
+using IntMatrix = Array<const int32_t, 2>;
+using ByteVector = Array<const uint8_t, 1>;
+using FloatVectorOut = Array<float, 1>;
+using FloatMatrixOut = Array<float, 2>;
+using IntVectorOut = Array<int32_t, 1>;
+using Panels = Array<const float, 3>;
+using PanelsOut = Array<float, 3>;
+using Pool = Array<const uint8_t, 2>;
+using PoolOut = Array<uint8_t, 2>;
+
+template <class A>
+int64_t extent(const A& array, int axis) {
+  return static_cast<int64_t>(array.shape(static_cast<size_t>(axis)));
+}
+
+inline void require(bool condition, const std::string& message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+inline void require_size(const char* name, int64_t given, int64_t wanted) {
+  require(given == wanted, std::string(name) + " has size " + std::to_string(given) + " where " +
+                               std::to_string(wanted) + " is needed");
+}
+
+inline void require_index(const char* name, int64_t given, int64_t end) {
+  if (given < 0 || given >= end) {
+    throw std::out_of_range(std::string(name) + " is " + std::to_string(given) + "; allowed: 0 to " +
+                            std::to_string(end - 1));
+  }
+}
+
+inline void require_indices(const char* name, const int32_t* given, int64_t count, int64_t end) {
+  for (int64_t i = 0; i < count; ++i) require_index(name, given[i], end);
+}
+
+// How many tasks of about `work` operations in all: enough to balance the team, none too small to be worth a claim.
+inline int64_t tasks_for(int64_t units, int64_t work, int64_t work_min, int64_t threads) {
+  if (threads == 1) return 1;
+  const int64_t worthwhile = work / work_min + 1;
+  int64_t tasks = 4 * threads;
+  if (worthwhile < tasks) tasks = worthwhile;
+  return units < tasks ? units : tasks;
+}
+
+void bind_files(nb::module_& module);
+void bind_rows(nb::module_& module);
+void bind_step(nb::module_& module);
+void bind_vocabulary(nb::module_& module);
+
+}  // namespace octavo

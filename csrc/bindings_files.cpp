@@ -1,0 +1,112 @@
+// What reading a model file needs: strings, de-quantising, packing of weight matrices, and block copies.
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+
+#include "arrays.hpp"
+#include "dispatch.hpp"
+#include "team.hpp"
+
+namespace octavo {
+namespace {
+
+Kind kind_of(const std::string& name) {
+  if (name == "F32") return Kind::f32;
+  if (name == "F16") return Kind::f16;
+  if (name == "BF16") return Kind::bf16;
+  if (name == "Q8_0") return Kind::q8_0;
+  if (name == "Q4_0") return Kind::q4_0;
+  if (name == "Q4_1") return Kind::q4_1;
+  throw std::invalid_argument("unknown kind of tensor '" + name + "'; known: F32, F16, BF16, Q8_0, Q4_0, Q4_1");
+}
+
+bool is_grouped(Kind kind) { return kind == Kind::q8_0 || kind == Kind::q4_0 || kind == Kind::q4_1; }
+
+void require_bytes(const ByteVector& data, Kind kind, int64_t count, int64_t row) {
+  require(!is_grouped(kind) || row % quant_group == 0,
+          "a quantised row has " + std::to_string(row) + " elements; it must be a multiple of 32");
+  require_size("data, in bytes,", extent(data, 0), bytes_of(kind, count));
+}
+
+// `count` strings from `offset` on, each a little-endian u64 length and its bytes; and the offset behind them.
+nb::tuple read_string_array(const ByteVector& data, int64_t offset, int64_t count) {
+  const uint64_t size = static_cast<uint64_t>(extent(data, 0));
+  require(offset >= 0 && static_cast<uint64_t>(offset) <= size, "the offset lies outside the data");
+  uint64_t at = static_cast<uint64_t>(offset);
+  // Each string takes at least the 8 bytes of its length: an absurd count is refused before anything is allocated.
+  require(count >= 0 && static_cast<uint64_t>(count) <= (size - at) / 8,
+          std::to_string(count) + " strings cannot stand in the " + std::to_string(size - at) + " bytes that are left");
+  nb::list strings;
+  for (int64_t i = 0; i < count; ++i) {
+    require(size - at >= 8, "the data ends inside the length of string " + std::to_string(i));
+    uint64_t length = 0;
+    for (int byte = 7; byte >= 0; --byte) length = length << 8 | data.data()[at + static_cast<uint64_t>(byte)];
+    at += 8;
+    require(length <= size - at, "string " + std::to_string(i) + " claims " + std::to_string(length) +
+                                     " bytes where " + std::to_string(size - at) + " are left");
+    strings.append(nb::bytes(data.data() + at, length));
+    at += length;
+  }
+  return nb::make_tuple(strings, static_cast<int64_t>(at));
+}
+
+void dequantise(const ByteVector& data, const std::string& kind_name, int64_t count, const FloatVectorOut& out) {
+  const Kind kind = kind_of(kind_name);
+  require_size("out", extent(out, 0), count);
+  require_bytes(data, kind, count, count);
+  const Kernels& k = kernels();
+  const uint8_t* source = data.data();
+  float* target = out.data();
+  const nb::gil_scoped_release unlocked;
+  constexpr int64_t slice = 1 << 16;  // a multiple of every group
+  parallel((count + slice - 1) / slice, [&](int64_t task) {
+    const int64_t first = task * slice, size = count - first < slice ? count - first : slice;
+    k.dequantise(source + bytes_of(kind, first), kind, size, target + first);
+  });
+}
+
+void pack(const ByteVector& data, const std::string& kind_name, int64_t outputs, int64_t inputs,
+          const PanelsOut& panels) {
+  const Kind kind = kind_of(kind_name);
+  require(outputs > 0 && inputs > 0 && outputs <= (int64_t{1} << 31) && inputs <= (int64_t{1} << 24),
+          "a matrix of " + std::to_string(outputs) + " x " + std::to_string(inputs) + " is empty or absurdly large");
+  require_bytes(data, kind, outputs * inputs, inputs);
+  const int64_t count = (outputs + panel_width - 1) / panel_width;
+  require_size("panels, first axis,", extent(panels, 0), count);
+  require_size("panels, second axis,", extent(panels, 1), inputs);
+  require_size("panels, third axis,", extent(panels, 2), panel_width);
+  const Packing packing{data.data(), kind, outputs, inputs, panels.data()};
+  const Kernels& k = kernels();
+  const nb::gil_scoped_release unlocked;
+  const int64_t tasks = tasks_for(count, outputs * inputs, 1 << 15, Team::instance().size());
+  parallel(tasks, [&](int64_t task) { k.pack(packing, count * task / tasks, count * (task + 1) / tasks); });
+}
+
+void copy_blocks(const PoolOut& pool, const IntVector& sources, const IntVector& targets) {
+  const int64_t count = extent(sources, 0), block_bytes = extent(pool, 1);
+  require_size("targets", extent(targets, 0), count);
+  require_indices("source block", sources.data(), count, extent(pool, 0));
+  require_indices("target block", targets.data(), count, extent(pool, 0));
+  uint8_t* bytes = pool.data();
+  const int32_t* from = sources.data();
+  const int32_t* to = targets.data();
+  const nb::gil_scoped_release unlocked;
+  for (int64_t i = 0; i < count; ++i) {
+    if (from[i] == to[i]) continue;
+    std::memcpy(bytes + to[i] * block_bytes, bytes + from[i] * block_bytes, static_cast<size_t>(block_bytes));
+  }
+}
+
+}  // namespace
+
+void bind_files(nb::module_& m) {
+  m.def("read_string_array", read_string_array, nb::arg("data").noconvert(), nb::arg("offset"), nb::arg("count"));
+  m.def("dequantise", dequantise, nb::arg("data").noconvert(), nb::arg("kind"), nb::arg("count"),
+        nb::arg("out").noconvert());
+  m.def("pack", pack, nb::arg("data").noconvert(), nb::arg("kind"), nb::arg("outputs"), nb::arg("inputs"),
+        nb::arg("panels").noconvert());
+  m.def("copy_blocks", copy_blocks, nb::arg("pool").noconvert(), nb::arg("sources").noconvert(),
+        nb::arg("targets").noconvert());
+}
+
+}  // namespace octavo

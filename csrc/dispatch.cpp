@@ -1,0 +1,80 @@
+#include "dispatch.hpp"
+
+#include <cstdlib>
+#include <stdexcept>
+
+namespace octavo {
+
+namespace portable { const Kernels& kernels(); }
+namespace avx2 { const Kernels& kernels(); }
+namespace avx512 { const Kernels& kernels(); }
+
+namespace {
+
+#if defined(__x86_64__)
+// GCC's and Clang's probe also asks whether the operating system saves the wide registers.
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
+const Kernels& choose() {
+  const std::vector<const Kernels*> usable = usable_kernels();
+  const char* wanted = std::getenv("OCTAVO_ISA");
+  if (wanted == nullptr || *wanted == '\0') return *usable.back();
+  std::string names;
+  for (const Kernels* candidate : usable) {
+    if (std::string(candidate->name) == wanted) return *candidate;
+    names += (names.empty() ? "" : ", ") + std::string(candidate->name);
+  }
+  throw std::invalid_argument("OCTAVO_ISA is '" + std::string(wanted) + "'; this machine can run: " + names +
+                              " (leave it unset to take the last)");
+}
+
+}  // namespace
+
+const Kernels& kernels() {
+  static const Kernels& chosen = choose();  // a throw leaves it unset, so the next call says the same again
+  return chosen;
+}
+
+std::vector<const Kernels*> usable_kernels() {
+  std::vector<const Kernels*> usable{&portable::kernels()};
+#if defined(OCTAVO_HAS_avx2)
+  if (has_avx2()) usable.push_back(&avx2::kernels());
+#endif
+#if defined(OCTAVO_HAS_avx512)
+  if (has_avx512()) usable.push_back(&avx512::kernels());
+#endif
+  return usable;
+}
+
+std::vector<std::string> found_instruction_sets() {
+  std::vector<std::string> found;
+#if defined(__x86_64__)
+  const auto note = [&](const char* name, int supported) {
+    if (supported) found.emplace_back(name);
+  };
+  note("sse4.2", __builtin_cpu_supports("sse4.2"));
+  note("avx", __builtin_cpu_supports("avx"));
+  note("avx2", __builtin_cpu_supports("avx2"));
+  note("fma", __builtin_cpu_supports("fma"));
+  note("f16c", __builtin_cpu_supports("f16c"));
+  note("avx512f", __builtin_cpu_supports("avx512f"));
+  note("avx512bw", __builtin_cpu_supports("avx512bw"));
+  note("avx512vl", __builtin_cpu_supports("avx512vl"));
+  note("avx512dq", __builtin_cpu_supports("avx512dq"));
+  note("avx512vnni", __builtin_cpu_supports("avx512vnni"));
+#elif defined(__aarch64__)
+  found.emplace_back("neon");
+#endif
+  return found;
+}
+
+}  // namespace octavo

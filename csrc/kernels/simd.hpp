@@ -1,0 +1,222 @@
+// Sixteen floats that every instruction set computes in the same way: the only place that knows vector registers.
+//
+// `Lanes` is one AVX-512 register, two AVX2 registers or four 16-byte ones. Its operations are the IEEE ones, lane by
+// lane, with an explicit fused multiply-add, so a kernel written over Lanes has the same bits on every machine.
+//
+// This header is compiled once per instruction set. It defines only names of the namespace OCTAVO_ISA and includes no
+// C++ standard header with inline functions: a shared inline function, compiled for AVX-512 in one object file, could
+// be chosen by the linker for all of them, and fail on a machine without it.
+#pragma once
+
+#include <stdint.h>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define OCTAVO_INLINE static inline __attribute__((always_inline))
+
+namespace octavo::OCTAVO_ISA {
+
+#if defined(__AVX512F__)
+constexpr int native_bytes = 64;
+#elif defined(__AVX2__)
+constexpr int native_bytes = 32;
+#else
+constexpr int native_bytes = 16;
+#endif
+
+constexpr int lane_count = 16;
+constexpr int parts = 64 / native_bytes;
+
+typedef float NativeFloats __attribute__((vector_size(native_bytes)));
+typedef float UnalignedFloats __attribute__((vector_size(native_bytes), aligned(4), may_alias));
+typedef int32_t NativeInts __attribute__((vector_size(native_bytes)));
+
+struct Lanes {
+  NativeFloats part[parts];
+};
+
+struct IntLanes {
+  NativeInts part[parts];
+};
+
+#define OCTAVO_EACH_PART _Pragma("GCC unroll 4") for (int i = 0; i < parts; ++i)
+
+// Part by part, here and in `accumulate`: GCC keeps an array of parts in registers only if it is never copied whole.
+OCTAVO_INLINE Lanes load(const float* source) {
+  Lanes out;
+  OCTAVO_EACH_PART out.part[i] = *reinterpret_cast<const UnalignedFloats*>(source + i * (native_bytes / 4));
+  return out;
+}
+
+OCTAVO_INLINE void store(float* target, const Lanes& x) {
+  OCTAVO_EACH_PART *reinterpret_cast<UnalignedFloats*>(target + i * (native_bytes / 4)) = x.part[i];
+}
+
+// The first `count` (1 to 16) floats, then zeros; nothing beyond them is read.
+OCTAVO_INLINE Lanes load_first(const float* source, long count) {
+  if (count >= lane_count) return load(source);
+  Lanes out{};
+  __builtin_memcpy(&out, source, static_cast<unsigned long>(count) * sizeof(float));
+  return out;
+}
+
+OCTAVO_INLINE void store_first(float* target, const Lanes& x, long count) {
+  if (count >= lane_count) return store(target, x);
+  __builtin_memcpy(target, &x, static_cast<unsigned long>(count) * sizeof(float));
+}
+
+OCTAVO_INLINE Lanes broadcast(float value) {
+  Lanes out;
+#if defined(__AVX512F__)
+  out.part[0] = _mm512_set1_ps(value);
+#elif defined(__AVX2__)
+  out.part[0] = out.part[1] = _mm256_set1_ps(value);
+#else
+  OCTAVO_EACH_PART out.part[i] = NativeFloats{value, value, value, value};
+#endif
+  return out;
+}
+
+OCTAVO_INLINE Lanes operator+(const Lanes& x, const Lanes& y) {
+  Lanes out;
+  OCTAVO_EACH_PART out.part[i] = x.part[i] + y.part[i];
+  return out;
+}
+
+OCTAVO_INLINE Lanes operator-(const Lanes& x, const Lanes& y) {
+  Lanes out;
+  OCTAVO_EACH_PART out.part[i] = x.part[i] - y.part[i];
+  return out;
+}
+
+OCTAVO_INLINE Lanes operator*(const Lanes& x, const Lanes& y) {
+  Lanes out;
+  OCTAVO_EACH_PART out.part[i] = x.part[i] * y.part[i];
+  return out;
+}
+
+OCTAVO_INLINE Lanes operator/(const Lanes& x, const Lanes& y) {
+  Lanes out;
+  OCTAVO_EACH_PART out.part[i] = x.part[i] / y.part[i];
+  return out;
+}
+
+// x * y + z with one rounding.
+OCTAVO_INLINE Lanes fma(const Lanes& x, const Lanes& y, const Lanes& z) {
+  Lanes out;
+#if defined(__AVX512F__)
+  out.part[0] = _mm512_fmadd_ps(x.part[0], y.part[0], z.part[0]);
+#elif defined(__AVX2__)
+  OCTAVO_EACH_PART out.part[i] = _mm256_fmadd_ps(x.part[i], y.part[i], z.part[i]);
+#else
+  OCTAVO_EACH_PART for (int lane = 0; lane < native_bytes / 4; ++lane) {
+    out.part[i][lane] = __builtin_fmaf(x.part[i][lane], y.part[i][lane], z.part[i][lane]);
+  }
+#endif
+  return out;
+}
+
+// sum = x * y + sum, in place.
+OCTAVO_INLINE void accumulate(Lanes& sum, const Lanes& x, const Lanes& y) {
+  const Lanes out = fma(x, y, sum);
+  OCTAVO_EACH_PART sum.part[i] = out.part[i];
+}
+
+// All ones in the lanes where x < y; false for NaN.
+OCTAVO_INLINE IntLanes less(const Lanes& x, const Lanes& y) {
+  IntLanes out;
+  OCTAVO_EACH_PART out.part[i] = x.part[i] < y.part[i];
+  return out;
+}
+
+OCTAVO_INLINE Lanes select(const IntLanes& where, const Lanes& x, const Lanes& y) {
+  Lanes out;
+  OCTAVO_EACH_PART out.part[i] = where.part[i] ? x.part[i] : y.part[i];
+  return out;
+}
+
+OCTAVO_INLINE IntLanes select(const IntLanes& where, const IntLanes& x, const IntLanes& y) {
+  IntLanes out;
+  OCTAVO_EACH_PART out.part[i] = where.part[i] ? x.part[i] : y.part[i];
+  return out;
+}
+
+// The larger of the two; y where x is NaN.
+OCTAVO_INLINE Lanes larger(const Lanes& x, const Lanes& y) { return select(less(y, x), x, y); }
+
+OCTAVO_INLINE IntLanes bits_of(const Lanes& x) {
+  IntLanes out;
+  OCTAVO_EACH_PART out.part[i] = (NativeInts)x.part[i];
+  return out;
+}
+
+OCTAVO_INLINE Lanes floats_of(const IntLanes& x) {
+  Lanes out;
+  OCTAVO_EACH_PART out.part[i] = (NativeFloats)x.part[i];
+  return out;
+}
+
+OCTAVO_INLINE IntLanes broadcast_int(int32_t value) {
+  IntLanes out;
+  OCTAVO_EACH_PART out.part[i] = NativeInts{} + value;
+  return out;
+}
+
+OCTAVO_INLINE IntLanes operator+(const IntLanes& x, const IntLanes& y) {
+  IntLanes out;
+  OCTAVO_EACH_PART out.part[i] = x.part[i] + y.part[i];
+  return out;
+}
+
+OCTAVO_INLINE IntLanes operator-(const IntLanes& x, const IntLanes& y) {
+  IntLanes out;
+  OCTAVO_EACH_PART out.part[i] = x.part[i] - y.part[i];
+  return out;
+}
+
+OCTAVO_INLINE IntLanes operator&(const IntLanes& x, const IntLanes& y) {
+  IntLanes out;
+  OCTAVO_EACH_PART out.part[i] = x.part[i] & y.part[i];
+  return out;
+}
+
+OCTAVO_INLINE IntLanes operator|(const IntLanes& x, const IntLanes& y) {
+  IntLanes out;
+  OCTAVO_EACH_PART out.part[i] = x.part[i] | y.part[i];
+  return out;
+}
+
+OCTAVO_INLINE IntLanes shift_left(const IntLanes& x, int bits) {
+  IntLanes out;
+  OCTAVO_EACH_PART out.part[i] = x.part[i] << bits;
+  return out;
+}
+
+// Arithmetic: copies of the sign come in from above.
+OCTAVO_INLINE IntLanes shift_right(const IntLanes& x, int bits) {
+  IntLanes out;
+  OCTAVO_EACH_PART out.part[i] = x.part[i] >> bits;
+  return out;
+}
+
+// The sum of the lanes as a fixed tree: halves are added, then quarters, ... so its order never varies.
+OCTAVO_INLINE float sum_of_lanes(const Lanes& x) {
+  float lane[lane_count];
+  store(lane, x);
+  for (int half = lane_count / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+  }
+  return lane[0];
+}
+
+OCTAVO_INLINE float largest_lane(const Lanes& x) {
+  float lane[lane_count];
+  store(lane, x);
+  float best = lane[0];
+  for (int i = 1; i < lane_count; ++i) best = lane[i] > best ? lane[i] : best;
+  return best;
+}
+
+}  // namespace octavo::OCTAVO_ISA

@@ -1,0 +1,127 @@
+"""The native module: kernels over NumPy arrays, chosen for the machine at first use.
+
+Arrays are C-contiguous and of exactly the type named here: nothing is converted, and a wrong type, rank
+or layout is a TypeError. A wrong size is a ValueError, an index out of range an IndexError; nothing is
+written then. Every function releases the interpreter's lock while it computes; any thread may call it.
+
+Exactness: a row's bits depend on that row's input alone, never on the rows beside it or on the number of
+threads; and all instruction sets give the same bits (OCTAVO_ISA = portable | avx2 | avx512 chooses one; a
+wrong value is a ValueError at first use).
+"""
+
+from typing import TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+_Floats = npt.NDArray[np.float32]
+_Ints = npt.NDArray[np.int32]
+_Bytes = npt.NDArray[np.uint8]
+
+class SimdProbe(TypedDict):
+    found: list[str]  # instruction sets of the processor
+    usable: list[str]  # kernels that are built in and run here, worst first
+    chosen: str
+    vector_bits: int
+    cores: int  # that this process may use
+
+def simd_probe() -> SimdProbe: ...
+def set_num_threads(count: int) -> None:
+    """1 to 256 threads share each operation from now on. Stops and starts the team: not for every step."""
+
+def num_threads() -> int: ...
+
+# -- files and memory ------------------------------------------------------------------------------
+
+def read_string_array(data: _Bytes, offset: int, count: int) -> tuple[list[bytes], int]:
+    """`count` strings (little-endian u64 length, bytes) from `offset` on, and the offset behind them."""
+
+def dequantise(data: _Bytes, kind: str, count: int, out: _Floats) -> None:
+    """`data`, exactly the bytes of `count` elements, to float32. kind: F32, F16, BF16, Q8_0, Q4_0, Q4_1."""
+
+def pack(data: _Bytes, kind: str, outputs: int, inputs: int, panels: _Floats) -> None:
+    """A matrix as its file stores it to panels (ceil(outputs / 16), inputs, 16), padded with zeros."""
+
+def copy_blocks(pool: _Bytes, sources: _Ints, targets: _Ints) -> None:
+    """pool[targets[i]] = pool[sources[i]], in order of i."""
+
+# -- the sampler -----------------------------------------------------------------------------------
+
+def log_sum_exp(x: _Floats, out: _Floats) -> None:
+    """(R, V) -> (R,): summed in double in a fixed order. NaN where a row holds NaN or +inf, or only -inf."""
+
+def argmax(x: _Floats, out: _Ints) -> None:
+    """(R, V) -> (R,): the lowest index of the largest value. NaN is never the largest."""
+
+def gumbel(seed: int, choice: int, position: int, out: _Floats) -> None:
+    """out[t] = -log(-log u), u = (word >> 8 + 1/2) / 2^24, the word being lane t % 4 of Philox 4x32-10.
+
+    Key: seed (low, high word); counter: (t // 4, position, choice, 0).
+    """
+
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> list[int]:
+    """The four words of one counter. Source: Salmon et al. 2011."""
+
+# -- the step --------------------------------------------------------------------------------------
+
+class KvLayout:
+    """The inside of a block, float32: per layer K [kv heads][D][B], then V [kv heads][B][D rounded up to 16].
+
+    head_size: multiples of 8 up to 256; block_size: 16, 32 or 64; otherwise a ValueError.
+    """
+
+    def __init__(self, num_layers: int, num_kv_heads: int, head_size: int, block_size: int) -> None: ...
+    @property
+    def bytes_per_block(self) -> int:
+        """A multiple of 4 KiB."""
+
+def linear(x: _Floats, panels: _Floats, bias: _Floats | None, out: _Floats) -> None:
+    """out (T, outputs) = x (T, inputs) times packed panels; bias (outputs,) is added last."""
+
+def embed(panels: _Floats, outputs: int, rows: _Ints, out: _Floats) -> None:
+    """out[i] = row rows[i] of the packed matrix of `outputs` rows."""
+
+def store_kv(
+    layout: KvLayout,
+    pool: _Bytes,
+    layer: int,
+    k: _Floats,
+    v: _Floats,
+    starts: _Ints,
+    offsets: _Ints,
+    tables: _Ints,
+) -> None:
+    """Write k and v (T, K * D) of the step's tokens into their slots; chunks as in `contract.Batch`."""
+
+def attend(
+    layout: KvLayout,
+    pool: _Bytes,
+    layer: int,
+    q: _Floats,
+    starts: _Ints,
+    offsets: _Ints,
+    tables: _Ints,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    out: _Floats,
+) -> None:
+    """Causal attention of q (T, H * D) over the block tables, in fixed partitions of 256 positions."""
+
+def rms_norm(x: _Floats, weight: _Floats, eps: float, out: _Floats) -> None:
+    """(T, E) -> (T, E): x / sqrt(mean(x^2) + eps) * weight."""
+
+def layer_norm(x: _Floats, weight: _Floats, bias: _Floats, eps: float, out: _Floats) -> None: ...
+def rope(x: _Floats, positions: _Ints, cos: _Floats, sin: _Floats, head_size: int, out: _Floats) -> None:
+    """Rotate halves of each head of x (T, heads * D); cos and sin (context, dims / 2)."""
+
+def map(function: str, x: _Floats, out: _Floats) -> None:
+    """Elementwise over flat arrays; function: exp, tanh, silu, gelu_tanh, gelu."""
+
+def gated(function: str, gate: _Floats, up: _Floats, out: _Floats) -> None:
+    """function(gate) * up over flat arrays."""
+
+def add(x: _Floats, y: _Floats, out: _Floats) -> None: ...
+def scale(x: _Floats, factor: float, out: _Floats) -> None: ...
+def soft_cap(x: _Floats, cap: float, out: _Floats) -> None:
+    """cap * tanh(x / cap) over flat arrays."""

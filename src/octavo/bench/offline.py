@@ -1,0 +1,165 @@
+"""Two workloads in a closed loop, run on a served model without HTTP.
+
+W1: independent prompts of random tokens, C in flight: as one answer ends, the next begins.
+W2: prompts that share a long prefix, all at once: what prefix sharing is worth.
+
+End-of-sequence is ignored, so every answer has the asked length. Tokens are drawn from a fixed seed and
+differ between workloads, so that no run finds another's blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from octavo.engine.outputs import ServedModel
+from octavo.errors import ConfigError, RequestFailed
+from octavo.types import FinishReason, SamplingParams, Usage
+
+# The first ids of most vocabularies are control tokens.
+_FIRST_TOKEN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Which requests, and how many at a time. Lengths are in tokens."""
+
+    name: str
+    num_requests: int
+    prefix: int  # shared by all prompts
+    own: int  # of each prompt alone
+    output: int
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one run measured. Prefill is prompt tokens over the time to first token, so queueing counts
+    against it.
+    """
+
+    workload: Workload
+    seconds: float
+    output_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    preemptions: int
+    output_tokens_per_s: float
+    tokens_per_s: float  # prompt and output
+    prefill_tokens_per_s: float
+    first_token_p50_s: float
+    first_token_p95_s: float
+    between_p50_s: float
+    between_p95_s: float
+
+
+@dataclass(slots=True)
+class _Timing:
+    """One request's times, in seconds."""
+
+    first_s: float = 0.0
+    between_s: list[float] = field(default_factory=list)
+    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0, 0))
+
+
+def w1(num_requests: int, prompt: int, output: int, concurrency: int) -> Workload:
+    """`num_requests` independent prompts, `concurrency` in flight."""
+    return Workload("W1", num_requests, 0, prompt, output, concurrency)
+
+
+def w2(num_requests: int, prefix: int, own: int = 32, output: int = 32) -> Workload:
+    """`num_requests` prompts that share `prefix` tokens, all at once."""
+    return Workload("W2", num_requests, prefix, own, output, num_requests)
+
+
+async def warm_up(model: ServedModel) -> None:
+    """One short request, so that first touches of memory are not measured."""
+    prompt = [_FIRST_TOKEN + i for i in range(32)]
+    await _request(model, prompt, SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
+
+
+async def measure(model: ServedModel, workload: Workload) -> Report:
+    """Run a workload to its end. Raises ConfigError when its prompts cannot fit the model, RequestFailed
+    when one fails.
+    """
+    needed = workload.prefix + workload.own + workload.output
+    if needed > model.context_length:
+        raise ConfigError(
+            f"{workload.name} needs {needed:,} tokens for each request; "
+            f"the context is {model.context_length:,}"
+        )
+    prompts = iter(prompts_of(workload, model.vocab_size))
+    params = SamplingParams(max_tokens=workload.output, temperature=0.0, ignore_eos=True)
+    timings: list[_Timing] = []
+    begun = time.perf_counter()
+    clients = [_client(model, prompts, params, timings) for _ in range(workload.concurrency)]
+    await asyncio.gather(*clients)
+    return _report(workload, timings, time.perf_counter() - begun)
+
+
+def prompts_of(workload: Workload, vocab_size: int) -> list[list[int]]:
+    """The prompts of a workload: equal for equal workloads, different for different ones."""
+    seed = f"{workload.name} {workload.num_requests} {workload.prefix} {workload.own} {workload.concurrency}"
+    generator = random.Random(seed)
+
+    def tokens(count: int) -> list[int]:
+        low = min(_FIRST_TOKEN, vocab_size - 1)
+        return [generator.randrange(low, vocab_size) for _ in range(count)]
+
+    shared = tokens(workload.prefix)
+    return [shared + tokens(workload.own) for _ in range(workload.num_requests)]
+
+
+async def _client(
+    model: ServedModel, prompts: Iterator[list[int]], params: SamplingParams, timings: list[_Timing]
+) -> None:
+    """One of C clients: takes the next prompt as soon as its last answer has ended."""
+    for prompt in prompts:
+        timings.append(await _request(model, prompt, params))
+
+
+async def _request(model: ServedModel, prompt: Sequence[int], params: SamplingParams) -> _Timing:
+    timing = _Timing()
+    times: list[float] = [time.perf_counter()]
+    stream = await model.submit(prompt, params)
+    async for delta in stream:
+        if delta.finish is FinishReason.ERROR:
+            raise RequestFailed(delta.error)
+        times.extend(time.perf_counter() for _ in delta.tokens)
+        timing.usage = delta.usage
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    timing.first_s, timing.between_s = gaps[0], gaps[1:]
+    return timing
+
+
+def _report(workload: Workload, timings: list[_Timing], seconds: float) -> Report:
+    output = sum(timing.usage.num_output for timing in timings)
+    prompt = sum(timing.usage.num_prompt for timing in timings)
+    firsts = [timing.first_s for timing in timings]
+    between = [gap for timing in timings for gap in timing.between_s]
+    return Report(
+        workload=workload,
+        seconds=seconds,
+        output_tokens=output,
+        prompt_tokens=prompt,
+        cached_tokens=sum(timing.usage.num_cached for timing in timings),
+        preemptions=sum(timing.usage.preemptions for timing in timings),
+        output_tokens_per_s=output / seconds,
+        tokens_per_s=(prompt + output) / seconds,
+        prefill_tokens_per_s=prompt / sum(firsts),
+        first_token_p50_s=quantile(firsts, 0.5),
+        first_token_p95_s=quantile(firsts, 0.95),
+        between_p50_s=quantile(between, 0.5),
+        between_p95_s=quantile(between, 0.95),
+    )
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of all values do not exceed; 0 of no values."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0

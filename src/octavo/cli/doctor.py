@@ -1,0 +1,106 @@
+"""`octavo doctor`: what would be used, why, and what to change."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from octavo.cli.terminal import look_at_machine
+from octavo.config import StartOptions
+from octavo.engine.start import Budget, Started, build_engine
+from octavo.executor.runner import kv_shape
+from octavo.kernels.probe import Machine
+from octavo.units import blocks_for, format_bytes
+
+
+def run(model: str | None, options: StartOptions) -> None:
+    """Load the model as `serve` would, print what was resolved, and leave. Raises ConfigError and
+    ModelError.
+    """
+    console = Console(highlight=False)
+    look_at_machine()
+    with Console(stderr=True).status("looking ...") as status:
+        started = build_engine(model, options, lambda text: status.update(text))
+        started.engine.executor.close()
+    machine = look_at_machine()  # again: it tells the threads that the engine uses
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, text in [
+        *machine_lines(machine),
+        *model_lines(started),
+        *budget_lines(started.budget, options),
+    ]:
+        table.add_row(f"[bold]{name}[/]", text)
+    console.print(table)
+    for line in advice(started, options, machine):
+        console.print(f"- {line}", markup=False)
+
+
+def machine_lines(machine: Machine) -> list[tuple[str, str]]:
+    """The processor and the memory."""
+    return [
+        ("processor", f"{machine.cpu}, {machine.cores} cores for this process, {machine.threads} threads"),
+        ("instructions", f"{machine.chosen} kernels chosen ({', '.join(machine.usable)} run here)"),
+        (
+            "memory",
+            f"{format_bytes(machine.memory_total)}, {format_bytes(machine.memory_available)} available now",
+        ),
+    ]
+
+
+def model_lines(started: Started) -> list[tuple[str, str]]:
+    """The model and the backend."""
+    spec, facts = started.loaded.model.spec, started.facts
+    shape = kv_shape(started.loaded.model, started.budget.block_size)
+    return [
+        (
+            "backend",
+            f"{started.ops.name}; arithmetic {started.ops.arithmetic_id}: "
+            "the exactness contract holds (a request's bits do not depend on what runs beside it)",
+        ),
+        ("model", f"{facts.name}: vocabulary {facts.vocab_size:,}, context {spec.context_length:,} tokens"),
+        (
+            "KV",
+            f"{shape.num_layers} layers, {shape.num_kv_heads} KV heads of {shape.head_size}; "
+            f"{format_bytes(started.budget.bytes_per_block)} per block, "
+            f"{format_bytes(started.budget.bytes_per_block / started.budget.block_size)} per token",
+        ),
+    ]
+
+
+def budget_lines(budget: Budget, options: StartOptions) -> list[tuple[str, str]]:
+    """The blocks, in words."""
+    return [
+        ("blocks", budget.in_words()),
+        ("why", budget.reason),
+        (
+            "limits",
+            f"{options.max_seqs:,} sequences run at once, {options.step_tokens:,} tokens in a step, "
+            f"{options.max_queue:,} requests wait",
+        ),
+    ]
+
+
+def advice(started: Started, options: StartOptions, machine: Machine) -> list[str]:
+    """What to change, and why; nothing where nothing is wrong."""
+    lines = []
+    budget, context = started.budget, started.facts.context_length
+    tokens = budget.num_blocks * budget.block_size
+    if tokens < context:
+        enough = format_bytes(blocks_for(context, budget.block_size) * budget.bytes_per_block)
+        lines.append(
+            f"the pool holds {tokens:,} tokens, less than one context of {context:,}: longer requests are "
+            f"refused. Give --kv-memory {enough} or a smaller --context-length."
+        )
+    if budget.num_bytes > machine.memory_available:
+        lines.append("the pool is larger than the memory available now; give a smaller --kv-memory.")
+    if machine.chosen == "portable":
+        lines.append(
+            "only portable kernels run here: no AVX2 or AVX-512 was found, so expect a fraction of the speed."
+        )
+    if options.threads is not None and options.threads > machine.cores:
+        lines.append(
+            f"--threads {options.threads} is more than the {machine.cores} cores of this process: slower."
+        )
+    if options.backend == "reference":
+        lines.append("the reference backend is the specification in NumPy; use --backend cpu to serve.")
+    return lines

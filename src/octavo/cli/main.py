@@ -1,0 +1,234 @@
+"""The `octavo` command: what exists and which options it takes. The work is done by the module of each
+command.
+
+Heavy modules are imported inside commands, so that `octavo --help` answers at once. An error that a person
+can meet ends the process with its message and no traceback: 2 for a wrong setting, 1 for all else.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from octavo import __version__
+from octavo.cli import options as opt
+from octavo.errors import ConfigError, InvalidRequest, OctavoError
+
+app = typer.Typer(
+    name="octavo",
+    help="Serve language models from paged KV memory.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench_app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+
+def main() -> None:
+    """The entry point of the console script."""
+    try:
+        app()
+    except OctavoError as error:
+        typer.echo(f"octavo: {error}", err=True)
+        sys.exit(2 if isinstance(error, (ConfigError, InvalidRequest)) else 1)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    """Serve language models from paged KV memory."""
+    if version:
+        typer.echo(f"octavo {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def serve(
+    model: opt.Model = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; loopback by default.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="OCTAVO_API_KEY", help="A key that clients must send; repeatable.", show_default=False
+        ),
+    ] = None,
+    served_name: Annotated[
+        str | None, typer.Option(help="The name in /v1/models. Default: the model's own.")
+    ] = None,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(help="Seconds that running requests may take to end after SIGTERM.", min=0, max=3600),
+    ] = 30.0,
+    weights: opt.Weights = "f32",
+    backend: opt.Backend = "cpu",
+    context_length: opt.ContextLength = None,
+    kv_memory: opt.KvMemory = None,
+    block_size: opt.BlockSize = 16,
+    max_seqs: opt.MaxSeqs = 64,
+    step_tokens: opt.StepTokens = 512,
+    max_queue: opt.MaxQueue = 1024,
+    threads: opt.Threads = None,
+    overlap: opt.Overlap = 0,
+    prefix_caching: opt.PrefixCaching = True,
+    pace: opt.Pace = True,
+) -> None:
+    """Serve a model with OpenAI's HTTP API."""
+    from octavo.cli.serve import run
+
+    options = opt.start_options(
+        weights=weights,
+        backend=backend,
+        context_length=context_length,
+        kv_memory=kv_memory,
+        block_size=block_size,
+        max_seqs=max_seqs,
+        step_tokens=step_tokens,
+        max_queue=max_queue,
+        threads=threads,
+        overlap=overlap,
+        prefix_caching=prefix_caching,
+        pace=pace,
+        served_name=served_name,
+    )
+    run(model, options, host=host, port=port, api_keys=tuple(api_key or ()), drain_timeout_s=drain_timeout)
+
+
+@app.command()
+def chat(
+    model: opt.Model = None,
+    system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
+    max_tokens: opt.MaxTokens = None,
+    temperature: opt.Temperature = 0.7,
+    top_p: opt.TopP = 0.95,
+    top_k: opt.TopK = 0,
+    seed: opt.Seed = None,
+    weights: opt.Weights = "f32",
+    backend: opt.Backend = "cpu",
+    context_length: opt.ContextLength = None,
+    kv_memory: opt.KvMemory = None,
+    threads: opt.Threads = None,
+) -> None:
+    """Talk to a model in the terminal."""
+    from octavo.cli.chat import run
+    from octavo.types import SamplingParams
+
+    options = opt.start_options(
+        weights=weights, backend=backend, context_length=context_length, kv_memory=kv_memory, threads=threads
+    )
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+    )
+    run(model, options, params, system)
+
+
+@app.command()
+def generate(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[MODEL] PROMPT",
+            help="A model, as for serve, and the text to continue (- reads standard input).",
+        ),
+    ],
+    max_tokens: opt.MaxTokens = 128,
+    temperature: opt.Temperature = 1.0,
+    top_p: opt.TopP = 1.0,
+    top_k: opt.TopK = 0,
+    seed: opt.Seed = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")] = None,
+    weights: opt.Weights = "f32",
+    backend: opt.Backend = "cpu",
+    context_length: opt.ContextLength = None,
+    kv_memory: opt.KvMemory = None,
+    threads: opt.Threads = None,
+) -> None:
+    """Continue a text, streamed to standard output."""
+    if len(words) > 2:
+        raise typer.BadParameter(f"{len(words)} arguments; allowed: [MODEL] PROMPT (quote the prompt)")
+    model, prompt = words[0] if len(words) == 2 else None, words[-1]
+    from octavo.cli.generate import run
+    from octavo.types import SamplingParams
+
+    options = opt.start_options(
+        weights=weights, backend=backend, context_length=context_length, kv_memory=kv_memory, threads=threads
+    )
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
+    run(model, options, params, sys.stdin.read() if prompt == "-" else prompt)
+
+
+@app.command()
+def doctor(
+    model: opt.Model = None,
+    weights: opt.Weights = "f32",
+    backend: opt.Backend = "cpu",
+    context_length: opt.ContextLength = None,
+    kv_memory: opt.KvMemory = None,
+    block_size: opt.BlockSize = 16,
+    max_seqs: opt.MaxSeqs = 64,
+    threads: opt.Threads = None,
+) -> None:
+    """Say what would be used, why, and what to change: machine, backend, model, block budget."""
+    from octavo.cli.doctor import run
+
+    options = opt.start_options(
+        weights=weights,
+        backend=backend,
+        context_length=context_length,
+        kv_memory=kv_memory,
+        block_size=block_size,
+        max_seqs=max_seqs,
+        threads=threads,
+    )
+    run(model, options)
+
+
+@bench_app.command()
+def offline(
+    model: opt.Model = None,
+    n: Annotated[
+        int | None,
+        typer.Option("--n", help="Requests of each run. Default: twice --conc, at least 4.", min=1),
+    ] = None,
+    inp: Annotated[int, typer.Option(help="W1: prompt tokens.", min=1)] = 128,
+    out: Annotated[int, typer.Option(help="W1: output tokens.", min=1)] = 128,
+    conc: Annotated[list[int] | None, typer.Option(help="W1: requests in flight; repeatable.", min=1)] = None,
+    prefix: Annotated[int, typer.Option(help="W2: tokens of the shared prefix; 0 skips W2.", min=0)] = 512,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines and nothing else.")] = False,
+    weights: opt.Weights = "f32",
+    backend: opt.Backend = "cpu",
+    kv_memory: opt.KvMemory = None,
+    max_seqs: opt.MaxSeqs = 64,
+    step_tokens: opt.StepTokens = 512,
+    threads: opt.Threads = None,
+    overlap: opt.Overlap = 0,
+) -> None:
+    """Run W1 (independent prompts) and W2 (a shared prefix) on the engine, without HTTP."""
+    from octavo.bench.offline import Workload, w1, w2
+    from octavo.cli.bench import run
+
+    options = opt.start_options(
+        weights=weights,
+        backend=backend,
+        context_length=None,
+        kv_memory=kv_memory,
+        max_seqs=max_seqs,
+        step_tokens=step_tokens,
+        threads=threads,
+        overlap=overlap,
+    )
+    workloads: list[Workload] = [w1(n or max(4, 2 * c), inp, out, c) for c in conc or (1, 8, 32)]
+    if prefix:
+        workloads.append(w2(n or 32, prefix))
+    run(model, options, workloads, as_json=as_json)

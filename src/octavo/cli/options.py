@@ -1,0 +1,104 @@
+"""The command line's options, each written once, and how they become `StartOptions`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from octavo.config import StartOptions
+
+_ENGINE = "Engine"
+_SAMPLING = "Sampling"
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="Alias, .gguf file, folder with safetensors, or Hugging Face id. Default: smollm2-135m.",
+        show_default=False,
+    ),
+]
+Weights = Annotated[str, typer.Option(help="How weights are held: f32.", rich_help_panel=_ENGINE)]
+Backend = Annotated[str, typer.Option(help="cpu, or reference (NumPy; slow).", rich_help_panel=_ENGINE)]
+ContextLength = Annotated[
+    int | None,
+    typer.Option(help="Tokens of prompt and output together. Default: the model's.", rich_help_panel=_ENGINE),
+]
+KvMemory = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory for KV blocks, such as 2GiB. Default: a quarter of what is available.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+BlockSize = Annotated[int, typer.Option(help="Tokens in a block.", rich_help_panel=_ENGINE)]
+MaxSeqs = Annotated[int, typer.Option(help="Sequences that run at once.", rich_help_panel=_ENGINE)]
+StepTokens = Annotated[
+    int, typer.Option(help="Positions computed in a step at most.", rich_help_panel=_ENGINE)
+]
+MaxQueue = Annotated[int, typer.Option(help="Requests that may wait.", rich_help_panel=_ENGINE)]
+Threads = Annotated[
+    int | None, typer.Option(help="Native threads. Default: one per core.", rich_help_panel=_ENGINE)
+]
+Overlap = Annotated[int, typer.Option(help="1: plan a step while one runs.", rich_help_panel=_ENGINE)]
+PrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        "--prefix-caching/--no-prefix-caching",
+        help="Share the blocks of equal prefixes.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+Pace = Annotated[
+    bool,
+    typer.Option(
+        "--pace/--no-pace",
+        help="Hold prompts back so that running answers keep pace.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+
+MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate at most.", rich_help_panel=_SAMPLING)]
+Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.", rich_help_panel=_SAMPLING)]
+TopP = Annotated[float, typer.Option(help="Nucleus: 1 keeps all.", rich_help_panel=_SAMPLING)]
+TopK = Annotated[int, typer.Option(help="Keep the k likeliest; 0 keeps all.", rich_help_panel=_SAMPLING)]
+Seed = Annotated[int | None, typer.Option(help="The same seed, the same text.", rich_help_panel=_SAMPLING)]
+
+
+def start_options(
+    *,
+    weights: str,
+    backend: str,
+    context_length: int | None,
+    kv_memory: str | None,
+    threads: int | None,
+    block_size: int = 16,
+    max_seqs: int = 64,
+    step_tokens: int = 512,
+    max_queue: int = 1024,
+    overlap: int = 0,
+    prefix_caching: bool = True,
+    pace: bool = True,
+    served_name: str | None = None,
+) -> StartOptions:
+    """The engine's settings from the command line's. Raises ConfigError."""
+    from octavo.config import StartOptions
+    from octavo.units import parse_bytes
+
+    return StartOptions(
+        weights=weights,
+        backend=backend,
+        context_length=context_length,
+        kv_memory_bytes=None if kv_memory is None else parse_bytes(kv_memory, "--kv-memory"),
+        block_size=block_size,
+        max_seqs=max_seqs,
+        step_tokens=step_tokens,
+        max_queue=max_queue,
+        threads=threads,
+        overlap=overlap,
+        prefix_caching=prefix_caching,
+        pace=pace,
+        served_name=served_name,
+    )

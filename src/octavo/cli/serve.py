@@ -1,0 +1,36 @@
+"""`octavo serve`: bind, load, serve, drain."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from octavo.cli.terminal import running_engine
+from octavo.config import StartOptions
+from octavo.server.app import ServerSettings
+from octavo.server.run import bind, serve
+
+
+def run(
+    model: str | None,
+    options: StartOptions,
+    *,
+    host: str,
+    port: int,
+    api_keys: tuple[str, ...],
+    drain_timeout_s: float,
+) -> None:
+    """Serve until a signal. The port is taken before the model is loaded, so a wrong one is known at once."""
+    listener = bind(host, port)
+    settings = ServerSettings(host=host, api_keys=api_keys, drain_timeout_s=drain_timeout_s)
+    with running_engine(model, options) as llm:
+        serve(llm, listener, settings, lambda url: show_ready(url, llm.name, with_key=bool(api_keys)))
+
+
+def show_ready(url: str, name: str, *, with_key: bool) -> None:
+    """The banner, with a request that can be copied."""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if with_key else ""
+    body = '{"messages": [{"role": "user", "content": "What is a book?"}], "stream": true, "max_tokens": 64}'
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"[bold]octavo[/] serves {name} at {url}/v1   (ctrl-c ends it)")
+    console.print("try:", style="dim")
+    console.print(f"  curl -N {url}/v1/chat/completions{key} -d '{body}'", markup=False)

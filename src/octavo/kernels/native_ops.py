@@ -1,0 +1,132 @@
+"""The CPU backend: every op is a native kernel over float32. `reference.py` says what they mean.
+
+It knows no model and no scheduler. Threads are the native module's affair (`octavo._native.set_num_threads`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo import _native
+from octavo.kernels import packed
+from octavo.kernels.contract import AttentionSpec, Batch, Floats, Ints, KvPool, KvShape, Matrix, RawTensor
+from octavo.kernels.pool import allocate_pool, layout_of
+
+ARITHMETIC_VERSION = 1  # raise it whenever a kernel's bits change: names of cached blocks depend on it
+
+
+class NativeOps:
+    """The `Ops` of the machine's own processor. Without state: one object serves any number of models."""
+
+    def __init__(self) -> None:
+        self.name = "cpu"
+        self.arithmetic_id = f"cpu-f32-{ARITHMETIC_VERSION}-{_native.simd_probe()['chosen']}"
+
+    # -- weights and memory ------------------------------------------------------------------------
+    def matrix(self, raw: RawTensor) -> packed.PackedMatrix:
+        """Float32 panels; raises UnsupportedModel or BadModelFile."""
+        return packed.pack(raw)
+
+    def vector(self, raw: RawTensor) -> Floats:
+        """Float32, of the tensor's own shape; raises UnsupportedModel or BadModelFile."""
+        return packed.unpack_vector(raw)
+
+    def allocate_kv(self, shape: KvShape, num_blocks: int) -> KvPool:
+        """Reserve address space for the pool; pages become resident when first written."""
+        return allocate_pool(shape, num_blocks)
+
+    def copy_blocks(self, pool: KvPool, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole blocks, in order."""
+        _native.copy_blocks(pool.data, np.asarray(sources, np.int32), np.asarray(targets, np.int32))
+
+    # -- the step ----------------------------------------------------------------------------------
+    def embed(self, table: Matrix, tokens: Ints) -> Floats:
+        """(T,) -> (T, E): rows of the table."""
+        return packed.unpack_rows(_own(table), tokens)
+
+    def take(self, x: Floats, rows: Ints) -> Floats:
+        """x[rows], contiguous."""
+        return np.take(x, rows, axis=0)
+
+    def linear(self, x: Floats, weight: Matrix, bias: Floats | None = None) -> Floats:
+        """(T, in) -> (T, out)."""
+        return packed.multiply(x, _own(weight), bias)
+
+    def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
+        """Over the last `len(weight)` elements of each row."""
+        out = np.empty_like(x)
+        _native.rms_norm(x.reshape(-1, weight.size), weight, eps, out.reshape(-1, weight.size))
+        return out
+
+    def layer_norm(self, x: Floats, weight: Floats, bias: Floats, eps: float) -> Floats:
+        """(T, E) -> (T, E)."""
+        out = np.empty_like(x)
+        _native.layer_norm(x, weight, bias, eps, out)
+        return out
+
+    def rope(self, x: Floats, positions: Ints, cos: Floats, sin: Floats, head_size: int) -> Floats:
+        """Rotate halves of each head."""
+        out = np.empty_like(x)
+        _native.rope(x, positions, cos, sin, head_size, out)
+        return out
+
+    def store(self, pool: KvPool, layer: int, k: Floats, v: Floats, batch: Batch) -> None:
+        """Write K and V of the step's tokens into their slots of `layer`."""
+        layout = layout_of(pool.shape)
+        _native.store_kv(layout, pool.data, layer, k, v, batch.starts, batch.offsets, batch.tables)
+
+    def attend(self, pool: KvPool, layer: int, q: Floats, batch: Batch, spec: AttentionSpec) -> Floats:
+        """(T, H * D) -> (T, H * D): causal attention over the block tables."""
+        out = np.empty_like(q)
+        _native.attend(
+            layout_of(pool.shape),
+            pool.data,
+            layer,
+            q,
+            batch.starts,
+            batch.offsets,
+            batch.tables,
+            spec.scale,
+            spec.window,
+            spec.soft_cap,
+            out,
+        )
+        return out
+
+    def gated(self, gate: Floats, up: Floats, activation: str) -> Floats:
+        """activation(gate) * up."""
+        out = np.empty_like(gate)
+        _native.gated(activation, gate.reshape(-1), up.reshape(-1), out.reshape(-1))
+        return out
+
+    def activate(self, x: Floats, activation: str) -> Floats:
+        """activation(x)."""
+        out = np.empty_like(x)
+        _native.map(activation, x.reshape(-1), out.reshape(-1))
+        return out
+
+    def add(self, x: Floats, y: Floats) -> Floats:
+        """x + y."""
+        out = np.empty_like(x)
+        _native.add(x.reshape(-1), y.reshape(-1), out.reshape(-1))
+        return out
+
+    def scale(self, x: Floats, factor: float) -> Floats:
+        """x * factor, the factor rounded to float32 first."""
+        out = np.empty_like(x)
+        _native.scale(x.reshape(-1), factor, out.reshape(-1))
+        return out
+
+    def soft_cap(self, x: Floats, cap: float) -> Floats:
+        """cap * tanh(x / cap)."""
+        out = np.empty_like(x)
+        _native.soft_cap(x.reshape(-1), cap, out.reshape(-1))
+        return out
+
+
+def _own(matrix: Matrix) -> packed.PackedMatrix:
+    """The matrix as one of ours; another backend's would be a bug of the caller."""
+    assert isinstance(matrix, packed.PackedMatrix)
+    return matrix

@@ -1,0 +1,63 @@
+"""What `octavo doctor` says about the processor and the memory. Reads /proc; knows nothing of models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo import _native
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine as the CPU backend sees it. Memory is in bytes, 0 where the system does not say."""
+
+    cpu: str  # the processor's own name for itself
+    vendor: str
+    instruction_sets: tuple[str, ...]  # of interest, as found
+    usable: tuple[str, ...]  # kernels that are built in and run here, worst first
+    chosen: str
+    vector_bits: int
+    cores: int  # that this process may use
+    threads: int  # that share an operation now
+    memory_total: int
+    memory_available: int
+
+
+def probe() -> Machine:
+    """Look at the machine now. Raises ValueError when OCTAVO_ISA names what this machine cannot run."""
+    simd = _native.simd_probe()
+    cpu = _fields(Path("/proc/cpuinfo"))
+    memory = _fields(Path("/proc/meminfo"))
+    return Machine(
+        cpu=cpu.get("model name", "unknown"),
+        vendor=cpu.get("vendor_id", "unknown"),
+        instruction_sets=tuple(simd["found"]),
+        usable=tuple(simd["usable"]),
+        chosen=simd["chosen"],
+        vector_bits=simd["vector_bits"],
+        cores=simd["cores"],
+        threads=_native.num_threads(),
+        memory_total=_bytes(memory.get("MemTotal", "")),
+        memory_available=_bytes(memory.get("MemAvailable", "")),
+    )
+
+
+def _fields(path: Path) -> dict[str, str]:
+    """The "name : value" lines of a file of /proc, the first of each name; none where there is no file."""
+    fields: dict[str, str] = {}
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return fields
+    for line in lines:
+        name, found, value = line.partition(":")
+        if found:
+            fields.setdefault(name.strip(), value.strip())
+    return fields
+
+
+def _bytes(text: str) -> int:
+    """ "24576 kB" as bytes."""
+    number, _, unit = text.partition(" ")
+    return int(number) * 1024 if number.isdigit() and unit == "kB" else 0

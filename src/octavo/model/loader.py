@@ -1,0 +1,107 @@
+"""From a path to a model that is ready to run: header, description, tokenizer, weights, fingerprint.
+
+    ModelPath -> GgufFile | SafetensorsFiles -> Description -> ModelWeights + Tokenizer + fingerprint -> LoadedModel
+
+The files are hashed by a second thread while the weights are converted. Beyond the resident weights, a load
+holds one tensor of the file at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.errors import BadModelFile, ConfigError
+from octavo.kernels.contract import Ops
+from octavo.model.families import Description, describe_config, describe_gguf
+from octavo.model.fields import Fields, read_json_fields
+from octavo.model.fingerprint import fingerprint, hash_files
+from octavo.model.gguf import GgufFile, read_gguf
+from octavo.model.hub import ModelPath
+from octavo.model.safetensors_file import SafetensorsFiles, read_safetensors
+from octavo.model.spec import Model
+from octavo.model.weights import read_weights
+from octavo.text.tokenizer import Tokenizer
+
+ROPE_FACTORS = "rope_freqs.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What the engine needs: the model, and the tokenizer (with its chat template) that goes with it."""
+
+    model: Model
+    tokenizer: Tokenizer
+
+
+def load_model(
+    path: ModelPath,
+    ops: Ops,
+    context_length: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> LoadedModel:
+    """Load weights and tokenizer. The context is the model's own, or `context_length` if that is less.
+
+    Raises ModelNotFound, BadModelFile (the message names the tensor, key or byte), UnsupportedModel,
+    ConfigError. O(bytes of weights); calls `progress` about once a second.
+    """
+    if context_length is not None and context_length < 1:
+        raise ConfigError(f"context_length is {context_length}; allowed: 1 or more, up to the model's own")
+    report = progress or _ignore
+    if path.kind == "gguf":
+        gguf = read_gguf(path.path)
+        description = _describe_gguf(gguf, ops)
+        return _load(path, gguf, [gguf.path], description, ops, context_length, report)
+    files = read_safetensors(path.path)
+    description = describe_config(read_json_fields(path.path / "config.json"))
+    return _load(path, files, files.paths, description, ops, context_length, report)
+
+
+def _load(
+    path: ModelPath,
+    source: GgufFile | SafetensorsFiles,
+    paths: Sequence[Path],
+    description: Description,
+    ops: Ops,
+    context_length: int | None,
+    progress: Callable[[str], None],
+) -> LoadedModel:
+    with ThreadPoolExecutor(1, "octavo-fingerprint") as pool:
+        hashing = pool.submit(hash_files, paths, source.header_bytes)
+        if isinstance(source, GgufFile):
+            tokenizer = Tokenizer.from_gguf(source.metadata, str(path.path))
+        else:
+            tokenizer = Tokenizer.from_folder(path.path)
+        is_gguf = isinstance(source, GgufFile)
+        weights = read_weights(source, str(path.path), is_gguf, description, ops, progress)
+        name_of_weights = fingerprint(hashing.result(), repr(description.spec))
+    spec = description.spec
+    if context_length is not None and context_length < spec.context_length:
+        spec = dataclasses.replace(spec, context_length=context_length)
+    rope_tables = spec.rope.table(spec.context_length) if spec.rope else None
+    model = Model(path.name, spec, weights, name_of_weights, rope_tables)
+    return LoadedModel(model, tokenizer)
+
+
+def _describe_gguf(gguf: GgufFile, ops: Ops) -> Description:
+    """The description, with the three things that only the tensors tell."""
+    embedding = gguf.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise BadModelFile(f"{gguf.path} has no matrix token_embd.weight")
+    raw = gguf.tensors.get(ROPE_FACTORS)
+    factors: tuple[float, ...] | None = None
+    if raw is not None:
+        if len(raw.shape) != 1 or raw.shape[0] > 1024:
+            raise BadModelFile(
+                f"{gguf.path}: tensor {ROPE_FACTORS!r} has shape {raw.shape}; expected one dimension"
+            )
+        factors = tuple(float(value) for value in ops.vector(raw))
+    fields = Fields(str(gguf.path), gguf.metadata)
+    return describe_gguf(fields, embedding.shape[0], factors, "output.weight" in gguf.tensors)
+
+
+def _ignore(_message: str) -> None:
+    """Nobody asked for progress."""

@@ -1,0 +1,49 @@
+"""Log-probabilities of the raw logits: before temperature, penalties, bias and filters, so that they
+describe the model.
+
+The normaliser comes from the native module, which sums a row in fixed partitions whatever rows stand beside
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo import _native
+from octavo.kernels.contract import Floats
+from octavo.sampling.ranking import descending, top_ids
+from octavo.types import SampledToken
+
+
+def logprobs_of(
+    logits: Floats, tokens: Sequence[int] | npt.NDArray[np.integer], top: int
+) -> tuple[SampledToken, ...]:
+    """Token s's logprob under row s of `logits` (S, V), with the `top` likeliest tokens of the row beside
+    it.
+    """
+    normalisers = log_normalisers(logits)
+    return tuple(
+        with_logprob(logits[index], float(normalisers[index]), int(token), top)
+        for index, token in enumerate(tokens)
+    )
+
+
+def log_normalisers(logits: Floats) -> Floats:
+    """log(sum(exp(row))) of each row: (S, V) -> (S,)."""
+    out = np.empty(logits.shape[0], np.float32)
+    _native.log_sum_exp(np.ascontiguousarray(logits, np.float32), out)
+    return out
+
+
+def with_logprob(row: Floats, normaliser: float, token: int, top: int) -> SampledToken:
+    """One token with its logprob under `row` (V,) and the `top` likeliest, likeliest first, lowest id among
+    equals.
+    """
+    base = np.float32(normaliser)
+    ids = top_ids(row, top) if top else np.empty(0, np.int64)
+    ids = ids[descending(row[ids])]
+    likeliest = tuple(zip(ids.tolist(), (row[ids] - base).tolist(), strict=True))
+    return SampledToken(token, float(row[token] - base), likeliest)

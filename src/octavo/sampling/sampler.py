@@ -1,0 +1,139 @@
+"""From logits to tokens, with no state: a row's token depends on its logits, parameters and history alone.
+
+The order is penalties and bias (`penalties.py`), temperature, top-k, top-p, min-p (`filters.py`), then
+Gumbel-max: the argmax of log-probability plus Gumbel noise is a sample of the distribution (Gumbel 1954;
+Maddison et al. 2014). The noise is a pure function of (seed, choice, position), so a preempted, forked or
+speculated sequence draws what it would have drawn anyway. Greedy rows take the argmax and look at no noise
+and no filter, which cannot remove the likeliest token.
+
+Ties go to the lowest id, everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo import _native
+from octavo.kernels.contract import Floats, Ints
+from octavo.sampling.filters import keep_ids
+from octavo.sampling.logprobs import log_normalisers, with_logprob
+from octavo.sampling.penalties import adjust, adjusts
+from octavo.types import SampledToken, SamplingParams
+
+# Below this the division would overflow; the distribution is already a point.
+_TEMPERATURE_MIN = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """What one row of logits is sampled with; `history` is every token before it, prompt then output."""
+
+    params: SamplingParams
+    seed: int
+    choice: int
+    num_prompt: int
+    history: Ints
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens so far."""
+        return len(self.history) - self.num_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFailure:
+    """A row that cannot be sampled; the request it belongs to fails, alone."""
+
+    reason: str
+
+
+class Sampler:
+    """Draws one token for each row of logits. `stop_ids` are the model's end-of-sequence tokens."""
+
+    def __init__(self, vocab_size: int, stop_ids: frozenset[int]) -> None:
+        self._vocab_size = vocab_size
+        self._stop_ids = stop_ids
+
+    def sample(self, logits: Floats, rows: Sequence[SampleRow]) -> list[SampledToken | SampleFailure]:
+        """One token, or the reason why there is none, for each row of `logits` (S, V), which is not
+        changed.
+        """
+        assert logits.shape == (len(rows), self._vocab_size)
+        if not rows:
+            return []
+        logits = np.ascontiguousarray(logits, np.float32)
+        outcomes = _check(logits)
+        tokens = np.empty(len(rows), np.int32)
+        _native.argmax(logits, tokens)  # the whole answer for plain greedy rows, and cheap beside the others
+
+        for index, row in enumerate(rows):
+            if outcomes[index] is None and (not row.params.greedy or adjusts(row.params, row.num_output)):
+                drawn = self._draw(logits[index], row)
+                if isinstance(drawn, SampleFailure):
+                    outcomes[index] = drawn
+                else:
+                    tokens[index] = drawn
+        return _with_logprobs(logits, rows, tokens, outcomes)
+
+    def _draw(self, raw: Floats, row: SampleRow) -> int | SampleFailure:
+        """Sample one row (V,) that is more than a plain argmax."""
+        scores = raw.copy()
+        params = row.params
+        if adjusts(params, row.num_output):
+            adjust(scores, params, row.history, row.num_prompt, self._stop_ids)
+        best = scores.max()
+        if not np.isfinite(best):
+            return SampleFailure(
+                "no token is left to sample from: bias, penalties or min_tokens forbid all of them"
+            )
+        if params.greedy:
+            return int(scores.argmax())
+
+        # The greatest becomes 0 first, so that a small temperature sends the others to -inf and never to NaN.
+        with np.errstate(over="ignore"):
+            scores -= best
+            scores /= np.float32(max(params.temperature, _TEMPERATURE_MIN))
+        noise = gumbel_noise(row.seed, row.choice, row.history.shape[0], self._vocab_size)
+        kept = keep_ids(scores, params)
+        if kept is None:
+            return int((scores + noise).argmax())
+        return int(kept[(scores[kept] + noise[kept]).argmax()])
+
+
+def gumbel_noise(seed: int, choice: int, position: int, size: int) -> Floats:
+    """The (V,) noise of one token; a negative seed is its two's complement in 64 bits."""
+    out = np.empty(size, np.float32)
+    _native.gumbel(seed & 0xFFFF_FFFF_FFFF_FFFF, choice, position, out)
+    return out
+
+
+def _check(logits: Floats) -> list[SampleFailure | None]:
+    """A failure for each row that holds NaN or +inf, or nothing but -inf: one pass, because max passes NaN
+    on.
+    """
+    greatest = logits.max(axis=1)
+    reason = "the model made logits that are not numbers (NaN or infinity)"
+    return [None if sound else SampleFailure(reason) for sound in np.isfinite(greatest).tolist()]
+
+
+def _with_logprobs(
+    logits: Floats, rows: Sequence[SampleRow], tokens: Ints, outcomes: list[SampleFailure | None]
+) -> list[SampledToken | SampleFailure]:
+    """The outcomes as the caller sees them; only rows that asked for logprobs pay for them."""
+    asked = [i for i, row in enumerate(rows) if row.params.logprobs is not None and outcomes[i] is None]
+    subset = logits if len(asked) == len(rows) else logits[asked]
+    normalisers = dict(zip(asked, log_normalisers(subset).tolist(), strict=True)) if asked else {}
+    results: list[SampledToken | SampleFailure] = []
+    for index, (row, failure) in enumerate(zip(rows, outcomes, strict=True)):
+        if failure is not None:
+            results.append(failure)
+        elif row.params.logprobs is None:
+            results.append(SampledToken(int(tokens[index])))
+        else:
+            results.append(
+                with_logprob(logits[index], normalisers[index], int(tokens[index]), row.params.logprobs)
+            )
+    return results

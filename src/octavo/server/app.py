@@ -1,0 +1,149 @@
+"""The HTTP application: routes, the guard in front of them, and errors in one shape behind them.
+
+    uvicorn -> Guard (keys, hosts) -> count answers -> routes -> ServedModel
+
+It knows the protocol `ServedModel` and nothing of engines, so a double (`octavo.server.testing`) serves in
+tests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.engine.outputs import ServedModel
+from octavo.errors import OctavoError
+from octavo.server.chat import chat_completions
+from octavo.server.completions import completions
+from octavo.server.errors import (
+    JsonObject,
+    json_response,
+    on_any_exception,
+    on_http_exception,
+    on_octavo_error,
+)
+from octavo.server.generation import ClientGone, Edge
+from octavo.server.metrics import CONTENT_TYPE, Metrics
+from octavo.server.security import Guard
+
+# nginx's word for a client that left; nobody reads it but the metrics.
+_CLIENT_CLOSED = 499
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """What the edge is told. `host` is the address it is bound to, which names it in Host headers."""
+
+    host: str = "127.0.0.1"
+    api_keys: tuple[str, ...] = ()
+    body_bytes_max: int = 8 * 2**20
+    drain_timeout_s: float = 30.0
+
+
+def create_app(model: ServedModel, settings: ServerSettings) -> FastAPI:
+    """The application over one model. When it shuts down, the model drains."""
+    metrics = Metrics(model.stats)
+    edge = Edge(model, metrics, settings.body_bytes_max)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await model.drain(settings.drain_timeout_s)
+
+    app = FastAPI(title="Octavo", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    _add_routes(app, edge)
+    app.add_exception_handler(OctavoError, on_octavo_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(ClientGone, _on_client_gone)
+    app.add_exception_handler(ClientDisconnect, _on_client_gone)
+    app.add_exception_handler(Exception, on_any_exception)
+    routes = frozenset(path for route in app.routes if isinstance(path := getattr(route, "path", None), str))
+    app.add_middleware(_AnswerCounter, metrics=metrics, routes=routes)
+    app.add_middleware(Guard, host=settings.host, api_keys=settings.api_keys)  # outermost: added last
+    return app
+
+
+def _add_routes(app: FastAPI, edge: Edge) -> None:
+    """Every route that exists."""
+    begun = int(time.time())
+
+    def model_object() -> JsonObject:
+        return {
+            "id": edge.model.name,
+            "object": "model",
+            "created": begun,
+            "owned_by": "octavo",
+            "max_model_len": edge.model.context_length,
+        }
+
+    def on(
+        edge_route: Callable[[Edge, Request], Awaitable[Response]],
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def route(request: Request) -> Response:
+            return await edge_route(edge, request)
+
+        return route
+
+    async def health(request: Request) -> Response:
+        return json_response({"status": "ok"})
+
+    async def metrics(request: Request) -> Response:
+        return Response(edge.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def list_models(request: Request) -> Response:
+        return json_response({"object": "list", "data": [model_object()]})
+
+    async def show_model(request: Request) -> Response:
+        edge.check_model(request.path_params["model_id"])
+        return json_response(model_object())
+
+    app.add_route("/health", health, ["GET"])
+    app.add_route("/metrics", metrics, ["GET"])
+    app.add_route("/v1/models", list_models, ["GET"])
+    app.add_route("/v1/models/{model_id:path}", show_model, ["GET"])
+    app.add_route("/v1/chat/completions", on(chat_completions), ["POST"])
+    app.add_route("/v1/completions", on(completions), ["POST"])
+
+
+async def _on_client_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_CLOSED)
+
+
+class _AnswerCounter:
+    """ASGI middleware that counts answers by route and status, and nothing that a client could make up."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str]) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = int(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+        async def send_and_look(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_look)
+        finally:
+            self._metrics.count_answer(self._route(scope["path"]), status)
+
+    def _route(self, path: str) -> str:
+        if path.startswith("/v1/models/"):
+            return "/v1/models/{model_id}"
+        return path if path in self._routes else "other"

@@ -1,0 +1,107 @@
+"""Request bodies: read under a cap, parsed so that no input can hurt, then checked against a schema.
+
+FastAPI's own parsing has no limit on size or depth and answers in its own shape, so the routes take the raw
+request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from octavo.errors import InvalidRequest
+from octavo.server.errors import HttpRefusal, JsonObject
+
+_READ_TIMEOUT_S = 60.0
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+
+
+async def read_json(request: Request, bytes_max: int) -> JsonObject:
+    """The body as a JSON object, whatever its content type says (OpenAI's servers do not look at it either).
+
+    Raises HttpRefusal (413, 408) and InvalidRequest. Starlette's ClientDisconnect passes through.
+    """
+    return parse_json(await _read(request, bytes_max))
+
+
+def parse_json(body: bytes) -> JsonObject:
+    """A JSON object from bytes; anything else is an InvalidRequest, in time linear in the body."""
+    try:
+        text = body.decode("utf-8-sig")
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise _not_json("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise _not_json("it is not UTF-8") from None
+    except ValueError as error:
+        raise _not_json(str(error)) from None
+    if not isinstance(value, dict):
+        raise _not_json("allowed: an object, {...}")
+    if "\\u" in text:
+        _refuse_lone_surrogates(value)
+    return value
+
+
+def validate(schema: type[BodyT], body: JsonObject) -> BodyT:
+    """`body` as `schema`; the first thing wrong with it becomes one sentence that names the field."""
+    try:
+        return schema.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        path = ".".join(str(part) for part in first["loc"])
+        field = str(first["loc"][0]) if first["loc"] else None
+        message = f"{path or 'the body'}: {first['msg']}"
+        raise InvalidRequest(message, param=field, code="invalid_type") from None
+
+
+async def _read(request: Request, bytes_max: int) -> bytes:
+    """The raw body; refused as soon as it is known to be too large, declared or not."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and (len(declared) > 18 or int(declared) > bytes_max):
+        raise _too_large(bytes_max)
+    received = bytearray()
+    try:
+        async with asyncio.timeout(_READ_TIMEOUT_S):
+            async for chunk in request.stream():
+                received += chunk
+                if len(received) > bytes_max:
+                    raise _too_large(bytes_max)
+    except TimeoutError:
+        raise HttpRefusal(
+            HTTPStatus.REQUEST_TIMEOUT,
+            f"the body did not arrive within {_READ_TIMEOUT_S:.0f} s",
+            code="body_timeout",
+            headers={"Connection": "close"},
+        ) from None
+    return bytes(received)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _refuse_lone_surrogates(value: JsonObject) -> None:
+    """Half a surrogate pair is legal in a JSON escape and is no text: it cannot be tokenised or sent back."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise _not_json("a string holds half of a surrogate pair") from None
+
+
+def _not_json(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"the body is not the JSON that this route takes: {reason}", code="invalid_json")
+
+
+def _too_large(bytes_max: int) -> HttpRefusal:
+    return HttpRefusal(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        f"the body is larger than {bytes_max:,} bytes",
+        code="body_too_large",
+        headers={"Connection": "close"},
+    )

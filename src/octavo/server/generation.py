@@ -1,0 +1,218 @@
+"""One HTTP request's share of the engine: a stream per prompt, and the duty to cancel them all.
+
+Choices are numbered over all prompts: choice c of prompt p is p * n + c, as OpenAI numbers them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from octavo.engine.outputs import Delta, ServedModel, Stream, TokenInfo
+from octavo.errors import EngineStopped, RequestFailed, UnknownModel
+from octavo.server.errors import JsonObject
+from octavo.server.metrics import Metrics, RequestWatch
+from octavo.server.sse import wait_for_disconnect
+from octavo.types import FinishReason, SamplingParams, Usage
+
+ResultT = TypeVar("ResultT")
+
+
+class ClientGone(Exception):
+    """The client left before its answer was complete; nobody will read a response."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What every route needs."""
+
+    model: ServedModel
+    metrics: Metrics
+    body_bytes_max: int
+
+    def check_model(self, name: str | None) -> None:
+        """Raise UnknownModel unless `name` is the served model; leaving it out is allowed."""
+        if name is not None and name != self.model.name:
+            raise UnknownModel(
+                f"there is no model {name[:100]!r} here; this server has: {self.model.name}", param="model"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A delta and where it belongs."""
+
+    index: int  # over all prompts
+    prompt: int
+    delta: Delta
+
+
+@dataclass(slots=True)
+class Choice:
+    """One whole choice, as it is gathered."""
+
+    prompt: int
+    text: str = ""
+    tokens: tuple[TokenInfo, ...] = ()
+    finish: FinishReason | None = None
+    stop: str | int | None = None
+
+
+class Generation:
+    """The running streams of one request. Whoever holds it calls `cancel` in the end, whatever happened."""
+
+    def __init__(
+        self, streams: Sequence[Stream], firsts: Sequence[TokenInfo], n: int, watch: RequestWatch
+    ) -> None:
+        self._streams = streams
+        self._firsts = firsts  # by prompt: its first token, which no logits predict
+        self._n = n
+        self._watch = watch
+        self._usage: dict[int, Usage] = {}  # by choice over all prompts
+        self._prompt_infos: list[list[TokenInfo]] = [[] for _ in streams]  # by prompt: as far as told
+
+    @property
+    def num_choices(self) -> int:
+        """Choices over all prompts."""
+        return len(self._streams) * self._n
+
+    def cancel(self) -> None:
+        """Stop everything that still runs; idempotent."""
+        for stream in self._streams:
+            stream.cancel()
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Every delta of every choice as it comes; raises RequestFailed or EngineStopped for one that
+        failed.
+        """
+        merged = self._one(0) if len(self._streams) == 1 else self._merged()
+        async with aclosing(merged):
+            async for piece in merged:
+                delta = piece.delta
+                if delta.finish is FinishReason.ERROR:
+                    raise RequestFailed(delta.error or "the request failed")
+                if delta.finish is FinishReason.CANCELLED:
+                    raise EngineStopped("the request was cancelled because the server is stopping")
+                self._watch.see(piece.index, delta)
+                self._usage[piece.index] = delta.usage
+                self._prompt_infos[piece.prompt].extend(delta.prompt_logprobs)
+                yield piece
+        self._watch.finish()
+
+    async def gather(self) -> list[Choice]:
+        """All choices, complete."""
+        choices = [Choice(index // self._n) for index in range(self.num_choices)]
+        texts: list[list[str]] = [[] for _ in choices]
+        tokens: list[list[TokenInfo]] = [[] for _ in choices]
+        async for piece in self.pieces():
+            texts[piece.index].append(piece.delta.text)
+            tokens[piece.index].extend(piece.delta.tokens)
+            choices[piece.index].finish = piece.delta.finish
+            choices[piece.index].stop = piece.delta.stop
+        for choice, parts, infos in zip(choices, texts, tokens, strict=True):
+            choice.text = "".join(parts)
+            choice.tokens = tuple(infos)
+        return choices
+
+    def prompt_infos(self, prompt: int) -> tuple[TokenInfo, ...]:
+        """The tokens of a prompt with their logprobs, if those were asked for; the first has none.
+
+        They come in slices, over several steps, and are complete when the prompt's first output token comes.
+        """
+        return (self._firsts[prompt], *self._prompt_infos[prompt])
+
+    def usage(self) -> JsonObject:
+        """OpenAI's usage so far: a prompt counts once, however many choices were made of it."""
+        leaders = [self._usage[i] for i in range(0, self.num_choices, self._n) if i in self._usage]
+        prompt = sum(usage.num_prompt for usage in leaders)
+        output = sum(usage.num_output for usage in self._usage.values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached for usage in leaders)},
+        }
+
+    async def _one(self, prompt: int) -> AsyncGenerator[Piece, None]:
+        async for delta in self._streams[prompt]:
+            yield Piece(prompt * self._n + delta.choice, prompt, delta)
+
+    async def _merged(self) -> AsyncGenerator[Piece, None]:
+        """The streams of several prompts, interleaved as they produce."""
+        queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue(maxsize=64)
+        pumps = [asyncio.create_task(self._pump(p, queue)) for p in range(len(self._streams))]
+        try:
+            running = len(pumps)
+            while running:
+                item = await queue.get()
+                if item is None:
+                    running -= 1
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    yield item
+        finally:
+            for pump in pumps:
+                pump.cancel()
+
+    async def _pump(self, prompt: int, queue: asyncio.Queue[Piece | BaseException | None]) -> None:
+        try:
+            async for piece in self._one(prompt):
+                await queue.put(piece)
+        except Exception as error:  # noqa: BLE001  (it is raised again by the reader of the queue)
+            await queue.put(error)
+        await queue.put(None)
+
+
+async def submit_all(
+    edge: Edge,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    *,
+    n: int,
+    priority: int,
+    watch: RequestWatch,
+) -> Generation:
+    """Submit every prompt, or none: when one is refused, those before it are cancelled and the refusal is
+    raised.
+    """
+    streams: list[Stream] = []
+    try:
+        for prompt in prompts:
+            streams.append(await edge.model.submit(prompt, params, n=n, priority=priority))
+    except BaseException:
+        for stream in streams:
+            stream.cancel()
+        raise
+    firsts = [TokenInfo(prompt[0], edge.model.token_bytes(prompt[0])) for prompt in prompts]
+    return Generation(streams, firsts, n, watch)
+
+
+async def gather_for(request: Request, generation: Generation) -> list[Choice]:
+    """All choices for a client that waits; raises ClientGone when it stops waiting. Always cancels what is
+    left.
+    """
+    try:
+        return await _until_disconnect(request, generation.gather())
+    finally:
+        generation.cancel()
+
+
+async def _until_disconnect(request: Request, work: Coroutine[object, object, ResultT]) -> ResultT:
+    """The result of `work`, unless the client leaves first."""
+    worker = asyncio.ensure_future(work)
+    watcher = asyncio.create_task(wait_for_disconnect(request.receive))
+    try:
+        await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not worker.done():
+            raise ClientGone
+        return worker.result()
+    finally:
+        watcher.cancel()
+        worker.cancel()
+        await asyncio.wait({worker, watcher})

@@ -1,0 +1,126 @@
+"""Prometheus metrics: what the engine counts, read when scraped, and what only the edge can see, its
+latencies.
+
+Each application has its own registry, so that two servers in one process (tests) do not add up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from types import MappingProxyType
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from octavo.engine.outputs import Delta, EngineStats
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_SLOW_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+_GAUGES = MappingProxyType(
+    {
+        "waiting": ("octavo_sequences_waiting", "Sequences that wait to be admitted"),
+        "running": ("octavo_sequences_running", "Sequences that hold blocks and take part in steps"),
+        "block_size": ("octavo_block_size_tokens", "Tokens in a block"),
+        "tail_slots_wasted": ("octavo_tail_slots_wasted", "Allocated slots beyond the last planned position"),
+    }
+)
+_COUNTERS = MappingProxyType(
+    {
+        "prompt_tokens": ("octavo_prompt_tokens", "Prompt tokens, computed or taken from the cache"),
+        "cached_tokens": ("octavo_cached_tokens", "Prompt tokens taken from the prefix cache"),
+        "output_tokens": ("octavo_output_tokens", "Tokens generated"),
+        "steps": ("octavo_steps", "Engine steps"),
+        "preemptions": ("octavo_preemptions", "Sequences sent back to waiting"),
+        "requests_finished": ("octavo_engine_requests_finished", "Requests that the engine has ended"),
+        "step_seconds": ("octavo_step_seconds", "Time inside steps"),
+        "schedule_seconds": ("octavo_schedule_seconds", "Time inside steps spent on scheduling"),
+    }
+)
+
+
+class Metrics:
+    """The registry of one server. `stats` is called once per scrape."""
+
+    def __init__(self, stats: Callable[[], EngineStats]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(stats))
+        self._answers = Counter(
+            "octavo_http_requests", "Answered requests", ["route", "status"], registry=self._registry
+        )
+        self._first = self._histogram("time_to_first_token", "From arrival to the first token", _SLOW_S)
+        self._between = self._histogram("inter_token", "Between two tokens of a choice", _FAST_S)
+        self._whole = self._histogram("request", "From arrival to the last token", _SLOW_S)
+
+    def render(self) -> bytes:
+        """The scrape."""
+        return generate_latest(self._registry)
+
+    def count_answer(self, route: str, status: int) -> None:
+        """One more answer; `route` is one of a fixed set, never a path that a client made up."""
+        self._answers.labels(route, str(status)).inc()
+
+    def watch(self) -> RequestWatch:
+        """A stopwatch for one request, started now."""
+        return RequestWatch(self._first, self._between, self._whole)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"octavo_{name}_seconds", text, buckets=buckets, registry=self._registry)
+
+
+class RequestWatch:
+    """The latencies of one request, as its client sees them."""
+
+    def __init__(self, first: Histogram, between: Histogram, whole: Histogram) -> None:
+        self._first = first
+        self._between = between
+        self._whole = whole
+        self._begun = time.perf_counter()
+        self._last: dict[int, float] = {}  # choice index over all prompts -> time of its last token
+
+    def see(self, index: int, delta: Delta) -> None:
+        """A delta has arrived. Several tokens at once share the time since the last delta."""
+        if not delta.tokens:
+            return
+        now = time.perf_counter()
+        last = self._last.get(index)
+        if last is not None:
+            share = (now - last) / len(delta.tokens)
+            for _ in delta.tokens:
+                self._between.observe(share)
+        elif not self._last:
+            self._first.observe(now - self._begun)
+        self._last[index] = now
+
+    def finish(self) -> None:
+        """The last delta of the last choice has arrived."""
+        self._whole.observe(time.perf_counter() - self._begun)
+
+
+class _EngineCollector(Collector):
+    """Turns a snapshot of the engine into metrics."""
+
+    def __init__(self, stats: Callable[[], EngineStats]) -> None:
+        self._stats = stats
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: registering must not call the engine."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """One family per statistic, and the blocks by state."""
+        stats = self._stats()
+        for field, (name, text) in _GAUGES.items():
+            yield GaugeMetricFamily(name, text, value=float(getattr(stats, field)))
+        for field, (name, text) in _COUNTERS.items():
+            yield CounterMetricFamily(name, text, value=float(getattr(stats, field)))
+        blocks = GaugeMetricFamily("octavo_blocks", "Blocks of KV memory by state", labels=["state"])
+        blocks.add_metric(["held"], stats.blocks_held)
+        blocks.add_metric(["cached"], stats.blocks_cached)
+        blocks.add_metric(["free"], stats.blocks_free)
+        yield blocks
+        yield GaugeMetricFamily("octavo_blocks_total", "Blocks of KV memory", value=float(stats.blocks_total))

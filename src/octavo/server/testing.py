@@ -1,0 +1,190 @@
+"""A served model without an engine: answers are a pure function of the prompt, and everything done to it is
+recorded.
+
+For tests of the HTTP edge, here and elsewhere. Tokens are bytes: token t < 256 is the byte t.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from octavo.engine.outputs import ChatMessage, Delta, EngineStats, Stream, TokenInfo
+from octavo.errors import EngineStopped, OctavoError, RequestTooLarge
+from octavo.types import FinishReason, SamplingParams, Usage
+
+VOCAB_SIZE = 300
+
+
+class FakeModel:
+    """Answers every prompt with `answer`, byte by byte, then stops; `max_tokens` and stop strings cut it.
+
+    `hold` makes streams wait after their first token until it is set, for tests of disconnects and drains.
+    `refusal` is raised by every submit; `failure` ends every stream with an error instead of a reason.
+    """
+
+    def __init__(self, answer: str = "Hello wörld!", context_length: int = 1000) -> None:
+        self.answer = answer
+        self.submitted: list[FakeStream] = []
+        self.hold: asyncio.Event | None = None
+        self.refusal: OctavoError | None = None
+        self.failure = ""
+        self.drained = False
+        self._context_length = context_length
+        self._ids = itertools.count()
+
+    @property
+    def name(self) -> str:
+        """Always the same."""
+        return "fake-model"
+
+    @property
+    def context_length(self) -> int:
+        """As given."""
+        return self._context_length
+
+    @property
+    def vocab_size(self) -> int:
+        """Bytes and a few more."""
+        return VOCAB_SIZE
+
+    @property
+    def has_chat_template(self) -> bool:
+        """It joins messages."""
+        return True
+
+    async def encode(self, text: str) -> list[int]:
+        """UTF-8."""
+        if len(text) > self._context_length * 16:
+            raise RequestTooLarge(f"the prompt has {len(text):,} bytes", param="prompt")
+        return list(text.encode())
+
+    async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """role:content lines."""
+        return await self.encode("".join(f"{message.role}:{message.content}\n" for message in messages))
+
+    def token_bytes(self, token: int) -> bytes:
+        """The byte, or a placeholder's name."""
+        return bytes([token]) if token < 256 else f"<{token}>".encode()
+
+    async def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        n: int = 1,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> Stream:
+        """A stream of the answer."""
+        if self.refusal is not None:
+            raise self.refusal
+        if self.drained:
+            raise EngineStopped("the engine is draining")
+        if len(prompt) + (params.max_tokens or 1) > self._context_length:
+            raise RequestTooLarge(f"{len(prompt):,} tokens do not fit {self._context_length:,}")
+        stream = FakeStream(self, next(self._ids), tuple(prompt), params, n, priority)
+        self.submitted.append(stream)
+        return stream
+
+    def stats(self) -> EngineStats:
+        """Counts of what was submitted."""
+        running = sum(not stream.ended and not stream.cancelled for stream in self.submitted)
+        return EngineStats(running=running, blocks_total=10, blocks_held=3, blocks_cached=2, blocks_free=5)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse from now on."""
+        self.drained = True
+        return True
+
+
+class FakeStream:
+    """One submission, and what became of it."""
+
+    def __init__(
+        self,
+        model: FakeModel,
+        request_id: int,
+        prompt: tuple[int, ...],
+        params: SamplingParams,
+        n: int,
+        priority: int,
+    ) -> None:
+        self.prompt = prompt
+        self.params = params
+        self.n = n
+        self.priority = priority
+        self.cancelled = False
+        self.ended = False
+        self._model = model
+        self._request_id = request_id
+
+    @property
+    def request_id(self) -> int:
+        """A small integer."""
+        return self._request_id
+
+    def cancel(self) -> None:
+        """Recorded, unless it has ended already."""
+        self.cancelled = self.cancelled or not self.ended
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        """All choices in turn, a token each; text lags behind tokens inside a character."""
+        text, finish, stop = self._answer()
+        data = text.encode()
+        held = [b""] * self.n
+        for infos in self._prompt_logprobs():
+            yield Delta(0, "", (), Usage(len(self.prompt), 0, 0, 0), prompt_logprobs=infos)
+        for place in range(len(data)):
+            last = place == len(data) - 1
+            for choice in range(self.n):
+                whole, held[choice] = _split(held[choice] + data[place : place + 1])
+                failed = last and self._model.failure
+                yield Delta(
+                    choice,
+                    whole.decode() if not last else (whole + held[choice]).decode(errors="replace"),
+                    (self._info(data[place], self.params.logprobs),),
+                    Usage(len(self.prompt), place + 1, len(self.prompt) // 2, 0),
+                    finish=(FinishReason.ERROR if failed else finish) if last else None,
+                    stop=stop if last else None,
+                    error=self._model.failure if failed else "",
+                )
+            if self._model.hold is not None:
+                await self._model.hold.wait()
+            await asyncio.sleep(0)
+        self.ended = True
+
+    def _answer(self) -> tuple[str, FinishReason, str | None]:
+        text, finish, stop = self._model.answer, FinishReason.STOP, None
+        for candidate in self.params.stop:
+            before, found, _ = text.partition(candidate)
+            if found:
+                text, stop = before, candidate
+        limit = self.params.max_tokens
+        if limit is not None and len(text.encode()) > limit:
+            return text.encode()[:limit].decode(errors="replace"), FinishReason.LENGTH, None
+        return text, finish, stop
+
+    def _info(self, token: int, top: int | None) -> TokenInfo:
+        if top is None:
+            return TokenInfo(token, bytes([token]))
+        beside = tuple((token + i, self._model.token_bytes(token + i), -0.5 - i) for i in range(top))
+        return TokenInfo(token, bytes([token]), -0.5, beside)
+
+    def _prompt_logprobs(self) -> Iterator[tuple[TokenInfo, ...]]:
+        """A slice per token, from the second on, as a prompt in small chunks would give them."""
+        if self.params.prompt_logprobs is not None:
+            for token in self.prompt[1:]:
+                yield (self._info(token, self.params.prompt_logprobs),)
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    """Whole characters, and the bytes of an unfinished one."""
+    for size in range(min(4, len(data)) + 1):
+        try:
+            data[: len(data) - size].decode()
+        except UnicodeDecodeError:
+            continue
+        return data[: len(data) - size], data[len(data) - size :]
+    return data, b""

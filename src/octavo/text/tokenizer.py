@@ -1,0 +1,277 @@
+"""Text to token ids and back to bytes, over the `tokenizers` library.
+
+Two sources: a folder with tokenizer.json, and the metadata of a GGUF file. Two styles of vocabulary decide
+what bytes a token stands for: byte-level (every letter of a token is one byte) and SentencePiece ("▁" is a
+space, <0xNN> a byte). It knows nothing of models or weights; ids it has never heard of stand for no bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+
+from octavo.errors import BadModelFile, InvalidRequest, ModelNotFound, UnsupportedModel
+from octavo.model.fields import Fields, parse_json_object, read_json_fields
+from octavo.text.chat import ChatTemplate
+from octavo.text.detokenizer import IncrementalDetokenizer
+from octavo.text.gguf_vocabulary import build_vocabulary
+
+TOKENIZER_BYTES_MAX = 256 << 20
+_IDS_MAX = 1 << 24
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
+# Tokens that end a turn under another name than the file's end-of-sequence token.
+_END_OF_TURN = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>")
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """`stop_ids` end an answer; `special_ids` have no text in an answer. `add_bos_id` is put before plain prompts."""
+
+    bos_id: int | None
+    eos_id: int | None
+    stop_ids: frozenset[int]
+    special_ids: frozenset[int]
+    add_bos_id: int | None
+
+
+class Tokenizer:
+    """One model's tokenizer. Safe to use from several threads; nothing changes after it is made."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special: SpecialTokens,
+        *,
+        byte_level: bool,
+        strips_leading_space: bool,
+        chat_template: str | None,
+    ) -> None:
+        self._backend = backend
+        self._special = special
+        self._byte_level = byte_level
+        self._added = {id_: token.content for id_, token in backend.get_added_tokens_decoder().items()}
+        self.strips_leading_space = strips_leading_space
+        self.chat_template = (
+            None
+            if chat_template is None
+            else ChatTemplate(chat_template, self._content(special.bos_id), self._content(special.eos_id))
+        )
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, object], source: str) -> Tokenizer:
+        """From the metadata of a GGUF file; `source` names it in messages.
+
+        Raises BadModelFile, UnsupportedModel. O(tokens), about 0.15 s for 49,152.
+        """
+        fields = Fields(source, metadata)
+        vocabulary = build_vocabulary(fields)
+        last = len(vocabulary.tokens) - 1
+        named = {
+            name: fields.integer(f"tokenizer.ggml.{name}_token_id", 0, last)
+            for name in ("bos", "eos", "eot", "eom")
+            if fields.has(f"tokenizer.ggml.{name}_token_id")
+        }
+        turn_ends = map(vocabulary.backend.token_to_id, _END_OF_TURN)
+        stop_ids = {token for token in turn_ends if token is not None and token in vocabulary.special_ids}
+        stop_ids |= {named[name] for name in ("eos", "eot", "eom") if name in named}
+        bos_id = named.get("bos")
+        byte_level = fields.text("tokenizer.ggml.model", "") == "gpt2"
+        special = SpecialTokens(
+            bos_id,
+            named.get("eos"),
+            frozenset(stop_ids),
+            vocabulary.special_ids,
+            bos_id if vocabulary.add_bos else None,
+        )
+        return cls(
+            vocabulary.backend,
+            special,
+            byte_level=byte_level,
+            strips_leading_space=not byte_level and fields.flag("tokenizer.ggml.add_space_prefix", True),
+            chat_template=fields.text("tokenizer.chat_template", "") or None,
+        )
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """From tokenizer.json, with the tokens and the template that the files beside it name.
+
+        Raises ModelNotFound, BadModelFile, UnsupportedModel.
+        """
+        backend = _read_backend(folder / "tokenizer.json")
+        settings = _optional_fields(folder / "tokenizer_config.json")
+        bos_id = _named_token(backend, settings, "bos_token")
+        eos_id = _named_token(backend, settings, "eos_token")
+        stop_ids = _stop_ids(folder)
+        if not stop_ids and eos_id is not None:
+            stop_ids = frozenset((eos_id,))
+        byte_level, strips = _decoder_style(backend, str(folder / "tokenizer.json"))
+        added = backend.get_added_tokens_decoder()
+        special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        # Its own post-processor adds the begin token, as Hugging Face does: nothing to prepend here.
+        special = SpecialTokens(bos_id, eos_id, stop_ids, special_ids, None)
+        return cls(
+            backend,
+            special,
+            byte_level=byte_level,
+            strips_leading_space=strips,
+            chat_template=_folder_template(folder, settings),
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that it knows; the model may have more rows, never used."""
+        size: int = self._backend.get_vocab_size()
+        return size
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that begins a text, if there is one."""
+        return self._special.bos_id
+
+    @property
+    def eos_id(self) -> int | None:
+        """The token that ends a text, if there is one; `stop_ids` has it and others."""
+        return self._special.eos_id
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """All tokens that end an answer."""
+        return self._special.stop_ids
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens without text in an answer."""
+        return self._special.special_ids
+
+    def encode(self, text: str, add_bos: bool = True) -> list[int]:
+        """Token ids; special tokens written in the text become themselves, as with Hugging Face.
+
+        `add_bos` puts the begin token in front if the model wants one; not for chats, whose template writes
+        it. Raises InvalidRequest for text that is no Unicode (a lone surrogate).
+        """
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_bos).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidRequest(f"the text is not valid Unicode: {error}", param="prompt") from error
+        if add_bos and self._special.add_bos_id is not None:
+            return [self._special.add_bos_id, *ids]
+        return ids
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for, b"" for an id without a token."""
+        if token in self._added:
+            return self._added[token].encode()
+        piece = self._backend.id_to_token(token) if 0 <= token < _IDS_MAX else None
+        if piece is None:
+            return b""
+        if self._byte_level:
+            return byte_level_bytes(piece)
+        byte = _BYTE_PIECE.fullmatch(piece)
+        return bytes.fromhex(byte.group(1)) if byte else piece.replace("▁", " ").encode()
+
+    def decode(self, tokens: Iterable[int], skip_special: bool = True) -> str:
+        """The text of tokens from the beginning of a text on (so a SentencePiece model's first space is dropped)."""
+        skip = self._special.special_ids if skip_special else frozenset()
+        detokenizer = IncrementalDetokenizer(
+            self.token_bytes, skip, strip_leading_space=self.strips_leading_space
+        )
+        return "".join(map(detokenizer.push, tokens)) + detokenizer.finish()
+
+    def _content(self, token: int | None) -> str:
+        piece: str | None = None if token is None else self._backend.id_to_token(token)
+        return piece or ""
+
+
+def byte_level_bytes(piece: str) -> bytes:
+    """The bytes of a byte-level token, whose every letter stands for one byte (GPT-2's alphabet)."""
+    try:
+        return piece.translate(_LETTER_TO_BYTE).encode("latin-1")
+    except UnicodeEncodeError:
+        return piece.encode()  # letters outside the alphabet: not a byte-level token, so it is its own text
+
+
+def _letter_to_byte() -> Mapping[int, int]:
+    """Printable Latin-1 stands for itself; the other 68 bytes follow in order from U+0100 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {256 + index: byte for index, byte in enumerate(others)}
+
+
+_LETTER_TO_BYTE = _letter_to_byte()
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        raise ModelNotFound(f"{path} does not exist; a folder needs it (tokenizer.model alone is not enough)")
+    if path.stat().st_size > TOKENIZER_BYTES_MAX:
+        raise BadModelFile(
+            f"{path} has {path.stat().st_size:,} bytes; allowed: up to {TOKENIZER_BYTES_MAX:,}"
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise BadModelFile(f"{path} is not a sound tokenizer: {error!s:.300}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _optional_fields(path: Path) -> Fields:
+    return read_json_fields(path) if path.is_file() else Fields(str(path), {})
+
+
+def _named_token(backend: tokenizers.Tokenizer, settings: Fields, key: str) -> int | None:
+    """The id of bos_token or eos_token, written as a string or as an object with its content."""
+    value = settings.values.get(key)
+    content = value.get("content") if isinstance(value, dict) else value
+    token: int | None = backend.token_to_id(content) if isinstance(content, str) else None
+    return token
+
+
+def _stop_ids(folder: Path) -> frozenset[int]:
+    """All end tokens of generation_config.json, else of config.json."""
+    for name in ("generation_config.json", "config.json"):
+        fields = _optional_fields(folder / name)
+        value = fields.values.get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token) is int and 0 <= token < _IDS_MAX for token in ids):
+            raise fields.bad("eos_token_id", "a token id or a list of them")
+        if ids:
+            return frozenset(ids)
+    return frozenset()
+
+
+def _decoder_style(backend: tokenizers.Tokenizer, source: str) -> tuple[bool, bool]:
+    """Whether tokens are byte-level, and whether the first space of a text is dropped."""
+    state = parse_json_object(backend.decoder.__getstate__(), source) if backend.decoder else {}
+    inner = state.get("decoders", [])
+    steps = [step for step in (inner if isinstance(inner, list) else []) if isinstance(step, dict)] or [state]
+    kinds = {step.get("type") for step in steps}
+    if "ByteLevel" in kinds:
+        return True, False
+    strips = any(step.get("type") == "Strip" and step.get("start") for step in steps)
+    metaspace = any(
+        step.get("type") == "Metaspace" and step.get("prepend_scheme") != "never" for step in steps
+    )
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return False, strips or metaspace
+    raise UnsupportedModel(f"{source}: a decoder of {kinds}; allowed: ByteLevel, ByteFallback, Metaspace")
+
+
+def _folder_template(folder: Path, settings: Fields) -> str | None:
+    """chat_template.jinja, else the setting: a text, or a list of named ones of which "default" is taken."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise BadModelFile(f"{path} is not UTF-8") from error
+    value = settings.values.get("chat_template")
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None

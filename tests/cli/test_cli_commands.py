@@ -1,0 +1,61 @@
+"""The command line: quick to answer, clear when it refuses."""
+
+import subprocess
+import sys
+
+import pytest
+
+from octavo.cli.main import main
+
+HEAVY = {"numpy", "fastapi", "uvicorn", "tokenizers", "pydantic", "prometheus_client", "torch"}
+
+
+def run(monkeypatch, capsys, *words):
+    """The exit status and what was written."""
+    monkeypatch.setattr(sys, "argv", ["octavo", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code, capsys.readouterr()
+
+
+def test_help_loads_nothing_heavy():
+    code = "import sys, octavo.cli.main; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not HEAVY & set(loaded.stdout.split())
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "generate", "doctor", "bench"])
+def test_every_command_explains_itself(monkeypatch, capsys, command):
+    code, written = run(monkeypatch, capsys, command, "--help")
+    assert code == 0
+    assert "Usage" in written.out
+
+
+@pytest.mark.parametrize(
+    "words, status, says",
+    [
+        (["serve", "--kv-memory", "2foo"], 2, "--kv-memory"),
+        (["serve", "--weights", "q9"], 2, "weights"),
+        (["serve", "--overlap", "7"], 2, "overlap"),
+        (["serve", "--host", "no.such.host.invalid"], 2, "--host"),
+        (["serve", "--port", "99999"], 2, "--port"),
+        (["chat", "--temperature", "9"], 2, "temperature"),
+        (["doctor", "/no/such/model.gguf"], 1, "/no/such/model.gguf"),
+        (["generate", "one", "two", "three"], 2, "PROMPT"),
+    ],
+)
+def test_a_refusal_is_one_message_and_a_status(monkeypatch, capsys, words, status, says):
+    code, written = run(monkeypatch, capsys, *words)
+    assert code == status
+    assert says in written.err
+    assert "Traceback" not in written.err
+
+
+def test_a_wrong_instruction_set_is_a_wrong_setting():
+    # In a process of its own: the choice is made once.
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo", "doctor"], env={"OCTAVO_ISA": "mmx"}, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "OCTAVO_ISA" in done.stderr
+    assert "Traceback" not in done.stderr

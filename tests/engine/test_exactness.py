@@ -1,0 +1,190 @@
+"""The exactness contract: a request's tokens and logprobs are bit-identical whatever happens around it.
+
+One parametrised test over backends, threads and circumstances; the most valuable test of the project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from octavo import _native
+from octavo.engine.core import Engine
+from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.reference import ReferenceOps
+from octavo.types import Request
+from tests.tiny import Answer, random_prompt, request, run, tiny_engine, tiny_model
+
+CASES = 200
+BACKENDS = {"reference": ReferenceOps, "cpu": NativeOps}
+
+
+@pytest.fixture(params=["reference", "cpu"])
+def ops(request: pytest.FixtureRequest) -> object:
+    return BACKENDS[request.param]()
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = _native.num_threads()
+    _native.set_num_threads(request.param)
+    yield request.param
+    _native.set_num_threads(before)
+
+
+@pytest.fixture
+def threads_restored() -> Iterator[None]:
+    before = _native.num_threads()
+    yield
+    _native.set_num_threads(before)
+
+
+def case(seed: int, request_id: int = 1) -> Request:
+    """A random request: greedy or sampled, penalties, filters, prompt logprobs."""
+    rng = np.random.default_rng(seed)
+    params: dict[str, object] = {"seed": int(rng.integers(0, 2**40)), "ignore_eos": bool(rng.random() < 0.5)}
+    if rng.random() < 0.6:
+        params |= {"temperature": float(rng.uniform(0.3, 1.5)), "top_p": float(rng.uniform(0.5, 1.0))}
+        params |= {"top_k": int(rng.choice([0, 5, 20])), "min_p": float(rng.choice([0.0, 0.05]))}
+    if rng.random() < 0.3:
+        params |= {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3}
+    if rng.random() < 0.2:
+        params |= {"prompt_logprobs": 2}
+    length = int(rng.choice([1, 5, 15, 16, 17, 33, 70, 150, 300]))
+    return request(request_id, random_prompt(rng, length), int(rng.integers(1, 20)), **params)
+
+
+def crowd(seed: int, count: int) -> list[Request]:
+    """Neighbours with ids from 100 on."""
+    return [case(seed * 1000 + i, 100 + i) for i in range(count)]
+
+
+def alone(ops: object, wanted: Request, **engine: object) -> Answer:
+    return run(tiny_engine(ops, **engine), [wanted])[1, 0]
+
+
+class Undisturbed:
+    """Answers of requests run alone in whole prompts, remembered across circumstances."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, int], Answer] = {}
+
+    def of(self, name: str, ops: object, seed: int) -> Answer:
+        if (name, seed) not in self.known:
+            self.known[name, seed] = alone(ops, case(seed), step_tokens=512)
+        return self.known[name, seed]
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Undisturbed:
+    return Undisturbed()
+
+
+@pytest.mark.usefixtures("threads_restored")
+def test_alone_batched_chunked_hit_preempted_and_overlapped_are_equal(
+    ops: object, undisturbed: Undisturbed
+) -> None:
+    model = tiny_model(ops)  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    seen = {"preempted": 0, "cached": 0}
+    for seed in range(CASES):
+        wanted = undisturbed.of(ops.name, ops, seed).essence  # type: ignore[attr-defined]
+        _native.set_num_threads(1 + seed % 2)
+        step_tokens, block_size = int(rng.choice([5, 16, 37, 64])), int(rng.choice([16, 32]))
+        engine = tiny_engine(
+            ops,  # type: ignore[arg-type]
+            model=model,
+            step_tokens=step_tokens,
+            depth=int(rng.integers(0, 2)),
+            num_blocks=int(rng.choice([320 // block_size + 1, 480 // block_size, 200])),
+            rows=int(rng.choice([2, 5, 16])),
+            block_size=block_size,
+        )
+        requests = [case(seed), *crowd(seed, int(rng.integers(0, 6)))]
+        if rng.random() < 0.5:  # an equal prompt before it: prefix hits, or waiting for a leader
+            requests.append(request(0, case(seed).prompt, 2, temperature=1.0))
+        rng.shuffle(requests)
+        answers = run(engine, requests, preempt_at(engine, {int(s) for s in rng.integers(1, 40, 4)}))
+        answer = answers[1, 0]
+        assert answer.essence == wanted, f"case {seed}, {step_tokens} tokens a step"
+        seen["preempted"] += any(a.preemptions for a in answers.values())
+        seen["cached"] += answer.cached > 0
+        engine.executor.close()
+    assert seen["preempted"] > 5, "the cases met no preemption"
+    assert seen["cached"] > 20, "the cases met no prefix hit"
+
+
+@pytest.mark.parametrize("step_tokens", [1, 7, 16, 100])
+def test_any_chunking_of_the_prompt_is_equal(
+    ops: object, threads: int, undisturbed: Undisturbed, step_tokens: int
+) -> None:
+    for seed in range(0, CASES, 10):
+        wanted = undisturbed.of(ops.name, ops, seed).essence  # type: ignore[attr-defined]
+        assert alone(ops, case(seed), step_tokens=step_tokens).essence == wanted
+
+
+def test_a_full_prefix_hit_is_equal(ops: object, threads: int) -> None:
+    rng = np.random.default_rng(3)
+    for length in (17, 32, 33, 64, 255, 256, 257, 300):
+        prompt = random_prompt(rng, length)
+        engine = tiny_engine(ops)  # type: ignore[arg-type]
+        first = run(engine, [request(1, prompt, 12)])[1, 0]
+        second = run(engine, [request(2, prompt, 12)])[2, 0]
+        assert second.cached == (length - 1) // 16 * 16
+        assert first.essence == second.essence
+
+
+def preempt_at(engine: Engine, steps: set[int]):  # type: ignore[no-untyped-def]
+    def between(step: int) -> None:
+        if step in steps and engine.scheduler.running:
+            engine.scheduler.preempt(engine.scheduler.running[-1])
+
+    return between
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("caching", [True, False])
+def test_preempted_at_every_step_is_equal(ops: object, depth: int, caching: bool) -> None:
+    for seed in (2, 5, 11):
+        wanted = alone(ops, case(seed))
+        for step in range(1, 12):
+            engine = tiny_engine(ops, depth=depth, step_tokens=20, prefix_caching=caching)  # type: ignore[arg-type]
+            answer = run(engine, [case(seed)], preempt_at(engine, {step, step + 3}))[1, 0]
+            assert answer.essence == wanted.essence
+            engine.executor.close()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_choice_0_of_n_equals_n_1_and_choices_are_equal_in_any_company(ops: object, depth: int) -> None:
+    rng = np.random.default_rng(9)
+    for length in (5, 16, 31, 70):
+        prompt = random_prompt(rng, length)
+        one = run(tiny_engine(ops), [request(1, prompt, 15, temperature=1.0, seed=7)])  # type: ignore[arg-type]
+        three = run(tiny_engine(ops), [request(1, prompt, 15, n=3, temperature=1.0, seed=7)])  # type: ignore[arg-type]
+        engine = tiny_engine(ops, num_blocks=24, step_tokens=9, depth=depth)  # type: ignore[arg-type]
+        crowded = run(engine, [*crowd(length, 4), request(1, prompt, 15, n=3, temperature=1.0, seed=7)])
+        assert one[1, 0].essence == three[1, 0].essence
+        for choice in range(3):
+            assert crowded[1, choice].essence == three[1, choice].essence
+        assert three[1, 0].tokens != three[1, 1].tokens != three[1, 2].tokens
+        engine.executor.close()
+
+
+def test_every_row_slot_of_a_tile_is_equal(ops: object, threads: int) -> None:
+    """The same request behind 0 to 40 others in one step: its rows land in every slot of every tile."""
+    prompt = random_prompt(np.random.default_rng(1), 9)
+    wanted = alone(ops, request(1, prompt, 3)).essence
+    for before in range(40):
+        others = [request(100 + i, random_prompt(np.random.default_rng(i), 1), 3) for i in range(before)]
+        engine = tiny_engine(ops, rows=48, step_tokens=512)  # type: ignore[arg-type]
+        assert run(engine, [*others, request(1000, prompt, 3)])[1000, 0].essence == wanted
+
+
+def test_what_unused_slots_hold_never_matters(ops: object) -> None:
+    wanted = alone(ops, case(3)).essence
+    engine = tiny_engine(ops)  # type: ignore[arg-type]
+    pool = engine.executor._runner._pool.data  # type: ignore[attr-defined]
+    pool.view(np.float32)[:] = np.nan
+    assert run(engine, [case(3)])[1, 0].essence == wanted

@@ -1,0 +1,73 @@
+"""The instruction sets give the same bits: one source, explicit fused steps, no help from the compiler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from octavo import _native
+
+# Prints a digest of everything the kernels make from fixed inputs.
+PROGRAM = """
+import hashlib
+import numpy as np
+from octavo import _native
+from octavo.kernels.contract import AttentionSpec, Batch, KvShape, RawTensor
+from octavo.kernels.native_ops import NativeOps
+
+rng = np.random.default_rng(5)
+ops = NativeOps()
+digest = hashlib.sha256()
+def note(array):
+    digest.update(np.ascontiguousarray(array).tobytes())
+def floats(*shape):
+    return rng.standard_normal(shape).astype(np.float32)
+weight = floats(150, 96)
+matrix = ops.matrix(RawTensor("w", "F32", weight.shape, weight.view(np.uint8).reshape(-1)))
+x = floats(13, 96)
+for rows in (1, 2, 3, 6, 13):
+    note(ops.linear(x[:rows].copy(), matrix, floats(150)))
+quantised = rng.integers(0, 60, (4 * 2 * 34,)).astype(np.uint8)
+note(ops.vector(RawTensor("q", "Q8_0", (4, 64), quantised)))
+note(ops.rms_norm(x, floats(96), 1e-5))
+note(ops.layer_norm(x, floats(96), floats(96), 1e-5))
+note(ops.rope(x, np.arange(13, dtype=np.int32), floats(20, 12), floats(20, 12), 24))
+for activation in ("silu", "gelu_tanh", "gelu"):
+    note(ops.gated(3 * x, x, activation))
+note(ops.soft_cap(x, 0.3))
+pool = ops.allocate_kv(KvShape(1, 2, 24, 16), 20)
+tokens = 300
+batch = Batch(np.zeros(tokens, np.int32), np.arange(tokens, dtype=np.int32), np.zeros(1, np.int32),
+              np.array([0, tokens], np.int32), np.arange(20, dtype=np.int32)[None], np.zeros(0, np.int32))
+ops.store(pool, 0, floats(tokens, 48), floats(tokens, 48), batch)
+note(ops.attend(pool, 0, floats(tokens, 144), batch, AttentionSpec(0.2, 290, 5.0)))
+noise = np.empty(1001, np.float32)
+_native.gumbel(9, 1, 2, noise)
+note(noise)
+sums = np.empty(13, np.float32)
+_native.log_sum_exp(x, sums)
+note(sums)
+print(ops.arithmetic_id, digest.hexdigest())
+"""
+
+
+def _run(isa: str) -> tuple[str, str]:
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "OCTAVO_ISA": isa},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    arithmetic_id, digest = run.stdout.split()
+    return arithmetic_id, digest
+
+
+@pytest.mark.parametrize("isa", [isa for isa in _native.simd_probe()["usable"] if isa != "portable"])
+def test_every_instruction_set_gives_the_same_bits(isa: str) -> None:
+    portable, given = _run("portable"), _run(isa)
+    assert given[0].endswith(isa)
+    assert given[1] == portable[1]

@@ -1,0 +1,98 @@
+"""Promises about weights: every format is read bit for bit, packing loses nothing, lies are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from octavo import _native
+from octavo.errors import BadModelFile, UnsupportedModel
+from octavo.kernels.contract import Ops, RawTensor
+
+gguf = pytest.importorskip("gguf")
+
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+
+
+def _tensor(kind: str, shape: tuple[int, int], rng: np.random.Generator) -> RawTensor:
+    values = rng.standard_normal(shape).astype(np.float32)
+    data = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
+    return RawTensor("w", kind, shape, np.ascontiguousarray(data).view(np.uint8).reshape(-1))
+
+
+def _expected(raw: RawTensor) -> np.ndarray:
+    rows = raw.data.reshape(raw.shape[0], -1)
+    if raw.kind == "F32":
+        return rows.view(np.float32)
+    if raw.kind == "F16":
+        return rows.view(np.float16).astype(np.float32)
+    return gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[raw.kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(1, 32), (16, 64), (37, 96)])
+def test_every_kind_is_read_bit_for_bit(
+    ops: Ops, kind: str, shape: tuple[int, int], rng: np.random.Generator
+) -> None:
+    raw = _tensor(kind, shape, rng)
+    expected = _expected(raw)
+    np.testing.assert_array_equal(ops.vector(raw), expected)
+    matrix = ops.matrix(raw)
+    assert matrix.shape == shape
+    rows = np.arange(shape[0], dtype=np.int32)
+    np.testing.assert_array_equal(ops.embed(matrix, rows), expected)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_rows_of_any_length_are_packed(ops: Ops, kind: str, rng: np.random.Generator) -> None:
+    values = rng.standard_normal((19, 45)).astype(np.float32)
+    if kind == "F32":
+        data, values = values, values
+    elif kind == "F16":
+        data = values.astype(np.float16)
+        values = data.astype(np.float32)
+    else:
+        data = (values.view(np.uint32) >> 16).astype(np.uint16)
+        values = (data.astype(np.uint32) << 16).view(np.float32)
+    raw = RawTensor("w", kind, (19, 45), data.view(np.uint8).reshape(-1))
+    np.testing.assert_array_equal(ops.embed(ops.matrix(raw), np.arange(19, dtype=np.int32)), values)
+
+
+def test_every_half_has_its_value() -> None:
+    halves = np.arange(2**16, dtype=np.uint16)
+    out = np.empty(2**16, np.float32)
+    _native.dequantise(halves.view(np.uint8), "F16", 2**16, out)
+    expected = halves.view(np.float16).astype(np.float32)
+    finite = ~np.isnan(expected)
+    np.testing.assert_array_equal(out[finite].view(np.uint32), expected[finite].view(np.uint32))
+    assert np.isnan(out[~finite]).all()
+
+
+def test_unaligned_bytes_are_read(rng: np.random.Generator) -> None:
+    values = rng.standard_normal(64).astype(np.float32)
+    shifted = np.concatenate([np.zeros(1, np.uint8), values.view(np.uint8)])[1:]
+    out = np.empty(64, np.float32)
+    _native.dequantise(shifted, "F32", 64, out)
+    np.testing.assert_array_equal(out, values)
+
+
+@pytest.mark.parametrize(
+    "kind, shape, size, error",
+    [
+        ("Q6_K", (2, 256), 420, UnsupportedModel),
+        ("F32", (2, 4), 31, BadModelFile),
+        ("F32", (2, 4), 33, BadModelFile),
+        ("Q4_0", (2, 48), 54, BadModelFile),  # rows are no multiple of 32, their sum is
+        ("F32", (0, 4), 0, BadModelFile),
+        ("F32", (-1, 4), 0, BadModelFile),
+        ("F32", (2**40, 2**40), 16, BadModelFile),
+    ],
+)
+def test_a_tensor_that_lies_is_refused(
+    ops: Ops, kind: str, shape: tuple[int, int], size: int, error: type[Exception]
+) -> None:
+    raw = RawTensor("w", kind, shape, np.zeros(size, np.uint8))
+    with pytest.raises(error, match="tensor w"):
+        ops.matrix(raw)
+    with pytest.raises(error, match="tensor w"):
+        ops.vector(raw)

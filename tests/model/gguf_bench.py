@@ -1,0 +1,137 @@
+"""GGUF files made by the `gguf` package, which is the oracle of our own parser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import transformers
+
+from octavo.model.hub import ModelPath
+
+KINDS = {
+    "F32": gguf.GGMLQuantizationType.F32,
+    "F16": gguf.GGMLQuantizationType.F16,
+    "BF16": gguf.GGMLQuantizationType.BF16,
+    "Q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "Q4_0": gguf.GGMLQuantizationType.Q4_0,
+    "Q4_1": gguf.GGMLQuantizationType.Q4_1,
+}
+
+
+def write_sample(path: Path, kinds: tuple[str, ...] = tuple(KINDS)) -> Path:
+    """A small file with every value type, and one matrix and one vector of each kind."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint8("a.u8", 200)
+    writer.add_int8("a.i8", -7)
+    writer.add_uint16("a.u16", 60_000)
+    writer.add_int16("a.i16", -30_000)
+    writer.add_uint32("a.u32", 4_000_000_000)
+    writer.add_int32("a.i32", -2_000_000_000)
+    writer.add_uint64("a.u64", 2**63 + 1)
+    writer.add_int64("a.i64", -(2**62))
+    writer.add_float32("a.f32", 0.1)
+    writer.add_float64("a.f64", 0.1)
+    writer.add_bool("a.yes", True)
+    writer.add_string("a.text", "prélude ▁ 世界")
+    writer.add_array("a.strings", ["one", "", "deux ▁", "三"])
+    writer.add_array("a.integers", [1, -2, 3])
+    writer.add_array("a.floats", [0.5, 1.5])
+    writer.add_array("a.flags", [True, False, True])
+    generator = np.random.default_rng(0)
+    for kind in kinds:
+        matrix = generator.standard_normal((6, 64)).astype(np.float32)
+        writer.add_tensor(f"{kind}.matrix", gguf.quants.quantize(matrix, KINDS[kind]), raw_dtype=KINDS[kind])
+        writer.add_tensor(f"{kind}.vector", matrix[0])
+    _finish(writer)
+    return path
+
+
+def _finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows (or elements) of q or k as llama GGUF files order them: pairs (i, i + D/2) become neighbours."""
+    halves = weight.reshape(num_heads, 2, len(weight) // num_heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_model(
+    theirs: transformers.PreTrainedModel, path: Path, kind: str = "F32", *, rope_factors: np.ndarray | None = None
+) -> ModelPath:
+    """A whole model as its GGUF file would have it: names, q and k order, norms with their offset, fused qkv."""
+    config = theirs.config
+    arch = {"mistral": "llama"}.get(config.model_type, config.model_type)
+    writer = gguf.GGUFWriter(path, arch)
+    _add_settings(writer, config, arch)
+    _add_vocabulary(writer, config.vocab_size)
+    names = gguf.get_tensor_name_map(
+        {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[arch], config.num_hidden_layers
+    )
+    for name, tensor in theirs.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = tensor.float().numpy()
+        if name.endswith(("q_proj.weight", "q_proj.bias")) and arch == "llama":
+            values = interleaved(values, config.num_attention_heads)
+        if name.endswith(("k_proj.weight", "k_proj.bias")) and arch == "llama":
+            values = interleaved(values, config.num_key_value_heads)
+        if arch == "gemma2" and name.endswith("norm.weight"):
+            values = values + 1.0
+        if arch == "gpt2" and ".c_" in name and name.endswith(".weight"):
+            values = values.T
+        stored = KINDS[kind] if values.ndim == 2 else KINDS["F32"]
+        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert target is not None, name
+        writer.add_tensor(
+            target, gguf.quants.quantize(np.ascontiguousarray(values), stored), raw_dtype=stored
+        )
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors.astype(np.float32))
+    _finish(writer)
+    return ModelPath("tiny", path, "gguf")
+
+
+def _add_settings(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig, arch: str) -> None:
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    if arch == "gpt2":
+        writer.add_feed_forward_length(4 * config.hidden_size)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+        return
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_size)
+    writer.add_value_length(head_size)
+    if config.rope_parameters["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+        writer.add_sliding_window(config.sliding_window)
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, count: int) -> None:
+    """Byte-level letters, three special tokens and a single merge."""
+    import tokenizers
+
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())[: count - 4]
+    letters.append(letters[0] + letters[1])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(["<|begin|>", "<|end|>", "<|im_end|>", *letters])
+    writer.add_token_types([3, 3, 3] + [1] * len(letters))
+    writer.add_token_merges([f"{letters[0]} {letters[1]}"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)

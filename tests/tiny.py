@@ -1,0 +1,163 @@
+"""A tiny random Llama, and an engine over it, for tests that need a model but no file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from octavo.engine.core import Engine
+from octavo.executor.executor import InlineExecutor, ThreadedExecutor
+from octavo.executor.runner import Runner, RunnerConfig
+from octavo.kernels.contract import Floats, Ops, RawTensor
+from octavo.memory.memory import Memory
+from octavo.memory.names import root_name
+from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, RopeSpec
+from octavo.scheduler.check import check_scheduler
+from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.types import FinishReason, Request, SampledToken, SamplingParams
+
+VOCAB, CONTEXT, EOS = 97, 512, 1
+
+
+def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
+    """Two layers, 4 query and 2 kv heads of 16, hidden 48, vocabulary 97, random weights."""
+    rng = np.random.default_rng(seed)
+    spec = ModelSpec(
+        family="llama",
+        num_layers=2,
+        hidden_size=48,
+        num_heads=4,
+        num_kv_heads=2,
+        head_size=16,
+        ffn_size=80,
+        vocab_size=VOCAB,
+        context_length=CONTEXT,
+        attention_scale=0.25,
+        rope=RopeSpec(10_000.0, 16),
+        **changes,  # type: ignore[arg-type]
+    )
+
+    def matrix(outputs: int, inputs: int, spread: float = 0.2):  # type: ignore[no-untyped-def]
+        values = rng.normal(0, spread, (outputs, inputs)).astype(np.float32)
+        return ops.matrix(RawTensor("w", "F32", values.shape, values.view(np.uint8).reshape(-1)))
+
+    def norm() -> Norm:
+        return Norm(rng.normal(1, 0.1, 48).astype(np.float32))
+
+    layers = tuple(
+        LayerWeights(
+            attention_norm=norm(),
+            q=Linear(matrix(64, 48)),
+            k=Linear(matrix(32, 48)),
+            v=Linear(matrix(32, 48)),
+            o=Linear(matrix(48, 64)),
+            ffn_norm=norm(),
+            up=Linear(matrix(80, 48)),
+            down=Linear(matrix(48, 80)),
+            gate=Linear(matrix(80, 48)),
+        )
+        for _ in range(2)
+    )
+    embedding = matrix(VOCAB, 48, 0.5)
+    assert spec.rope is not None
+    return Model(
+        "tiny", spec, ModelWeights(embedding, layers, norm(), embedding), b"\0" * 32, spec.rope.table(CONTEXT)
+    )
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one choice came to: tokens, and the bits of their logprobs."""
+
+    tokens: list[int] = field(default_factory=list)
+    bits: list[bytes] = field(default_factory=list)
+    prompt_bits: list[bytes] = field(default_factory=list)
+    finish: FinishReason | None = None
+    cached: int = 0
+    preemptions: int = 0
+
+    def add(self, tokens: Sequence[SampledToken]) -> None:
+        self.tokens += [t.token for t in tokens]
+        self.bits += [bits_of(t) for t in tokens]
+
+    @property
+    def essence(self) -> tuple[list[int], list[bytes], list[bytes], FinishReason | None]:
+        """What the exactness contract promises."""
+        return self.tokens, self.bits, self.prompt_bits, self.finish
+
+
+def bits_of(token: SampledToken) -> bytes:
+    """The token's logprobs, bit for bit."""
+    flat = [token.logprob, *(logprob for _, logprob in token.top)]
+    return np.array(flat, np.float64).tobytes() + np.array([t for t, _ in token.top], np.int32).tobytes()
+
+
+def tiny_engine(
+    ops: Ops,
+    *,
+    num_blocks: int = 200,
+    block_size: int = 16,
+    rows: int = 16,
+    step_tokens: int = 64,
+    depth: int = 0,
+    model: Model | None = None,
+    prefix_caching: bool = True,
+    max_waiting: int = 1000,
+) -> Engine:
+    """An engine over the tiny model, turned by the caller."""
+    model = model or tiny_model(ops)
+    runner = Runner(model, ops, RunnerConfig(num_blocks, block_size, rows, CONTEXT, frozenset([EOS])))
+    config = SchedulerConfig(
+        rows, step_tokens, max_waiting, CONTEXT, frozenset([EOS]), prefix_caching=prefix_caching, pace=False
+    )
+
+    def scheduler() -> Scheduler:
+        return Scheduler(Memory(num_blocks, block_size), config, lambda tenant: root_name(tenant.encode()))
+
+    executor = ThreadedExecutor(runner) if depth else InlineExecutor(runner)
+    return Engine(scheduler, executor, runner.reset, depth, time.perf_counter)
+
+
+def request(
+    request_id: int, prompt: Sequence[int], max_tokens: int, n: int = 1, **params: object
+) -> Request:
+    """A request with logprobs, so that bits can be compared."""
+    params = {"logprobs": 3, "temperature": 0.0, **params}
+    sampling = SamplingParams(**params)  # type: ignore[arg-type]
+    return Request(request_id, tuple(prompt), sampling, max_tokens, sampling.seed or 0, n)
+
+
+def run(
+    engine: Engine, requests: Sequence[Request], between: Callable[[int], None] = lambda step: None
+) -> dict[tuple[int, int], Answer]:
+    """Submit all, turn until idle with every invariant checked; answers by (request id, choice)."""
+    for one in requests:
+        engine.scheduler.submit(one)
+    answers: dict[tuple[int, int], Answer] = {}
+    step = 0
+    while not engine.idle:
+        for update in engine.step():
+            answer = answers.setdefault((update.request_id, update.choice), Answer())
+            answer.add(update.tokens)
+            answer.prompt_bits += [bits_of(t) for t in update.prompt_logprobs]
+            assert answer.finish is None, "an update after the final one"
+            answer.finish = update.finish
+            answer.cached, answer.preemptions = update.usage.num_cached, update.usage.preemptions
+        check_scheduler(engine.scheduler)
+        step += 1
+        between(step)
+        assert step < 10_000, "livelock"
+    return answers
+
+
+def random_prompt(rng: np.random.Generator, length: int) -> list[int]:
+    """Token ids without the end-of-sequence token."""
+    return [int(t) for t in rng.integers(2, VOCAB, length)]
+
+
+def floats(values: object) -> Floats:
+    """As float32."""
+    return np.asarray(values, np.float32)
