@@ -62,9 +62,13 @@ def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def write_model(
-    theirs: transformers.PreTrainedModel, path: Path, kind: str = "F32", *, rope_factors: np.ndarray | None = None
+    theirs: transformers.PreTrainedModel,
+    path: Path,
+    kind: str = "F32",
+    *,
+    rope_factors: np.ndarray | None = None,
 ) -> ModelPath:
-    """A whole model as its GGUF file would have it: names, q and k order, norms with their offset, fused qkv."""
+    """A whole model as its GGUF file would have it: names, q and k order, norm offsets, fused qkv."""
     config = theirs.config
     arch = {"mistral": "llama"}.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)

@@ -83,9 +83,10 @@ def test_older_rope_spelling_means_the_same(tmp_path):
     newer = dict(read_json_fields(tmp_path / "config.json").values)
     rope = dict(newer.pop("rope_parameters"))
     older = newer | {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
-    assert describe_config(Fields("older", older)).spec == describe_config(
-        read_json_fields(tmp_path / "config.json")
-    ).spec
+    assert (
+        describe_config(Fields("older", older)).spec
+        == describe_config(read_json_fields(tmp_path / "config.json")).spec
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -111,7 +112,9 @@ def test_sharded_files_load_as_one(tmp_path):
 
 def test_a_bare_decoder_without_prefix_loads(tmp_path):
     theirs = make_model("gpt2")
-    theirs.transformer.save_pretrained(tmp_path)  # tensors are then "h.0...", as in the first GPT-2 repository
+    theirs.transformer.save_pretrained(
+        tmp_path
+    )  # tensors are then "h.0...", as in the first GPT-2 repository
     add_tokenizer(tmp_path)
     ops, model = load(ModelPath("tiny", tmp_path, "safetensors"), "reference")
     tokens = random_prompt(20)

@@ -1,4 +1,4 @@
-"""The GGUF parser agrees with the `gguf` package on sound files, and refuses unsound ones, quickly, by name."""
+"""The GGUF parser agrees with the `gguf` package on sound files, and refuses unsound ones by name."""
 
 from __future__ import annotations
 

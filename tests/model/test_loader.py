@@ -1,4 +1,4 @@
-"""Loading whole GGUF models: the same logits as the weights they were written from, in any kind, in little memory."""
+"""Whole GGUF models: the logits of the weights they were written from, in any kind, in little memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_bench import KINDS, write_model
-from model_bench import BACKENDS, CONFIGS, expected_logits, load, make_model, random_prompt, run_chunks
+from model_bench import BACKENDS, expected_logits, load, make_model, random_prompt, run_chunks
 
 from octavo.errors import BadModelFile, ConfigError, ModelNotFound, UnsupportedModel
 from octavo.kernels.native_ops import NativeOps
@@ -20,7 +20,16 @@ from octavo.model.loader import load_model
 from octavo.model.weights import halves_order
 
 PROMPT = 41
-GGUF_FAMILIES = ["llama", "llama-tied", "llama-biases", "llama-rope-linear", "qwen2", "qwen3", "gemma2", "gpt2"]
+GGUF_FAMILIES = [
+    "llama",
+    "llama-tied",
+    "llama-biases",
+    "llama-rope-linear",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gpt2",
+]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -139,14 +148,14 @@ def test_a_context_below_one_is_a_setting_error(tmp_path):
 
 
 def test_a_missing_file_is_not_found(tmp_path):
-    with pytest.raises(ModelNotFound, match="none.gguf"):
+    with pytest.raises(ModelNotFound, match=r"none\.gguf"):
         load_model(ModelPath("tiny", tmp_path / "none.gguf", "gguf"), ReferenceOps())
 
 
 def test_a_gguf_without_embedding_is_refused(tmp_path):
     from gguf_bench import write_sample
 
-    with pytest.raises(BadModelFile, match="no matrix token_embd.weight"):
+    with pytest.raises(BadModelFile, match=r"no matrix token_embd\.weight"):
         load_model(ModelPath("tiny", write_sample(tmp_path / "s.gguf"), "gguf"), ReferenceOps())
 
 

@@ -11,7 +11,7 @@ from octavo.sampling.ranking import descending, top_ids
 from octavo.types import SamplingParams
 
 # Few distinct values: ties everywhere.
-TIED = st.lists(st.sampled_from([0.0, -0.5, -1.0, -3.0, -9.0, -np.inf]), min_size=1, max_size=40)
+TIED = st.lists(st.sampled_from([0.0, -0.0, 0.5, -0.5, -1.0, -3.0, -9.0, -np.inf]), min_size=1, max_size=40)
 
 
 def ranked(scores):

@@ -39,9 +39,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one run measured. Prefill is prompt tokens over the time to first token, so queueing counts
-    against it.
-    """
+    """What one run measured. Prefill is prompt tokens over time to first token: queueing counts."""
 
     workload: Workload
     seconds: float
@@ -84,9 +82,7 @@ async def warm_up(model: ServedModel) -> None:
 
 
 async def measure(model: ServedModel, workload: Workload) -> Report:
-    """Run a workload to its end. Raises ConfigError when its prompts cannot fit the model, RequestFailed
-    when one fails.
-    """
+    """Run a workload to its end. Raises ConfigError if it cannot fit the model, RequestFailed."""
     needed = workload.prefix + workload.own + workload.output
     if needed > model.context_length:
         raise ConfigError(

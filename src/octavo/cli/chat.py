@@ -131,9 +131,7 @@ def _answer(runner: asyncio.Runner, conversation: Conversation, text: str, conso
 
 
 def _read_line() -> str | None:
-    """One line of input; ctrl-c gives an empty one, ctrl-d None. Importing readline gives it editing and
-    history.
-    """
+    """One line of input; ctrl-c gives an empty one, ctrl-d None. Readline adds editing and history."""
     import readline  # noqa: F401
 
     try:

@@ -14,9 +14,7 @@ from octavo.units import blocks_for, format_bytes
 
 
 def run(model: str | None, options: StartOptions) -> None:
-    """Load the model as `serve` would, print what was resolved, and leave. Raises ConfigError and
-    ModelError.
-    """
+    """Load the model as `serve` would, print what was resolved. Raises ConfigError and ModelError."""
     console = Console(highlight=False)
     look_at_machine()
     with Console(stderr=True).status("looking ...") as status:

@@ -32,5 +32,7 @@ def show_ready(url: str, name: str, *, with_key: bool) -> None:
     body = '{"messages": [{"role": "user", "content": "What is a book?"}], "stream": true, "max_tokens": 64}'
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"[bold]octavo[/] serves {name} at {url}/v1   (ctrl-c ends it)")
+    if not with_key and not url.startswith(("http://127.", "http://[::1]", "http://localhost")):
+        console.print("anyone who reaches this port can use it: give --api-key", style="yellow")
     console.print("try:", style="dim")
     console.print(f"  curl -N {url}/v1/chat/completions{key} -d '{body}'", markup=False)

@@ -1,6 +1,4 @@
-"""What commands share: progress on standard error, text on standard output, an engine that is closed in the
-end.
-"""
+"""What commands share: progress on standard error, text on standard output, a closed engine."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ class Description:
 
 
 def describe_config(config: Fields) -> Description:
-    """From config.json. Raises BadModelFile (a size is missing or absurd), UnsupportedModel (an unknown variation)."""
+    """From config.json. Raises BadModelFile (an absurd size) or UnsupportedModel (an unknown variation)."""
     family = _row(config, config.text("model_type", ""))
     keys = family.config_keys
     head_size, hidden, heads = _head_size(config, keys)
@@ -256,7 +256,7 @@ def describe_config(config: Fields) -> Description:
 def describe_gguf(
     metadata: Fields, vocab_size: int, rope_factors: tuple[float, ...] | None, has_output: bool
 ) -> Description:
-    """From GGUF metadata and what tensors tell: rows of the embedding, rope_freqs.weight, an output matrix."""
+    """From GGUF metadata and what tensors tell: rows of the embedding, rope_freqs.weight, an output."""
     arch = metadata.text("general.architecture", "")
     family = _row(metadata, arch)
     keys = {name: f"{arch}.{key}" for name, key in _GGUF_KEYS.items()}

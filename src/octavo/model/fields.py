@@ -1,4 +1,4 @@
-"""Typed, bounded reading of a file's settings (config.json, GGUF metadata): a wrong one is an error naming it."""
+"""Typed, bounded reading of settings (config.json, GGUF metadata): a wrong one is an error naming it."""
 
 from __future__ import annotations
 

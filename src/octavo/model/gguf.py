@@ -125,7 +125,7 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Parse the header. Raises BadModelFile (damaged, truncated, lying), UnsupportedModel (version, kind, split).
+    """Parse the header. Raises BadModelFile (damaged, lying), UnsupportedModel (version, kind, split).
 
     O(header bytes); the tensor data is not touched.
     """

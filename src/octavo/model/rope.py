@@ -1,4 +1,4 @@
-"""How a file describes its rotary positions: config.json (in both spellings) and GGUF metadata, to `RopeSpec`.
+"""How a file describes its rotary positions: config.json (both spellings) or GGUF metadata, to `RopeSpec`.
 
 Scalings known: none, linear, llama3 (in GGUF as the tensor rope_freqs.weight). Any other is UnsupportedModel.
 """

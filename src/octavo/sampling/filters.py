@@ -18,9 +18,7 @@ _NUCLEUS_GUESS = 512
 
 
 def keep_ids(scores: Floats, params: SamplingParams) -> Ids | None:
-    """The ids that top-k, then top-p, then min-p leave of `scores` (V,), ascending; None when none of them
-    is active.
-    """
+    """The ids that top-k, then top-p, then min-p leave of `scores` (V,), ascending; None for all of them."""
     kept: Ids | None = None
     if 0 < params.top_k < scores.shape[0]:
         kept = top_ids(scores, params.top_k)
@@ -51,9 +49,7 @@ def nucleus(scores: Floats, top_p: float) -> Ids:
 
 
 def likely_enough(scores: Floats, min_p: float) -> Ids:
-    """The tokens at least `min_p` times as likely as the likeliest, which always stays. Source: Nguyen et
-    al. 2024.
-    """
+    """Tokens at least `min_p` times as likely as the likeliest, which stays. Source: Nguyen et al. 2024."""
     probabilities = np.exp(scores, dtype=np.float64)
     return np.flatnonzero(probabilities >= min_p * probabilities.max())
 

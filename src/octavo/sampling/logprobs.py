@@ -1,8 +1,6 @@
-"""Log-probabilities of the raw logits: before temperature, penalties, bias and filters, so that they
-describe the model.
+"""Log-probabilities of the raw logits: before temperature, penalties, bias and filters.
 
-The normaliser comes from the native module, which sums a row in fixed partitions whatever rows stand beside
-it.
+The normaliser is the native module's: a row's sum has a fixed order, whatever rows stand beside it.
 """
 
 from __future__ import annotations
@@ -21,9 +19,7 @@ from octavo.types import SampledToken
 def logprobs_of(
     logits: Floats, tokens: Sequence[int] | npt.NDArray[np.integer], top: int
 ) -> tuple[SampledToken, ...]:
-    """Token s's logprob under row s of `logits` (S, V), with the `top` likeliest tokens of the row beside
-    it.
-    """
+    """Token s's logprob under row s of `logits` (S, V), with the `top` likeliest of that row beside it."""
     normalisers = log_normalisers(logits)
     return tuple(
         with_logprob(logits[index], float(normalisers[index]), int(token), top)
@@ -39,9 +35,7 @@ def log_normalisers(logits: Floats) -> Floats:
 
 
 def with_logprob(row: Floats, normaliser: float, token: int, top: int) -> SampledToken:
-    """One token with its logprob under `row` (V,) and the `top` likeliest, likeliest first, lowest id among
-    equals.
-    """
+    """One token's logprob under `row` (V,) and the `top` likeliest, lowest id first among equals."""
     base = np.float32(normaliser)
     ids = top_ids(row, top) if top else np.empty(0, np.int64)
     ids = ids[descending(row[ids])]

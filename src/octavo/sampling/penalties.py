@@ -1,5 +1,4 @@
-"""What changes the logits before a token is drawn: penalties on what was said, the client's bias, forbidden
-ends.
+"""What changes the logits before a token is drawn: penalties, the client's bias, forbidden ends.
 
 Every function changes one row (V,) in place. The order is fixed: repetition, frequency and presence, bias,
 minimum length.
@@ -28,9 +27,7 @@ def adjusts(params: SamplingParams, num_output: int) -> bool:
 def adjust(
     row: Floats, params: SamplingParams, history: Ints, num_prompt: int, stop_ids: frozenset[int]
 ) -> None:
-    """Apply everything that `params` asks for to `row` (V,), given the tokens before it (prompt, then
-    output).
-    """
+    """Apply what `params` asks for to `row` (V,), given the tokens before it, prompt then output."""
     output = history[num_prompt:]
     if params.repetition_penalty != 1.0:
         penalise_repetition(row, history, params.repetition_penalty)
@@ -45,9 +42,7 @@ def adjust(
 
 
 def penalise_repetition(row: Floats, seen: Ints, penalty: float) -> None:
-    """Divide the positive and multiply the other logits of every token seen by `penalty`. Source: Keskar et
-    al. 2019.
-    """
+    """Divide positive and multiply other logits of all tokens seen. Source: Keskar et al. 2019."""
     ids = np.unique(seen)
     values = row[ids]
     factor = np.float32(penalty)
@@ -55,9 +50,7 @@ def penalise_repetition(row: Floats, seen: Ints, penalty: float) -> None:
 
 
 def penalise_output(row: Floats, output: Ints, frequency: float, presence: float) -> None:
-    """Subtract `frequency` per occurrence and `presence` once for every token of the output, as OpenAI
-    defines it.
-    """
+    """Subtract `frequency` per occurrence and `presence` once for every token of the output."""
     ids, counts = np.unique(output, return_counts=True)
     row[ids] -= np.float32(frequency) * counts.astype(np.float32) + np.float32(presence)
 

@@ -58,9 +58,7 @@ class Sampler:
         self._stop_ids = stop_ids
 
     def sample(self, logits: Floats, rows: Sequence[SampleRow]) -> list[SampledToken | SampleFailure]:
-        """One token, or the reason why there is none, for each row of `logits` (S, V), which is not
-        changed.
-        """
+        """One token, or why there is none, for each row of `logits` (S, V), which is not changed."""
         assert logits.shape == (len(rows), self._vocab_size)
         if not rows:
             return []
@@ -111,9 +109,7 @@ def gumbel_noise(seed: int, choice: int, position: int, size: int) -> Floats:
 
 
 def _check(logits: Floats) -> list[SampleFailure | None]:
-    """A failure for each row that holds NaN or +inf, or nothing but -inf: one pass, because max passes NaN
-    on.
-    """
+    """A failure for each row with NaN, +inf or nothing but -inf: one pass, because max passes NaN on."""
     greatest = logits.max(axis=1)
     reason = "the model made logits that are not numbers (NaN or infinity)"
     return [None if sound else SampleFailure(reason) for sound in np.isfinite(greatest).tolist()]

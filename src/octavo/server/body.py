@@ -35,16 +35,20 @@ def parse_json(body: bytes) -> JsonObject:
     try:
         text = body.decode("utf-8-sig")
         value = json.loads(text, parse_constant=_refuse_constant)
+        if "\\u" in text:
+            # Half a surrogate pair is legal in a JSON escape and is no text: it cannot be tokenised or sent
+            # back.
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise _not_json("it is nested too deeply") from None
     except UnicodeDecodeError:
         raise _not_json("it is not UTF-8") from None
+    except UnicodeEncodeError:
+        raise _not_json("a string holds half of a surrogate pair") from None
     except ValueError as error:
         raise _not_json(str(error)) from None
     if not isinstance(value, dict):
         raise _not_json("allowed: an object, {...}")
-    if "\\u" in text:
-        _refuse_lone_surrogates(value)
     return value
 
 
@@ -56,7 +60,7 @@ def validate(schema: type[BodyT], body: JsonObject) -> BodyT:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         path = ".".join(str(part) for part in first["loc"])
         field = str(first["loc"][0]) if first["loc"] else None
-        message = f"{path or 'the body'}: {first['msg']}"
+        message = f"{path or 'the body'}: {first['msg'].removeprefix('Value error, ')}"
         raise InvalidRequest(message, param=field, code="invalid_type") from None
 
 
@@ -84,14 +88,6 @@ async def _read(request: Request, bytes_max: int) -> bytes:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
-
-
-def _refuse_lone_surrogates(value: JsonObject) -> None:
-    """Half a surrogate pair is legal in a JSON escape and is no text: it cannot be tokenised or sent back."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise _not_json("a string holds half of a surrogate pair") from None
 
 
 def _not_json(reason: str) -> InvalidRequest:

@@ -52,7 +52,8 @@ async def chat_completions(edge: Edge, request: Request) -> Response:
     params = _params(body, edge.model.vocab_size)
     n, priority = body.num_choices, body.engine_priority
 
-    prompt = await edge.model.encode_chat(chat_messages(body.messages))
+    messages = chat_messages(body.messages, edge.model.context_length)
+    prompt = await edge.model.encode_chat(messages)
     generation = await submit_all(edge, [prompt], params, n=n, priority=priority, watch=watch)
     head = _Head(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), edge.model.name)
     if body.stream:
@@ -101,9 +102,7 @@ def _answer(head: _Head, generation: Generation, choices: list[Choice], params: 
 async def _events(
     head: _Head, generation: Generation, params: SamplingParams, *, with_usage: bool
 ) -> AsyncGenerator[bytes, None]:
-    """The chunks of a stream: the role, the text, the reason, at last the usage; an error ends it in
-    order.
-    """
+    """The chunks of a stream: role, text, reason, at last the usage; an error ends it in order."""
     usage: JsonObject = {"usage": None} if with_usage else {}
     begun: set[int] = set()
     try:

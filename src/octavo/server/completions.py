@@ -29,6 +29,7 @@ from octavo.types import SamplingParams
 
 # OpenAI's default on this route.
 _MAX_TOKENS = 16
+_TOTAL_CHOICES_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ async def completions(edge: Edge, request: Request) -> Response:
     params = _params(body, edge.model.vocab_size)
 
     prompts = await encode_prompts(body.prompt, edge.model)
+    _check_total(n * len(prompts))
     plan = _Plan(
         answer_id=f"cmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
@@ -84,6 +86,13 @@ async def completions(edge: Edge, request: Request) -> Response:
     choices = await gather_for(request, generation)
     shaped = [_choice(plan, generation, index, choice) for index, choice in enumerate(choices)]
     return json_response(plan.object(shaped) | {"usage": generation.usage()})
+
+
+def _check_total(choices: int) -> None:
+    if choices > _TOTAL_CHOICES_MAX:
+        raise InvalidRequest(
+            f"n times the number of prompts is {choices:,}; allowed: up to {_TOTAL_CHOICES_MAX:,}", param="n"
+        )
 
 
 def _check_best_of(best_of: int | None, n: int) -> None:

@@ -87,9 +87,7 @@ class Generation:
             stream.cancel()
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Every delta of every choice as it comes; raises RequestFailed or EngineStopped for one that
-        failed.
-        """
+        """Every delta of every choice as it comes; raises RequestFailed or EngineStopped if one failed."""
         merged = self._one(0) if len(self._streams) == 1 else self._merged()
         async with aclosing(merged):
             async for piece in merged:
@@ -178,9 +176,7 @@ async def submit_all(
     priority: int,
     watch: RequestWatch,
 ) -> Generation:
-    """Submit every prompt, or none: when one is refused, those before it are cancelled and the refusal is
-    raised.
-    """
+    """Submit every prompt, or none: when one is refused, those before it are cancelled."""
     streams: list[Stream] = []
     try:
         for prompt in prompts:
@@ -194,9 +190,7 @@ async def submit_all(
 
 
 async def gather_for(request: Request, generation: Generation) -> list[Choice]:
-    """All choices for a client that waits; raises ClientGone when it stops waiting. Always cancels what is
-    left.
-    """
+    """All choices for a client that waits; raises ClientGone when it leaves. Cancels what is left."""
     try:
         return await _until_disconnect(request, generation.gather())
     finally:

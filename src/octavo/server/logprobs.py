@@ -14,9 +14,7 @@ _LOGPROB_MIN = -9999.0
 
 
 def token_text(data: bytes) -> str:
-    """A token as text; bytes that are no whole characters are spelled out, so that two tokens never look
-    alike.
-    """
+    """A token as text; bytes that are no whole characters are spelled out, so no two look alike."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -58,9 +56,7 @@ def completion_logprobs(tokens: Sequence[TokenInfo], offset: int) -> JsonObject:
 
 
 def prompt_logprobs(tokens: Iterable[TokenInfo]) -> list[JsonObject | None]:
-    """vLLM's shape: per prompt token, token id -> its logprob, rank (where known) and text; null for the
-    first.
-    """
+    """vLLM's shape: per prompt token, token id -> logprob, rank (if known), text; null for the first."""
     return [None if info.logprob is None else _prompt_entry(info, info.logprob) for info in tokens]
 
 

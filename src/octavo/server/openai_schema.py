@@ -9,13 +9,20 @@ checked here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from octavo.errors import InvalidRequest, require_range
 from octavo.server.errors import JsonObject
-from octavo.types import CHOICES_MAX, PRIORITY_MAX, SamplingParams
+from octavo.types import (
+    CHOICES_MAX,
+    LOGIT_BIAS_MAX,
+    PRIORITY_MAX,
+    STOP_STRINGS_MAX,
+    STOP_TOKENS_MAX,
+    SamplingParams,
+)
 
 # Fields that change the answer and are not built, with the values under which they change nothing.
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
@@ -44,13 +51,21 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "skip_special_tokens": (None, True),
 }
 
-# `SamplingParams` counts and measures; a client knows fields.
-_FIELD_OF = {
-    "number of stop strings": "stop",
-    "length of a stop string": "stop",
-    "number of stop_token_ids": "stop_token_ids",
-    "number of logit_bias entries": "logit_bias",
-}
+# `SamplingParams` measures; a client knows fields.
+_FIELD_OF = {"length of a stop string": "stop"}
+
+
+def _at_most(limit: int) -> BeforeValidator:
+    """Refuse a long list or object before its items are looked at: each wrong item would make an error of
+    its own.
+    """
+
+    def check(given: object) -> object:
+        if isinstance(given, (list, dict)) and len(given) > limit:
+            raise ValueError(f"{len(given):,} entries; allowed: up to {limit:,}")
+        return given
+
+    return BeforeValidator(check)
 
 
 class StreamOptions(BaseModel):
@@ -73,10 +88,10 @@ class GenerationBody(BaseModel):
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    stop: str | list[str] | None = None
+    stop: Annotated[str | list[str] | None, _at_most(STOP_STRINGS_MAX)] = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, _at_most(LOGIT_BIAS_MAX)] = None
     seed: int | None = None
     # Extensions, as in vLLM.
     top_k: int | None = None
@@ -84,7 +99,7 @@ class GenerationBody(BaseModel):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int] | None, _at_most(STOP_TOKENS_MAX)] = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: int | None = None
     priority: int | None = None

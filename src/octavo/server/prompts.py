@@ -1,6 +1,4 @@
-"""The inputs of a request: `messages` of a chat, `prompt` of a completion, in all the forms that OpenAI
-allows.
-"""
+"""The inputs of a request, `messages` or `prompt`, in all the forms that OpenAI allows."""
 
 from __future__ import annotations
 
@@ -23,17 +21,19 @@ class Prompt:
     text: str | None
 
 
-def chat_messages(raw: object) -> list[ChatMessage]:
+def chat_messages(raw: object, context_length: int) -> list[ChatMessage]:
     """The messages of a chat, reduced to text; raises InvalidRequest that names the message."""
     if not isinstance(raw, list) or not raw:
         raise InvalidRequest("messages must be a list of at least one message", param="messages")
+    if len(raw) > context_length:  # each takes a token at least
+        raise RequestTooLarge(
+            f"{len(raw):,} messages; the model's context is {context_length:,} tokens", param="messages"
+        )
     return [_message(item, f"messages[{index}]") for index, item in enumerate(raw)]
 
 
 async def encode_prompts(raw: object, model: ServedModel) -> list[Prompt]:
-    """The prompts of a completion: a string, a list of strings, token ids, or a list of lists of token
-    ids.
-    """
+    """The prompts of a completion: text, a list of texts, token ids, or a list of lists of them."""
     if isinstance(raw, str):
         given: list[object] = [raw]
     elif not isinstance(raw, list) or not raw:
@@ -74,7 +74,7 @@ def _message(raw: object, where: str) -> ChatMessage:
         raise InvalidRequest(f"{where} must be an object with role and content", param="messages")
     role, name = raw.get("role"), raw.get("name")
     if not isinstance(role, str) or role not in _ROLES:
-        shown = f"{role!r}"[:40]
+        shown = _shown(role)
         raise InvalidRequest(f"{where}.role is {shown}; allowed: {', '.join(_ROLES)}", param="messages")
     if name is not None and not isinstance(name, str):
         raise InvalidRequest(f"{where}.name must be a string", param="messages")
@@ -93,7 +93,7 @@ def _content(raw: object, where: str) -> str:
     for part in raw:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
-            shown = f"{kind!r}"[:40]
+            shown = _shown(kind)
             raise InvalidRequest(
                 f"{where} has a part of type {shown}; this model reads text only", param="messages"
             )
@@ -102,6 +102,11 @@ def _content(raw: object, where: str) -> str:
             raise InvalidRequest(f"{where} has a text part without text", param="messages")
         texts.append(text)
     return "".join(texts)
+
+
+def _shown(value: object) -> str:
+    """A value in a message: no more than a few words of it, and nothing nested."""
+    return repr(value[:40]) if isinstance(value, str) else f"of type {type(value).__name__}"
 
 
 def _is_id(value: object) -> bool:

@@ -45,9 +45,7 @@ def serve(
     settings: ServerSettings,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until a signal comes, then drain and return. `on_ready` is called with the base URL once
-    requests work.
-    """
+    """Serve until a signal comes, then drain and return. `on_ready` gets the base URL once it works."""
     asyncio.run(build_server(model, settings, on_ready).serve(sockets=[listener]))
 
 

@@ -25,9 +25,7 @@ _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 
 
 class Guard:
-    """ASGI middleware that lets a request through or answers 401 or 403 itself; default-deny on every
-    route.
-    """
+    """ASGI middleware that lets a request through or answers 401 or 403 itself, on every route."""
 
     def __init__(self, app: ASGIApp, host: str, api_keys: tuple[str, ...]) -> None:
         self._app = app

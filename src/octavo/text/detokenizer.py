@@ -34,7 +34,7 @@ class IncrementalDetokenizer:
         return self._clean(self._decoder.decode(self._token_bytes(token)))
 
     def finish(self) -> str:
-        """What an unfinished character at the end comes to. The detokenizer may then be used for a new text."""
+        """What an unfinished character at the end comes to; the end of the text."""
         return self._clean(self._decoder.decode(b"", final=True))
 
     def _clean(self, text: str) -> str:

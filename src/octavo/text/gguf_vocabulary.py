@@ -1,7 +1,7 @@
-"""A tokenizer built from GGUF metadata: byte-level BPE with the pre-tokenizer the file names, or SentencePiece BPE.
+"""A tokenizer built from GGUF metadata: byte-level BPE with the file's pre-tokenizer, or SentencePiece BPE.
 
     tokenizer.ggml.model "gpt2"   tokens and merges in byte-level letters; `pre` names how text is split first
-    tokenizer.ggml.model "llama"  SentencePiece pieces with scores: merged in order of score, unknown bytes as <0xNN>
+    tokenizer.ggml.model "llama"  SentencePiece pieces with scores: merged by score, unknown bytes as <0xNN>
 
 The vocabulary is handled by C loops (zip, map), never token by token in Python, but for SentencePiece's
 merges, which the file does not list: they are recovered from the scores (0.1 s for 32,000 pieces).
@@ -24,7 +24,7 @@ from octavo.model.fields import Fields
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "▁"
 
-# How text is cut before merging. \p{N}{1,3} and the like are the models' own; they decide what can be one token.
+# How text is cut before merging, as the models were trained; it decides what can be one token.
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -64,7 +64,7 @@ _PRE_TOKENIZERS: Mapping[str, _PreTokenizer] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The library's tokenizer, and what it does not know of itself. `tokens[i]` is the text of id i, as stored."""
+    """The library's tokenizer, and what it does not know. `tokens[i]` is the text of id i, as stored."""
 
     backend: tokenizers.Tokenizer
     tokens: Sequence[str]
@@ -73,7 +73,7 @@ class Vocabulary:
 
 
 def build_vocabulary(metadata: Fields) -> Vocabulary:
-    """Raises BadModelFile (missing or inconsistent lists) or UnsupportedModel (an unknown kind or pre-tokenizer)."""
+    """Raises BadModelFile (lists missing or at odds), UnsupportedModel (unknown kind or pre-tokenizer)."""
     kind = metadata.text("tokenizer.ggml.model", "")
     if kind not in ("gpt2", "llama"):
         raise UnsupportedModel(f"{metadata.source}: tokenizer model {kind!r:.40}; allowed: gpt2, llama")
@@ -115,9 +115,11 @@ def _byte_level(metadata: Fields, ids: dict[str, int]) -> tuple[tokenizers.Token
             f"{metadata.source}: pre-tokenizer {name!r:.40}; allowed: {', '.join(_PRE_TOKENIZERS)}"
         )
     merges = _strings(metadata, "tokenizer.ggml.merges")
-    pairs = list(map(tuple, map(str.split, merges, itertools.repeat(" "), itertools.repeat(1))))
+    lefts, _, rights = zip(*map(str.partition, merges, itertools.repeat(" ")), strict=True)
     try:
-        model = models.BPE(vocab=ids, merges=pairs, ignore_merges=pre.ignore_merges)
+        model = models.BPE(
+            vocab=ids, merges=list(zip(lefts, rights, strict=True)), ignore_merges=pre.ignore_merges
+        )
     except Exception as error:  # the library raises nothing narrower
         raise BadModelFile(f"{metadata.source}: tokenizer.ggml.merges: {error}") from error
     backend = tokenizers.Tokenizer(model)
@@ -137,7 +139,7 @@ def _byte_level(metadata: Fields, ids: dict[str, int]) -> tuple[tokenizers.Token
 def _sentencepiece(
     metadata: Fields, tokens: Sequence[str], ids: dict[str, int], types: np.ndarray, prefix: bool
 ) -> tokenizers.Tokenizer:
-    """Llama's kind: spaces as markers (one more in front, if `prefix`), no split, unknown characters as bytes."""
+    """Llama's kind: spaces are markers (one more in front, if `prefix`), unknown characters are bytes."""
     scores = metadata.values.get("tokenizer.ggml.scores")
     if not isinstance(scores, np.ndarray) or len(scores) != len(tokens) or not np.isfinite(scores).all():
         raise BadModelFile(

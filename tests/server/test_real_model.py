@@ -1,0 +1,135 @@
+"""The whole house through HTTP: the default model, the official client, real blocks."""
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from octavo.config import StartOptions
+from octavo.engine.start import start_engine
+from octavo.server.app import ServerSettings
+from octavo.server.run import base_url, bind, build_server
+
+pytestmark = pytest.mark.real_model
+
+CONTEXT = 512
+
+
+@pytest.fixture(scope="module")
+def served():
+    """The engine, with a pool of 64 blocks, and the base URL of a server over it."""
+    options = StartOptions(
+        context_length=CONTEXT, kv_memory_bytes=64 * 720 * 1024, max_seqs=16, step_tokens=128
+    )
+    llm = start_engine(None, options, lambda text: None)
+    listener = bind("127.0.0.1", 0)
+    ready = threading.Event()
+    server = build_server(llm, ServerSettings(drain_timeout_s=5), lambda _: ready.set())
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread.start()
+    assert ready.wait(10)
+    yield llm, base_url(listener)
+    server.should_exit = True
+    thread.join(20)
+    llm.close()
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def client(served):
+    with OpenAI(base_url=f"{served[1]}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def wait_until(condition):
+    """Yield to the engine until `condition()` holds, at most ten seconds."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_fluent_answer_streamed_and_whole_is_the_same(client, served):
+    asked = {
+        "model": served[0].name,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+        "max_tokens": 24,
+    }
+    whole = client.chat.completions.create(**asked)
+    streamed = client.chat.completions.create(**asked, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
+    assert "Paris" in text
+    assert text == whole.choices[0].message.content
+    assert whole.usage.completion_tokens <= 24
+
+
+def test_prompt_logprobs_are_the_logprobs_of_the_same_tokens_sampled(client, served):
+    name = served[0].name
+    first = client.completions.create(
+        model=name, prompt="Once upon a time", max_tokens=6, temperature=0, logprobs=0
+    )
+    text, sampled = first.choices[0].text, first.choices[0].logprobs
+    again = client.completions.create(
+        model=name, prompt="Once upon a time" + text, max_tokens=1, temperature=0, logprobs=0, echo=True
+    )
+    told = again.choices[0].logprobs
+    assert told.token_logprobs[-7:-1] == sampled.token_logprobs
+    assert told.tokens[-7:-1] == sampled.tokens
+    assert "".join(told.tokens) == again.choices[0].text
+
+
+def test_a_seed_repeats_itself_and_choice_zero_equals_n_one(client, served):
+    asked = {"model": served[0].name, "prompt": "The sea", "max_tokens": 12, "seed": 11}
+    alone = client.completions.create(**asked).choices[0].text
+    several = [choice.text for choice in client.completions.create(**asked, n=3).choices]
+    assert several[0] == alone
+    assert len(set(several)) > 1
+
+
+def test_a_client_that_leaves_frees_its_blocks(served):
+    llm, url = served
+    body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with httpx.Client() as client, client.stream("POST", f"{url}/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+        assert llm.stats().blocks_held > 0
+    wait_until(lambda: llm.stats().blocks_held == 0)
+    with httpx.Client() as client, pytest.raises(httpx.ReadTimeout):
+        client.post(f"{url}/v1/completions", json=body | {"stream": False, "n": 3}, timeout=0.5)
+    wait_until(lambda: llm.stats().blocks_held == 0)
+    assert llm.stats().output_tokens < 400
+
+
+def test_more_requests_than_the_pool_holds_all_complete(served):
+    llm, url = served
+
+    def ask(i):
+        body = {"prompt": [100 + i] * (20 + 5 * i), "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+        return httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()
+
+    with concurrent.futures.ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(ask, range(16)))
+    assert [answer["usage"]["completion_tokens"] for answer in answers] == [24] * 16
+    wait_until(lambda: llm.stats().blocks_held == 0)
+    assert answers[3]["choices"][0]["text"] == ask(3)["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": [49_152]},
+        {"prompt": [0] * (CONTEXT + 1)},
+        {"prompt": "word " * 2000},
+        {"prompt": "a", "max_tokens": 10**9},
+        {"prompt": ""},
+        {"prompt": "a", "stop_token_ids": [10**6]},
+    ],
+)
+def test_what_only_the_real_model_can_refuse_is_refused(served, fields):
+    answer = httpx.post(f"{served[1]}/v1/completions", json=fields)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"

@@ -1,0 +1,382 @@
+"""Our tokenizers give the ids and bytes of the reference ones: transformers, tokenizers, SentencePiece."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import random
+
+import numpy as np
+import pytest
+import sentencepiece
+import tokenizers
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from octavo.errors import BadModelFile, InvalidRequest, ModelNotFound, UnsupportedModel
+from octavo.text.chat import ChatTemplate
+from octavo.text.gguf_vocabulary import _LLAMA3, _QWEN2
+from octavo.text.tokenizer import Tokenizer, byte_level_bytes
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog; it's 12345 o'clock, they'll say, isn't it?",
+    "Paging the cache: every block holds sixteen tokens, and a table says where each block is.",
+    "  def step(self, now):\n        return [x**2 for x in range(1000)]  # 3.14\r\n\t\tdone",
+    "L'été, déjà vu, naïve façade; Straße, Ärger; 世界和平, こんにちは, привет мир 🙂👍🏽 ½ ٣",
+] * 4
+texts = st.text(max_size=60) | st.text("ab 12'llst\n\t é世🙂▁<|>", max_size=60)
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def random_texts(count=200, seed=5):
+    """Unicode from everywhere, without surrogates, and words of the corpus in odd company."""
+    generator = random.Random(seed)
+    words = " ".join(CORPUS[:4]).split(" ")
+    for _ in range(count):
+        parts = [
+            generator.choice(
+                [
+                    generator.choice(words),
+                    " " * generator.randrange(4),
+                    "\n" * generator.randrange(3),
+                    str(generator.randrange(10**6)),
+                    chr(
+                        generator.choice(
+                            [*range(32, 0x600), *range(0x4E00, 0x4E80), *range(0x1F600, 0x1F640)]
+                        )
+                    ),
+                    generator.choice(SPECIAL),
+                ]
+            )
+            for _ in range(generator.randrange(1, 12))
+        ]
+        yield "".join(parts)
+
+
+def byte_level_reference(pre, normalizer=None, ignore_merges=False):
+    """A BPE tokenizer trained on the corpus, as a tokenizer.json would describe it."""
+    backend = tokenizers.Tokenizer(models.BPE(ignore_merges=ignore_merges))
+    backend.pre_tokenizer = pre
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        special_tokens=SPECIAL,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    return backend
+
+
+def gguf_metadata(backend, pre, **more):
+    """The same vocabulary as a GGUF file would hold it."""
+    model = json.loads(backend.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tuple(token.encode() for token in tokens),
+        "tokenizer.ggml.merges": tuple(merge.encode() for merge in merges),
+        "tokenizer.ggml.token_type": np.array([3 if token in SPECIAL else 1 for token in tokens], np.int32),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 0,
+    } | more
+
+
+def digits_then_words():
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+
+
+def split_by(pattern):
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+REFERENCES = {
+    "smollm": lambda: byte_level_reference(digits_then_words()),
+    "gpt-2": lambda: byte_level_reference(pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "llama-bpe": lambda: byte_level_reference(split_by(_LLAMA3), ignore_merges=True),
+    "qwen2": lambda: byte_level_reference(split_by(_QWEN2), normalizers.NFC()),
+}
+
+
+@pytest.fixture(scope="module", params=REFERENCES)
+def pair(request):
+    """(reference, ours) of one pre-tokenizer."""
+    reference = REFERENCES[request.param]()
+    return reference, Tokenizer.from_gguf(gguf_metadata(reference, request.param), "test")
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=texts)
+def test_a_vocabulary_from_gguf_gives_the_references_ids(pair, text):
+    reference, ours = pair
+    assert ours.encode(text, add_bos=False) == reference.encode(text, add_special_tokens=False).ids
+
+
+def test_random_unicode_gives_the_references_ids_and_text(pair):
+    reference, ours = pair
+    for text in random_texts():
+        ids = ours.encode(text, add_bos=False)
+        assert ids == reference.encode(text, add_special_tokens=False).ids, text
+        assert ours.decode(ids) == reference.decode(ids), text
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=texts)
+def test_token_bytes_put_together_are_the_text(pair, text):
+    reference, ours = pair
+    expected = reference.normalizer.normalize_str(text) if reference.normalizer else text
+    ids = ours.encode(text, add_bos=False)
+    assert b"".join(map(ours.token_bytes, ids)) == expected.encode()
+
+
+@pytest.mark.parametrize(
+    "pattern,text,pieces",
+    [
+        (_LLAMA3, "I'LL pay 12345 a!!\n\n  ok",
+         ["I", "'LL", " pay", " ", "123", "45", " a", "!!\n\n", " ", " ok"]),
+        (_QWEN2, "year 2024\n\tx", ["year", " ", "2", "0", "2", "4", "\n", "\tx"]),
+    ],
+)  # fmt: skip
+def test_patterns_cut_where_their_models_do(pattern, text, pieces):
+    split = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+    assert [piece for piece, _ in split.pre_tokenize_str(text)] == pieces
+
+
+def test_digits_stand_alone_with_smollm():
+    ours = Tokenizer.from_gguf(gguf_metadata(REFERENCES["smollm"](), "smollm"), "test")
+    ids = ours.encode("12345", add_bos=False)
+    assert [ours.token_bytes(token) for token in ids] == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_begin_and_stop_tokens_of_a_gguf():
+    reference = REFERENCES["gpt-2"]()
+    plain = Tokenizer.from_gguf(gguf_metadata(reference, "gpt-2"), "test")
+    begins = Tokenizer.from_gguf(
+        gguf_metadata(reference, "gpt-2", **{"tokenizer.ggml.add_bos_token": True}), "test"
+    )
+    assert plain.encode("a")[0] != 1
+    assert begins.encode("a")[0] == 1
+    assert begins.encode("a", add_bos=False)[0] != 1
+    assert plain.stop_ids == {0, 2}  # the end-of-sequence token, and <|im_end|>
+    assert plain.special_ids == {0, 1, 2}
+    assert plain.decode([1, *plain.encode("hi", add_bos=False), 2]) == "hi"
+    assert plain.vocab_size == reference.get_vocab_size()
+    assert plain.token_bytes(10**9) == plain.token_bytes(-1) == b""
+
+
+def test_byte_letters_cover_every_byte_once():
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    assert sorted(byte_level_bytes(letter) for letter in letters) == [bytes([byte]) for byte in range(256)]
+    assert byte_level_bytes("世") == "世".encode()
+
+
+def test_a_lone_surrogate_is_an_invalid_request(pair):
+    with pytest.raises(InvalidRequest, match="Unicode"):
+        pair[1].encode("a\ud800")
+
+
+@pytest.mark.parametrize(
+    "changed,error,message",
+    [
+        ({"tokenizer.ggml.tokens": ()}, BadModelFile, "tokens is missing"),
+        ({"tokenizer.ggml.tokens": (b"a", b"a")}, BadModelFile, "names 1 tokens twice"),
+        ({"tokenizer.ggml.tokens": (b"a", b"\xff")}, BadModelFile, "not UTF-8"),
+        ({"tokenizer.ggml.merges": (b"nope nope",)}, BadModelFile, "merges"),
+        ({"tokenizer.ggml.merges": (b"alone",)}, BadModelFile, "merges"),
+        ({"tokenizer.ggml.token_type": np.zeros(3, np.int32)}, BadModelFile, "token_type"),
+        ({"tokenizer.ggml.eos_token_id": 10**6}, BadModelFile, "eos_token_id is 1000000"),
+        ({"tokenizer.ggml.model": "t5"}, UnsupportedModel, "tokenizer model 't5'"),
+        ({"tokenizer.ggml.pre": "unheard-of"}, UnsupportedModel, "pre-tokenizer 'unheard-of'"),
+        ({"tokenizer.ggml.model": "llama"}, BadModelFile, "scores"),
+    ],
+)
+def test_unsound_vocabularies_are_refused_by_name(changed, error, message):
+    metadata = gguf_metadata(REFERENCES["gpt-2"](), "gpt-2")
+    with pytest.raises(error, match=message):
+        Tokenizer.from_gguf(metadata | changed, "test")
+
+
+# -- SentencePiece --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["prefix", "no-prefix"])
+def piece_pair(request):
+    """(SentencePiece's own, ours), with and without a space put in front of every text."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=480,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=request.param,
+        minloglevel=2,
+    )
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    ids = range(theirs.vocab_size())
+    types = [
+        2 if theirs.is_unknown(i) else 3 if theirs.is_control(i) else 6 if theirs.is_byte(i) else 1
+        for i in ids
+    ]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tuple(theirs.id_to_piece(i).encode() for i in ids),
+        "tokenizer.ggml.scores": np.array([theirs.get_score(i) for i in ids], np.float32),
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
+        "tokenizer.ggml.add_space_prefix": request.param,
+        "tokenizer.ggml.bos_token_id": theirs.bos_id(),
+        "tokenizer.ggml.eos_token_id": theirs.eos_id(),
+        "tokenizer.ggml.unknown_token_id": theirs.unk_id(),
+    }
+    return theirs, Tokenizer.from_gguf(metadata, "test")
+
+
+def test_sentencepiece_ids_and_text_are_the_references(piece_pair):
+    theirs, ours = piece_pair
+    for text in itertools.chain(CORPUS[:4], random_texts(seed=9)):
+        ids = ours.encode(text, add_bos=False)
+        assert ids == theirs.encode(text), text
+        assert ours.decode(ids) == text
+        assert ours.encode(text) == [theirs.bos_id(), *ids]
+
+
+def test_sentencepiece_byte_tokens_are_single_bytes(piece_pair):
+    theirs, ours = piece_pair
+    assert ours.token_bytes(theirs.piece_to_id("<0xE4>")) == b"\xe4"
+    assert ours.token_bytes(theirs.piece_to_id("▁the")) == b" the"
+    assert ours.encode("<0xE4>", add_bos=False) == theirs.encode("<0xE4>")
+    assert theirs.piece_to_id("<0xE4>") not in ours.encode("<0xE4>", add_bos=False)
+
+
+# -- folders --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder as transformers saves it, whose tokenizer puts a begin token in front."""
+    backend = REFERENCES["gpt-2"]()
+    backend.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
+    )
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<|im_start|>", eos_token="<|im_end|>"
+    )
+    fast.chat_template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    fast.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_gives_transformers_ids(folder):
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    ours = Tokenizer.from_folder(folder)
+    for text in random_texts(50):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.encode(text, add_bos=False) == theirs.encode(text, add_special_tokens=False)
+    assert (ours.bos_id, ours.eos_id, ours.stop_ids) == (1, 2, {2})
+
+
+def test_all_end_tokens_of_the_generation_configuration_stop(folder):
+    (folder / "config.json").write_text('{"eos_token_id": 5}')
+    assert Tokenizer.from_folder(folder).stop_ids == {5}
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0, 2]}')
+    assert Tokenizer.from_folder(folder).stop_ids == {0, 2}
+    (folder / "generation_config.json").write_text('{"eos_token_id": ["x"]}')
+    with pytest.raises(BadModelFile, match="eos_token_id"):
+        Tokenizer.from_folder(folder)
+
+
+def test_the_chat_template_of_a_folder_is_found_wherever_it_stands(folder):
+    template = Tokenizer.from_folder(folder).chat_template
+    assert isinstance(template, ChatTemplate)
+    assert (template.bos, template.eos) == ("<|im_start|>", "<|im_end|>")
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    path = folder / "tokenizer_config.json"
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps(kept | {"chat_template": [{"name": "default", "template": "D"}]}))
+    assert Tokenizer.from_folder(folder).chat_template.source == "D"
+    path.write_text(json.dumps(kept | {"chat_template": None}))
+    assert Tokenizer.from_folder(folder).chat_template is None
+
+
+def test_a_sentencepiece_folder_strips_the_first_space(tmp_path):
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab={"<unk>": 0, "▁a": 1, "▁b": 2, "<0x0A>": 3}, merges=[], byte_fallback=True)
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    ours = Tokenizer.from_folder(tmp_path)
+    assert ours.strips_leading_space
+    assert ours.decode([1, 2, 3]) == backend.decode([1, 2, 3]) == "a b\n"
+
+
+def test_unsound_folders_are_refused(tmp_path):
+    with pytest.raises(ModelNotFound, match=r"tokenizer\.json"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(BadModelFile, match="not a sound tokenizer"):
+        Tokenizer.from_folder(tmp_path)
+    tokenizers.Tokenizer(models.WordLevel({"a": 0}, "a")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UnsupportedModel, match="decoder"):
+        Tokenizer.from_folder(tmp_path)
+
+
+# -- the default model -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def default_pair(default_gguf):
+    """(transformers', ours); theirs with the digit splitting that its GGUF converter drops put back."""
+    from octavo.model.gguf import read_gguf
+
+    theirs = transformers.AutoTokenizer.from_pretrained(default_gguf.parent, gguf_file=default_gguf.name)
+    theirs.backend_tokenizer.pre_tokenizer = digits_then_words()
+    return theirs, Tokenizer.from_gguf(read_gguf(default_gguf).metadata, str(default_gguf))
+
+
+@pytest.mark.real_model
+def test_the_default_model_gives_transformers_ids_and_text(default_pair):
+    theirs, ours = default_pair
+    for text in itertools.chain(CORPUS[:4], random_texts(500)):
+        ids = ours.encode(text, add_bos=False)
+        assert ids == theirs.encode(text, add_special_tokens=False), text
+        assert ours.decode(ids, skip_special=False) == theirs.decode(ids, clean_up_tokenization_spaces=False)
+    assert ours.stop_ids == {2}
+    assert ours.vocab_size == 49152
+
+
+@pytest.mark.real_model
+def test_the_default_models_chats_equal_transformers(default_pair):
+    from octavo.engine.outputs import ChatMessage
+
+    theirs, ours = default_pair
+    for plain in (
+        [{"role": "user", "content": "Hi"}],
+        [
+            {"role": "system", "content": "S"},
+            {"role": "user", "content": " 1\n"},
+            {"role": "assistant", "content": "é"},
+        ],
+    ):
+        messages = [ChatMessage(message["role"], message["content"]) for message in plain]
+        for generation in (True, False):
+            text = ours.chat_template.render(messages, generation)
+            assert text == theirs.apply_chat_template(plain, tokenize=False, add_generation_prompt=generation)
+            assert ours.encode(text, add_bos=False) == theirs.encode(text, add_special_tokens=False)
