@@ -1,5 +1,6 @@
 // NumPy arrays as the bindings take them: exact type, C-contiguous, never converted behind the caller's back.
-// A wrong type, rank or layout is a TypeError (nanobind's), a wrong size a ValueError, a wrong index an IndexError.
+// A wrong type, rank or layout is a TypeError (nanobind's), a wrong size a ValueError, a wrong index an
+// IndexError.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -55,7 +56,8 @@ inline void require_indices(const char* name, const int32_t* given, int64_t coun
   for (int64_t i = 0; i < count; ++i) require_index(name, given[i], end);
 }
 
-// How many tasks of about `work` operations in all: enough to balance the team, none too small to be worth a claim.
+// How many tasks of about `work` operations in all: enough to balance the team, none too small to be worth a
+// claim.
 inline int64_t tasks_for(int64_t units, int64_t work, int64_t work_min, int64_t threads) {
   if (threads == 1) return 1;
   const int64_t worthwhile = work / work_min + 1;

@@ -1,5 +1,5 @@
-// The Python module `octavo._native`. Only the bindings know Python; each checks its arguments with the interpreter's
-// lock held, then releases it and calls kernels over raw pointers.
+// The Python module `octavo._native`. Only the bindings know Python; each checks its arguments with the
+// interpreter's lock held, then releases it and calls kernels over raw pointers.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -39,7 +39,8 @@ NB_MODULE(_native, module) {
   using namespace octavo;
   module.doc() = "Octavo's kernels: exact types, checked shapes, bits that do not depend on the batch.";
   module.def("simd_probe", simd_probe, "Instruction sets found, usable and chosen; bits of a vector; cores.");
-  module.def("set_num_threads", set_num_threads, nb::arg("count"), "Threads that share an operation, 1 to 256.");
+  module.def("set_num_threads", set_num_threads, nb::arg("count"),
+             "Threads that share an operation, 1 to 256.");
   module.def("num_threads", [] { return Team::instance().size(); });
   bind_files(module);
   bind_rows(module);

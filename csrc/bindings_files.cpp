@@ -17,7 +17,8 @@ Kind kind_of(const std::string& name) {
   if (name == "Q8_0") return Kind::q8_0;
   if (name == "Q4_0") return Kind::q4_0;
   if (name == "Q4_1") return Kind::q4_1;
-  throw std::invalid_argument("unknown kind of tensor '" + name + "'; known: F32, F16, BF16, Q8_0, Q4_0, Q4_1");
+  throw std::invalid_argument("unknown kind of tensor '" + name +
+                              "'; known: F32, F16, BF16, Q8_0, Q4_0, Q4_1");
 }
 
 bool is_grouped(Kind kind) { return kind == Kind::q8_0 || kind == Kind::q4_0 || kind == Kind::q4_1; }
@@ -28,19 +29,23 @@ void require_bytes(const ByteVector& data, Kind kind, int64_t count, int64_t row
   require_size("data, in bytes,", extent(data, 0), bytes_of(kind, count));
 }
 
-// `count` strings from `offset` on, each a little-endian u64 length and its bytes; and the offset behind them.
+// `count` strings from `offset` on, each a little-endian u64 length and its bytes; and the offset behind
+// them.
 nb::tuple read_string_array(const ByteVector& data, int64_t offset, int64_t count) {
   const uint64_t size = static_cast<uint64_t>(extent(data, 0));
   require(offset >= 0 && static_cast<uint64_t>(offset) <= size, "the offset lies outside the data");
   uint64_t at = static_cast<uint64_t>(offset);
-  // Each string takes at least the 8 bytes of its length: an absurd count is refused before anything is allocated.
+  // Each string takes at least the 8 bytes of its length: an absurd count is refused before anything is
+  // allocated.
   require(count >= 0 && static_cast<uint64_t>(count) <= (size - at) / 8,
-          std::to_string(count) + " strings cannot stand in the " + std::to_string(size - at) + " bytes that are left");
+          std::to_string(count) + " strings cannot stand in the " + std::to_string(size - at) +
+              " bytes that are left");
   nb::list strings;
   for (int64_t i = 0; i < count; ++i) {
     require(size - at >= 8, "the data ends inside the length of string " + std::to_string(i));
     uint64_t length = 0;
-    for (int byte = 7; byte >= 0; --byte) length = length << 8 | data.data()[at + static_cast<uint64_t>(byte)];
+    for (int byte = 7; byte >= 0; --byte)
+      length = length << 8 | data.data()[at + static_cast<uint64_t>(byte)];
     at += 8;
     require(length <= size - at, "string " + std::to_string(i) + " claims " + std::to_string(length) +
                                      " bytes where " + std::to_string(size - at) + " are left");
@@ -50,7 +55,8 @@ nb::tuple read_string_array(const ByteVector& data, int64_t offset, int64_t coun
   return nb::make_tuple(strings, static_cast<int64_t>(at));
 }
 
-void dequantise(const ByteVector& data, const std::string& kind_name, int64_t count, const FloatVectorOut& out) {
+void dequantise(const ByteVector& data, const std::string& kind_name, int64_t count,
+                const FloatVectorOut& out) {
   const Kind kind = kind_of(kind_name);
   require_size("out", extent(out, 0), count);
   require_bytes(data, kind, count, count);
@@ -69,7 +75,8 @@ void pack(const ByteVector& data, const std::string& kind_name, int64_t outputs,
           const PanelsOut& panels) {
   const Kind kind = kind_of(kind_name);
   require(outputs > 0 && inputs > 0 && outputs <= (int64_t{1} << 31) && inputs <= (int64_t{1} << 24),
-          "a matrix of " + std::to_string(outputs) + " x " + std::to_string(inputs) + " is empty or absurdly large");
+          "a matrix of " + std::to_string(outputs) + " x " + std::to_string(inputs) +
+              " is empty or absurdly large");
   require_bytes(data, kind, outputs * inputs, inputs);
   const int64_t count = (outputs + panel_width - 1) / panel_width;
   require_size("panels, first axis,", extent(panels, 0), count);
@@ -100,7 +107,8 @@ void copy_blocks(const PoolOut& pool, const IntVector& sources, const IntVector&
 }  // namespace
 
 void bind_files(nb::module_& m) {
-  m.def("read_string_array", read_string_array, nb::arg("data").noconvert(), nb::arg("offset"), nb::arg("count"));
+  m.def("read_string_array", read_string_array, nb::arg("data").noconvert(), nb::arg("offset"),
+        nb::arg("count"));
   m.def("dequantise", dequantise, nb::arg("data").noconvert(), nb::arg("kind"), nb::arg("count"),
         nb::arg("out").noconvert());
   m.def("pack", pack, nb::arg("data").noconvert(), nb::arg("kind"), nb::arg("outputs"), nb::arg("inputs"),

@@ -20,7 +20,8 @@ struct KvLayout {
 
   KvLayout(int64_t layers, int64_t kv_heads, int64_t size, int64_t block)
       : num_layers(layers), num_kv_heads(kv_heads), head_size(size), block_size(block) {
-    require(layers >= 1 && layers <= 4096, "num_layers is " + std::to_string(layers) + "; allowed: 1 to 4096");
+    require(layers >= 1 && layers <= 4096,
+            "num_layers is " + std::to_string(layers) + "; allowed: 1 to 4096");
     require(kv_heads >= 1 && kv_heads <= 4096,
             "num_kv_heads is " + std::to_string(kv_heads) + "; allowed: 1 to 4096");
     require(size >= 8 && size <= head_size_max && size % 8 == 0,
@@ -30,20 +31,26 @@ struct KvLayout {
   }
 
   int64_t layer_floats() const {
-    return num_kv_heads * block_size * (head_size + (head_size + panel_width - 1) / panel_width * panel_width);
+    return num_kv_heads * block_size *
+           (head_size + (head_size + panel_width - 1) / panel_width * panel_width);
   }
   int64_t bytes_per_block() const { return (num_layers * layer_floats() * 4 + page - 1) / page * page; }
 
   KvLayer layer(const uint8_t* pool, int64_t index) const {
-    return {reinterpret_cast<float*>(const_cast<uint8_t*>(pool)), bytes_per_block() / 4, index * layer_floats(),
-            num_kv_heads, head_size, block_size};
+    return {reinterpret_cast<float*>(const_cast<uint8_t*>(pool)),
+            bytes_per_block() / 4,
+            index * layer_floats(),
+            num_kv_heads,
+            head_size,
+            block_size};
   }
 };
 
 template <class P>
 void require_pool(const KvLayout& layout, const P& pool, int64_t layer) {
   require_size("a block of the pool, in bytes,", extent(pool, 1), layout.bytes_per_block());
-  require(reinterpret_cast<uintptr_t>(pool.data()) % 4 == 0, "the pool does not start at a multiple of 4 bytes");
+  require(reinterpret_cast<uintptr_t>(pool.data()) % 4 == 0,
+          "the pool does not start at a multiple of 4 bytes");
   require_index("layer", layer, layout.num_layers);
 }
 
@@ -54,12 +61,17 @@ struct Chunks {
   const int32_t* tables;
   int64_t count, table_width;
 
-  Chunks(const IntVector& start_array, const IntVector& offset_array, const IntMatrix& table_array, int64_t tokens)
-      : starts(start_array.data()), offsets(offset_array.data()), tables(table_array.data()),
-        count(extent(start_array, 0)), table_width(extent(table_array, 1)) {
+  Chunks(const IntVector& start_array, const IntVector& offset_array, const IntMatrix& table_array,
+         int64_t tokens)
+      : starts(start_array.data()),
+        offsets(offset_array.data()),
+        tables(table_array.data()),
+        count(extent(start_array, 0)),
+        table_width(extent(table_array, 1)) {
     require_size("offsets", extent(offset_array, 0), count + 1);
     require_size("tables, first axis,", extent(table_array, 0), count);
-    require(offsets[0] == 0 && offsets[count] == tokens, "offsets must begin at 0 and end at the number of tokens");
+    require(offsets[0] == 0 && offsets[count] == tokens,
+            "offsets must begin at 0 and end at the number of tokens");
     for (int64_t c = 0; c < count; ++c) {
       require(offsets[c] < offsets[c + 1], "offsets must ascend: every chunk has a token");
       require(starts[c] >= 0, "a chunk starts at a negative position");
@@ -73,7 +85,8 @@ struct Chunks {
   void require_blocks(int64_t c, int64_t first, int64_t block_size, int64_t num_blocks) const {
     const int64_t last_block = (starts[c] + length(c) - 1) / block_size;
     require(last_block < table_width, "the block table of chunk " + std::to_string(c) + " is too short");
-    require_indices("block id", table(c) + first / block_size, last_block - first / block_size + 1, num_blocks);
+    require_indices("block id", table(c) + first / block_size, last_block - first / block_size + 1,
+                    num_blocks);
   }
 };
 
@@ -86,11 +99,12 @@ void linear(const FloatMatrix& x, const Panels& panels, const std::optional<Floa
   require_size("panels, second axis,", extent(panels, 1), inputs);
   require_size("panels, third axis,", extent(panels, 2), panel_width);
   if (bias) require_size("bias", extent(*bias, 0), outputs);
-  const Product product{x.data(), panels.data(), bias ? bias->data() : nullptr, out.data(), rows, inputs, outputs};
+  const Product product{x.data(), panels.data(), bias ? bias->data() : nullptr, out.data(), rows,
+                        inputs,   outputs};
   const Kernels& k = kernels();
   const nb::gil_scoped_release unlocked;
-  // Tasks begin at multiples of 24 panels, which suits every tile (8, 6, 4 or 3 vectors), where there are panels enough,
-  // else of 3, the width beside many rows.
+  // Tasks begin at multiples of 24 panels, which suits every tile (8, 6, 4 or 3 vectors), where there are
+  // panels enough, else of 3, the width beside many rows.
   const int64_t wanted = tasks_for(count, rows * inputs * outputs, 1 << 16, Team::instance().size());
   const int64_t unit = count >= 24 * wanted ? 24 : 3, units = (count + unit - 1) / unit;
   const int64_t tasks = units < wanted ? units : wanted;
@@ -102,18 +116,21 @@ void linear(const FloatMatrix& x, const Panels& panels, const std::optional<Floa
 
 void embed(const Panels& panels, int64_t outputs, const IntVector& rows, const FloatMatrixOut& out) {
   const int64_t count = extent(rows, 0), inputs = extent(panels, 1);
-  require(outputs >= 0 && outputs <= extent(panels, 0) * panel_width, "the matrix has fewer rows than `outputs`");
+  require(outputs >= 0 && outputs <= extent(panels, 0) * panel_width,
+          "the matrix has fewer rows than `outputs`");
   require_size("panels, third axis,", extent(panels, 2), panel_width);
   require_size("out, first axis,", extent(out, 0), count);
   require_size("out, second axis,", extent(out, 1), inputs);
   require_indices("row", rows.data(), count, outputs);
   const Kernels& k = kernels();
   const nb::gil_scoped_release unlocked;
-  parallel(count, [&](int64_t i) { k.unpack_row(panels.data(), inputs, rows.data()[i], out.data() + i * inputs); });
+  parallel(count,
+           [&](int64_t i) { k.unpack_row(panels.data(), inputs, rows.data()[i], out.data() + i * inputs); });
 }
 
 void store_kv(const KvLayout& layout, const PoolOut& pool, int64_t layer, const FloatMatrix& keys,
-              const FloatMatrix& values, const IntVector& starts, const IntVector& offsets, const IntMatrix& tables) {
+              const FloatMatrix& values, const IntVector& starts, const IntVector& offsets,
+              const IntMatrix& tables) {
   require_pool(layout, pool, layer);
   const int64_t tokens = extent(keys, 0), width = layout.num_kv_heads * layout.head_size;
   require_size("k, second axis,", extent(keys, 1), width);
@@ -129,8 +146,8 @@ void store_kv(const KvLayout& layout, const PoolOut& pool, int64_t layer, const 
   for (int64_t c = 0; c < chunks.count; ++c) {
     for (int64_t i = 0; i < chunks.length(c); ++i) {
       const int64_t position = chunks.starts[c] + i, row = chunks.offsets[c] + i;
-      k.store_kv(kv, chunks.table(c)[position / kv.block_size], position % kv.block_size, keys.data() + row * width,
-                 values.data() + row * width);
+      k.store_kv(kv, chunks.table(c)[position / kv.block_size], position % kv.block_size,
+                 keys.data() + row * width, values.data() + row * width);
     }
   }
 }
@@ -153,9 +170,9 @@ std::vector<AttentionTask> attention_tasks(const Chunks& chunks, int64_t kv_head
   return tasks;
 }
 
-void attend(const KvLayout& layout, const Pool& pool, int64_t layer, const FloatMatrix& q, const IntVector& starts,
-            const IntVector& offsets, const IntMatrix& tables, float scale, std::optional<int64_t> window,
-            std::optional<float> soft_cap, const FloatMatrixOut& out) {
+void attend(const KvLayout& layout, const Pool& pool, int64_t layer, const FloatMatrix& q,
+            const IntVector& starts, const IntVector& offsets, const IntMatrix& tables, float scale,
+            std::optional<int64_t> window, std::optional<float> soft_cap, const FloatMatrixOut& out) {
   require_pool(layout, pool, layer);
   const int64_t tokens = extent(q, 0), width = extent(q, 1), heads = width / layout.head_size;
   require(heads >= 1 && width % layout.head_size == 0 && heads % layout.num_kv_heads == 0,
@@ -176,9 +193,16 @@ void attend(const KvLayout& layout, const Pool& pool, int64_t layer, const Float
   parallel(static_cast<int64_t>(tasks.size()), [&](int64_t index) {
     const AttentionTask& task = tasks[static_cast<size_t>(index)];
     const int64_t first = chunks.offsets[task.chunk] * width;
-    const Attention attention{kv, q.data() + first, out.data() + first, chunks.table(task.chunk),
-                              chunks.starts[task.chunk], chunks.length(task.chunk), heads, scale,
-                              window.value_or(0), soft_cap.value_or(0.0f)};
+    const Attention attention{kv,
+                              q.data() + first,
+                              out.data() + first,
+                              chunks.table(task.chunk),
+                              chunks.starts[task.chunk],
+                              chunks.length(task.chunk),
+                              heads,
+                              scale,
+                              window.value_or(0),
+                              soft_cap.value_or(0.0f)};
     k.attend(attention, task.head, task.first_row, task.last_row);
   });
 }
@@ -190,16 +214,17 @@ void bind_step(nb::module_& m) {
       .def(nb::init<int64_t, int64_t, int64_t, int64_t>(), nb::arg("num_layers"), nb::arg("num_kv_heads"),
            nb::arg("head_size"), nb::arg("block_size"))
       .def_prop_ro("bytes_per_block", &KvLayout::bytes_per_block);
-  m.def("linear", linear, nb::arg("x").noconvert(), nb::arg("panels").noconvert(), nb::arg("bias").noconvert().none(),
-        nb::arg("out").noconvert());
+  m.def("linear", linear, nb::arg("x").noconvert(), nb::arg("panels").noconvert(),
+        nb::arg("bias").noconvert().none(), nb::arg("out").noconvert());
   m.def("embed", embed, nb::arg("panels").noconvert(), nb::arg("outputs"), nb::arg("rows").noconvert(),
         nb::arg("out").noconvert());
   m.def("store_kv", store_kv, nb::arg("layout"), nb::arg("pool").noconvert(), nb::arg("layer"),
         nb::arg("k").noconvert(), nb::arg("v").noconvert(), nb::arg("starts").noconvert(),
         nb::arg("offsets").noconvert(), nb::arg("tables").noconvert());
-  m.def("attend", attend, nb::arg("layout"), nb::arg("pool").noconvert(), nb::arg("layer"), nb::arg("q").noconvert(),
-        nb::arg("starts").noconvert(), nb::arg("offsets").noconvert(), nb::arg("tables").noconvert(),
-        nb::arg("scale"), nb::arg("window").none(), nb::arg("soft_cap").none(), nb::arg("out").noconvert());
+  m.def("attend", attend, nb::arg("layout"), nb::arg("pool").noconvert(), nb::arg("layer"),
+        nb::arg("q").noconvert(), nb::arg("starts").noconvert(), nb::arg("offsets").noconvert(),
+        nb::arg("tables").noconvert(), nb::arg("scale"), nb::arg("window").none(), nb::arg("soft_cap").none(),
+        nb::arg("out").noconvert());
 }
 
 }  // namespace octavo

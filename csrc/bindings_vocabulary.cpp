@@ -59,7 +59,8 @@ Counter philox(const Counter& counter, const Key& key) {
 void bind_vocabulary(nb::module_& m) {
   m.def("log_sum_exp", log_sum_exp, nb::arg("x").noconvert(), nb::arg("out").noconvert());
   m.def("argmax", argmax, nb::arg("x").noconvert(), nb::arg("out").noconvert());
-  m.def("gumbel", gumbel, nb::arg("seed"), nb::arg("choice"), nb::arg("position"), nb::arg("out").noconvert());
+  m.def("gumbel", gumbel, nb::arg("seed"), nb::arg("choice"), nb::arg("position"),
+        nb::arg("out").noconvert());
   m.def("philox", philox, nb::arg("counter"), nb::arg("key"));
 }
 

@@ -5,9 +5,15 @@
 
 namespace octavo {
 
-namespace portable { const Kernels& kernels(); }
-namespace avx2 { const Kernels& kernels(); }
-namespace avx512 { const Kernels& kernels(); }
+namespace portable {
+const Kernels& kernels();
+}
+namespace avx2 {
+const Kernels& kernels();
+}
+namespace avx512 {
+const Kernels& kernels();
+}
 
 namespace {
 

@@ -22,7 +22,7 @@ void pause_briefly() {
 #endif
 }
 
-// Whatever another library did to this thread's floating-point mode (flushing subnormals, say) must not show in ours.
+// Another library's floating-point mode in this thread (flushing subnormals, say) must not show here.
 class PlainFloatMode {
  public:
 #if defined(__x86_64__)
@@ -36,7 +36,9 @@ class PlainFloatMode {
 #endif
 };
 
-uint64_t claim_of(uint32_t generation, uint32_t next) { return static_cast<uint64_t>(generation) << 32 | next; }
+uint64_t claim_of(uint32_t generation, uint32_t next) {
+  return static_cast<uint64_t>(generation) << 32 | next;
+}
 
 }  // namespace
 
@@ -88,7 +90,8 @@ void Team::resize(int size) {
 void Team::run(int64_t tasks, Function function, void* context) {
   const PlainFloatMode mode;
   std::unique_lock<std::mutex> lock(busy_, std::defer_lock);
-  if (tasks <= 1 || size() == 1 || tasks >= closed || forked_.load(std::memory_order_relaxed) || !lock.try_lock()) {
+  if (tasks <= 1 || size() == 1 || tasks >= closed || forked_.load(std::memory_order_relaxed) ||
+      !lock.try_lock()) {
     for (int64_t task = 0; task < tasks; ++task) function(context, task);
     return;
   }
@@ -104,7 +107,8 @@ void Team::run(int64_t tasks, Function function, void* context) {
   generation_.notify_all();
   // 2. Work, then wait for the tasks that others have claimed.
   take_tasks(generation);
-  for (int spin = 0; spin < spins_ && finished_.load(std::memory_order_acquire) != tasks; ++spin) pause_briefly();
+  for (int spin = 0; spin < spins_ && finished_.load(std::memory_order_acquire) != tasks; ++spin)
+    pause_briefly();
   for (int64_t done = finished_.load(); done != tasks; done = finished_.load()) finished_.wait(done);
 }
 
@@ -116,7 +120,7 @@ void Team::take_tasks(uint32_t generation) {
     void* context = context_.load(std::memory_order_relaxed);
     const int64_t tasks = tasks_.load(std::memory_order_relaxed);
     if (task >= tasks || task == closed) return;
-    // Success means that the job has not changed since `claim` was read, nor can it before this task is finished.
+    // Success means that the job has not changed since `claim` was read, nor can it until this task is done.
     if (!claims_.compare_exchange_weak(claim, claim + 1)) continue;
     function(context, task);
     // The count, not `tasks_`, is what the caller compares: it may already be writing its next job.
@@ -128,7 +132,8 @@ void Team::take_tasks(uint32_t generation) {
 void Team::work(uint32_t seen) {
   const PlainFloatMode mode;
   while (true) {
-    for (int spin = 0; spin < spins_ && generation_.load(std::memory_order_acquire) == seen; ++spin) pause_briefly();
+    for (int spin = 0; spin < spins_ && generation_.load(std::memory_order_acquire) == seen; ++spin)
+      pause_briefly();
     while (generation_.load() == seen) generation_.wait(seen);
     seen = generation_.load();
     if (stopping_.load()) return;

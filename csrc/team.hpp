@@ -1,10 +1,10 @@
 // One small, persistent team of threads that shares the tasks of one operation at a time.
 //
-// A job is `tasks` calls of a function, claimed one by one. The caller works too, and waits only for tasks that
-// somebody has claimed, never for a thread that has not woken up: on a busy machine a late worker costs nothing.
-// Workers spin for a bounded time after a job (the next one usually follows within microseconds), then sleep.
-// If the team is busy with another thread's job, or the process was forked, the caller does all of its job alone:
-// results never depend on who does a task.
+// A job is `tasks` calls of a function, claimed one by one. The caller works too, and waits only for tasks
+// that somebody has claimed, never for a thread that has not woken up: on a busy machine a late worker costs
+// nothing. Workers spin for a bounded time after a job (the next one usually follows within microseconds),
+// then sleep. If the team is busy with another thread's job, or the process was forked, the caller does all
+// of its job alone: results never depend on who does a task.
 #pragma once
 
 #include <atomic>
@@ -36,8 +36,8 @@ class Team {
   void take_tasks(uint32_t generation);
   static void after_fork_in_child();
 
-  // Claims: the job's generation in the upper half, the next task in the lower; `closed` while a job is being written,
-  // so that a thread that read an old job can never claim a task of a new one.
+  // Claims: the job's generation in the upper half, the next task in the lower; `closed` while a job is being
+  // written, so that a thread that read an old job can never claim a task of a new one.
   std::atomic<uint64_t> claims_{0};
   std::atomic<uint32_t> generation_{0};  // what workers sleep on
   std::atomic<int64_t> finished_{0};     // tasks done of the current job

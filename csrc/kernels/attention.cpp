@@ -1,10 +1,11 @@
 // Attention over a block table, and the stores that fill it.
 //
-// The context is walked in partitions of 256 positions with fixed absolute borders. Inside a partition a row's scores
-// are chains over the head's dimensions (16 tokens side by side), its output chains over the positions; partitions are
-// merged in ascending order by log-sum-exp. Nothing of that depends on how the prompt was cut into chunks, on which
-// blocks hold it, or on the rows beside. Masked positions take part in nothing, so their slots may hold any bits.
-// Source: Dao et al. 2022 (the running maximum and sum), Kwon et al. 2023, section 4.3 (block tables).
+// The context is walked in partitions of 256 positions with fixed absolute borders. Inside a partition a
+// row's scores are chains over the head's dimensions (16 tokens side by side), its output chains over the
+// positions; partitions are merged in ascending order by log-sum-exp. Nothing of that depends on how the
+// prompt was cut into chunks, on which blocks hold it, or on the rows beside. Masked positions take part in
+// nothing, so their slots may hold any bits. Source: Dao et al. 2022 (the running maximum and sum), Kwon et
+// al. 2023, section 4.3 (block tables).
 #include "kernels/functions.hpp"
 #include "kernels/table.hpp"
 #include "kernels/tile.hpp"
@@ -13,15 +14,16 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 constexpr int vectors_per_partition = partition_size / lane_count;
-constexpr int score_vectors = 2;   // vectors beside a full tile of rows in both products
+constexpr int score_vectors = 2;  // vectors beside a full tile of rows in both products
 constexpr int head_vectors_max = head_size_max / lane_count;
 
 OCTAVO_INLINE int64_t smaller_of(int64_t x, int64_t y) { return x < y ? x : y; }
 OCTAVO_INLINE int64_t larger_of(int64_t x, int64_t y) { return x > y ? x : y; }
 
-// What a task knows of its rows. A row is a (token, query head of the group) pair; it sees positions [low, high).
+// What a task knows of its rows. A row is a (token, query head of the group) pair; it sees positions [low,
+// high).
 struct Rows {
-  int64_t count, padded_size;              // padded_size: D rounded up to 16
+  int64_t count, padded_size;  // padded_size: D rounded up to 16
   int64_t low[attention_rows], high[attention_rows];
   float largest[attention_rows], total[attention_rows];
   alignas(64) float q[attention_rows][head_size_max];
@@ -65,7 +67,8 @@ void gather_rows(const Attention& a, int64_t head, int64_t first_row, int64_t la
 }
 
 template <int R, int P>
-OCTAVO_INLINE void score_tile(const Attention& a, Rows& rows, int64_t r, const float* const* k, int64_t vector) {
+OCTAVO_INLINE void score_tile(const Attention& a, Rows& rows, int64_t r, const float* const* k,
+                              int64_t vector) {
   Lanes acc[R][P]{};
   multiply<R, P>(rows.q[r], head_size_max, k, a.kv.block_size, a.kv.head_size, acc);
   const Lanes scale = broadcast(a.scale), cap = broadcast(a.soft_cap);
@@ -79,7 +82,8 @@ OCTAVO_INLINE void score_tile(const Attention& a, Rows& rows, int64_t r, const f
 }
 
 template <int R>
-void score_rows(const Attention& a, Rows& rows, int64_t r, const float* const* k, int64_t first, int64_t last) {
+void score_rows(const Attention& a, Rows& rows, int64_t r, const float* const* k, int64_t first,
+                int64_t last) {
   // As in the product: few rows take more vectors, so that there are chains enough to hide the latency.
   constexpr int P = R <= 2 ? 4 * score_vectors : score_vectors;
   int64_t vector = first;
@@ -149,8 +153,8 @@ void weigh_rows(const Attention& a, Rows& rows, int64_t r, const float* const* v
   for (; vector < vectors; ++vector) weigh_tile<R, 1>(a, rows, r, v, range, vector);
 }
 
-// Rows of a tile see nearly the same positions: the common ones are done together, the rest row by row, so that
-// each row's chain has exactly its own positions, in order.
+// Rows of a tile see nearly the same positions: the common ones are done together, the rest row by row, so
+// that each row's chain has exactly its own positions, in order.
 template <int R>
 void weigh_tile_rows(const Attention& a, Rows& rows, int64_t r, const float* const* v, int64_t base) {
   Range common{0, partition_size};

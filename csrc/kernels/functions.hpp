@@ -1,7 +1,9 @@
-// exp, tanh and log of our own: the same operations for every lane and on every machine, unlike a vector library's.
+// exp, tanh and log of our own: the same operations for every lane and on every machine, unlike a vector
+// library's.
 //
-// exp: Cody and Waite's reduction x = n ln 2 + r, |r| <= ln 2 / 2, then a polynomial of degree 7 in r; at most 2 ulp,
-// also where the result is subnormal. tanh: by exp, and by its series near zero. log (double): atanh's series.
+// exp: Cody and Waite's reduction x = n ln 2 + r, |r| <= ln 2 / 2, then a polynomial of degree 7 in r; at
+// most 2 ulp, also where the result is subnormal. tanh: by exp, and by its series near zero. log (double):
+// atanh's series.
 #pragma once
 
 #include "kernels/simd.hpp"
@@ -11,7 +13,8 @@ namespace octavo::OCTAVO_ISA {
 constexpr float infinity = __builtin_inff();
 
 OCTAVO_INLINE Lanes exponential(const Lanes& x) {
-  // 1. Clamp, so that n fits: exp(-104) rounds to 0, exp(89) is infinite. NaN fails both tests and passes through.
+  // 1. Clamp, so that n fits: exp(-104) rounds to 0, exp(89) is infinite. NaN fails both tests and passes
+  // through.
   const Lanes low = broadcast(-104.0f), high = broadcast(89.0f);
   Lanes clamped = select(less(x, low), low, x);
   clamped = select(less(high, clamped), high, clamped);
@@ -61,8 +64,8 @@ OCTAVO_INLINE Lanes hyperbolic_tangent(const Lanes& x) {
   return select(less(size, broadcast(0.4f)), near, signed_far);
 }
 
-// The natural logarithm of a positive normal double, within about 1e-16 relative, without fused operations: plain
-// arithmetic is what compilers vectorise equally for all instruction sets.
+// The natural logarithm of a positive normal double, within about 1e-16 relative, without fused operations:
+// plain arithmetic is what compilers vectorise equally for all instruction sets.
 OCTAVO_INLINE double logarithm(double x) {
   uint64_t bits;
   __builtin_memcpy(&bits, &x, sizeof bits);

@@ -1,18 +1,18 @@
 // What a set of kernels offers to the rest of the module: plain functions over raw pointers, one table per
-// instruction set. They know neither Python nor threads: a caller splits the work, which never changes a bit of it.
+// instruction set. They know neither Python nor threads: a caller splits the work, which changes no bit.
 //
-// Dimensions: T tokens (rows), H query heads, K kv heads, D head size, B block size, E row length, V vocabulary.
+// Dimensions: T tokens (rows), H query heads, K kv heads, D head size, B block size, V vocabulary.
 #pragma once
 
 #include <stdint.h>
 
 namespace octavo {
 
-constexpr int panel_width = 16;       // outputs side by side in a packed weight matrix
-constexpr int partition_size = 256;   // positions that attention reduces at a time, at fixed absolute borders
-constexpr int attention_rows = 32;    // (token, query head) pairs that one attention task handles
+constexpr int panel_width = 16;      // outputs side by side in a packed weight matrix
+constexpr int partition_size = 256;  // positions that attention reduces at a time, at fixed absolute borders
+constexpr int attention_rows = 32;   // (token, query head) pairs that one attention task handles
 constexpr int head_size_max = 256;
-constexpr int quant_group = 32;       // elements that share a scale in Q8_0, Q4_0 and Q4_1
+constexpr int quant_group = 32;  // elements that share a scale in Q8_0, Q4_0 and Q4_1
 
 enum class Kind { f32, f16, bf16, q8_0, q4_0, q4_1 };
 
@@ -20,7 +20,8 @@ enum class Kind { f32, f16, bf16, q8_0, q4_0, q4_1 };
 static inline int64_t bytes_of(Kind kind, int64_t count) {
   switch (kind) {
     case Kind::f32: return 4 * count;
-    case Kind::f16: case Kind::bf16: return 2 * count;
+    case Kind::f16:
+    case Kind::bf16: return 2 * count;
     case Kind::q8_0: return count / quant_group * 34;
     case Kind::q4_0: return count / quant_group * 18;
     case Kind::q4_1: return count / quant_group * 20;
@@ -30,10 +31,10 @@ static inline int64_t bytes_of(Kind kind, int64_t count) {
 
 // y = x W^T + bias. W is packed: panels [ceil(outputs / 16)][inputs][16], zeros beyond the last output.
 struct Product {
-  const float* x;       // (rows, inputs)
+  const float* x;  // (rows, inputs)
   const float* panels;
-  const float* bias;    // (outputs,) or null
-  float* y;             // (rows, outputs)
+  const float* bias;  // (outputs,) or null
+  float* y;           // (rows, outputs)
   int64_t rows, inputs, outputs;
 };
 
@@ -45,25 +46,25 @@ struct Packing {
   float* panels;
 };
 
-// One layer inside the pool. A block holds, layer after layer, K as [K][D][B] and V as [K][B][D16] floats, where
-// D16 is D rounded up to 16: tokens lie along the lanes in K, head dimensions in V.
+// One layer inside the pool. A block holds, layer after layer, K as [K][D][B] and V as [K][B][D16] floats,
+// where D16 is D rounded up to 16: tokens lie along the lanes in K, head dimensions in V.
 struct KvLayer {
-  float* pool;            // byte 0 of block 0
-  int64_t block_floats;   // from one block to the next
-  int64_t layer_floats;   // from the block's start to this layer's K
+  float* pool;           // byte 0 of block 0
+  int64_t block_floats;  // from one block to the next
+  int64_t layer_floats;  // from the block's start to this layer's K
   int64_t kv_heads, head_size, block_size;
 };
 
 // One chunk's share of attention: all its (token, head of the group) rows against its block table.
 struct Attention {
   KvLayer kv;
-  const float* q;         // (length, H * D) of the chunk
-  float* out;             // the same shape
+  const float* q;  // (length, H * D) of the chunk
+  float* out;      // the same shape
   const int32_t* table;
   int64_t start, length, heads;
   float scale;
-  int64_t window;         // 0: everything before
-  float soft_cap;         // 0: none
+  int64_t window;  // 0: everything before
+  float soft_cap;  // 0: none
 };
 
 // What happens to each element.
@@ -79,15 +80,16 @@ struct Kernels {
   // Row `index` of a packed matrix, written to out (inputs,).
   void (*unpack_row)(const float* panels, int64_t inputs, int64_t index, float* out);
 
-  // Rows [first_row, last_row) of the K * (length * H / K) rows of a chunk for kv head `head`.
+  // Rows [first_row, last_row) of the length * H / K rows of a chunk that read kv head `head`.
   void (*attend)(const Attention&, int64_t head, int64_t first_row, int64_t last_row);
   // K and V (K * D each) of one token into slot `slot` of block `block`.
   void (*store_kv)(const KvLayer&, int64_t block, int64_t slot, const float* k, const float* v);
 
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t size, float* out);
-  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t size, float* out);
-  void (*rope)(const float* x, const float* cos, const float* sin, int64_t heads, int64_t head_size, int64_t dims,
-               float* out);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t size,
+                     float* out);
+  void (*rope)(const float* x, const float* cos, const float* sin, int64_t heads, int64_t head_size,
+               int64_t dims, float* out);
   void (*map)(Map, const float* x, int64_t count, float* out);
   void (*gated)(Map, const float* gate, const float* up, int64_t count, float* out);
   void (*add)(const float* x, const float* y, int64_t count, float* out);
@@ -97,7 +99,8 @@ struct Kernels {
   float (*log_sum_exp)(const float* x, int64_t count);
   int32_t (*argmax)(const float* x, int64_t count);
   // Tokens [4 * first, 4 * first + count) of the noise.
-  void (*gumbel)(uint64_t seed, uint32_t choice, uint32_t position, uint32_t first, int64_t count, float* out);
+  void (*gumbel)(uint64_t seed, uint32_t choice, uint32_t position, uint32_t first, int64_t count,
+                 float* out);
   void (*philox)(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 };
 

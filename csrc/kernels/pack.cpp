@@ -1,7 +1,7 @@
 // From a file's bytes to float32: GGUF's block formats, and the packed form of a weight matrix.
 //
-// Panels are made straight from the quantised bytes, 16 rows by 32 columns at a time, so no second full-size copy of a
-// matrix ever exists. Source of the formats: ggml's block_q8_0, block_q4_0, block_q4_1.
+// Panels are made straight from the quantised bytes, 16 rows by 32 columns at a time, so no second full-size
+// copy of a matrix ever exists. Source of the formats: ggml's block_q8_0, block_q4_0, block_q4_1.
 #include "kernels/simd.hpp"
 #include "kernels/table.hpp"
 
@@ -31,7 +31,9 @@ OCTAVO_INLINE float float_of_half(uint16_t half) {
   return float_of_bits(bits | sign);
 }
 
-OCTAVO_INLINE float float_of_brain(uint16_t brain) { return float_of_bits(static_cast<uint32_t>(brain) << 16); }
+OCTAVO_INLINE float float_of_brain(uint16_t brain) {
+  return float_of_bits(static_cast<uint32_t>(brain) << 16);
+}
 
 OCTAVO_INLINE void group_q8_0(const uint8_t* block, float* out) {
   const float d = float_of_half(read_u16(block));

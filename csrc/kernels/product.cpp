@@ -47,8 +47,8 @@ void few_rows(const Product& a, int64_t panel, int64_t last_panel) {
 
 void product(const Product& a, int64_t first_panel, int64_t last_panel) {
   if (a.rows <= tile_rows) return few_rows(a, first_panel, last_panel);
-  // Many rows: a group of panels stays in the cache while all rows pass over it, in tiles of nearly equal height (nine
-  // rows are five and four, because a tile of one row would leave most registers idle).
+  // Many rows: a group of panels stays in the cache while all rows pass over it, in tiles of nearly equal
+  // height (nine rows are five and four, because a tile of one row would leave most registers idle).
   constexpr int vectors = vectors_for(tile_rows);
   const int64_t tiles = (a.rows + tile_rows - 1) / tile_rows;
   for (int64_t panel = first_panel; panel < last_panel; panel += vectors) {

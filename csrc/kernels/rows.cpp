@@ -26,9 +26,7 @@ OCTAVO_INLINE void each_pair(const float* x, const float* y, int64_t count, floa
   }
 }
 
-OCTAVO_INLINE Lanes silu(const Lanes& x) {
-  return x / (broadcast(1.0f) + exponential(broadcast(0.0f) - x));
-}
+OCTAVO_INLINE Lanes silu(const Lanes& x) { return x / (broadcast(1.0f) + exponential(broadcast(0.0f) - x)); }
 
 OCTAVO_INLINE Lanes gelu_tanh(const Lanes& x) {
   const Lanes cube = x * x * x;
@@ -36,7 +34,8 @@ OCTAVO_INLINE Lanes gelu_tanh(const Lanes& x) {
   return broadcast(0.5f) * x * (broadcast(1.0f) + hyperbolic_tangent(inner));
 }
 
-// The exact GELU, by the C library's erf in double: rare, and one element at a time is exact enough to be repeatable.
+// The exact GELU, by the C library's erf in double: rare, and one element at a time is exact enough to be
+// repeatable.
 OCTAVO_INLINE Lanes gelu(const Lanes& x) {
   float lane[lane_count];
   store(lane, x);

@@ -1,11 +1,12 @@
-// Sixteen floats that every instruction set computes in the same way: the only place that knows vector registers.
+// Sixteen floats that every instruction set computes alike: the only place that knows vector registers.
 //
-// `Lanes` is one AVX-512 register, two AVX2 registers or four 16-byte ones. Its operations are the IEEE ones, lane by
-// lane, with an explicit fused multiply-add, so a kernel written over Lanes has the same bits on every machine.
+// `Lanes` is one AVX-512 register, two AVX2 registers or four 16-byte ones. Its operations are the IEEE ones,
+// lane by lane, with an explicit fused multiply-add, so a kernel written over Lanes has the same bits on
+// every machine.
 //
-// This header is compiled once per instruction set. It defines only names of the namespace OCTAVO_ISA and includes no
-// C++ standard header with inline functions: a shared inline function, compiled for AVX-512 in one object file, could
-// be chosen by the linker for all of them, and fail on a machine without it.
+// This header is compiled once per instruction set. It defines only names of the namespace OCTAVO_ISA and
+// includes no C++ standard header with inline functions: a shared inline function, compiled for AVX-512 in
+// one object file, could be chosen by the linker for all of them, and fail on a machine without it.
 #pragma once
 
 #include <stdint.h>
@@ -43,7 +44,8 @@ struct IntLanes {
 
 #define OCTAVO_EACH_PART _Pragma("GCC unroll 4") for (int i = 0; i < parts; ++i)
 
-// Part by part, here and in `accumulate`: GCC keeps an array of parts in registers only if it is never copied whole.
+// Part by part, here and in `accumulate`: GCC keeps an array of parts in registers if it is never copied
+// whole.
 OCTAVO_INLINE Lanes load(const float* source) {
   Lanes out;
   OCTAVO_EACH_PART out.part[i] = *reinterpret_cast<const UnalignedFloats*>(source + i * (native_bytes / 4));
@@ -51,7 +53,7 @@ OCTAVO_INLINE Lanes load(const float* source) {
 }
 
 OCTAVO_INLINE void store(float* target, const Lanes& x) {
-  OCTAVO_EACH_PART *reinterpret_cast<UnalignedFloats*>(target + i * (native_bytes / 4)) = x.part[i];
+  OCTAVO_EACH_PART { *reinterpret_cast<UnalignedFloats*>(target + i * (native_bytes / 4)) = x.part[i]; }
 }
 
 // The first `count` (1 to 16) floats, then zeros; nothing beyond them is read.

@@ -7,11 +7,11 @@ namespace octavo::OCTAVO_ISA {
 
 // acc[r][p] += sum over i of x[r * x_stride + i] * w[p][i * w_stride ...], i ascending.
 //
-// Each output lane is one chain of fused multiply-adds over i, whatever R and P are: so its bits depend neither on the
-// rows and outputs that share the tile nor on the width of the machine's registers.
+// Each output lane is one chain of fused multiply-adds over i, whatever R and P are: so its bits depend
+// neither on the rows and outputs that share the tile nor on the width of the machine's registers.
 template <int R, int P>
-OCTAVO_INLINE void multiply(const float* x, int64_t x_stride, const float* const* w, int64_t w_stride, int64_t steps,
-                            Lanes (&acc)[R][P]) {
+OCTAVO_INLINE void multiply(const float* x, int64_t x_stride, const float* const* w, int64_t w_stride,
+                            int64_t steps, Lanes (&acc)[R][P]) {
   const float* column[P];
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) column[p] = w[p];
@@ -28,8 +28,8 @@ OCTAVO_INLINE void multiply(const float* x, int64_t x_stride, const float* const
   }
 }
 
-// The tallest tile, and how many vectors stand beside R rows so that the accumulators fill the registers: enough
-// independent chains to hide the latency of the multiply-add, few enough that none is spilled.
+// The tallest tile, and how many vectors stand beside R rows so that the accumulators fill the registers:
+// enough independent chains to hide the latency of the multiply-add, few enough that none is spilled.
 #if defined(__AVX512F__)
 constexpr int tile_rows = 8;
 constexpr int vectors_for(int rows) { return rows <= 2 ? 8 : rows <= 4 ? 6 : rows <= 6 ? 4 : 3; }

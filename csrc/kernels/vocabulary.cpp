@@ -9,7 +9,8 @@ constexpr int batch = 16;  // counters of the generator that run side by side
 
 // Philox 4x32 with 10 rounds on `batch` counters that differ in word 0 only.
 // Source: Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
-OCTAVO_INLINE void philox_batch(const uint32_t counter[4], const uint32_t key[2], uint32_t (&word)[4][batch]) {
+OCTAVO_INLINE void philox_batch(const uint32_t counter[4], const uint32_t key[2],
+                                uint32_t (&word)[4][batch]) {
   for (int i = 0; i < batch; ++i) {
     word[0][i] = counter[0] + static_cast<uint32_t>(i);
     word[1][i] = counter[1];

@@ -99,6 +99,7 @@ def info(name=b"w", dims=(32, 2), kind=0, offset=0):
         (b"GGUF", "does not begin"),
         (b"GGML" + bytes(60), "does not begin with the letters GGUF"),
         (head(2**60, 0) + bytes(64), "number of tensors is 1,152"),
+        (head(1000, 0) + bytes(64), "number of tensors is 1,000; .* 72 bytes are left"),
         (head(0, 2**63) + bytes(64), "number of metadata pairs"),
         (head(0, 1) + text(b"k") + struct.pack("<I", 13) + bytes(8), "value type 13"),
         (head(0, 1) + text(b"k") + struct.pack("<IQ", 8, 2**62), "length of metadata 'k'"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.text.stops import StopMatcher
@@ -29,18 +29,29 @@ def split(text, cuts):
     return [text[start:stop] for start, stop in itertools.pairwise(borders)]
 
 
-@given(st.text("abc", max_size=24), stop_lists, st.lists(st.integers(0, 99), max_size=8), st.booleans())
-def test_any_split_equals_the_whole_text(text, stops, cuts, include_stop):
-    matcher = StopMatcher(stops, include_stop)
-    emitted, found = "", None
-    for piece in split(text, cuts):
+def run(pieces, stops, include_stop):
+    """Everything that came out, and the stop string."""
+    matcher, emitted = StopMatcher(stops, include_stop), ""
+    for piece in pieces:
         emit, stop = matcher.push(piece)
         emitted += emit
         if stop is not None:
-            found = stop
-            break
-    emitted += matcher.finish()
-    assert (emitted, found) == whole_text(text, stops, include_stop)
+            return emitted + matcher.finish(), stop
+    return emitted + matcher.finish(), None
+
+
+@settings(max_examples=400)
+@given(st.text("abc", max_size=12), stop_lists, st.lists(st.integers(0, 99), max_size=8), st.booleans())
+def test_any_split_equals_the_whole_text(text, stops, cuts, include_stop):
+    assert run(split(text, cuts), stops, include_stop) == whole_text(text, stops, include_stop)
+
+
+def test_every_short_text_letter_by_letter_equals_the_whole_text():
+    words = ["".join(word) for length in range(7) for word in itertools.product("ab", repeat=length)]
+    stops = [word for word in words if 1 <= len(word) <= 3]
+    for pair in [*((stop,) for stop in stops), *itertools.combinations(stops, 2)]:
+        for text in words:
+            assert run(text, pair, False) == whole_text(text, pair, False), (text, pair)
 
 
 @given(st.text("abc", max_size=24), stop_lists)

@@ -210,7 +210,7 @@ def test_unsound_vocabularies_are_refused_by_name(changed, error, message):
         Tokenizer.from_gguf(metadata | changed, "test")
 
 
-# -- SentencePiece --------------------------------------------------------------------------------
+# -- SentencePiece ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["prefix", "no-prefix"])
@@ -264,7 +264,7 @@ def test_sentencepiece_byte_tokens_are_single_bytes(piece_pair):
     assert theirs.piece_to_id("<0xE4>") not in ours.encode("<0xE4>", add_bos=False)
 
 
-# -- folders --------------------------------------------------------------------------------------
+# -- folders ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -338,7 +338,7 @@ def test_unsound_folders_are_refused(tmp_path):
         Tokenizer.from_folder(tmp_path)
 
 
-# -- the default model -------------------------------------------------------------------------------------------
+# -- the default model -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")

@@ -165,7 +165,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         row.name: row
         for row in (
-            Family("llama", windows="all", interleaved_in_gguf=True),
+            Family("llama", interleaved_in_gguf=True),
             Family("mistral", windows="all"),
             Family("qwen2", windows="late", biases=frozenset("qkv")),
             Family("qwen3", tensors=_QWEN3_TENSORS, windows="late"),

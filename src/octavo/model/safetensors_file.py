@@ -97,7 +97,7 @@ def _read_shard(file: MappedFile) -> tuple[list[RawTensor], int]:
     length = int.from_bytes(file.data[:8].tobytes(), "little")
     if length > min(HEADER_BYTES_MAX, file.size - 8):
         raise BadModelFile(
-            f"{file.path} ({file.size:,} bytes) has a header of {length:,}; allowed: up to {HEADER_BYTES_MAX:,}"
+            f"{file.path} ({file.size:,} bytes) has a header of {length:,}; allowed: {HEADER_BYTES_MAX:,}"
         )
     start = 8 + length
     header = parse_json_object(file.data[8:start].tobytes(), f"{file.path}: the header")

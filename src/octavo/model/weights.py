@@ -45,7 +45,7 @@ def read_weights(
     ops: Ops,
     progress: Callable[[str], None],
 ) -> ModelWeights:
-    """Convert all. Raises BadModelFile (a tensor missing or of another shape), UnsupportedModel (unknown ones).
+    """Convert all. Raises BadModelFile (a tensor missing or of a wrong shape), UnsupportedModel (unknown).
 
     `label` names the file in messages. O(weights), one tensor at a time.
     """

@@ -146,7 +146,7 @@ class Scheduler:
             sequence.lent_priority = None
         continuing = [s for s in self.running if s.remaining == 1 and s.num_samples_left > 0]
         prompts = [s for s in self.running if s.remaining > 1 and s.num_samples_left > 0]
-        budget = self.pace.prompt_budget(len(continuing))
+        budget = self.pace.prompt_budget(len(continuing), len(prompts) + len(self.waiting))
         if self._somebody_may_enter():
             prompts += self._admission.admit(continuing, prompts, budget)
         prompts.sort(key=lambda s: s.rank)

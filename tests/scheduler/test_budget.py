@@ -1,0 +1,63 @@
+"""How a step's tokens are shared, and the pace that keeps decoding sequences from noticing a prompt."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.scheduler.budget import Pace, share_budget, share_by_priority
+
+
+def test_the_oldest_prompt_keeps_half_and_the_shortest_goes_first_in_the_rest() -> None:
+    assert share_budget([1000, 500, 3], 100) == [50, 47, 3]
+
+
+def test_what_is_over_goes_to_the_oldest_again() -> None:
+    assert share_budget([1000, 3], 100) == [97, 3]
+
+
+def test_a_herd_of_equal_prompts_is_served_one_after_the_other() -> None:
+    assert share_budget([64, 64, 64], 64) == [32, 32, 0]
+    assert share_budget([32, 32, 64], 64) == [32, 32, 0]
+
+
+def test_a_higher_priority_is_served_before_a_lower_one() -> None:
+    assert share_by_priority([(5, 60), (0, 60), (0, 5)], 80) == [60, 15, 5]
+
+
+@given(st.lists(st.integers(1, 500), max_size=20), st.integers(0, 600))
+def test_grants_never_exceed_the_budget_or_what_is_asked_and_leave_nothing_unused(
+    remaining: list[int], budget: int
+) -> None:
+    grants = share_budget(remaining, budget)
+    assert all(0 <= grant <= wanted for grant, wanted in zip(grants, remaining, strict=True))
+    assert sum(grants) == min(budget, sum(remaining))
+    if remaining and budget:
+        assert grants[0] >= min(remaining[0], budget // 2)
+
+
+def measured(decode_s: float, token_s: float) -> Pace:
+    pace = Pace(512)
+    for _ in range(20):
+        pace.observe(8, 0, decode_s)
+        pace.observe(8, 100, decode_s + 100 * token_s)
+    return pace
+
+
+def test_one_prompt_beside_eight_streams_takes_less_time_than_they_do() -> None:
+    budget = measured(decode_s=0.040, token_s=0.002).prompt_budget(8, 1)
+    assert 10 <= budget <= 16
+    assert 0.040 + budget * 0.002 < 2 * 0.040
+
+
+def test_many_prompts_beside_one_stream_are_not_held_up_for_its_sake() -> None:
+    assert measured(decode_s=0.030, token_s=0.002).prompt_budget(1, 31) > 150
+
+
+def test_the_whole_budget_is_granted_when_nobody_decodes_or_nothing_was_measured() -> None:
+    assert measured(0.030, 0.002).prompt_budget(0, 1) == 512
+    assert Pace(512).prompt_budget(8, 1) == 504
+
+
+def test_a_prompt_always_advances() -> None:
+    assert measured(decode_s=0.001, token_s=0.5).prompt_budget(8, 1) == Pace.FLOOR
