@@ -121,9 +121,7 @@ def tiny_engine(
     return Engine(scheduler, executor, runner.reset, depth, time.perf_counter)
 
 
-def request(
-    request_id: int, prompt: Sequence[int], max_tokens: int, n: int = 1, **params: object
-) -> Request:
+def request(request_id: int, prompt: Sequence[int], max_tokens: int, n: int = 1, **params: object) -> Request:
     """A request with logprobs, so that bits can be compared."""
     params = {"logprobs": 3, "temperature": 0.0, **params}
     sampling = SamplingParams(**params)  # type: ignore[arg-type]

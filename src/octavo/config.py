@@ -1,7 +1,8 @@
-"""Every setting of an engine, with its default, its bounds, and the words that `octavo doctor` and --help print.
+"""Every setting of an engine, with its default, its bounds, and the words that `octavo doctor` and --help
+print.
 
-A setting that can be computed is None by default, and `engine/start.py` computes it from the machine and the model.
-docs/settings.md lists all of them; a test keeps the two equal.
+A setting that can be computed is None by default, and `engine/start.py` computes it from the machine and
+the model. docs/settings.md lists all of them; a test keeps the two equal.
 """
 
 from __future__ import annotations

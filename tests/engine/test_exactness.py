@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.tiny import Answer, random_prompt, request, run, tiny_engine, tiny_model
 
 from octavo import _native
 from octavo.engine.core import Engine
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.reference import ReferenceOps
 from octavo.types import Request
-from tests.tiny import Answer, random_prompt, request, run, tiny_engine, tiny_model
 
 CASES = 200
 BACKENDS = {"reference": ReferenceOps, "cpu": NativeOps}

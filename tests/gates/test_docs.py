@@ -24,7 +24,9 @@ def test_every_setting_is_documented_and_there_are_at_most_60() -> None:
 def test_every_environment_variable_is_documented_and_there_are_at_most_3() -> None:
     sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "csrc").rglob("*.[ch]pp")]
     used = set().union(*(re.findall(r"\bOCTAVO_[A-Z]+(?:_[A-Z]+)*\b", path.read_text()) for path in sources))
-    used = {name for name in used if name in {"OCTAVO_CACHE", "OCTAVO_ISA", "OCTAVO_API_KEY"} or "getenv" in name}
+    used = {
+        name for name in used if name in {"OCTAVO_CACHE", "OCTAVO_ISA", "OCTAVO_API_KEY"} or "getenv" in name
+    }
     text = (DOCS / "settings.md").read_text()
     assert len(used) <= 3
     assert [name for name in used if f"`{name}`" not in text] == []

@@ -21,9 +21,9 @@ from model_bench import (
 )
 
 from octavo.errors import BadModelFile, UnsupportedModel
+from octavo.fields import Fields, read_json_fields
 from octavo.kernels.reference import ReferenceOps
 from octavo.model.families import describe_config
-from octavo.model.fields import Fields, read_json_fields
 from octavo.model.hub import ModelPath
 from octavo.model.loader import load_model
 

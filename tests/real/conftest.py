@@ -1,4 +1,5 @@
-"""The embedded default model, loaded once; and the same weights in transformers, through the `gguf` package."""
+"""The embedded default model, loaded once; and the same weights in transformers, through the `gguf`
+package."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def llm(gguf_path: Path) -> LLM:
 
 @pytest.fixture(scope="session")
 def oracle(gguf_path: Path):  # type: ignore[no-untyped-def]
-    """LlamaForCausalLM in float32; its weights were read and de-quantised by the `gguf` package, not by us."""
+    """LlamaForCausalLM in float32; its weights were read and de-quantised by the `gguf` package, not by
+    us."""
     import torch
     from gguf import GGUFReader, dequantize
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import pytest
+from tests.tiny import bits_of
 
 from octavo import LLM, SamplingParams
-from octavo.types import ChatMessage
-from tests.tiny import bits_of
-from octavo.types import SampledToken
+from octavo.types import ChatMessage, SampledToken
 
 pytestmark = pytest.mark.real_model
 
 TEXT = (
-    "The history of printing starts as early as 3500 BC, when the Persian and Mesopotamian civilizations used "
-    "cylinder seals to certify documents written in clay. Other early forms include block seals, hammered coinage, "
-    "pottery imprints, and cloth printing. Initially a method of printing patterns on cloth such as silk, woodblock "
-    "printing for texts on paper originated in Tang China by the 7th century, leading to the spread of book "
-    "production and woodblock printing in other parts of Asia such as Korea and Japan. A sheet folded three times "
-    "makes a gathering of sixteen pages, which printers call an octavo. "
+    "The history of printing starts as early as 3500 BC, when the Persian and Mesopotamian "
+    "civilizations used cylinder seals to certify documents written in clay. Other early forms include "
+    "block seals, hammered coinage, pottery imprints, and cloth printing. Initially a method of "
+    "printing patterns on cloth such as silk, woodblock printing for texts on paper originated in Tang "
+    "China by the 7th century, leading to the spread of book production and woodblock printing in other"
+    " parts of Asia such as Korea and Japan. A sheet folded three times makes a gathering of sixteen "
+    "pages, which printers call an octavo. "
 )
 NEAR_TIE = 1e-4
 
@@ -81,14 +81,18 @@ def test_batched_hit_preempted_and_alone_are_bit_equal_on_the_real_model(llm: LL
 
     def essence(prompt: list[int]) -> list[bytes]:
         infos = llm.generate([prompt], params)[0].choices[0].tokens
-        return [bits_of(SampledToken(i.token, i.logprob or 0.0, tuple((t, p) for t, _, p in i.top))) for i in infos]
+        return [
+            bits_of(SampledToken(i.token, i.logprob or 0.0, tuple((t, p) for t, _, p in i.top)))
+            for i in infos
+        ]
 
     alone = [essence(prompt) for prompt in some]
     together = llm.generate(some, params)
     for one, output in zip(alone, together, strict=True):
         infos = output.choices[0].tokens
         crowd = [
-            bits_of(SampledToken(i.token, i.logprob or 0.0, tuple((t, p) for t, _, p in i.top))) for i in infos
+            bits_of(SampledToken(i.token, i.logprob or 0.0, tuple((t, p) for t, _, p in i.top)))
+            for i in infos
         ]
         assert crowd == one
         assert output.choices[0].usage.num_cached == (len(output.prompt_token_ids) - 1) // 16 * 16

@@ -53,7 +53,14 @@ class Replay:
         return []
 
     def do_add(
-        self, name: str, prompt: str, max: str, n: str = "1", priority: str = "0", tenant: str = "", like: str = ""
+        self,
+        name: str,
+        prompt: str,
+        max: str,
+        n: str = "1",
+        priority: str = "0",
+        tenant: str = "",
+        like: str = "",
     ) -> list[str]:
         rng = random.Random(name)
         tokens = [rng.randrange(1, 1000) for _ in range(int(prompt))]
@@ -101,7 +108,9 @@ class Replay:
             name = next(self.names[s.seq_id] for s in self.scheduler.running if s.row == write.row)
             lines.append(f"table {name} {write.index}={write.block}")
         for chunk in plan.chunks:
-            lines.append(f"chunk {self.names[chunk.seq_id]} {chunk.start}:{chunk.stop}{' *' * chunk.num_samples}")
+            lines.append(
+                f"chunk {self.names[chunk.seq_id]} {chunk.start}:{chunk.stop}{' *' * chunk.num_samples}"
+            )
         for fork in plan.forks:
             parent = next(c.seq_id for c in plan.chunks if c.row == fork.parent_row)
             self.names[fork.child_seq_id] = f"{self.names[parent]}.{fork.choice}"
@@ -118,7 +127,10 @@ class Replay:
         counts = self.memory.counts()
         lines = [f"done {self.label(u.request_id, u.choice)} {u.finish}" for u in updates if u.finish]
         waiting = " ".join(self.label(s.request.request_id, s.choice) for s in self.scheduler.waiting)
-        return [*lines, f"free={counts.free} cached={counts.cached}" + (f" waiting={waiting}" if waiting else "")]
+        return [
+            *lines,
+            f"free={counts.free} cached={counts.cached}" + (f" waiting={waiting}" if waiting else ""),
+        ]
 
     def label(self, request_id: int, choice: int) -> str:
         name = next(name for name, known in self.ids.items() if known == request_id)

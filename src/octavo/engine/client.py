@@ -26,7 +26,9 @@ from octavo.scheduler.scheduler import check_fits
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import FinishReason, Request, SamplingParams, Update, Usage
 
-BYTES_PER_TOKEN_MAX = 128  # longer tokens than this exist in no vocabulary that matters: caps text before tokenising
+BYTES_PER_TOKEN_MAX = (
+    128  # longer tokens than this exist in no vocabulary that matters: caps text before tokenising
+)
 TOKENIZER_THREADS = 2
 
 
@@ -34,7 +36,11 @@ class DeltaStream:
     """The deltas of one request. Fed on its event loop; iterate it once, on that loop."""
 
     def __init__(
-        self, request_id: int, loop: asyncio.AbstractEventLoop, assembler: Assembler, cancel: Callable[[int, int | None], None]
+        self,
+        request_id: int,
+        loop: asyncio.AbstractEventLoop,
+        assembler: Assembler,
+        cancel: Callable[[int, int | None], None],
     ) -> None:
         self._request_id = request_id
         self._cancel = cancel
@@ -259,9 +265,7 @@ class AsyncLLM:
         left.clear()
 
 
-def _call_soon(
-    loop: asyncio.AbstractEventLoop, work: list[tuple[DeltaStream, list[Update]]]
-) -> None:
+def _call_soon(loop: asyncio.AbstractEventLoop, work: list[tuple[DeltaStream, list[Update]]]) -> None:
     def feed() -> None:
         for stream, updates in work:
             stream.feed(updates)
@@ -313,7 +317,7 @@ def make_request(
 
 def check_tokens(param: str, tokens: Sequence[int], vocab_size: int) -> None:
     """Raise InvalidRequest unless every id is in the vocabulary. O(n) without a Python loop's cost per token."""
-    if tokens and not (0 <= min(tokens) and max(tokens) < vocab_size):
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
         wrong = next(token for token in tokens if not 0 <= token < vocab_size)
         raise InvalidRequest(
             f"token id {wrong} in {param}; allowed: 0 to {vocab_size - 1:,} (the vocabulary)", param=param

@@ -93,7 +93,9 @@ class Engine:
         self._clock = clock
         self._in_flight: deque[tuple[StepPlan, Future[StepResult]]] = deque()
         self._counters = _Counters()
-        self.stats = self._counters.snapshot(self.scheduler)  # replaced after every step, so any thread may read it
+        self.stats = self._counters.snapshot(
+            self.scheduler
+        )  # replaced after every step, so any thread may read it
 
     def step(self) -> list[Update]:
         """Drain the inbox, plan, run, commit. Returns what clients must learn; empty when there is nothing to do."""
@@ -146,11 +148,14 @@ class Engine:
         request = command.request
         try:
             self.scheduler.submit(request)
-        except OctavoError as error:  # the client checks before it submits, so this is rare: a race for the queue
+        except (
+            OctavoError
+        ) as error:  # the client checks before it submits, so this is rare: a race for the queue
             usage = Usage(len(request.prompt), 0, 0, 0)
             choices = range(request.n)
             return [
-                Update(request.request_id, c, (), usage, FinishReason.ERROR, error=str(error)) for c in choices
+                Update(request.request_id, c, (), usage, FinishReason.ERROR, error=str(error))
+                for c in choices
             ]
         return []
 

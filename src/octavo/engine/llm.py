@@ -1,8 +1,8 @@
 """The synchronous front door, for scripts: prompts in, finished outputs out. No thread; the caller turns the engine.
 
-    from octavo import LLM, SamplingParams
-    llm = LLM("smollm2-135m")
-    print(llm.generate(["The capital of France is"], SamplingParams(max_tokens=16, temperature=0))[0].text)
+from octavo import LLM, SamplingParams
+llm = LLM("smollm2-135m")
+print(llm.generate(["The capital of France is"], SamplingParams(max_tokens=16, temperature=0))[0].text)
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class LLM:
         tokens = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in prompts]
         return self._run(tokens, each, n)
 
-    def chat(self, chats: Sequence[Sequence[ChatMessage]], params: SamplingParams, *, n: int = 1) -> list[Output]:
+    def chat(
+        self, chats: Sequence[Sequence[ChatMessage]], params: SamplingParams, *, n: int = 1
+    ) -> list[Output]:
         """Answer every chat, rendered with the model's own template."""
         texts = [render_chat(self.tokenizer, messages) for messages in chats]
         tokens = [self.tokenizer.encode(text, add_bos=False) for text in texts]
@@ -102,9 +104,7 @@ class LLM:
         ]
         self._num_requests += len(requests)
         assemblers = {request.request_id: Assembler(request, self._vocabulary) for request in requests}
-        outputs = {
-            r.request_id: Output(r.prompt, tuple(Completion() for _ in range(r.n))) for r in requests
-        }
+        outputs = {r.request_id: Output(r.prompt, tuple(Completion() for _ in range(r.n))) for r in requests}
         unsent = list(reversed(requests))
         while unsent or not self.engine.idle:
             # Feed the bounded queue as it empties, so any number of prompts may be given.

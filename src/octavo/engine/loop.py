@@ -23,7 +23,10 @@ class EngineLoop:
     """Runs an Engine on its own thread. `deliver` is called on that thread, once per step that has updates."""
 
     def __init__(
-        self, engine: Engine, deliver: Callable[[list[Update]], None], give_up: Callable[[BaseException], None]
+        self,
+        engine: Engine,
+        deliver: Callable[[list[Update]], None],
+        give_up: Callable[[BaseException], None],
     ) -> None:
         self._engine = engine
         self._deliver = deliver
@@ -61,8 +64,10 @@ class EngineLoop:
                     return
             try:
                 updates = engine.step()
-            except Exception as error:  # noqa: BLE001 - the one place that catches: fail what lives, start afresh
-                log.exception("the engine's state is broken; every live request fails and the cache is dropped")
+            except Exception as error:
+                log.exception(
+                    "the engine's state is broken; every live request fails and the cache is dropped"
+                )
                 updates = engine.recover(error)
                 self._failures.append(time.monotonic())
                 if (

@@ -116,7 +116,13 @@ class ServedModel(Protocol):
         """The bytes that one token stands for."""
 
     async def submit(
-        self, prompt: Sequence[int], params: SamplingParams, *, n: int = 1, priority: int = 0, tenant: str = ""
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        n: int = 1,
+        priority: int = 0,
+        tenant: str = "",
     ) -> Stream:
         """Queue a request. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing
         was queued."""

@@ -44,7 +44,7 @@ class Budget:
         return self.num_blocks * self.bytes_per_block
 
     def in_words(self) -> str:
-        """"4,096 blocks of 16 tokens = 65,536 tokens = 2.9 GiB; 21 sequences of 3,000 tokens"."""
+        """ "4,096 blocks of 16 tokens = 65,536 tokens = 2.9 GiB; 21 sequences of 3,000 tokens"."""
         tokens = self.num_blocks * self.block_size
         users = self.num_blocks // blocks_for(3000, self.block_size)
         return (
@@ -88,7 +88,8 @@ def build_engine(model: str | None, options: StartOptions, progress: Progress) -
     config = SchedulerConfig(
         max_rows=options.max_seqs,
         step_tokens=options.step_tokens,
-        max_waiting=options.max_queue + options.max_seqs,  # whoever the rows' owners were when preempted included
+        max_waiting=options.max_queue
+        + options.max_seqs,  # whoever the rows' owners were when preempted included
         context_length=spec.context_length,
         stop_ids=stop_ids,
         prefix_caching=options.prefix_caching,
@@ -136,7 +137,9 @@ def available_cores() -> int:
 def available_memory() -> int:
     """Bytes that can be had without swapping: MemAvailable, or what the control group leaves if that is less."""
     meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-    available = next(int(line.split()[1]) * 1024 for line in meminfo.splitlines() if line.startswith("MemAvailable"))
+    available = next(
+        int(line.split()[1]) * 1024 for line in meminfo.splitlines() if line.startswith("MemAvailable")
+    )
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.exists() and used.exists() and limit.read_text().strip().isdigit():
         available = min(available, max(0, int(limit.read_text()) - int(used.read_text())))

@@ -1,7 +1,10 @@
-"""Rows: the executor's side of every running sequence, kept in arrays so that a plan only needs to say what changed.
+"""Rows: the executor's side of every running sequence, kept in arrays so that a plan only needs to say what
+changed.
 
-    row r    tokens[r]  [ prompt ........ | output .. ]   length[r] tokens; grows with every sample, ahead of the host
-             tables[r]  [ 7 | 2 | 9 | 4 | ...         ]   block ids, as the table writes of the plans left them
+    row r    tokens[r]  [ prompt ........ | output .. ]   length[r] tokens; grows with every sample, ahead
+    of the host
+             tables[r]  [ 7 | 2 | 9 | 4 | ...         ]   block ids, as the table writes of the plans left
+             them
 
 Only plans change a row. It does not know the ledger: a block id is a number here.
 """
@@ -35,7 +38,9 @@ class Rows:
     def __init__(self, max_rows: int, context_length: int, block_size: int) -> None:
         self.block_size = block_size
         self.tokens: Ints = np.zeros((max_rows, context_length), np.int32)  # (R, context)
-        self.tables: Ints = np.zeros((max_rows, blocks_for(context_length, block_size)), np.int32)  # (R, blocks)
+        self.tables: Ints = np.zeros(
+            (max_rows, blocks_for(context_length, block_size)), np.int32
+        )  # (R, blocks)
         self._rows: list[Row | None] = [None] * max_rows
 
     def __getitem__(self, row: int) -> Row:

@@ -117,7 +117,9 @@ class Runner:
             seq_id = self._rows[row].seq_id
             if isinstance(outcome, SampleFailure):
                 failures[seq_id] = outcome.reason
-                self._rows.append(row, 0)  # a plan in flight may count on a token being there; it will be dropped
+                self._rows.append(
+                    row, 0
+                )  # a plan in flight may count on a token being there; it will be dropped
             else:
                 samples[seq_id] = (outcome,)
                 self._rows.append(row, outcome.token)
@@ -136,7 +138,9 @@ class Runner:
             count = min(chunk.stop, entry.num_prompt - 1) - chunk.logits_from
             top = entry.params.prompt_logprobs
             if count > 0 and top is not None:
-                following = self._rows.tokens[chunk.row, chunk.logits_from + 1 : chunk.logits_from + 1 + count]
+                following = self._rows.tokens[
+                    chunk.row, chunk.logits_from + 1 : chunk.logits_from + 1 + count
+                ]
                 scored: list[SampledToken] = []
                 for start in range(0, count, PROMPT_SLICE):
                     part = slice(start, min(start + PROMPT_SLICE, count))

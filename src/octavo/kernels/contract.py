@@ -1,13 +1,14 @@
 """The contract of the ops: what a backend offers to `model/decoder.py`, which is written once over it.
 
-Buffers are opaque to the decoder: it passes what one op returned to the next. On the CPU they are NumPy arrays.
+Buffers are opaque to the decoder: it passes what one op returned to the next. On the CPU they are NumPy
+arrays.
 
-Exactness: every op computes one output row with the same operations in the same order, whatever the number of rows
-beside it, the row's place, the block ids, and the number of threads (docs/architecture.md, "The exactness contract").
-So a row's bits depend on that row's input and on nothing else.
+Exactness: every op computes one output row with the same operations in the same order, whatever the number
+of rows beside it, the row's place, the block ids, and the number of threads (docs/architecture.md, "The
+exactness contract"). So a row's bits depend on that row's input and on nothing else.
 
-Dimensions: T tokens in the step, C chunks, H query heads, K kv heads, D head size, B block size, N blocks, L layers,
-E hidden size, V vocabulary.
+Dimensions: T tokens in the step, C chunks, H query heads, K kv heads, D head size, B block size, N blocks,
+L layers, E hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ Bytes = npt.NDArray[np.uint8]
 class RawTensor:
     """A tensor as its file stores it. `data` is a flat view of the file's bytes (not a copy).
 
-    `shape` is NumPy order: a matrix is (outputs, inputs), so y = x @ W.T. Quantised kinds are grouped by 32 along inputs.
+    `shape` is NumPy order: a matrix is (outputs, inputs), so y = x @ W.T. Quantised kinds are grouped by 32
+    along inputs.
     """
 
     name: str
@@ -61,8 +63,8 @@ class KvPool:
 class Batch:
     """The flattened chunks of one step.
 
-    Chunk c covers tokens [offsets[c], offsets[c + 1]) of the step; its first token stands at position starts[c] of its
-    sequence; position p of it lives in slot p % B of block tables[c, p // B].
+    Chunk c covers tokens [offsets[c], offsets[c + 1]) of the step; its first token stands at position
+    starts[c] of its sequence; position p of it lives in slot p % B of block tables[c, p // B].
     """
 
     tokens: Ints  # (T,)
@@ -75,7 +77,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """How one layer attends. `window` w: position p sees (p - w, p]. `soft_cap` c: scores become c tanh(s / c)."""
+    """How one layer attends. `window` w: position p sees (p - w, p]. `soft_cap` c: scores become c tanh(s /
+    c)."""
 
     scale: float
     window: int | None = None
@@ -100,12 +103,14 @@ class Ops(Protocol):
     name: str
     arithmetic_id: str  # names the kernels' version and instruction set: bits are equal within one id
 
-    # -- weights and memory -------------------------------------------------------------------------------------
+    # -- weights and memory
+    # -------------------------------------------------------------------------------------
     def matrix(self, raw: RawTensor) -> Matrix:
         """The backend's form of a 2-d tensor; the file's bytes are not referenced afterwards."""
 
     def vector(self, raw: RawTensor) -> Floats:
-        """A tensor as float32, de-quantised, of its own shape; the file's bytes are not referenced afterwards."""
+        """A tensor as float32, de-quantised, of its own shape; the file's bytes are not referenced
+        afterwards."""
 
     def allocate_kv(self, shape: KvShape, num_blocks: int) -> KvPool:
         """Reserve address space for the pool; pages become resident when first written."""
@@ -113,7 +118,8 @@ class Ops(Protocol):
     def copy_blocks(self, pool: KvPool, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
 
-    # -- the step -----------------------------------------------------------------------------------------------
+    # -- the step
+    # -----------------------------------------------------------------------------------------------
     def embed(self, table: Matrix, tokens: Ints) -> Floats:
         """(T,) -> (T, E): rows of the table."""
 
@@ -124,7 +130,8 @@ class Ops(Protocol):
         """(T, in) -> (T, out): x @ weight.T + bias, each element summed over `in` in a fixed order."""
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
-        """Over the last `len(weight)` elements: (T, heads * D) with a (D,) weight is normalised head by head."""
+        """Over the last `len(weight)` elements: (T, heads * D) with a (D,) weight is normalised head by
+        head."""
 
     def layer_norm(self, x: Floats, weight: Floats, bias: Floats, eps: float) -> Floats:
         """(T, E) -> (T, E)."""
@@ -141,7 +148,8 @@ class Ops(Protocol):
     def attend(self, pool: KvPool, layer: int, q: Floats, batch: Batch, spec: AttentionSpec) -> Floats:
         """(T, H * D) -> (T, H * D): causal attention over the block tables, K and V read back as stored.
 
-        Slots outside [0, position] of a sequence are never allowed to matter, whatever bits (NaN too) they hold.
+        Slots outside [0, position] of a sequence are never allowed to matter, whatever bits (NaN too) they
+        hold.
         """
 
     def gated(self, gate: Floats, up: Floats, activation: str) -> Floats:

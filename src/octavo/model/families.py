@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from octavo.errors import UnsupportedModel
-from octavo.model.fields import Fields
+from octavo.fields import Fields
 from octavo.model.rope import CONTEXT_MAX, rope_from_config, rope_from_gguf
 from octavo.model.spec import ModelSpec, RopeSpec
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.errors import BadModelFile, ConfigError
+from octavo.fields import Fields, read_json_fields
 from octavo.kernels.contract import Ops
 from octavo.model.families import Description, describe_config, describe_gguf
-from octavo.model.fields import Fields, read_json_fields
 from octavo.model.fingerprint import fingerprint, hash_files
 from octavo.model.gguf import GgufFile, read_gguf
 from octavo.model.hub import ModelPath

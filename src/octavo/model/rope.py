@@ -6,7 +6,7 @@ Scalings known: none, linear, llama3 (in GGUF as the tensor rope_freqs.weight). 
 from __future__ import annotations
 
 from octavo.errors import UnsupportedModel
-from octavo.model.fields import Fields
+from octavo.fields import Fields
 from octavo.model.spec import RopeSpec
 
 THETA_DEFAULT = 10000.0

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from octavo.errors import BadModelFile, ModelNotFound, UnsupportedModel
+from octavo.fields import parse_json_object, read_json_fields
 from octavo.kernels.contract import RawTensor
-from octavo.model.fields import parse_json_object, read_json_fields
 from octavo.model.mapped import MappedFile
 
 INDEX_NAME = "model.safetensors.index.json"

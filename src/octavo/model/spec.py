@@ -1,7 +1,8 @@
 """What a model is: one frozen description that the decoder follows, whatever file it came from.
 
-A family is a *row* of the table in `model/families.py` (which names the tensors in a file and says which variations
-apply); this module only holds the vocabulary of those variations. It knows no file format and no array of weights.
+A family is a *row* of the table in `model/families.py` (which names the tensors in a file and says which
+variations apply); this module only holds the vocabulary of those variations. It knows no file format and no
+array of weights.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from octavo.kernels.contract import Floats, Matrix
 class RopeSpec:
     """Rotary positions: `dims` of each head are rotated in halves, i with i + dims/2.
 
-    `scaling` is "none", "linear" (`factor`) or "llama3" (all four); `factors`, when given (GGUF's rope_freqs tensor),
-    divides the inverse frequencies instead. Source: Su et al. 2021; the Llama 3.1 model card for "llama3".
+    `scaling` is "none", "linear" (`factor`) or "llama3" (all four); `factors`, when given (GGUF's
+    rope_freqs tensor), divides the inverse frequencies instead. Source: Su et al. 2021; the Llama 3.1 model
+    card for "llama3".
     """
 
     theta: float
@@ -33,12 +35,12 @@ class RopeSpec:
     def inverse_frequencies(self) -> Floats:
         """(dims / 2,) in float32, computed in float32 as the models were trained."""
         exponents = np.arange(0, self.dims, 2, dtype=np.float32) / np.float32(self.dims)
-        inverse = (np.float32(1.0) / np.power(np.float32(self.theta), exponents)).astype(np.float32)
+        inverse: Floats = (np.float32(1.0) / np.power(np.float32(self.theta), exponents)).astype(np.float32)
         if self.factors is not None:
-            return (inverse / np.asarray(self.factors, np.float32)).astype(np.float32)
-        if self.scaling == "linear":
-            return (inverse / np.float32(self.factor)).astype(np.float32)
-        if self.scaling == "llama3":
+            inverse = (inverse / np.asarray(self.factors, np.float32)).astype(np.float32)
+        elif self.scaling == "linear":
+            inverse = (inverse / np.float32(self.factor)).astype(np.float32)
+        elif self.scaling == "llama3":
             wavelength = 2 * np.pi / inverse
             low = self.original_context / self.low_freq_factor
             high = self.original_context / self.high_freq_factor
@@ -48,18 +50,20 @@ class RopeSpec:
             blended = (1 - smooth) * inverse / self.factor + smooth * inverse
             scaled = np.where(wavelength > low, inverse / self.factor, inverse)
             between = (wavelength <= low) & (wavelength >= high)
-            return np.where(between, blended, scaled).astype(np.float32)
+            inverse = np.where(between, blended, scaled).astype(np.float32)
         return inverse
 
     def table(self, context_length: int) -> tuple[Floats, Floats]:
-        """cos and sin, (context_length, dims / 2) each, float32: fixed by the configured context, never by a request."""
+        """cos and sin, (context_length, dims / 2) each, float32: fixed by the configured context, never by
+        a request."""
         angles = np.arange(context_length, dtype=np.float32)[:, None] * self.inverse_frequencies()[None, :]
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The shape and the variations of one decoder-only model. Sizes are in elements; `windows` has one entry a layer."""
+    """The shape and the variations of one decoder-only model. Sizes are in elements; `windows` has one
+    entry a layer."""
 
     family: str  # "llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt2"
     num_layers: int

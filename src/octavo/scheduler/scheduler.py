@@ -6,9 +6,9 @@ One call of `schedule` is one plan:
     1. followers     a waiting sequence whose next block is being computed lends its priority and stays out
     of the way 2. admission     waiting sequences that fit in rows, blocks and the step's tokens, in order
     of rank   (admit.py) 3. grants        one position for each that continues; the rest is shared among
-    prompts      
-           (budget.py) 4. reservation   in order of rank; whoever finds no block preempts the last in rank  
-                 
+    prompts
+           (budget.py) 4. reservation   in order of rank; whoever finds no block preempts the last in rank
+
             (victim below) 5. chunks        and forks, where a request with n > 1 reaches its first sample
 
 Liveness: the best-ranked sequence can always preempt all others, and a request that could not run alone in

@@ -15,7 +15,7 @@ from pathlib import Path
 import tokenizers
 
 from octavo.errors import BadModelFile, InvalidRequest, ModelNotFound, UnsupportedModel
-from octavo.model.fields import Fields, parse_json_object, read_json_fields
+from octavo.fields import Fields, parse_json_object, read_json_fields
 from octavo.text.chat import ChatTemplate
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.gguf_vocabulary import build_vocabulary
