@@ -7,7 +7,7 @@ print(llm.generate(["The capital of France is"], SamplingParams(max_tokens=16, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo.config import StartOptions
@@ -16,10 +16,11 @@ from octavo.engine.client import make_request, render_chat
 from octavo.engine.core import Cancel
 from octavo.engine.outputs import ChatMessage, Delta, TokenInfo
 from octavo.engine.start import build_engine
-from octavo.errors import RequestFailed
+from octavo.errors import InvalidRequest, RequestFailed
 from octavo.types import FinishReason, SamplingParams, Usage
 
 Prompt = str | Sequence[int]
+Message = ChatMessage | Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -84,11 +85,12 @@ class LLM:
         tokens = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in prompts]
         return self._run(tokens, each, n)
 
-    def chat(
-        self, chats: Sequence[Sequence[ChatMessage]], params: SamplingParams, *, n: int = 1
-    ) -> list[Output]:
-        """Answer every chat, rendered with the model's own template."""
-        texts = [render_chat(self.tokenizer, messages) for messages in chats]
+    def chat(self, chats: Sequence[Sequence[Message]], params: SamplingParams, *, n: int = 1) -> list[Output]:
+        """Answer every chat, rendered with the model's own template. A message may be a dict, as in OpenAI's API.
+
+        Raises InvalidRequest when there is no template, when it refuses a chat, or when a message lacks its fields.
+        """
+        texts = [render_chat(self.tokenizer, [_message(m) for m in messages]) for messages in chats]
         tokens = [self.tokenizer.encode(text, add_bos=False) for text in texts]
         return self._run(tokens, [params] * len(tokens), n)
 
@@ -127,3 +129,19 @@ class LLM:
             self.engine.inbox.put(Cancel(request_id))
         while not self.engine.idle:
             self.engine.step()
+
+
+def _message(given: Message) -> ChatMessage:
+    if isinstance(given, ChatMessage):
+        return given
+    if (
+        isinstance(given, Mapping)
+        and isinstance(given.get("role"), str)
+        and isinstance(given.get("content"), str)
+    ):
+        return ChatMessage(given["role"], given["content"], given.get("name"))
+    raise InvalidRequest(
+        f"a chat message is {given!r:.80}; allowed: ChatMessage, or a dict with role and content as text; chat() takes "
+        "a list of chats, each a list of messages",
+        param="messages",
+    )
