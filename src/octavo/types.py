@@ -82,7 +82,8 @@ class SamplingParams:
         require_range("min_tokens", self.min_tokens, 0, TOKENS_MAX)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
-                f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}; allowed: min_tokens <= max_tokens",
+                f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}; allowed: no more than "
+                "max_tokens",
                 param="min_tokens",
             )
         require_range("number of stop strings", len(self.stop), 0, STOP_STRINGS_MAX)

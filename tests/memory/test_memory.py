@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from array import array
 
+import pytest
+
 from octavo.memory.check import check
-from octavo.memory.memory import Memory
+from octavo.memory.memory import BlockCounts, Memory
 from octavo.memory.names import NameChain, root_name
 from octavo.memory.table import BlockTable
 from octavo.types import BlockCopy
@@ -155,7 +157,7 @@ def test_forks_that_share_a_full_block_publish_it_once() -> None:
 def test_what_a_poisoned_request_wrote_is_never_found_again() -> None:
     memory = Memory(8, 4)
     table = filled(memory, list(range(8)))
-    memory.forget(table)
+    memory.forget(names_of(list(range(8)), 4))
     memory.close(table)
     assert memory.find_prefix(names_of(list(range(8)), 4)) == 0
     check(memory)
@@ -166,9 +168,63 @@ def test_check_notices_a_count_that_is_wrong() -> None:
     table = memory.open()
     memory.reserve(table, 0, 4)
     memory.pool.holders[table.blocks[0]] = 2
-    try:
+    with pytest.raises(AssertionError, match="holders counted"):
         check(memory)
-    except AssertionError as error:
-        assert "holders counted" in str(error)
-    else:
-        raise AssertionError("a leak went unnoticed")
+
+
+def test_a_name_is_forgotten_also_where_nobody_holds_its_block() -> None:
+    memory = Memory(2, 4)
+    names = names_of(list(range(8)), 4)
+    memory.close(filled(memory, list(range(8))))
+    memory.forget(names[:1])
+    assert memory.find_prefix(names) == 0
+    assert memory.counts() == BlockCounts(total=2, held=0, cached=1, free=1)
+    check(memory)
+    memory.reserve(memory.open(), 0, 4)
+    assert memory.is_published(names[1]), "the forgotten block is taken before one that can still be found"
+
+
+def test_who_computes_a_forgotten_prefix_again_publishes_it_again() -> None:
+    memory = Memory(8, 4)
+    sharer = filled(memory, list(range(8)))
+    names = names_of(list(range(8)), 4)
+    memory.forget(names)
+    assert memory.publish(sharer, names, 8) == [], "the doubtful blocks stay unnamed"
+    assert memory.find_prefix(names) == 0
+    filled(memory, list(range(8)))
+    assert memory.find_prefix(names) == 2
+    check(memory)
+
+
+def test_a_duplicate_that_forks_share_is_freed_by_the_last_of_them() -> None:
+    memory = Memory(8, 4)
+    filled(memory, [1, 2, 3, 4])
+    parent = memory.open()
+    memory.reserve(parent, 0, 4)
+    child, names = memory.fork(parent), names_of([1, 2, 3, 4], 4)
+    assert memory.publish(parent, names, 4) == [0]
+    assert memory.counts().held == 2
+    assert memory.publish(child, names, 4) == [0]
+    assert memory.counts().held == 1
+    check(memory)
+
+
+def test_a_copy_needs_a_block_of_its_own_and_changes_nothing_without() -> None:
+    memory = Memory(2, 4)
+    parent = memory.open()
+    memory.reserve(parent, 0, 6)
+    child = memory.fork(parent)
+    assert memory.reserve(child, 6, 7) is None
+    assert child.blocks == parent.blocks
+    check(memory)
+
+
+def test_what_is_rewritten_after_its_name_was_forgotten_is_published_again() -> None:
+    memory = Memory(8, 4)
+    table = filled(memory, list(range(8)))
+    memory.forget(names_of(list(range(8)), 4))
+    memory.truncate(table, 6)
+    assert memory.reserve(table, 6, 8) is not None
+    again = names_of([0, 1, 2, 3, 4, 5, 9, 9], 4)
+    memory.publish(table, again, 8)
+    assert memory.is_published(again[1])

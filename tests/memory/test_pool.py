@@ -70,5 +70,5 @@ def test_a_forgotten_block_is_never_found_again() -> None:
     pool = BlockPool(1)
     block = pool.take()
     pool.publish(block, name(1))
-    pool.forget(block)
+    pool.forget(name(1))
     assert pool.find(name(1)) is None

@@ -1,5 +1,5 @@
-"""Every operation of the ledger in any order: after each, everything is recomputed, and the bytes that the block tables
-reach are those that were written."""
+"""Every operation of the ledger in any order: after each, everything is recomputed, and the bytes that the
+block tables reach are those that were written."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Ledger(RuleBasedStateMachine):
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
         if (holder := self.pick(data)) is not None:
-            self.memory.forget(holder.table)
+            self.memory.forget(self.names(holder.tenant, holder.tokens))
 
     @invariant()
     def everything_recomputed_agrees(self) -> None:

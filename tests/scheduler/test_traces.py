@@ -1,15 +1,16 @@
 """Data-driven traces: `traces/*.trace` say what is submitted, and what each step must then plan and commit.
 
     pool blocks=8 block=4 rows=4 tokens=8     the sizes; first line
-    add A prompt=10 max=3 [n=2] [priority=1] [tenant=x] [like=B:8]     like: the first 8 tokens equal those of B's prompt
+    add A prompt=10 max=3 [n=2] [priority=1] [tenant=x] [like=B:8]
+                                              like: the first 8 tokens equal those of B's prompt
     step                                      schedule, run, commit; expected lines follow, indented
     plan | commit                             the two halves, for overlap
     eos A                                     the next token sampled for A (all choices) ends it
     cancel A
 
-Expected lines: `chunk A 0:8` (`*` behind it: a token is sampled), `admit A cached=8`, `retire A`, `table A 1=5`,
-`copy 3->5`, `fork A->A.1`, `done A length`, `idle`, and at a step's end `free=5 cached=1`.
-`python tests/scheduler/test_traces.py` rewrites the expectations; read the diff before you believe it.
+Expected lines: `chunk A 0:8` (`*` behind it: a token is sampled), `admit A cached=8`, `retire A`, `table A
+1=5`, `copy 3->5`, `fork A->A.1`, `done A length`, `idle`, and at a step's end `free=5 cached=1`. `python
+tests/scheduler/test_traces.py` rewrites the expectations; read the diff before you believe it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.errors import OctavoError
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
 from octavo.scheduler.check import check_scheduler
@@ -74,7 +76,7 @@ class Replay:
         )
         try:
             self.scheduler.submit(request)
-        except Exception as error:
+        except OctavoError as error:
             return [f"refused {type(error).__name__}"]
         return []
 

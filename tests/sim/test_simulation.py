@@ -18,6 +18,8 @@ def test_random_lives_answer_as_without_paging_and_lose_nothing(overlap: int) ->
     assert sum(o.cancelled for o in outcomes) > 100
     assert sum(o.evictions for o in outcomes) > 1000
     assert sum(o.cached_tokens for o in outcomes) > 1000
+    assert sum(o.failed for o in outcomes) > 50
+    assert sum(o.prompts_scored for o in outcomes) > 100
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)

@@ -2,8 +2,9 @@
 
     commands -> schedule -> submit -> (depth 0: in turn, depth 1: one step later) -> commit -> updates
 
-A broken invariant, or an executor that raises, fails every live request with a clear error; the ledger and all names
-are dropped and the engine goes on with empty ones (`recover`). It never answers from a doubtful cache.
+A broken invariant, or an executor that raises, fails every live request with a clear error; the ledger and
+all names are dropped and the engine goes on with empty ones (`recover`). It never answers from a doubtful
+cache.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Inbox:
 
 
 class Engine:
-    """Scheduler and executor, turned by `step`. `new_scheduler` makes the ledger afresh after a broken invariant."""
+    """Scheduler and executor, turned by `step`. `new_scheduler` makes the ledger afresh after a broken
+    invariant."""
 
     def __init__(
         self,
@@ -98,7 +100,8 @@ class Engine:
         )  # replaced after every step, so any thread may read it
 
     def step(self) -> list[Update]:
-        """Drain the inbox, plan, run, commit. Returns what clients must learn; empty when there is nothing to do."""
+        """Drain the inbox, plan, run, commit. Returns what clients must learn; empty when there is nothing to
+        do."""
         updates: list[Update] = []
         for command in self.inbox.drain():
             updates += self._apply(command)
@@ -108,6 +111,9 @@ class Engine:
         if plan is not None:
             self._in_flight.append((plan, self.executor.submit(plan)))
             self._counters.steps += 1
+        assert self._in_flight or not self.scheduler.has_work, (
+            "wedged: work is left and nothing can be planned"
+        )
         if self._in_flight and (plan is None or len(self._in_flight) > self.depth):
             plan, future = self._in_flight.popleft()
             result = future.result()

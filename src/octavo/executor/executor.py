@@ -1,4 +1,4 @@
-"""Where plans run: in turn on the caller's thread (overlap depth 0), or one ahead on a thread of their own (depth 1)."""
+"""Where plans run: in turn on the caller's thread (overlap depth 0), or ahead on a thread of their own."""
 
 from __future__ import annotations
 

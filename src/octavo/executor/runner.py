@@ -2,9 +2,9 @@
 
     plan --> rows.apply --> copies --> batch --> hidden_states --> project --> forks --> sample --> result
 
-Vocabulary rows exist only where somebody asked: one for each sample, and slices of `PROMPT_SLICE` rows for prompt
-logprobs, so that a long prompt's logits never exist at once.
-It knows the model and the bytes; it does not know queues, names or reference counts.
+Vocabulary rows exist only where somebody asked: one for each sample, and slices of `PROMPT_SLICE` rows for
+prompt logprobs, so that a long prompt's logits never exist at once. It knows the model and the bytes; it does
+not know queues, names or reference counts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Runner:
         self._sampler = Sampler(model.spec.vocab_size, config.stop_ids)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Execute one plan. One poisoned sequence fails alone; an exception means that the whole state is lost."""
+        """Execute one plan. One poisoned sequence fails alone; an exception means that the whole state is
+        lost."""
         started = time.perf_counter()
         rows = self._rows
         rows.apply(plan)
@@ -71,8 +72,8 @@ class Runner:
         return StepResult(plan.step_id, samples, prompt_logprobs, failures, time.perf_counter() - started)
 
     def reset(self) -> None:
-        """Forget all rows: after a broken invariant, before a new ledger starts. The pool's bytes are not trusted again
-        because no name survives."""
+        """Forget all rows: after a broken invariant, before a new ledger starts. The pool's bytes are not
+        trusted again because no name survives."""
         self._rows.clear()
 
     def _batch(self, plan: StepPlan) -> Batch:
@@ -86,7 +87,7 @@ class Runner:
             assert rows[chunk.row].seq_id == chunk.seq_id, "a chunk runs in another's row"
             assert chunk.stop <= rows[chunk.row].length, "a chunk runs ahead of its tokens"
             tokens[first : first + chunk.length] = rows.tokens[chunk.row, chunk.start : chunk.stop]
-            positions[first : first + chunk.length] = range(chunk.start, chunk.stop)
+            positions[first : first + chunk.length] = np.arange(chunk.start, chunk.stop)
         widest = max(blocks_for(c.stop, self.config.block_size) for c in chunks)
         tables = rows.tables[[c.row for c in chunks], :widest]  # a copy: (C, W)
         wanted = [

@@ -1,5 +1,6 @@
 """The whole memory system, recomputed from scratch: because a holder count *is* the number of tables that
-list a block, nothing else is needed to know whether the ledger is right. O(blocks): for tests, the simulator, and idle moments."""
+list a block, nothing else is needed to know whether the ledger is right. O(blocks): for tests, the simulator,
+and idle moments."""
 
 from __future__ import annotations
 

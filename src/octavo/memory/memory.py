@@ -33,6 +33,9 @@ class Reservation:
     copies: tuple[BlockCopy, ...]
 
 
+UNCHANGED = Reservation(0, (), ())
+
+
 @dataclass(frozen=True, slots=True)
 class BlockCounts:
     """Blocks by state; free + cached + held == total."""
@@ -70,15 +73,20 @@ class Memory:
 
     def find_prefix(self, names: Sequence[bytes]) -> int:
         """How many of the leading names are published. Changes nothing; O(hits)."""
+        by_name = self.pool.by_name
         for hits, name in enumerate(names):
-            if self.pool.find(name) is None:
+            if name not in by_name:
                 return hits
         return len(names)
 
-    def num_unheld_among(self, names: Sequence[bytes]) -> int:
-        """How many of these published blocks nobody holds: adopting them takes so many from `num_unheld`."""
-        pool = self.pool
-        return sum(pool.holders[pool.by_name[name]] == 0 for name in names)
+    def is_published(self, name: bytes) -> bool:
+        """Whether `adopt` would find a block of that name."""
+        return name in self.pool.by_name
+
+    def blocks_of(self, names: Sequence[bytes]) -> list[int]:
+        """The blocks of these names, which are published."""
+        by_name = self.pool.by_name
+        return [by_name[name] for name in names]
 
     def adopt(self, table: BlockTable, names: Sequence[bytes]) -> int:
         """Become one more holder of the published blocks that lead `names`; returns how many. The table was
@@ -103,7 +111,11 @@ class Memory:
         """
         size, pool = self.block_size, self.pool
         first, end = start // size, blocks_for(stop, size)
-        assert start < stop and first <= len(table.blocks), "a table has no holes"
+        assert start < stop
+        assert first <= len(table.blocks), "a table has no holes"
+        if end == len(table.blocks) == first + 1 and pool.is_writable(table.blocks[first]):
+            table.num_published = min(table.num_published, first)
+            return UNCHANGED  # the common case: one more token in a private tail
         stale = [
             i for i in range(first, min(end, len(table.blocks))) if not pool.is_writable(table.blocks[i])
         ]
@@ -116,8 +128,7 @@ class Memory:
                 copies.append(BlockCopy(old, new))
             pool.release(old)
             table.blocks[index] = new
-        if stale:
-            table.num_published = min(table.num_published, stale[0])
+        table.num_published = min(table.num_published, first)  # the rest is about to be rewritten
         changed_from = stale[0] if stale else len(table.blocks)
         while len(table.blocks) < end:
             table.blocks.append(pool.take())
@@ -160,10 +171,11 @@ class Memory:
             table.num_published = index + 1
         return changed
 
-    def forget(self, table: BlockTable) -> None:
-        """Take the names of this table's blocks away: what a poisoned request wrote is never found again."""
-        for block in table.blocks:
-            self.pool.forget(block)
+    def forget(self, names: Sequence[bytes]) -> None:
+        """Take these names away, whoever holds their blocks: what a poisoned request wrote is never found
+        again, also where it was preempted and holds nothing itself."""
+        for name in names:
+            self.pool.forget(name)
 
     def close(self, table: BlockTable) -> None:
         """Hold nothing any more. Tail first, so that the tail is evicted before the head."""

@@ -36,8 +36,8 @@ class BlockPool:
         self.num_cached = 0
         self.num_evictions = 0
         # The line: index num_blocks is the sentinel that is both head and tail.
-        self._next = [*range(1, num_blocks + 1), 0]
-        self._previous = [num_blocks, *range(num_blocks)]
+        self._next: list[int] = [*range(1, num_blocks + 1), 0]
+        self._previous: list[int] = [num_blocks, *range(num_blocks)]
 
     def find(self, name: bytes) -> int | None:
         """The block of that name, held or cached."""
@@ -92,13 +92,16 @@ class BlockPool:
             self.name_of[block] = name
         return canonical
 
-    def forget(self, block: int) -> None:
-        """Take a held block's name away, so that nobody finds it again."""
-        assert self.holders[block] > 0
-        name = self.name_of[block]
-        if name is not None:
-            del self.by_name[name]
-            self.name_of[block] = None
+    def forget(self, name: bytes) -> None:
+        """Nobody finds a block under this name again. An unheld one becomes free, and is taken next."""
+        block = self.by_name.pop(name, None)
+        if block is None:
+            return
+        self.name_of[block] = None
+        if self.holders[block] == 0:
+            self.num_cached -= 1
+            self._unlink(block)
+            self._link(block, before=self._next[self.num_blocks])
 
     def line(self) -> list[int]:
         """The unheld blocks, next to be taken first. O(n): for checks and maps."""

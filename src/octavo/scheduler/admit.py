@@ -1,21 +1,20 @@
 """Who may enter: rows, blocks and the step's tokens decide, in order of rank.
 
 - Followers: where the next block a sequence needs is being computed by a running one, it waits for that
-block. This is
-  decided anew every step, so a leader that is cancelled or preempted releases its followers. A follower
-  never blocks those behind it, and lends its priority to its leader.
+  block. This is decided anew every step, so a leader that is cancelled or preempted releases its followers. A
+  follower never blocks those behind it, and lends its priority to its leader.
 - A sequence enters when the blocks of all its known tokens fit beside what running prompts were promised,
-plus one
-  block for each that runs: so a prompt never has to preempt, and back-pressure comes before thrash.
+  plus one block for each that runs: so a prompt never has to preempt, and back-pressure comes before thrash.
 - A huge one that does not fit does not block those behind it, but at most `BYPASS_MAX` may pass before the
-door closes
-  until it fits: no starvation either way.
+  door closes until it fits: no starvation either way.
 - A higher priority may preempt strictly lower ones to enter.
 """
 
 from __future__ import annotations
 
-from itertools import islice
+import bisect
+from collections import Counter
+from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
 from octavo.scheduler.budget import share_by_priority
@@ -25,8 +24,10 @@ from octavo.units import blocks_for
 if TYPE_CHECKING:
     from octavo.scheduler.scheduler import Scheduler
 
-SCAN_MAX = 64  # waiting sequences looked at per step
+SCAN_MAX = 64  # waiting sequences looked at per step, followers aside
 BYPASS_MAX = 32  # admissions past a blocked head
+
+Contender = tuple[tuple[int, int, int], int]  # for a step's prompt tokens: (rank, remaining positions)
 
 
 class Admission:
@@ -34,96 +35,175 @@ class Admission:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._leaders: list[Sequence] = []  # those that borrowed a priority in the last step
+        self._contenders: list[Contender] = []  # all prompts, by rank
+        # Blocks that the running sequences will still take, and those that a priority could free: kept while
+        # nothing changes.
+        self._promised: int | None = None
+        self._freed: dict[int, set[int]] = {}
 
-    def admit(self, continuing: list[Sequence], prompts: list[Sequence], budget: int) -> list[Sequence]:
-        """Admit what fits and would get tokens in this step; returns those admitted.
+    def give_back_priorities(self) -> None:
+        """What was lent in the last step ends."""
+        for leader in self._leaders:
+            leader.give_back()
+        self._leaders.clear()
 
-        May preempt members of `continuing` and `prompts` (only for a strictly higher priority), and removes
-        them there.
+    def admit(self, prompts: list[Sequence], budget: int) -> None:
+        """Admit what fits and would get tokens in this step beside `prompts`.
+
+        May preempt to do so, for a strictly higher priority. O(1) for each follower, O(blocks) for at most
+        SCAN_MAX others.
         """
-        admitted: list[Sequence] = []
+        self._contenders = sorted((s.rank, s.remaining) for s in prompts)
+        self._note_change()
         head: Sequence | None = None  # the first that did not fit
-        for sequence in list(islice(self._scheduler.waiting, SCAN_MAX)):
-            if sequence.pending:
-                continue  # a victim whose last sample is still in flight
-            num_hits, leader = self._look_up(sequence)
-            if leader is not None:
-                leader.lent_priority = max(leader.priority, sequence.priority)
+        num_scanned = 0
+        for sequence in list(self._scheduler.waiting):
+            if num_scanned == SCAN_MAX or not self._scheduler.may_enter(sequence):
+                break
+            if sequence.pending or self._still_follows(sequence):
+                continue  # its last sample is in flight, or its next block will soon be there
+            num_hits = self._find_hits(sequence)
+            if self._still_follows(sequence):
                 continue
-            if not self._gets_tokens(sequence, num_hits, [*prompts, *admitted], budget):
+            num_scanned += 1
+            if not self._gets_tokens(sequence, num_hits, budget):
                 continue
-            if not self._fits(sequence, num_hits) and not self._make_room(
-                sequence, num_hits, continuing, prompts
-            ):
+            if self._fits(sequence, num_hits) or self._make_room(sequence, num_hits):
+                self._enter(sequence, num_hits)
+                if head is not None:
+                    head.bypassed += 1
+            else:
                 head = head or sequence
-                if head.bypassed >= BYPASS_MAX:
-                    break
-                continue
-            if head is not None:
-                head.bypassed += 1
-            # Making room may have evicted nothing but moved holders: hits are published blocks, and stay so.
-            self._scheduler.admit(sequence, num_hits)
-            admitted.append(sequence)
             if head is not None and head.bypassed >= BYPASS_MAX:
                 break
-        return admitted
 
-    def _look_up(self, sequence: Sequence) -> tuple[int, Sequence | None]:
-        """Published blocks to adopt (never the last token's), and who computes the next one, if anybody
-        does."""
+    def _still_follows(self, sequence: Sequence) -> bool:
+        """True, and its priority is lent, while a running sequence computes the block that it waits for.
+        O(1)."""
         scheduler = self._scheduler
+        if sequence.awaited is None or scheduler.memory.is_published(sequence.awaited):
+            return False
+        leader = scheduler.names.who_computes(sequence.awaited)
+        if leader is None:
+            return False
+        if leader.priority < sequence.priority:
+            rank_before = leader.rank
+            leader.borrow(sequence.priority)
+            self._leaders.append(leader)
+            self._contenders = sorted(
+                (leader.rank if rank == rank_before else rank, remaining)
+                for rank, remaining in self._contenders
+            )
+            self._note_change()
+        return True
+
+    def _find_hits(self, sequence: Sequence) -> int:
+        """Published blocks to adopt, never the last token's; notes whether the next ones are being computed.
+
+        It awaits the last of the blocks that one leader computes in a row: until that is published, or the
+        leader is gone, there is nothing to look up. O(blocks), once per leader.
+        """
+        scheduler = self._scheduler
+        sequence.awaited = None
         if sequence.wants_prompt_logprobs or not scheduler.config.prefix_caching:
-            return 0, None
+            return 0
         limit = (len(sequence.tokens) - 1) // scheduler.memory.block_size
         names = sequence.chain.names[:limit]
         num_hits = scheduler.memory.find_prefix(names)
         leader = scheduler.names.who_computes(names[num_hits]) if num_hits < limit else None
-        return num_hits, leader
+        for name in names[num_hits:] if leader is not None else ():
+            if scheduler.names.who_computes(name) is not leader:
+                break
+            sequence.awaited = name
+        return num_hits
 
-    def _gets_tokens(self, sequence: Sequence, num_hits: int, prompts: list[Sequence], budget: int) -> bool:
-        remaining = len(sequence.tokens) - num_hits * self._scheduler.memory.block_size
-        items = [(s.rank, s.remaining) for s in prompts] + [(sequence.rank, remaining)]
-        items.sort()
-        grants = share_by_priority([(-rank[0], length) for rank, length in items], budget)
-        return grants[items.index((sequence.rank, remaining))] > 0
+    def _gets_tokens(self, sequence: Sequence, num_hits: int, budget: int) -> bool:
+        contender = self._contender(sequence, num_hits)
+        place = bisect.bisect(self._contenders, contender)
+        prompts = [*self._contenders[:place], contender, *self._contenders[place:]]
+        return share_by_priority([(-rank[0], remaining) for rank, remaining in prompts], budget)[place] > 0
 
-    def _blocks_missing(self, sequence: Sequence, num_hits: int) -> int:
-        """Blocks that would have to become unheld before this sequence fits; <= 0 when it fits."""
-        scheduler, memory = self._scheduler, self._scheduler.memory
-        cost = blocks_for(len(sequence.tokens), memory.block_size) - num_hits
-        cost += memory.num_unheld_among(sequence.chain.names[:num_hits])
-        promised = sum(
-            max(0, blocks_for(s.known, memory.block_size) - len(s.table))
-            for s in scheduler.running
-            if s.table is not None
-        )
-        headroom = len(scheduler.running) + sequence.forks_left if scheduler.running else 0
-        return cost + promised + headroom - memory.num_unheld
+    def _contender(self, sequence: Sequence, num_hits: int) -> Contender:
+        return sequence.rank, len(sequence.tokens) - num_hits * self._scheduler.memory.block_size
+
+    def _enter(self, sequence: Sequence, num_hits: int) -> None:
+        self._scheduler.admit(sequence, num_hits)
+        bisect.insort(self._contenders, self._contender(sequence, num_hits))
+        self._note_change()
 
     def _fits(self, sequence: Sequence, num_hits: int) -> bool:
-        rows = 1 + sequence.forks_left
-        if rows > self._scheduler.num_free_rows():
-            return False
-        return self._blocks_missing(sequence, num_hits) <= 0
+        """Whether rows and blocks suffice as things stand."""
+        scheduler = self._scheduler
+        if self._promised is None:
+            self._promised = self._blocks_promised(scheduler.running)
+        return 1 + sequence.forks_left <= scheduler.num_free_rows and self._blocks_suffice(
+            sequence, num_hits, self._promised, len(scheduler.running), frozenset()
+        )
 
-    def _make_room(
-        self, sequence: Sequence, num_hits: int, continuing: list[Sequence], prompts: list[Sequence]
+    def _blocks_suffice(
+        self,
+        sequence: Sequence,
+        num_hits: int,
+        promised: int,
+        num_running: int,
+        freed: set[int] | frozenset[int],
     ) -> bool:
+        """Whether its blocks fit beside `num_running` others with `promised` blocks, once the blocks `freed`
+        are unheld.
+
+        Adopting a block that nobody else holds takes it from the unheld ones, as a new one does.
+        """
+        memory = self._scheduler.memory
+        left = memory.num_unheld + len(freed) - promised
+        left -= num_running + sequence.forks_left if num_running else 0
+        left -= blocks_for(len(sequence.tokens), memory.block_size) - num_hits
+        if left < 0:
+            return False
+        blocks = memory.blocks_of(sequence.chain.names[:num_hits])
+        return left >= sum(memory.pool.holders[block] == 0 or block in freed for block in blocks)
+
+    def _blocks_promised(self, running: Many[Sequence]) -> int:
+        """Blocks that these still need for their known tokens."""
+        size, total = self._scheduler.memory.block_size, 0
+        for s in running:
+            assert s.table is not None
+            total += max(0, blocks_for(s.known, size) - len(s.table))
+        return total
+
+    def _make_room(self, sequence: Sequence, num_hits: int) -> bool:
         """Preempt strictly lower priorities, last in rank first, if that lets the sequence in; else change
         nothing."""
-        scheduler, pool = self._scheduler, self._scheduler.memory.pool
+        scheduler = self._scheduler
+        if not scheduler.running or scheduler.running[-1].request.priority >= sequence.priority:
+            return False  # the common case, in O(1)
         lower = [s for s in scheduler.running if s.priority < sequence.priority]
-        if not lower:
+        if scheduler.num_free_rows + sum(1 + s.forks_left for s in lower) < 1 + sequence.forks_left:
             return False
-        gain = sum(pool.holders[block] == 1 for s in lower if s.table is not None for block in s.table.blocks)
-        rows = scheduler.num_free_rows() + sum(1 + s.forks_left for s in lower)
-        if rows < 1 + sequence.forks_left or gain < self._blocks_missing(sequence, num_hits):
+        kept = [s for s in scheduler.running if s.priority >= sequence.priority]
+        freed = self._blocks_freed(sequence.priority, lower)
+        if not self._blocks_suffice(sequence, num_hits, self._blocks_promised(kept), len(kept), freed):
             return False
         for victim in sorted(lower, key=lambda s: s.rank, reverse=True):
-            if self._fits(sequence, num_hits):
-                break
+            self._contenders = [c for c in self._contenders if c[0] != victim.rank]
             scheduler.preempt(victim)
-            for group in (continuing, prompts):
-                if victim in group:
-                    group.remove(victim)
-        return self._fits(sequence, num_hits)
+            self._note_change()
+            if self._fits(sequence, num_hits):
+                return True
+        raise AssertionError("preempting all lower priorities made less room than was counted")
+
+    def _blocks_freed(self, priority: int, lower: list[Sequence]) -> set[int]:
+        """The blocks that only `lower` hold, which are all that run below `priority`."""
+        if priority not in self._freed:
+            counted: Counter[int] = Counter()
+            for s in lower:
+                assert s.table is not None
+                counted.update(s.table.blocks)
+            holders = self._scheduler.memory.pool.holders
+            self._freed[priority] = {block for block, count in counted.items() if count == holders[block]}
+        return self._freed[priority]
+
+    def _note_change(self) -> None:
+        """Another set of sequences runs now, or by other ranks."""
+        self._promised = None
+        self._freed.clear()

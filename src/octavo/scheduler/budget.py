@@ -52,11 +52,12 @@ def share_by_priority(prompts: Sequence[tuple[int, int]], budget: int) -> list[i
 class Pace:
     """How many prompt tokens a step may carry beside decoding sequences, so that these hardly notice.
 
-    It learns from measured steps: the time of steps that only decode (by power of two of their size), and `token_s`,
-    what one more position costs, of a prompt or of another decoding sequence. With d sequences decoding and p prompts
-    to be computed, a mixed step may last 1 + SHARE * (1 + p / d) times a decoding one: one prompt beside eight
-    streams takes four fifths of a step's time; many prompts beside one stream are not held up for its sake. Until
-    both times are known (and always when seconds are not measured, as in traces) the whole budget is granted.
+    It learns from measured steps: the time of steps that only decode (by power of two of their size), and
+    `token_s`, what one more position costs, of a prompt or of another decoding sequence. With d sequences
+    decoding and p prompts to be computed, a mixed step may last 1 + SHARE * (1 + p / d) times a decoding one:
+    one prompt beside eight streams takes four fifths of a step's time; many prompts beside one stream are not
+    held up for its sake. Until both times are known (and always when seconds are not measured, as in traces)
+    the whole budget is granted.
     """
 
     SHARE = 0.7
@@ -69,7 +70,8 @@ class Pace:
         self.token_s: float | None = None
 
     def prompt_budget(self, num_decoding: int, num_prompts: int) -> int:
-        """Prompt tokens for a step in which `num_decoding` sequences continue and `num_prompts` want to begin."""
+        """Prompt tokens for a step in which `num_decoding` sequences continue and `num_prompts` want to
+        begin."""
         budget = max(0, self.step_tokens - num_decoding)
         if num_decoding == 0 or not self.decode_steps or not self.token_s:
             return budget

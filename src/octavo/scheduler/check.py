@@ -14,13 +14,15 @@ def check_scheduler(scheduler: Scheduler) -> None:
     live = [s for request in scheduler.live_requests() for s in scheduler.sequences_of(request)]
     running = [s for s in live if s.state is State.RUNNING]
     assert set(running) == set(scheduler.running), "a running sequence is not in the list"
+    ranks = [s.own_rank for s in scheduler.running]
+    assert ranks == sorted(ranks), "running sequences are out of order"
     assert set(scheduler.waiting) == set(live) - set(running), "a waiting sequence is not in the queue"
     assert memory.tables == {s.table for s in running}, (
         "a holder without a sequence, or a sequence without its holder"
     )
     rows = [s.row for s in running]
     assert len(rows) == len(set(rows)), "two sequences share a row"
-    assert scheduler.num_free_rows() == scheduler.config.max_rows - len(rows) - sum(
+    assert scheduler.num_free_rows == scheduler.config.max_rows - len(rows) - sum(
         s.forks_left for s in running
     )
     assert scheduler.names.sequences() <= set(running), "a name is computed by nobody"

@@ -31,7 +31,7 @@ class WaitingQueue:
 
     def add(self, sequence: Sequence) -> None:
         """Stand where rank says. Nobody lends priority to a waiting sequence, so its rank does not change."""
-        sequence.lent_priority = None
+        sequence.give_back()
         bisect.insort(self._line, sequence, key=lambda waiting: waiting.rank)
 
     def remove(self, sequence: Sequence) -> None:

@@ -3,17 +3,16 @@ pure function of what was submitted and committed (and of measured step times, w
 
 One call of `schedule` is one plan:
 
-    1. followers     a waiting sequence whose next block is being computed lends its priority and stays out
-    of the way 2. admission     waiting sequences that fit in rows, blocks and the step's tokens, in order
-    of rank   (admit.py) 3. grants        one position for each that continues; the rest is shared among
-    prompts
-           (budget.py) 4. reservation   in order of rank; whoever finds no block preempts the last in rank
+    1. followers     a waiting sequence whose next block is being computed lends its priority and steps aside
+    2. admission     waiting sequences that fit in rows, blocks and the step's tokens, by rank (admit.py)
+    3. grants        one position for each that continues; the rest is shared among prompts (budget.py)
+    4. reservation   in order of rank; whoever finds no block preempts the last in rank (_victim)
+    5. chunks        and forks, where a request with n > 1 reaches its first sample
 
-            (victim below) 5. chunks        and forks, where a request with n > 1 reaches its first sample
-
-Liveness: the best-ranked sequence can always preempt all others, and a request that could not run alone in
-the whole pool is refused at submission; so some sequence always advances.
-Source: Orca (Yu et al. 2022) for iteration-level scheduling; Kwon et al. 2023, section 4.5 for preemption.
+Liveness: the best-ranked running sequence gets at least one position in every step, it can preempt all
+others, and a request that could not run alone in the whole pool is refused at submission; so some sequence
+always advances. Source: Orca (Yu et al. 2022) for iteration-level scheduling; Kwon et al. 2023, section 4.5
+for preemption.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class SchedulerConfig:
     pace: bool = True  # hold prompts back while others decode, once step times are known
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # it never leaves this module, and freezing would double its cost
 class _Flight:
     """One sequence's stake in a plan that is not committed yet."""
 
@@ -80,7 +79,7 @@ class Scheduler:
         self.memory = memory
         self.config = config
         self.waiting = WaitingQueue()
-        self.running: list[Sequence] = []  # by rank, lent priorities aside
+        self.running: list[Sequence] = []  # by own rank: lent priorities aside
         self.names = NamesInProgress()
         self.pace = Pace(config.step_tokens)
         self.num_preemptions = 0
@@ -89,6 +88,7 @@ class Scheduler:
         self._free_rows = list(range(config.max_rows - 1, -1, -1))
         self._live: dict[int, list[Sequence]] = {}  # unfinished sequences by request
         self._in_flight: deque[tuple[StepPlan, list[_Flight]]] = deque()
+        self._rows_promised = 0  # to the forks of running sequences
         self._next_seq_id = 0
         self._admission = Admission(self)
 
@@ -100,7 +100,8 @@ class Scheduler:
         check_fits(request, self.config, self.memory.pool.num_blocks, self.memory.block_size)
         if len(self.waiting) >= self.config.max_waiting:
             raise QueueFull(
-                f"{len(self.waiting)} requests are waiting; allowed: {self.config.max_waiting} (setting max_queue)"
+                f"{len(self.waiting)} requests are waiting; allowed: {self.config.max_waiting} "
+                "(setting max_queue)"
             )
         assert request.request_id not in self._live, "request ids are unique"
         sequence = Sequence(
@@ -116,17 +117,16 @@ class Scheduler:
         self.waiting.add(sequence)
 
     def cancel(self, request_id: int, choice: int | None = None) -> list[Update]:
-        """End all choices of a request, or one, now; the blocks are free for the next plan. Unknown: nothing."""
-        return self.end(request_id, FinishReason.CANCELLED, choice=choice)
+        """End all choices of a request, or one, now; the blocks are free for the next plan. Unknown: nothing.
 
-    def end(
-        self, request_id: int, finish: FinishReason, error: str = "", choice: int | None = None
-    ) -> list[Update]:
-        """End unfinished choices of a request for a reason from outside the token stream."""
+        One of several choices that are still one sequence ends when it becomes its own, with its first token.
+        """
         updates = []
         for sequence in self.sequences_of(request_id):
-            if choice is None or sequence.choice == choice:
-                updates += self._end(sequence, finish, error)
+            if choice is not None and sequence.forks_left:
+                sequence.unwanted.add(choice)
+            elif choice is None or sequence.choice == choice:
+                updates += self._end(sequence, FinishReason.CANCELLED)
         return updates
 
     def live_requests(self) -> list[int]:
@@ -142,22 +142,16 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next plan, or None when nothing can be computed before a commit or a submission."""
-        for sequence in self.running:
-            sequence.lent_priority = None
-        continuing = [s for s in self.running if s.remaining == 1 and s.num_samples_left > 0]
-        prompts = [s for s in self.running if s.remaining > 1 and s.num_samples_left > 0]
-        budget = self.pace.prompt_budget(len(continuing), len(prompts) + len(self.waiting))
-        if self._somebody_may_enter():
-            prompts += self._admission.admit(continuing, prompts, budget)
-        prompts.sort(key=lambda s: s.rank)
-        grants = share_by_priority([(s.priority, s.remaining) for s in prompts], budget)
-        # A step computes step_tokens positions at most, so in a small step some of the last in rank may
-        # have to pause.
-        share = [(s, 1) for s in continuing[: self.config.step_tokens]]
-        share += [(s, grant) for s, grant in zip(prompts, grants, strict=True) if grant]
-        share.sort(key=lambda item: item[0].rank)
+        self._admission.give_back_priorities()
+        continuing, prompts = self._ready()
+        if self.waiting and self.may_enter(self.waiting.first):
+            budget = self.pace.prompt_budget(len(continuing), len(prompts) + len(self.waiting))
+            if budget == 0 and self.waiting.first.rank < continuing[self.config.step_tokens - 1].rank:
+                budget = 1  # taken from the last in rank that continues, see _share
+            self._admission.admit(prompts, budget)
+            continuing, prompts = self._ready()
         flights: list[_Flight] = []
-        for sequence, grant in share:
+        for sequence, grant in self._share(continuing, prompts):
             if sequence.state is State.RUNNING:  # else it became a victim in this loop
                 self._plan_chunk(sequence, grant, flights)
         plan = self._diff.finish()
@@ -171,29 +165,40 @@ class Scheduler:
         expected, flights = self._in_flight.popleft()
         assert expected is plan, "plans are committed in the order they were made"
         assert result.step_id == plan.step_id
-        num_continuing = sum(chunk.length == 1 for chunk in plan.chunks)
         if self.config.pace:
+            num_continuing = sum(chunk.length == 1 for chunk in plan.chunks)
             self.pace.observe(num_continuing, plan.num_tokens - num_continuing, result.seconds)
         updates: list[Update] = []
         for flight in flights:
+            flight.sequence.pending -= flight.num_samples
+            if flight.sequence.state is not State.FINISHED and flight.sequence.seq_id not in result.failures:
+                updates += self._commit_flight(flight, result)
+        # Last, so that no sibling publishes under a name that was just taken away.
+        for flight in flights if result.failures else ():
             sequence = flight.sequence
-            sequence.pending -= flight.num_samples
-            if sequence.state is State.FINISHED:
-                continue
-            failure = result.failures.get(sequence.seq_id)
-            if failure is not None:
-                if sequence.table is not None:
-                    self.memory.forget(sequence.table)
-                updates += self._end(sequence, FinishReason.ERROR, failure)
-                continue
-            samples = result.samples[sequence.seq_id] if flight.num_samples else ()
-            sequence.tokens.extend(sampled.token for sampled in samples)
+            if sequence.state is not State.FINISHED and sequence.seq_id in result.failures:
+                self.memory.forget(sequence.chain.names)
+                updates += self._end(sequence, FinishReason.ERROR, result.failures[sequence.seq_id])
+        return updates
+
+    def _commit_flight(self, flight: _Flight, result: StepResult) -> list[Update]:
+        """One sequence's share of a commit."""
+        sequence = flight.sequence
+        samples: tuple[SampledToken, ...] = ()
+        if flight.num_samples:
+            samples = result.samples[sequence.seq_id]
+            for sampled in samples:
+                sequence.tokens.append(sampled.token)
             sequence.chain.extend(sequence.tokens)
-            if flight.epoch == sequence.epoch:
-                self._publish(sequence, flight.stop)
-            update = self._update(sequence, samples, result.prompt_logprobs.get(sequence.seq_id, ()))
-            if update is not None:
-                updates.append(update)
+        if flight.epoch == sequence.epoch:
+            self._publish(sequence, flight.stop)
+        updates = self._update(sequence, samples, result.prompt_logprobs.get(sequence.seq_id, ()))
+        if (
+            sequence.choice in sequence.unwanted
+            and not sequence.forks_left
+            and sequence.state is not State.FINISHED
+        ):
+            updates += self._end(sequence, FinishReason.CANCELLED)
         return updates
 
     @property
@@ -201,8 +206,42 @@ class Scheduler:
         """True while any request is unfinished or any plan uncommitted."""
         return bool(self._live or self._in_flight)
 
-    # -- steps 4 and 5
-    # ------------------------------------------------------------------------------------------
+    # -- steps 3 to 5
+    # ----------------------------------------------------------------------------------------------------
+
+    def _ready(self) -> tuple[list[Sequence], list[Sequence]]:
+        """The running sequences with something to compute: those that continue by one position, and
+        prompts."""
+        continuing, prompts = [], []
+        for s in self.running:
+            known = len(s.tokens) + s.pending
+            if known < s.max_length:  # else all its samples are in flight
+                if known == s.num_planned + 1:
+                    continuing.append(s)
+                elif known > s.num_planned:
+                    prompts.append(s)
+        return continuing, prompts
+
+    def _share(self, continuing: list[Sequence], prompts: list[Sequence]) -> list[tuple[Sequence, int]]:
+        """Who computes how many positions, in order of rank: `step_tokens` at most, and at least one for the
+        first.
+
+        Sequences that continue come before prompts. Where they alone fill the step, the last in rank pause,
+        and one of them leaves its position to a prompt that ranks before it.
+        """
+        limit = self.config.step_tokens
+        budget = self.pace.prompt_budget(len(continuing), len(prompts) + len(self.waiting))
+        prompts.sort(key=lambda s: s.rank)
+        if len(continuing) >= limit:
+            continuing.sort(key=lambda s: s.rank)
+            budget = int(bool(prompts) and prompts[0].rank < continuing[limit - 1].rank)
+            del continuing[limit - budget :]
+        share = [(s, 1) for s in continuing]
+        if prompts:
+            grants = share_by_priority([(s.priority, s.remaining) for s in prompts], budget)
+            share += [(s, grant) for s, grant in zip(prompts, grants, strict=True) if grant]
+        share.sort(key=lambda item: item[0].rank)
+        return share
 
     def _plan_chunk(self, sequence: Sequence, grant: int, flights: list[_Flight]) -> None:
         """Reserve and plan up to `grant` positions; fewer, or none, when blocks are short and nobody ranks
@@ -232,7 +271,8 @@ class Scheduler:
         while True:
             reservation = self.memory.reserve(sequence.table, start, start + grant)
             if reservation is not None:
-                self._diff.reserve(sequence.row, reservation)
+                if reservation.blocks:
+                    self._diff.reserve(sequence.row, reservation)
                 return grant
             victim = self._victim(sequence)
             if victim is not None:
@@ -271,11 +311,13 @@ class Scheduler:
                 pending=1,
                 num_cached=parent.num_cached,
                 prompt_logprobs_done=parent.num_prompt,
+                unwanted=parent.unwanted,
             )
             self._live[parent.request.request_id].append(child)
-            bisect.insort(self.running, child, key=lambda s: s.rank)
+            bisect.insort(self.running, child, key=lambda s: s.own_rank)
             self._diff.forks.append(Fork(parent.row, child.row, child.seq_id, choice))
             flights.append(_Flight(child, child.epoch, child.num_planned, 1))
+        self._rows_promised -= parent.forks_left
         parent.forks_left = 0
 
     # -- rows and states
@@ -293,7 +335,8 @@ class Scheduler:
         sequence.num_computed = sequence.num_planned = adopted * self.memory.block_size
         if sequence.preemptions == 0:
             sequence.num_cached = sequence.num_planned
-        bisect.insort(self.running, sequence, key=lambda s: s.rank)
+        bisect.insort(self.running, sequence, key=lambda s: s.own_rank)
+        self._rows_promised += sequence.forks_left
         self.names.begin(sequence)
         request = sequence.request
         row = AdmittedRow(
@@ -319,14 +362,14 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting.add(sequence)
 
-    def _somebody_may_enter(self) -> bool:
-        if not self.waiting:
-            return False
-        return bool(self._free_rows) or self.waiting.first.priority > self.running[-1].priority
+    def may_enter(self, sequence: Sequence) -> bool:
+        """False when rows alone keep this waiting sequence out, and whoever ranks behind it. O(1)."""
+        return self.num_free_rows > 0 or sequence.priority > self.running[-1].request.priority
 
+    @property
     def num_free_rows(self) -> int:
         """Rows that no sequence has and no fork will need."""
-        return len(self._free_rows) - sum(s.forks_left for s in self.running)
+        return len(self._free_rows) - self._rows_promised
 
     def _leave_row(self, sequence: Sequence) -> None:
         assert sequence.table is not None
@@ -334,11 +377,12 @@ class Scheduler:
         self.memory.close(sequence.table)
         sequence.table = None
         self.running.remove(sequence)
+        self._rows_promised -= sequence.forks_left
         self._diff.retire(sequence.row)
         self._free_rows.append(sequence.row)
         sequence.row = -1
 
-    def _end(self, sequence: Sequence, finish: FinishReason, error: str) -> list[Update]:
+    def _end(self, sequence: Sequence, finish: FinishReason, error: str = "") -> list[Update]:
         """The sequence and, if it has not forked yet, the choices that it was to become: one final update
         each."""
         choices = [sequence.choice, *range(1, 1 + sequence.forks_left)]
@@ -364,31 +408,24 @@ class Scheduler:
         assert sequence.table is not None
         assert sequence.num_computed <= num_computed <= sequence.num_planned
         sequence.num_computed = num_computed
-        if not self.config.prefix_caching:
-            return
         before = sequence.table.num_published
+        if not self.config.prefix_caching or num_computed // self.memory.block_size == before:
+            return
         for index in self.memory.publish(sequence.table, sequence.chain.names, num_computed):
             self._diff.write_table(sequence.row, index, [sequence.table.blocks[index]])
         self.names.end(sequence, sequence.chain.names[before : sequence.table.num_published])
 
     def _update(
         self, sequence: Sequence, samples: tuple[SampledToken, ...], prompt_logprobs: tuple[SampledToken, ...]
-    ) -> Update | None:
+    ) -> list[Update]:
         """What the client learns of this commit; closes the sequence when its last token is here."""
         if not samples and not prompt_logprobs:
-            return None
+            return []
         finish, stop_token = self._finish_reason(sequence) if samples else (None, None)
         if finish is not None:
             self._close(sequence)
-        return Update(
-            sequence.request.request_id,
-            sequence.choice,
-            samples,
-            sequence.usage(),
-            finish,
-            stop_token,
-            prompt_logprobs=prompt_logprobs,
-        )
+        request_id, usage = sequence.request.request_id, sequence.usage()
+        return [Update(request_id, sequence.choice, samples, usage, finish, stop_token, "", prompt_logprobs)]
 
     def _finish_reason(self, sequence: Sequence) -> tuple[FinishReason | None, int | None]:
         params, token = sequence.request.params, sequence.tokens[-1]
@@ -414,16 +451,17 @@ def check_fits(request: Request, config: SchedulerConfig, num_blocks: int, block
     total = len(request.prompt) + request.max_tokens
     if total > config.context_length:
         raise RequestTooLarge(
-            f"prompt of {len(request.prompt):,} tokens plus max_tokens of {request.max_tokens:,} is {total:,} tokens; "
-            f"allowed: {config.context_length:,} (the context; setting context_length)",
+            f"prompt of {len(request.prompt):,} tokens plus max_tokens of {request.max_tokens:,} is "
+            f"{total:,} tokens; allowed: {config.context_length:,} (the context; setting context_length)",
             param="max_tokens" if len(request.prompt) < config.context_length else "prompt",
             code="context_length_exceeded",
         )
     needed = blocks_for(total - 1, block_size)  # the last token is sampled, never computed
     if needed > num_blocks:
         raise RequestTooLarge(
-            f"prompt of {len(request.prompt):,} tokens plus max_tokens of {request.max_tokens:,} needs {needed:,} KV "
-            f"blocks; allowed: {num_blocks:,}, the whole pool (setting kv_memory); ask for fewer tokens",
+            f"prompt of {len(request.prompt):,} tokens plus max_tokens of {request.max_tokens:,} needs "
+            f"{needed:,} KV blocks; allowed: {num_blocks:,}, the whole pool (setting kv_memory); "
+            "ask for fewer tokens",
             param="max_tokens",
             code="kv_pool_exceeded",
         )

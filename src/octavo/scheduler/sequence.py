@@ -2,9 +2,8 @@
 
     0 <= num_computed <= num_planned <= num_tokens + pending        num_planned <= len(table) * block_size
 
-    num_tokens    tokens the host knows (prompt + output)      num_computed  positions whose step was
-    committed num_planned   positions already handed to the executor     pending       samples promised by
-    plans in flight
+    num_tokens    tokens the host knows (prompt + output)    num_computed  positions whose step was committed
+    num_planned   positions handed to the executor           pending       samples promised by plans in flight
 
 Only the scheduler changes one.
 """
@@ -45,25 +44,28 @@ class Sequence:
     num_planned: int = 0
     pending: int = 0
     forks_left: int = 0
-    epoch: int = (
-        0  # grows when the blocks are dropped: results of an older epoch move no counter and publish nothing
-    )
+    epoch: int = 0  # grows when the blocks are dropped: results of an older one publish nothing
     num_cached: int = 0
     preemptions: int = 0
-    lent_priority: int | None = (
-        None  # the highest priority of the sequences that wait for our blocks; set every step
-    )
     bypassed: int = 0  # how many were admitted past us since we stand at the head of the queue
     prompt_logprobs_done: int = 0  # prompt positions whose logits were already asked for
-    order: tuple[int, int] = field(init=False)  # arrival, choice: ties of priority go to the earlier
+    awaited: bytes | None = (
+        None  # name of the last block that a running sequence was computing for us when we looked
+    )
+    unwanted: set[int] = field(
+        default_factory=set
+    )  # choices cancelled before they existed; one set for all choices
+    num_prompt: int = field(init=False)  # tokens of the prompt
+    max_length: int = field(init=False)  # tokens of prompt and output, at most
+    # Sort keys: whoever comes first runs first, and is preempted last: by priority, then arrival, then
+    # choice.
+    own_rank: tuple[int, int, int] = field(init=False)
+    rank: tuple[int, int, int] = field(init=False)  # with the priority that a follower lends, for one step
 
     def __post_init__(self) -> None:
-        self.order = (self.request.request_id, self.choice)
-
-    @property
-    def num_prompt(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt)
+        self.num_prompt = len(self.request.prompt)
+        self.max_length = self.num_prompt + self.request.max_tokens
+        self.own_rank = self.rank = (-self.request.priority, self.request.request_id, self.choice)
 
     @property
     def known(self) -> int:
@@ -76,20 +78,17 @@ class Sequence:
         return self.known - self.num_planned
 
     @property
-    def num_samples_left(self) -> int:
-        """How many tokens may still be sampled, promised ones not counted."""
-        return self.num_prompt + self.request.max_tokens - self.known
-
-    @property
     def priority(self) -> int:
         """Its own, or that of a follower who waits for its blocks."""
-        own = self.request.priority
-        return own if self.lent_priority is None else max(own, self.lent_priority)
+        return -self.rank[0]
 
-    @property
-    def rank(self) -> tuple[int, tuple[int, int]]:
-        """Sort key: whoever comes first runs first, and is preempted last."""
-        return (-self.priority, self.order)
+    def borrow(self, priority: int) -> None:
+        """A follower waits for our blocks: rank as high as it does, if that is higher."""
+        self.rank = (min(self.rank[0], -priority), *self.own_rank[1:])
+
+    def give_back(self) -> None:
+        """Rank by our own priority again."""
+        self.rank = self.own_rank
 
     @property
     def wants_prompt_logprobs(self) -> bool:

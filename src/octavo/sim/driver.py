@@ -1,15 +1,17 @@
-"""Random lives against the oracle: arrivals, forks, cancels, tiny pools, priorities, tenants, overlap depth
-0, 1 and 2.
+"""Random lives against the oracle: arrivals, forks, cancels, failures, tiny pools, priorities, tenants,
+prompt logprobs, steps smaller than the number of rows, step times of all kinds, overlap depth 0, 1 and 2.
 
 Every finished choice must equal what the oracle's model says without paging, every choice must get exactly
-one final update, and every invariant must hold after every step. The seed is the whole input.
+one final update, every prompt position is asked for its logprobs exactly once, what a failed sequence wrote
+is never found again, something always advances, and every invariant must hold after every step. The seed is
+the whole input.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.errors import RequestTooLarge
 from octavo.memory.memory import Memory
@@ -34,6 +36,8 @@ class Outcome:
 
     finished: int = 0
     cancelled: int = 0
+    failed: int = 0
+    prompts_scored: int = 0
     preemptions: int = 0
     cached_tokens: int = 0
     forks: int = 0
@@ -46,6 +50,9 @@ class _Books:
     requests: dict[int, Request] = field(default_factory=dict)
     outputs: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     finals: dict[tuple[int, int], FinishReason] = field(default_factory=dict)
+    prompt_positions: dict[int, list[int]] = field(
+        default_factory=dict
+    )  # asked for their logprobs, by request
 
 
 class Simulation:
@@ -54,10 +61,11 @@ class Simulation:
     def __init__(self, seed: int, overlap: int) -> None:
         self.random = r = random.Random(seed)
         self.block_size = r.choice([1, 2, 4, 16])
-        num_blocks = r.randint(12, 40)
+        roomy = r.random() < 0.2  # a larger pool, and prompts of many steps
+        num_blocks = r.randint(100, 300) if roomy else r.randint(8, 40)
         config = SchedulerConfig(
-            max_rows=r.randint(2, 8),
-            step_tokens=r.randint(4, 40),
+            max_rows=r.randint(1, 12),
+            step_tokens=r.choice([r.randint(1, 4), r.randint(4, 40)]),
             max_waiting=1000,
             context_length=10_000,
             stop_ids=frozenset([EOS]),
@@ -69,7 +77,10 @@ class Simulation:
         self.pipe: deque[tuple[StepPlan, StepResult]] = deque()
         self.books = _Books()
         self.outcome = Outcome()
-        self._prefixes = [[r.randrange(1, VOCAB) for _ in range(r.randint(1, 40))] for _ in range(3)]
+        longest = 200 if roomy else 40
+        self._prefixes = [[r.randrange(1, VOCAB) for _ in range(r.randint(1, longest))] for _ in range(3)]
+        self._failure_rate = r.choice([0.0, 0.01])
+        self._is_timed = r.random() < 0.5
 
     def arrive(self) -> None:
         """Submit a random request that can fit."""
@@ -80,12 +91,14 @@ class Simulation:
         request = Request(
             request_id=request_id,
             prompt=tuple(prompt),
-            params=SamplingParams(ignore_eos=r.random() < 0.5),
+            params=SamplingParams(
+                ignore_eos=r.random() < 0.5, prompt_logprobs=0 if r.random() < 0.15 else None
+            ),
             max_tokens=r.randint(1, 12),
             seed=r.randrange(1000) * TENANTS + tenant,
-            n=r.choice([1, 1, 1, 2, 3]) if self.scheduler.config.max_rows >= 3 else 1,
+            n=min(r.choice([1, 1, 1, 1, 2, 3, 8]), self.scheduler.config.max_rows),
             tenant=str(tenant),
-            priority=r.choice([0, 0, 0, 0, 5]),
+            priority=r.choice([0, 0, 0, 0, 5, r.randint(-3, 3)]),
         )
         try:
             check_fits(request, self.scheduler.config, self.memory.pool.num_blocks, self.block_size)
@@ -94,29 +107,43 @@ class Simulation:
         self.books.requests[request_id] = request
         self.scheduler.submit(request)
 
-    def step(self) -> bool:
-        """One turn of the engine's loop; False when nothing could be done."""
+    def step(self) -> None:
+        """One turn of the engine's loop."""
         plan = self.scheduler.schedule()
+        check_scheduler(self.scheduler)
         if plan is not None:
             self.outcome.steps += 1
             self.outcome.forks += len(plan.forks)
-            assert plan.num_tokens <= max(self.scheduler.config.step_tokens, 1), (
-                "the step's budget was exceeded"
+            assert plan.num_tokens <= self.scheduler.config.step_tokens, "the step's budget was exceeded"
+            self.pipe.append((plan, self._disturb(self.executor.run(plan))))
+        if not self.pipe:
+            assert not self.scheduler.has_work, (
+                "wedged: work is left, nothing is planned, nothing is in flight"
             )
-            self.pipe.append((plan, self.executor.run(plan)))
-        check_scheduler(self.scheduler)
-        if self.pipe and (plan is None or len(self.pipe) > self.overlap):
-            self._learn(self.scheduler.commit(*self.pipe.popleft()))
+        elif plan is None or len(self.pipe) > self.overlap:
+            self._commit(*self.pipe.popleft())
             check_scheduler(self.scheduler)
-            return True
-        return plan is not None
+
+    def _disturb(self, result: StepResult) -> StepResult:
+        """The same result with a step time, and now and then with a sequence that failed."""
+        r = self.random
+        failures = {seq_id: "poisoned" for seq_id in result.samples if r.random() < self._failure_rate}
+        samples = {seq_id: tokens for seq_id, tokens in result.samples.items() if seq_id not in failures}
+        seconds = r.choice([0.001, 0.01, 1.0]) * r.random() if self._is_timed else 0.0
+        return replace(result, samples=samples, failures=failures, seconds=seconds)
+
+    def _commit(self, plan: StepPlan, result: StepResult) -> None:
+        live = [s for i in self.scheduler.live_requests() for s in self.scheduler.sequences_of(i)]
+        poisoned = [name for s in live if s.seq_id in result.failures for name in s.chain.names]
+        self._learn(self.scheduler.commit(plan, result))
+        assert not any(name in self.memory.pool.by_name for name in poisoned), "a poisoned block can be found"
 
     def drain(self) -> None:
         """No more arrivals: everything must finish (liveness)."""
         for _ in range(20_000):
             if not self.scheduler.has_work:
                 break
-            assert self.step(), "wedged: work is left, nothing is planned, nothing is in flight"
+            self.step()
         assert not self.scheduler.has_work, "livelock: 20,000 steps did not finish the work"
         for request in self.books.requests.values():
             for choice in range(request.n):
@@ -131,12 +158,20 @@ class Simulation:
         for _ in range(steps):
             if self.random.random() < 0.35 and len(self.scheduler.live_requests()) < 20:
                 self.arrive()
-            if self.random.random() < 0.04 and self.scheduler.live_requests():
-                self._learn(self.scheduler.cancel(self.random.choice(self.scheduler.live_requests())))
+            if self.random.random() < 0.05 and self.scheduler.live_requests():
+                self._cancel(self.random.choice(self.scheduler.live_requests()))
                 check_scheduler(self.scheduler)
             self.step()
         self.drain()
         return self.outcome
+
+    def _cancel(self, request_id: int) -> None:
+        """All choices of the request, or one of them."""
+        choices = range(self.books.requests[request_id].n)
+        choice = self.random.choice([None, *choices])
+        updates = self.scheduler.cancel(request_id, choice)
+        assert all(choice in (None, update.choice) for update in updates), "another choice was cancelled"
+        self._learn(updates)
 
     def _learn(self, updates: list[Update]) -> None:
         for update in updates:
@@ -147,14 +182,20 @@ class Simulation:
                 wanted = next_token([*request.prompt, *output], request.seed, update.choice, VOCAB)
                 assert sampled.token == wanted, f"request {key}, output {len(output)}: wrong token"
                 output.append(sampled.token)
+            scored = self.books.prompt_positions.setdefault(update.request_id, [])
+            scored += [int(sampled.logprob) for sampled in update.prompt_logprobs]
+            assert scored == list(range(1, len(scored) + 1)), "a prompt position is scored twice or left out"
             if update.finish is not None:
                 self._check_final(request, output, update)
 
     def _check_final(self, request: Request, output: list[int], update: Update) -> None:
         self.books.finals[update.request_id, update.choice] = finish = update.finish or FinishReason.ERROR
-        assert finish is not FinishReason.ERROR
         if finish is FinishReason.CANCELLED:
             self.outcome.cancelled += 1
+            return
+        if finish is FinishReason.ERROR:
+            assert update.error == "poisoned"
+            self.outcome.failed += 1
             return
         self.outcome.finished += 1
         self.outcome.cached_tokens += update.usage.num_cached
@@ -162,6 +203,10 @@ class Simulation:
         assert stopped == (finish is FinishReason.STOP)
         assert stopped or len(output) == request.max_tokens
         assert EOS not in output[:-1] or request.params.ignore_eos, "tokens after the end"
+        if update.choice == 0 and request.params.prompt_logprobs is not None:
+            scored = self.books.prompt_positions[request.request_id]
+            assert len(scored) == len(request.prompt) - 1, "a prompt position was never scored"
+            self.outcome.prompts_scored += 1
 
 
 def drive(seed: int, overlap: int, steps: int = 300) -> Outcome:

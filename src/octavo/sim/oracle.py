@@ -51,6 +51,7 @@ class OracleExecutor:
         self._apply(plan)
         for chunk in plan.chunks:
             self._write(chunk)
+        prompt_logprobs = {c.seq_id: scored for c in plan.chunks if (scored := self._score_prompt(c))}
         contexts = {chunk.row: self._read(chunk) for chunk in plan.chunks if chunk.num_samples}
         for fork in plan.forks:
             parent = self.rows[fork.parent_row]
@@ -65,7 +66,7 @@ class OracleExecutor:
             token = next_token(context, row.admitted.seed, row.admitted.choice, self.vocab_size)
             row.tokens.append(token)
             samples[row.admitted.seq_id] = (SampledToken(token),)
-        return StepResult(plan.step_id, samples)
+        return StepResult(plan.step_id, samples, prompt_logprobs)
 
     def _apply(self, plan: StepPlan) -> None:
         for row_id in plan.retired:
@@ -92,6 +93,14 @@ class OracleExecutor:
         tenant = self._tenant_of_seed(row.admitted.seed)
         for position in range(chunk.start, chunk.stop):
             self.slots[self._slot(row, position)] = (position, row.tokens[position], tenant)
+
+    def _score_prompt(self, chunk: Chunk) -> tuple[SampledToken, ...]:
+        """The prompt tokens that follow the positions with logits; their "logprob" is their position."""
+        admitted = self.rows[chunk.row].admitted
+        if admitted.params.prompt_logprobs is None:
+            return ()
+        following = range(chunk.logits_from + 1, min(chunk.stop + 1, admitted.num_prompt))
+        return tuple(SampledToken(admitted.tokens[position], float(position)) for position in following)
 
     def _read(self, chunk: Chunk) -> list[int]:
         row = self.rows[chunk.row]

@@ -21,6 +21,7 @@ from octavo.scheduler.queue import NamesInProgress
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 from octavo.sim.driver import drive
+from octavo.types import FinishReason, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,10 @@ def _close_leaking(self: Memory, table: BlockTable) -> None:
     _CLOSE(self, table)
 
 
-def _look_up_everything(self: Admission, sequence: Sequence) -> tuple[int, Sequence | None]:
-    return self._scheduler.memory.find_prefix(sequence.chain.names), None
+def _hit_everything(self: Admission, sequence: Sequence) -> int:
+    if sequence.wants_prompt_logprobs:
+        return 0
+    return self._scheduler.memory.find_prefix(sequence.chain.names)
 
 
 def _retire_inherits(self: PlanDiff, row: int) -> None:
@@ -93,10 +96,10 @@ def _victim_already_planned(self: Scheduler, sequence: Sequence) -> Sequence | N
     return next((s for s in self.running if s is not sequence), None)
 
 
-def _readmit_with_samples_in_flight(self: Admission, *args: object) -> list[Sequence]:
+def _readmit_with_samples_in_flight(self: Admission, prompts: list[Sequence], budget: int) -> None:
     for sequence in self._scheduler.waiting:
         sequence.pending = 0
-    return _ADMIT(self, *args)  # type: ignore[arg-type]
+    _ADMIT(self, prompts, budget)
 
 
 def _never_released(self: NamesInProgress, sequence: Sequence, names: list[bytes]) -> None:
@@ -109,10 +112,36 @@ def _fork_without_holding(self: Memory, table: BlockTable) -> BlockTable:
     return twin
 
 
+def _preempt_scoring_again(self: Scheduler, sequence: Sequence) -> None:
+    _PREEMPT(self, sequence)
+    sequence.prompt_logprobs_done = 0
+
+
+def _forget_what_is_held(self: BlockPool, name: bytes) -> None:
+    block = self.by_name.get(name)
+    if block is not None and self.holders[block] > 0:
+        _FORGET(self, name)
+
+
+def _cancel_before_the_fork(self: Scheduler, request_id: int, choice: int | None = None) -> list[Update]:
+    updates = []
+    for sequence in self.sequences_of(request_id):
+        if choice is None or sequence.choice == choice:
+            updates += self._end(sequence, FinishReason.CANCELLED)
+    return updates
+
+
+def _make_room_in_vain(self: Admission, sequence: Sequence, num_hits: int) -> bool:
+    for victim in [s for s in self._scheduler.running if s.priority < sequence.priority]:
+        self._scheduler.preempt(victim)
+    return False
+
+
 _RESERVE, _TAKE, _CLOSE = Memory.reserve, BlockPool.take, Memory.close
 _BLOCK_NAME, _CHAIN_INIT = names_module.block_name, names_module.NameChain.__init__
 _PLAN_CHUNK: Callable[..., None] = Scheduler._plan_chunk
 _PREEMPT, _ADMIT = Scheduler.preempt, Admission.admit
+_FORGET = BlockPool.forget
 
 BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("no copy-on-write", BlockPool, "is_writable", lambda self, block: True),
@@ -122,13 +151,18 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("parent dropped from the names", names_module, "block_name", _name_without_parent),
     PlantedBug("blocks published before the commit", Scheduler, "_plan_chunk", _plan_chunk_publishing_early),
     PlantedBug("first block leaked on drop", Memory, "close", _close_leaking),
-    PlantedBug("whole prompt served from the cache", Admission, "_look_up", _look_up_everything),
+    PlantedBug("whole prompt served from the cache", Admission, "_find_hits", _hit_everything),
     PlantedBug("published after the drop", Scheduler, "preempt", _preempt_in_the_same_epoch),
     PlantedBug("victim's blocks reused in its own plan", Scheduler, "_victim", _victim_already_planned),
     PlantedBug("resumed with a sample in flight", Admission, "admit", _readmit_with_samples_in_flight),
     PlantedBug("leader's names never released", NamesInProgress, "end", _never_released),
     PlantedBug("fork that is not a holder", Memory, "fork", _fork_without_holding),
     PlantedBug("row inherits its last owner's writes", PlanDiff, "retire", _retire_inherits),
+    PlantedBug("poisoned block found again", Memory, "forget", lambda self, names: None),
+    PlantedBug("poisoned block of a preempted one found again", BlockPool, "forget", _forget_what_is_held),
+    PlantedBug("prompt logprobs asked for twice", Scheduler, "preempt", _preempt_scoring_again),
+    PlantedBug("cancelled choice takes its siblings along", Scheduler, "cancel", _cancel_before_the_fork),
+    PlantedBug("victims preempted in vain", Admission, "_make_room", _make_room_in_vain),
 )
 
 

@@ -1,0 +1,36 @@
+"""The engine's step over the oracle: a wedge is a broken invariant that is reported, never a silent loop."""
+
+from __future__ import annotations
+
+import time
+from unittest import mock
+
+import pytest
+
+from octavo.engine.core import Engine, Submit
+from octavo.executor.executor import InlineExecutor
+from octavo.memory.memory import Memory
+from octavo.memory.names import root_name
+from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.sim.oracle import OracleExecutor
+from octavo.types import FinishReason, Request, SamplingParams
+
+
+def new_scheduler() -> Scheduler:
+    return Scheduler(Memory(8, 4), SchedulerConfig(), lambda tenant: root_name(tenant.encode()))
+
+
+def test_work_that_can_never_be_planned_fails_loudly_and_the_engine_goes_on() -> None:
+    oracle = OracleExecutor(num_blocks=8, block_size=4, vocab_size=50)
+    engine = Engine(new_scheduler, InlineExecutor(oracle), oracle.rows.clear, 0, time.perf_counter)
+    engine.inbox.put(Submit(Request(1, (1, 2, 3), SamplingParams(), 2, 0)))
+    with (
+        mock.patch.object(Scheduler, "_ready", return_value=([], [])),
+        pytest.raises(AssertionError, match="wedged") as caught,
+    ):
+        engine.step()
+    (final,) = engine.recover(caught.value)
+    assert final.finish is FinishReason.ERROR
+    assert engine.idle
+    engine.inbox.put(Submit(Request(2, (1, 2, 3), SamplingParams(), 2, 0)))
+    assert sum(len(update.tokens) for _ in range(2) for update in engine.step()) == 2
