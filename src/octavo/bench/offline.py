@@ -22,7 +22,7 @@ from octavo.errors import ConfigError, RequestFailed
 from octavo.types import FinishReason, SamplingParams, Usage
 
 # The first ids of most vocabularies are control tokens.
-_FIRST_TOKEN = 100
+FIRST_TOKEN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def w2(num_requests: int, prefix: int, own: int = 32, output: int = 32) -> Workl
 
 async def warm_up(model: ServedModel) -> None:
     """One short request, so that first touches of memory are not measured."""
-    prompt = [_FIRST_TOKEN + i for i in range(32)]
+    prompt = [FIRST_TOKEN + i for i in range(32)]
     await _request(model, prompt, SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
 
 
@@ -104,7 +104,7 @@ def prompts_of(workload: Workload, vocab_size: int) -> list[list[int]]:
     generator = random.Random(seed)
 
     def tokens(count: int) -> list[int]:
-        low = min(_FIRST_TOKEN, vocab_size - 1)
+        low = min(FIRST_TOKEN, vocab_size - 1)
         return [generator.randrange(low, vocab_size) for _ in range(count)]
 
     shared = tokens(workload.prefix)

@@ -1,24 +1,33 @@
-"""`octavo bench offline`: a table for a person, or JSON lines for a program."""
+"""`octavo bench offline` and `octavo bench latency`: tables for a person, or JSON lines for a program."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.table import Table
 
+from octavo.bench import latency
 from octavo.bench.offline import Report, Workload, measure, warm_up
-from octavo.cli.terminal import running_engine, write
+from octavo.cli.terminal import look_at_machine, running_engine, write
 from octavo.config import StartOptions
 from octavo.engine.outputs import ServedModel
+from octavo.engine.start import build_engine, client_of, engine_over
 
 _COLUMNS = (
     "workload", "in flight", "requests", "output tok/s", "all tok/s", "prefill tok/s",
     "first token p50 / p95", "between tokens p50 / p95", "cached", "seconds",
 )  # fmt: skip
+
+_LATENCY_COLUMNS = (
+    "long prompt", "before it", "meanwhile", "meanwhile / before", "longest gap", "its first token",
+)  # fmt: skip
+CHUNKED, WHOLE = "chunked, paced", "in one step"
+WHOLE_STEP_TOKENS = 4096
 
 
 def run(model: str | None, options: StartOptions, workloads: Sequence[Workload], *, as_json: bool) -> None:
@@ -62,5 +71,78 @@ def table_of(reports: Sequence[Report]) -> Table:
             f"{report.between_p50_s * 1000:.1f} / {report.between_p95_s * 1000:.1f} ms",
             f"{report.cached_tokens:,}",
             f"{report.seconds:.1f}",
+        )
+    return table
+
+
+def run_latency(
+    model: str | None, options: StartOptions, scenario: latency.Scenario, rounds: int, *, as_json: bool
+) -> None:
+    """Measure `options` and, in turns, the same with whole prompts in one step; print medians and ratios."""
+    whole = dataclasses.replace(
+        options, step_tokens=max(WHOLE_STEP_TOKENS, scenario.prompt + scenario.streams), pace=False
+    )
+    with _engines(model, {CHUNKED: options, WHOLE: whole}) as models:
+        runs = asyncio.run(_latency_runs(models, scenario, rounds, as_json=as_json))
+    summaries = [latency.summarise(own) for own in runs.values()]
+    if as_json:
+        for summary in summaries:
+            write(json.dumps({"summary": dataclasses.asdict(summary)}) + "\n")
+    else:
+        Console(highlight=False).print(latency_table(summaries, scenario))
+
+
+async def _latency_runs(
+    models: Mapping[str, ServedModel], scenario: latency.Scenario, rounds: int, *, as_json: bool
+) -> dict[str, list[latency.Run]]:
+    """Runs by configuration, measured in turns."""
+    for model in models.values():
+        await warm_up(model)
+    runs: dict[str, list[latency.Run]] = {name: [] for name in models}
+    for round_index in range(rounds):
+        for name, model in models.items():
+            measured = await latency.measure(model, scenario, name, round_index)
+            runs[name].append(measured)
+            if as_json:
+                write(json.dumps({"run": dataclasses.asdict(measured)}) + "\n")
+    return runs
+
+
+@contextmanager
+def _engines(
+    model: str | None, configurations: Mapping[str, StartOptions]
+) -> Iterator[dict[str, ServedModel]]:
+    """An engine for each configuration, over weights that are loaded once."""
+    look_at_machine()
+    first, *others = configurations.items()
+    with Console(stderr=True).status("starting ...") as status:
+        started = build_engine(model, first[1], lambda text: status.update(text))
+    clients = {first[0]: client_of(started, first[1])}
+    try:
+        for name, options in others:
+            clients[name] = client_of(engine_over(started.loaded, started.ops, options), options)
+        yield dict(clients)
+    finally:
+        for client in clients.values():
+            client.close()
+
+
+def latency_table(summaries: Sequence[latency.Summary], scenario: latency.Scenario) -> Table:
+    """A row for each configuration."""
+    table = Table(
+        title=f"octavo bench latency: {scenario.streams} streams, then a prompt of {scenario.prompt:,} "
+        "tokens\n"
+        f"between tokens: p50 / p95, median of {summaries[0].rounds} rounds"
+    )
+    for column in _LATENCY_COLUMNS:
+        table.add_column(column, justify="left" if column == _LATENCY_COLUMNS[0] else "right")
+    for summary in summaries:
+        table.add_row(
+            summary.configuration,
+            f"{summary.before_p50_s * 1000:.1f} / {summary.before_p95_s * 1000:.1f} ms",
+            f"{summary.while_p50_s * 1000:.1f} / {summary.while_p95_s * 1000:.1f} ms",
+            f"{summary.p50_ratio:.2f} / {summary.p95_ratio:.2f}",
+            f"{summary.while_max_s * 1000:.0f} ms",
+            f"{summary.first_token_s:.2f} s",
         )
     return table

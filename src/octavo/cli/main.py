@@ -232,3 +232,38 @@ def offline(
     if prefix:
         workloads.append(w2(n or 32, prefix))
     run(model, options, workloads, as_json=as_json)
+
+
+@bench_app.command()
+def latency(
+    model: opt.Model = None,
+    streams: Annotated[int, typer.Option(help="Answers that run when the long prompt comes.", min=1)] = 8,
+    prompt: Annotated[int, typer.Option(help="Tokens of the long prompt.", min=2)] = 2000,
+    before: Annotated[int, typer.Option(help="Tokens of each answer before it comes.", min=16)] = 48,
+    rounds: Annotated[int, typer.Option(help="Runs of each configuration, in turns.", min=1)] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines and nothing else.")] = False,
+    weights: opt.Weights = "f32",
+    backend: opt.Backend = "cpu",
+    kv_memory: opt.KvMemory = None,
+    max_seqs: opt.MaxSeqs = 64,
+    step_tokens: opt.StepTokens = 512,
+    threads: opt.Threads = None,
+    overlap: opt.Overlap = 0,
+) -> None:
+    """Measure what running answers notice of a long prompt, computed in chunks or in one step."""
+    from octavo.bench.latency import Scenario
+    from octavo.cli.bench import run_latency
+
+    options = opt.start_options(
+        weights=weights,
+        backend=backend,
+        context_length=None,
+        kv_memory=kv_memory,
+        max_seqs=max_seqs,
+        step_tokens=step_tokens,
+        threads=threads,
+        overlap=overlap,
+    )
+    run_latency(
+        model, options, Scenario(streams=streams, before=before, prompt=prompt), rounds, as_json=as_json
+    )

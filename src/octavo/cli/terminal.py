@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from octavo.engine.client import AsyncLLM
     from octavo.kernels.probe import Machine
 
+LOG_INTERVAL_S = 2.0
+
 
 @contextmanager
 def running_engine(model: str | None, options: StartOptions) -> Iterator[AsyncLLM]:
@@ -23,13 +26,31 @@ def running_engine(model: str | None, options: StartOptions) -> Iterator[AsyncLL
     from octavo.engine.start import start_engine
 
     look_at_machine()
-    console = Console(stderr=True)
-    with console.status("starting ...") as status:
-        llm = start_engine(model, options, lambda text: status.update(text))
+    with phases() as report:
+        llm = start_engine(model, options, report)
     try:
         yield llm
     finally:
         llm.close()
+
+
+@contextmanager
+def phases() -> Iterator[Callable[[str], None]]:
+    """Tell what is going on: a status line in a terminal, in a log a plain line every two seconds."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    if console.is_terminal:
+        with console.status("starting ...") as status:
+            yield status.update
+        return
+    told = time.monotonic()
+
+    def tell(text: str) -> None:
+        nonlocal told
+        if time.monotonic() - told >= LOG_INTERVAL_S:
+            told = time.monotonic()
+            console.print(text)
+
+    yield tell
 
 
 def look_at_machine() -> Machine:

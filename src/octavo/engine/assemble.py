@@ -1,7 +1,8 @@
-"""From updates to deltas: tokens become text, stop strings end a choice. One assembler per request, on the client's side.
+"""From updates to deltas: tokens become text, stop strings end a choice. One assembler per request, on the
+client's side.
 
-The engine knows tokens only. A stop string is found here, in the text; the rest of the choice is then dropped, and when
-all choices have ended the request can be cancelled in the engine.
+The engine knows tokens only. A stop string is found here, in the text; the rest of the choice is then
+dropped, and when all choices have ended the request can be cancelled in the engine.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The asynchronous client: requests in, streams of deltas out. Event loops on one side, the engine thread on the other.
+"""The asynchronous client: requests in, streams of deltas out. Event loops on one side, the engine thread on
+the other.
 
-    await llm.submit(...) --> inbox --> engine thread --> one callback per step --> call_soon_threadsafe --> stream
+    await llm.submit(...) -> inbox -> engine thread -> one callback per step -> call_soon_threadsafe -> stream
 
-Whatever can be refused is refused before the inbox: limits, context, pool, queue. Long texts are tokenised in a bounded
-pool of threads, never on the event loop.
+Whatever can be refused is refused before the inbox: limits, context, pool, queue. Long texts are tokenised in
+a bounded pool of threads, never on the event loop.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from octavo.engine.assemble import Assembler, Vocabulary
-from octavo.engine.core import Engine
+from octavo.engine.core import Engine, Submit
 from octavo.engine.loop import EngineLoop
 from octavo.engine.outputs import ChatMessage, Delta, EngineStats
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestTooLarge
@@ -90,7 +91,7 @@ class ModelFacts:
 
 
 class AsyncLLM:
-    """A served model for asyncio programs: `octavo.engine.outputs.ServedModel`. `engine.start.start_engine` makes one."""
+    """A served model for asyncio programs, `octavo.engine.outputs.ServedModel`; `start_engine` makes one."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, facts: ModelFacts, max_queue: int) -> None:
         self.facts = facts
@@ -104,9 +105,9 @@ class AsyncLLM:
         self._left: dict[int, int] = {}  # guarded by _lock: choices without a final update
         self._closed: str | None = None  # why nothing is taken any more
         self._tokenizers = ThreadPoolExecutor(TOKENIZER_THREADS, "octavo-tokenizer")
-        self._loop = EngineLoop(engine, self._deliver, self._give_up)
+        self.gave_up: str | None = None  # why the engine ended by itself
+        self._loop = EngineLoop(engine, self._deliver, self._recovered, self._give_up)
         self._loop.start()
-        self.gave_up: BaseException | None = None
 
     @property
     def name(self) -> str:
@@ -129,17 +130,15 @@ class AsyncLLM:
         return self.tokenizer.chat_template is not None
 
     async def encode(self, text: str) -> list[int]:
-        """Token ids of a plain prompt. Raises RequestTooLarge when the text is longer than any prompt that fits."""
+        """Token ids of a plain prompt. Raises RequestTooLarge when it is longer than any that fits."""
         self._check_length(text)
-        run = asyncio.get_running_loop().run_in_executor
-        return await run(self._tokenizers, self.tokenizer.encode, text)
+        return await self._on_tokenizer_thread(lambda: self.tokenizer.encode(text))
 
     async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Token ids of a rendered chat. Raises InvalidRequest without a template or when it refuses the messages."""
+        """Token ids of a rendered chat. Raises InvalidRequest without a template, or when it refuses."""
         for message in messages:
             self._check_length(message.content)
-        run = asyncio.get_running_loop().run_in_executor
-        return await run(self._tokenizers, self.encode_chat_now, tuple(messages))
+        return await self._on_tokenizer_thread(lambda: self.encode_chat_now(messages))
 
     def encode_chat_now(self, messages: Sequence[ChatMessage]) -> list[int]:
         """The same on the caller's thread."""
@@ -160,7 +159,8 @@ class AsyncLLM:
         priority: int = 0,
         tenant: str = "",
     ) -> DeltaStream:
-        """Queue a request. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing was queued."""
+        """Queue a request. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing was
+        queued."""
         request = make_request(next(self._ids), prompt, params, self._engine, self.facts, n, priority, tenant)
         stream = DeltaStream(
             request.request_id,
@@ -178,7 +178,8 @@ class AsyncLLM:
                 )
             self._streams[request.request_id] = stream
             self._left[request.request_id] = request.n
-        self._loop.submit(request)
+            # Under the lock, so that `_recovered` finds every request in the inbox or in the engine's hands.
+            self._loop.submit(request)
         return stream
 
     def stats(self) -> EngineStats:
@@ -205,12 +206,20 @@ class AsyncLLM:
         return not left
 
     def close(self) -> None:
-        """Stop the engine's thread after the step that runs. Streams that are still open end with an error."""
+        """Stop the engine's thread after the step that runs. Streams still open end with an error."""
         with self._lock:
             self._closed = self._closed or "the engine has stopped"
         self._loop.stop()
         self._tokenizers.shutdown(wait=False, cancel_futures=True)
         self._end_all(self._closed)
+
+    async def _on_tokenizer_thread(self, encode: Callable[[], list[int]]) -> list[int]:
+        """Raises EngineStopped after `close`, which ends the pool's threads."""
+        try:
+            future = self._tokenizers.submit(encode)
+        except RuntimeError:  # a pool that was shut down; asking before would be a race
+            raise EngineStopped(self._closed or "the engine has stopped") from None
+        return await asyncio.wrap_future(future)
 
     def _check_length(self, text: str) -> None:
         allowed = self.facts.context_length * BYTES_PER_TOKEN_MAX
@@ -224,9 +233,8 @@ class AsyncLLM:
 
     def _cancel(self, request_id: int, choice: int | None) -> None:
         with self._lock:
-            known = request_id in self._streams
-        if known:
-            self._loop.cancel(request_id, choice)
+            if request_id in self._streams:
+                self._loop.cancel(request_id, choice)
 
     def _deliver(self, updates: list[Update]) -> None:
         """On the engine thread, once per step: group by event loop, one call into each."""
@@ -244,34 +252,69 @@ class AsyncLLM:
                 if self._left[request_id] == 0:
                     del self._streams[request_id], self._left[request_id]
         for loop, work in by_loop.items():
-            _call_soon(loop, work)
+            if not _call_soon(loop, work):
+                for stream, _ in work:
+                    stream.cancel()  # its event loop was closed: nobody will read it
+
+    def _recovered(self, updates: list[Update], error: BaseException) -> None:
+        """On the engine thread, after a broken step: end every stream that the engine had taken.
+
+        `updates` are the finals of those that were still live. A request that the broken step had just ended,
+        or was just taking, is not among them, and would wait for ever. What is still in the inbox will be
+        served.
+        """
+        self._deliver(updates)
+        inbox = self._engine.inbox
+        with self._lock:
+            unread = inbox.drain()
+            for command in unread:
+                inbox.put(command)
+            unread_ids = {command.request.request_id for command in unread if isinstance(command, Submit)}
+            lost = {i: stream for i, stream in self._streams.items() if i not in unread_ids}
+            for request_id in lost:
+                del self._streams[request_id], self._left[request_id]
+        _end(lost, f"the engine found its own state broken and started afresh: {_describe(error)}")
 
     def _give_up(self, error: BaseException) -> None:
-        self.gave_up = error
-        self._closed = f"the engine has stopped after repeated failures: {error}"
-        self._end_all(self._closed)
+        reason = f"the engine has stopped after repeated failures: {_describe(error)}"
+        with self._lock:
+            self._closed = self.gave_up = reason
+        self._end_all(reason)
 
     def _end_all(self, reason: str) -> None:
         with self._lock:
             streams, self._streams = self._streams, {}
-            left, self._left = self._left, {}
-        usage = Usage(0, 0, 0, 0)
-        for request_id, stream in streams.items():
-            finals = [
-                Update(request_id, choice, (), usage, FinishReason.ERROR, error=reason)
-                for choice in range(stream.assembler.num_choices)
-            ]
-            _call_soon(stream.loop, [(stream, finals)])
-        left.clear()
+            self._left.clear()
+        _end(streams, reason)
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, work: list[tuple[DeltaStream, list[Update]]]) -> None:
+def _end(streams: dict[int, DeltaStream], reason: str) -> None:
+    """Every choice that has not ended yet ends with an error; the assembler drops what comes after an end."""
+    usage = Usage(0, 0, 0, 0)
+    for request_id, stream in streams.items():
+        finals = [
+            Update(request_id, choice, (), usage, FinishReason.ERROR, error=reason)
+            for choice in range(stream.assembler.num_choices)
+        ]
+        _call_soon(stream.loop, [(stream, finals)])
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, work: list[tuple[DeltaStream, list[Update]]]) -> bool:
+    """Feed streams on their event loop; False when it has been closed."""
+
     def feed() -> None:
         for stream, updates in work:
             stream.feed(updates)
 
-    if not loop.is_closed():
+    try:
         loop.call_soon_threadsafe(feed)
+    except RuntimeError:  # what asyncio says of a closed loop; asking before would be a race
+        return False
+    return True
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def render_chat(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> str:
@@ -293,7 +336,7 @@ def make_request(
     priority: int = 0,
     tenant: str = "",
 ) -> Request:
-    """A checked Request: token ids in the vocabulary, max_tokens resolved, the seed drawn if it is missing."""
+    """A checked Request: token ids in the vocabulary, max_tokens resolved, a missing seed drawn."""
     config, pool = engine.scheduler.config, engine.scheduler.memory
     room = min(facts.context_length, pool.pool.num_blocks * pool.block_size + 1) - len(prompt)
     max_tokens = params.max_tokens if params.max_tokens is not None else max(1, room)
@@ -303,8 +346,8 @@ def make_request(
     seed = params.seed if params.seed is not None else secrets.randbits(63)
     if len(prompt) >= facts.context_length:
         raise RequestTooLarge(
-            f"the prompt has {len(prompt):,} tokens; allowed: {facts.context_length - 1:,}, so that one can follow "
-            "(the context; setting context_length)",
+            f"the prompt has {len(prompt):,} tokens; allowed: {facts.context_length - 1:,}, so that one can "
+            "follow (the context; setting context_length)",
             param="prompt",
             code="context_length_exceeded",
         )
@@ -316,7 +359,7 @@ def make_request(
 
 
 def check_tokens(param: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Raise InvalidRequest unless every id is in the vocabulary. O(n) without a Python loop's cost per token."""
+    """Raise InvalidRequest unless every id is in the vocabulary. O(n), without a Python loop."""
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
         wrong = next(token for token in tokens if not 0 <= token < vocab_size)
         raise InvalidRequest(

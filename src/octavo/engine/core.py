@@ -146,6 +146,7 @@ class Engine:
         self.scheduler = self._new_scheduler()
         self._counters.retire(old)
         self._reset_executor()
+        self.stats = self._counters.snapshot(self.scheduler)
         return updates
 
     def _apply(self, command: Command) -> list[Update]:
@@ -154,9 +155,7 @@ class Engine:
         request = command.request
         try:
             self.scheduler.submit(request)
-        except (
-            OctavoError
-        ) as error:  # the client checks before it submits, so this is rare: a race for the queue
+        except OctavoError as error:  # rare: the client checks before it submits
             usage = Usage(len(request.prompt), 0, 0, 0)
             choices = range(request.n)
             return [

@@ -1,4 +1,5 @@
-"""The synchronous front door, for scripts: prompts in, finished outputs out. No thread; the caller turns the engine.
+"""The synchronous front door, for scripts: prompts in, finished outputs out. No thread; the caller turns the
+engine.
 
 from octavo import LLM, SamplingParams
 llm = LLM("smollm2-135m")
@@ -17,7 +18,7 @@ from octavo.engine.core import Cancel
 from octavo.engine.outputs import ChatMessage, Delta, TokenInfo
 from octavo.engine.start import build_engine
 from octavo.errors import InvalidRequest, RequestFailed
-from octavo.types import FinishReason, SamplingParams, Usage
+from octavo.types import FinishReason, Request, SamplingParams, Usage
 
 Prompt = str | Sequence[int]
 Message = ChatMessage | Mapping[str, str]
@@ -33,7 +34,7 @@ class Completion:
     finish: FinishReason | None = None
     stop: str | int | None = None
     prompt_logprobs: list[TokenInfo] = field(default_factory=list)
-    usage: Usage = Usage(0, 0, 0, 0)
+    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0, 0))
 
     def extend(self, delta: Delta) -> None:
         """Append a delta."""
@@ -75,9 +76,11 @@ class LLM:
     def generate(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams], *, n: int = 1
     ) -> list[Output]:
-        """Complete every prompt (text or token ids), batched as memory allows; outputs in the order of prompts.
+        """Complete every prompt (text or token ids), batched as memory allows; outputs in the order of
+        prompts.
 
-        Raises InvalidRequest before anything runs if a prompt or its parameters are wrong, RequestFailed if one fails.
+        Raises InvalidRequest before anything runs if a prompt or its parameters are wrong, RequestFailed if
+        one fails.
         """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
@@ -86,9 +89,11 @@ class LLM:
         return self._run(tokens, each, n)
 
     def chat(self, chats: Sequence[Sequence[Message]], params: SamplingParams, *, n: int = 1) -> list[Output]:
-        """Answer every chat, rendered with the model's own template. A message may be a dict, as in OpenAI's API.
+        """Answer every chat, rendered with the model's own template. A message may be a dict, as in OpenAI's
+        API.
 
-        Raises InvalidRequest when there is no template, when it refuses a chat, or when a message lacks its fields.
+        Raises InvalidRequest when there is no template, when it refuses a chat, or when a message lacks its
+        fields.
         """
         texts = [render_chat(self.tokenizer, [_message(m) for m in messages]) for messages in chats]
         tokens = [self.tokenizer.encode(text, add_bos=False) for text in texts]
@@ -108,10 +113,24 @@ class LLM:
         assemblers = {request.request_id: Assembler(request, self._vocabulary) for request in requests}
         outputs = {r.request_id: Output(r.prompt, tuple(Completion() for _ in range(r.n))) for r in requests}
         unsent = list(reversed(requests))
+        try:
+            self._turn(unsent, assemblers, outputs)
+        except RequestFailed:
+            raise
+        except BaseException as error:  # ctrl-c too: what a step left half done would fail every later call
+            self.engine.recover(error)
+            raise
+        return list(outputs.values())
+
+    def _turn(
+        self, unsent: list[Request], assemblers: dict[int, Assembler], outputs: dict[int, Output]
+    ) -> None:
+        """Step until all is done. The bounded queue is fed as it empties, so any number of prompts may be
+        given."""
+        scheduler = self.engine.scheduler
         while unsent or not self.engine.idle:
-            # Feed the bounded queue as it empties, so any number of prompts may be given.
-            while unsent and len(self.engine.scheduler.waiting) < self.engine.scheduler.config.max_rows:
-                self.engine.scheduler.submit(unsent.pop())
+            while unsent and len(scheduler.waiting) < scheduler.config.max_rows:
+                scheduler.submit(unsent.pop())
             for update in self.engine.step():
                 delta = assemblers[update.request_id].take(update)
                 if delta is None:
@@ -122,7 +141,6 @@ class LLM:
                 outputs[update.request_id].choices[update.choice].extend(delta)
                 if delta.finish is not None and update.finish is None:
                     self.engine.inbox.put(Cancel(update.request_id, update.choice))
-        return list(outputs.values())
 
     def _abandon(self) -> None:
         for request_id in self.engine.scheduler.live_requests():
@@ -141,7 +159,7 @@ def _message(given: Message) -> ChatMessage:
     ):
         return ChatMessage(given["role"], given["content"], given.get("name"))
     raise InvalidRequest(
-        f"a chat message is {given!r:.80}; allowed: ChatMessage, or a dict with role and content as text; chat() takes "
-        "a list of chats, each a list of messages",
+        f"a chat message is {given!r:.80}; allowed: ChatMessage, or a dict with role and content as text; "
+        "chat() takes a list of chats, each a list of messages",
         param="messages",
     )

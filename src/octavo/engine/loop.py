@@ -1,5 +1,5 @@
-"""The engine's thread: it turns the step while there is work, sleeps on the inbox when there is none, and hands the
-updates of a step to one callback.
+"""The engine's thread: it turns the step while there is work, sleeps on the inbox when there is none, and
+hands the updates of a step to one callback.
 """
 
 from __future__ import annotations
@@ -20,16 +20,22 @@ RECOVERY_WINDOW_S = 60.0
 
 
 class EngineLoop:
-    """Runs an Engine on its own thread. `deliver` is called on that thread, once per step that has updates."""
+    """Runs an Engine on its own thread, and calls back on it.
+
+    `deliver` gets the updates of each step that has any; `recovered` the final updates of whoever a broken
+    step took with it, and the error; `give_up` the error that was one too many, after which the thread ends.
+    """
 
     def __init__(
         self,
         engine: Engine,
         deliver: Callable[[list[Update]], None],
+        recovered: Callable[[list[Update], BaseException], None],
         give_up: Callable[[BaseException], None],
     ) -> None:
         self._engine = engine
         self._deliver = deliver
+        self._recovered = recovered
         self._give_up = give_up
         self._stopping = False
         self._failures: deque[float] = deque(maxlen=RECOVERIES_MAX)
@@ -56,26 +62,38 @@ class EngineLoop:
         self._engine.executor.close()
 
     def _run(self) -> None:
+        try:
+            self._turn()
+        except Exception as error:
+            # Whatever it is, nobody may wait for a thread that is not there any more.
+            log.exception("the engine gives up")
+            self._give_up(error)
+
+    def _turn(self) -> None:
+        """Until `stop`. Raises the last error when the state broke too often, or could not be made afresh."""
         engine = self._engine
-        while not self._stopping:
-            if engine.idle:
+        while True:
+            if engine.idle and not self._stopping:
                 engine.inbox.wait()
-                if self._stopping:
-                    return
+            if self._stopping:
+                return
             try:
                 updates = engine.step()
             except Exception as error:
                 log.exception(
                     "the engine's state is broken; every live request fails and the cache is dropped"
                 )
-                updates = engine.recover(error)
-                self._failures.append(time.monotonic())
-                if (
-                    len(self._failures) == RECOVERIES_MAX
-                    and self._failures[-1] - self._failures[0] < RECOVERY_WINDOW_S
-                ):
-                    self._deliver(updates)
-                    self._give_up(error)
-                    return
+                self._recovered(engine.recover(error), error)
+                if self._is_hopeless():
+                    raise
+                continue
             if updates:
                 self._deliver(updates)
+
+    def _is_hopeless(self) -> bool:
+        """Note a failure; True when it was the last of RECOVERIES_MAX within RECOVERY_WINDOW_S."""
+        self._failures.append(time.monotonic())
+        return (
+            len(self._failures) == RECOVERIES_MAX
+            and self._failures[-1] - self._failures[0] < RECOVERY_WINDOW_S
+        )

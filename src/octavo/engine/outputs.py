@@ -129,6 +129,10 @@ class ServedModel(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    @property
+    def gave_up(self) -> str | None:
+        """Why the engine ended by itself, after repeated failures; None while it works or was told to end."""
+
     async def drain(self, timeout_s: float) -> bool:
         """Take no more requests, let the running ones end (True) or cancel what is left after the timeout
         (False)."""

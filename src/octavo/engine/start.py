@@ -1,4 +1,5 @@
-"""From a model's name to a running engine: resolve, load, size the pool, connect the rooms. Used by every front door."""
+"""From a model's name to a running engine: resolve, load, size the pool, connect the rooms. Used by every
+front door."""
 
 from __future__ import annotations
 
@@ -65,8 +66,12 @@ class Started:
 
 
 def start_engine(model: str | None, options: StartOptions, progress: Progress) -> AsyncLLM:
-    """Load a model and start its engine thread. Raises ModelError or ConfigError; `progress` is told each phase."""
-    started = build_engine(model, options, progress)
+    """Load a model, start its engine. Raises ModelError or ConfigError; `progress` is told each phase."""
+    return client_of(build_engine(model, options, progress), options)
+
+
+def client_of(started: Started, options: StartOptions) -> AsyncLLM:
+    """Start the engine's thread."""
     return AsyncLLM(started.engine, started.loaded.tokenizer, started.facts, options.max_queue)
 
 
@@ -74,8 +79,16 @@ def build_engine(model: str | None, options: StartOptions, progress: Progress) -
     """The same without a thread: whoever calls `engine.step()` turns it."""
     _native.set_num_threads(options.threads or available_cores())
     ops: Ops = NativeOps() if options.backend == "cpu" else ReferenceOps()
-    path = resolve(model, progress)
-    loaded = load_model(path, ops, options.context_length, progress)
+    loaded = load_model(resolve(model, progress), ops, options.context_length, progress)
+    return engine_over(loaded, ops, options)
+
+
+def engine_over(loaded: LoadedModel, ops: Ops, options: StartOptions) -> Started:
+    """An engine, with a pool of its own, over weights that `ops` has loaded; several may share them.
+
+    Raises ConfigError when the pool would be too small. Native threads are the process's, so
+    `options.threads` does nothing here.
+    """
     spec = loaded.model.spec
     budget = size_pool(loaded, options)
     facts = ModelFacts(options.served_name or loaded.model.name, spec.context_length, spec.vocab_size)
@@ -107,7 +120,7 @@ def build_engine(model: str | None, options: StartOptions, progress: Progress) -
 
 
 def size_pool(loaded: LoadedModel, options: StartOptions) -> Budget:
-    """Blocks for the asked bytes, or for a quarter of what is available now; never more than all rows could use.
+    """Blocks for the asked bytes, or a quarter of what is available now; never more than all rows could use.
 
     Raises ConfigError when fewer than 2 blocks fit.
     """
@@ -135,7 +148,7 @@ def available_cores() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that can be had without swapping: MemAvailable, or what the control group leaves if that is less."""
+    """Bytes to be had without swapping: MemAvailable, or what the control group leaves if that is less."""
     meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
     available = next(
         int(line.split()[1]) * 1024 for line in meminfo.splitlines() if line.startswith("MemAvailable")

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.engine.outputs import ServedModel
-from octavo.errors import OctavoError
+from octavo.errors import EngineStopped, OctavoError
 from octavo.server.chat import chat_completions
 from octavo.server.completions import completions
 from octavo.server.errors import (
@@ -94,6 +94,8 @@ def _add_routes(app: FastAPI, edge: Edge) -> None:
         return route
 
     async def health(request: Request) -> Response:
+        if edge.model.gave_up is not None:
+            raise EngineStopped(edge.model.gave_up)
         return json_response({"status": "ok"})
 
     async def metrics(request: Request) -> Response:

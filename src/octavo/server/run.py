@@ -1,7 +1,8 @@
 """Running the application: a socket, uvicorn in this thread, and an orderly end.
 
 The first SIGTERM or SIGINT closes the socket to newcomers, lets running requests end within the drain
-timeout, and `serve` returns; a second one does not wait.
+timeout, and `serve` returns; a second one does not wait. An engine that gave up ends the server in the same
+way, and `serve` raises: whoever supervises the process should see it die.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from types import FrameType
 import uvicorn
 
 from octavo.engine.outputs import ServedModel
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, EngineStopped
 from octavo.server.app import ServerSettings, create_app
 
 _KEEP_ALIVE_S = 30
@@ -45,8 +46,13 @@ def serve(
     settings: ServerSettings,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until a signal comes, then drain and return. `on_ready` gets the base URL once it works."""
+    """Serve until a signal comes, then drain and return. `on_ready` gets the base URL once it works.
+
+    Raises EngineStopped when it ended because the engine gave up.
+    """
     asyncio.run(build_server(model, settings, on_ready).serve(sockets=[listener]))
+    if model.gave_up is not None:
+        raise EngineStopped(model.gave_up)
 
 
 def build_server(
@@ -64,15 +70,18 @@ def build_server(
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, int(settings.drain_timeout_s)),
     )
-    return Server(config, on_ready)
+    return Server(config, on_ready, lambda: model.gave_up is not None)
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with a ready callback, and with signals that end in status 0."""
+    """uvicorn's server with a ready callback, signals that end in status 0, and an end when `is_over`."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, on_ready: Callable[[str], None] | None, is_over: Callable[[], bool]
+    ) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self._is_over = is_over
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, then say so."""
@@ -82,6 +91,12 @@ class Server(uvicorn.Server):
             raise ConfigError(f"cannot listen: {error}; choose another port with --port") from None
         if self._on_ready is not None and self.started and sockets:
             self._on_ready(base_url(sockets[0]))
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to end."""
+        if self._is_over():
+            self.should_exit = True
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal is an orderly end here; uvicorn would raise it again afterwards and die of it."""

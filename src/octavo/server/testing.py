@@ -21,7 +21,8 @@ class FakeModel:
     """Answers every prompt with `answer`, byte by byte, then stops; `max_tokens` and stop strings cut it.
 
     `hold` makes streams wait after their first token until it is set, for tests of disconnects and drains.
-    `refusal` is raised by every submit; `failure` ends every stream with an error instead of a reason.
+    `refusal` is raised by every submit; `failure` ends every stream with an error instead of a reason;
+    `gave_up` is why its engine would have ended by itself.
     """
 
     def __init__(self, answer: str = "Hello wörld!", context_length: int = 1000) -> None:
@@ -30,6 +31,7 @@ class FakeModel:
         self.hold: asyncio.Event | None = None
         self.refusal: OctavoError | None = None
         self.failure = ""
+        self.gave_up: str | None = None
         self.drained = False
         self._context_length = context_length
         self._ids = itertools.count()

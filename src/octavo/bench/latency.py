@@ -1,0 +1,199 @@
+"""What running answers notice of a long prompt: the time between their tokens before it comes, and meanwhile.
+
+    streams  ....|....|....|....|......|......|......|......|....|....        a bar is a token
+    prompt                      ^ arrives                   ^ its first token
+             <----- before ----><---------- while ---------->
+
+The same is measured in turns on several served models, which differ in how they are started: the machine's
+drift hits all of them alike. A ratio is taken within one run, and the median over the rounds is reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from octavo.bench.offline import FIRST_TOKEN, quantile
+from octavo.engine.outputs import ServedModel, Stream
+from octavo.errors import ConfigError, RequestFailed
+from octavo.types import FinishReason, SamplingParams
+
+# The first tokens of a stream come while others' prompts are computed; they belong to neither side.
+_SETTLE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Lengths are in tokens. Raises ConfigError when there is nothing to measure."""
+
+    streams: int = 8
+    own: int = 32  # prompt of each stream
+    before: int = 48  # output of each stream before the long prompt comes
+    prompt: int = 2000  # the long prompt
+
+    def __post_init__(self) -> None:
+        if self.before < 2 * _SETTLE:
+            raise ConfigError(f"{self.before} tokens before the prompt; allowed: {2 * _SETTLE} or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of the scenario on one served model: times between tokens over all streams, in seconds."""
+
+    configuration: str
+    round_index: int
+    before_p50_s: float
+    before_p95_s: float
+    while_p50_s: float
+    while_p95_s: float
+    while_max_s: float
+    first_token_s: float  # of the long prompt
+    tokens_while: int  # that the streams got while it was computed
+
+    @property
+    def p50_ratio(self) -> float:
+        """While over before."""
+        return self.while_p50_s / self.before_p50_s
+
+    @property
+    def p95_ratio(self) -> float:
+        """While over before."""
+        return self.while_p95_s / self.before_p95_s
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Medians over the rounds of one configuration; ratios are medians of ratios."""
+
+    configuration: str
+    rounds: int
+    before_p50_s: float
+    before_p95_s: float
+    while_p50_s: float
+    while_p95_s: float
+    while_max_s: float
+    p50_ratio: float
+    p95_ratio: float
+    first_token_s: float
+
+
+@dataclass(slots=True)
+class _Reader:
+    """One running stream and the times at which its tokens came."""
+
+    stream: Stream
+    before: int
+    times: list[float] = field(default_factory=list)
+    steady: asyncio.Event = field(default_factory=asyncio.Event)  # `before` tokens have come, or it has ended
+    stop_after: float = math.inf  # set when the long prompt has its first token
+
+    async def read(self) -> None:
+        """Until the first token after `stop_after`. Raises RequestFailed."""
+        try:
+            async for delta in self.stream:
+                now = time.perf_counter()
+                self.times.extend(now for _ in delta.tokens)
+                if delta.finish is FinishReason.ERROR:
+                    raise RequestFailed(delta.error)
+                if len(self.times) >= self.before:
+                    self.steady.set()
+                if now > self.stop_after:
+                    return
+        finally:
+            self.steady.set()
+            self.stream.cancel()
+
+
+async def measure(model: ServedModel, scenario: Scenario, configuration: str, round_index: int) -> Run:
+    """Run the scenario once. Raises RequestFailed, and ConfigError when the streams end too early."""
+    generator = random.Random(f"{configuration} {round_index}")
+
+    def tokens(count: int) -> list[int]:
+        low = min(FIRST_TOKEN, model.vocab_size - 1)
+        return [generator.randrange(low, model.vocab_size) for _ in range(count)]
+
+    params = SamplingParams(temperature=0.0, ignore_eos=True)  # up to the end of the context
+    readers = [
+        _Reader(await model.submit(tokens(scenario.own), params), scenario.before)
+        for _ in range(scenario.streams)
+    ]
+    tasks = [asyncio.create_task(reader.read()) for reader in readers]
+    try:
+        for reader in readers:
+            await reader.steady.wait()
+        arrived = time.perf_counter()
+        done = await _first_token(model, tokens(scenario.prompt))
+        for reader in readers:
+            reader.stop_after = done
+        await asyncio.gather(*tasks)
+    finally:
+        for reader in readers:
+            reader.stream.cancel()
+        await asyncio.wait(tasks)
+    return _run(configuration, round_index, [reader.times for reader in readers], arrived, done)
+
+
+def summarise(runs: Sequence[Run]) -> Summary:
+    """The medians of one configuration's runs."""
+
+    def median(value: Callable[[Run], float]) -> float:
+        return statistics.median(map(value, runs))
+
+    return Summary(
+        configuration=runs[0].configuration,
+        rounds=len(runs),
+        before_p50_s=median(lambda run: run.before_p50_s),
+        before_p95_s=median(lambda run: run.before_p95_s),
+        while_p50_s=median(lambda run: run.while_p50_s),
+        while_p95_s=median(lambda run: run.while_p95_s),
+        while_max_s=median(lambda run: run.while_max_s),
+        p50_ratio=median(lambda run: run.p50_ratio),
+        p95_ratio=median(lambda run: run.p95_ratio),
+        first_token_s=median(lambda run: run.first_token_s),
+    )
+
+
+async def _first_token(model: ServedModel, prompt: Sequence[int]) -> float:
+    """When the first token after a prompt came."""
+    stream = await model.submit(prompt, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
+    try:
+        async for delta in stream:
+            if delta.finish is FinishReason.ERROR:
+                raise RequestFailed(delta.error)
+            if delta.tokens:
+                return time.perf_counter()
+    finally:
+        stream.cancel()
+    raise RequestFailed("the long prompt ended without a token")
+
+
+def _run(
+    configuration: str, round_index: int, times: Sequence[Sequence[float]], arrived: float, done: float
+) -> Run:
+    """`times` by stream; `arrived` and `done` are the long prompt's."""
+    if any(not own or own[-1] <= done for own in times):
+        raise ConfigError(
+            "the streams reached the end of the context, or of the pool, while the long prompt was computed; "
+            "give a shorter --prompt or more --kv-memory"
+        )
+    gaps = [pair for own in times for pair in itertools.pairwise(own)]
+    settled = max(own[_SETTLE - 1] for own in times)
+    before = [stop - start for start, stop in gaps if start >= settled and stop <= arrived]
+    during = [stop - start for start, stop in gaps if stop > arrived and start < done]
+    return Run(
+        configuration=configuration,
+        round_index=round_index,
+        before_p50_s=quantile(before, 0.5),
+        before_p95_s=quantile(before, 0.95),
+        while_p50_s=quantile(during, 0.5),
+        while_p95_s=quantile(during, 0.95),
+        while_max_s=max(during),
+        first_token_s=done - arrived,
+        tokens_while=len(during),
+    )

@@ -1,0 +1,157 @@
+"""The tiny model behind the real clients: a stand-in tokenizer, a turnstile in front of the executor, a
+poisoned token."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+from tests.tiny import CONTEXT, EOS, VOCAB, Answer, request, run, tiny_engine, tiny_model
+
+from octavo.engine.client import AsyncLLM, DeltaStream, ModelFacts
+from octavo.engine.core import Engine
+from octavo.engine.outputs import Delta
+from octavo.executor.executor import Executor
+from octavo.kernels.contract import RawTensor
+from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.packed import PackedMatrix
+from octavo.model.spec import Model
+from octavo.types import FinishReason, SampledToken, StepPlan, StepResult
+
+POISON = VOCAB - 1  # see `poisoned_model`
+FACTS = ModelFacts("tiny", CONTEXT, VOCAB)
+
+
+class LetterTokenizer:
+    """Token t is the letter of t mod 26; text to tokens is its inverse, from 26 on. No chat template."""
+
+    special_ids = frozenset([EOS])
+    stop_ids = frozenset([EOS])
+    chat_template = None
+
+    def encode(self, text: str, add_bos: bool = True) -> list[int]:
+        return [26 + ord(letter) - ord("a") for letter in text]
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([ord("a") + token % 26])
+
+
+class Turnstile:
+    """An executor that waits while `open` is cleared, and breaks as often as `failures` says."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self.open = threading.Event()
+        self.open.set()
+        self.reached = threading.Event()  # a step waits, or has passed
+        self.permits: threading.Semaphore | None = None  # each step takes one, if there are any to take
+        self.failures = 0
+        self.plans: list[StepPlan] = []
+
+    def submit(self, plan: StepPlan) -> Future[StepResult]:
+        self.plans.append(plan)
+        self.reached.set()
+        assert self.open.wait(20)
+        assert self.permits is None or self.permits.acquire(timeout=20)
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("the executor broke")
+        return self._inner.submit(plan)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _PoisonOps(NativeOps):
+    """Loads the embedding with one row of NaN."""
+
+    def matrix(self, raw: RawTensor) -> PackedMatrix:
+        if raw.shape == (VOCAB, 48):
+            values = raw.data.copy().view(np.float32).reshape(raw.shape)
+            values[POISON] = np.nan
+            raw = dataclasses.replace(raw, data=values.reshape(-1).view(np.uint8))
+        return super().matrix(raw)
+
+
+def poisoned_model() -> Model:
+    """The tiny model, whose logits are NaN after the token POISON and only then."""
+    sound, sick = tiny_model(NativeOps()), tiny_model(_PoisonOps())
+    weights = dataclasses.replace(sound.weights, embedding=sick.weights.embedding)
+    return dataclasses.replace(sound, weights=weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An AsyncLLM over the tiny model. Close `llm`."""
+
+    llm: AsyncLLM
+    engine: Engine
+    turnstile: Turnstile
+
+
+def serve_tiny(*, max_queue: int = 1000, **options: object) -> Served:
+    """Start one; `options` are those of `tiny_engine`."""
+    engine = tiny_engine(NativeOps(), **options)  # type: ignore[arg-type]
+    turnstile = Turnstile(engine.executor)
+    engine.executor = turnstile
+    llm = AsyncLLM(engine, LetterTokenizer(), FACTS, max_queue)  # type: ignore[arg-type]
+    return Served(llm, engine, turnstile)
+
+
+@dataclass(slots=True)
+class Told:
+    """What a client was told about one choice."""
+
+    answer: Answer = field(default_factory=Answer)
+    text: str = ""
+    finishes: list[FinishReason] = field(default_factory=list)
+    stop: str | int | None = None
+    error: str = ""
+
+    def add(self, delta: Delta) -> None:
+        assert not self.finishes, "a delta after the final one"
+        tops = [tuple((token, logprob) for token, _, logprob in info.top) for info in delta.tokens]
+        self.answer.add(
+            [SampledToken(i.token, i.logprob or 0.0, top) for i, top in zip(delta.tokens, tops, strict=True)]
+        )
+        self.text += delta.text
+        self.answer.cached = delta.usage.num_cached
+        if delta.finish is not None:
+            self.finishes.append(delta.finish)
+            self.answer.finish, self.stop, self.error = delta.finish, delta.stop, delta.error
+
+
+async def read(stream: DeltaStream, n: int = 1) -> list[Told]:
+    """Everything, by choice; each choice ends exactly once, and the stream ends within 20 s."""
+    told = [Told() for _ in range(n)]
+
+    async def all_of_it() -> None:
+        async for delta in stream:
+            told[delta.choice].add(delta)
+
+    await asyncio.wait_for(all_of_it(), 20)
+    assert [len(one.finishes) for one in told] == [1] * n
+    return told
+
+
+def alone(
+    prompt: Sequence[int], max_tokens: int, n: int = 1, model: Model | None = None, **params: object
+) -> list[Answer]:
+    """The same on an engine of its own, without any client."""
+    engine = tiny_engine(NativeOps(), model=model)
+    answers = run(engine, [request(1, prompt, max_tokens, n, **params)])
+    return [answers[1, choice] for choice in range(n)]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Let other threads go on until it holds, at most 20 s."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to hold"
+        time.sleep(0.001)
