@@ -73,7 +73,7 @@ def start_engine(model: str | None, options: StartOptions, progress: Progress) -
 def build_engine(model: str | None, options: StartOptions, progress: Progress) -> Started:
     """The same without a thread: whoever calls `engine.step()` turns it."""
     _native.set_num_threads(options.threads or available_cores())
-    ops: Ops = NativeOps() if options.backend == "cpu" else ReferenceOps()
+    ops: Ops = NativeOps(options.weights) if options.backend == "cpu" else ReferenceOps(options.weights)
     path = resolve(model, progress)
     loaded = load_model(path, ops, options.context_length, progress)
     spec = loaded.model.spec
