@@ -1,6 +1,6 @@
 """The exactness contract: a request's tokens and logprobs are bit-identical whatever happens around it.
 
-One parametrised test over backends, threads and circumstances; the most valuable test of the project.
+One parametrised test over backends, kinds of weights, threads and circumstances; the most valuable test of the project.
 """
 
 from __future__ import annotations
@@ -9,21 +9,36 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tests.tiny import Answer, random_prompt, request, run, tiny_engine, tiny_model
+from tests.tiny import Answer, over_weights_of, random_prompt, request, run, tiny_engine, tiny_model
 
 from octavo import _native
 from octavo.engine.core import Engine
+from octavo.kernels.contract import Ops
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.reference import ReferenceOps
 from octavo.types import Request
 
 CASES = 200
-BACKENDS = {"reference": ReferenceOps, "cpu": NativeOps}
+KINDS = ("F32", "Q8_0", "Q4_0", "Q4_1")  # how the tiny model's file would hold its weights
 
 
-@pytest.fixture(params=["reference", "cpu"])
-def ops(request: pytest.FixtureRequest) -> object:
-    return BACKENDS[request.param]()
+def backends() -> dict[str, Ops]:
+    """The native ops over weights of every kind, the slow reference over two; the name says which."""
+    made: dict[str, Ops] = {}
+    pairs = [(ReferenceOps, "F32"), (ReferenceOps, "Q4_1"), *((NativeOps, kind) for kind in KINDS)]
+    for backend, kind in pairs:
+        ops = over_weights_of(kind, backend())
+        ops.name = f"{ops.name}-{kind}"
+        made[ops.name] = ops
+    return made
+
+
+BACKENDS = backends()
+
+
+@pytest.fixture(params=BACKENDS)
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return BACKENDS[request.param]
 
 
 @pytest.fixture(params=[1, 2])
