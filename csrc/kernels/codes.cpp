@@ -99,19 +99,19 @@ void quantise_row(const float* x, Kind kind, int64_t row, const Activations& out
     // 1. The largest magnitude. As integers, magnitudes compare like floats, with infinities and NaN above all:
     //    those must not be lost, so their scale is NaN.
     const IntLanes bits[2] = {bits_of(half[0]) & magnitude, bits_of(half[1]) & magnitude};
-    const int32_t first = largest_lane(bits[0]), second = largest_lane(bits[1]);
-    const int32_t top = first > second ? first : second;
+    const int32_t top = largest_lane(larger(bits[0], bits[1]));
     const float largest = float_of_bits(static_cast<uint32_t>(top));
     const float scale = top >= 0x7F800000 ? __builtin_nanf("") : largest / largest_code;
     // 2. The codes, clamped because a subnormal scale may have been rounded far down.
-    int32_t sum = 0;
+    IntLanes sums = broadcast_int(0);
     for (int h = 0; h < 2; ++h) {
       Lanes ratio = scale > 0.0f ? half[h] / broadcast(scale) : broadcast(0.0f);
       ratio = select(less(high, ratio), high, select(less(ratio, low), low, ratio));
       const IntLanes code = bits_of(ratio + shifter) - shifter_bits;
       store_bytes(codes + h * lane_count, code);
-      sum += sum_of_lanes(code);
+      sums = sums + code;
     }
+    const int32_t sum = sum_of_lanes(sums);
     out.scales[at] = scale;
     out.starts[at] = -code_zero(kind) * sum;
     out.shifts[at] = scale * static_cast<float>(sum);

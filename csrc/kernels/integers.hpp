@@ -12,6 +12,8 @@ OCTAVO_INLINE IntLanes load_words(const uint8_t* source) {
   return out;
 }
 
+typedef int32_t UnalignedWord __attribute__((aligned(1), may_alias));
+
 // sum[lane] += the products of the lane's four unsigned bytes in w and the four signed bytes at x.
 // No partial product saturates: AVX2 widens to 16 bits first, because its own product of bytes does.
 OCTAVO_INLINE void accumulate_dots(IntLanes& sum, const IntLanes& w, const int8_t* x) {
@@ -44,6 +46,12 @@ OCTAVO_INLINE void accumulate_dots(IntLanes& sum, const IntLanes& w, const int8_
 OCTAVO_INLINE Lanes converted(const IntLanes& x) {
   Lanes out;
   OCTAVO_EACH_PART out.part[i] = __builtin_convertvector(x.part[i], NativeFloats);
+  return out;
+}
+
+OCTAVO_INLINE IntLanes larger(const IntLanes& x, const IntLanes& y) {
+  IntLanes out;
+  OCTAVO_EACH_PART out.part[i] = x.part[i] > y.part[i] ? x.part[i] : y.part[i];
   return out;
 }
 
