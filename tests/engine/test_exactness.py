@@ -1,6 +1,7 @@
 """The exactness contract: a request's tokens and logprobs are bit-identical whatever happens around it.
 
-One parametrised test over backends, kinds of weights, threads and circumstances; the most valuable test of the project.
+One parametrised test over backends, kinds of weights, threads and circumstances; the most valuable test
+of the project.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Promises about integer weights: they follow their specification to the bit, in any batch, slot and thread."""
+"""Promises about integer weights: their product follows its specification to the bit, in any batch."""
 
 from __future__ import annotations
 

@@ -21,7 +21,9 @@ TEXT = topics["execmodel"]  # prose that comes with Python
 
 def log_probabilities(weights: str) -> Floats:
     """(T, V) in double: the distributions after each token of a text."""
-    started = build_engine(None, StartOptions(weights=weights, kv_memory_bytes=2**28, context_length=512), print)
+    started = build_engine(
+        None, StartOptions(weights=weights, kv_memory_bytes=2**28, context_length=512), print
+    )
     started.engine.executor.close()
     model, ops = started.loaded.model, started.ops
     tokens = np.array(started.loaded.tokenizer.encode(TEXT)[:TOKENS], np.int32)

@@ -23,7 +23,7 @@ _LARGEST_CODE = np.float32(127)
 
 @dataclass(frozen=True, slots=True)
 class ReferenceIntegers:
-    """A matrix (outputs, inputs) as codes (G, outputs, 32), scales d and minima m (G, outputs), all float32."""
+    """A matrix (outputs, inputs): codes (G, outputs, 32), scales d and minima m (G, outputs); float32."""
 
     shape: tuple[int, int]
     codes: Floats = field(repr=False)

@@ -2,7 +2,8 @@
 
 Every op is row-independent to the bit, which NumPy does not promise by itself. Three things see to it:
 
-- float32 products are the native module's (`packed.multiply`), because BLAS changes its bits with the number of rows;
+- float32 products are the native module's (`packed.multiply`), because BLAS changes its bits with the
+  number of rows;
 - exp and tanh are the native module's, because NumPy's vector loops and their scalar tails round differently;
 - sums run in a spelled-out order, element after element, because NumPy's own depends on an array's shape.
 
