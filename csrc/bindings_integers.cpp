@@ -106,8 +106,9 @@ void linear_codes(const FloatMatrix& x, const CodePanels& panels, const std::str
                                out.data(),       outputs};
   const int64_t count = extent(panels, 0);
   const int64_t tasks = tasks_for(count, rows * inputs * outputs, product_work_min, threads);
-  parallel(tasks,
-           [&](int64_t task) { k.integer_product(product, count * task / tasks, count * (task + 1) / tasks); });
+  parallel(tasks, [&](int64_t task) {
+    k.integer_product(product, count * task / tasks, count * (task + 1) / tasks);
+  });
 }
 
 }  // namespace

@@ -3,11 +3,11 @@
 // A panel holds 16 outputs. For each group of 32 inputs it has 64-byte vectors of one 32-bit word per output:
 //
 //   Q8_0          vector j of 8: inputs 4j .. 4j + 3, each as code + 128 in a byte
-//   Q4_0, Q4_1    vector j of 4: inputs 8j .. 8j + 3 in the low halves of the bytes, 8j + 4 .. 8j + 7 in the high
+//   Q4_0, Q4_1    vector j of 4: inputs 8j .. 8j + 3 in the low halves of the bytes, the next four in the high
 //
-// and behind the vectors of all groups, for each group 16 scales as halves, and for Q4_1 16 minima. So a weight
-// takes as many bits as in the file, and a vector is an operand of `accumulate_dots` after at most a shift and a
-// mask. Lanes beyond the last output have scale zero.
+// and behind the vectors of all groups, for each group 16 scales as halves, and for Q4_1 16 minima. So a
+// weight takes as many bits as in the file, and a vector is an operand of `accumulate_dots` after at most a
+// shift and a mask. Lanes beyond the last output have scale zero.
 #include "kernels/halves.hpp"
 #include "kernels/integers.hpp"
 #include "kernels/table.hpp"
@@ -96,8 +96,8 @@ void quantise_row(const float* x, Kind kind, int64_t row, const Activations& out
     const int64_t at = g * out.rows + row;
     int8_t* codes = out.codes + at * quant_group;
     const Lanes half[2] = {load(x + g * quant_group), load(x + g * quant_group + lane_count)};
-    // 1. The largest magnitude. As integers, magnitudes compare like floats, with infinities and NaN above all:
-    //    those must not be lost, so their scale is NaN.
+    // 1. The largest magnitude. As integers, magnitudes compare like floats, with infinities and NaN above
+    //    all: those must not be lost, so their scale is NaN.
     const IntLanes bits[2] = {bits_of(half[0]) & magnitude, bits_of(half[1]) & magnitude};
     const int32_t top = largest_lane(larger(bits[0], bits[1]));
     const float largest = float_of_bits(static_cast<uint32_t>(top));

@@ -46,8 +46,8 @@ struct Packing {
   float* panels;
 };
 
-// Integer panels (codes.cpp draws them): bytes of one group of 16 outputs x 32 inputs, of its scales, and of a
-// whole panel, which begins at a multiple of 64 bytes; and the code that stands for zero.
+// Integer panels (codes.cpp draws them): bytes of one group of 16 outputs x 32 inputs, of its scales, and of
+// a whole panel, which begins at a multiple of 64 bytes; and the code that stands for zero.
 constexpr int64_t code_bytes(Kind kind) { return panel_width * (kind == Kind::q8_0 ? 32 : 16); }
 constexpr int64_t scale_bytes(Kind kind) { return panel_width * (kind == Kind::q4_1 ? 4 : 2); }
 constexpr int32_t code_zero(Kind kind) { return kind == Kind::q8_0 ? 128 : kind == Kind::q4_0 ? 8 : 0; }
