@@ -3,7 +3,7 @@
 // A panel holds 16 outputs. For each group of 32 inputs it has 64-byte vectors of one 32-bit word per output:
 //
 //   Q8_0          vector j of 8: inputs 4j .. 4j + 3, each as code + 128 in a byte
-//   Q4_0, Q4_1    vector j of 4: inputs 8j .. 8j + 3 in the low halves of the bytes, the next four in the high
+//   Q4_0, Q4_1    vector j of 4: inputs 8j .. 8j + 3 in the low half of the bytes, the next four in the high
 //
 // and behind the vectors of all groups, for each group 16 scales as halves, and for Q4_1 16 minima. So a
 // weight takes as many bits as in the file, and a vector is an operand of `accumulate_dots` after at most a
