@@ -28,6 +28,8 @@ using FloatMatrixOut = Array<float, 2>;
 using IntVectorOut = Array<int32_t, 1>;
 using Panels = Array<const float, 3>;
 using PanelsOut = Array<float, 3>;
+using CodePanels = Array<const uint8_t, 2>;
+using CodePanelsOut = Array<uint8_t, 2>;
 using Pool = Array<const uint8_t, 2>;
 using PoolOut = Array<uint8_t, 2>;
 
@@ -56,6 +58,10 @@ inline void require_indices(const char* name, const int32_t* given, int64_t coun
   for (int64_t i = 0; i < count; ++i) require_index(name, given[i], end);
 }
 
+// The kind of a tensor by its name in a file, and whether its elements are grouped by 32 along inputs.
+Kind kind_of(const std::string& name);
+inline bool is_grouped(Kind kind) { return kind == Kind::q8_0 || kind == Kind::q4_0 || kind == Kind::q4_1; }
+
 // How many tasks of about `work` operations in all: enough to balance the team, none too small to be worth a
 // claim.
 inline int64_t tasks_for(int64_t units, int64_t work, int64_t work_min, int64_t threads) {
@@ -67,6 +73,7 @@ inline int64_t tasks_for(int64_t units, int64_t work, int64_t work_min, int64_t 
 }
 
 void bind_files(nb::module_& module);
+void bind_integers(nb::module_& module);
 void bind_rows(nb::module_& module);
 void bind_step(nb::module_& module);
 void bind_vocabulary(nb::module_& module);

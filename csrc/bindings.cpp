@@ -43,6 +43,7 @@ NB_MODULE(_native, module) {
              "Threads that share an operation, 1 to 256.");
   module.def("num_threads", [] { return Team::instance().size(); });
   bind_files(module);
+  bind_integers(module);
   bind_rows(module);
   bind_step(module);
   bind_vocabulary(module);

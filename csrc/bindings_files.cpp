@@ -8,7 +8,6 @@
 #include "team.hpp"
 
 namespace octavo {
-namespace {
 
 Kind kind_of(const std::string& name) {
   if (name == "F32") return Kind::f32;
@@ -21,7 +20,7 @@ Kind kind_of(const std::string& name) {
                               "'; known: F32, F16, BF16, Q8_0, Q4_0, Q4_1");
 }
 
-bool is_grouped(Kind kind) { return kind == Kind::q8_0 || kind == Kind::q4_0 || kind == Kind::q4_1; }
+namespace {
 
 void require_bytes(const ByteVector& data, Kind kind, int64_t count, int64_t row) {
   require(!is_grouped(kind) || row % quant_group == 0,

@@ -143,13 +143,20 @@ void store_kv(const KvLayout& layout, const PoolOut& pool, int64_t layer, const 
   const KvLayer kv = layout.layer(pool.data(), layer);
   const Kernels& k = kernels();
   const nb::gil_scoped_release unlocked;
-  for (int64_t c = 0; c < chunks.count; ++c) {
-    for (int64_t i = 0; i < chunks.length(c); ++i) {
-      const int64_t position = chunks.starts[c] + i, row = chunks.offsets[c] + i;
-      k.store_kv(kv, chunks.table(c)[position / kv.block_size], position % kv.block_size,
-                 keys.data() + row * width, values.data() + row * width);
+  // Shared out because the first write to a page costs more than the bytes: the system has to find one.
+  const int64_t tasks = tasks_for(tokens, tokens * width, 1 << 10, Team::instance().size());
+  parallel(tasks, [&](int64_t task) {
+    const int64_t first = tokens * task / tasks, last = tokens * (task + 1) / tasks;
+    for (int64_t c = 0; c < chunks.count; ++c) {
+      const int64_t start = chunks.offsets[c] > first ? chunks.offsets[c] : first;
+      const int64_t stop = chunks.offsets[c + 1] < last ? chunks.offsets[c + 1] : last;
+      for (int64_t row = start; row < stop; ++row) {
+        const int64_t position = chunks.starts[c] + row - chunks.offsets[c];
+        k.store_kv(kv, chunks.table(c)[position / kv.block_size], position % kv.block_size,
+                   keys.data() + row * width, values.data() + row * width);
+      }
     }
-  }
+  });
 }
 
 // A task of attention: some rows of one kv head of one chunk.

@@ -11,7 +11,9 @@ import numpy as np
 from octavo.engine.core import Engine
 from octavo.executor.executor import InlineExecutor, ThreadedExecutor
 from octavo.executor.runner import Runner, RunnerConfig
-from octavo.kernels.contract import Floats, Ops, RawTensor
+from octavo.kernels.contract import Floats, Matrix, Ops, RawTensor
+from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.reference import ReferenceOps
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
 from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, RopeSpec
@@ -23,16 +25,16 @@ VOCAB, CONTEXT, EOS = 97, 512, 1
 
 
 def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
-    """Two layers, 4 query and 2 kv heads of 16, hidden 48, vocabulary 97, random weights."""
+    """Two layers, 4 query and 2 kv heads of 16, hidden 64, vocabulary 97, random weights."""
     rng = np.random.default_rng(seed)
     spec = ModelSpec(
         family="llama",
         num_layers=2,
-        hidden_size=48,
+        hidden_size=64,
         num_heads=4,
         num_kv_heads=2,
         head_size=16,
-        ffn_size=80,
+        ffn_size=96,
         vocab_size=VOCAB,
         context_length=CONTEXT,
         attention_scale=0.25,
@@ -45,23 +47,23 @@ def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
         return ops.matrix(RawTensor("w", "F32", values.shape, values.view(np.uint8).reshape(-1)))
 
     def norm() -> Norm:
-        return Norm(rng.normal(1, 0.1, 48).astype(np.float32))
+        return Norm(rng.normal(1, 0.1, 64).astype(np.float32))
 
     layers = tuple(
         LayerWeights(
             attention_norm=norm(),
-            q=Linear(matrix(64, 48)),
-            k=Linear(matrix(32, 48)),
-            v=Linear(matrix(32, 48)),
-            o=Linear(matrix(48, 64)),
+            q=Linear(matrix(64, 64)),
+            k=Linear(matrix(32, 64)),
+            v=Linear(matrix(32, 64)),
+            o=Linear(matrix(64, 64)),
             ffn_norm=norm(),
-            up=Linear(matrix(80, 48)),
-            down=Linear(matrix(48, 80)),
-            gate=Linear(matrix(80, 48)),
+            up=Linear(matrix(96, 64)),
+            down=Linear(matrix(64, 96)),
+            gate=Linear(matrix(96, 64)),
         )
         for _ in range(2)
     )
-    embedding = matrix(VOCAB, 48, 0.5)
+    embedding = matrix(VOCAB, 64, 0.5)
     assert spec.rope is not None
     return Model(
         "tiny", spec, ModelWeights(embedding, layers, norm(), embedding), b"\0" * 32, spec.rope.table(CONTEXT)
@@ -159,3 +161,23 @@ def random_prompt(rng: np.random.Generator, length: int) -> list[int]:
 def floats(values: object) -> Floats:
     """As float32."""
     return np.asarray(values, np.float32)
+
+
+def over_weights_of(kind: str, ops: NativeOps | ReferenceOps) -> NativeOps | ReferenceOps:
+    """The same ops, as if every float32 matrix came from a file that holds it in `kind`."""
+    plain = ops.matrix
+
+    def matrix(raw: RawTensor) -> Matrix:
+        return plain(encoded(raw, kind))
+
+    ops.matrix = matrix  # type: ignore[method-assign]
+    return ops
+
+
+def encoded(raw: RawTensor, kind: str) -> RawTensor:
+    """A float32 tensor as another kind, by the `gguf` package."""
+    import gguf
+
+    values = raw.data.view(np.float32).reshape(raw.shape)
+    data = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
+    return RawTensor(raw.name, kind, raw.shape, np.ascontiguousarray(data).view(np.uint8).reshape(-1))

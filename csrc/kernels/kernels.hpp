@@ -46,6 +46,42 @@ struct Packing {
   float* panels;
 };
 
+// Integer panels (codes.cpp draws them): bytes of one group of 16 outputs x 32 inputs, of its scales, and of
+// a whole panel, which begins at a multiple of 64 bytes; and the code that stands for zero.
+constexpr int64_t code_bytes(Kind kind) { return panel_width * (kind == Kind::q8_0 ? 32 : 16); }
+constexpr int64_t scale_bytes(Kind kind) { return panel_width * (kind == Kind::q4_1 ? 4 : 2); }
+constexpr int32_t code_zero(Kind kind) { return kind == Kind::q8_0 ? 128 : kind == Kind::q4_0 ? 8 : 0; }
+constexpr int64_t code_panel_bytes(Kind kind, int64_t inputs) {
+  return (inputs / quant_group * (code_bytes(kind) + scale_bytes(kind)) + 63) / 64 * 64;
+}
+
+// Quantised rows, group by group: codes [groups][rows][32]; scales, starts and shifts [groups][rows].
+struct Activations {
+  int64_t rows, inputs;
+  int8_t* codes;    // round(x / scale), ties to even
+  float* scales;    // largest magnitude / 127; NaN if the group holds an infinity or NaN
+  int32_t* starts;  // minus the sum of codes times the weights' code_zero
+  float* shifts;    // scale times the sum of codes
+};
+
+// y = x W^T + bias, W a matrix of one of the grouped kinds in integer panels.
+struct IntegerProduct {
+  Activations x;
+  const uint8_t* panels;
+  Kind kind;
+  const float* bias;  // (outputs,) or null
+  float* y;           // (rows, outputs)
+  int64_t outputs;
+};
+
+// A matrix of one of the grouped kinds as its file stores it, to be packed into integer panels.
+struct CodePacking {
+  const uint8_t* data;
+  Kind kind;
+  int64_t outputs, inputs;
+  uint8_t* panels;
+};
+
 // One layer inside the pool. A block holds, layer after layer, K as [K][D][B] and V as [K][B][D16] floats,
 // where D16 is D rounded up to 16: tokens lie along the lanes in K, head dimensions in V.
 struct KvLayer {
@@ -79,6 +115,13 @@ struct Kernels {
   void (*dequantise)(const uint8_t* data, Kind, int64_t count, float* out);
   // Row `index` of a packed matrix, written to out (inputs,).
   void (*unpack_row)(const float* panels, int64_t inputs, int64_t index, float* out);
+
+  void (*integer_product)(const IntegerProduct&, int64_t first_panel, int64_t last_panel);
+  void (*pack_codes)(const CodePacking&, int64_t first_panel, int64_t last_panel);
+  // Row `index` of integer panels, as `dequantise` would give it.
+  void (*unpack_codes)(const uint8_t* panels, Kind, int64_t inputs, int64_t index, float* out);
+  // Row `row` of the activations of a product with weights of this kind.
+  void (*quantise_row)(const float* x, Kind, int64_t row, const Activations&);
 
   // Rows [first_row, last_row) of the length * H / K rows of a chunk that read kv head `head`.
   void (*attend)(const Attention&, int64_t head, int64_t first_row, int64_t last_row);

@@ -2,38 +2,11 @@
 //
 // Panels are made straight from the quantised bytes, 16 rows by 32 columns at a time, so no second full-size
 // copy of a matrix ever exists. Source of the formats: ggml's block_q8_0, block_q4_0, block_q4_1.
-#include "kernels/simd.hpp"
+#include "kernels/halves.hpp"
 #include "kernels/table.hpp"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
-
-OCTAVO_INLINE float float_of_bits(uint32_t bits) {
-  float out;
-  __builtin_memcpy(&out, &bits, sizeof out);
-  return out;
-}
-
-OCTAVO_INLINE uint16_t read_u16(const uint8_t* data) {
-  uint16_t out;
-  __builtin_memcpy(&out, data, sizeof out);
-  return out;
-}
-
-// Exact, for every bit pattern: the exponent is moved by a multiplication, which treats subnormals rightly.
-OCTAVO_INLINE float float_of_half(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
-  const uint32_t body = static_cast<uint32_t>(half & 0x7FFF) << 13;
-  const float moved = float_of_bits(body) * 0x1p112f;
-  uint32_t bits;
-  __builtin_memcpy(&bits, &moved, sizeof bits);
-  bits = body >= 0x0F800000u ? (body | 0x7F800000u) : bits;  // infinities and NaN
-  return float_of_bits(bits | sign);
-}
-
-OCTAVO_INLINE float float_of_brain(uint16_t brain) {
-  return float_of_bits(static_cast<uint32_t>(brain) << 16);
-}
 
 OCTAVO_INLINE void group_q8_0(const uint8_t* block, float* out) {
   const float d = float_of_half(read_u16(block));

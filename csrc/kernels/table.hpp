@@ -12,6 +12,11 @@ void pack(const Packing&, int64_t first_panel, int64_t last_panel);
 void dequantise(const uint8_t* data, Kind kind, int64_t count, float* out);
 void unpack_row(const float* panels, int64_t inputs, int64_t index, float* out);
 
+void integer_product(const IntegerProduct&, int64_t first_panel, int64_t last_panel);
+void pack_codes(const CodePacking&, int64_t first_panel, int64_t last_panel);
+void unpack_codes(const uint8_t* panels, Kind kind, int64_t inputs, int64_t index, float* out);
+void quantise_row(const float* x, Kind kind, int64_t row, const Activations& out);
+
 void attend(const Attention&, int64_t head, int64_t first_row, int64_t last_row);
 void store_kv(const KvLayer&, int64_t block, int64_t slot, const float* k, const float* v);
 

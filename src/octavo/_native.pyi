@@ -42,6 +42,12 @@ def dequantise(data: _Bytes, kind: str, count: int, out: _Floats) -> None:
 def pack(data: _Bytes, kind: str, outputs: int, inputs: int, panels: _Floats) -> None:
     """A matrix as its file stores it to panels (ceil(outputs / 16), inputs, 16), padded with zeros."""
 
+def code_panel_bytes(kind: str, inputs: int) -> int:
+    """Bytes of an integer panel: 16 outputs. kind: Q8_0, Q4_0, Q4_1; inputs: a multiple of 32."""
+
+def pack_codes(data: _Bytes, kind: str, outputs: int, inputs: int, panels: _Bytes) -> None:
+    """A matrix as its file stores it to integer panels (ceil(outputs / 16), code_panel_bytes)."""
+
 def copy_blocks(pool: _Bytes, sources: _Ints, targets: _Ints) -> None:
     """pool[targets[i]] = pool[sources[i]], in order of i."""
 
@@ -80,6 +86,12 @@ def linear(x: _Floats, panels: _Floats, bias: _Floats | None, out: _Floats) -> N
 
 def embed(panels: _Floats, outputs: int, rows: _Ints, out: _Floats) -> None:
     """out[i] = row rows[i] of the packed matrix of `outputs` rows."""
+
+def linear_codes(x: _Floats, panels: _Bytes, kind: str, bias: _Floats | None, out: _Floats) -> None:
+    """The same with integer panels: x is quantised to 8 bits in groups of 32, group sums are exact."""
+
+def embed_codes(panels: _Bytes, kind: str, outputs: int, rows: _Ints, out: _Floats) -> None:
+    """out[i] = row rows[i] of the matrix in integer panels, as `dequantise` would give it."""
 
 def store_kv(
     layout: KvLayout,

@@ -13,14 +13,14 @@ from octavo.errors import ConfigError
 
 BLOCK_SIZES = (16, 32, 64)
 BACKENDS = ("cpu", "reference")
-WEIGHTS = ("f32",)
+WEIGHTS = ("auto", "f32", "int8")
 
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
     """How to start an engine. Raises ConfigError when a value is out of its bounds."""
 
-    weights: str = "f32"  # how weights are held: f32
+    weights: str = "auto"  # how weights are held: auto (the file's integers, else f32), f32, int8
     backend: str = "cpu"  # cpu (native kernels) or reference (NumPy, the specification; slow)
     context_length: int | None = None  # tokens of prompt and output together; None: the model's own
     kv_memory_bytes: int | None = None  # bytes of KV blocks; None: a quarter of the available memory

@@ -72,7 +72,7 @@ class _PoisonOps(NativeOps):
     """Loads the embedding with one row of NaN."""
 
     def matrix(self, raw: RawTensor) -> PackedMatrix:
-        if raw.shape == (VOCAB, 48):
+        if raw.shape[0] == VOCAB:
             values = raw.data.copy().view(np.float32).reshape(raw.shape)
             values[POISON] = np.nan
             raw = dataclasses.replace(raw, data=values.reshape(-1).view(np.uint8))

@@ -1,6 +1,7 @@
 """The exactness contract: a request's tokens and logprobs are bit-identical whatever happens around it.
 
-One parametrised test over backends, threads and circumstances; the most valuable test of the project.
+One parametrised test over backends, kinds of weights, threads and circumstances; the most valuable test
+of the project.
 """
 
 from __future__ import annotations
@@ -9,21 +10,36 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tests.tiny import Answer, random_prompt, request, run, tiny_engine, tiny_model
+from tests.tiny import Answer, over_weights_of, random_prompt, request, run, tiny_engine, tiny_model
 
 from octavo import _native
 from octavo.engine.core import Engine
+from octavo.kernels.contract import Ops
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.reference import ReferenceOps
 from octavo.types import Request
 
 CASES = 200
-BACKENDS = {"reference": ReferenceOps, "cpu": NativeOps}
+KINDS = ("F32", "Q8_0", "Q4_0", "Q4_1")  # how the tiny model's file would hold its weights
 
 
-@pytest.fixture(params=["reference", "cpu"])
-def ops(request: pytest.FixtureRequest) -> object:
-    return BACKENDS[request.param]()
+def backends() -> dict[str, Ops]:
+    """The native ops over weights of every kind, the slow reference over two; the name says which."""
+    made: dict[str, Ops] = {}
+    pairs = [(ReferenceOps, "F32"), (ReferenceOps, "Q4_1"), *((NativeOps, kind) for kind in KINDS)]
+    for backend, kind in pairs:
+        ops = over_weights_of(kind, backend())
+        ops.name = f"{ops.name}-{kind}"
+        made[ops.name] = ops
+    return made
+
+
+BACKENDS = backends()
+
+
+@pytest.fixture(params=BACKENDS)
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return BACKENDS[request.param]
 
 
 @pytest.fixture(params=[1, 2])
@@ -84,12 +100,14 @@ def undisturbed() -> Undisturbed:
 
 @pytest.mark.usefixtures("threads_restored")
 def test_alone_batched_chunked_hit_preempted_and_overlapped_are_equal(
-    ops: object, undisturbed: Undisturbed
+    ops: Ops, undisturbed: Undisturbed
 ) -> None:
     model = tiny_model(ops)  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
     seen = {"preempted": 0, "cached": 0}
-    for seed in range(CASES):
+    # the slowest of all, and no other code than the two
+    num_cases = 60 if ops.name == "reference-Q4_1" else CASES
+    for seed in range(num_cases):
         wanted = undisturbed.of(ops.name, ops, seed).essence  # type: ignore[attr-defined]
         _native.set_num_threads(1 + seed % 2)
         step_tokens, block_size = int(rng.choice([5, 16, 37, 64])), int(rng.choice([16, 32]))
@@ -112,8 +130,8 @@ def test_alone_batched_chunked_hit_preempted_and_overlapped_are_equal(
         seen["preempted"] += any(a.preemptions for a in answers.values())
         seen["cached"] += answer.cached > 0
         engine.executor.close()
-    assert seen["preempted"] > 5, "the cases met no preemption"
-    assert seen["cached"] > 20, "the cases met no prefix hit"
+    assert seen["preempted"] > 2, "the cases met no preemption"
+    assert seen["cached"] > 5, "the cases met no prefix hit"
 
 
 @pytest.mark.parametrize("step_tokens", [1, 7, 16, 100])

@@ -30,6 +30,14 @@ matrix = ops.matrix(RawTensor("w", "F32", weight.shape, weight.view(np.uint8).re
 x = floats(13, 96)
 for rows in (1, 2, 3, 6, 13):
     note(ops.linear(x[:rows].copy(), matrix, floats(150)))
+for kind, size in (("Q8_0", 34), ("Q4_0", 18), ("Q4_1", 20)):
+    blocks = rng.integers(0, 256, (150, 3, size)).astype(np.uint8)
+    scales = rng.normal(0, 0.02, (150, 3, 2)).astype(np.float16).view(np.uint8)
+    blocks[..., :4 if kind == "Q4_1" else 2] = scales[..., :4 if kind == "Q4_1" else 2]
+    integers = ops.matrix(RawTensor("w", kind, (150, 96), blocks.reshape(-1)))
+    note(ops.embed(integers, np.arange(150, dtype=np.int32)))
+    for rows in (1, 2, 3, 13):
+        note(ops.linear(x[:rows].copy(), integers, floats(150)))
 quantised = rng.integers(0, 60, (4 * 2 * 34,)).astype(np.uint8)
 note(ops.vector(RawTensor("q", "Q8_0", (4, 64), quantised)))
 note(ops.rms_norm(x, floats(96), 1e-5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ from octavo.model.spec import Model
 
 BLOCK = 16
 VOCABULARY = 96
-BACKENDS = {"reference": ReferenceOps, "native": NativeOps}
+# float32 weights: what transformers is compared with
+BACKENDS = {"reference": partial(ReferenceOps, "f32"), "native": partial(NativeOps, "f32")}
 
 # Room for long enough prompts to leave a window of 8 and to cross three blocks.
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}

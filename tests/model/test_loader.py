@@ -192,7 +192,7 @@ def test_the_default_model_is_ready_in_time_and_in_little_memory(default_gguf):
 @pytest.mark.real_model
 def test_the_default_models_logits_equal_transformers(default_gguf):
     """Against transformers' Llama, filled with the weights as the `gguf` package decodes them."""
-    loaded = load_model(ModelPath("smollm2-135m", default_gguf, "gguf"), NativeOps())
+    loaded = load_model(ModelPath("smollm2-135m", default_gguf, "gguf"), NativeOps("f32"))
     spec = loaded.model.spec
     config = transformers.LlamaConfig(
         vocab_size=spec.vocab_size, hidden_size=spec.hidden_size, intermediate_size=spec.ffn_size,
@@ -206,7 +206,7 @@ def test_the_default_models_logits_equal_transformers(default_gguf):
     tokens = loaded.tokenizer.encode(
         "Paris is the capital of France. In 1889, the Eiffel Tower was built for"
     )
-    ours = run_chunks(NativeOps(), loaded.model, tokens, [len(tokens)])
+    ours = run_chunks(NativeOps("f32"), loaded.model, tokens, [len(tokens)])
     expected = expected_logits(theirs, tokens)
     assert np.abs(ours - expected).max() < 1e-3
     assert ours[-1].argmax() == expected[-1].argmax()

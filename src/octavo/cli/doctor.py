@@ -24,7 +24,7 @@ def run(model: str | None, options: StartOptions) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, text in [
         *machine_lines(machine),
-        *model_lines(started),
+        *model_lines(started, options),
         *budget_lines(started.budget, options),
     ]:
         table.add_row(f"[bold]{name}[/]", text)
@@ -45,7 +45,7 @@ def machine_lines(machine: Machine) -> list[tuple[str, str]]:
     ]
 
 
-def model_lines(started: Started) -> list[tuple[str, str]]:
+def model_lines(started: Started, options: StartOptions) -> list[tuple[str, str]]:
     """The model and the backend."""
     spec, facts = started.loaded.model.spec, started.facts
     shape = kv_shape(started.loaded.model, started.budget.block_size)
@@ -56,6 +56,7 @@ def model_lines(started: Started) -> list[tuple[str, str]]:
             "the exactness contract holds (a request's bits do not depend on what runs beside it)",
         ),
         ("model", f"{facts.name}: vocabulary {facts.vocab_size:,}, context {spec.context_length:,} tokens"),
+        ("weights", f"{format_bytes(started.loaded.model.weights.num_bytes)}, held as {options.weights}"),
         (
             "KV",
             f"{shape.num_layers} layers, {shape.num_kv_heads} KV heads of {shape.head_size}; "

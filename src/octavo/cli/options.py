@@ -20,7 +20,9 @@ Model = Annotated[
         show_default=False,
     ),
 ]
-Weights = Annotated[str, typer.Option(help="How weights are held: f32.", rich_help_panel=_ENGINE)]
+Weights = Annotated[
+    str, typer.Option(help="How weights are held: auto (as in the file), f32, int8.", rich_help_panel=_ENGINE)
+]
 Backend = Annotated[str, typer.Option(help="cpu, or reference (NumPy; slow).", rich_help_panel=_ENGINE)]
 ContextLength = Annotated[
     int | None,

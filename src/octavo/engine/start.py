@@ -78,8 +78,13 @@ def client_of(started: Started, options: StartOptions) -> AsyncLLM:
 def build_engine(model: str | None, options: StartOptions, progress: Progress) -> Started:
     """The same without a thread: whoever calls `engine.step()` turns it."""
     _native.set_num_threads(options.threads or available_cores())
-    ops: Ops = NativeOps() if options.backend == "cpu" else ReferenceOps()
+    ops: Ops = NativeOps(options.weights) if options.backend == "cpu" else ReferenceOps(options.weights)
     loaded = load_model(resolve(model, progress), ops, options.context_length, progress)
+    own = loaded.model.spec.context_length
+    if options.context_length is not None and options.context_length > own:
+        raise ConfigError(
+            f"context_length is {options.context_length:,}; allowed: up to {own:,}, the model's own"
+        )
     return engine_over(loaded, ops, options)
 
 

@@ -1,4 +1,4 @@
-"""The CPU backend: every op is a native kernel over float32. `reference.py` says what they mean.
+"""The CPU backend: every op is a native kernel. `reference.py` says what they mean.
 
 It knows no model and no scheduler. Threads are the native module's affair (`octavo._native.set_num_threads`).
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo import _native
-from octavo.kernels import packed
+from octavo.kernels import integers, packed
 from octavo.kernels.contract import AttentionSpec, Batch, Floats, Ints, KvPool, KvShape, Matrix, RawTensor
 from octavo.kernels.pool import allocate_pool, layout_of
 
@@ -18,16 +18,21 @@ ARITHMETIC_VERSION = 1  # raise it whenever a kernel's bits change: names of cac
 
 
 class NativeOps:
-    """The `Ops` of the machine's own processor. Without state: one object serves any number of models."""
+    """The `Ops` of the machine's own processor: one object serves any number of models.
 
-    def __init__(self) -> None:
+    `weights`: "auto" keeps the integers of a file that has them, "f32" none, "int8" makes all 8-bit.
+    """
+
+    def __init__(self, weights: str = "auto") -> None:
         self.name = "cpu"
-        self.arithmetic_id = f"cpu-f32-{ARITHMETIC_VERSION}-{_native.simd_probe()['chosen']}"
+        self.arithmetic_id = f"cpu-{weights}-{ARITHMETIC_VERSION}-{_native.simd_probe()['chosen']}"
+        self._weights = weights
 
     # -- weights and memory ------------------------------------------------------------------------
-    def matrix(self, raw: RawTensor) -> packed.PackedMatrix:
-        """Float32 panels; raises UnsupportedModel or BadModelFile."""
-        return packed.pack(raw)
+    def matrix(self, raw: RawTensor) -> Matrix:
+        """Integer or float32 panels; raises UnsupportedModel or BadModelFile."""
+        codes = integers.integer_form(raw, self._weights)
+        return packed.pack(raw) if codes is None else integers.pack(codes)
 
     def vector(self, raw: RawTensor) -> Floats:
         """Float32, of the tensor's own shape; raises UnsupportedModel or BadModelFile."""
@@ -44,6 +49,8 @@ class NativeOps:
     # -- the step ----------------------------------------------------------------------------------
     def embed(self, table: Matrix, tokens: Ints) -> Floats:
         """(T,) -> (T, E): rows of the table."""
+        if isinstance(table, integers.IntegerMatrix):
+            return integers.unpack_rows(table, tokens)
         return packed.unpack_rows(_own(table), tokens)
 
     def take(self, x: Floats, rows: Ints) -> Floats:
@@ -52,6 +59,8 @@ class NativeOps:
 
     def linear(self, x: Floats, weight: Matrix, bias: Floats | None = None) -> Floats:
         """(T, in) -> (T, out)."""
+        if isinstance(weight, integers.IntegerMatrix):
+            return integers.multiply(x, weight, bias)
         return packed.multiply(x, _own(weight), bias)
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:

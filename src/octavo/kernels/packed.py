@@ -42,9 +42,7 @@ def pack(raw: RawTensor) -> PackedMatrix:
 
     Raises UnsupportedModel for an unknown kind, BadModelFile when shape and bytes disagree.
     """
-    if len(raw.shape) != 2:
-        raise BadModelFile(f"tensor {raw.name} has shape {raw.shape}; a matrix is needed")
-    require_consistent(raw)
+    require_matrix(raw)
     outputs, inputs = raw.shape
     panels = np.empty((-(-outputs // PANEL_WIDTH), inputs, PANEL_WIDTH), np.float32)
     _native.pack(raw.data, raw.kind, outputs, inputs, panels)
@@ -71,6 +69,13 @@ def multiply(x: Floats, weight: PackedMatrix, bias: Floats | None) -> Floats:
     out = np.empty((x.shape[0], weight.shape[0]), np.float32)
     _native.linear(x, weight.panels, bias, out)
     return out
+
+
+def require_matrix(raw: RawTensor) -> None:
+    """Raise unless the tensor is a consistent matrix."""
+    if len(raw.shape) != 2:
+        raise BadModelFile(f"tensor {raw.name} has shape {raw.shape}; a matrix is needed")
+    require_consistent(raw)
 
 
 def require_consistent(raw: RawTensor) -> None:

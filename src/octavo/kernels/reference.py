@@ -2,7 +2,8 @@
 
 Every op is row-independent to the bit, which NumPy does not promise by itself. Three things see to it:
 
-- products are the native module's (`packed.multiply`), because BLAS changes its bits with the number of rows;
+- float32 products are the native module's (`packed.multiply`), because BLAS changes its bits with the
+  number of rows;
 - exp and tanh are the native module's, because NumPy's vector loops and their scalar tails round differently;
 - sums run in a spelled-out order, element after element, because NumPy's own depends on an array's shape.
 
@@ -19,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo import _native
-from octavo.kernels import packed
+from octavo.kernels import integer_reference, packed
 from octavo.kernels.contract import AttentionSpec, Batch, Floats, Ints, KvPool, KvShape, Matrix, RawTensor
+from octavo.kernels.integers import integer_form
 from octavo.kernels.pool import allocate_pool, views
 
 PARTITION = 256  # positions that attention reduces at a time, at absolute borders
@@ -29,16 +31,18 @@ Mask = npt.NDArray[np.bool_]
 
 
 class ReferenceOps:
-    """`Ops` in NumPy. Without state."""
+    """`Ops` in NumPy; `weights` as in `NativeOps`."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: str = "auto") -> None:
         self.name = "reference"
-        self.arithmetic_id = "reference-f32-1"
+        self.arithmetic_id = f"reference-{weights}-1"
+        self._weights = weights
 
     # -- weights and memory ------------------------------------------------------------------------
-    def matrix(self, raw: RawTensor) -> packed.PackedMatrix:
-        """Float32 panels; raises UnsupportedModel or BadModelFile."""
-        return packed.pack(raw)
+    def matrix(self, raw: RawTensor) -> Matrix:
+        """Integer codes or float32 panels; raises UnsupportedModel or BadModelFile."""
+        codes = integer_form(raw, self._weights)
+        return packed.pack(raw) if codes is None else integer_reference.read(codes)
 
     def vector(self, raw: RawTensor) -> Floats:
         """Float32, of the tensor's own shape; raises UnsupportedModel or BadModelFile."""
@@ -56,6 +60,8 @@ class ReferenceOps:
     # -- the step ----------------------------------------------------------------------------------
     def embed(self, table: Matrix, tokens: Ints) -> Floats:
         """(T,) -> (T, E): rows of the table."""
+        if isinstance(table, integer_reference.ReferenceIntegers):
+            return integer_reference.rows_of(table, tokens)
         return packed.unpack_rows(_own(table), tokens)
 
     def take(self, x: Floats, rows: Ints) -> Floats:
@@ -64,6 +70,8 @@ class ReferenceOps:
 
     def linear(self, x: Floats, weight: Matrix, bias: Floats | None = None) -> Floats:
         """(T, in) -> (T, out)."""
+        if isinstance(weight, integer_reference.ReferenceIntegers):
+            return integer_reference.multiply(x, weight, bias)
         return packed.multiply(x, _own(weight), bias)
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:

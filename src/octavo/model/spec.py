@@ -135,6 +135,21 @@ class ModelWeights:
     output: Matrix
     positions: Matrix | None = None  # (context, hidden), learned
 
+    @property
+    def num_bytes(self) -> int:
+        """Resident bytes of all matrices, a tied embedding once."""
+        linears = [
+            linear
+            for layer in self.layers
+            for linear in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
+        ]
+        matrices = [self.embedding, *(linear.weight for linear in linears if linear is not None)]
+        if self.output is not self.embedding:
+            matrices.append(self.output)
+        if self.positions is not None:
+            matrices.append(self.positions)
+        return sum(matrix.num_bytes for matrix in matrices)
+
 
 @dataclass(frozen=True, slots=True)
 class Model:

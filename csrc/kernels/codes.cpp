@@ -1,0 +1,121 @@
+// Integer codes: the packed form of quantised weights, and the quantised form of activations.
+//
+// A panel holds 16 outputs. For each group of 32 inputs it has 64-byte vectors of one 32-bit word per output:
+//
+//   Q8_0          vector j of 8: inputs 4j .. 4j + 3, each as code + 128 in a byte
+//   Q4_0, Q4_1    vector j of 4: inputs 8j .. 8j + 3 in the low half of the bytes, the next four in the high
+//
+// and behind the vectors of all groups, for each group 16 scales as halves, and for Q4_1 16 minima. So a
+// weight takes as many bits as in the file, and a vector is an operand of `accumulate_dots` after at most a
+// shift and a mask. Lanes beyond the last output have scale zero.
+#include "kernels/halves.hpp"
+#include "kernels/integers.hpp"
+#include "kernels/table.hpp"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+constexpr int largest_code = 127;
+
+// The 32 codes of one group as its file stores them, unsigned.
+OCTAVO_INLINE void read_codes(const uint8_t* block, Kind kind, uint8_t* codes) {
+  if (kind == Kind::q8_0) {
+    for (int i = 0; i < quant_group; ++i) codes[i] = static_cast<uint8_t>(block[2 + i] ^ 0x80);  // + 128
+    return;
+  }
+  const uint8_t* pairs = block + (kind == Kind::q4_1 ? 4 : 2);
+  for (int i = 0; i < 16; ++i) {
+    codes[i] = pairs[i] & 15;
+    codes[i + 16] = pairs[i] >> 4;
+  }
+}
+
+// Where the word of `lane` in vector j of a group stands.
+OCTAVO_INLINE int64_t word(int j, int64_t lane) { return 64 * j + 4 * lane; }
+
+OCTAVO_INLINE void write_codes(const uint8_t* codes, Kind kind, int64_t lane, uint8_t* group) {
+  for (int i = 0; i < quant_group; ++i) {
+    if (kind == Kind::q8_0) {
+      group[word(i / 4, lane) + i % 4] = codes[i];
+    } else {
+      uint8_t& byte = group[word(i / 8, lane) + i % 4];
+      byte = static_cast<uint8_t>(i % 8 < 4 ? codes[i] : byte | codes[i] << 4);
+    }
+  }
+}
+
+OCTAVO_INLINE int code_at(const uint8_t* group, Kind kind, int64_t lane, int i) {
+  if (kind == Kind::q8_0) return group[word(i / 4, lane) + i % 4];
+  return group[word(i / 8, lane) + i % 4] >> (i % 8 < 4 ? 0 : 4) & 15;
+}
+
+}  // namespace
+
+void pack_codes(const CodePacking& a, int64_t first_panel, int64_t last_panel) {
+  const int64_t groups = a.inputs / quant_group, stride = code_panel_bytes(a.kind, a.inputs);
+  const int64_t group_bytes = bytes_of(a.kind, quant_group), row_bytes = bytes_of(a.kind, a.inputs);
+  uint8_t codes[quant_group];
+  for (int64_t panel = first_panel; panel < last_panel; ++panel) {
+    uint8_t* out = a.panels + panel * stride;
+    uint8_t* scales = out + groups * code_bytes(a.kind);
+    __builtin_memset(out, 0, static_cast<uint64_t>(stride));
+    const int64_t row = panel * panel_width;
+    const int64_t lanes = a.outputs - row < panel_width ? a.outputs - row : panel_width;
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      const uint8_t* block = a.data + (row + lane) * row_bytes;
+      for (int64_t g = 0; g < groups; ++g, block += group_bytes) {
+        read_codes(block, a.kind, codes);
+        write_codes(codes, a.kind, lane, out + g * code_bytes(a.kind));
+        uint8_t* scale = scales + g * scale_bytes(a.kind) + 2 * lane;
+        __builtin_memcpy(scale, block, 2);
+        if (a.kind == Kind::q4_1) __builtin_memcpy(scale + 2 * panel_width, block + 2, 2);
+      }
+    }
+  }
+}
+
+void unpack_codes(const uint8_t* panels, Kind kind, int64_t inputs, int64_t index, float* out) {
+  const int64_t groups = inputs / quant_group, lane = index % panel_width;
+  const uint8_t* codes = panels + index / panel_width * code_panel_bytes(kind, inputs);
+  const uint8_t* scales = codes + groups * code_bytes(kind) + 2 * lane;
+  for (int64_t g = 0; g < groups; ++g, codes += code_bytes(kind), scales += scale_bytes(kind)) {
+    const float d = float_of_half(read_u16(scales));
+    for (int i = 0; i < quant_group; ++i) {
+      const float code = static_cast<float>(code_at(codes, kind, lane, i) - code_zero(kind));
+      out[g * quant_group + i] =
+          kind == Kind::q4_1 ? d * code + float_of_half(read_u16(scales + 2 * panel_width)) : d * code;
+    }
+  }
+}
+
+void quantise_row(const float* x, Kind kind, int64_t row, const Activations& out) {
+  const Lanes shifter = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest even integer
+  const IntLanes magnitude = broadcast_int(0x7FFFFFFF), shifter_bits = broadcast_int(0x4B400000);
+  const Lanes high = broadcast(largest_code), low = broadcast(-largest_code);
+  for (int64_t g = 0; g < out.inputs / quant_group; ++g) {
+    const int64_t at = g * out.rows + row;
+    int8_t* codes = out.codes + at * quant_group;
+    const Lanes half[2] = {load(x + g * quant_group), load(x + g * quant_group + lane_count)};
+    // 1. The largest magnitude. As integers, magnitudes compare like floats, with infinities and NaN above
+    //    all: those must not be lost, so their scale is NaN.
+    const IntLanes bits[2] = {bits_of(half[0]) & magnitude, bits_of(half[1]) & magnitude};
+    const int32_t top = largest_lane(larger(bits[0], bits[1]));
+    const float largest = float_of_bits(static_cast<uint32_t>(top));
+    const float scale = top >= 0x7F800000 ? __builtin_nanf("") : largest / largest_code;
+    // 2. The codes, clamped because a subnormal scale may have been rounded far down.
+    IntLanes sums = broadcast_int(0);
+    for (int h = 0; h < 2; ++h) {
+      Lanes ratio = scale > 0.0f ? half[h] / broadcast(scale) : broadcast(0.0f);
+      ratio = select(less(high, ratio), high, select(less(ratio, low), low, ratio));
+      const IntLanes code = bits_of(ratio + shifter) - shifter_bits;
+      store_bytes(codes + h * lane_count, code);
+      sums = sums + code;
+    }
+    const int32_t sum = sum_of_lanes(sums);
+    out.scales[at] = scale;
+    out.starts[at] = -code_zero(kind) * sum;
+    out.shifts[at] = scale * static_cast<float>(sum);
+  }
+}
+
+}  // namespace octavo::OCTAVO_ISA

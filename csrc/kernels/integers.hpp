@@ -1,0 +1,92 @@
+// Sixteen integer sums side by side, and the products of bytes that feed them: exact on every machine.
+#pragma once
+
+#include "kernels/simd.hpp"
+
+namespace octavo::OCTAVO_ISA {
+
+// 64 bytes: one 32-bit word for each lane, whatever the word is made of.
+OCTAVO_INLINE IntLanes load_words(const uint8_t* source) {
+  IntLanes out;
+  __builtin_memcpy(&out, source, sizeof out);
+  return out;
+}
+
+typedef int32_t UnalignedWord __attribute__((aligned(1), may_alias));
+
+// sum[lane] += the products of the lane's four unsigned bytes in w and the four signed bytes at x.
+// No partial product saturates: AVX2 widens to 16 bits first, because its own product of bytes does.
+OCTAVO_INLINE void accumulate_dots(IntLanes& sum, const IntLanes& w, const int8_t* x) {
+#if defined(__AVX512VNNI__)
+  int32_t four;
+  __builtin_memcpy(&four, x, sizeof four);
+  sum.part[0] = (NativeInts)_mm512_dpbusd_epi32((__m512i)sum.part[0], (__m512i)w.part[0],
+                                                _mm512_set1_epi32(four));
+#elif defined(__AVX2__)
+  int32_t four;
+  __builtin_memcpy(&four, x, sizeof four);
+  const __m256i given = _mm256_set1_epi32(four);
+  const __m256i x_odd = _mm256_srai_epi16(given, 8);
+  const __m256i x_even = _mm256_srai_epi16(_mm256_slli_epi16(given, 8), 8);
+  OCTAVO_EACH_PART {
+    const __m256i weight = (__m256i)w.part[i];
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(weight, _mm256_set1_epi16(255)), x_even);
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(weight, 8), x_odd);
+    sum.part[i] += (NativeInts)_mm256_add_epi32(even, odd);
+  }
+#else
+  OCTAVO_EACH_PART {
+    sum.part[i] += (w.part[i] & 255) * x[0] + ((w.part[i] >> 8) & 255) * x[1] +
+                   ((w.part[i] >> 16) & 255) * x[2] + ((w.part[i] >> 24) & 255) * x[3];
+  }
+#endif
+}
+
+// As floats: exact below 2^24.
+OCTAVO_INLINE Lanes converted(const IntLanes& x) {
+  Lanes out;
+  OCTAVO_EACH_PART out.part[i] = __builtin_convertvector(x.part[i], NativeFloats);
+  return out;
+}
+
+OCTAVO_INLINE IntLanes larger(const IntLanes& x, const IntLanes& y) {
+  IntLanes out;
+  OCTAVO_EACH_PART out.part[i] = x.part[i] > y.part[i] ? x.part[i] : y.part[i];
+  return out;
+}
+
+OCTAVO_INLINE int32_t largest_lane(const IntLanes& x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epi32((__m512i)x.part[0]);
+#else
+  int32_t lane[lane_count];
+  __builtin_memcpy(lane, &x, sizeof lane);
+  int32_t best = lane[0];
+  for (int i = 1; i < lane_count; ++i) best = lane[i] > best ? lane[i] : best;
+  return best;
+#endif
+}
+
+OCTAVO_INLINE int32_t sum_of_lanes(const IntLanes& x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)x.part[0]);
+#else
+  int32_t lane[lane_count], sum = 0;
+  __builtin_memcpy(lane, &x, sizeof lane);
+  for (int i = 0; i < lane_count; ++i) sum += lane[i];
+  return sum;
+#endif
+}
+
+// The lowest byte of each lane.
+OCTAVO_INLINE void store_bytes(int8_t* target, const IntLanes& x) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(target), _mm512_cvtepi32_epi8((__m512i)x.part[0]));
+#else
+  int32_t lane[lane_count];
+  __builtin_memcpy(lane, &x, sizeof lane);
+  for (int i = 0; i < lane_count; ++i) target[i] = static_cast<int8_t>(lane[i]);
+#endif
+}
+
+}  // namespace octavo::OCTAVO_ISA
