@@ -20,7 +20,7 @@ WEIGHTS = ("auto", "f32", "int8")
 class StartOptions:
     """How to start an engine. Raises ConfigError when a value is out of its bounds."""
 
-    weights: str = "auto"  # how weights are held: auto (the file's integers, else f32), f32, int8
+    weights: str = "f32"  # how weights are held: f32, auto (the file's integers, else f32), int8
     backend: str = "cpu"  # cpu (native kernels) or reference (NumPy, the specification; slow)
     context_length: int | None = None  # tokens of prompt and output together; None: the model's own
     kv_memory_bytes: int | None = None  # bytes of KV blocks; None: a quarter of the available memory

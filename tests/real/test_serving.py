@@ -53,7 +53,11 @@ class Served:
         answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=300)
         assert answer.status_code == 200, answer.text
         choice = answer.json()["choices"][0]
-        assert choice["text"] == "".join(choice["logprobs"]["tokens"])
+        tokens = choice["logprobs"]["tokens"]
+        if not any(
+            token.startswith("bytes:") for token in tokens
+        ):  # half of a character has no text of its own
+            assert choice["text"] == "".join(tokens)
         return choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"], choice["finish_reason"]
 
     def ask_all(self, bodies: Sequence[Body]) -> list[Answer]:
