@@ -75,5 +75,4 @@ def oracle(gguf_path: Path):  # type: ignore[no-untyped-def]
                 weight = halves(weight, 9 if ours == "attn_q" else 3)
             state[f"model.layers.{layer}.{theirs}.weight"] = weight
     model.load_state_dict({name: torch.from_numpy(np.array(w)) for name, w in state.items()}, strict=True)
-    torch.set_num_threads(2)
     return model
