@@ -17,7 +17,7 @@ constexpr int64_t product_work_min = 1 << 17;  // multiply-adds, likewise
 
 // Output panels of a product that a tile takes at once: tasks begin at their multiples.
 int64_t panel_unit(const Linear& op, int64_t panels, int64_t wanted) {
-  if (op.weight.has_codes()) return code_panels_unit;
+  if (op.weight.has_codes()) return panels >= code_panels_unit * wanted ? code_panels_unit : 1;
   return panels >= 24 * wanted ? 24 : 3;  // 24 suits every tile of floats; 3 is the width beside many rows
 }
 
