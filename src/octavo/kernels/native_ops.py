@@ -86,7 +86,15 @@ class NativeOps:
         layout = layout_of(pool.shape)
         _native.store_kv(layout, pool.data, layer, k, v, batch.starts, batch.offsets, batch.tables)
 
-    def attend(self, pool: KvPool, layer: int, q: Floats, batch: Batch, spec: AttentionSpec) -> Floats:
+    def attend(
+        self,
+        pool: KvPool,
+        layer: int,
+        q: Floats,
+        batch: Batch,
+        spec: AttentionSpec,
+        log_sum_exp: Floats | None = None,
+    ) -> Floats:
         """(T, H * D) -> (T, H * D): causal attention over the block tables."""
         out = np.empty_like(q)
         _native.attend(
@@ -100,7 +108,10 @@ class NativeOps:
             spec.scale,
             spec.window,
             spec.soft_cap,
+            spec.sinks,
+            spec.slopes,
             out,
+            log_sum_exp,
         )
         return out
 
