@@ -13,14 +13,14 @@ from octavo.errors import ConfigError
 
 BLOCK_SIZES = (16, 32, 64)
 BACKENDS = ("cpu", "reference")
-WEIGHTS = ("auto", "f32", "int8")
+WEIGHTS = ("auto", "f32", "bf16", "int8", "q4")
 
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
     """How to start an engine. Raises ConfigError when a value is out of its bounds."""
 
-    weights: str = "f32"  # how weights are held: f32, auto (the file's integers, else f32), int8
+    weights: str = "f32"  # how weights are held: f32, auto (as in the file), bf16, int8, q4
     backend: str = "cpu"  # cpu (native kernels) or reference (NumPy, the specification; slow)
     context_length: int | None = None  # tokens of prompt and output together; None: the model's own
     kv_memory_bytes: int | None = None  # bytes of KV blocks; None: a quarter of the available memory

@@ -44,11 +44,12 @@ def write_sample(path: Path, kinds: tuple[str, ...] = tuple(KINDS)) -> Path:
         matrix = generator.standard_normal((6, 64)).astype(np.float32)
         writer.add_tensor(f"{kind}.matrix", gguf.quants.quantize(matrix, KINDS[kind]), raw_dtype=KINDS[kind])
         writer.add_tensor(f"{kind}.vector", matrix[0])
-    _finish(writer)
+    finish(writer)
     return path
 
 
-def _finish(writer: gguf.GGUFWriter) -> None:
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -97,7 +98,7 @@ def write_model(
         )
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors.astype(np.float32))
-    _finish(writer)
+    finish(writer)
     return ModelPath("tiny", path, "gguf")
 
 
