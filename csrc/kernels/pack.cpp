@@ -29,6 +29,20 @@ void pack_as(const Packing& a, int64_t first_panel, int64_t last_panel) {
   }
 }
 
+// Sixteen bits that stay as they are: only their places change.
+void move_halves(const Packing& a, int64_t first_panel, int64_t last_panel) {
+  for (int64_t panel = first_panel; panel < last_panel; ++panel) {
+    const int64_t row = panel * panel_width;
+    const int64_t rows = a.outputs - row < panel_width ? a.outputs - row : panel_width;
+    const uint8_t* in = a.data + 2 * row * a.inputs;
+    uint16_t* out = static_cast<uint16_t*>(a.panels) + row * a.inputs;
+    for (int64_t i = 0; i < a.inputs; ++i, out += panel_width) {
+      for (int64_t r = 0; r < rows; ++r) out[r] = read_u16(in + 2 * (r * a.inputs + i));
+      for (int64_t r = rows; r < panel_width; ++r) out[r] = 0;
+    }
+  }
+}
+
 template <class Stored>
 void unpack_as(const void* panels, int64_t inputs, int64_t index, float* out) {
   const Stored* source =
@@ -46,6 +60,7 @@ void dequantise(const uint8_t* data, Kind kind, int64_t count, float* out) {
 }
 
 void pack(const Packing& a, int64_t first_panel, int64_t last_panel) {
+  if (a.kind == a.stored && a.kind != Kind::f32) return move_halves(a, first_panel, last_panel);
   switch (a.stored) {
     case Kind::f32: return pack_as<float>(a, first_panel, last_panel);
     case Kind::f16: return pack_as<Half>(a, first_panel, last_panel);

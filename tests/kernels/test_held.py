@@ -74,6 +74,8 @@ def test_quantising_anew_is_that_of_the_gguf_package(kind: str, rng: np.random.G
 def test_every_kind_can_be_quantised_anew(kind: str, source: str, rng: np.random.Generator) -> None:
     if source in ("F16", "BF16"):
         raw = encoded(floats_tensor(_awkward(rng)), source)
+        halves = raw.data.view(np.uint16)
+        halves[halves == 0x8000] = 0  # NumPy's smallest of both zeros is the first of them
     else:
         raw = random_tensor(source, 37, 512, rng)
     wanted = encoded(floats_tensor(dequantised(raw)), kind)

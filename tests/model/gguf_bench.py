@@ -7,6 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import transformers
+from tests.blocks import encoded, floats_tensor
 
 from octavo.model.hub import ModelPath
 
@@ -90,12 +91,12 @@ def write_model(
             values = values + 1.0
         if arch == "gpt2" and ".c_" in name and name.endswith(".weight"):
             values = values.T
-        stored = KINDS[kind] if values.ndim == 2 else KINDS["F32"]
+        stored = gguf.GGMLQuantizationType[kind if values.ndim == 2 else "F32"]
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
-        writer.add_tensor(
-            target, gguf.quants.quantize(np.ascontiguousarray(values), stored), raw_dtype=stored
-        )
+        data = encoded(floats_tensor(values), stored.name).data
+        rows = data.reshape(*values.shape[:-1], -1)
+        writer.add_tensor(target, rows.view(np.float32) if stored.name == "F32" else rows, raw_dtype=stored)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors.astype(np.float32))
     finish(writer)

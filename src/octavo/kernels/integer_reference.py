@@ -106,7 +106,7 @@ def requantised(raw: RawTensor, kind: str) -> RawTensor:
     groups = unpack_vector(raw).reshape(-1, QUANT_GROUP)
     finite = np.isfinite(groups).all(axis=1, keepdims=True)
     groups = np.where(finite, groups, np.float32(0))
-    low, high = groups.min(axis=1, keepdims=True), groups.max(axis=1, keepdims=True)
+    low, high = groups.min(axis=1, keepdims=True) + np.float32(0), groups.max(axis=1, keepdims=True)
     magnitude = np.abs(groups).max(axis=1, keepdims=True)
     d = (high - low) / np.float32(15) if kind == "Q4_1" else magnitude / _LARGEST_CODE
     inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d > 0)
