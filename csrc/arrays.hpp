@@ -28,6 +28,8 @@ using FloatMatrixOut = Array<float, 2>;
 using IntVectorOut = Array<int32_t, 1>;
 using Panels = Array<const float, 3>;
 using PanelsOut = Array<float, 3>;
+using HalfPanels = Array<const uint16_t, 3>;
+using HalfPanelsOut = Array<uint16_t, 3>;
 using CodePanels = Array<const uint8_t, 2>;
 using CodePanelsOut = Array<uint8_t, 2>;
 using Pool = Array<const uint8_t, 2>;
@@ -75,9 +77,38 @@ inline void require_chunks(const IntVector& starts, const IntVector& offsets, co
 // A function of elements by its name.
 Map map_of(const std::string& name);
 
-// The kind of a tensor by its name in a file, and whether its elements are grouped by 32 along inputs.
+// The kind of a tensor by its name in a file, and how many elements of a row share a block.
 Kind kind_of(const std::string& name);
-inline bool is_grouped(Kind kind) { return kind == Kind::q8_0 || kind == Kind::q4_0 || kind == Kind::q4_1; }
+inline bool is_grouped(Kind kind) { return kind != Kind::f32 && kind != Kind::f16 && kind != Kind::bf16; }
+inline int64_t block_size_of(Kind kind) {
+  return is_super(kind) ? super_group : is_grouped(kind) ? quant_group : 1;
+}
+
+// The kind of panels whose floats have 16 bits.
+inline Kind half_kind_of(const std::string& name) {
+  const Kind kind = kind_of(name);
+  require(kind == Kind::f16 || kind == Kind::bf16, "panels of 16 bits are F16 or BF16; not " + name);
+  return kind;
+}
+
+// Raise unless `data` is a matrix of this kind.
+inline void require_matrix(const ByteVector& data, Kind kind, int64_t outputs, int64_t inputs) {
+  require(outputs > 0 && inputs > 0 && outputs <= (int64_t{1} << 31) && inputs <= (int64_t{1} << 24),
+          "a matrix of " + std::to_string(outputs) + " x " + std::to_string(inputs) +
+              " is empty or absurdly large");
+  require(inputs % block_size_of(kind) == 0, "a quantised row has " + std::to_string(inputs) +
+                                                 " elements; it must be a multiple of " +
+                                                 std::to_string(block_size_of(kind)));
+  require_size("data, in bytes,", extent(data, 0), bytes_of(kind, outputs * inputs));
+}
+
+// Raise unless float panels [ceil(outputs / 16)][inputs][16] have their sizes.
+template <class P>
+void require_float_panels(const P& panels, int64_t outputs, int64_t inputs) {
+  require_size("panels, first axis,", extent(panels, 0), (outputs + panel_width - 1) / panel_width);
+  require_size("panels, second axis,", extent(panels, 1), inputs);
+  require_size("panels, third axis,", extent(panels, 2), panel_width);
+}
 
 void bind_files(nb::module_& module);
 void bind_integers(nb::module_& module);

@@ -16,17 +16,13 @@ Kind kind_of(const std::string& name) {
   if (name == "Q8_0") return Kind::q8_0;
   if (name == "Q4_0") return Kind::q4_0;
   if (name == "Q4_1") return Kind::q4_1;
+  if (name == "Q4_K") return Kind::q4_k;
+  if (name == "Q6_K") return Kind::q6_k;
   throw std::invalid_argument("unknown kind of tensor '" + name +
-                              "'; known: F32, F16, BF16, Q8_0, Q4_0, Q4_1");
+                              "'; known: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K");
 }
 
 namespace {
-
-void require_bytes(const ByteVector& data, Kind kind, int64_t count, int64_t row) {
-  require(!is_grouped(kind) || row % quant_group == 0,
-          "a quantised row has " + std::to_string(row) + " elements; it must be a multiple of 32");
-  require_size("data, in bytes,", extent(data, 0), bytes_of(kind, count));
-}
 
 // `count` strings from `offset` on, each a little-endian u64 length and its bytes; and the offset behind
 // them.
@@ -58,7 +54,9 @@ void dequantise(const ByteVector& data, const std::string& kind_name, int64_t co
                 const FloatVectorOut& out) {
   const Kind kind = kind_of(kind_name);
   require_size("out", extent(out, 0), count);
-  require_bytes(data, kind, count, count);
+  require(count % block_size_of(kind) == 0,
+          std::to_string(count) + " elements are no multiple of " + std::to_string(block_size_of(kind)));
+  require_size("data, in bytes,", extent(data, 0), bytes_of(kind, count));
   const Kernels& k = kernels();
   const uint8_t* source = data.data();
   float* target = out.data();
@@ -70,22 +68,27 @@ void dequantise(const ByteVector& data, const std::string& kind_name, int64_t co
   });
 }
 
-void pack(const ByteVector& data, const std::string& kind_name, int64_t outputs, int64_t inputs,
-          const PanelsOut& panels) {
-  const Kind kind = kind_of(kind_name);
-  require(outputs > 0 && inputs > 0 && outputs <= (int64_t{1} << 31) && inputs <= (int64_t{1} << 24),
-          "a matrix of " + std::to_string(outputs) + " x " + std::to_string(inputs) +
-              " is empty or absurdly large");
-  require_bytes(data, kind, outputs * inputs, inputs);
-  const int64_t count = (outputs + panel_width - 1) / panel_width;
-  require_size("panels, first axis,", extent(panels, 0), count);
-  require_size("panels, second axis,", extent(panels, 1), inputs);
-  require_size("panels, third axis,", extent(panels, 2), panel_width);
-  const Packing packing{data.data(), kind, outputs, inputs, panels.data()};
+template <class P>
+void pack_as(const ByteVector& data, Kind kind, int64_t outputs, int64_t inputs, Kind stored,
+             const P& panels) {
+  require_matrix(data, kind, outputs, inputs);
+  require_float_panels(panels, outputs, inputs);
+  const int64_t count = extent(panels, 0);
+  const Packing packing{data.data(), kind, outputs, inputs, panels.data(), stored};
   const Kernels& k = kernels();
   const nb::gil_scoped_release unlocked;
   const int64_t tasks = tasks_for(count, outputs * inputs, 1 << 15, Team::instance().size());
   parallel(tasks, [&](int64_t task) { k.pack(packing, count * task / tasks, count * (task + 1) / tasks); });
+}
+
+void pack(const ByteVector& data, const std::string& kind, int64_t outputs, int64_t inputs,
+          const PanelsOut& panels) {
+  pack_as(data, kind_of(kind), outputs, inputs, Kind::f32, panels);
+}
+
+void pack_halves(const ByteVector& data, const std::string& kind, int64_t outputs, int64_t inputs,
+                 const std::string& stored, const HalfPanelsOut& panels) {
+  pack_as(data, kind_of(kind), outputs, inputs, half_kind_of(stored), panels);
 }
 
 void copy_blocks(const PoolOut& pool, const IntVector& sources, const IntVector& targets) {
@@ -112,6 +115,8 @@ void bind_files(nb::module_& m) {
         nb::arg("out").noconvert());
   m.def("pack", pack, nb::arg("data").noconvert(), nb::arg("kind"), nb::arg("outputs"), nb::arg("inputs"),
         nb::arg("panels").noconvert());
+  m.def("pack_halves", pack_halves, nb::arg("data").noconvert(), nb::arg("kind"), nb::arg("outputs"),
+        nb::arg("inputs"), nb::arg("stored"), nb::arg("panels").noconvert());
   m.def("copy_blocks", copy_blocks, nb::arg("pool").noconvert(), nb::arg("sources").noconvert(),
         nb::arg("targets").noconvert());
 }

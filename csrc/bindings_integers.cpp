@@ -17,14 +17,15 @@ constexpr int64_t product_work_min = 1 << 18;   // multiply-adds, likewise
 
 Kind grouped_kind_of(const std::string& name) {
   const Kind kind = kind_of(name);
-  require(is_grouped(kind), "a tensor of kind " + name + " has no integer codes; known: Q8_0, Q4_0, Q4_1");
+  require(is_grouped(kind), "a tensor of kind " + name + " has no integer codes; known: Q8_0, Q4_0, Q4_1, Q4_K, Q6_K");
   return kind;
 }
 
 template <class P>
 void require_panels(const P& panels, Kind kind, int64_t outputs, int64_t inputs) {
-  require(inputs > 0 && inputs % quant_group == 0 && inputs <= (int64_t{1} << 24),
-          "integer panels have " + std::to_string(inputs) + " inputs; it must be a multiple of 32");
+  require(inputs > 0 && inputs % block_size_of(kind) == 0 && inputs <= (int64_t{1} << 24),
+          "integer panels have " + std::to_string(inputs) + " inputs; it must be a multiple of " +
+              std::to_string(block_size_of(kind)));
   require_size("panels, first axis,", extent(panels, 0), (outputs + panel_width - 1) / panel_width);
   require_size("panels, second axis,", extent(panels, 1), code_panel_bytes(kind, inputs));
 }
@@ -34,12 +35,13 @@ int64_t code_panel_size(const std::string& kind_name, int64_t inputs) {
 }
 
 void pack_codes(const ByteVector& data, const std::string& kind_name, int64_t outputs, int64_t inputs,
-                const CodePanelsOut& panels) {
-  const Kind kind = grouped_kind_of(kind_name);
-  require(outputs > 0 && outputs <= (int64_t{1} << 31), "a matrix of no or absurdly many outputs");
+                const std::string& stored_name, const CodePanelsOut& panels) {
+  const Kind source = kind_of(kind_name), kind = grouped_kind_of(stored_name);
+  require(kind == source || kind == Kind::q8_0 || kind == Kind::q4_1,
+          kind_name + " cannot be quantised anew as " + stored_name + "; allowed: Q8_0, Q4_1");
+  require_matrix(data, source, outputs, inputs);
   require_panels(panels, kind, outputs, inputs);
-  require_size("data, in bytes,", extent(data, 0), bytes_of(kind, outputs * inputs));
-  const CodePacking packing{data.data(), kind, outputs, inputs, panels.data()};
+  const CodePacking packing{data.data(), kind, outputs, inputs, panels.data(), source};
   const int64_t count = extent(panels, 0);
   const Kernels& k = kernels();
   const nb::gil_scoped_release unlocked;
@@ -116,7 +118,7 @@ void linear_codes(const FloatMatrix& x, const CodePanels& panels, const std::str
 void bind_integers(nb::module_& m) {
   m.def("code_panel_bytes", code_panel_size, nb::arg("kind"), nb::arg("inputs"));
   m.def("pack_codes", pack_codes, nb::arg("data").noconvert(), nb::arg("kind"), nb::arg("outputs"),
-        nb::arg("inputs"), nb::arg("panels").noconvert());
+        nb::arg("inputs"), nb::arg("stored"), nb::arg("panels").noconvert());
   m.def("embed_codes", embed_codes, nb::arg("panels").noconvert(), nb::arg("kind"), nb::arg("outputs"),
         nb::arg("rows").noconvert(), nb::arg("out").noconvert());
   m.def("linear_codes", linear_codes, nb::arg("x").noconvert(), nb::arg("panels").noconvert(),

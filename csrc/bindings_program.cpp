@@ -31,15 +31,20 @@ void require_alike(const Program& program, BufferId x, BufferId y) {
 }
 
 Weight float_weight(const Panels& panels, int64_t outputs) {
-  require_size("panels, first axis,", extent(panels, 0), (outputs + panel_width - 1) / panel_width);
-  require_size("panels, third axis,", extent(panels, 2), panel_width);
+  require_float_panels(panels, outputs, extent(panels, 1));
   return {Kind::f32, reinterpret_cast<const uint8_t*>(panels.data()), outputs, extent(panels, 1)};
+}
+
+Weight half_weight(const HalfPanels& panels, const std::string& kind, int64_t outputs) {
+  require_float_panels(panels, outputs, extent(panels, 1));
+  return {half_kind_of(kind), reinterpret_cast<const uint8_t*>(panels.data()), outputs, extent(panels, 1)};
 }
 
 Weight code_weight(const CodePanels& panels, const std::string& kind_name, int64_t outputs, int64_t inputs) {
   const Kind kind = kind_of(kind_name);
   require(is_grouped(kind), "a matrix of kind " + kind_name + " has no integer codes");
-  require(inputs > 0 && inputs % quant_group == 0, "inputs must be a multiple of 32");
+  require(inputs > 0 && inputs % block_size_of(kind) == 0,
+          "inputs must be a multiple of " + std::to_string(block_size_of(kind)));
   require_size("panels, first axis,", extent(panels, 0), (outputs + panel_width - 1) / panel_width);
   require_size("panels, second axis,", extent(panels, 1), code_panel_bytes(kind, inputs));
   return {kind, panels.data(), outputs, inputs};
@@ -213,6 +218,7 @@ auto run_rows(Program& program, const FloatMatrix& x) {
 void bind_program(nb::module_& m) {
   nb::class_<Weight>(m, "Weight");
   m.def("float_weight", float_weight, nb::arg("panels").noconvert(), nb::arg("outputs"));
+  m.def("half_weight", half_weight, nb::arg("panels").noconvert(), nb::arg("kind"), nb::arg("outputs"));
   m.def("code_weight", code_weight, nb::arg("panels").noconvert(), nb::arg("kind"), nb::arg("outputs"),
         nb::arg("inputs"));
   nb::class_<Program>(m, "Program")

@@ -77,17 +77,16 @@ struct Chunks {
   }
 };
 
-void linear(const FloatMatrix& x, const Panels& panels, const std::optional<FloatVector>& bias,
-            const FloatMatrixOut& out) {
+template <class P>
+void linear_of(const FloatMatrix& x, const P& panels, Kind kind, const std::optional<FloatVector>& bias,
+               const FloatMatrixOut& out) {
   const int64_t rows = extent(x, 0), inputs = extent(x, 1), outputs = extent(out, 1);
-  const int64_t count = (outputs + panel_width - 1) / panel_width;
   require_size("out, first axis,", extent(out, 0), rows);
-  require_size("panels, first axis,", extent(panels, 0), count);
-  require_size("panels, second axis,", extent(panels, 1), inputs);
-  require_size("panels, third axis,", extent(panels, 2), panel_width);
+  require_float_panels(panels, outputs, inputs);
+  const int64_t count = extent(panels, 0);
   if (bias) require_size("bias", extent(*bias, 0), outputs);
   const Product product{x.data(), panels.data(), bias ? bias->data() : nullptr, out.data(), rows,
-                        inputs,   outputs};
+                        inputs,   outputs,       kind};
   const Kernels& k = kernels();
   const nb::gil_scoped_release unlocked;
   // Tasks begin at multiples of 24 panels, which suits every tile (8, 6, 4 or 3 vectors), where there are
@@ -101,7 +100,18 @@ void linear(const FloatMatrix& x, const Panels& panels, const std::optional<Floa
   });
 }
 
-void embed(const Panels& panels, int64_t outputs, const IntVector& rows, const FloatMatrixOut& out) {
+void linear(const FloatMatrix& x, const Panels& panels, const std::optional<FloatVector>& bias,
+            const FloatMatrixOut& out) {
+  linear_of(x, panels, Kind::f32, bias, out);
+}
+
+void linear_halves(const FloatMatrix& x, const HalfPanels& panels, const std::string& kind,
+                   const std::optional<FloatVector>& bias, const FloatMatrixOut& out) {
+  linear_of(x, panels, half_kind_of(kind), bias, out);
+}
+
+template <class P>
+void embed_of(const P& panels, Kind kind, int64_t outputs, const IntVector& rows, const FloatMatrixOut& out) {
   const int64_t count = extent(rows, 0), inputs = extent(panels, 1);
   require(outputs >= 0 && outputs <= extent(panels, 0) * panel_width,
           "the matrix has fewer rows than `outputs`");
@@ -111,8 +121,18 @@ void embed(const Panels& panels, int64_t outputs, const IntVector& rows, const F
   require_indices("row", rows.data(), count, outputs);
   const Kernels& k = kernels();
   const nb::gil_scoped_release unlocked;
-  parallel(count,
-           [&](int64_t i) { k.unpack_row(panels.data(), inputs, rows.data()[i], out.data() + i * inputs); });
+  parallel(count, [&](int64_t i) {
+    k.unpack_row(panels.data(), kind, inputs, rows.data()[i], out.data() + i * inputs);
+  });
+}
+
+void embed(const Panels& panels, int64_t outputs, const IntVector& rows, const FloatMatrixOut& out) {
+  embed_of(panels, Kind::f32, outputs, rows, out);
+}
+
+void embed_halves(const HalfPanels& panels, const std::string& kind, int64_t outputs, const IntVector& rows,
+                  const FloatMatrixOut& out) {
+  embed_of(panels, half_kind_of(kind), outputs, rows, out);
 }
 
 void store_kv(const KvLayout& layout, const PoolOut& pool, int64_t layer, const FloatMatrix& keys,
@@ -213,6 +233,10 @@ void bind_step(nb::module_& m) {
         nb::arg("bias").noconvert().none(), nb::arg("out").noconvert());
   m.def("embed", embed, nb::arg("panels").noconvert(), nb::arg("outputs"), nb::arg("rows").noconvert(),
         nb::arg("out").noconvert());
+  m.def("linear_halves", linear_halves, nb::arg("x").noconvert(), nb::arg("panels").noconvert(),
+        nb::arg("kind"), nb::arg("bias").noconvert().none(), nb::arg("out").noconvert());
+  m.def("embed_halves", embed_halves, nb::arg("panels").noconvert(), nb::arg("kind"), nb::arg("outputs"),
+        nb::arg("rows").noconvert(), nb::arg("out").noconvert());
   m.def("store_kv", store_kv, nb::arg("layout"), nb::arg("pool").noconvert(), nb::arg("layer"),
         nb::arg("k").noconvert(), nb::arg("v").noconvert(), nb::arg("starts").noconvert(),
         nb::arg("offsets").noconvert(), nb::arg("tables").noconvert());

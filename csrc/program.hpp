@@ -29,13 +29,13 @@ namespace octavo {
 
 using BufferId = int32_t;
 
-// A matrix in panels, of floats or of integer codes.
+// A matrix in panels: of floats (F32, F16, BF16) or of integer codes.
 struct Weight {
   Kind kind;
   const uint8_t* panels;
   int64_t outputs, inputs;
 
-  bool has_codes() const { return kind == Kind::q8_0 || kind == Kind::q4_0 || kind == Kind::q4_1; }
+  bool has_codes() const { return kind != Kind::f32 && kind != Kind::f16 && kind != Kind::bf16; }
 };
 
 enum class Rows { tokens, logits };     // what a buffer has a row for

@@ -68,7 +68,7 @@ struct Replay {
     if (w.has_codes()) {
       k.unpack_codes(w.panels, w.kind, w.inputs, index, row_of(op.out, row));
     } else {
-      k.unpack_row(reinterpret_cast<const float*>(w.panels), w.inputs, index, row_of(op.out, row));
+      k.unpack_row(w.panels, w.kind, w.inputs, index, row_of(op.out, row));
     }
   }
   void operator()(const Take& op, int64_t row) const {
@@ -153,8 +153,8 @@ struct Replay {
       const IntegerProduct product{codes(op.x), w.panels, w.kind, op.bias, base(op.out), w.outputs};
       k.integer_product(product, task.first, task.last);
     } else {
-      const Product product{read(op.x, 0), reinterpret_cast<const float*>(w.panels), op.bias, base(op.out),
-                            count(program.buffer(op.x).rows), w.inputs, w.outputs};
+      const Product product{read(op.x, 0), w.panels,  op.bias, base(op.out), count(program.buffer(op.x).rows),
+                            w.inputs,      w.outputs, w.kind};
       k.product(product, task.first, task.last);
     }
   }

@@ -14,6 +14,7 @@ from octavo.executor.executor import InlineExecutor, ThreadedExecutor
 from octavo.executor.runner import Runner, RunnerConfig
 from octavo.kernels.contract import Floats, KvPool, KvShape, Matrix, Ops, RawTensor
 from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.packed import BLOCKS
 from octavo.kernels.reference import ReferenceOps
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
@@ -21,21 +22,25 @@ from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeigh
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.types import FinishReason, Request, SampledToken, SamplingParams
+from tests.blocks import SUPER_KINDS, encoded
 
 VOCAB, CONTEXT, EOS = 97, 512, 1
 
 
 def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
-    """Two layers, 4 query and 2 kv heads of 16, hidden 64, vocabulary 97, random weights."""
+    """Two layers, 4 query and 2 kv heads of 16, hidden 64 or `ops.hidden`, vocabulary 97, random weights."""
     rng = np.random.default_rng(seed)
+    hidden: int = getattr(ops, "hidden", 64)
+    ffn = 96 if hidden == 64 else hidden
+    narrower = (64 / hidden) ** 0.5  # so that a wide model is not surer of its tokens
     spec = ModelSpec(
         family="llama",
         num_layers=2,
-        hidden_size=64,
+        hidden_size=hidden,
         num_heads=4,
         num_kv_heads=2,
         head_size=16,
-        ffn_size=96,
+        ffn_size=ffn,
         vocab_size=VOCAB,
         context_length=CONTEXT,
         attention_scale=0.25,
@@ -44,27 +49,27 @@ def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
     )
 
     def matrix(outputs: int, inputs: int, spread: float = 0.2):  # type: ignore[no-untyped-def]
-        values = rng.normal(0, spread, (outputs, inputs)).astype(np.float32)
+        values = rng.normal(0, spread * narrower, (outputs, inputs)).astype(np.float32)
         return ops.matrix(RawTensor("w", "F32", values.shape, values.view(np.uint8).reshape(-1)))
 
     def norm() -> Norm:
-        return Norm(rng.normal(1, 0.1, 64).astype(np.float32))
+        return Norm(rng.normal(1, 0.1, hidden).astype(np.float32))
 
     layers = tuple(
         LayerWeights(
             attention_norm=norm(),
-            q=Linear(matrix(64, 64)),
-            k=Linear(matrix(32, 64)),
-            v=Linear(matrix(32, 64)),
-            o=Linear(matrix(64, 64)),
+            q=Linear(matrix(64, hidden)),
+            k=Linear(matrix(32, hidden)),
+            v=Linear(matrix(32, hidden)),
+            o=Linear(matrix(hidden, 64)),
             ffn_norm=norm(),
-            up=Linear(matrix(96, 64)),
-            down=Linear(matrix(64, 96)),
-            gate=Linear(matrix(96, 64)),
+            up=Linear(matrix(ffn, hidden)),
+            down=Linear(matrix(hidden, ffn)),
+            gate=Linear(matrix(ffn, hidden)),
         )
         for _ in range(2)
     )
-    embedding = matrix(VOCAB, 64, 0.5)
+    embedding = matrix(VOCAB, hidden, 0.5)
     assert spec.rope is not None
     return Model(
         "tiny", spec, ModelWeights(embedding, layers, norm(), embedding), b"\0" * 32, spec.rope.table(CONTEXT)
@@ -165,13 +170,18 @@ def floats(values: object) -> Floats:
 
 
 def over_weights_of(kind: str, ops: NativeOps | ReferenceOps) -> NativeOps | ReferenceOps:
-    """The same ops, as if every float32 matrix came from a file that holds it in `kind`."""
+    """The same ops, as if every float32 matrix came from a file that holds it in `kind`.
+
+    A kind of super-blocks makes the tiny model 256 wide; its rows of 64 become Q8_0, as in real files.
+    """
     plain = ops.matrix
 
     def matrix(raw: RawTensor) -> Matrix:
-        return plain(encoded(raw, kind))
+        return plain(encoded(raw, kind if raw.shape[1] % BLOCKS[kind].size == 0 else "Q8_0"))
 
     ops.matrix = matrix  # type: ignore[method-assign]
+    if kind in SUPER_KINDS:
+        ops.hidden = 256  # type: ignore[union-attr]
     return ops
 
 
@@ -184,12 +194,3 @@ def over_kv_of(kind: str, ops: NativeOps | ReferenceOps) -> NativeOps | Referenc
 
     ops.allocate_kv = allocate_kv  # type: ignore[method-assign]
     return ops
-
-
-def encoded(raw: RawTensor, kind: str) -> RawTensor:
-    """A float32 tensor as another kind, by the `gguf` package."""
-    import gguf
-
-    values = raw.data.view(np.float32).reshape(raw.shape)
-    data = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
-    return RawTensor(raw.name, kind, raw.shape, np.ascontiguousarray(data).view(np.uint8).reshape(-1))

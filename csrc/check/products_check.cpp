@@ -57,7 +57,7 @@ void integer_product(Random& random, Kind kind, int64_t rows, int64_t inputs, in
   const size_t bytes = static_cast<size_t>(panels_of(outputs) * code_panel_bytes(kind, inputs));
   std::unique_ptr<uint8_t, void (*)(void*)> panels(static_cast<uint8_t*>(std::aligned_alloc(64, bytes)),
                                                    std::free);
-  k.pack_codes({data.data(), kind, outputs, inputs, panels.get()}, 0, panels_of(outputs));
+  k.pack_codes({data.data(), kind, outputs, inputs, panels.get(), kind}, 0, panels_of(outputs));
   const std::vector<float> x = random.values(rows * inputs);
   const size_t groups = static_cast<size_t>(rows * inputs / quant_group);
   std::vector<int8_t> codes(static_cast<size_t>(rows * inputs));

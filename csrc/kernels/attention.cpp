@@ -154,7 +154,7 @@ void find_partition(const Attention& a, int64_t head, int64_t base, int64_t low,
 template <KvKind kind>
 OCTAVO_INLINE Lanes widened(const uint8_t* source) {
   if constexpr (kind == KvKind::f32) return load(reinterpret_cast<const float*>(source));
-  if constexpr (kind == KvKind::bf16) return load_brains(source);
+  if constexpr (kind == KvKind::bf16) return load(reinterpret_cast<const Brain*>(source));
   if constexpr (kind == KvKind::int8) return converted(load_bytes(source));
 }
 

@@ -7,54 +7,49 @@
 //
 // and behind the vectors of all groups, for each group 16 scales as halves, and for Q4_1 16 minima. So a
 // weight takes as many bits as in the file, and a vector is an operand of `accumulate_dots` after at most a
-// shift and a mask. Lanes beyond the last output have scale zero.
-#include "kernels/halves.hpp"
+// shift and a mask. Lanes beyond the last output have scale zero. Super-blocks are drawn in superblocks.cpp.
+#include "kernels/blocks.hpp"
+#include "kernels/encode.hpp"
 #include "kernels/integers.hpp"
+#include "kernels/panels.hpp"
+#include "kernels/superblocks.hpp"
 #include "kernels/table.hpp"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
 constexpr int largest_code = 127;
-
-// The 32 codes of one group as its file stores them, unsigned.
-OCTAVO_INLINE void read_codes(const uint8_t* block, Kind kind, uint8_t* codes) {
-  if (kind == Kind::q8_0) {
-    for (int i = 0; i < quant_group; ++i) codes[i] = static_cast<uint8_t>(block[2 + i] ^ 0x80);  // + 128
-    return;
-  }
-  const uint8_t* pairs = block + (kind == Kind::q4_1 ? 4 : 2);
-  for (int i = 0; i < 16; ++i) {
-    codes[i] = pairs[i] & 15;
-    codes[i + 16] = pairs[i] >> 4;
-  }
-}
-
-// Where the word of `lane` in vector j of a group stands.
-OCTAVO_INLINE int64_t word(int j, int64_t lane) { return 64 * j + 4 * lane; }
+constexpr int block_bytes_max = 34;  // of what is quantised anew
 
 OCTAVO_INLINE void write_codes(const uint8_t* codes, Kind kind, int64_t lane, uint8_t* group) {
-  for (int i = 0; i < quant_group; ++i) {
-    if (kind == Kind::q8_0) {
-      group[word(i / 4, lane) + i % 4] = codes[i];
-    } else {
-      uint8_t& byte = group[word(i / 8, lane) + i % 4];
-      byte = static_cast<uint8_t>(i % 8 < 4 ? codes[i] : byte | codes[i] << 4);
-    }
-  }
+  if (kind != Kind::q8_0) return write_nibbles(codes, lane, group);
+  for (int i = 0; i < quant_group; ++i) group[word(i / 4, lane) + i % 4] = codes[i];
 }
 
 OCTAVO_INLINE int code_at(const uint8_t* group, Kind kind, int64_t lane, int i) {
-  if (kind == Kind::q8_0) return group[word(i / 4, lane) + i % 4];
-  return group[word(i / 8, lane) + i % 4] >> (i % 8 < 4 ? 0 : 4) & 15;
+  return kind == Kind::q8_0 ? group[word(i / 4, lane) + i % 4] : nibble_at(group, lane, i);
+}
+
+// Group g of a row as a block of the panels' kind: the file's own, or one quantised anew into `made`.
+OCTAVO_INLINE const uint8_t* block_of(const CodePacking& a, const uint8_t* row, int64_t g, uint8_t* made) {
+  if (a.source == a.kind) return row + g * bytes_of(a.kind, quant_group);
+  float values[quant_group];
+  read_group(row, a.source, g * quant_group, quant_group, values);
+  if (a.kind == Kind::q8_0) {
+    encode_q8_0(values, made);
+  } else {
+    encode_q4_1(values, made);
+  }
+  return made;
 }
 
 }  // namespace
 
 void pack_codes(const CodePacking& a, int64_t first_panel, int64_t last_panel) {
+  if (is_super(a.kind)) return pack_super_codes(a, first_panel, last_panel);
   const int64_t groups = a.inputs / quant_group, stride = code_panel_bytes(a.kind, a.inputs);
-  const int64_t group_bytes = bytes_of(a.kind, quant_group), row_bytes = bytes_of(a.kind, a.inputs);
-  uint8_t codes[quant_group];
+  const int64_t row_bytes = bytes_of(a.source, a.inputs);
+  uint8_t codes[quant_group], made[block_bytes_max];
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
     uint8_t* out = a.panels + panel * stride;
     uint8_t* scales = out + groups * code_bytes(a.kind);
@@ -62,8 +57,8 @@ void pack_codes(const CodePacking& a, int64_t first_panel, int64_t last_panel) {
     const int64_t row = panel * panel_width;
     const int64_t lanes = a.outputs - row < panel_width ? a.outputs - row : panel_width;
     for (int64_t lane = 0; lane < lanes; ++lane) {
-      const uint8_t* block = a.data + (row + lane) * row_bytes;
-      for (int64_t g = 0; g < groups; ++g, block += group_bytes) {
+      for (int64_t g = 0; g < groups; ++g) {
+        const uint8_t* block = block_of(a, a.data + (row + lane) * row_bytes, g, made);
         read_codes(block, a.kind, codes);
         write_codes(codes, a.kind, lane, out + g * code_bytes(a.kind));
         uint8_t* scale = scales + g * scale_bytes(a.kind) + 2 * lane;
@@ -75,6 +70,7 @@ void pack_codes(const CodePacking& a, int64_t first_panel, int64_t last_panel) {
 }
 
 void unpack_codes(const uint8_t* panels, Kind kind, int64_t inputs, int64_t index, float* out) {
+  if (is_super(kind)) return unpack_super_codes(panels, kind, inputs, index, out);
   const int64_t groups = inputs / quant_group, lane = index % panel_width;
   const uint8_t* codes = panels + index / panel_width * code_panel_bytes(kind, inputs);
   const uint8_t* scales = codes + groups * code_bytes(kind) + 2 * lane;
@@ -103,18 +99,22 @@ void quantise_row(const float* x, Kind kind, int64_t row, const Activations& out
     const float largest = float_of_bits(static_cast<uint32_t>(top));
     const float scale = top >= 0x7F800000 ? __builtin_nanf("") : largest / largest_code;
     // 2. The codes, clamped because a subnormal scale may have been rounded far down.
-    IntLanes sums = broadcast_int(0);
+    IntLanes rounded[2];
     for (int h = 0; h < 2; ++h) {
       Lanes ratio = scale > 0.0f ? half[h] / broadcast(scale) : broadcast(0.0f);
       ratio = select(less(high, ratio), high, select(less(ratio, low), low, ratio));
-      const IntLanes code = bits_of(ratio + shifter) - shifter_bits;
-      store_bytes(codes + h * lane_count, code);
-      sums = sums + code;
+      rounded[h] = bits_of(ratio + shifter) - shifter_bits;
+      store_bytes(codes + h * lane_count, rounded[h]);
     }
-    const int32_t sum = sum_of_lanes(sums);
     out.scales[at] = scale;
-    out.starts[at] = -code_zero(kind) * sum;
-    out.shifts[at] = scale * static_cast<float>(sum);
+    if (kind == Kind::q6_k) {  // whose scales are those of half a group
+      out.starts[at] = -code_zero(kind) * sum_of_lanes(rounded[0]);
+      out.shifts[at] = float_of_bits(static_cast<uint32_t>(-code_zero(kind) * sum_of_lanes(rounded[1])));
+    } else {
+      const int32_t sum = sum_of_lanes(rounded[0] + rounded[1]);
+      out.starts[at] = -code_zero(kind) * sum;
+      out.shifts[at] = scale * static_cast<float>(sum);
+    }
   }
 }
 

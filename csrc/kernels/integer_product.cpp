@@ -8,6 +8,7 @@
 // So bits depend on nothing but the row and the output: neither on tiles, nor threads, nor registers.
 #include "kernels/halves.hpp"
 #include "kernels/integers.hpp"
+#include "kernels/superblocks.hpp"
 #include "kernels/table.hpp"
 
 namespace octavo::OCTAVO_ISA {
@@ -145,6 +146,8 @@ void integer_product(const IntegerProduct& a, int64_t first_panel, int64_t last_
     case Kind::q8_0: return panels_of<Kind::q8_0>(a, first_panel, last_panel);
     case Kind::q4_0: return panels_of<Kind::q4_0>(a, first_panel, last_panel);
     case Kind::q4_1: return panels_of<Kind::q4_1>(a, first_panel, last_panel);
+    case Kind::q4_k:
+    case Kind::q6_k: return super_product(a, first_panel, last_panel);
     default: __builtin_unreachable();  // the bindings let no other kind through
   }
 }

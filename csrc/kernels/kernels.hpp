@@ -12,11 +12,14 @@ namespace octavo {
 
 constexpr int panel_width = 16;       // outputs side by side in a packed weight matrix
 constexpr int code_panels_unit = 12;  // suits every tile of integer panels (4, 3 or 2 of them)
-constexpr int quant_group = 32;  // elements that share a scale in Q8_0, Q4_0 and Q4_1
+constexpr int quant_group = 32;       // elements whose codes are summed at a time, in weights and activations
+constexpr int super_group = 256;      // elements of a super-block of Q4_K and Q6_K: eight such groups
 
-enum class Kind { f32, f16, bf16, q8_0, q4_0, q4_1 };
+enum class Kind { f32, f16, bf16, q8_0, q4_0, q4_1, q4_k, q6_k };
 
-// Bytes of `count` elements (a multiple of 32 for the quantised kinds).
+constexpr bool is_super(Kind kind) { return kind == Kind::q4_k || kind == Kind::q6_k; }
+
+// Bytes of `count` elements: a multiple of 32 for the quantised kinds, of 256 for those of super-blocks.
 static inline int64_t bytes_of(Kind kind, int64_t count) {
   switch (kind) {
     case Kind::f32: return 4 * count;
@@ -25,32 +28,47 @@ static inline int64_t bytes_of(Kind kind, int64_t count) {
     case Kind::q8_0: return count / quant_group * 34;
     case Kind::q4_0: return count / quant_group * 18;
     case Kind::q4_1: return count / quant_group * 20;
+    case Kind::q4_k: return count / super_group * 144;
+    case Kind::q6_k: return count / super_group * 210;
   }
   return 0;
 }
 
-// y = x W^T + bias. W is packed: panels [ceil(outputs / 16)][inputs][16], zeros beyond the last output.
+// y = x W^T + bias. W is packed: panels [ceil(outputs / 16)][inputs][16] of floats, halves or brain floats,
+// zeros beyond the last output. 16 bits are widened exactly, so all three give the bits of the same values
+// in float32.
 struct Product {
   const float* x;  // (rows, inputs)
-  const float* panels;
+  const void* panels;
   const float* bias;  // (outputs,) or null
   float* y;           // (rows, outputs)
   int64_t rows, inputs, outputs;
+  Kind kind = Kind::f32;  // of the panels: f32, f16 or bf16
 };
 
-// A matrix as its file stores it, row after row, to be packed.
+// A matrix as its file stores it, row after row, to be packed; rounded to nearest even where `stored` is
+// narrower.
 struct Packing {
   const uint8_t* data;
   Kind kind;
   int64_t outputs, inputs;
-  float* panels;
+  void* panels;
+  Kind stored = Kind::f32;  // of the panels: f32, f16 or bf16
 };
 
-// Integer panels (codes.cpp draws them): bytes of one group of 16 outputs x 32 inputs, of its scales, and of
+// Integer panels (codes.cpp and superblocks.cpp draw them): bytes of one group of 16 outputs x 32 inputs, of
+// its scales, and of
 // a whole panel, which begins at a multiple of 64 bytes; and the code that stands for zero.
-constexpr int64_t code_bytes(Kind kind) { return panel_width * (kind == Kind::q8_0 ? 32 : 16); }
-constexpr int64_t scale_bytes(Kind kind) { return panel_width * (kind == Kind::q4_1 ? 4 : 2); }
-constexpr int32_t code_zero(Kind kind) { return kind == Kind::q8_0 ? 128 : kind == Kind::q4_0 ? 8 : 0; }
+// In super-blocks eight groups share some scales: `scale_bytes` is an eighth of all.
+constexpr int64_t code_bytes(Kind kind) {
+  return panel_width * (kind == Kind::q8_0 ? 32 : kind == Kind::q6_k ? 24 : 16);
+}
+constexpr int64_t scale_bytes(Kind kind) {
+  return kind == Kind::q4_1 ? 64 : kind == Kind::q4_k ? 40 : kind == Kind::q6_k ? 36 : 32;
+}
+constexpr int32_t code_zero(Kind kind) {
+  return kind == Kind::q8_0 ? 128 : kind == Kind::q4_0 ? 8 : kind == Kind::q6_k ? 32 : 0;
+}
 constexpr int64_t code_panel_bytes(Kind kind, int64_t inputs) {
   return (inputs / quant_group * (code_bytes(kind) + scale_bytes(kind)) + 63) / 64 * 64;
 }
@@ -60,8 +78,8 @@ struct Activations {
   int64_t rows, inputs;
   int8_t* codes;    // round(x / scale), ties to even
   float* scales;    // largest magnitude / 127; NaN if the group holds an infinity or NaN
-  int32_t* starts;  // minus the sum of codes times the weights' code_zero
-  float* shifts;    // scale times the sum of codes
+  int32_t* starts;  // minus the sum of codes times the weights' code_zero; Q6_K: of the first 16 codes
+  float* shifts;    // scale times the sum of codes; Q6_K: the bits of the start of the other 16 codes
 };
 
 // y = x W^T + bias, W a matrix of one of the grouped kinds in integer panels.
@@ -74,12 +92,14 @@ struct IntegerProduct {
   int64_t outputs;
 };
 
-// A matrix of one of the grouped kinds as its file stores it, to be packed into integer panels.
+// A matrix as its file stores it, to be packed into integer panels of one of the grouped kinds. Where that is
+// not the file's own kind, groups are quantised anew: to Q8_0 or Q4_1.
 struct CodePacking {
   const uint8_t* data;
-  Kind kind;
+  Kind kind;  // of the panels
   int64_t outputs, inputs;
   uint8_t* panels;
+  Kind source;  // of the data
 };
 
 // What happens to each element.
@@ -93,7 +113,7 @@ struct Kernels {
   void (*pack)(const Packing&, int64_t first_panel, int64_t last_panel);
   void (*dequantise)(const uint8_t* data, Kind, int64_t count, float* out);
   // Row `index` of a packed matrix, written to out (inputs,).
-  void (*unpack_row)(const float* panels, int64_t inputs, int64_t index, float* out);
+  void (*unpack_row)(const void* panels, Kind, int64_t inputs, int64_t index, float* out);
 
   void (*integer_product)(const IntegerProduct&, int64_t first_panel, int64_t last_panel);
   void (*pack_codes)(const CodePacking&, int64_t first_panel, int64_t last_panel);

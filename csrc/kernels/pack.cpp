@@ -1,83 +1,81 @@
-// From a file's bytes to float32: GGUF's block formats, and the packed form of a weight matrix.
+// From a file's bytes to float32, and to the packed form of a weight matrix in 32 or 16 bits.
 //
-// Panels are made straight from the quantised bytes, 16 rows by 32 columns at a time, so no second full-size
-// copy of a matrix ever exists. Source of the formats: ggml's block_q8_0, block_q4_0, block_q4_1.
-#include "kernels/halves.hpp"
+// Panels are made straight from the file's bytes, 16 rows by 32 columns at a time, so no second full-size
+// copy of a matrix ever exists.
+#include "kernels/blocks.hpp"
 #include "kernels/table.hpp"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-OCTAVO_INLINE void group_q8_0(const uint8_t* block, float* out) {
-  const float d = float_of_half(read_u16(block));
-  for (int i = 0; i < quant_group; ++i) out[i] = d * static_cast<float>(static_cast<int8_t>(block[2 + i]));
-}
-
-OCTAVO_INLINE void group_q4_0(const uint8_t* block, float* out) {
-  const float d = float_of_half(read_u16(block));
-  for (int i = 0; i < 16; ++i) {
-    out[i] = d * static_cast<float>((block[2 + i] & 15) - 8);
-    out[i + 16] = d * static_cast<float>((block[2 + i] >> 4) - 8);
-  }
-}
-
-OCTAVO_INLINE void group_q4_1(const uint8_t* block, float* out) {
-  const float d = float_of_half(read_u16(block)), m = float_of_half(read_u16(block + 2));
-  for (int i = 0; i < 16; ++i) {
-    out[i] = d * static_cast<float>(block[4 + i] & 15) + m;
-    out[i + 16] = d * static_cast<float>(block[4 + i] >> 4) + m;
-  }
-}
-
-// The 32 elements of one group, or the last `count` < 32 of an unquantised row.
-OCTAVO_INLINE void group(const uint8_t* data, Kind kind, int64_t count, float* out) {
-  switch (kind) {
-    case Kind::f32: __builtin_memcpy(out, data, static_cast<uint64_t>(count) * 4); break;
-    case Kind::f16:
-      for (int64_t i = 0; i < count; ++i) out[i] = float_of_half(read_u16(data + 2 * i));
-      break;
-    case Kind::bf16:
-      for (int64_t i = 0; i < count; ++i) out[i] = float_of_brain(read_u16(data + 2 * i));
-      break;
-    case Kind::q8_0: group_q8_0(data, out); break;
-    case Kind::q4_0: group_q4_0(data, out); break;
-    case Kind::q4_1: group_q4_1(data, out); break;
-  }
-}
-
-}  // namespace
-
-void dequantise(const uint8_t* data, Kind kind, int64_t count, float* out) {
-  const int64_t group_bytes = bytes_of(kind, quant_group);
-  for (int64_t i = 0; i < count; i += quant_group) {
-    const int64_t size = count - i < quant_group ? count - i : quant_group;
-    group(data + i / quant_group * group_bytes, kind, size, out + i);
-  }
-}
-
-void pack(const Packing& a, int64_t first_panel, int64_t last_panel) {
-  const int64_t row_bytes = bytes_of(a.kind, a.inputs), group_bytes = bytes_of(a.kind, quant_group);
+template <class Stored>
+void pack_as(const Packing& a, int64_t first_panel, int64_t last_panel) {
+  const int64_t row_bytes = bytes_of(a.kind, a.inputs);
   float tile[panel_width][quant_group];
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
     const int64_t row = panel * panel_width;
     const int64_t rows = a.outputs - row < panel_width ? a.outputs - row : panel_width;
-    float* out = a.panels + row * a.inputs;
+    Stored* out = static_cast<Stored*>(a.panels) + row * a.inputs;
     __builtin_memset(tile, 0, sizeof tile);  // lanes beyond the last output stay zero
     for (int64_t i = 0; i < a.inputs; i += quant_group) {
       const int64_t count = a.inputs - i < quant_group ? a.inputs - i : quant_group;
       for (int64_t r = 0; r < rows; ++r) {
-        group(a.data + (row + r) * row_bytes + i / quant_group * group_bytes, a.kind, count, tile[r]);
+        read_group(a.data + (row + r) * row_bytes, a.kind, i, count, tile[r]);
       }
       for (int64_t column = 0; column < count; ++column) {
-        for (int r = 0; r < panel_width; ++r) out[(i + column) * panel_width + r] = tile[r][column];
+        for (int r = 0; r < panel_width; ++r) assign(out[(i + column) * panel_width + r], tile[r][column]);
       }
     }
   }
 }
 
-void unpack_row(const float* panels, int64_t inputs, int64_t index, float* out) {
-  const float* source = panels + index / panel_width * panel_width * inputs + index % panel_width;
-  for (int64_t i = 0; i < inputs; ++i) out[i] = source[i * panel_width];
+// Sixteen bits that stay as they are: only their places change.
+void move_halves(const Packing& a, int64_t first_panel, int64_t last_panel) {
+  for (int64_t panel = first_panel; panel < last_panel; ++panel) {
+    const int64_t row = panel * panel_width;
+    const int64_t rows = a.outputs - row < panel_width ? a.outputs - row : panel_width;
+    const uint8_t* in = a.data + 2 * row * a.inputs;
+    uint16_t* out = static_cast<uint16_t*>(a.panels) + row * a.inputs;
+    for (int64_t i = 0; i < a.inputs; ++i, out += panel_width) {
+      for (int64_t r = 0; r < rows; ++r) out[r] = read_u16(in + 2 * (r * a.inputs + i));
+      for (int64_t r = rows; r < panel_width; ++r) out[r] = 0;
+    }
+  }
+}
+
+template <class Stored>
+void unpack_as(const void* panels, int64_t inputs, int64_t index, float* out) {
+  const Stored* source =
+      static_cast<const Stored*>(panels) + index / panel_width * panel_width * inputs + index % panel_width;
+  for (int64_t i = 0; i < inputs; ++i) out[i] = value_of(source[i * panel_width]);
+}
+
+}  // namespace
+
+void dequantise(const uint8_t* data, Kind kind, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; i += quant_group) {
+    const int64_t size = count - i < quant_group ? count - i : quant_group;
+    read_group(data, kind, i, size, out + i);
+  }
+}
+
+void pack(const Packing& a, int64_t first_panel, int64_t last_panel) {
+  if (a.kind == a.stored && a.kind != Kind::f32) return move_halves(a, first_panel, last_panel);
+  switch (a.stored) {
+    case Kind::f32: return pack_as<float>(a, first_panel, last_panel);
+    case Kind::f16: return pack_as<Half>(a, first_panel, last_panel);
+    case Kind::bf16: return pack_as<Brain>(a, first_panel, last_panel);
+    default: __builtin_unreachable();  // the bindings let no other kind through
+  }
+}
+
+void unpack_row(const void* panels, Kind kind, int64_t inputs, int64_t index, float* out) {
+  switch (kind) {
+    case Kind::f32: return unpack_as<float>(panels, inputs, index, out);
+    case Kind::f16: return unpack_as<Half>(panels, inputs, index, out);
+    case Kind::bf16: return unpack_as<Brain>(panels, inputs, index, out);
+    default: __builtin_unreachable();
+  }
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -1,14 +1,15 @@
-// y = x W^T + bias in float32, each output one chain of fused multiply-adds over the inputs, in order.
+// y = x W^T + bias in float32, each output one chain of fused multiply-adds over the inputs, in order. Weights
+// are stored in 32 or 16 bits; nothing else differs, bits included.
 #include "kernels/table.hpp"
 #include "kernels/tile.hpp"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-template <int R, int P>
+template <class Stored, int R, int P>
 void tile(const Product& a, int64_t row, int64_t panel) {
-  const float* w[P];
-  for (int p = 0; p < P; ++p) w[p] = a.panels + (panel + p) * a.inputs * panel_width;
+  const Stored* w[P];
+  for (int p = 0; p < P; ++p) w[p] = static_cast<const Stored*>(a.panels) + (panel + p) * a.inputs * panel_width;
   Lanes acc[R][P]{};
   multiply<R, P>(a.x + row * a.inputs, a.inputs, w, panel_width, a.inputs, acc);
   for (int p = 0; p < P; ++p) {
@@ -21,32 +22,31 @@ void tile(const Product& a, int64_t row, int64_t panel) {
   }
 }
 
-template <int R, int P>
+template <class Stored, int R, int P>
 void strip(const Product& a, int64_t row, int64_t panel, int64_t last_panel) {
-  for (; panel + P <= last_panel; panel += P) tile<R, P>(a, row, panel);
+  for (; panel + P <= last_panel; panel += P) tile<Stored, R, P>(a, row, panel);
   if constexpr (P > 1) {
-    if (panel < last_panel) strip<R, P / 2>(a, row, panel, last_panel);
+    if (panel < last_panel) strip<Stored, R, P / 2>(a, row, panel, last_panel);
   }
 }
 
 // `rows` (1 to tile_rows) rows from `row` on, P vectors at a time.
-template <int P, int R = tile_rows>
+template <class Stored, int P, int R = tile_rows>
 void rows_strip(const Product& a, int64_t row, int64_t rows, int64_t panel, int64_t last_panel) {
-  if (rows == R) return strip<R, P>(a, row, panel, last_panel);
-  if constexpr (R > 1) rows_strip<P, R - 1>(a, row, rows, panel, last_panel);
+  if (rows == R) return strip<Stored, R, P>(a, row, panel, last_panel);
+  if constexpr (R > 1) rows_strip<Stored, P, R - 1>(a, row, rows, panel, last_panel);
 }
 
 // Few rows: one tall-enough tile, as many vectors as fit beside it.
-template <int R = tile_rows>
+template <class Stored, int R = tile_rows>
 void few_rows(const Product& a, int64_t panel, int64_t last_panel) {
-  if (a.rows == R) return strip<R, vectors_for(R)>(a, 0, panel, last_panel);
-  if constexpr (R > 1) few_rows<R - 1>(a, panel, last_panel);
+  if (a.rows == R) return strip<Stored, R, vectors_for(R)>(a, 0, panel, last_panel);
+  if constexpr (R > 1) few_rows<Stored, R - 1>(a, panel, last_panel);
 }
 
-}  // namespace
-
-void product(const Product& a, int64_t first_panel, int64_t last_panel) {
-  if (a.rows <= tile_rows) return few_rows(a, first_panel, last_panel);
+template <class Stored>
+void panels_of(const Product& a, int64_t first_panel, int64_t last_panel) {
+  if (a.rows <= tile_rows) return few_rows<Stored>(a, first_panel, last_panel);
   // Many rows: a group of panels stays in the cache while all rows pass over it, in tiles of nearly equal
   // height (nine rows are five and four, because a tile of one row would leave most registers idle).
   constexpr int vectors = vectors_for(tile_rows);
@@ -55,8 +55,19 @@ void product(const Product& a, int64_t first_panel, int64_t last_panel) {
     const int64_t stop = panel + vectors < last_panel ? panel + vectors : last_panel;
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t row = a.rows * t / tiles, next = a.rows * (t + 1) / tiles;
-      rows_strip<vectors>(a, row, next - row, panel, stop);
+      rows_strip<Stored, vectors>(a, row, next - row, panel, stop);
     }
+  }
+}
+
+}  // namespace
+
+void product(const Product& a, int64_t first_panel, int64_t last_panel) {
+  switch (a.kind) {
+    case Kind::f32: return panels_of<float>(a, first_panel, last_panel);
+    case Kind::f16: return panels_of<Half>(a, first_panel, last_panel);
+    case Kind::bf16: return panels_of<Brain>(a, first_panel, last_panel);
+    default: __builtin_unreachable();  // the bindings let no other kind through
   }
 }
 

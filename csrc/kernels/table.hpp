@@ -10,7 +10,7 @@ const Kernels& kernels();
 void product(const Product&, int64_t first_panel, int64_t last_panel);
 void pack(const Packing&, int64_t first_panel, int64_t last_panel);
 void dequantise(const uint8_t* data, Kind kind, int64_t count, float* out);
-void unpack_row(const float* panels, int64_t inputs, int64_t index, float* out);
+void unpack_row(const void* panels, Kind kind, int64_t inputs, int64_t index, float* out);
 
 void integer_product(const IntegerProduct&, int64_t first_panel, int64_t last_panel);
 void pack_codes(const CodePacking&, int64_t first_panel, int64_t last_panel);

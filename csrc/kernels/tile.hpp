@@ -1,18 +1,19 @@
 // The register tile that both the product and attention are made of: R rows times P vectors of 16 outputs.
 #pragma once
 
-#include "kernels/simd.hpp"
+#include "kernels/halves.hpp"
 
 namespace octavo::OCTAVO_ISA {
 
-// acc[r][p] += sum over i of x[r * x_stride + i] * w[p][i * w_stride ...], i ascending.
+// acc[r][p] += sum over i of x[r * x_stride + i] * w[p][i * w_stride ...], i ascending. Weights are floats, or
+// 16 bits that are widened exactly, once for all rows of the tile.
 //
 // Each output lane is one chain of fused multiply-adds over i, whatever R and P are: so its bits depend
 // neither on the rows and outputs that share the tile nor on the width of the machine's registers.
-template <int R, int P>
-OCTAVO_INLINE void multiply(const float* x, int64_t x_stride, const float* const* w, int64_t w_stride,
+template <int R, int P, class Stored>
+OCTAVO_INLINE void multiply(const float* x, int64_t x_stride, const Stored* const* w, int64_t w_stride,
                             int64_t steps, Lanes (&acc)[R][P]) {
-  const float* column[P];
+  const Stored* column[P];
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) column[p] = w[p];
   for (int64_t i = 0; i < steps; ++i) {

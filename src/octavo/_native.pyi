@@ -17,6 +17,7 @@ import numpy.typing as npt
 _Floats = npt.NDArray[np.float32]
 _Ints = npt.NDArray[np.int32]
 _Bytes = npt.NDArray[np.uint8]
+_Halves = npt.NDArray[np.uint16]  # the bits of floats of 16 bits
 
 class SimdProbe(TypedDict):
     found: list[str]  # instruction sets of the processor
@@ -37,16 +38,26 @@ def read_string_array(data: _Bytes, offset: int, count: int) -> tuple[list[bytes
     """`count` strings (little-endian u64 length, bytes) from `offset` on, and the offset behind them."""
 
 def dequantise(data: _Bytes, kind: str, count: int, out: _Floats) -> None:
-    """`data`, exactly the bytes of `count` elements, to float32. kind: F32, F16, BF16, Q8_0, Q4_0, Q4_1."""
+    """`data`, exactly the bytes of `count` elements, to float32.
+
+    kind, here and below: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K or Q6_K.
+    """
 
 def pack(data: _Bytes, kind: str, outputs: int, inputs: int, panels: _Floats) -> None:
     """A matrix as its file stores it to panels (ceil(outputs / 16), inputs, 16), padded with zeros."""
 
-def code_panel_bytes(kind: str, inputs: int) -> int:
-    """Bytes of an integer panel: 16 outputs. kind: Q8_0, Q4_0, Q4_1; inputs: a multiple of 32."""
+def pack_halves(data: _Bytes, kind: str, outputs: int, inputs: int, stored: str, panels: _Halves) -> None:
+    """The same to panels of 16 bits, rounded to nearest even; stored: F16 or BF16."""
 
-def pack_codes(data: _Bytes, kind: str, outputs: int, inputs: int, panels: _Bytes) -> None:
-    """A matrix as its file stores it to integer panels (ceil(outputs / 16), code_panel_bytes)."""
+def code_panel_bytes(kind: str, inputs: int) -> int:
+    """Bytes of an integer panel: 16 outputs. inputs: a multiple of 32, or of 256 for Q4_K and Q6_K."""
+
+def pack_codes(data: _Bytes, kind: str, outputs: int, inputs: int, stored: str, panels: _Bytes) -> None:
+    """A matrix as its file stores it to integer panels (ceil(outputs / 16), code_panel_bytes).
+
+    stored: the same kind; or Q8_0 or Q4_1, quantised anew by ggml's arithmetic, group by group. A group that
+    holds an infinity or a NaN gets a scale that is NaN.
+    """
 
 def copy_blocks(pool: _Bytes, sources: _Ints, targets: _Ints) -> None:
     """pool[targets[i]] = pool[sources[i]], in order of i."""
@@ -94,6 +105,12 @@ def linear(x: _Floats, panels: _Floats, bias: _Floats | None, out: _Floats) -> N
 
 def embed(panels: _Floats, outputs: int, rows: _Ints, out: _Floats) -> None:
     """out[i] = row rows[i] of the packed matrix of `outputs` rows."""
+
+def linear_halves(x: _Floats, panels: _Halves, kind: str, bias: _Floats | None, out: _Floats) -> None:
+    """The same with panels of 16 bits (kind: F16, BF16): the bits of `linear` over the widened weights."""
+
+def embed_halves(panels: _Halves, kind: str, outputs: int, rows: _Ints, out: _Floats) -> None:
+    """The same with panels of 16 bits."""
 
 def linear_codes(x: _Floats, panels: _Bytes, kind: str, bias: _Floats | None, out: _Floats) -> None:
     """The same with integer panels: x is quantised to 8 bits in groups of 32, group sums are exact."""
@@ -161,6 +178,9 @@ class Weight:
 
 def float_weight(panels: _Floats, outputs: int) -> Weight:
     """Of panels (ceil(outputs / 16), inputs, 16)."""
+
+def half_weight(panels: _Halves, kind: str, outputs: int) -> Weight:
+    """Of the same panels in 16 bits. kind: F16, BF16."""
 
 def code_weight(panels: _Bytes, kind: str, outputs: int, inputs: int) -> Weight:
     """Of integer panels (ceil(outputs / 16), code_panel_bytes)."""

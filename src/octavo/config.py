@@ -13,7 +13,7 @@ from octavo.errors import ConfigError
 
 BLOCK_SIZES = (16, 32, 64)
 BACKENDS = ("cpu", "reference")
-WEIGHTS = ("auto", "f32", "int8")
+WEIGHTS = ("auto", "f32", "bf16", "int8", "q4")
 KV_KINDS = ("f32", "bf16", "int8")
 
 
@@ -21,7 +21,7 @@ KV_KINDS = ("f32", "bf16", "int8")
 class StartOptions:
     """How to start an engine. Raises ConfigError when a value is out of its bounds."""
 
-    weights: str = "f32"  # how weights are held: f32, auto (the file's integers, else f32), int8
+    weights: str = "f32"  # how weights are held: f32, auto (as in the file), bf16, int8, q4
     kv: str = "f32"  # how K and V are held: f32, bf16, int8 (a scale for each token and kv head)
     backend: str = "cpu"  # cpu (native kernels) or reference (NumPy, the specification; slow)
     context_length: int | None = None  # tokens of prompt and output together; None: the model's own

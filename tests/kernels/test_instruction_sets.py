@@ -17,6 +17,7 @@ import numpy as np
 from octavo import _native
 from octavo.kernels.contract import AttentionSpec, Batch, KvShape, RawTensor
 from octavo.kernels.native_ops import NativeOps
+from tests.blocks import random_tensor
 
 rng = np.random.default_rng(5)
 ops = NativeOps()
@@ -30,14 +31,21 @@ matrix = ops.matrix(RawTensor("w", "F32", weight.shape, weight.view(np.uint8).re
 x = floats(13, 96)
 for rows in (1, 2, 3, 6, 13):
     note(ops.linear(x[:rows].copy(), matrix, floats(150)))
-for kind, size in (("Q8_0", 34), ("Q4_0", 18), ("Q4_1", 20)):
-    blocks = rng.integers(0, 256, (150, 3, size)).astype(np.uint8)
-    scales = rng.normal(0, 0.02, (150, 3, 2)).astype(np.float16).view(np.uint8)
-    blocks[..., :4 if kind == "Q4_1" else 2] = scales[..., :4 if kind == "Q4_1" else 2]
-    integers = ops.matrix(RawTensor("w", kind, (150, 96), blocks.reshape(-1)))
+for kind in ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"):
+    inputs = 512 if kind[-1] == "K" else 96
+    integers = ops.matrix(random_tensor(kind, 150, inputs, rng))
+    wide = floats(13, inputs)
     note(ops.embed(integers, np.arange(150, dtype=np.int32)))
     for rows in (1, 2, 3, 13):
-        note(ops.linear(x[:rows].copy(), integers, floats(150)))
+        note(ops.linear(wide[:rows].copy(), integers, floats(150)))
+    note(ops.vector(random_tensor(kind, 3, 256, rng)))
+for mode in ("bf16", "int8", "q4"):
+    held = NativeOps(mode).matrix(RawTensor("w", "F32", weight.shape, weight.view(np.uint8).reshape(-1)))
+    note(held.panels)
+    for rows in (1, 2, 3, 6, 13):
+        note(ops.linear(x[:rows].copy(), held))
+halves = ops.matrix(RawTensor("w", "F16", weight.shape, weight.astype(np.float16).view(np.uint8).reshape(-1)))
+note(ops.linear(x, halves))
 quantised = rng.integers(0, 60, (4 * 2 * 34,)).astype(np.uint8)
 note(ops.vector(RawTensor("q", "Q8_0", (4, 64), quantised)))
 note(ops.rms_norm(x, floats(96), 1e-5))

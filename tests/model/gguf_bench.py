@@ -7,6 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import transformers
+from tests.blocks import encoded, floats_tensor
 
 from octavo.model.hub import ModelPath
 
@@ -44,11 +45,12 @@ def write_sample(path: Path, kinds: tuple[str, ...] = tuple(KINDS)) -> Path:
         matrix = generator.standard_normal((6, 64)).astype(np.float32)
         writer.add_tensor(f"{kind}.matrix", gguf.quants.quantize(matrix, KINDS[kind]), raw_dtype=KINDS[kind])
         writer.add_tensor(f"{kind}.vector", matrix[0])
-    _finish(writer)
+    finish(writer)
     return path
 
 
-def _finish(writer: gguf.GGUFWriter) -> None:
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -89,15 +91,15 @@ def write_model(
             values = values + 1.0
         if arch == "gpt2" and ".c_" in name and name.endswith(".weight"):
             values = values.T
-        stored = KINDS[kind] if values.ndim == 2 else KINDS["F32"]
+        stored = gguf.GGMLQuantizationType[kind if values.ndim == 2 else "F32"]
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
-        writer.add_tensor(
-            target, gguf.quants.quantize(np.ascontiguousarray(values), stored), raw_dtype=stored
-        )
+        data = encoded(floats_tensor(values), stored.name).data
+        rows = data.reshape(*values.shape[:-1], -1)
+        writer.add_tensor(target, rows.view(np.float32) if stored.name == "F32" else rows, raw_dtype=stored)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors.astype(np.float32))
-    _finish(writer)
+    finish(writer)
     return ModelPath("tiny", path, "gguf")
 
 

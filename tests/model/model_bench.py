@@ -27,11 +27,15 @@ BACKENDS = {"reference": partial(ReferenceOps, "f32"), "native": partial(NativeO
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
 
+# Rows of whole super-blocks.
+WIDE = SMALL | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+
 LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0}
 LLAMA3_ROPE |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 
 CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**SMALL),
+    "llama-wide": lambda: transformers.LlamaConfig(**WIDE),
     "llama-tied": lambda: transformers.LlamaConfig(**SMALL, tie_word_embeddings=True, head_dim=24),
     "llama-biases": lambda: transformers.LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
     "llama-rope-llama3": lambda: transformers.LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE),

@@ -8,7 +8,8 @@ import time
 import gguf
 import numpy as np
 import pytest
-from gguf_bench import KINDS, write_sample
+from gguf_bench import KINDS, finish, write_sample
+from tests.blocks import SUPER_KINDS, random_tensor
 
 from octavo import _native
 from octavo.errors import BadModelFile, ModelError, UnsupportedModel
@@ -69,14 +70,26 @@ def test_version_2_is_read_and_others_are_refused(sample, tmp_path):
                 read_gguf(path)
 
 
+@pytest.mark.parametrize("kind", SUPER_KINDS)
+def test_super_blocks_equal_the_gguf_package(kind, tmp_path):
+    given, their_kind = random_tensor(kind, 6, 512, np.random.default_rng(1)), gguf.GGMLQuantizationType[kind]
+    writer = gguf.GGUFWriter(tmp_path / "k.gguf", "llama")
+    writer.add_tensor("w", given.data.reshape(6, -1), raw_dtype=their_kind)
+    finish(writer)
+    raw = read_gguf(tmp_path / "k.gguf").tensors["w"]
+    assert (raw.kind, raw.shape) == (kind, (6, 512))
+    out = np.empty(6 * 512, np.float32)
+    _native.dequantise(raw.data, raw.kind, out.size, out)
+    theirs = gguf.GGUFReader(tmp_path / "k.gguf").tensors[0]
+    expected = gguf.quants.dequantize(theirs.data, their_kind).reshape(-1)
+    np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))
+
+
 def test_an_unknown_kind_is_named(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "k.gguf", "llama")
-    writer.add_tensor("w", np.zeros((2, 144), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q4_K)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    with pytest.raises(UnsupportedModel, match="'w' is stored as Q4_K; allowed: BF16, F16"):
+    writer.add_tensor("w", np.zeros((2, 176), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q5_K)
+    finish(writer)
+    with pytest.raises(UnsupportedModel, match="'w' is stored as Q5_K; allowed: BF16, F16"):
         read_gguf(tmp_path / "k.gguf")
 
 
@@ -116,6 +129,7 @@ def info(name=b"w", dims=(32, 2), kind=0, offset=0):
         (head(1, 0) + info(dims=(2**63, 4)), "allowed: 1 to"),
         (head(1, 0) + info(dims=(2**40, 2**40)), "ends at byte"),
         (head(1, 0) + info(dims=(40, 2), kind=8), "not a multiple of 32"),
+        (head(1, 0) + info(dims=(128, 4), kind=12), r"not a multiple of 256 \(Q4_K\)"),
         (head(1, 0) + info(offset=7) + bytes(512), "not a multiple of 32"),
         (head(1, 0) + info(offset=2**63 - 32) + bytes(512), "ends at byte"),
         (head(2, 0) + info() + info() + bytes(1024), "appears twice"),

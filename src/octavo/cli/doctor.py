@@ -10,6 +10,7 @@ from octavo.config import StartOptions
 from octavo.engine.start import Budget, Started, build_engine
 from octavo.executor.runner import kv_shape
 from octavo.kernels.probe import Machine
+from octavo.model.spec import ModelWeights
 from octavo.units import blocks_for, format_bytes
 
 
@@ -56,7 +57,7 @@ def model_lines(started: Started, options: StartOptions) -> list[tuple[str, str]
             "the exactness contract holds (a request's bits do not depend on what runs beside it)",
         ),
         ("model", f"{facts.name}: vocabulary {facts.vocab_size:,}, context {spec.context_length:,} tokens"),
-        ("weights", f"{format_bytes(started.loaded.model.weights.num_bytes)}, held as {options.weights}"),
+        ("weights", weights_in_words(started.loaded.model.weights, options.weights)),
         (
             "KV",
             f"{shape.num_layers} layers, {shape.num_kv_heads} KV heads of {shape.head_size}, "
@@ -64,6 +65,12 @@ def model_lines(started: Started, options: StartOptions) -> list[tuple[str, str]
             f"{format_bytes(started.budget.bytes_per_block / started.budget.block_size)} per token",
         ),
     ]
+
+
+def weights_in_words(weights: ModelWeights, mode: str) -> str:
+    """ "92.5 MiB with --weights auto: Q4_1 63.3 MiB, Q8_0 29.2 MiB"."""
+    kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in weights.bytes_by_kind.items())
+    return f"{format_bytes(weights.num_bytes)} with --weights {mode}: {kinds}"
 
 
 def budget_lines(budget: Budget, options: StartOptions) -> list[tuple[str, str]]:

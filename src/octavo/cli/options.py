@@ -21,7 +21,10 @@ Model = Annotated[
     ),
 ]
 Weights = Annotated[
-    str, typer.Option(help="How weights are held: f32, auto (as in the file), int8.", rich_help_panel=_ENGINE)
+    str,
+    typer.Option(
+        help="How weights are held: f32, auto (as in the file), bf16, int8, q4.", rich_help_panel=_ENGINE
+    ),
 ]
 Kv = Annotated[str, typer.Option(help="How K and V are held: f32, bf16, int8.", rich_help_panel=_ENGINE)]
 Backend = Annotated[str, typer.Option(help="cpu, or reference (NumPy; slow).", rich_help_panel=_ENGINE)]

@@ -31,12 +31,12 @@ T = TypeVar("T")  # a backend's buffer
 class RawTensor:
     """A tensor as its file stores it. `data` is a flat view of the file's bytes (not a copy).
 
-    `shape` is NumPy order: a matrix is (outputs, inputs), so y = x @ W.T. Quantised kinds are grouped by 32
-    along inputs.
+    `shape` is NumPy order: a matrix is (outputs, inputs), so y = x @ W.T. Quantised kinds are grouped by 32,
+    or 256 (Q4_K, Q6_K), along inputs.
     """
 
     name: str
-    kind: str  # "F32" | "F16" | "BF16" | "Q8_0" | "Q4_0" | "Q4_1"
+    kind: str  # "F32" | "F16" | "BF16" | "Q8_0" | "Q4_0" | "Q4_1" | "Q4_K" | "Q6_K"
     shape: tuple[int, ...]
     data: Bytes
 
@@ -100,6 +100,10 @@ class Matrix(Protocol):
     @property
     def shape(self) -> tuple[int, int]:
         """(outputs, inputs)."""
+
+    @property
+    def kind(self) -> str:
+        """How the weights are held: a kind of `RawTensor`."""
 
     @property
     def num_bytes(self) -> int:

@@ -3,7 +3,14 @@
     s[t, g]   = largest magnitude of x[t] in group g of 32 / 127
     q[t, i]   = round(x[t, i] / s[t, g]), ties to even
     y[t, o]   = for g ascending: y = fma(sum of q * code, d[o, g] * s[t, g], y)
-                       and Q4_1: y = fma(m[o, g], s[t, g] * sum of q, y)
+                   with minima:  y = fma(m[o, g], s[t, g] * sum of q, y)
+
+What a kind calls code, d and m:
+
+    Q8_0, Q4_0    its codes, its scale of the group
+    Q4_1          its codes, its scale and its minimum
+    Q4_K          its codes; d times the group's scale; minus dmin times the group's minimum
+    Q6_K          its codes times the scale of their half of the group; d
 
 Sums of codes are integers below 2^24, so float32 holds them exactly whatever the order. A fused step is
 computed in double and rounded once more; that differs from one rounding in about one of 2^29 cases.
@@ -11,12 +18,12 @@ computed in double and rounded once more; that differs from one rounding in abou
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from octavo.kernels.contract import Floats, Ints, RawTensor
-from octavo.kernels.packed import GROUP_BYTES, QUANT_GROUP
+from octavo.kernels.contract import Bytes, Floats, Ints, RawTensor
+from octavo.kernels.packed import BLOCKS, QUANT_GROUP, unpack_vector
 
 _LARGEST_CODE = np.float32(127)
 
@@ -26,9 +33,10 @@ class ReferenceIntegers:
     """A matrix (outputs, inputs): codes (G, outputs, 32), scales d and minima m (G, outputs); float32."""
 
     shape: tuple[int, int]
+    kind: str
     codes: Floats = field(repr=False)
     scales: Floats = field(repr=False)
-    minima: Floats | None = field(repr=False)  # Q4_1
+    minima: Floats | None = field(repr=False)  # Q4_1, Q4_K
 
     @property
     def num_bytes(self) -> int:
@@ -37,18 +45,23 @@ class ReferenceIntegers:
 
 
 def read(raw: RawTensor) -> ReferenceIntegers:
-    """The codes of a matrix of kind Q8_0, Q4_0 or Q4_1, whose bytes have been checked."""
+    """The codes of a matrix of a quantised kind, whose bytes have been checked."""
     outputs, inputs = raw.shape
-    blocks = raw.data.reshape(outputs, inputs // QUANT_GROUP, GROUP_BYTES[raw.kind]).swapaxes(0, 1)
-    halves = np.ascontiguousarray(blocks[..., :4]).view(np.float16).astype(np.float32)
+    block = BLOCKS[raw.kind]
+    blocks = raw.data.reshape(outputs, inputs // block.size, block.num_bytes).swapaxes(0, 1)
+    if raw.kind == "Q4_K":
+        return _read_q4_k(raw, blocks)
+    if raw.kind == "Q6_K":
+        return _read_q6_k(raw, blocks)
+    scales = _halves(blocks[..., :2])
     if raw.kind == "Q8_0":
         codes = np.ascontiguousarray(blocks[..., 2:]).view(np.int8).astype(np.float32)
-        return ReferenceIntegers((outputs, inputs), codes, halves[..., 0], None)
+        return ReferenceIntegers((outputs, inputs), raw.kind, codes, scales, None)
     pairs = blocks[..., -QUANT_GROUP // 2 :]
     codes = np.concatenate([pairs & 15, pairs >> 4], axis=-1).astype(np.float32)
     if raw.kind == "Q4_0":
-        return ReferenceIntegers((outputs, inputs), codes - np.float32(8), halves[..., 0], None)
-    return ReferenceIntegers((outputs, inputs), codes, halves[..., 0], halves[..., 1])
+        return ReferenceIntegers((outputs, inputs), raw.kind, codes - np.float32(8), scales, None)
+    return ReferenceIntegers((outputs, inputs), raw.kind, codes, scales, _halves(blocks[..., 2:4]))
 
 
 def rows_of(table: ReferenceIntegers, rows: Ints) -> Floats:
@@ -79,6 +92,83 @@ def quantised(group: Floats) -> tuple[Floats, Floats]:
     scale = np.where(np.isfinite(group).all(axis=1, keepdims=True), scale, np.float32(np.nan))
     codes = np.where(scale > 0, np.rint(group / scale), np.float32(0))
     return scale, np.clip(codes, -_LARGEST_CODE, _LARGEST_CODE)
+
+
+def requantised(raw: RawTensor, kind: str) -> RawTensor:
+    """The matrix as Q8_0 or Q4_1, by ggml's arithmetic.
+
+        Q8_0    d = largest magnitude / 127             code = x * (1 / d), rounded, ties away from zero
+        Q4_1    m = smallest, d = (largest - m) / 15    code = (x - m) * (1 / d) + 1/2, rounded down
+
+    Codes come from d and m before these are rounded to halves. A group with an element that is not finite has
+    scale NaN (Q4_1: and minimum) and codes 0.
+    """
+    groups = unpack_vector(raw).reshape(-1, QUANT_GROUP)
+    finite = np.isfinite(groups).all(axis=1, keepdims=True)
+    groups = np.where(finite, groups, np.float32(0))
+    low, high = groups.min(axis=1, keepdims=True) + np.float32(0), groups.max(axis=1, keepdims=True)
+    magnitude = np.abs(groups).max(axis=1, keepdims=True)
+    d = (high - low) / np.float32(15) if kind == "Q4_1" else magnitude / _LARGEST_CODE
+    inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d > 0)
+    nan = np.float32(np.nan)
+    scales = [np.where(finite, d, nan)]
+    if kind == "Q4_1":
+        scales.append(np.where(finite, low, nan))
+        codes = ((groups - low) * inverse + np.float32(0.5)).clip(0, 15).astype(np.uint8)
+        data = codes[:, : QUANT_GROUP // 2] | codes[:, QUANT_GROUP // 2 :] << 4
+    else:
+        steps = (groups * inverse).clip(-_LARGEST_CODE, _LARGEST_CODE)
+        size = np.floor(np.abs(steps))
+        size = size + (np.abs(steps) - size >= np.float32(0.5))
+        data = np.copysign(size, steps).astype(np.int8).view(np.uint8)
+    with np.errstate(over="ignore"):
+        halves = np.concatenate(scales, axis=1).astype(np.float16).view(np.uint8)
+    return replace(raw, kind=kind, data=np.concatenate([halves, data], axis=1).reshape(-1))
+
+
+def _read_q4_k(raw: RawTensor, blocks: Bytes) -> ReferenceIntegers:
+    """Blocks (B, outputs, 144): d, dmin | scales and minima of 6 bits | two groups in each 32 bytes."""
+    outputs, inputs = raw.shape
+    d, dmin = _halves(blocks[..., 0:2]), _halves(blocks[..., 2:4])
+    first, second, mixed = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+    scales = np.concatenate([first & 63, mixed & 15 | first >> 6 << 4], axis=-1)
+    minima = np.concatenate([second & 63, mixed >> 4 | second >> 6 << 4], axis=-1)
+    pairs = blocks[..., 16:].reshape(*blocks.shape[:2], 4, 1, QUANT_GROUP)
+    codes = np.concatenate([pairs & 15, pairs >> 4], axis=-2).reshape(*blocks.shape[:2], 8, QUANT_GROUP)
+    return ReferenceIntegers(
+        (outputs, inputs),
+        raw.kind,
+        _by_group(codes.astype(np.float32)),
+        _by_group(d[..., None] * scales.astype(np.float32)),
+        _by_group(-dmin[..., None] * minima.astype(np.float32)),
+    )
+
+
+def _read_q6_k(raw: RawTensor, blocks: Bytes) -> ReferenceIntegers:
+    """Blocks (B, outputs, 210): 128 of low bits, 64 of high | 16 signed scales | d."""
+    outputs, inputs = raw.shape
+    leading = blocks.shape[:2]
+    low = blocks[..., :128].reshape(*leading, 2, 1, 64)
+    high = blocks[..., 128:192].reshape(*leading, 2, 1, 32)
+    low = np.concatenate([low & 15, low >> 4], axis=-2).reshape(*leading, 8, QUANT_GROUP)
+    high = np.concatenate([high >> shift & 3 for shift in (0, 2, 4, 6)], axis=-2)
+    codes = (low | high.reshape(*leading, 8, QUANT_GROUP) << 4).astype(np.float32) - np.float32(32)
+    scales = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8).astype(np.float32)
+    weighted = codes * np.repeat(scales, QUANT_GROUP // 2, axis=-1).reshape(codes.shape)
+    d = np.repeat(_halves(blocks[..., 208:])[..., None], 8, axis=-1)
+    return ReferenceIntegers((outputs, inputs), raw.kind, _by_group(weighted), _by_group(d), None)
+
+
+def _by_group(values: Floats) -> Floats:
+    """(B, outputs, 8, ...) of super-blocks -> (8 B, outputs, ...) of groups."""
+    moved = np.ascontiguousarray(values.swapaxes(1, 2))
+    return moved.reshape(-1, *moved.shape[2:])
+
+
+def _halves(pairs: Bytes) -> Floats:
+    """(..., 2) bytes -> (...,) float32."""
+    halves = np.ascontiguousarray(pairs).view(np.float16).astype(np.float32)
+    return halves.reshape(pairs.shape[:-1])
 
 
 def _fused(x: Floats, y: Floats, z: Floats) -> Floats:

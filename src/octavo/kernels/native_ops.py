@@ -23,16 +23,17 @@ from octavo.kernels.contract import (
     RowsBody,
     StepBody,
 )
+from octavo.kernels.held import kind_held
 from octavo.kernels.pool import allocate_pool, layout_of
 from octavo.kernels.program import RowsProgram, StepProgram
 
-ARITHMETIC_VERSION = 1  # raise it whenever a kernel's bits change: names of cached blocks depend on it
+ARITHMETIC_VERSION = 2  # raise it whenever a kernel's bits change: names of cached blocks depend on it
 
 
 class NativeOps:
     """The `Ops` of the machine's own processor: one object serves any number of models.
 
-    `weights`: "auto" keeps the integers of a file that has them, "f32" none, "int8" makes all 8-bit.
+    `weights`: "auto", "f32", "bf16", "int8" or "q4"; `held.py` says what each makes of a matrix.
     """
 
     def __init__(self, weights: str = "auto") -> None:
@@ -42,9 +43,10 @@ class NativeOps:
 
     # -- weights and memory ------------------------------------------------------------------------
     def matrix(self, raw: RawTensor) -> Matrix:
-        """Integer or float32 panels; raises UnsupportedModel or BadModelFile."""
-        codes = integers.integer_form(raw, self._weights)
-        return packed.pack(raw) if codes is None else integers.pack(codes)
+        """Panels of integers or floats; raises UnsupportedModel or BadModelFile."""
+        packed.require_matrix(raw)
+        kind = kind_held(raw, self._weights)
+        return packed.pack(raw, kind) if kind in packed.FLOAT_KINDS else integers.pack(raw, kind)
 
     def vector(self, raw: RawTensor) -> Floats:
         """Float32, of the tensor's own shape; raises UnsupportedModel or BadModelFile."""
@@ -166,7 +168,7 @@ class NativeOps:
         return out
 
 
-def _own(matrix: Matrix) -> packed.PackedMatrix:
+def _own(matrix: Matrix) -> packed.FloatMatrix:
     """The matrix as one of ours; another backend's would be a bug of the caller."""
-    assert isinstance(matrix, packed.PackedMatrix)
+    assert isinstance(matrix, packed.FloatMatrix)
     return matrix

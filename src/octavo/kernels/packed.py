@@ -1,16 +1,20 @@
-"""Weight matrices in float32 panels, as both CPU backends hold them, and the checks of what a file says.
+"""Weight matrices in panels of floats, as both CPU backends hold them, and the checks of what a file says.
 
     panels[p, i, lane] = W[16 p + lane, i]     outputs lie along the vector lanes, zeros beyond the last
 
-Sixteen outputs of one input are one 64-byte load, and each output is summed over the inputs in order.
+Sixteen outputs of one input are one load, and each output is summed over the inputs in order. Weights take
+32 or 16 bits; those of 16 are widened exactly as they are used, so the kind changes memory and no bit.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 
 from octavo import _native
 from octavo.errors import BadModelFile, UnsupportedModel
@@ -19,10 +23,30 @@ from octavo.kernels.contract import Floats, Ints, RawTensor
 
 PANEL_WIDTH = 16
 QUANT_GROUP = 32
+FLOAT_KINDS = frozenset({"F32", "F16", "BF16"})
+Halves = npt.NDArray[np.uint16]  # the bits of floats of 16 bits
 
-# Bytes of a group of 32 elements, by kind.
-GROUP_BYTES = {"F32": 128, "F16": 64, "BF16": 64, "Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
-GROUPED_KINDS = frozenset({"Q8_0", "Q4_0", "Q4_1"})
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a file stores together: `size` consecutive elements of a row in `num_bytes` bytes."""
+
+    size: int
+    num_bytes: int
+
+
+BLOCKS: Mapping[str, Block] = MappingProxyType(
+    {
+        "F32": Block(1, 4),
+        "F16": Block(1, 2),
+        "BF16": Block(1, 2),
+        "Q8_0": Block(32, 34),
+        "Q4_0": Block(32, 18),
+        "Q4_1": Block(32, 20),
+        "Q4_K": Block(256, 144),
+        "Q6_K": Block(256, 210),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +57,49 @@ class PackedMatrix:
     panels: Floats = field(repr=False)
 
     @property
+    def kind(self) -> str:
+        """How the weights are held."""
+        return "F32"
+
+    @property
     def num_bytes(self) -> int:
         """Resident bytes."""
         return self.panels.nbytes
 
 
-def pack(raw: RawTensor) -> PackedMatrix:
-    """The packed form of a 2-d tensor, made straight from the file's bytes.
+@dataclass(frozen=True, slots=True)
+class HalfMatrix:
+    """A matrix (outputs, inputs) of kind F16 or BF16 in panels of the same form, of 16 bits."""
+
+    shape: tuple[int, int]
+    kind: str
+    panels: Halves = field(repr=False)
+
+    @property
+    def num_bytes(self) -> int:
+        """Resident bytes."""
+        return self.panels.nbytes
+
+
+FloatMatrix = PackedMatrix | HalfMatrix
+
+
+def pack(raw: RawTensor, kind: str = "F32") -> FloatMatrix:
+    """The packed form of a 2-d tensor, made straight from the file's bytes and rounded to `kind`.
 
     Raises UnsupportedModel for an unknown kind, BadModelFile when shape and bytes disagree.
     """
     require_matrix(raw)
     outputs, inputs = raw.shape
-    count = -(-outputs // PANEL_WIDTH)
-    memory = aligned_bytes(count * inputs * PANEL_WIDTH * 4)
-    panels = memory.view(np.float32).reshape(count, inputs, PANEL_WIDTH)
-    _native.pack(raw.data, raw.kind, outputs, inputs, panels)
-    return PackedMatrix((outputs, inputs), panels)
+    shape = (-(-outputs // PANEL_WIDTH), inputs, PANEL_WIDTH)
+    memory = aligned_bytes(math.prod(shape) * BLOCKS[kind].num_bytes)
+    if kind == "F32":
+        panels = memory.view(np.float32).reshape(shape)
+        _native.pack(raw.data, raw.kind, outputs, inputs, panels)
+        return PackedMatrix((outputs, inputs), panels)
+    halves = memory.view(np.uint16).reshape(shape)
+    _native.pack_halves(raw.data, raw.kind, outputs, inputs, kind, halves)
+    return HalfMatrix((outputs, inputs), kind, halves)
 
 
 def unpack_vector(raw: RawTensor) -> Floats:
@@ -60,17 +110,23 @@ def unpack_vector(raw: RawTensor) -> Floats:
     return out.reshape(raw.shape)
 
 
-def unpack_rows(table: PackedMatrix, rows: Ints) -> Floats:
+def unpack_rows(table: FloatMatrix, rows: Ints) -> Floats:
     """(T,) -> (T, inputs). Raises IndexError for a row that does not exist."""
     out = np.empty((rows.size, table.shape[1]), np.float32)
-    _native.embed(table.panels, table.shape[0], rows, out)
+    if isinstance(table, PackedMatrix):
+        _native.embed(table.panels, table.shape[0], rows, out)
+    else:
+        _native.embed_halves(table.panels, table.kind, table.shape[0], rows, out)
     return out
 
 
-def multiply(x: Floats, weight: PackedMatrix, bias: Floats | None) -> Floats:
+def multiply(x: Floats, weight: FloatMatrix, bias: Floats | None) -> Floats:
     """(T, inputs) -> (T, outputs): each output one chain of fused multiply-adds over the inputs, in order."""
     out = np.empty((x.shape[0], weight.shape[0]), np.float32)
-    _native.linear(x, weight.panels, bias, out)
+    if isinstance(weight, PackedMatrix):
+        _native.linear(x, weight.panels, bias, out)
+    else:
+        _native.linear_halves(x, weight.panels, weight.kind, bias, out)
     return out
 
 
@@ -83,17 +139,18 @@ def require_matrix(raw: RawTensor) -> None:
 
 def require_consistent(raw: RawTensor) -> None:
     """Raise unless the kind is known and the bytes are exactly those of the shape."""
-    if raw.kind not in GROUP_BYTES:
-        known = ", ".join(GROUP_BYTES)
+    if raw.kind not in BLOCKS:
+        known = ", ".join(BLOCKS)
         raise UnsupportedModel(f"tensor {raw.name} is of kind {raw.kind}; known: {known}")
     if any(size < 1 for size in raw.shape):
         raise BadModelFile(f"tensor {raw.name} has shape {raw.shape}; every size must be at least 1")
-    if raw.kind in GROUPED_KINDS and (not raw.shape or raw.shape[-1] % QUANT_GROUP):
+    block = BLOCKS[raw.kind]
+    if math.prod(raw.shape[-1:]) % block.size:
         raise BadModelFile(
             f"tensor {raw.name} of kind {raw.kind} has shape {raw.shape}; "
-            f"its rows must be multiples of {QUANT_GROUP}"
+            f"its rows must be multiples of {block.size}"
         )
-    needed = math.prod(raw.shape) * GROUP_BYTES[raw.kind] // QUANT_GROUP
+    needed = math.prod(raw.shape) // block.size * block.num_bytes
     if raw.data.size != needed:
         raise BadModelFile(
             f"tensor {raw.name} ({raw.kind}, {raw.shape}) has {raw.data.size:,} bytes; {needed:,} are needed"

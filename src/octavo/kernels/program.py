@@ -141,6 +141,8 @@ class Recorder:
         self.kept.append(matrix)
         if isinstance(matrix, integers.IntegerMatrix):
             return _native.code_weight(matrix.panels, matrix.kind, *matrix.shape)
+        if isinstance(matrix, packed.HalfMatrix):
+            return _native.half_weight(matrix.panels, matrix.kind, matrix.shape[0])
         assert isinstance(matrix, packed.PackedMatrix), "another backend's matrix"
         return _native.float_weight(matrix.panels, matrix.shape[0])
 

@@ -2,7 +2,7 @@
 
 Every op is row-independent to the bit, which NumPy does not promise by itself. Three things see to it:
 
-- float32 products are the native module's (`packed.multiply`), because BLAS changes its bits with the
+- products of floats are the native module's (`packed.multiply`), because BLAS changes its bits with the
   number of rows;
 - exp and tanh are the native module's, because NumPy's vector loops and their scalar tails round differently;
 - sums run in a spelled-out order, element after element, because NumPy's own depends on an array's shape.
@@ -31,7 +31,7 @@ from octavo.kernels.contract import (
     RowsBody,
     StepBody,
 )
-from octavo.kernels.integers import integer_form
+from octavo.kernels.held import kind_held
 from octavo.kernels.pool import allocate_pool
 
 
@@ -40,14 +40,17 @@ class ReferenceOps:
 
     def __init__(self, weights: str = "auto") -> None:
         self.name = "reference"
-        self.arithmetic_id = f"reference-{weights}-1"
+        self.arithmetic_id = f"reference-{weights}-2"
         self._weights = weights
 
     # -- weights and memory ------------------------------------------------------------------------
     def matrix(self, raw: RawTensor) -> Matrix:
-        """Integer codes or float32 panels; raises UnsupportedModel or BadModelFile."""
-        codes = integer_form(raw, self._weights)
-        return packed.pack(raw) if codes is None else integer_reference.read(codes)
+        """Integer codes or panels of floats; raises UnsupportedModel or BadModelFile."""
+        packed.require_matrix(raw)
+        kind = kind_held(raw, self._weights)
+        if kind in packed.FLOAT_KINDS:
+            return packed.pack(raw, kind)
+        return integer_reference.read(raw if kind == raw.kind else integer_reference.requantised(raw, kind))
 
     def vector(self, raw: RawTensor) -> Floats:
         """Float32, of the tensor's own shape; raises UnsupportedModel or BadModelFile."""
@@ -185,7 +188,7 @@ def _mapped(function: str, x: Floats) -> Floats:
     return out.reshape(x.shape)
 
 
-def _own(matrix: Matrix) -> packed.PackedMatrix:
+def _own(matrix: Matrix) -> packed.FloatMatrix:
     """The matrix as one of ours; another backend's would be a bug of the caller."""
-    assert isinstance(matrix, packed.PackedMatrix)
+    assert isinstance(matrix, packed.FloatMatrix)
     return matrix

@@ -60,12 +60,14 @@ KINDS: Mapping[int, Kind] = MappingProxyType(
         2: Kind("Q4_0", 32, 18),
         3: Kind("Q4_1", 32, 20),
         8: Kind("Q8_0", 32, 34),
+        12: Kind("Q4_K", 256, 144),
+        14: Kind("Q6_K", 256, 210),
         30: Kind("BF16", 1, 2),
     }
 )
 # Named only to say what a file holds when we cannot serve it.
 OTHER_KINDS: Mapping[int, str] = MappingProxyType(
-    {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K"}
+    {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K"}
     | {
         16: "IQ2_XXS",
         17: "IQ2_XS",

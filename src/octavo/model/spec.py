@@ -138,6 +138,11 @@ class ModelWeights:
     @property
     def num_bytes(self) -> int:
         """Resident bytes of all matrices, a tied embedding once."""
+        return sum(self.bytes_by_kind.values())
+
+    @property
+    def bytes_by_kind(self) -> dict[str, int]:
+        """The same for each kind in which matrices are held, the most bytes first."""
         linears = [
             linear
             for layer in self.layers
@@ -148,7 +153,10 @@ class ModelWeights:
             matrices.append(self.output)
         if self.positions is not None:
             matrices.append(self.positions)
-        return sum(matrix.num_bytes for matrix in matrices)
+        sums: dict[str, int] = {}
+        for matrix in matrices:
+            sums[matrix.kind] = sums.get(matrix.kind, 0) + matrix.num_bytes
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,179 @@
+"""Promises about `--weights`: which kind each mode makes of a matrix, and that quantising anew is ggml's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.blocks import dequantised, encoded, floats_tensor, random_tensor
+
+from octavo import _native
+from octavo.kernels import integer_reference
+from octavo.kernels.contract import Floats, RawTensor
+from octavo.kernels.integers import pack
+from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.reference import ReferenceOps
+
+MODES = ("auto", "f32", "bf16", "int8", "q4")
+QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+
+
+@pytest.mark.parametrize("backend", [NativeOps, ReferenceOps])
+def test_the_mode_decides_how_a_matrix_is_held(
+    backend: type[NativeOps] | type[ReferenceOps], rng: np.random.Generator
+) -> None:
+    plain = floats_tensor(rng.standard_normal((20, 256)).astype(np.float32))
+    odd = floats_tensor(rng.standard_normal((20, 48)).astype(np.float32))
+    raws = [plain, odd, encoded(plain, "F16"), encoded(plain, "BF16")]
+    raws += [random_tensor(kind, 20, 256, rng) for kind in QUANTISED]
+    wanted = {
+        "auto": ["F32", "F32", "F16", "BF16", *QUANTISED],
+        "f32": ["F32"] * 9,
+        "bf16": ["BF16"] * 9,
+        "int8": ["Q8_0", "F32", *["Q8_0"] * 7],
+        "q4": ["Q4_1", "F32", "Q4_1", "Q4_1", "Q4_1", "Q4_0", "Q4_1", "Q4_K", "Q4_1"],
+    }
+    for mode in MODES:
+        ops = backend(mode)
+        assert [ops.matrix(raw).kind for raw in raws] == wanted[mode]
+
+
+@pytest.mark.parametrize("backend", [NativeOps, ReferenceOps])
+def test_modes_have_different_arithmetic(backend: type[NativeOps] | type[ReferenceOps]) -> None:
+    assert len({backend(weights).arithmetic_id for weights in MODES}) == len(MODES)
+
+
+def test_an_unknown_mode_is_refused(rng: np.random.Generator) -> None:
+    with pytest.raises(ValueError, match="known: auto, f32, bf16, int8, q4"):
+        NativeOps("q5").matrix(floats_tensor(np.ones((2, 32), np.float32)))
+
+
+def _awkward(rng: np.random.Generator) -> Floats:
+    """(40, 2048): many sizes, a group of zeros, of one value, of negatives, an outlier, ties, subnormals."""
+    values = rng.standard_normal((40, 2048)).astype(np.float32)
+    values *= np.exp2(rng.integers(-12, 4, (40, 64, 1))).repeat(32, axis=2).reshape(40, 2048)
+    values[3, :32] = 0
+    values[3, 32:64] = 0.375
+    values[3, 64:96] = -np.abs(values[3, 64:96])
+    values[4, 5] = 1000
+    values[5, :32] = np.arange(32) * 0.5
+    values[5, 31] = 127  # a scale of 1: ties
+    values[6, :32] *= np.float32(1e-6)  # scales that are subnormal halves
+    return values
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_quantising_anew_is_that_of_the_gguf_package(kind: str, rng: np.random.Generator) -> None:
+    raw = floats_tensor(_awkward(rng))
+    wanted = encoded(raw, kind)
+    np.testing.assert_array_equal(integer_reference.requantised(raw, kind).data, wanted.data)
+    np.testing.assert_array_equal(pack(raw, kind).panels, pack(wanted).panels)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+@pytest.mark.parametrize("source", ["F16", "BF16", "Q4_0", "Q4_K", "Q6_K"])
+def test_every_kind_can_be_quantised_anew(kind: str, source: str, rng: np.random.Generator) -> None:
+    if source in ("F16", "BF16"):
+        raw = encoded(floats_tensor(_awkward(rng)), source)
+        halves = raw.data.view(np.uint16)
+        halves[halves == 0x8000] = 0  # NumPy's smallest of both zeros is the first of them
+    else:
+        raw = random_tensor(source, 37, 512, rng)
+    wanted = encoded(floats_tensor(dequantised(raw)), kind)
+    np.testing.assert_array_equal(pack(raw, kind).panels, pack(wanted).panels)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_a_group_that_is_no_number_stays_none(kind: str, poison: float, rng: np.random.Generator) -> None:
+    values = rng.standard_normal((16, 64)).astype(np.float32)
+    values[7, 40] = poison
+    raw = floats_tensor(values)
+    again = integer_reference.requantised(raw, kind)
+    np.testing.assert_array_equal(pack(raw, kind).panels, pack(again).panels)
+    given = NativeOps("auto").embed(pack(raw, kind), np.arange(16, dtype=np.int32))
+    assert np.isnan(given[7, 32:]).all()
+    given[7, 32:] = 0
+    assert np.isfinite(given).all()
+
+
+@pytest.mark.parametrize("kind, levels", [("Q8_0", 254), ("Q4_1", 15)])
+def test_weights_quantised_anew_are_within_half_a_step(
+    kind: str, levels: int, rng: np.random.Generator
+) -> None:
+    values = rng.standard_normal((40, 64, 32)).astype(np.float32)
+    again = ReferenceOps().embed(
+        integer_reference.read(integer_reference.requantised(floats_tensor(values.reshape(40, -1)), kind)),
+        np.arange(40, dtype=np.int32),
+    )
+    span = 2 * np.abs(values).max(axis=2) if kind == "Q8_0" else np.ptp(values, axis=2)
+    error = np.abs(again.reshape(values.shape) - values).max(axis=2)
+    assert (error <= span / levels * 0.57).all()  # half a step, and the rounding of the halves
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_sixteen_bits_give_the_bits_of_their_values_in_float32(kind: str, rng: np.random.Generator) -> None:
+    values = rng.standard_normal((150, 97)).astype(np.float32)
+    values[3, :4] = [0.0, -0.0, 1e-7, -3e-5]  # subnormal halves
+    raw = encoded(floats_tensor(values), kind)
+    half, full = NativeOps("auto"), NativeOps("f32")
+    matrix, wide = half.matrix(raw), full.matrix(raw)
+    assert matrix.num_bytes * 2 == wide.num_bytes
+    bias = rng.standard_normal(150).astype(np.float32)
+    for rows in (1, 2, 3, 5, 6, 8, 9, 17, 33):
+        x = rng.standard_normal((rows, 97)).astype(np.float32)
+        given = half.linear(x, matrix, bias)
+        np.testing.assert_array_equal(given.view(np.uint32), full.linear(x, wide, bias).view(np.uint32))
+    every = np.arange(150, dtype=np.int32)
+    np.testing.assert_array_equal(half.embed(matrix, every), full.embed(wide, every))
+
+
+def test_bf16_rounds_every_kind_to_nearest_even(rng: np.random.Generator) -> None:
+    values = rng.standard_normal((37, 256)).astype(np.float32)
+    values[0, :6] = [1.00390625, 1.01171875, np.inf, -np.inf, np.nan, 3.4e38]  # ties, and what must stay
+    raws = [floats_tensor(values), encoded(floats_tensor(values[1:]), "F16")]
+    raws += [random_tensor(kind, 20, 256, rng) for kind in QUANTISED]
+    ops = NativeOps("bf16")
+    for raw in raws:
+        wanted = dequantised(encoded(floats_tensor(dequantised(raw)), "BF16"))
+        given = ops.embed(ops.matrix(raw), np.arange(raw.shape[0], dtype=np.int32))
+        np.testing.assert_array_equal(given, wanted)
+
+
+def test_halves_are_rounded_to_nearest_even() -> None:
+    rng = np.random.default_rng(4)
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    halves = halves[np.isfinite(halves)]
+    between = np.nextafter(halves[:-1], halves[1:])
+    with np.errstate(all="ignore"):  # some of any bits are signalling
+        middle = (halves[:-1] + halves[1:]) / 2  # ties
+        any_bits = rng.integers(0, 2**32, 60_000, np.uint32).view(np.float32)
+        values = np.concatenate([halves, middle, between, any_bits, [65519.9, 65520.0, 1e9, 2.0**-25]])
+        values = values[: values.size // 32 * 32].astype(np.float32)
+        wanted = values.astype(np.float16)
+    panels = np.empty((1, values.size, 16), np.uint16)
+    _native.pack_halves(values.view(np.uint8), "F32", 1, values.size, "F16", panels)
+    given, number = panels[0, :, 0], ~np.isnan(values)
+    np.testing.assert_array_equal(given[number], wanted.view(np.uint16)[number])
+    assert np.isnan(given.view(np.float16)[~number]).all()
+
+
+def test_wrong_kinds_of_halves_are_refused() -> None:
+    panels = np.zeros((1, 4, 16), np.uint16)
+    x, out = np.zeros((1, 4), np.float32), np.zeros((1, 16), np.float32)
+    _native.linear_halves(x, panels, "BF16", None, out)
+    with pytest.raises(ValueError, match="F16 or BF16"):
+        _native.linear_halves(x, panels, "F32", None, out)
+    with pytest.raises(ValueError, match="F16 or BF16"):
+        _native.pack_halves(np.zeros(256, np.uint8), "F32", 16, 4, "Q8_0", panels)
+    with pytest.raises(TypeError):
+        _native.linear(x, panels, None, out)  # type: ignore[arg-type]
+    with pytest.raises(IndexError):
+        _native.embed_halves(panels, "F16", 16, np.array([16], np.int32), np.zeros((1, 4), np.float32))
+
+
+def test_a_lying_super_block_is_refused(rng: np.random.Generator) -> None:
+    from octavo.errors import BadModelFile
+
+    raw = RawTensor("w", "Q4_K", (2, 128), np.zeros(144, np.uint8))  # one block over two rows
+    with pytest.raises(BadModelFile, match="multiples of 256"):
+        NativeOps().matrix(raw)
