@@ -23,6 +23,7 @@ using FloatMatrix = Array<const float, 2>;
 using IntVector = Array<const int32_t, 1>;
 using IntMatrix = Array<const int32_t, 2>;
 using ByteVector = Array<const uint8_t, 1>;
+using ByteVectorOut = Array<uint8_t, 1>;
 using FloatVectorOut = Array<float, 1>;
 using FloatMatrixOut = Array<float, 2>;
 using IntVectorOut = Array<int32_t, 1>;
@@ -74,6 +75,7 @@ inline int64_t tasks_for(int64_t units, int64_t work, int64_t work_min, int64_t 
 
 void bind_files(nb::module_& module);
 void bind_integers(nb::module_& module);
+void bind_peaks(nb::module_& module);
 void bind_rows(nb::module_& module);
 void bind_step(nb::module_& module);
 void bind_vocabulary(nb::module_& module);
