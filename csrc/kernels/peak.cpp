@@ -7,14 +7,16 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Independent chains: enough to hide the latency of the multiply-add, and all of them in registers.
+// Independent chains: enough to hide the latency of the multiply-add, and all of them in registers. Each
+// begins with a value of its own: chains that begin alike would be computed once.
 constexpr int chains = native_bytes == 64 ? 12 : native_bytes == 32 ? 6 : 3;
 
 }  // namespace
 
 int64_t peak_multiply_add(int64_t rounds, float* values) {
   const Lanes x = broadcast(values[0]), y = broadcast(values[1]);
-  Lanes sum[chains]{};
+  Lanes sum[chains];
+  for (int c = 0; c < chains; ++c) sum[c] = broadcast(static_cast<float>(c));
   for (int64_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 12
     for (int c = 0; c < chains; ++c) accumulate(sum[c], x, y);
@@ -27,7 +29,8 @@ int64_t peak_multiply_add(int64_t rounds, float* values) {
 
 int64_t peak_dots(int64_t rounds, int8_t* values) {
   const IntLanes w = broadcast_int(values[0]);
-  IntLanes sum[chains]{};
+  IntLanes sum[chains];
+  for (int c = 0; c < chains; ++c) sum[c] = broadcast_int(c);
   for (int64_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 12
     for (int c = 0; c < chains; ++c) accumulate_dots(sum[c], w, values);

@@ -160,6 +160,10 @@ def quality(
     weights: Annotated[
         str, typer.Option(help="How weights are held: choices to measure against f32.")
     ] = "f32,auto,int8",
+    base: Annotated[
+        str | None,
+        typer.Option(help="The model whose f32 is the measure. Default: MODEL itself.", show_default=False),
+    ] = None,
     text: Annotated[
         Path | None,
         typer.Option(help="A text in UTF-8. Default: the language topics that ship with Python."),
@@ -177,7 +181,7 @@ def quality(
     if write_text is not None:
         save_text(text, write_text)
         return
-    run(model, weights.split(","), text, chunks, threads, as_json=as_json)
+    run(model, base, weights.split(","), text, chunks, threads, as_json=as_json)
 
 
 @bench_app.command()
