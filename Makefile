@@ -19,8 +19,8 @@ test: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.installed-for-tests
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench
 	$(BIN)/mypy
 
 planted-bugs: $(VENV)/.installed

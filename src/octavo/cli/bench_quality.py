@@ -17,7 +17,7 @@ from octavo.config import WEIGHTS
 from octavo.errors import ConfigError
 from octavo.units import format_bytes
 
-_COLUMNS = ("weights", "KV", "perplexity", "KL mean", "KL p99", "same top-1", "prompt tok/s", "weights")
+_COLUMNS = ("weights", "KV", "PPL", "KL mean", "+-", "KL p99", "top-1", "tok/s", "memory")
 
 
 def run(
@@ -63,7 +63,9 @@ def table_of(found: Sequence[Quality], sample: Sample) -> Table:
     table = Table(
         title=f"octavo bench quality: {found[0].scored_tokens:,} tokens in {found[0].chunks} chunks of "
         f"{CHUNK}\n{sample.source}, digest {sample.digest}\n"
-        f"KL in nats, from {BASE.weights} weights and {BASE.kv} KV"
+        "PPL: perplexity; KL: divergence in nats and the standard error of its mean; top-1: likeliest\n"
+        f"token the same; tok/s: prompt tokens; memory: of weights. KL and top-1 are measured from\n"
+        f" {BASE.weights} weights and {BASE.kv} KV"
     )
     for index, column in enumerate(_COLUMNS):
         table.add_column(column, justify="left" if index < 2 else "right")
@@ -72,7 +74,8 @@ def table_of(found: Sequence[Quality], sample: Sample) -> Table:
             quality.weights,
             quality.kv,
             f"{quality.perplexity:.3f}",
-            f"{quality.divergence_mean:.5f} ± {quality.divergence_error:.5f}",
+            f"{quality.divergence_mean:.5f}",
+            f"{quality.divergence_error:.5f}",
             f"{quality.divergence_p99:.4f}",
             f"{quality.top1_agreement:.2%}",
             f"{quality.prompt_tokens_per_s:.0f}",
