@@ -45,6 +45,7 @@ NB_MODULE(_native, module) {
   bind_files(module);
   bind_integers(module);
   bind_peaks(module);
+  bind_program(module);
   bind_rows(module);
   bind_step(module);
   bind_vocabulary(module);

@@ -1,6 +1,7 @@
 // The operations of a step: the product, attention over block tables, and what happens to rows.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <vector>
@@ -54,6 +55,14 @@ void require_pool(const KvLayout& layout, const P& pool, int64_t layer) {
   require_index("layer", layer, layout.num_layers);
 }
 
+// Where each layer lies in a pool that outlives whoever asks.
+std::vector<KvLayer> layers_of(const KvLayout& layout, const PoolOut& pool) {
+  require_pool(layout, pool, 0);
+  std::vector<KvLayer> layers;
+  for (int64_t i = 0; i < layout.num_layers; ++i) layers.push_back(layout.layer(pool.data(), i));
+  return layers;
+}
+
 // The chunks of a step: token ranges, first positions and block tables, all checked.
 struct Chunks {
   const int32_t* starts;
@@ -68,14 +77,7 @@ struct Chunks {
         tables(table_array.data()),
         count(extent(start_array, 0)),
         table_width(extent(table_array, 1)) {
-    require_size("offsets", extent(offset_array, 0), count + 1);
-    require_size("tables, first axis,", extent(table_array, 0), count);
-    require(offsets[0] == 0 && offsets[count] == tokens,
-            "offsets must begin at 0 and end at the number of tokens");
-    for (int64_t c = 0; c < count; ++c) {
-      require(offsets[c] < offsets[c + 1], "offsets must ascend: every chunk has a token");
-      require(starts[c] >= 0, "a chunk starts at a negative position");
-    }
+    require_chunks(start_array, offset_array, table_array, tokens);
   }
 
   int64_t length(int64_t c) const { return offsets[c + 1] - offsets[c]; }
@@ -217,10 +219,12 @@ void attend(const KvLayout& layout, const Pool& pool, int64_t layer, const Float
 }  // namespace
 
 void bind_step(nb::module_& m) {
+  nb::class_<KvLayer>(m, "KvLayer");
   nb::class_<KvLayout>(m, "KvLayout")
       .def(nb::init<int64_t, int64_t, int64_t, int64_t>(), nb::arg("num_layers"), nb::arg("num_kv_heads"),
            nb::arg("head_size"), nb::arg("block_size"))
-      .def_prop_ro("bytes_per_block", &KvLayout::bytes_per_block);
+      .def_prop_ro("bytes_per_block", &KvLayout::bytes_per_block)
+      .def("layers", layers_of, nb::arg("pool").noconvert());
   m.def("linear", linear, nb::arg("x").noconvert(), nb::arg("panels").noconvert(),
         nb::arg("bias").noconvert().none(), nb::arg("out").noconvert());
   m.def("embed", embed, nb::arg("panels").noconvert(), nb::arg("outputs"), nb::arg("rows").noconvert(),

@@ -12,6 +12,7 @@ constexpr int panel_width = 16;      // outputs side by side in a packed weight 
 constexpr int partition_size = 256;  // positions that attention reduces at a time, at fixed absolute borders
 constexpr int attention_rows = 32;   // (token, query head) pairs that one attention task handles
 constexpr int head_size_max = 256;
+constexpr int code_panels_unit = 12;  // suits every tile of integer panels (4, 3 or 2 of them)
 constexpr int quant_group = 32;  // elements that share a scale in Q8_0, Q4_0 and Q4_1
 
 enum class Kind { f32, f16, bf16, q8_0, q4_0, q4_1 };

@@ -13,7 +13,7 @@ What remains (+, -, *, /, square root, comparisons) is exact or correctly rounde
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,18 @@ import numpy.typing as npt
 
 from octavo import _native
 from octavo.kernels import integer_reference, packed
-from octavo.kernels.contract import AttentionSpec, Batch, Floats, Ints, KvPool, KvShape, Matrix, RawTensor
+from octavo.kernels.contract import (
+    AttentionSpec,
+    Batch,
+    Floats,
+    Ints,
+    KvPool,
+    KvShape,
+    Matrix,
+    RawTensor,
+    RowsBody,
+    StepBody,
+)
 from octavo.kernels.integers import integer_form
 from octavo.kernels.pool import allocate_pool, views
 
@@ -56,6 +67,14 @@ class ReferenceOps:
         """Copy whole blocks, in order."""
         for source, target in zip(sources, targets, strict=True):
             pool.data[target] = pool.data[source]
+
+    def prepare_step(self, body: StepBody, pool: KvPool) -> Callable[[Batch], Floats]:
+        """The body itself, op after op."""
+        return lambda batch: body(self, batch)
+
+    def prepare_rows(self, body: RowsBody, width: int) -> Callable[[Floats], Floats]:
+        """The body itself, op after op."""
+        return lambda x: body(self, x)
 
     # -- the step ----------------------------------------------------------------------------------
     def embed(self, table: Matrix, tokens: Ints) -> Floats:
