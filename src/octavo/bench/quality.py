@@ -25,7 +25,7 @@ from octavo.bench.offline import quantile
 from octavo.engine.start import available_cores
 from octavo.errors import ConfigError
 from octavo.executor.runner import kv_shape
-from octavo.kernels.contract import Batch, Floats, Ints, KvPool, KvShape, Ops
+from octavo.kernels.contract import Batch, Floats, Ints, KvShape, Ops
 from octavo.kernels.native_ops import NativeOps
 from octavo.model.decoder import hidden_states, project
 from octavo.model.hub import resolve
@@ -72,12 +72,12 @@ class Quality:
 
 @dataclass(slots=True)
 class Subject:
-    """A model loaded as one choice wants it, with room for one chunk, and what was measured so far."""
+    """A model loaded as one choice wants it, its layers made ready, and what was measured so far."""
 
     choice: Choice
     ops: Ops
     model: Model
-    pool: KvPool
+    step: Callable[[Batch], Floats]
     divergences: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)  # minus the log-probability of the token that came
     agreed: int = 0
@@ -87,7 +87,7 @@ class Subject:
     def logits(self, tokens: Ints) -> Floats:
         """(S, V) of the chunk's scored positions; the time of its layers is added up."""
         begun = time.perf_counter()
-        hidden = hidden_states(self.ops, self.model, self.pool, _batch(tokens))
+        hidden = self.step(_batch(tokens))
         self.seconds += time.perf_counter() - begun
         self.tokens += tokens.size
         return project(self.ops, self.model, hidden)
@@ -170,7 +170,8 @@ def subject_of(choice: Choice, ops: Ops, loaded: LoadedModel) -> Subject:
     if model.spec.context_length < CHUNK:
         raise ConfigError(f"the model's context is {model.spec.context_length}; quality needs {CHUNK}")
     pool = ops.allocate_kv(shape_of(model, choice.kv), blocks_for(CHUNK, _BLOCK_SIZE))
-    return Subject(choice, ops, model, pool)
+    step = ops.prepare_step(lambda any_ops, batch: hidden_states(any_ops, model, pool, batch), pool)
+    return Subject(choice, ops, model, step)
 
 
 def shape_of(model: Model, kv: str) -> KvShape:

@@ -63,9 +63,8 @@ def table_of(found: Sequence[Quality], sample: Sample) -> Table:
     table = Table(
         title=f"octavo bench quality: {found[0].scored_tokens:,} tokens in {found[0].chunks} chunks of "
         f"{CHUNK}\n{sample.source}, digest {sample.digest}\n"
-        "PPL: perplexity; KL: divergence in nats and the standard error of its mean; top-1: likeliest\n"
-        f"token the same; tok/s: prompt tokens; memory: of weights. KL and top-1 are measured from\n"
-        f" {BASE.weights} weights and {BASE.kv} KV"
+        f"KL: divergence in nats from {BASE.weights} weights and {BASE.kv} KV, +-: its standard error; "
+        "top-1:\nthe likeliest token is the same; tok/s: of prompts; memory: of weights"
     )
     for index, column in enumerate(_COLUMNS):
         table.add_column(column, justify="left" if index < 2 else "right")
