@@ -9,7 +9,7 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t slice_unit = 256;  // bytes that `read_all` takes at a time
+constexpr int64_t slice_unit = 512;  // bytes that `read_all` takes at a time
 constexpr int64_t rounds_max = int64_t{1} << 40;
 
 void require_rounds(int64_t rounds) {
@@ -55,7 +55,7 @@ void in_slices(int64_t bytes, Body&& body) {
 
 int32_t read_bytes(const ByteVector& data) {
   const int64_t bytes = extent(data, 0);
-  require(bytes > 0 && bytes % slice_unit == 0, "data must be a multiple of 256 bytes");
+  require(bytes > 0 && bytes % slice_unit == 0, "data must be a multiple of 512 bytes");
   const Kernels& k = kernels();
   const nb::gil_scoped_release unlocked;
   std::atomic<int32_t> seen{0};
@@ -65,7 +65,7 @@ int32_t read_bytes(const ByteVector& data) {
 
 void copy_bytes(const ByteVector& source, const ByteVectorOut& target) {
   const int64_t bytes = extent(source, 0);
-  require(bytes > 0 && bytes % slice_unit == 0, "source must be a multiple of 256 bytes");
+  require(bytes > 0 && bytes % slice_unit == 0, "source must be a multiple of 512 bytes");
   require_size("target", extent(target, 0), bytes);
   require(source.data() + bytes <= target.data() || target.data() + bytes <= source.data(),
           "source and target overlap");

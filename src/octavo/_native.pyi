@@ -152,10 +152,10 @@ def peak_dots(rounds: int) -> int:
     """The same with products of unsigned and signed bytes, summed in 32 bits."""
 
 def read_bytes(data: _Bytes) -> int:
-    """Read everything once, on every thread: a multiple of 256 bytes. The result means nothing."""
+    """Read everything once, on every thread: a multiple of 512 bytes. The result means nothing."""
 
 def copy_bytes(source: _Bytes, target: _Bytes) -> None:
-    """Copy a flat array, on every thread: a multiple of 256 bytes; they may not overlap."""
+    """Copy a flat array, on every thread: a multiple of 512 bytes; they may not overlap."""
 
 # -- the recorded step -----------------------------------------------------------------------------
 
