@@ -107,7 +107,8 @@ void store(Program& program, int64_t layer, BufferId k, BufferId v) {
 }
 
 BufferId attend(Program& program, int64_t layer, BufferId q, float scale, std::optional<int64_t> window,
-                std::optional<float> soft_cap) {
+                std::optional<float> soft_cap, const std::optional<FloatVector>& sinks,
+                const std::optional<FloatVector>& slopes) {
   const KvLayer& kv = require_layer(program, layer);
   const Buffer& buffer = require_buffer(program, q, "q");
   require(buffer.width % (kv.head_size * kv.kv_heads) == 0,
@@ -115,7 +116,11 @@ BufferId attend(Program& program, int64_t layer, BufferId q, float scale, std::o
   require(buffer.rows == Rows::tokens, "q has no row for each token");
   require(!window || *window >= 1, "a window must see at least one position");
   require(!soft_cap || *soft_cap > 0.0f, "a soft cap must be positive");
-  return program.attend(layer, q, scale, window.value_or(0), soft_cap.value_or(0.0f));
+  const int64_t heads = buffer.width / kv.head_size;
+  if (sinks) require_size("sinks", extent(*sinks, 0), heads);
+  if (slopes) require_size("slopes", extent(*slopes, 0), heads);
+  return program.attend({q, layer, scale, window.value_or(0), soft_cap.value_or(0.0f),
+                         sinks ? sinks->data() : nullptr, slopes ? slopes->data() : nullptr, -1});
 }
 
 BufferId gated(Program& program, BufferId gate, BufferId up, const std::string& function) {
@@ -223,7 +228,7 @@ void bind_program(nb::module_& m) {
            nb::arg("head_size"))
       .def("store", store, nb::arg("layer"), nb::arg("k"), nb::arg("v"))
       .def("attend", attend, nb::arg("layer"), nb::arg("q"), nb::arg("scale"), nb::arg("window").none(),
-           nb::arg("soft_cap").none())
+           nb::arg("soft_cap").none(), nb::arg("sinks").noconvert().none(), nb::arg("slopes").noconvert().none())
       .def("gated", gated, nb::arg("gate"), nb::arg("up"), nb::arg("function"))
       .def("activate", activate, nb::arg("x"), nb::arg("function"))
       .def("add", add, nb::arg("x"), nb::arg("y"))

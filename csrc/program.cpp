@@ -123,16 +123,16 @@ void Program::store(int64_t layer, BufferId k, BufferId v) {
   stored_in_[static_cast<size_t>(layer)] = &phase - phases_.data();
 }
 
-BufferId Program::attend(int64_t layer, BufferId q, float scale, int64_t window, float soft_cap) {
+BufferId Program::attend(Attend op) {
   stored_in_.resize(layers_.size(), -1);
-  const int64_t stored = stored_in_[static_cast<size_t>(layer)];
-  const int64_t earliest = std::max(after({q}, Phase::Kind::attention), stored + 1);
-  if (!attends_ || widest_window_ != 0) widest_window_ = window == 0 ? 0 : std::max(widest_window_, window);
+  const int64_t stored = stored_in_[static_cast<size_t>(op.layer)];
+  const int64_t earliest = std::max(after({op.q}, Phase::Kind::attention), stored + 1);
+  const bool sees_all = op.window == 0 || (attends_ && widest_window_ == 0);
+  widest_window_ = sees_all ? 0 : std::max(widest_window_, op.window);
   attends_ = true;
-  const BufferId out = new_buffer(Rows::tokens, buffer(q).width);
-  phase_for(Phase::Kind::attention, Rows::tokens, earliest, {q}, out)
-      .attention.push_back(Attend{q, layer, scale, window, soft_cap, out});
-  return out;
+  op.out = new_buffer(Rows::tokens, buffer(op.q).width);
+  phase_for(Phase::Kind::attention, Rows::tokens, earliest, {op.q}, op.out).attention.push_back(op);
+  return op.out;
 }
 
 BufferId Program::gated(BufferId gate, BufferId up, Map function) {

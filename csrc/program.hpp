@@ -58,7 +58,15 @@ struct Quantise { BufferId x; Kind kind; BufferId out; };
 struct Linear { BufferId x; Weight weight; const float* bias; BufferId out; };
 struct Rope { BufferId x; const float *cos, *sin; int64_t half, head_size; BufferId out; };
 struct Store { BufferId k, v; int64_t layer; };
-struct Attend { BufferId q; int64_t layer; float scale; int64_t window; float soft_cap; BufferId out; };
+struct Attend {
+  BufferId q;
+  int64_t layer;
+  float scale;
+  int64_t window;  // 0: none
+  float soft_cap;  // 0: none
+  const float *sinks, *slopes;  // (H,) or null
+  BufferId out;
+};
 struct Gated { BufferId gate, up; Map function; BufferId out; };
 struct Activate { BufferId x; Map function; BufferId out; };
 struct Add { BufferId x, y, out; };
@@ -100,7 +108,8 @@ class Program {
   BufferId rope(BufferId x, const float* cos, const float* sin, int64_t positions, int64_t half,
                 int64_t head_size);
   void store(int64_t layer, BufferId k, BufferId v);
-  BufferId attend(int64_t layer, BufferId q, float scale, int64_t window, float soft_cap);
+  // All but `out` of the op is given.
+  BufferId attend(Attend op);
   BufferId gated(BufferId gate, BufferId up, Map function);
   BufferId activate(BufferId x, Map function);
   BufferId add(BufferId x, BufferId y);

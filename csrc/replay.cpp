@@ -184,9 +184,10 @@ struct Replay {
   void run_attention_phase(const Phase& phase) const {
     for (const Attend& op : phase.attention) {
       const KvLayer& kv = program.layers_[static_cast<size_t>(op.layer)];
-      run_attention({kv, read(op.q, 0), base(op.out), input.starts, input.offsets, input.tables,
-                     input.table_width, input.num_chunks, program.buffer(op.q).width / kv.head_size, op.scale,
-                     op.window, op.soft_cap});
+      const int64_t heads = program.buffer(op.q).width / kv.head_size;
+      run_attention({kv, read(op.q, 0), base(op.out), nullptr, input.starts, input.offsets, input.tables,
+                     input.table_width, input.num_chunks, heads, op.scale, op.window, op.soft_cap, op.sinks,
+                     op.slopes, 0, nullptr});
     }
   }
 };

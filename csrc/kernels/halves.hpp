@@ -48,4 +48,21 @@ OCTAVO_INLINE Lanes load_halves(const uint8_t* source) {
   return out;
 }
 
+// Sixteen bfloat16 that lie side by side.
+OCTAVO_INLINE Lanes load_brains(const uint8_t* source) {
+  IntLanes bits;
+#if defined(__AVX512F__)
+  bits.part[0] =
+      (NativeInts)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
+#elif defined(__AVX2__)
+  OCTAVO_EACH_PART bits.part[i] = (NativeInts)_mm256_cvtepu16_epi32(
+      _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + 16 * i)));
+#else
+  int32_t lane[lane_count];
+  for (int i = 0; i < lane_count; ++i) lane[i] = read_u16(source + 2 * i);
+  __builtin_memcpy(&bits, lane, sizeof bits);
+#endif
+  return floats_of(shift_left(bits, 16));
+}
+
 }  // namespace octavo::OCTAVO_ISA

@@ -102,6 +102,22 @@ OCTAVO_INLINE int32_t sum_of_lanes(const IntLanes& x) {
 #endif
 }
 
+// Sixteen signed bytes that lie side by side, one to a lane.
+OCTAVO_INLINE IntLanes load_bytes(const uint8_t* source) {
+  IntLanes out;
+#if defined(__AVX512F__)
+  out.part[0] = (NativeInts)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
+#elif defined(__AVX2__)
+  OCTAVO_EACH_PART out.part[i] =
+      (NativeInts)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(source + 8 * i)));
+#else
+  int32_t lane[lane_count];
+  for (int i = 0; i < lane_count; ++i) lane[i] = static_cast<int8_t>(source[i]);
+  __builtin_memcpy(&out, lane, sizeof out);
+#endif
+  return out;
+}
+
 // The lowest byte of each lane.
 OCTAVO_INLINE void store_bytes(int8_t* target, const IntLanes& x) {
 #if defined(__AVX512F__)

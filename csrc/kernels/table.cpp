@@ -21,6 +21,7 @@ constexpr Kernels table{
     unpack_codes,
     quantise_row,
     attend,
+    merge_parts,
     store_kv,
     rms_norm,
     layer_norm,

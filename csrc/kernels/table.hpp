@@ -17,7 +17,8 @@ void pack_codes(const CodePacking&, int64_t first_panel, int64_t last_panel);
 void unpack_codes(const uint8_t* panels, Kind kind, int64_t inputs, int64_t index, float* out);
 void quantise_row(const float* x, Kind kind, int64_t row, const Activations& out);
 
-void attend(const Attention&, int64_t head, int64_t first_row, int64_t last_row);
+void attend(const Attention&, const AttentionTask&);
+void merge_parts(const Attention&, const AttentionTask&);
 void store_kv(const KvLayer&, int64_t block, int64_t slot, const float* k, const float* v);
 
 void rms_norm(const float* x, const float* weight, float eps, int64_t size, float* out);

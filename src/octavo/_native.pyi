@@ -71,12 +71,15 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> list[int
 # -- the step --------------------------------------------------------------------------------------
 
 class KvLayout:
-    """The inside of a block, float32: per layer K [kv heads][D][B], then V [kv heads][B][D rounded up to 16].
+    """The inside of a block, as `kernels/pool.py` draws it.
 
-    head_size: multiples of 8 up to 256; block_size: 16, 32 or 64; otherwise a ValueError.
+    head_size: multiples of 8 up to 256; block_size: 16, 32 or 64; kind: f32, bf16 or int8; otherwise a
+    ValueError.
     """
 
-    def __init__(self, num_layers: int, num_kv_heads: int, head_size: int, block_size: int) -> None: ...
+    def __init__(
+        self, num_layers: int, num_kv_heads: int, head_size: int, block_size: int, kind: str = "f32"
+    ) -> None: ...
     @property
     def bytes_per_block(self) -> int:
         """A multiple of 4 KiB."""
@@ -121,9 +124,17 @@ def attend(
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    sinks: _Floats | None,
+    slopes: _Floats | None,
     out: _Floats,
+    log_sum_exp: _Floats | None = None,
+    piece_partitions: int = 0,
 ) -> None:
-    """Causal attention of q (T, H * D) over the block tables, in fixed partitions of 256 positions."""
+    """Causal attention of q (T, H * D) over the block tables, in fixed partitions of 256 positions.
+
+    sinks and slopes (H,); log_sum_exp (T, H) is filled. Threads share a long context in pieces of
+    piece_partitions; 0 decides by load; no value changes a bit.
+    """
 
 def rms_norm(x: _Floats, weight: _Floats, eps: float, out: _Floats) -> None:
     """(T, E) -> (T, E): x / sqrt(mean(x^2) + eps) * weight."""
@@ -185,7 +196,16 @@ class Program:
     def linear(self, x: int, weight: Weight, bias: _Floats | None) -> int: ...
     def rope(self, x: int, cos: _Floats, sin: _Floats, head_size: int) -> int: ...
     def store(self, layer: int, k: int, v: int) -> None: ...
-    def attend(self, layer: int, q: int, scale: float, window: int | None, soft_cap: float | None) -> int: ...
+    def attend(
+        self,
+        layer: int,
+        q: int,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None,
+        sinks: _Floats | None,
+        slopes: _Floats | None,
+    ) -> int: ...
     def gated(self, gate: int, up: int, function: str) -> int: ...
     def activate(self, x: int, function: str) -> int: ...
     def add(self, x: int, y: int) -> int: ...

@@ -52,7 +52,11 @@ def test_every_kernel_runs_at_a_small_size(no_copies):
 
 def test_every_attention_case_runs(no_copies):
     cases = [case for case in attention_cases(SMALL) if not case.size.endswith(("7168", "6656"))]
-    assert {case.kernel for case in cases} == {"attention decode", "attention prefill", "store"}
+    assert {case.kernel.rpartition(" ")[0] for case in cases} == {
+        "attention decode",
+        "attention prefill",
+        "store",
+    }
     for case in cases:
         out = case.prepare().call()
         assert out is None or np.isfinite(np.asarray(out)).all()
@@ -75,7 +79,7 @@ def test_a_share_is_of_the_limit_that_binds():
 
 def test_decode_reads_what_a_sequence_wrote():
     ops = NativeOps()
-    pool = filled_pool(ops, SMALL, 1, 8)
+    pool = filled_pool(ops, SMALL, "f32", 1, 8)
     batch = batch_of(2, 1, 4 * BLOCK_SIZE, np.arange(8))
     assert batch.starts.tolist() == [63, 63]
     assert batch.offsets.tolist() == [0, 1, 2]

@@ -15,7 +15,6 @@ from octavo.bench.quality import (
     divergence,
     log_softmax,
     score,
-    shape_of,
     subject_of,
 )
 from octavo.bench.text import sample_text
@@ -43,10 +42,10 @@ def tokens(seed=0):
     return np.random.default_rng(seed).integers(2, VOCAB, CHUNK).astype(np.int32)
 
 
-def subject(weights="f32", kind=None):
+def subject(weights="f32", kind=None, kv="f32"):
     ops = NativeOps(weights)
     model = tiny_model(over_weights_of(kind, NativeOps(weights)) if kind else ops)
-    return subject_of(Choice(weights), ops, Loaded(model))
+    return subject_of(Choice(weights, kv), ops, Loaded(model))
 
 
 def test_log_probabilities_are_those_that_the_engine_gives():
@@ -83,6 +82,14 @@ def test_fewer_bits_diverge_more():
     assert coarse.weight_bytes < fine.weight_bytes < base.quality().weight_bytes
 
 
+def test_kv_of_fewer_bits_diverges():
+    base, sixteen, eight = subject(), subject(kv="bf16"), subject(kv="int8")
+    score(base, [sixteen, eight], tokens())
+    for quality in (sixteen.quality(), eight.quality()):
+        assert 0 < quality.divergence_mean < 0.1
+    assert sixteen.quality().kv == "bf16"
+
+
 def test_divergence_of_two_coins():
     half, tilted = np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]])
     expected = 0.5 * np.log(2) + 0.5 * np.log(2 / 3)
@@ -110,9 +117,9 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="--text"):
         sample_text(tmp_path / "missing")
     with pytest.raises(ConfigError, match="q9"):
-        run(None, None, ["q9"], None, 1, None, as_json=True)
-    with pytest.raises(ConfigError, match="--kv"):
-        shape_of(tiny_model(NativeOps()), "f4")
+        run(None, None, ["q9"], ["f32"], None, 1, None, as_json=True)
+    with pytest.raises(ConfigError, match="--kv is f32,f4"):
+        run(None, None, ["f32"], ["f32", "f4"], None, 1, None, as_json=True)
 
 
 def test_the_text_is_written_as_it_is_measured(tmp_path, capsys):
@@ -133,7 +140,7 @@ def test_a_row_for_each_choice():
 
 @pytest.mark.real_model
 def test_the_default_model_loses_little_as_integers(capsys):
-    run(None, None, ["f32", "auto"], None, 1, None, as_json=True)
+    run(None, None, ["f32", "auto"], ["f32"], None, 1, None, as_json=True)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["weights"] for line in lines] == ["f32", "auto"]
     assert lines[0]["kv"] == BASE.kv

@@ -155,6 +155,14 @@ def test_requantised_weights_are_within_half_a_step(rng: np.random.Generator) ->
     np.testing.assert_array_equal(again[3, :32], 0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rows_have_no_product(kind: str, rng: np.random.Generator) -> None:
+    # The last layer of a step whose chunks all end in the middle of their prompts.
+    ops = NativeOps()
+    matrix = ops.matrix(_tensor(kind, 37, 96, rng))
+    assert ops.linear(np.empty((0, 96), np.float32), matrix).shape == (0, 37)
+
+
 def test_wrong_arguments_are_refused(rng: np.random.Generator) -> None:
     x, out = np.zeros((2, 64), np.float32), np.zeros((2, 20), np.float32)
     panels = np.zeros((2, _native.code_panel_bytes("Q4_0", 64)), np.uint8)

@@ -19,8 +19,10 @@ import numpy as np
 
 from octavo import _native
 from octavo.bench.limits import Limits
+from octavo.config import KV_KINDS
 from octavo.kernels.contract import AttentionSpec, Batch, Bytes, Floats, KvPool, KvShape, Matrix, RawTensor
 from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.pool import bytes_per_layer
 from octavo.units import blocks_for
 
 ROWS = (1, 8, 32, 128)
@@ -164,24 +166,25 @@ def linear_cases(shape: Shape) -> Iterator[Case]:
 
 def attention_cases(shape: Shape) -> Iterator[Case]:
     """Decode of one and of eight sequences, prefill of a step, at several contexts; and the store."""
-    for context, sequences in itertools.product((512, 2048, 7168), (1, 8)):
+    for kv, context, sequences in itertools.product(KV_KINDS, (512, 2048, 7168), (1, 8)):
         yield Case(
-            "attention decode",
+            f"attention decode {kv}",
             f"{shape.name} {sequences} x {context}",
             4 * sequences * context * shape.heads * shape.head_size,
             "f32",
-            partial(_attention, shape, sequences, 1, context),
+            partial(_attention, shape, kv, sequences, 1, context),
         )
-    for before in (0, 2048, 6656):
+    for kv, before in itertools.product(KV_KINDS, (0, 2048, 6656)):
         seen = sum(range(before + 1, before + _NUM_TOKENS + 1))
         yield Case(
-            "attention prefill",
+            f"attention prefill {kv}",
             f"{shape.name} {_NUM_TOKENS} behind {before}",
             4 * seen * shape.heads * shape.head_size,
             "f32",
-            partial(_attention, shape, 1, _NUM_TOKENS, before + _NUM_TOKENS),
+            partial(_attention, shape, kv, 1, _NUM_TOKENS, before + _NUM_TOKENS),
         )
-    yield Case("store", f"{shape.name} {_NUM_TOKENS} rows", 0, "f32", partial(_store, shape))
+    for kv in KV_KINDS:
+        yield Case(f"store {kv}", f"{shape.name} {_NUM_TOKENS} rows", 0, "f32", partial(_store, shape, kv))
 
 
 def row_cases(shape: Shape) -> Iterator[Case]:
@@ -231,7 +234,7 @@ def paging_cases() -> Iterator[tuple[str, Shape, int, int, int]]:
 def run_paging(size: str, shape: Shape, sequences: int, tokens: int, context: int, seconds: float) -> Paging:
     """Measure one. A pool of one layer, so that blocks side by side are one run of bytes."""
     ops, num_blocks = NativeOps(), sequences * blocks_for(context, BLOCK_SIZE)
-    pool = filled_pool(ops, shape, 1, num_blocks)
+    pool = filled_pool(ops, shape, "f32", 1, num_blocks)
     in_order = np.arange(num_blocks, dtype=np.int32)
     scattered = np.random.default_rng(0).permutation(in_order)
     q = _floats(sequences * tokens, shape.heads * shape.head_size)
@@ -274,9 +277,10 @@ def batch_of(sequences: int, tokens: int, context: int, blocks: np.ndarray) -> B
     )
 
 
-def filled_pool(ops: NativeOps, shape: Shape, layers: int, num_blocks: int) -> KvPool:
+def filled_pool(ops: NativeOps, shape: Shape, kv: str, layers: int, num_blocks: int) -> KvPool:
     """A pool in which every block holds finite numbers, and every page is resident."""
-    pool = ops.allocate_kv(KvShape(layers, shape.kv_heads, shape.head_size, BLOCK_SIZE), num_blocks)
+    kv_shape = KvShape(layers, shape.kv_heads, shape.head_size, BLOCK_SIZE, kv)
+    pool = ops.allocate_kv(kv_shape, num_blocks)
     pool.data[:] = random_bytes(pool.bytes_per_block)
     return pool
 
@@ -309,11 +313,12 @@ def _linear(kind: WeightKind, outputs: int, inputs: int, rows: int) -> Ready:
     return Ready(_in_turn([partial(ops.linear, x, copy) for copy in copies]), num_bytes)
 
 
-def _attention(shape: Shape, sequences: int, tokens: int, context: int) -> Ready:
+def _attention(shape: Shape, kv: str, sequences: int, tokens: int, context: int) -> Ready:
     ops, num_blocks = NativeOps(), sequences * blocks_for(context, BLOCK_SIZE)
-    read = 2 * sequences * context * shape.kv_heads * shape.head_size * 4
+    of_layer = bytes_per_layer(KvShape(1, shape.kv_heads, shape.head_size, BLOCK_SIZE, kv))
+    read = num_blocks * of_layer
     layers = max(1, min(16, COLD_BYTES // read))
-    pool = filled_pool(ops, shape, layers, num_blocks)
+    pool = filled_pool(ops, shape, kv, layers, num_blocks)
     batch = batch_of(sequences, tokens, context, np.random.default_rng(0).permutation(num_blocks))
     q = _floats(sequences * tokens, shape.heads * shape.head_size)
     spec = AttentionSpec(shape.head_size**-0.5)
@@ -321,13 +326,14 @@ def _attention(shape: Shape, sequences: int, tokens: int, context: int) -> Ready
     return Ready(_in_turn(calls), read + 2 * q.nbytes)
 
 
-def _store(shape: Shape) -> Ready:
+def _store(shape: Shape, kv: str) -> Ready:
     ops, num_blocks = NativeOps(), blocks_for(_NUM_TOKENS, BLOCK_SIZE)
-    pool = filled_pool(ops, shape, 16, num_blocks)
+    pool = filled_pool(ops, shape, kv, 16, num_blocks)
+    written = num_blocks * bytes_per_layer(KvShape(1, shape.kv_heads, shape.head_size, BLOCK_SIZE, kv))
     batch = batch_of(1, _NUM_TOKENS, _NUM_TOKENS, np.arange(num_blocks))
     k = _floats(_NUM_TOKENS, shape.kv_heads * shape.head_size)
     calls = [partial(ops.store, pool, layer, k, k, batch) for layer in range(16)]
-    return Ready(_in_turn(calls), 4 * k.nbytes)
+    return Ready(_in_turn(calls), 2 * k.nbytes + written)
 
 
 def _rms_norm(x: Floats, shape: Shape) -> Ready:
@@ -366,7 +372,7 @@ def _gumbel(shape: Shape) -> Ready:
 
 def _copies(shape: Shape) -> Ready:
     ops = NativeOps()
-    pool = filled_pool(ops, shape, 16, 2 * _COPIED_BLOCKS)
+    pool = filled_pool(ops, shape, "f32", 16, 2 * _COPIED_BLOCKS)
     order = np.random.default_rng(0).permutation(2 * _COPIED_BLOCKS)
     sources, targets = order[:_COPIED_BLOCKS].tolist(), order[_COPIED_BLOCKS:].tolist()
     call = partial(ops.copy_blocks, pool, sources, targets)

@@ -25,7 +25,7 @@ from octavo.bench.offline import quantile
 from octavo.engine.start import available_cores
 from octavo.errors import ConfigError
 from octavo.executor.runner import kv_shape
-from octavo.kernels.contract import Batch, Floats, Ints, KvShape, Ops
+from octavo.kernels.contract import Batch, Floats, Ints, Ops
 from octavo.kernels.native_ops import NativeOps
 from octavo.model.decoder import hidden_states, project
 from octavo.model.hub import resolve
@@ -169,16 +169,9 @@ def subject_of(choice: Choice, ops: Ops, loaded: LoadedModel) -> Subject:
     model = loaded.model
     if model.spec.context_length < CHUNK:
         raise ConfigError(f"the model's context is {model.spec.context_length}; quality needs {CHUNK}")
-    pool = ops.allocate_kv(shape_of(model, choice.kv), blocks_for(CHUNK, _BLOCK_SIZE))
+    pool = ops.allocate_kv(kv_shape(model, _BLOCK_SIZE, choice.kv), blocks_for(CHUNK, _BLOCK_SIZE))
     step = ops.prepare_step(lambda any_ops, batch: hidden_states(any_ops, model, pool, batch), pool)
     return Subject(choice, ops, model, step)
-
-
-def shape_of(model: Model, kv: str) -> KvShape:
-    """The KV of one chunk, held as `kv` says. Raises ConfigError for a type that the pool does not know."""
-    if kv != "f32":
-        raise ConfigError(f"--kv is {kv!r}; allowed: f32")
-    return kv_shape(model, _BLOCK_SIZE)
 
 
 def chunks_of(loaded: LoadedModel, text: str, num_chunks: int) -> Iterator[Ints]:

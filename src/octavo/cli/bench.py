@@ -27,7 +27,6 @@ _COLUMNS = (
 _LATENCY_COLUMNS = (
     "long prompt", "before it", "meanwhile", "meanwhile / before", "longest gap", "its first token",
 )  # fmt: skip
-KV = "f32"  # the one type in which this engine keeps K and V
 CHUNKED, WHOLE = "chunked, paced", "in one step"
 WHOLE_STEP_TOKENS = 4096
 
@@ -55,7 +54,7 @@ def resolved_settings(started: Started, options: StartOptions) -> dict[str, str 
         "arithmetic": started.ops.arithmetic_id,
         "weights": options.weights,
         "weight_bytes": started.loaded.model.weights.num_bytes,
-        "kv": KV,
+        "kv": options.kv,
         "kv_bytes_per_token": started.budget.bytes_per_block // started.budget.block_size,
         "kv_pool_bytes": started.budget.num_bytes,
         "threads": look_at_machine().threads,

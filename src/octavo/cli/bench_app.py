@@ -39,6 +39,7 @@ def offline(
     long_out: Annotated[int, typer.Option(help="W3: output tokens.", min=1)] = 64,
     as_json: opt.AsJson = False,
     weights: opt.Weights = "f32",
+    kv: opt.Kv = "f32",
     backend: opt.Backend = "cpu",
     kv_memory: opt.KvMemory = None,
     max_seqs: opt.MaxSeqs = 64,
@@ -53,6 +54,7 @@ def offline(
 
     options = opt.start_options(
         weights=weights,
+        kv=kv,
         backend=backend,
         context_length=None,
         kv_memory=kv_memory,
@@ -82,6 +84,7 @@ def latency(
     rounds: Annotated[int, typer.Option(help="Runs of each configuration, in turns.", min=1)] = 3,
     as_json: opt.AsJson = False,
     weights: opt.Weights = "f32",
+    kv: opt.Kv = "f32",
     backend: opt.Backend = "cpu",
     kv_memory: opt.KvMemory = None,
     max_seqs: opt.MaxSeqs = 64,
@@ -95,6 +98,7 @@ def latency(
 
     options = opt.start_options(
         weights=weights,
+        kv=kv,
         backend=backend,
         context_length=None,
         kv_memory=kv_memory,
@@ -160,6 +164,7 @@ def quality(
     weights: Annotated[
         str, typer.Option(help="How weights are held: choices to measure against f32.")
     ] = "f32,auto,int8",
+    kv: Annotated[str, typer.Option(help="How K and V are held: likewise, each with all weights.")] = "f32",
     base: Annotated[
         str | None,
         typer.Option(help="The model whose f32 is the measure. Default: MODEL itself.", show_default=False),
@@ -181,7 +186,7 @@ def quality(
     if write_text is not None:
         save_text(text, write_text)
         return
-    run(model, base, weights.split(","), text, chunks, threads, as_json=as_json)
+    run(model, base, weights.split(","), kv.split(","), text, chunks, threads, as_json=as_json)
 
 
 @bench_app.command()

@@ -13,7 +13,7 @@ from rich.table import Table
 from octavo.bench.quality import BASE, CHUNK, Choice, Quality, measure
 from octavo.bench.text import Sample, sample_text
 from octavo.cli.terminal import look_at_machine, phases, write
-from octavo.config import WEIGHTS
+from octavo.config import KV_KINDS, WEIGHTS
 from octavo.errors import ConfigError
 from octavo.units import format_bytes
 
@@ -24,17 +24,17 @@ def run(
     model: str | None,
     base_model: str | None,
     weights: Sequence[str],
+    kvs: Sequence[str],
     text: Path | None,
     num_chunks: int,
     threads: int | None,
     *,
-    kvs: Sequence[str] = (BASE.kv,),
     as_json: bool,
 ) -> None:
     """Measure every pair of a weight type and a KV type. Raises ConfigError, ModelError."""
-    unknown = [each for each in weights if each not in WEIGHTS]
-    if unknown:
-        raise ConfigError(f"--weights has {', '.join(unknown)}; allowed: {', '.join(WEIGHTS)}")
+    for setting, given, allowed in (("--weights", weights, WEIGHTS), ("--kv", kvs, KV_KINDS)):
+        if not set(given) <= set(allowed):
+            raise ConfigError(f"{setting} is {','.join(given)}; allowed: {', '.join(allowed)}")
     look_at_machine()
     sample = sample_text(text)
     choices = [Choice(each, kv) for each in weights for kv in kvs]

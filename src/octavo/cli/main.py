@@ -65,6 +65,7 @@ def serve(
         typer.Option(help="Seconds that running requests may take to end after SIGTERM.", min=0, max=3600),
     ] = 30.0,
     weights: opt.Weights = "f32",
+    kv: opt.Kv = "f32",
     backend: opt.Backend = "cpu",
     context_length: opt.ContextLength = None,
     kv_memory: opt.KvMemory = None,
@@ -82,6 +83,7 @@ def serve(
 
     options = opt.start_options(
         weights=weights,
+        kv=kv,
         backend=backend,
         context_length=context_length,
         kv_memory=kv_memory,
@@ -108,6 +110,7 @@ def chat(
     top_k: opt.TopK = 0,
     seed: opt.Seed = None,
     weights: opt.Weights = "f32",
+    kv: opt.Kv = "f32",
     backend: opt.Backend = "cpu",
     context_length: opt.ContextLength = None,
     kv_memory: opt.KvMemory = None,
@@ -118,7 +121,12 @@ def chat(
     from octavo.types import SamplingParams
 
     options = opt.start_options(
-        weights=weights, backend=backend, context_length=context_length, kv_memory=kv_memory, threads=threads
+        weights=weights,
+        kv=kv,
+        backend=backend,
+        context_length=context_length,
+        kv_memory=kv_memory,
+        threads=threads,
     )
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
@@ -142,6 +150,7 @@ def generate(
     seed: opt.Seed = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")] = None,
     weights: opt.Weights = "f32",
+    kv: opt.Kv = "f32",
     backend: opt.Backend = "cpu",
     context_length: opt.ContextLength = None,
     kv_memory: opt.KvMemory = None,
@@ -155,7 +164,12 @@ def generate(
     from octavo.types import SamplingParams
 
     options = opt.start_options(
-        weights=weights, backend=backend, context_length=context_length, kv_memory=kv_memory, threads=threads
+        weights=weights,
+        kv=kv,
+        backend=backend,
+        context_length=context_length,
+        kv_memory=kv_memory,
+        threads=threads,
     )
     params = SamplingParams(
         max_tokens=max_tokens,
@@ -172,6 +186,7 @@ def generate(
 def doctor(
     model: opt.Model = None,
     weights: opt.Weights = "f32",
+    kv: opt.Kv = "f32",
     backend: opt.Backend = "cpu",
     context_length: opt.ContextLength = None,
     kv_memory: opt.KvMemory = None,
@@ -184,6 +199,7 @@ def doctor(
 
     options = opt.start_options(
         weights=weights,
+        kv=kv,
         backend=backend,
         context_length=context_length,
         kv_memory=kv_memory,

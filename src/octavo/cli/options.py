@@ -23,6 +23,7 @@ Model = Annotated[
 Weights = Annotated[
     str, typer.Option(help="How weights are held: f32, auto (as in the file), int8.", rich_help_panel=_ENGINE)
 ]
+Kv = Annotated[str, typer.Option(help="How K and V are held: f32, bf16, int8.", rich_help_panel=_ENGINE)]
 Backend = Annotated[str, typer.Option(help="cpu, or reference (NumPy; slow).", rich_help_panel=_ENGINE)]
 ContextLength = Annotated[
     int | None,
@@ -88,6 +89,7 @@ def start_options(
     context_length: int | None,
     kv_memory: str | None,
     threads: int | None,
+    kv: str = "f32",
     block_size: int = 16,
     max_seqs: int = 64,
     step_tokens: int = 512,
@@ -103,6 +105,7 @@ def start_options(
 
     return StartOptions(
         weights=weights,
+        kv=kv,
         backend=backend,
         context_length=context_length,
         kv_memory_bytes=None if kv_memory is None else parse_bytes(kv_memory, "--kv-memory"),

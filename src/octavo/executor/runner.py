@@ -35,12 +35,13 @@ class RunnerConfig:
     max_rows: int
     context_length: int
     stop_ids: frozenset[int]
+    kv: str = "f32"  # how K and V are held
 
 
-def kv_shape(model: Model, block_size: int) -> KvShape:
+def kv_shape(model: Model, block_size: int, kv: str = "f32") -> KvShape:
     """The shape of the model's one KV group."""
     spec = model.spec
-    return KvShape(spec.num_layers, spec.num_kv_heads, spec.head_size, block_size)
+    return KvShape(spec.num_layers, spec.num_kv_heads, spec.head_size, block_size, kv)
 
 
 class Runner:
@@ -51,7 +52,7 @@ class Runner:
         self.config = config
         self._ops = ops
         self._rows = Rows(config.max_rows, config.context_length, config.block_size)
-        pool = ops.allocate_kv(kv_shape(model, config.block_size), config.num_blocks)
+        pool = ops.allocate_kv(kv_shape(model, config.block_size, config.kv), config.num_blocks)
         self._pool = pool
         self._hidden_states = ops.prepare_step(lambda o, batch: hidden_states(o, model, pool, batch), pool)
         self._project = ops.prepare_rows(lambda o, x: project(o, model, x), model.spec.hidden_size)

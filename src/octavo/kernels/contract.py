@@ -49,6 +49,7 @@ class KvShape:
     num_kv_heads: int
     head_size: int
     block_size: int
+    kind: str = "f32"  # how K and V are held: "f32" | "bf16" | "int8" (one scale per token and kv head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,17 @@ class Batch:
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """How one layer attends. `window` w: position p sees (p - w, p]. `soft_cap` c: scores become c tanh(s /
-    c)."""
+    c).
+
+    `slopes` (H,): ALiBi, a score loses slope * distance (Press et al. 2022). `sinks` (H,): one more logit for
+    each query head that joins the softmax's denominator only (Xiao et al. 2024, learned as in gpt-oss).
+    """
 
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    sinks: Floats | None = None
+    slopes: Floats | None = None
 
 
 class Matrix(Protocol):
@@ -130,9 +137,18 @@ class StepOps(Protocol[T]):
     def store(self, pool: KvPool, layer: int, k: T, v: T, batch: Batch) -> None:
         """Write K and V, (T, K * D) each, of the step's tokens into their slots of `layer`."""
 
-    def attend(self, pool: KvPool, layer: int, q: T, batch: Batch, spec: AttentionSpec) -> T:
+    def attend(
+        self,
+        pool: KvPool,
+        layer: int,
+        q: T,
+        batch: Batch,
+        spec: AttentionSpec,
+        log_sum_exp: Floats | None = None,
+    ) -> T:
         """(T, H * D) -> (T, H * D): causal attention over the block tables, K and V read back as stored.
 
+        Fills `log_sum_exp` (T, H) where it is given: the natural logarithm of the softmax's denominator.
         Slots outside [0, position] of a sequence are never allowed to matter, whatever bits (NaN too) they
         hold.
         """

@@ -106,7 +106,15 @@ class NativeOps:
         layout = layout_of(pool.shape)
         _native.store_kv(layout, pool.data, layer, k, v, batch.starts, batch.offsets, batch.tables)
 
-    def attend(self, pool: KvPool, layer: int, q: Floats, batch: Batch, spec: AttentionSpec) -> Floats:
+    def attend(
+        self,
+        pool: KvPool,
+        layer: int,
+        q: Floats,
+        batch: Batch,
+        spec: AttentionSpec,
+        log_sum_exp: Floats | None = None,
+    ) -> Floats:
         """(T, H * D) -> (T, H * D): causal attention over the block tables."""
         out = np.empty_like(q)
         _native.attend(
@@ -120,7 +128,10 @@ class NativeOps:
             spec.scale,
             spec.window,
             spec.soft_cap,
+            spec.sinks,
+            spec.slopes,
             out,
+            log_sum_exp,
         )
         return out
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from octavo import _native
 from octavo.errors import BadModelFile, UnsupportedModel
+from octavo.kernels.aligned import aligned_bytes
 from octavo.kernels.contract import Floats, Ints, RawTensor
 
 PANEL_WIDTH = 16
@@ -44,7 +45,9 @@ def pack(raw: RawTensor) -> PackedMatrix:
     """
     require_matrix(raw)
     outputs, inputs = raw.shape
-    panels = np.empty((-(-outputs // PANEL_WIDTH), inputs, PANEL_WIDTH), np.float32)
+    count = -(-outputs // PANEL_WIDTH)
+    memory = aligned_bytes(count * inputs * PANEL_WIDTH * 4)
+    panels = memory.view(np.float32).reshape(count, inputs, PANEL_WIDTH)
     _native.pack(raw.data, raw.kind, outputs, inputs, panels)
     return PackedMatrix((outputs, inputs), panels)
 

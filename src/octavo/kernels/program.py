@@ -94,10 +94,24 @@ class Recorder:
         self._require_own(pool, batch)
         self.program.store(layer, k.number, v.number)
 
-    def attend(self, pool: KvPool, layer: int, q: Slot, batch: Batch, spec: AttentionSpec) -> Slot:
+    def attend(
+        self,
+        pool: KvPool,
+        layer: int,
+        q: Slot,
+        batch: Batch,
+        spec: AttentionSpec,
+        log_sum_exp: Floats | None = None,
+    ) -> Slot:
         """(T, H * D) -> (T, H * D): causal attention over the block tables."""
         self._require_own(pool, batch)
-        return Slot(self.program.attend(layer, q.number, spec.scale, spec.window, spec.soft_cap))
+        assert log_sum_exp is None, "a recorded step has no second result"
+        self.kept += [spec.sinks, spec.slopes]
+        return Slot(
+            self.program.attend(
+                layer, q.number, spec.scale, spec.window, spec.soft_cap, spec.sinks, spec.slopes
+            )
+        )
 
     def gated(self, gate: Slot, up: Slot, activation: str) -> Slot:
         """activation(gate) * up."""
