@@ -74,7 +74,7 @@ def test_a_failed_request_fails_the_run():
 def test_reports_are_json_lines_and_a_table():
     report = asyncio.run(measure(FakeModel(), w1(2, 8, 4, 1)))
     assert json.loads(json_line(report))["workload"]["name"] == "W1"
-    assert table_of([report, report]).row_count == 2
+    assert len(table_of([report, report]).columns) == 3
 
 
 def test_quantiles():

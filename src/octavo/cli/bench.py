@@ -19,11 +19,22 @@ from octavo.engine.outputs import ServedModel
 from octavo.engine.start import Started, build_engine, client_of, engine_over
 from octavo.units import format_bytes
 
-_COLUMNS = (
-    "workload", "in flight", "requests", "output tok/s", "prefill tok/s", "decode tok/s",
-    "first token p50 / p95", "between tokens p50 / p95", "cached", "seconds",
-)  # fmt: skip
-
+_ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
+    ("requests", lambda report: f"{report.workload.num_requests:,}"),
+    ("output tok/s", lambda report: f"{report.output_tokens_per_s:.1f}"),
+    ("prefill tok/s", lambda report: f"{report.prefill_tokens_per_s:.1f}"),
+    ("decode tok/s", lambda report: f"{report.decode_tokens_per_s:.1f}"),
+    (
+        "first token, ms",
+        lambda report: f"{report.first_token_p50_s * 1000:.0f} / {report.first_token_p95_s * 1000:.0f}",
+    ),
+    (
+        "between tokens, ms",
+        lambda report: f"{report.between_p50_s * 1000:.1f} / {report.between_p95_s * 1000:.1f}",
+    ),
+    ("cached tokens", lambda report: f"{report.cached_tokens:,}"),
+    ("seconds", lambda report: f"{report.seconds:.1f}"),
+)
 _LATENCY_COLUMNS = (
     "long prompt", "before it", "meanwhile", "meanwhile / before", "longest gap", "its first token",
 )  # fmt: skip
@@ -94,23 +105,13 @@ def json_line(report: Report) -> str:
 
 
 def table_of(reports: Sequence[Report]) -> Table:
-    """All reports, a row each."""
-    table = Table(title="octavo bench offline")
-    for column in _COLUMNS:
-        table.add_column(column, justify="left" if column == "workload" else "right")
+    """A column for each report: what was measured reads downwards, and fits a narrow terminal."""
+    table = Table(title="octavo bench offline; C: requests in flight; times p50 / p95")
+    table.add_column("")
     for report in reports:
-        table.add_row(
-            report.workload.name,
-            str(report.workload.concurrency),
-            str(report.workload.num_requests),
-            f"{report.output_tokens_per_s:.1f}",
-            f"{report.prefill_tokens_per_s:.1f}",
-            f"{report.decode_tokens_per_s:.1f}",
-            f"{report.first_token_p50_s:.3f} / {report.first_token_p95_s:.3f} s",
-            f"{report.between_p50_s * 1000:.1f} / {report.between_p95_s * 1000:.1f} ms",
-            f"{report.cached_tokens:,}",
-            f"{report.seconds:.1f}",
-        )
+        table.add_column(f"{report.workload.name} C={report.workload.concurrency}", justify="right")
+    for name, value in _ROWS:
+        table.add_row(name, *map(value, reports))
     return table
 
 
