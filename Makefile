@@ -22,8 +22,8 @@ test: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.installed-for-tests
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench
 	$(BIN)/mypy
 
 # Kernels, thread team and recorded step as a plain program, under each sanitizer and instruction set.

@@ -23,6 +23,7 @@ using FloatMatrix = Array<const float, 2>;
 using IntVector = Array<const int32_t, 1>;
 using IntMatrix = Array<const int32_t, 2>;
 using ByteVector = Array<const uint8_t, 1>;
+using ByteVectorOut = Array<uint8_t, 1>;
 using FloatVectorOut = Array<float, 1>;
 using FloatMatrixOut = Array<float, 2>;
 using IntVectorOut = Array<int32_t, 1>;
@@ -112,6 +113,7 @@ void require_float_panels(const P& panels, int64_t outputs, int64_t inputs) {
 
 void bind_files(nb::module_& module);
 void bind_integers(nb::module_& module);
+void bind_peaks(nb::module_& module);
 void bind_program(nb::module_& module);
 void bind_rows(nb::module_& module);
 void bind_step(nb::module_& module);

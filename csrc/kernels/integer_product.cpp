@@ -135,6 +135,7 @@ OCTAVO_INLINE void tiles_of(const IntegerProduct& a, int64_t height, int64_t til
 
 template <Kind kind>
 void panels_of(const IntegerProduct& a, int64_t first_panel, int64_t last_panel) {
+  if (a.x.rows == 0) return;  // a chunk in the middle of its prompt wants no logits
   const int64_t tiles = (a.x.rows + rows_max - 1) / rows_max;
   tiles_of<kind>(a, (a.x.rows + tiles - 1) / tiles, tiles, first_panel, last_panel);
 }

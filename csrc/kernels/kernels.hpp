@@ -145,6 +145,11 @@ struct Kernels {
   void (*gumbel)(uint64_t seed, uint32_t choice, uint32_t position, uint32_t first, int64_t count,
                  float* out);
   void (*philox)(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
+  // The machine's limits: operations done by `rounds` of a loop over registers, and every byte read once.
+  int64_t (*peak_multiply_add)(int64_t rounds, float* values);  // two values
+  int64_t (*peak_dots)(int64_t rounds, int8_t* values);         // four values
+  int32_t (*read_all)(const uint8_t* data, int64_t count);      // a multiple of 512 bytes
 };
 
 }  // namespace octavo

@@ -35,6 +35,9 @@ constexpr Kernels table{
     argmax,
     gumbel,
     philox,
+    peak_multiply_add,
+    peak_dots,
+    read_all,
 };
 
 }  // namespace

@@ -171,6 +171,20 @@ def scale(x: _Floats, factor: float, out: _Floats) -> None: ...
 def soft_cap(x: _Floats, cap: float, out: _Floats) -> None:
     """cap * tanh(x / cap) over flat arrays."""
 
+# -- the machine's limits --------------------------------------------------------------------------
+
+def peak_multiply_add(rounds: int) -> int:
+    """Float32 multiply-adds out of registers on every thread; the operations done (two each)."""
+
+def peak_dots(rounds: int) -> int:
+    """The same with products of unsigned and signed bytes, summed in 32 bits."""
+
+def read_bytes(data: _Bytes) -> int:
+    """Read everything once, on every thread: a multiple of 512 bytes. The result means nothing."""
+
+def copy_bytes(source: _Bytes, target: _Bytes) -> None:
+    """Copy a flat array, on every thread: a multiple of 512 bytes; they may not overlap."""
+
 # -- the recorded step -----------------------------------------------------------------------------
 
 class Weight:

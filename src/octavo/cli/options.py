@@ -66,11 +66,23 @@ Pace = Annotated[
     ),
 ]
 
+AsJson = Annotated[bool, typer.Option("--json", help="JSON lines and nothing else.")]
+
 MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate at most.", rich_help_panel=_SAMPLING)]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.", rich_help_panel=_SAMPLING)]
 TopP = Annotated[float, typer.Option(help="Nucleus: 1 keeps all.", rich_help_panel=_SAMPLING)]
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest; 0 keeps all.", rich_help_panel=_SAMPLING)]
 Seed = Annotated[int | None, typer.Option(help="The same seed, the same text.", rich_help_panel=_SAMPLING)]
+
+
+def numbers(text: str, setting: str) -> tuple[int, ...]:
+    """ "1,8,32" as (1, 8, 32). Raises ConfigError unless all are integers of at least 1."""
+    from octavo.errors import ConfigError
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
+        raise ConfigError(f"{setting} is {text!r}; allowed: numbers of at least 1, such as 1,8,32")
+    return tuple(int(part) for part in parts)
 
 
 def start_options(
