@@ -277,9 +277,10 @@ void take_partition(const Attention& a, Rows& rows, const Partition& part, Softm
   }
   for (int64_t r = 0; r < rows.count; ++r) {
     const Range range = seen(rows, r, part.base);
-    if (range.first < range.last) softmax[r] = soften(rows.scores[r], range);
-    if constexpr (kind == KvKind::int8) fold_scales(part, rows.scores[r], range);
     __builtin_memset(rows.part[r], 0, static_cast<uint64_t>(rows.padded_size) * 4);
+    if (range.first == range.last) continue;  // nothing of this partition, and `first` may lie beyond it
+    softmax[r] = soften(rows.scores[r], range);
+    if constexpr (kind == KvKind::int8) fold_scales(part, rows.scores[r], range);
   }
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t r = rows.count * t / tiles, next = rows.count * (t + 1) / tiles;
