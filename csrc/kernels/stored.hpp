@@ -59,7 +59,7 @@ struct Partition {
 // Positions [low, high) are what the rows see; blocks beyond them are not even looked up.
 template <KvKind kind>
 OCTAVO_INLINE void find_partition(const Attention& a, int64_t head, int64_t base, int64_t low, int64_t high,
-                    Partition& part) {
+                                  Partition& part) {
   part.base = base;
   part.first = larger_of(low - base, 0) / lane_count;
   part.last = (smaller_of(high - base, partition_size) + lane_count - 1) / lane_count;
@@ -90,7 +90,7 @@ OCTAVO_INLINE Lanes widened(const uint8_t* source) {
 
 OCTAVO_INLINE void prefetch(const uint8_t* source) { __builtin_prefetch(source, 0, 2); }
 
-// acc[r][p] += sum over i of x[r][i] * w[p][i], i ascending, as `multiply` does it, over K or V as stored.
+// acc[r][p] += sum over i of x[r][i] * w[p][i], i ascending, as `multiply` (tile.hpp) does it.
 // Beside each step the same offset from `ahead` is fetched, for every `every`-th vector.
 template <KvKind kind, int every, int R, int P>
 OCTAVO_INLINE void multiply_stored(const float* x, int64_t x_stride, const uint8_t* const* w,
