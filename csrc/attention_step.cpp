@@ -15,29 +15,18 @@ namespace {
 constexpr int64_t page = 4096;
 constexpr int64_t pieces_per_thread = 8;  // so that the last one to finish is not long alone
 constexpr int64_t read_cost = 16;         // reading a position's K and V, in rows that are computed with it
-constexpr int64_t alone_max = 1 << 16;    // below this cost, waking the team takes longer than the work
+constexpr int64_t alone_max = 1 << 18;    // cost times D: some microseconds, less than waking the team
 
 using Piece = AttentionScratch::Piece;
 
-int64_t positions_of(const AttentionTask& task) {
-  return (task.last_partition - task.first_partition) * partition_size;
-}
-
-int64_t cost_of(const AttentionTask& task) {
-  return positions_of(task) * (read_cost + task.last_row - task.first_row);
-}
-
 // The task of rows [first, last): its first row sees the earliest position, its last one the latest.
-AttentionTask task_of(const AttentionStep& step, int64_t chunk, int64_t head, int64_t first, int64_t last) {
-  const int64_t group = step.heads / step.kv.kv_heads;
-  const int64_t lowest = step.window ? step.starts[chunk] + first / group - step.window + 1 : 0;
-  const int64_t high = step.starts[chunk] + (last - 1) / group + 1;
-  return {head,
-          first,
-          last,
-          (lowest > 0 ? lowest : 0) / partition_size,
-          (high + partition_size - 1) / partition_size,
-          nullptr};
+Piece task_of(const AttentionStep& step, int64_t chunk, int64_t head, int64_t first, int64_t last) {
+  const int64_t group = step.heads / step.kv.kv_heads, start = step.starts[chunk];
+  const int64_t hidden = step.window ? start + first / group - step.window + 1 : 0;
+  const int64_t low = hidden > 0 ? hidden : 0, high = start + (last - 1) / group + 1;
+  return {chunk,
+          (high - low) * (read_cost + last - first),
+          {head, first, last, low / partition_size, (high + partition_size - 1) / partition_size, nullptr}};
 }
 
 void list_tasks(const AttentionStep& step, std::vector<Piece>& tasks) {
@@ -47,18 +36,18 @@ void list_tasks(const AttentionStep& step, std::vector<Piece>& tasks) {
     for (int64_t head = 0; head < step.kv.kv_heads; ++head) {
       for (int64_t row = 0; row < rows; row += attention_rows) {
         const int64_t last = row + attention_rows < rows ? row + attention_rows : rows;
-        tasks.push_back({c, task_of(step, c, head, row, last)});
+        tasks.push_back(task_of(step, c, head, row, last));
       }
     }
   }
 }
 
 // How many pieces a task becomes when each should cost about `share`.
-int64_t pieces_of(const AttentionStep& step, const AttentionTask& task, int64_t share) {
-  const int64_t partitions = task.last_partition - task.first_partition;
+int64_t pieces_of(const AttentionStep& step, const Piece& whole, int64_t share) {
+  const int64_t partitions = whole.task.last_partition - whole.task.first_partition;
   const int64_t wanted = step.piece_partitions
                              ? (partitions + step.piece_partitions - 1) / step.piece_partitions
-                             : (cost_of(task) + share / 2) / share;
+                             : (whole.cost + share / 2) / share;
   return wanted < 1 ? 1 : wanted < partitions ? wanted : partitions;
 }
 
@@ -69,7 +58,7 @@ void cut_tasks(const AttentionStep& step, int64_t share, AttentionScratch& scrat
   int64_t floats = 0;
   for (size_t i = 0; i < num_tasks; ++i) {
     const Piece whole = scratch.pieces[i];
-    if (pieces_of(step, whole.task, share) == 1) {
+    if (pieces_of(step, whole, share) == 1) {
       scratch.pieces[kept++] = whole;
       continue;
     }
@@ -82,7 +71,7 @@ void cut_tasks(const AttentionStep& step, int64_t share, AttentionScratch& scrat
   float* parts = scratch.parts.data();
   for (Piece& whole : scratch.merges) {
     whole.task.parts = parts;
-    const int64_t count = pieces_of(step, whole.task, share);
+    const int64_t count = pieces_of(step, whole, share);
     const int64_t first = whole.task.first_partition, partitions = whole.task.last_partition - first;
     const int64_t stride = (whole.task.last_row - whole.task.first_row) * part_floats(step.kv.head_size);
     for (int64_t i = 0; i < count; ++i) {
@@ -142,7 +131,7 @@ void run_attention(const AttentionStep& step) {
   scratch.merges.clear();
   list_tasks(step, scratch.pieces);
   int64_t cost = 0;
-  for (const Piece& piece : scratch.pieces) cost += cost_of(piece.task);
+  for (const Piece& piece : scratch.pieces) cost += piece.cost;
   const int64_t threads = Team::instance().size();
   const bool shared = threads > 1 && cost * step.kv.head_size >= alone_max;
   if (shared || step.piece_partitions) cut_tasks(step, cost / (threads * pieces_per_thread) + 1, scratch);

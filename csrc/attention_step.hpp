@@ -23,7 +23,7 @@ struct KvLayout {
 // What run_attention keeps between calls, so that a step allocates nothing once it has seen its largest.
 struct AttentionScratch {
   struct Piece {
-    int64_t chunk;
+    int64_t chunk, cost;  // cost: of the whole task
     AttentionTask task;
   };
   std::vector<Piece> pieces;  // what is computed, in any order
