@@ -109,8 +109,11 @@ class Ops(Protocol):
 
     # -- weights and memory
     # -------------------------------------------------------------------------------------
-    def matrix(self, raw: RawTensor) -> Matrix:
-        """The backend's form of a 2-d tensor; the file's bytes are not referenced afterwards."""
+    def matrix(self, raw: RawTensor, table: bool = False) -> Matrix:
+        """The backend's form of a 2-d tensor; the file's bytes are not referenced afterwards.
+
+        `table`: it is an embedding or the output, which some modes hold with more bits than a layer's.
+        """
 
     def vector(self, raw: RawTensor) -> Floats:
         """A tensor as float32, de-quantised, of its own shape; the file's bytes are not referenced
