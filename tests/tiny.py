@@ -176,8 +176,8 @@ def over_weights_of(kind: str, ops: NativeOps | ReferenceOps) -> NativeOps | Ref
     """
     plain = ops.matrix
 
-    def matrix(raw: RawTensor) -> Matrix:
-        return plain(encoded(raw, kind if raw.shape[1] % BLOCKS[kind].size == 0 else "Q8_0"))
+    def matrix(raw: RawTensor, table: bool = False) -> Matrix:
+        return plain(encoded(raw, kind if raw.shape[1] % BLOCKS[kind].size == 0 else "Q8_0"), table)
 
     ops.matrix = matrix  # type: ignore[method-assign]
     if kind in SUPER_KINDS:

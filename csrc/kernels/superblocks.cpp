@@ -67,11 +67,17 @@ OCTAVO_INLINE void pack_halves(const uint8_t* block, Kind kind, int64_t lane, ui
   __builtin_memcpy(halves + 2 * (panel_width + lane), &minus_dmin, 2);
 }
 
+// Sixteen bytes as floats.
 OCTAVO_INLINE Lanes load_bytes(const uint8_t* source, bool is_signed) {
   Lanes out;
 #if defined(__AVX512F__)
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
   out.part[0] = _mm512_cvtepi32_ps(is_signed ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#elif defined(__AVX2__)
+  OCTAVO_EACH_PART {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(source + 8 * i));
+    out.part[i] = _mm256_cvtepi32_ps(is_signed ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+  }
 #else
   float lane[lane_count];
   for (int i = 0; i < lane_count; ++i) {

@@ -1,9 +1,19 @@
 """`octavo doctor` says in words what would be used, and what to change."""
 
 import pytest
+from tests.tiny import over_weights_of, tiny_model
 
-from octavo.cli.doctor import run
+from octavo.cli.doctor import run, weights_in_words
 from octavo.config import StartOptions
+from octavo.kernels.native_ops import NativeOps
+
+
+def test_the_weights_are_told_kind_by_kind():
+    weights = tiny_model(over_weights_of("Q4_K", NativeOps())).weights
+    sizes = weights.bytes_by_kind
+    assert list(sizes) == ["Q4_K", "Q8_0"]  # the most first
+    assert sum(sizes.values()) == weights.num_bytes
+    assert weights_in_words(weights, "auto") == "309 KiB with --weights auto: Q4_K 275 KiB, Q8_0 34.0 KiB"
 
 
 @pytest.mark.real_model
@@ -14,6 +24,7 @@ def test_the_budget_is_told_in_words_and_what_to_change(capsys):
     assert "vocabulary 49,152, context 8,192" in said
     assert "--kv-memory 360 MiB" in said
     assert "held as f32; 720 KiB per block, 45.0 KiB per token" in said
+    assert "with --weights f32: F32 513 MiB" in said
 
 
 @pytest.mark.real_model

@@ -18,9 +18,8 @@ from octavo.engine.client import AsyncLLM, DeltaStream, ModelFacts
 from octavo.engine.core import Engine
 from octavo.engine.outputs import Delta
 from octavo.executor.executor import Executor
-from octavo.kernels.contract import RawTensor
+from octavo.kernels.contract import Matrix, RawTensor
 from octavo.kernels.native_ops import NativeOps
-from octavo.kernels.packed import PackedMatrix
 from octavo.model.spec import Model
 from octavo.types import FinishReason, SampledToken, StepPlan, StepResult
 
@@ -71,12 +70,12 @@ class Turnstile:
 class _PoisonOps(NativeOps):
     """Loads the embedding with one row of NaN."""
 
-    def matrix(self, raw: RawTensor) -> PackedMatrix:
+    def matrix(self, raw: RawTensor, table: bool = False) -> Matrix:
         if raw.shape[0] == VOCAB:
             values = raw.data.copy().view(np.float32).reshape(raw.shape)
             values[POISON] = np.nan
             raw = dataclasses.replace(raw, data=values.reshape(-1).view(np.uint8))
-        return super().matrix(raw)
+        return super().matrix(raw, table)
 
 
 def poisoned_model() -> Model:

@@ -32,9 +32,11 @@ def test_the_mode_decides_how_a_matrix_is_held(
         "int8": ["Q8_0", "F32", *["Q8_0"] * 7],
         "q4": ["Q4_1", "F32", "Q4_1", "Q4_1", "Q4_1", "Q4_0", "Q4_1", "Q4_K", "Q4_1"],
     }
+    tables = wanted | {"q4": ["Q8_0", "F32", "Q8_0", "Q8_0", *QUANTISED]}
     for mode in MODES:
         ops = backend(mode)
         assert [ops.matrix(raw).kind for raw in raws] == wanted[mode]
+        assert [ops.matrix(raw, table=True).kind for raw in raws] == tables[mode]
 
 
 @pytest.mark.parametrize("backend", [NativeOps, ReferenceOps])

@@ -37,7 +37,7 @@ def log_probabilities(weights: str, kv: str = "f32") -> Floats:
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
 
-@pytest.mark.parametrize("weights, bound", [("auto", 0.006), ("int8", 0.006)])
+@pytest.mark.parametrize("weights, bound", [("auto", 0.006), ("int8", 0.006), ("bf16", 0.0005)])
 def test_integer_weights_stay_near_float32(weights: str, bound: float) -> None:
     wanted, given = log_probabilities("f32"), log_probabilities(weights)
     divergence = (np.exp(wanted) * (wanted - given)).sum(axis=1)

@@ -191,8 +191,11 @@ class Ops(StepOps[Floats], Protocol):
     name: str
     arithmetic_id: str  # names the kernels' version and instruction set: bits are equal within one id
 
-    def matrix(self, raw: RawTensor) -> Matrix:
-        """The backend's form of a 2-d tensor; the file's bytes are not referenced afterwards."""
+    def matrix(self, raw: RawTensor, table: bool = False) -> Matrix:
+        """The backend's form of a 2-d tensor; the file's bytes are not referenced afterwards.
+
+        `table`: it is an embedding or the output, which some modes hold with more bits than a layer's.
+        """
 
     def vector(self, raw: RawTensor) -> Floats:
         """A tensor as float32, de-quantised, of its own shape; the file's bytes are not referenced

@@ -4,9 +4,11 @@
     f32     float32, de-quantised
     bf16    rounded to 16 bits
     int8    Q8_0
-    q4      Q4_1; a matrix that has 4 bits already is left alone
+    q4      Q4_1, embeddings and the output Q8_0; what has no more bits already is left alone
 
-int8 and q4 leave a matrix as it is in the file where its rows are no multiple of 32. It knows no arrays.
+Four bits in the vocabulary cost far more than in the layers (docs/log.md), so the files of others have eight
+there too. int8 and q4 leave a matrix as it is in the file where its rows are no multiple of 32. It knows no
+arrays.
 """
 
 from __future__ import annotations
@@ -15,10 +17,14 @@ from octavo.kernels.contract import RawTensor
 from octavo.kernels.packed import QUANT_GROUP
 
 _FOUR_BITS = frozenset({"Q4_0", "Q4_1", "Q4_K"})
+_EIGHT_BITS = _FOUR_BITS | {"Q6_K", "Q8_0"}
 
 
-def kind_held(raw: RawTensor, weights: str) -> str:
-    """The kind of `RawTensor` that the mode makes of a matrix. Raises ValueError for an unknown mode."""
+def kind_held(raw: RawTensor, weights: str, table: bool = False) -> str:
+    """The kind of `RawTensor` that the mode makes of a matrix; `table`: an embedding, or the output.
+
+    Raises ValueError for an unknown mode.
+    """
     divisible = raw.shape[-1] % QUANT_GROUP == 0
     match weights:
         case "auto":
@@ -30,5 +36,7 @@ def kind_held(raw: RawTensor, weights: str) -> str:
         case "int8":
             return "Q8_0" if divisible else raw.kind
         case "q4":
-            return "Q4_1" if divisible and raw.kind not in _FOUR_BITS else raw.kind
+            if not divisible or raw.kind in (_EIGHT_BITS if table else _FOUR_BITS):
+                return raw.kind
+            return "Q8_0" if table else "Q4_1"
     raise ValueError(f"unknown weights {weights!r}; known: auto, f32, bf16, int8, q4")

@@ -42,10 +42,10 @@ class NativeOps:
         self._weights = weights
 
     # -- weights and memory ------------------------------------------------------------------------
-    def matrix(self, raw: RawTensor) -> Matrix:
+    def matrix(self, raw: RawTensor, table: bool = False) -> Matrix:
         """Panels of integers or floats; raises UnsupportedModel or BadModelFile."""
         packed.require_matrix(raw)
-        kind = kind_held(raw, self._weights)
+        kind = kind_held(raw, self._weights, table)
         return packed.pack(raw, kind) if kind in packed.FLOAT_KINDS else integers.pack(raw, kind)
 
     def vector(self, raw: RawTensor) -> Floats:

@@ -44,10 +44,10 @@ class ReferenceOps:
         self._weights = weights
 
     # -- weights and memory ------------------------------------------------------------------------
-    def matrix(self, raw: RawTensor) -> Matrix:
+    def matrix(self, raw: RawTensor, table: bool = False) -> Matrix:
         """Integer codes or panels of floats; raises UnsupportedModel or BadModelFile."""
         packed.require_matrix(raw)
-        kind = kind_held(raw, self._weights)
+        kind = kind_held(raw, self._weights, table)
         if kind in packed.FLOAT_KINDS:
             return packed.pack(raw, kind)
         return integer_reference.read(raw if kind == raw.kind else integer_reference.requantised(raw, kind))

@@ -129,7 +129,7 @@ class _Reader:
     def matrix(self, role: str, layer: int, shape: tuple[int, int]) -> Matrix:
         """A tensor that is stored (outputs, inputs) in every file: embeddings and the output."""
         raw = self._take(self.name(role, layer) + ".weight", shape)
-        matrix = self._ops.matrix(raw)
+        matrix = self._ops.matrix(raw, table=True)
         self._source.release(raw)
         return matrix
 
