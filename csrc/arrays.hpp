@@ -23,6 +23,7 @@ using FloatMatrix = Array<const float, 2>;
 using IntVector = Array<const int32_t, 1>;
 using IntMatrix = Array<const int32_t, 2>;
 using ByteVector = Array<const uint8_t, 1>;
+using ByteVectorOut = Array<uint8_t, 1>;
 using FloatVectorOut = Array<float, 1>;
 using FloatMatrixOut = Array<float, 2>;
 using IntVectorOut = Array<int32_t, 1>;
@@ -60,6 +61,23 @@ inline void require_indices(const char* name, const int32_t* given, int64_t coun
   for (int64_t i = 0; i < count; ++i) require_index(name, given[i], end);
 }
 
+// The chunks of a step are well formed: offsets ascend from 0 to `tokens`, one start and one table for each.
+inline void require_chunks(const IntVector& starts, const IntVector& offsets, const IntMatrix& tables,
+                           int64_t tokens) {
+  const int64_t count = extent(starts, 0);
+  require_size("offsets", extent(offsets, 0), count + 1);
+  require_size("tables, first axis,", extent(tables, 0), count);
+  require(offsets.data()[0] == 0 && offsets.data()[count] == tokens,
+          "offsets must begin at 0 and end at the number of tokens");
+  for (int64_t c = 0; c < count; ++c) {
+    require(offsets.data()[c] < offsets.data()[c + 1], "offsets must ascend: every chunk has a token");
+    require(starts.data()[c] >= 0, "a chunk starts at a negative position");
+  }
+}
+
+// A function of elements by its name.
+Map map_of(const std::string& name);
+
 // The kind of a tensor by its name in a file, and how many elements of a row share a block.
 Kind kind_of(const std::string& name);
 inline bool is_grouped(Kind kind) { return kind != Kind::f32 && kind != Kind::f16 && kind != Kind::bf16; }
@@ -93,18 +111,10 @@ void require_float_panels(const P& panels, int64_t outputs, int64_t inputs) {
   require_size("panels, third axis,", extent(panels, 2), panel_width);
 }
 
-// How many tasks of about `work` operations in all: enough to balance the team, none too small to be worth a
-// claim.
-inline int64_t tasks_for(int64_t units, int64_t work, int64_t work_min, int64_t threads) {
-  if (threads == 1) return 1;
-  const int64_t worthwhile = work / work_min + 1;
-  int64_t tasks = 4 * threads;
-  if (worthwhile < tasks) tasks = worthwhile;
-  return units < tasks ? units : tasks;
-}
-
 void bind_files(nb::module_& module);
 void bind_integers(nb::module_& module);
+void bind_peaks(nb::module_& module);
+void bind_program(nb::module_& module);
 void bind_rows(nb::module_& module);
 void bind_step(nb::module_& module);
 void bind_vocabulary(nb::module_& module);

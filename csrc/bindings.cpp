@@ -44,6 +44,8 @@ NB_MODULE(_native, module) {
   module.def("num_threads", [] { return Team::instance().size(); });
   bind_files(module);
   bind_integers(module);
+  bind_peaks(module);
+  bind_program(module);
   bind_rows(module);
   bind_step(module);
   bind_vocabulary(module);

@@ -10,15 +10,6 @@ namespace {
 
 constexpr int64_t work_min = 1 << 14;  // elements below which waking a thread costs more than it saves
 
-Map map_of(const std::string& name) {
-  if (name == "exp") return Map::exp;
-  if (name == "tanh") return Map::tanh;
-  if (name == "silu") return Map::silu;
-  if (name == "gelu_tanh") return Map::gelu_tanh;
-  if (name == "gelu") return Map::gelu;
-  throw std::invalid_argument("unknown function '" + name + "'; known: exp, tanh, silu, gelu_tanh, gelu");
-}
-
 // Calls body(first, count) for slices of [0, size), shared out over the team.
 template <class Body>
 void parallel_slices(int64_t size, int64_t work, Body&& body) {
@@ -133,6 +124,15 @@ void soft_cap(const FloatVector& x, float cap, const FloatVectorOut& out) {
 }
 
 }  // namespace
+
+Map map_of(const std::string& name) {
+  if (name == "exp") return Map::exp;
+  if (name == "tanh") return Map::tanh;
+  if (name == "silu") return Map::silu;
+  if (name == "gelu_tanh") return Map::gelu_tanh;
+  if (name == "gelu") return Map::gelu;
+  throw std::invalid_argument("unknown function '" + name + "'; known: exp, tanh, silu, gelu_tanh, gelu");
+}
 
 void bind_rows(nb::module_& m) {
   m.def("rms_norm", rms_norm, nb::arg("x").noconvert(), nb::arg("weight").noconvert(), nb::arg("eps"),

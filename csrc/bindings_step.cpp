@@ -1,50 +1,36 @@
 // The operations of a step: the product, attention over block tables, and what happens to rows.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <optional>
-#include <vector>
 
 #include "arrays.hpp"
+#include "attention_step.hpp"
 #include "dispatch.hpp"
 #include "team.hpp"
 
 namespace octavo {
 namespace {
 
-constexpr int64_t page = 4096;
+KvKind kv_kind_of(const std::string& name) {
+  if (name == "f32") return KvKind::f32;
+  if (name == "bf16") return KvKind::bf16;
+  require(name == "int8", "kind is \"" + name + "\"; allowed: f32, bf16, int8");
+  return KvKind::int8;
+}
 
-// The inside of a block: K [kv heads][D][B] and V [kv heads][B][D rounded up to 16] for each layer, float32.
-struct KvLayout {
-  int64_t num_layers, num_kv_heads, head_size, block_size;
-
-  KvLayout(int64_t layers, int64_t kv_heads, int64_t size, int64_t block)
-      : num_layers(layers), num_kv_heads(kv_heads), head_size(size), block_size(block) {
-    require(layers >= 1 && layers <= 4096,
-            "num_layers is " + std::to_string(layers) + "; allowed: 1 to 4096");
-    require(kv_heads >= 1 && kv_heads <= 4096,
-            "num_kv_heads is " + std::to_string(kv_heads) + "; allowed: 1 to 4096");
-    require(size >= 8 && size <= head_size_max && size % 8 == 0,
-            "head_size is " + std::to_string(size) + "; allowed: multiples of 8 up to 256");
-    require(block == 16 || block == 32 || block == 64,
-            "block_size is " + std::to_string(block) + "; allowed: 16, 32, 64");
-  }
-
-  int64_t layer_floats() const {
-    return num_kv_heads * block_size *
-           (head_size + (head_size + panel_width - 1) / panel_width * panel_width);
-  }
-  int64_t bytes_per_block() const { return (num_layers * layer_floats() * 4 + page - 1) / page * page; }
-
-  KvLayer layer(const uint8_t* pool, int64_t index) const {
-    return {reinterpret_cast<float*>(const_cast<uint8_t*>(pool)),
-            bytes_per_block() / 4,
-            index * layer_floats(),
-            num_kv_heads,
-            head_size,
-            block_size};
-  }
-};
+KvLayout checked_layout(int64_t layers, int64_t kv_heads, int64_t size, int64_t block,
+                        const std::string& kind) {
+  require(layers >= 1 && layers <= 4096, "num_layers is " + std::to_string(layers) + "; allowed: 1 to 4096");
+  require(kv_heads >= 1 && kv_heads <= 4096,
+          "num_kv_heads is " + std::to_string(kv_heads) + "; allowed: 1 to 4096");
+  require(size >= 8 && size <= head_size_max && size % 8 == 0,
+          "head_size is " + std::to_string(size) + "; allowed: multiples of 8 up to 256");
+  require(block == 16 || block == 32 || block == 64,
+          "block_size is " + std::to_string(block) + "; allowed: 16, 32, 64");
+  return {layers, kv_heads, size, block, kv_kind_of(kind)};
+}
 
 template <class P>
 void require_pool(const KvLayout& layout, const P& pool, int64_t layer) {
@@ -52,6 +38,14 @@ void require_pool(const KvLayout& layout, const P& pool, int64_t layer) {
   require(reinterpret_cast<uintptr_t>(pool.data()) % 4 == 0,
           "the pool does not start at a multiple of 4 bytes");
   require_index("layer", layer, layout.num_layers);
+}
+
+// Where each layer lies in a pool that outlives whoever asks.
+std::vector<KvLayer> layers_of(const KvLayout& layout, const PoolOut& pool) {
+  require_pool(layout, pool, 0);
+  std::vector<KvLayer> layers;
+  for (int64_t i = 0; i < layout.num_layers; ++i) layers.push_back(layout.layer(pool.data(), i));
+  return layers;
 }
 
 // The chunks of a step: token ranges, first positions and block tables, all checked.
@@ -68,14 +62,7 @@ struct Chunks {
         tables(table_array.data()),
         count(extent(start_array, 0)),
         table_width(extent(table_array, 1)) {
-    require_size("offsets", extent(offset_array, 0), count + 1);
-    require_size("tables, first axis,", extent(table_array, 0), count);
-    require(offsets[0] == 0 && offsets[count] == tokens,
-            "offsets must begin at 0 and end at the number of tokens");
-    for (int64_t c = 0; c < count; ++c) {
-      require(offsets[c] < offsets[c + 1], "offsets must ascend: every chunk has a token");
-      require(starts[c] >= 0, "a chunk starts at a negative position");
-    }
+    require_chunks(start_array, offset_array, table_array, tokens);
   }
 
   int64_t length(int64_t c) const { return offsets[c + 1] - offsets[c]; }
@@ -179,27 +166,12 @@ void store_kv(const KvLayout& layout, const PoolOut& pool, int64_t layer, const 
   });
 }
 
-// A task of attention: some rows of one kv head of one chunk.
-struct AttentionTask {
-  int64_t chunk, head, first_row, last_row;
-};
-
-std::vector<AttentionTask> attention_tasks(const Chunks& chunks, int64_t kv_heads, int64_t group) {
-  std::vector<AttentionTask> tasks;
-  for (int64_t c = 0; c < chunks.count; ++c) {
-    const int64_t rows = chunks.length(c) * group;
-    for (int64_t head = 0; head < kv_heads; ++head) {
-      for (int64_t row = 0; row < rows; row += attention_rows) {
-        tasks.push_back({c, head, row, row + attention_rows < rows ? row + attention_rows : rows});
-      }
-    }
-  }
-  return tasks;
-}
-
 void attend(const KvLayout& layout, const Pool& pool, int64_t layer, const FloatMatrix& q,
             const IntVector& starts, const IntVector& offsets, const IntMatrix& tables, float scale,
-            std::optional<int64_t> window, std::optional<float> soft_cap, const FloatMatrixOut& out) {
+            std::optional<int64_t> window, std::optional<float> soft_cap,
+            const std::optional<FloatVector>& sinks, const std::optional<FloatVector>& slopes,
+            const FloatMatrixOut& out, const std::optional<FloatMatrixOut>& log_sum_exp,
+            int64_t piece_partitions) {
   require_pool(layout, pool, layer);
   const int64_t tokens = extent(q, 0), width = extent(q, 1), heads = width / layout.head_size;
   require(heads >= 1 && width % layout.head_size == 0 && heads % layout.num_kv_heads == 0,
@@ -208,39 +180,55 @@ void attend(const KvLayout& layout, const Pool& pool, int64_t layer, const Float
   require_size("out, second axis,", extent(out, 1), width);
   require(!window || *window >= 1, "a window must see at least one position");
   require(!soft_cap || *soft_cap > 0.0f, "a soft cap must be positive");
+  if (sinks) require_size("sinks", extent(*sinks, 0), heads);
+  if (slopes) require_size("slopes", extent(*slopes, 0), heads);
+  if (log_sum_exp) {
+    require_size("log_sum_exp, first axis,", extent(*log_sum_exp, 0), tokens);
+    require_size("log_sum_exp, second axis,", extent(*log_sum_exp, 1), heads);
+  }
+  require(piece_partitions >= 0, "piece_partitions is negative; allowed: from 0");
   const Chunks chunks(starts, offsets, tables, tokens);
   for (int64_t c = 0; c < chunks.count; ++c) {
     const int64_t hidden = window ? chunks.starts[c] - *window + 1 : 0;
     chunks.require_blocks(c, hidden > 0 ? hidden : 0, layout.block_size, extent(pool, 0));
   }
-  const KvLayer kv = layout.layer(pool.data(), layer);
-  const Kernels& k = kernels();
+  kernels();  // an instruction set that does not exist is said here, not between parallel regions
+  const AttentionStep step{layout.layer(const_cast<uint8_t*>(pool.data()), layer),
+                           q.data(),
+                           out.data(),
+                           log_sum_exp ? log_sum_exp->data() : nullptr,
+                           chunks.starts,
+                           chunks.offsets,
+                           chunks.tables,
+                           chunks.table_width,
+                           chunks.count,
+                           heads,
+                           scale,
+                           window.value_or(0),
+                           soft_cap.value_or(0.0f),
+                           sinks ? sinks->data() : nullptr,
+                           slopes ? slopes->data() : nullptr,
+                           piece_partitions,
+                           nullptr};
   const nb::gil_scoped_release unlocked;
-  const std::vector<AttentionTask> tasks = attention_tasks(chunks, kv.kv_heads, heads / kv.kv_heads);
-  parallel(static_cast<int64_t>(tasks.size()), [&](int64_t index) {
-    const AttentionTask& task = tasks[static_cast<size_t>(index)];
-    const int64_t first = chunks.offsets[task.chunk] * width;
-    const Attention attention{kv,
-                              q.data() + first,
-                              out.data() + first,
-                              chunks.table(task.chunk),
-                              chunks.starts[task.chunk],
-                              chunks.length(task.chunk),
-                              heads,
-                              scale,
-                              window.value_or(0),
-                              soft_cap.value_or(0.0f)};
-    k.attend(attention, task.head, task.first_row, task.last_row);
-  });
+  run_attention(step);
 }
 
 }  // namespace
 
 void bind_step(nb::module_& m) {
+  nb::class_<KvLayer>(m, "KvLayer");
   nb::class_<KvLayout>(m, "KvLayout")
-      .def(nb::init<int64_t, int64_t, int64_t, int64_t>(), nb::arg("num_layers"), nb::arg("num_kv_heads"),
-           nb::arg("head_size"), nb::arg("block_size"))
-      .def_prop_ro("bytes_per_block", &KvLayout::bytes_per_block);
+      .def(
+          "__init__",
+          [](KvLayout* self, int64_t layers, int64_t kv_heads, int64_t size, int64_t block,
+             const std::string& kind) {
+            new (self) KvLayout(checked_layout(layers, kv_heads, size, block, kind));
+          },
+          nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("head_size"), nb::arg("block_size"),
+          nb::arg("kind") = "f32")
+      .def_prop_ro("bytes_per_block", &KvLayout::bytes_per_block)
+      .def("layers", layers_of, nb::arg("pool").noconvert());
   m.def("linear", linear, nb::arg("x").noconvert(), nb::arg("panels").noconvert(),
         nb::arg("bias").noconvert().none(), nb::arg("out").noconvert());
   m.def("embed", embed, nb::arg("panels").noconvert(), nb::arg("outputs"), nb::arg("rows").noconvert(),
@@ -255,7 +243,8 @@ void bind_step(nb::module_& m) {
   m.def("attend", attend, nb::arg("layout"), nb::arg("pool").noconvert(), nb::arg("layer"),
         nb::arg("q").noconvert(), nb::arg("starts").noconvert(), nb::arg("offsets").noconvert(),
         nb::arg("tables").noconvert(), nb::arg("scale"), nb::arg("window").none(), nb::arg("soft_cap").none(),
-        nb::arg("out").noconvert());
+        nb::arg("sinks").noconvert().none(), nb::arg("slopes").noconvert().none(), nb::arg("out").noconvert(),
+        nb::arg("log_sum_exp").noconvert().none() = nb::none(), nb::arg("piece_partitions") = 0);
 }
 
 }  // namespace octavo

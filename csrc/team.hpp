@@ -60,6 +60,16 @@ void parallel(int64_t tasks, Body&& body) {
       tasks, [](void* context, int64_t task) { (*static_cast<Plain*>(context))(task); }, &body);
 }
 
+// How many tasks of about `work` operations in all: enough to balance the team, none too small to be worth a
+// claim.
+inline int64_t tasks_for(int64_t units, int64_t work, int64_t work_min, int64_t threads) {
+  if (threads == 1) return 1;
+  const int64_t worthwhile = work / work_min + 1;
+  int64_t tasks = 4 * threads;
+  if (worthwhile < tasks) tasks = worthwhile;
+  return units < tasks ? units : tasks;
+}
+
 // Cores that this process may use.
 int available_cores();
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import numpy as np
 from octavo.engine.core import Engine
 from octavo.executor.executor import InlineExecutor, ThreadedExecutor
 from octavo.executor.runner import Runner, RunnerConfig
-from octavo.kernels.contract import Floats, Matrix, Ops, RawTensor
+from octavo.kernels.contract import Floats, KvPool, KvShape, Matrix, Ops, RawTensor
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.packed import BLOCKS
 from octavo.kernels.reference import ReferenceOps
@@ -181,4 +182,15 @@ def over_weights_of(kind: str, ops: NativeOps | ReferenceOps) -> NativeOps | Ref
     ops.matrix = matrix  # type: ignore[method-assign]
     if kind in SUPER_KINDS:
         ops.hidden = 256  # type: ignore[union-attr]
+    return ops
+
+
+def over_kv_of(kind: str, ops: NativeOps | ReferenceOps) -> NativeOps | ReferenceOps:
+    """The same ops, as if every pool had been asked for in `kind`."""
+    plain = ops.allocate_kv
+
+    def allocate_kv(shape: KvShape, num_blocks: int) -> KvPool:
+        return plain(dataclasses.replace(shape, kind=kind), num_blocks)
+
+    ops.allocate_kv = allocate_kv  # type: ignore[method-assign]
     return ops

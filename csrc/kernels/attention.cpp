@@ -1,24 +1,28 @@
-// Attention over a block table, and the stores that fill it.
+// Attention over a block table.
 //
 // The context is walked in partitions of 256 positions with fixed absolute borders. Inside a partition a
 // row's scores are chains over the head's dimensions (16 tokens side by side), its output chains over the
 // positions; partitions are merged in ascending order by log-sum-exp. Nothing of that depends on how the
-// prompt was cut into chunks, on which blocks hold it, or on the rows beside. Masked positions take part in
-// nothing, so their slots may hold any bits. Source: Dao et al. 2022 (the running maximum and sum), Kwon et
-// al. 2023, section 4.3 (block tables).
+// prompt was cut into chunks, on which blocks hold it, on the rows beside, or on the tasks that share the
+// walk. Masked positions take part in nothing, so their slots may hold any bits.
+//
+// K and V are read as they are stored: bfloat16 is widened in registers; int8 K meets a query that was
+// quantised alike, in exact integer sums, and V's scales are folded into the weights, after their total.
+// Source: Dao et al. 2022 (the running maximum and sum), Kwon et al. 2023, section 4.3 (block tables).
 #include "kernels/functions.hpp"
+#include "kernels/quantise.hpp"
+#include "kernels/stored.hpp"
 #include "kernels/table.hpp"
 #include "kernels/tile.hpp"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int vectors_per_partition = partition_size / lane_count;
-constexpr int score_vectors = 2;  // vectors beside a full tile of rows in both products
-constexpr int head_vectors_max = head_size_max / lane_count;
-
-OCTAVO_INLINE int64_t smaller_of(int64_t x, int64_t y) { return x < y ? x : y; }
-OCTAVO_INLINE int64_t larger_of(int64_t x, int64_t y) { return x > y ? x : y; }
+// How many vectors stand beside R rows: a power of two, which divides partitions and common head sizes.
+constexpr int vectors_beside(int rows) {
+  const int room = vectors_for(rows);
+  return room >= 8 ? 8 : room >= 4 ? 4 : room >= 2 ? 2 : 1;
+}
 
 // What a task knows of its rows. A row is a (token, query head of the group) pair; it sees positions [low,
 // high).
@@ -26,7 +30,11 @@ struct Rows {
   int64_t count, padded_size;  // padded_size: D rounded up to 16
   int64_t low[attention_rows], high[attention_rows];
   float largest[attention_rows], total[attention_rows];
-  alignas(64) float q[attention_rows][head_size_max];
+  float slopes[attention_rows];    // ALiBi's
+  float factors[attention_rows];   // what a sum is multiplied with to be a score
+  int32_t starts[attention_rows];  // int8: minus 128 times the sum of the codes
+  alignas(64) int8_t codes[attention_rows][head_size_max];  // int8: the query
+  alignas(64) float q[attention_rows][head_size_max];       // else
   alignas(64) float scores[attention_rows][partition_size];
   alignas(64) float part[attention_rows][head_size_max];  // the partition's output
   alignas(64) float out[attention_rows][head_size_max];   // the merged output, not yet divided by `total`
@@ -41,63 +49,120 @@ OCTAVO_INLINE Range seen(const Rows& rows, int64_t r, int64_t base) {
   return {first, larger_of(first, smaller_of(rows.high[r] - base, partition_size))};
 }
 
-OCTAVO_INLINE const float* keys(const Attention& a, int64_t block, int64_t head) {
-  return a.kv.pool + block * a.kv.block_floats + a.kv.layer_floats + head * a.kv.head_size * a.kv.block_size;
+OCTAVO_INLINE int64_t token_of(const Attention& a, int64_t row) { return row / (a.heads / a.kv.kv_heads); }
+
+OCTAVO_INLINE int64_t query_head_of(const Attention& a, const AttentionTask& task, int64_t row) {
+  const int64_t group = a.heads / a.kv.kv_heads;
+  return task.head * group + row % group;
 }
 
-OCTAVO_INLINE const float* values(const Attention& a, int64_t block, int64_t head, int64_t padded_size) {
-  return a.kv.pool + block * a.kv.block_floats + a.kv.layer_floats +
-         a.kv.kv_heads * a.kv.head_size * a.kv.block_size + head * padded_size * a.kv.block_size;
-}
-
-void gather_rows(const Attention& a, int64_t head, int64_t first_row, int64_t last_row, Rows& rows) {
-  const int64_t group = a.heads / a.kv.kv_heads, size = a.kv.head_size;
-  rows.count = last_row - first_row;
-  rows.padded_size = (size + lane_count - 1) / lane_count * lane_count;
+void begin_rows(const Attention& a, const AttentionTask& task, Rows& rows) {
+  rows.count = task.last_row - task.first_row;
+  rows.padded_size = kv_padded_size(a.kv.head_size);
   for (int64_t r = 0; r < rows.count; ++r) {
-    const int64_t token = (first_row + r) / group, query_head = head * group + (first_row + r) % group;
-    const int64_t position = a.start + token;
+    const int64_t position = a.start + token_of(a, task.first_row + r);
     rows.low[r] = a.window ? larger_of(0, position - a.window + 1) : 0;
     rows.high[r] = position + 1;
     rows.largest[r] = -infinity;
     rows.total[r] = 0.0f;
-    __builtin_memcpy(rows.q[r], a.q + (token * a.heads + query_head) * size, static_cast<uint64_t>(size) * 4);
     __builtin_memset(rows.out[r], 0, static_cast<uint64_t>(rows.padded_size) * 4);
   }
 }
 
-template <int R, int P>
-OCTAVO_INLINE void score_tile(const Attention& a, Rows& rows, int64_t r, const float* const* k,
-                              int64_t vector) {
-  Lanes acc[R][P]{};
-  multiply<R, P>(rows.q[r], head_size_max, k, a.kv.block_size, a.kv.head_size, acc);
-  const Lanes scale = broadcast(a.scale), cap = broadcast(a.soft_cap);
-  for (int i = 0; i < R; ++i) {
-    for (int p = 0; p < P; ++p) {
-      Lanes score = acc[i][p] * scale;
-      if (a.soft_cap > 0.0f) score = cap * hyperbolic_tangent(score / cap);
-      store(rows.scores[r + i] + (vector + p) * lane_count, score);
+template <KvKind kind>
+void gather_queries(const Attention& a, const AttentionTask& task, Rows& rows) {
+  const int64_t size = a.kv.head_size;
+  for (int64_t r = 0; r < rows.count; ++r) {
+    const int64_t query_head = query_head_of(a, task, task.first_row + r);
+    const float* q = a.q + (token_of(a, task.first_row + r) * a.heads + query_head) * size;
+    rows.slopes[r] = a.slopes ? a.slopes[query_head] : 0.0f;
+    rows.factors[r] = a.scale;
+    if constexpr (kind == KvKind::int8) {
+      const Quantised quantised = quantise(q, size, rows.codes[r]);
+      rows.starts[r] = -128 * quantised.sum;
+      rows.factors[r] = quantised.scale * a.scale;
+    } else {
+      __builtin_memcpy(rows.q[r], q, static_cast<uint64_t>(size) * 4);
     }
   }
 }
 
-template <int R>
-void score_rows(const Attention& a, Rows& rows, int64_t r, const float* const* k, int64_t first,
-                int64_t last) {
-  // As in the product: few rows take more vectors, so that there are chains enough to hide the latency.
-  constexpr int P = R <= 2 ? 4 * score_vectors : score_vectors;
-  int64_t vector = first;
-  for (; vector + P <= last; vector += P) score_tile<R, P>(a, rows, r, k + vector, vector);
-  for (; vector < last; ++vector) score_tile<R, 1>(a, rows, r, k + vector, vector);
+// The integer sums of codes: K's are shifted by 128, which `starts` takes back.
+template <int R, int P>
+OCTAVO_INLINE void sum_codes(const Rows& rows, int64_t r, const uint8_t* const* w,
+                             const uint8_t* const* ahead, int64_t stride, int64_t words,
+                             Lanes (&out)[R][P]) {
+  IntLanes sum[R][P];
+#pragma GCC unroll 8
+  for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) sum[i][p] = broadcast_int(rows.starts[r + i]);
+  }
+  for (int64_t word = 0; word < words; ++word) {
+    IntLanes stored[P];
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) stored[p] = load_words(w[p] + word * stride);
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) prefetch(ahead[p] + word * stride);
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) accumulate_dots(sum[i][p], stored[p], rows.codes[r + i] + 4 * word);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) out[i][p] = converted(sum[i][p]);
+  }
 }
 
-// scores[r][...] for the vectors [first, last) of the partition.
-void score(const Attention& a, Rows& rows, const float* const* k, int64_t first, int64_t last) {
-  int64_t r = 0;
-  for (; r + 8 <= rows.count; r += 8) score_rows<8>(a, rows, r, k, first, last);
-  for (; r + 4 <= rows.count; r += 4) score_rows<4>(a, rows, r, k, first, last);
-  for (; r + 3 <= rows.count; r += 3) score_rows<3>(a, rows, r, k, first, last);
-  for (; r < rows.count; ++r) score_rows<1>(a, rows, r, k, first, last);
+// From a sum to a score: scaled, capped, biased by distance.
+template <KvKind kind>
+OCTAVO_INLINE Lanes score_of(const Attention& a, const Rows& rows, int64_t r, const Partition& part,
+                             int64_t vector, Lanes sum) {
+  if constexpr (kind == KvKind::int8) {
+    sum = sum * load(reinterpret_cast<const float*>(part.key_scales[vector]));
+  }
+  Lanes score = sum * broadcast(rows.factors[r]);
+  const Lanes cap = broadcast(a.soft_cap);
+  if (a.soft_cap > 0.0f) score = cap * hyperbolic_tangent(score / cap);
+  if (a.slopes) {
+    alignas(64) float ahead_of[lane_count];  // minus the distance: exact below 2^24
+    const int64_t first = part.base + vector * lane_count - (rows.high[r] - 1);
+    for (int i = 0; i < lane_count; ++i) ahead_of[i] = static_cast<float>(first + i);
+    score = fma(broadcast(rows.slopes[r]), load(ahead_of), score);
+  }
+  return score;
+}
+
+template <KvKind kind, int R, int P>
+OCTAVO_INLINE void score_tile(const Attention& a, Rows& rows, int64_t r, const Partition& part,
+                              int64_t vector) {
+  const uint8_t* const* keys = part.keys + vector;
+  const uint8_t* const* ahead = keys + (P > lead ? P : lead);
+  Lanes acc[R][P]{};
+  if constexpr (kind == KvKind::int8) {
+    sum_codes<R, P>(rows, r, keys, ahead, part.key_stride, a.kv.head_size / 4, acc);
+  } else {
+    multiply_stored<kind, 1, R, P>(rows.q[r], head_size_max, keys, ahead, part.key_stride, a.kv.head_size,
+                                   acc);
+  }
+  for (int i = 0; i < R; ++i) {
+    for (int p = 0; p < P; ++p) {
+      store(rows.scores[r + i] + (vector + p) * lane_count,
+            score_of<kind>(a, rows, r + i, part, vector + p, acc[i][p]));
+    }
+  }
+}
+
+// scores[r ...] of R rows for the vectors that some row sees.
+template <KvKind kind, int R>
+void score_rows(const Attention& a, Rows& rows, int64_t r, const Partition& part) {
+  constexpr int P = vectors_beside(R);
+  int64_t vector = part.first;
+  for (; vector + P <= part.last; vector += P) score_tile<kind, R, P>(a, rows, r, part, vector);
+  for (; vector < part.last; ++vector) score_tile<kind, R, 1>(a, rows, r, part, vector);
 }
 
 struct Softmax {
@@ -122,21 +187,33 @@ Softmax soften(float* scores, Range range) {
   return {largest, sum_of_lanes(total)};
 }
 
+// Weights times the scales of V.
+void fold_scales(const Partition& part, float* weights, Range range) {
+  for (int64_t i = range.first / lane_count; i * lane_count < range.last; ++i) {
+    const Lanes scale = load(reinterpret_cast<const float*>(part.value_scales[i]));
+    store(weights + i * lane_count, load(weights + i * lane_count) * scale);
+  }
+}
+
 // part[r ...] += sum over positions [range) of weight * V, R rows and P vectors of head dimensions at a time.
-template <int R, int P>
-OCTAVO_INLINE void weigh_tile(const Attention& a, Rows& rows, int64_t r, const float* const* v, Range range,
-                              int64_t vector) {
+template <KvKind kind, int R, int P>
+OCTAVO_INLINE void weigh_tile(Rows& rows, int64_t r, const Partition& part, Range range, int64_t vector) {
+  constexpr int64_t vector_bytes = lane_count * kv_element_bytes(kind);
+  constexpr int every = static_cast<int>(64 / vector_bytes);  // one prefetch for each 64 bytes
   Lanes acc[R][P];
   for (int i = 0; i < R; ++i) {
     for (int p = 0; p < P; ++p) acc[i][p] = load(rows.part[r + i] + (vector + p) * lane_count);
   }
   for (int64_t position = range.first; position < range.last;) {
-    const int64_t slot = position % a.kv.block_size;
-    const int64_t count = smaller_of(a.kv.block_size - slot, range.last - position);
-    const float* base = v[position / a.kv.block_size] + slot * rows.padded_size + vector * lane_count;
-    const float* column[P];
-    for (int p = 0; p < P; ++p) column[p] = base + p * lane_count;
-    multiply<R, P>(rows.scores[r] + position, partition_size, column, rows.padded_size, count, acc);
+    const int64_t slot = position % lane_count;
+    const int64_t count = smaller_of(lane_count - slot, range.last - position);
+    const int64_t offset = slot * part.value_stride + vector * vector_bytes;
+    const uint8_t* const* values = part.values + position / lane_count;
+    const uint8_t *column[P], *ahead[P];
+    for (int p = 0; p < P; ++p) column[p] = values[0] + offset + p * vector_bytes;
+    for (int p = 0; p < P; ++p) ahead[p] = values[lead] + offset + p * vector_bytes;
+    multiply_stored<kind, every, R, P>(rows.scores[r] + position, partition_size, column, ahead,
+                                       part.value_stride, count, acc);
     position += count;
   }
   for (int i = 0; i < R; ++i) {
@@ -144,117 +221,162 @@ OCTAVO_INLINE void weigh_tile(const Attention& a, Rows& rows, int64_t r, const f
   }
 }
 
-template <int R>
-void weigh_rows(const Attention& a, Rows& rows, int64_t r, const float* const* v, Range range) {
-  constexpr int P = R <= 4 ? 2 * score_vectors : score_vectors;
+template <KvKind kind, int R>
+void weigh_range(Rows& rows, int64_t r, const Partition& part, Range range) {
+  constexpr int P = vectors_beside(R) < 4 ? vectors_beside(R) : 4;
   const int64_t vectors = rows.padded_size / lane_count;
   int64_t vector = 0;
-  for (; vector + P <= vectors; vector += P) weigh_tile<R, P>(a, rows, r, v, range, vector);
-  for (; vector < vectors; ++vector) weigh_tile<R, 1>(a, rows, r, v, range, vector);
+  for (; vector + P <= vectors; vector += P) weigh_tile<kind, R, P>(rows, r, part, range, vector);
+  for (; vector < vectors; ++vector) weigh_tile<kind, R, 1>(rows, r, part, range, vector);
 }
 
 // Rows of a tile see nearly the same positions: the common ones are done together, the rest row by row, so
 // that each row's chain has exactly its own positions, in order.
-template <int R>
-void weigh_tile_rows(const Attention& a, Rows& rows, int64_t r, const float* const* v, int64_t base) {
+template <KvKind kind, int R>
+void weigh_rows(Rows& rows, int64_t r, const Partition& part) {
   Range common{0, partition_size};
   for (int i = 0; i < R; ++i) {
-    const Range range = seen(rows, r + i, base);
+    const Range range = seen(rows, r + i, part.base);
     common.first = larger_of(common.first, range.first);
     common.last = smaller_of(common.last, range.last);
   }
   if (common.last <= common.first) {
-    for (int i = 0; i < R; ++i) weigh_rows<1>(a, rows, r + i, v, seen(rows, r + i, base));
+    for (int i = 0; i < R; ++i) weigh_range<kind, 1>(rows, r + i, part, seen(rows, r + i, part.base));
     return;
   }
-  for (int i = 0; i < R; ++i) weigh_rows<1>(a, rows, r + i, v, {seen(rows, r + i, base).first, common.first});
-  weigh_rows<R>(a, rows, r, v, common);
-  for (int i = 0; i < R; ++i) weigh_rows<1>(a, rows, r + i, v, {common.last, seen(rows, r + i, base).last});
+  for (int i = 0; i < R; ++i) {
+    weigh_range<kind, 1>(rows, r + i, part, {seen(rows, r + i, part.base).first, common.first});
+  }
+  weigh_range<kind, R>(rows, r, part, common);
+  for (int i = 0; i < R; ++i) {
+    weigh_range<kind, 1>(rows, r + i, part, {common.last, seen(rows, r + i, part.base).last});
+  }
 }
 
-void weigh(const Attention& a, Rows& rows, const float* const* v, int64_t base) {
-  int64_t r = 0;
-  for (; r + 8 <= rows.count; r += 8) weigh_tile_rows<8>(a, rows, r, v, base);
-  for (; r + 4 <= rows.count; r += 4) weigh_tile_rows<4>(a, rows, r, v, base);
-  for (; r + 3 <= rows.count; r += 3) weigh_tile_rows<3>(a, rows, r, v, base);
-  for (; r < rows.count; ++r) weigh_tile_rows<1>(a, rows, r, v, base);
+// Calls for the `count` rows from r on the function made for just that many.
+template <KvKind kind, int R = tile_rows>
+OCTAVO_INLINE void score_tile_of(const Attention& a, Rows& rows, int64_t r, int64_t count,
+                                 const Partition& part) {
+  if (count == R) return score_rows<kind, R>(a, rows, r, part);
+  if constexpr (R > 1) score_tile_of<kind, R - 1>(a, rows, r, count, part);
 }
 
-// out, total and largest of row r take in the partition's.
-void merge(Rows& rows, int64_t r, Softmax softmax) {
+template <KvKind kind, int R = tile_rows>
+OCTAVO_INLINE void weigh_tile_of(Rows& rows, int64_t r, int64_t count, const Partition& part) {
+  if (count == R) return weigh_rows<kind, R>(rows, r, part);
+  if constexpr (R > 1) weigh_tile_of<kind, R - 1>(rows, r, count, part);
+}
+
+// The rows' softmax over one partition and, in rows.part, V under it.
+template <KvKind kind>
+void take_partition(const Attention& a, Rows& rows, const Partition& part, Softmax* softmax) {
+  const int64_t tiles = (rows.count + tile_rows - 1) / tile_rows;  // of nearly equal height
+  for (int64_t t = 0; t < tiles; ++t) {
+    const int64_t r = rows.count * t / tiles, next = rows.count * (t + 1) / tiles;
+    score_tile_of<kind>(a, rows, r, next - r, part);
+  }
+  for (int64_t r = 0; r < rows.count; ++r) {
+    const Range range = seen(rows, r, part.base);
+    __builtin_memset(rows.part[r], 0, static_cast<uint64_t>(rows.padded_size) * 4);
+    if (range.first == range.last) continue;  // nothing of this partition, and `first` may lie beyond it
+    softmax[r] = soften(rows.scores[r], range);
+    if constexpr (kind == KvKind::int8) fold_scales(part, rows.scores[r], range);
+  }
+  for (int64_t t = 0; t < tiles; ++t) {
+    const int64_t r = rows.count * t / tiles, next = rows.count * (t + 1) / tiles;
+    weigh_tile_of<kind>(rows, r, next - r, part);
+  }
+}
+
+// out, total and largest of row r take in a partition's.
+void merge(Rows& rows, int64_t r, Softmax softmax, const float* part) {
   const float largest = softmax.largest > rows.largest[r] ? softmax.largest : rows.largest[r];
   alignas(64) float shifts[lane_count] = {rows.largest[r] - largest, softmax.largest - largest};
   store(shifts, exponential(load(shifts)));
   const Lanes old_factor = broadcast(shifts[0]), new_factor = broadcast(shifts[1]);
   for (int64_t i = 0; i < rows.padded_size; i += lane_count) {
     const Lanes kept = load(rows.out[r] + i) * old_factor;
-    store(rows.out[r] + i, fma(load(rows.part[r] + i), new_factor, kept));
+    store(rows.out[r] + i, fma(load(part + i), new_factor, kept));
   }
   rows.total[r] = __builtin_fmaf(softmax.total, shifts[1], rows.total[r] * shifts[0]);
   rows.largest[r] = largest;
 }
 
-// Positions [base, base + 256) that any row sees.
-void take_partition(const Attention& a, int64_t head, int64_t base, int64_t low, int64_t high, Rows& rows) {
-  const int64_t block_size = a.kv.block_size, vectors_per_block = block_size / lane_count;
-  const int64_t first = larger_of(low - base, 0) / block_size;
-  const int64_t last = (smaller_of(high - base, partition_size) + block_size - 1) / block_size;
-  // 1. Where the partition's blocks are; blocks that no row sees are not even looked up.
-  const float* k[vectors_per_partition];
-  const float* v[vectors_per_partition];
-  for (int64_t i = first; i < last; ++i) {
-    const int64_t block = a.table[base / block_size + i];
-    v[i] = values(a, block, head, rows.padded_size);
-    for (int64_t j = 0; j < vectors_per_block; ++j) {
-      k[i * vectors_per_block + j] = keys(a, block, head) + j * lane_count;
-    }
-  }
-  // 2. Scores, weights, weighted values.
-  score(a, rows, k, first * vectors_per_block, last * vectors_per_block);
-  Softmax softmax[attention_rows];
-  for (int64_t r = 0; r < rows.count; ++r) {
-    const Range range = seen(rows, r, base);
-    if (range.first < range.last) softmax[r] = soften(rows.scores[r], range);
-    __builtin_memset(rows.part[r], 0, static_cast<uint64_t>(rows.padded_size) * 4);
-  }
-  weigh(a, rows, v, base);
-  // 3. A row that sees nothing here is left as it is, to the bit.
-  for (int64_t r = 0; r < rows.count; ++r) {
-    const Range range = seen(rows, r, base);
-    if (range.first < range.last) merge(rows, r, softmax[r]);
-  }
+// A row that sees nothing of a partition is left as it is, to the bit.
+OCTAVO_INLINE bool sees(const Rows& rows, int64_t r, int64_t base) {
+  const Range range = seen(rows, r, base);
+  return range.first < range.last;
 }
 
-}  // namespace
-
-void attend(const Attention& a, int64_t head, int64_t first_row, int64_t last_row) {
-  Rows rows;
-  gather_rows(a, head, first_row, last_row, rows);
-  const int64_t low = rows.low[0], high = rows.high[rows.count - 1];  // both ascend with the token
-  for (int64_t base = low / partition_size * partition_size; base < high; base += partition_size) {
-    take_partition(a, head, base, low, high, rows);
-  }
-  const int64_t group = a.heads / a.kv.kv_heads, size = a.kv.head_size;
+void finish_rows(const Attention& a, const AttentionTask& task, Rows& rows) {
+  const int64_t size = a.kv.head_size;
+  const float nothing[head_size_max]{};
   for (int64_t r = 0; r < rows.count; ++r) {
-    const int64_t token = (first_row + r) / group, query_head = head * group + (first_row + r) % group;
+    const int64_t token = token_of(a, task.first_row + r);
+    const int64_t query_head = query_head_of(a, task, task.first_row + r);
+    // A sink is one more partition, of one score whose value is zero.
+    if (a.sinks) merge(rows, r, {a.sinks[query_head], 1.0f}, nothing);
     float* out = a.out + (token * a.heads + query_head) * size;
     const Lanes total = broadcast(rows.total[r]);
     for (int64_t i = 0; i < size; i += lane_count) {
       store_first(out + i, load(rows.out[r] + i) / total, smaller_of(size - i, lane_count));
     }
+    if (a.log_sum_exp) {
+      const double sum = static_cast<double>(rows.total[r]);
+      a.log_sum_exp[token * a.heads + query_head] =
+          sum > 0.0 ? static_cast<float>(static_cast<double>(rows.largest[r]) + logarithm(sum))
+                    : __builtin_nanf("");
+    }
   }
 }
 
-void store_kv(const KvLayer& kv, int64_t block, int64_t slot, const float* k, const float* v) {
-  const int64_t padded_size = (kv.head_size + lane_count - 1) / lane_count * lane_count;
-  float* base = kv.pool + block * kv.block_floats + kv.layer_floats;
-  float* key = base + slot;
-  for (int64_t i = 0; i < kv.kv_heads * kv.head_size; ++i) key[i * kv.block_size] = k[i];
-  float* value = base + kv.kv_heads * kv.head_size * kv.block_size + slot * padded_size;
-  for (int64_t h = 0; h < kv.kv_heads; ++h) {
-    __builtin_memcpy(value + h * kv.block_size * padded_size, v + h * kv.head_size,
-                     static_cast<uint64_t>(kv.head_size) * sizeof(float));
+template <KvKind kind>
+void attend_as(const Attention& a, const AttentionTask& task) {
+  Rows rows;
+  begin_rows(a, task, rows);
+  gather_queries<kind>(a, task, rows);
+  const int64_t low = rows.low[0], high = rows.high[rows.count - 1];  // both ascend with the token
+  float* parts = task.parts;
+  for (int64_t index = task.first_partition; index < task.last_partition; ++index) {
+    Partition part;
+    Softmax softmax[attention_rows];
+    find_partition<kind>(a, task.head, index * partition_size, low, high, part);
+    take_partition<kind>(a, rows, part, softmax);
+    for (int64_t r = 0; r < rows.count; ++r) {
+      if (!sees(rows, r, part.base)) continue;
+      if (!parts) {
+        merge(rows, r, softmax[r], rows.part[r]);
+        continue;
+      }
+      float* kept = parts + ((index - task.first_partition) * rows.count + r) * part_floats(a.kv.head_size);
+      kept[0] = softmax[r].largest;
+      kept[1] = softmax[r].total;
+      __builtin_memcpy(kept + kv_lanes, rows.part[r], static_cast<uint64_t>(rows.padded_size) * 4);
+    }
   }
+  if (!parts) finish_rows(a, task, rows);
+}
+
+}  // namespace
+
+void attend(const Attention& a, const AttentionTask& task) {
+  switch (a.kv.kind) {
+    case KvKind::f32: return attend_as<KvKind::f32>(a, task);
+    case KvKind::bf16: return attend_as<KvKind::bf16>(a, task);
+    case KvKind::int8: return attend_as<KvKind::int8>(a, task);
+  }
+}
+
+void merge_parts(const Attention& a, const AttentionTask& task) {
+  Rows rows;
+  begin_rows(a, task, rows);
+  const float* kept = task.parts;
+  for (int64_t index = task.first_partition; index < task.last_partition; ++index) {
+    for (int64_t r = 0; r < rows.count; ++r, kept += part_floats(a.kv.head_size)) {
+      if (sees(rows, r, index * partition_size)) merge(rows, r, {kept[0], kept[1]}, kept + kv_lanes);
+    }
+  }
+  finish_rows(a, task, rows);
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -14,32 +14,56 @@ OCTAVO_INLINE IntLanes load_words(const uint8_t* source) {
 
 typedef int32_t UnalignedWord __attribute__((aligned(1), may_alias));
 
-// sum[lane] += the products of the lane's four unsigned bytes in w and the four signed bytes at x.
-// No partial product saturates: AVX2 widens to 16 bits first, because its own product of bytes does.
-OCTAVO_INLINE void accumulate_dots(IntLanes& sum, const IntLanes& w, const int8_t* x) {
+// Four signed bytes beside every lane, in the form that the product of bytes takes.
+struct Four {
 #if defined(__AVX512VNNI__)
-  int32_t four;
-  __builtin_memcpy(&four, x, sizeof four);
-  sum.part[0] = (NativeInts)_mm512_dpbusd_epi32((__m512i)sum.part[0], (__m512i)w.part[0],
-                                                _mm512_set1_epi32(four));
+  __m512i bytes;
 #elif defined(__AVX2__)
-  int32_t four;
-  __builtin_memcpy(&four, x, sizeof four);
-  const __m256i given = _mm256_set1_epi32(four);
-  const __m256i x_odd = _mm256_srai_epi16(given, 8);
-  const __m256i x_even = _mm256_srai_epi16(_mm256_slli_epi16(given, 8), 8);
+  __m256i even, odd;  // widened to 16 bits
+#else
+  int32_t byte[4];
+#endif
+};
+
+OCTAVO_INLINE Four broadcast_four(const int8_t* x) {
+#if defined(__AVX512VNNI__)
+  int32_t word;
+  __builtin_memcpy(&word, x, sizeof word);
+  Four four{_mm512_set1_epi32(word)};
+  asm("" : "+v"(four.bytes));  // else it would be loaded again for every use: loads are what is scarce
+  return four;
+#elif defined(__AVX2__)
+  int32_t word;
+  __builtin_memcpy(&word, x, sizeof word);
+  const __m256i given = _mm256_set1_epi32(word);
+  return {_mm256_srai_epi16(_mm256_slli_epi16(given, 8), 8), _mm256_srai_epi16(given, 8)};
+#else
+  return {{x[0], x[1], x[2], x[3]}};
+#endif
+}
+
+// sum[lane] += the products of the lane's four unsigned bytes in w and the four signed bytes of x.
+// No partial product saturates: AVX2 widens to 16 bits first, because its own product of bytes does.
+OCTAVO_INLINE void accumulate_dots(IntLanes& sum, const IntLanes& w, const Four& x) {
+#if defined(__AVX512VNNI__)
+  sum.part[0] = (NativeInts)_mm512_dpbusd_epi32((__m512i)sum.part[0], (__m512i)w.part[0], x.bytes);
+#elif defined(__AVX2__)
   OCTAVO_EACH_PART {
     const __m256i weight = (__m256i)w.part[i];
-    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(weight, _mm256_set1_epi16(255)), x_even);
-    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(weight, 8), x_odd);
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(weight, _mm256_set1_epi16(255)), x.even);
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(weight, 8), x.odd);
     sum.part[i] += (NativeInts)_mm256_add_epi32(even, odd);
   }
 #else
   OCTAVO_EACH_PART {
-    sum.part[i] += (w.part[i] & 255) * x[0] + ((w.part[i] >> 8) & 255) * x[1] +
-                   ((w.part[i] >> 16) & 255) * x[2] + ((w.part[i] >> 24) & 255) * x[3];
+    sum.part[i] += (w.part[i] & 255) * x.byte[0] + ((w.part[i] >> 8) & 255) * x.byte[1] +
+                   ((w.part[i] >> 16) & 255) * x.byte[2] + ((w.part[i] >> 24) & 255) * x.byte[3];
   }
 #endif
+}
+
+OCTAVO_INLINE void accumulate_dots(IntLanes& sum, const IntLanes& w, const int8_t* x) {
+  accumulate_dots(sum, w, broadcast_four(x));
 }
 
 // As floats: exact below 2^24.
@@ -76,6 +100,22 @@ OCTAVO_INLINE int32_t sum_of_lanes(const IntLanes& x) {
   for (int i = 0; i < lane_count; ++i) sum += lane[i];
   return sum;
 #endif
+}
+
+// Sixteen signed bytes that lie side by side, one to a lane.
+OCTAVO_INLINE IntLanes load_bytes(const uint8_t* source) {
+  IntLanes out;
+#if defined(__AVX512F__)
+  out.part[0] = (NativeInts)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
+#elif defined(__AVX2__)
+  OCTAVO_EACH_PART out.part[i] =
+      (NativeInts)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(source + 8 * i)));
+#else
+  int32_t lane[lane_count];
+  for (int i = 0; i < lane_count; ++i) lane[i] = static_cast<int8_t>(source[i]);
+  __builtin_memcpy(&out, lane, sizeof out);
+#endif
+  return out;
 }
 
 // The lowest byte of each lane.

@@ -6,14 +6,14 @@
 
 #include <stdint.h>
 
+#include "kernels/attention.hpp"
+
 namespace octavo {
 
-constexpr int panel_width = 16;      // outputs side by side in a packed weight matrix
-constexpr int partition_size = 256;  // positions that attention reduces at a time, at fixed absolute borders
-constexpr int attention_rows = 32;   // (token, query head) pairs that one attention task handles
-constexpr int head_size_max = 256;
-constexpr int quant_group = 32;      // elements whose codes are summed at a time, in weights and activations
-constexpr int super_group = 256;     // elements of a super-block of Q4_K and Q6_K: eight such groups
+constexpr int panel_width = 16;       // outputs side by side in a packed weight matrix
+constexpr int code_panels_unit = 12;  // suits every tile of integer panels (4, 3 or 2 of them)
+constexpr int quant_group = 32;       // elements whose codes are summed at a time, in weights and activations
+constexpr int super_group = 256;      // elements of a super-block of Q4_K and Q6_K: eight such groups
 
 enum class Kind { f32, f16, bf16, q8_0, q4_0, q4_1, q4_k, q6_k };
 
@@ -56,7 +56,8 @@ struct Packing {
   Kind stored = Kind::f32;  // of the panels: f32, f16 or bf16
 };
 
-// Integer panels (codes.cpp and superblocks.cpp draw them): bytes of one group of 16 outputs x 32 inputs, of its scales, and of
+// Integer panels (codes.cpp and superblocks.cpp draw them): bytes of one group of 16 outputs x 32 inputs, of
+// its scales, and of
 // a whole panel, which begins at a multiple of 64 bytes; and the code that stands for zero.
 // In super-blocks eight groups share some scales: `scale_bytes` is an eighth of all.
 constexpr int64_t code_bytes(Kind kind) {
@@ -101,27 +102,6 @@ struct CodePacking {
   Kind source;  // of the data
 };
 
-// One layer inside the pool. A block holds, layer after layer, K as [K][D][B] and V as [K][B][D16] floats,
-// where D16 is D rounded up to 16: tokens lie along the lanes in K, head dimensions in V.
-struct KvLayer {
-  float* pool;           // byte 0 of block 0
-  int64_t block_floats;  // from one block to the next
-  int64_t layer_floats;  // from the block's start to this layer's K
-  int64_t kv_heads, head_size, block_size;
-};
-
-// One chunk's share of attention: all its (token, head of the group) rows against its block table.
-struct Attention {
-  KvLayer kv;
-  const float* q;  // (length, H * D) of the chunk
-  float* out;      // the same shape
-  const int32_t* table;
-  int64_t start, length, heads;
-  float scale;
-  int64_t window;  // 0: everything before
-  float soft_cap;  // 0: none
-};
-
 // What happens to each element.
 enum class Map { exp, tanh, silu, gelu_tanh, gelu };
 
@@ -142,8 +122,9 @@ struct Kernels {
   // Row `row` of the activations of a product with weights of this kind.
   void (*quantise_row)(const float* x, Kind, int64_t row, const Activations&);
 
-  // Rows [first_row, last_row) of the length * H / K rows of a chunk that read kv head `head`.
-  void (*attend)(const Attention&, int64_t head, int64_t first_row, int64_t last_row);
+  void (*attend)(const Attention&, const AttentionTask&);
+  // Writes the `out` of a task that was walked in pieces; task.parts holds those of all its partitions.
+  void (*merge_parts)(const Attention&, const AttentionTask&);
   // K and V (K * D each) of one token into slot `slot` of block `block`.
   void (*store_kv)(const KvLayer&, int64_t block, int64_t slot, const float* k, const float* v);
 
@@ -164,6 +145,11 @@ struct Kernels {
   void (*gumbel)(uint64_t seed, uint32_t choice, uint32_t position, uint32_t first, int64_t count,
                  float* out);
   void (*philox)(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
+  // The machine's limits: operations done by `rounds` of a loop over registers, and every byte read once.
+  int64_t (*peak_multiply_add)(int64_t rounds, float* values);  // two values
+  int64_t (*peak_dots)(int64_t rounds, int8_t* values);         // four values
+  int32_t (*read_all)(const uint8_t* data, int64_t count);      // a multiple of 512 bytes
 };
 
 }  // namespace octavo

@@ -21,6 +21,7 @@ constexpr Kernels table{
     unpack_codes,
     quantise_row,
     attend,
+    merge_parts,
     store_kv,
     rms_norm,
     layer_norm,
@@ -34,6 +35,9 @@ constexpr Kernels table{
     argmax,
     gumbel,
     philox,
+    peak_multiply_add,
+    peak_dots,
+    read_all,
 };
 
 }  // namespace

@@ -17,7 +17,8 @@ void pack_codes(const CodePacking&, int64_t first_panel, int64_t last_panel);
 void unpack_codes(const uint8_t* panels, Kind kind, int64_t inputs, int64_t index, float* out);
 void quantise_row(const float* x, Kind kind, int64_t row, const Activations& out);
 
-void attend(const Attention&, int64_t head, int64_t first_row, int64_t last_row);
+void attend(const Attention&, const AttentionTask&);
+void merge_parts(const Attention&, const AttentionTask&);
 void store_kv(const KvLayer&, int64_t block, int64_t slot, const float* k, const float* v);
 
 void rms_norm(const float* x, const float* weight, float eps, int64_t size, float* out);
@@ -34,5 +35,9 @@ float log_sum_exp(const float* x, int64_t count);
 int32_t argmax(const float* x, int64_t count);
 void gumbel(uint64_t seed, uint32_t choice, uint32_t position, uint32_t first, int64_t count, float* out);
 void philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
+int64_t peak_multiply_add(int64_t rounds, float* values);
+int64_t peak_dots(int64_t rounds, int8_t* values);
+int32_t read_all(const uint8_t* data, int64_t count);
 
 }  // namespace octavo::OCTAVO_ISA

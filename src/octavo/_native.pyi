@@ -82,15 +82,23 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> list[int
 # -- the step --------------------------------------------------------------------------------------
 
 class KvLayout:
-    """The inside of a block, float32: per layer K [kv heads][D][B], then V [kv heads][B][D rounded up to 16].
+    """The inside of a block, as `kernels/pool.py` draws it.
 
-    head_size: multiples of 8 up to 256; block_size: 16, 32 or 64; otherwise a ValueError.
+    head_size: multiples of 8 up to 256; block_size: 16, 32 or 64; kind: f32, bf16 or int8; otherwise a
+    ValueError.
     """
 
-    def __init__(self, num_layers: int, num_kv_heads: int, head_size: int, block_size: int) -> None: ...
+    def __init__(
+        self, num_layers: int, num_kv_heads: int, head_size: int, block_size: int, kind: str = "f32"
+    ) -> None: ...
     @property
     def bytes_per_block(self) -> int:
         """A multiple of 4 KiB."""
+    def layers(self, pool: _Bytes) -> list[KvLayer]:
+        """Where each layer lies in a pool, which must outlive them."""
+
+class KvLayer:
+    """One layer of one pool."""
 
 def linear(x: _Floats, panels: _Floats, bias: _Floats | None, out: _Floats) -> None:
     """out (T, outputs) = x (T, inputs) times packed panels; bias (outputs,) is added last."""
@@ -133,9 +141,17 @@ def attend(
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    sinks: _Floats | None,
+    slopes: _Floats | None,
     out: _Floats,
+    log_sum_exp: _Floats | None = None,
+    piece_partitions: int = 0,
 ) -> None:
-    """Causal attention of q (T, H * D) over the block tables, in fixed partitions of 256 positions."""
+    """Causal attention of q (T, H * D) over the block tables, in fixed partitions of 256 positions.
+
+    sinks and slopes (H,); log_sum_exp (T, H) is filled. Threads share a long context in pieces of
+    piece_partitions; 0 decides by load; no value changes a bit.
+    """
 
 def rms_norm(x: _Floats, weight: _Floats, eps: float, out: _Floats) -> None:
     """(T, E) -> (T, E): x / sqrt(mean(x^2) + eps) * weight."""
@@ -154,3 +170,92 @@ def add(x: _Floats, y: _Floats, out: _Floats) -> None: ...
 def scale(x: _Floats, factor: float, out: _Floats) -> None: ...
 def soft_cap(x: _Floats, cap: float, out: _Floats) -> None:
     """cap * tanh(x / cap) over flat arrays."""
+
+# -- the machine's limits --------------------------------------------------------------------------
+
+def peak_multiply_add(rounds: int) -> int:
+    """Float32 multiply-adds out of registers on every thread; the operations done (two each)."""
+
+def peak_dots(rounds: int) -> int:
+    """The same with products of unsigned and signed bytes, summed in 32 bits."""
+
+def read_bytes(data: _Bytes) -> int:
+    """Read everything once, on every thread: a multiple of 512 bytes. The result means nothing."""
+
+def copy_bytes(source: _Bytes, target: _Bytes) -> None:
+    """Copy a flat array, on every thread: a multiple of 512 bytes; they may not overlap."""
+
+# -- the recorded step -----------------------------------------------------------------------------
+
+class Weight:
+    """A matrix as a program reads it: a view, which its panels must outlive."""
+
+def float_weight(panels: _Floats, outputs: int) -> Weight:
+    """Of panels (ceil(outputs / 16), inputs, 16)."""
+
+def half_weight(panels: _Halves, kind: str, outputs: int) -> Weight:
+    """Of the same panels in 16 bits. kind: F16, BF16."""
+
+def code_weight(panels: _Bytes, kind: str, outputs: int, inputs: int) -> Weight:
+    """Of integer panels (ceil(outputs / 16), code_panel_bytes)."""
+
+class Program:
+    """Ops over numbered buffers, recorded once and replayed in one call; see csrc/program.hpp.
+
+    Recording methods take buffers by number and return the number of a new one; they raise ValueError for
+    shapes that do not fit and IndexError for a buffer or layer that does not exist. Whatever arrays they are
+    given must outlive the program.
+    """
+
+    def __init__(self, layers: list[KvLayer]) -> None: ...
+    def given_rows(self, width: int) -> int: ...
+    def embed(self, table: Weight, by_position: bool) -> int: ...
+    def take(self, x: int) -> int: ...
+    def rms_norm(self, x: int, weight: _Floats, eps: float) -> int: ...
+    def layer_norm(self, x: int, weight: _Floats, bias: _Floats, eps: float) -> int: ...
+    def linear(self, x: int, weight: Weight, bias: _Floats | None) -> int: ...
+    def rope(self, x: int, cos: _Floats, sin: _Floats, head_size: int) -> int: ...
+    def store(self, layer: int, k: int, v: int) -> None: ...
+    def attend(
+        self,
+        layer: int,
+        q: int,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None,
+        sinks: _Floats | None,
+        slopes: _Floats | None,
+    ) -> int: ...
+    def gated(self, gate: int, up: int, function: str) -> int: ...
+    def activate(self, x: int, function: str) -> int: ...
+    def add(self, x: int, y: int) -> int: ...
+    def scale(self, x: int, factor: float) -> int: ...
+    def soft_cap(self, x: int, cap: float) -> int: ...
+    def finish(self, result: int) -> None:
+        """Nothing can be recorded any more; the program can run."""
+
+    @property
+    def num_phases(self) -> int:
+        """Barriers of a run."""
+
+    @property
+    def floats_per_row(self) -> int:
+        """The arena's size for each token of a step, in floats."""
+
+    def run_step(
+        self,
+        tokens: _Ints,
+        positions: _Ints,
+        starts: _Ints,
+        offsets: _Ints,
+        tables: _Ints,
+        logit_rows: _Ints,
+        num_blocks: int,
+    ) -> _Floats:
+        """The result's rows over the program's own memory: overwritten by the next run.
+
+        Raises ValueError or IndexError, before anything is written, for a batch that makes no sense.
+        """
+
+    def run_rows(self, x: _Floats) -> _Floats:
+        """The same for rows given from outside."""

@@ -14,6 +14,7 @@ from octavo.errors import ConfigError
 BLOCK_SIZES = (16, 32, 64)
 BACKENDS = ("cpu", "reference")
 WEIGHTS = ("auto", "f32", "bf16", "int8", "q4")
+KV_KINDS = ("f32", "bf16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class StartOptions:
     """How to start an engine. Raises ConfigError when a value is out of its bounds."""
 
     weights: str = "f32"  # how weights are held: f32, auto (as in the file), bf16, int8, q4
+    kv: str = "f32"  # how K and V are held: f32, bf16, int8 (a scale for each token and kv head)
     backend: str = "cpu"  # cpu (native kernels) or reference (NumPy, the specification; slow)
     context_length: int | None = None  # tokens of prompt and output together; None: the model's own
     kv_memory_bytes: int | None = None  # bytes of KV blocks; None: a quarter of the available memory
@@ -36,6 +38,7 @@ class StartOptions:
 
     def __post_init__(self) -> None:
         _one_of("weights", self.weights, WEIGHTS)
+        _one_of("kv", self.kv, KV_KINDS)
         _one_of("backend", self.backend, BACKENDS)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         _within("context_length", self.context_length, 16, 10_000_000)

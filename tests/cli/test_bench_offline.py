@@ -5,8 +5,10 @@ import json
 
 import pytest
 
-from octavo.bench.offline import measure, prompts_of, quantile, w1, w2
+from octavo.bench.offline import chosen, measure, merged, num_outside, prompts_of, quantile, w1, w2, w3
+from octavo.cli import bench
 from octavo.cli.bench import json_line, table_of
+from octavo.config import StartOptions
 from octavo.errors import ConfigError, RequestFailed
 from octavo.server.testing import FakeModel
 
@@ -72,7 +74,7 @@ def test_a_failed_request_fails_the_run():
 def test_reports_are_json_lines_and_a_table():
     report = asyncio.run(measure(FakeModel(), w1(2, 8, 4, 1)))
     assert json.loads(json_line(report))["workload"]["name"] == "W1"
-    assert table_of([report, report]).row_count == 2
+    assert len(table_of([report, report]).columns) == 3
 
 
 def test_quantiles():
@@ -80,3 +82,88 @@ def test_quantiles():
     assert quantile([1.0] * 19 + [9.0], 0.95) == 1.0
     assert quantile([1.0] * 18 + [9.0] * 2, 0.95) == 9.0
     assert quantile([], 0.5) == 0.0
+
+
+def test_w3_sends_its_long_prompts_at_once():
+    model = CountingModel("x" * 20, context_length=2000)
+    report = asyncio.run(measure(model, w3(500, 4, 8)))
+    assert model.most == 4
+    assert {len(stream.prompt) for stream in model.submitted} == {500}
+    assert (report.workload.name, report.output_tokens) == ("W3", 32)
+
+
+def test_prefill_and_decode_are_told_apart():
+    class Paced(FakeModel):
+        """The first token comes after 60 ms, the others 5 ms apart."""
+
+        async def submit(self, prompt, params, **options):
+            stream = await super().submit(prompt, params, **options)
+
+            async def slowly():
+                await asyncio.sleep(0.06)
+                async for delta in stream:
+                    yield delta
+                    await asyncio.sleep(0.005)
+
+            return slowly()
+
+    report = asyncio.run(measure(Paced("x" * 50), w1(2, 30, 11, 2)))
+    uncached = report.prompt_tokens - report.cached_tokens
+    assert 0.06 <= report.prefill_seconds < 0.1
+    assert report.prefill_tokens_per_s == pytest.approx(uncached / report.prefill_seconds)
+    assert report.decode_seconds >= 0.045
+    # Ten tokens of each of two streams; the first gap begins within the prefill of the other.
+    assert 18 <= report.decode_tokens_per_s * report.decode_seconds <= 20
+
+
+def test_one_token_has_no_decode():
+    report = asyncio.run(measure(FakeModel("x" * 20), w1(1, 16, 1, 1)))
+    assert report.decode_tokens_per_s == 0
+    assert report.prefill_tokens_per_s > 0
+
+
+def test_spans_are_merged_and_times_outside_are_counted():
+    union = merged([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0)])
+    assert union == [(0.0, 3.0), (5.0, 6.0)]
+    assert num_outside(union, [-1.0, 0.0, 2.5, 3.0, 4.0, 5.5, 7.0]) == 3
+    assert num_outside([], [1.0]) == 1
+
+
+def test_workloads_are_chosen_by_name():
+    def names(*given, conc=None, prefix=64):
+        found = chosen(
+            given,
+            num_requests=None,
+            in_flight=conc,
+            w1_tokens=(1, 2),
+            w2_prefix=prefix,
+            w3_tokens=(300, 4),
+        )
+        return [(each.name, each.concurrency) for each in found]
+
+    assert names("W1", "W2") == [("W1", 1), ("W1", 8), ("W1", 32), ("W2", 32)]
+    assert names("w3") == [("W3", 1), ("W3", 4)]
+    assert names("W1", "W3", conc=[2]) == [("W1", 2), ("W3", 2)]
+    assert names("W2", prefix=0) == []
+    with pytest.raises(ConfigError, match="W1, W2, W3"):
+        names("W9")
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_what_was_resolved_is_told_with_the_figures(monkeypatch, capsys, as_json):
+    class Closable(FakeModel):
+        def close(self):
+            pass
+
+    engine = {"weights": "int8", "weight_bytes": 1 << 20, "kv": "f32"}
+    monkeypatch.setattr(bench, "build_engine", lambda *given: None)
+    monkeypatch.setattr(bench, "client_of", lambda *given: Closable())
+    monkeypatch.setattr(bench, "resolved_settings", lambda *given: engine)
+    bench.run(None, StartOptions(), [w1(2, 8, 4, 1)], as_json=as_json)
+    told = capsys.readouterr().out
+    if as_json:
+        first, second = map(json.loads, told.splitlines())
+        assert first == {"engine": engine}
+        assert second["workload"]["name"] == "W1"
+    else:
+        assert "weights int8, weight 1.0 MiB, kv f32" in told

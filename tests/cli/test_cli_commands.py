@@ -36,6 +36,7 @@ def test_every_command_explains_itself(monkeypatch, capsys, command):
     [
         (["serve", "--kv-memory", "2foo"], 2, "--kv-memory"),
         (["serve", "--weights", "q9"], 2, "weights"),
+        (["serve", "--kv", "fp8"], 2, "kv"),
         (["serve", "--overlap", "7"], 2, "overlap"),
         (["serve", "--host", "no.such.host.invalid"], 2, "--host"),
         (["serve", "--port", "99999"], 2, "--port"),

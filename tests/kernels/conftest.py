@@ -66,13 +66,19 @@ def batch() -> Callable[..., Batch]:
 
 @pytest.fixture
 def poisoned_pool() -> Callable[..., KvPool]:
-    """A pool in which every float is NaN until it is stored."""
+    """A pool in which every number, or scale of one, is NaN until it is stored."""
 
     def make(
-        ops: Ops, num_blocks: int, heads: int = 2, size: int = 16, block: int = 16, layers: int = 2
+        ops: Ops,
+        num_blocks: int,
+        heads: int = 2,
+        size: int = 16,
+        block: int = 16,
+        layers: int = 2,
+        kind: str = "f32",
     ) -> KvPool:
-        pool = ops.allocate_kv(KvShape(layers, heads, size, block), num_blocks)
-        pool.data.view(np.float32)[...] = np.nan
+        pool = ops.allocate_kv(KvShape(layers, heads, size, block, kind), num_blocks)
+        pool.data[...] = 0xFF
         return pool
 
     return make

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.kernels.attention_bench import dense, random_qkv, run
 
 from octavo import _native
-from octavo.kernels.contract import AttentionSpec, Batch, Floats, KvPool, KvShape, Ops
+from octavo.kernels.contract import AttentionSpec, Batch, KvPool, KvShape, Ops
 from octavo.kernels.native_ops import NativeOps
-from octavo.kernels.pool import bytes_per_block, views
+from octavo.kernels.pool import bytes_per_block, float_views
 from octavo.kernels.reference import ReferenceOps
 
 Steps = Callable[..., Batch]
@@ -28,53 +28,14 @@ SPECS = [
 SPEC_NAMES = ["plain", "narrow window", "wide window", "soft cap", "only itself"]
 
 
-def _dense(q: Floats, k: Floats, v: Floats, spec: AttentionSpec) -> np.ndarray:
-    """Float64 softmax over the whole context: q (n, H, D) stands at the end of k and v (P, K, D)."""
-    group = q.shape[1] // k.shape[1]
-    k, v = (np.repeat(x.astype(np.float64), group, axis=1) for x in (k, v))
-    scores = np.einsum("nhd,phd->nhp", q.astype(np.float64), k) * spec.scale
-    if spec.soft_cap is not None:
-        scores = spec.soft_cap * np.tanh(scores / spec.soft_cap)
-    distance = np.arange(k.shape[0] - q.shape[0], k.shape[0])[:, None] - np.arange(k.shape[0])[None, :]
-    seen = (distance >= 0) & (distance < (spec.window or 10**9))
-    scores = np.where(seen[:, None, :], scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.einsum("nhp,phd->nhd", weights / weights.sum(axis=-1, keepdims=True), v)
-
-
-def _run(
-    ops: Ops,
-    pool: KvPool,
-    batch: Steps,
-    table: list[int],
-    cuts: list[int],
-    qkv: tuple[Floats, ...],
-    spec: AttentionSpec,
-) -> Floats:
-    """Store and attend positions [cuts[i], cuts[i + 1]) one chunk after the other; all rows of the output."""
-    q, k, v = qkv
-    outs = []
-    for start, stop in itertools.pairwise(cuts):
-        step = batch((start, stop - start, table))
-        ops.store(pool, 1, k[start:stop], v[start:stop], step)
-        outs.append(ops.attend(pool, 1, q[start:stop], step, spec))
-    return np.concatenate(outs)
-
-
-def _qkv(rng: np.random.Generator, tokens: int, heads: int = 6, kv_heads: int = 2, size: int = 16) -> tuple:
-    return tuple(
-        rng.standard_normal((tokens, n * size)).astype(np.float32) for n in (heads, kv_heads, kv_heads)
-    )
-
-
 @pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
 def test_it_is_the_softmax(ops: Ops, spec: AttentionSpec, batch: Steps, poisoned_pool: Pools, rng) -> None:
     tokens = 530  # three partitions, the last one short
-    q, k, v = _qkv(rng, tokens)
+    q, k, v = random_qkv(rng, tokens)
     pool = poisoned_pool(ops, 40)
     table = rng.permutation(40).tolist()
-    out = _run(ops, pool, batch, table, [0, tokens], (q, k, v), spec)
-    expected = _dense(q.reshape(tokens, 6, 16), k.reshape(tokens, 2, 16), v.reshape(tokens, 2, 16), spec)
+    out = run(ops, pool, batch, table, [0, tokens], (q, k, v), spec)
+    expected = dense(q.reshape(tokens, 6, 16), k.reshape(tokens, 2, 16), v.reshape(tokens, 2, 16), spec)
     np.testing.assert_allclose(out.reshape(expected.shape), expected, atol=2e-6)
 
 
@@ -86,19 +47,19 @@ def test_every_shape_is_right(
     block: int, size: int, heads: int, kv_heads: int, batch: Steps, poisoned_pool: Pools, rng
 ) -> None:
     tokens, ops, spec = 75, NativeOps(), AttentionSpec(size**-0.5)
-    qkv = _qkv(rng, tokens, heads, kv_heads, size)
+    qkv = random_qkv(rng, tokens, heads, kv_heads, size)
     pool = poisoned_pool(ops, 5, kv_heads, size, block)
-    out = _run(ops, pool, batch, [4, 1, 0, 3, 2], [0, 60, 61, tokens], qkv, spec)
-    expected = _dense(*(x.reshape(tokens, -1, size) for x in qkv), spec)
+    out = run(ops, pool, batch, [4, 1, 0, 3, 2], [0, 60, 61, tokens], qkv, spec)
+    expected = dense(*(x.reshape(tokens, -1, size) for x in qkv), spec)
     np.testing.assert_allclose(out.reshape(expected.shape), expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 7, 8, 11, 40])
 def test_every_group_size_is_right(heads: int, batch: Steps, poisoned_pool: Pools, rng) -> None:
     tokens, ops, spec = 20, NativeOps(), AttentionSpec(0.25)
-    qkv = _qkv(rng, tokens, heads, 1)
-    out = _run(ops, poisoned_pool(ops, 2, heads=1), batch, [1, 0], [0, tokens], qkv, spec)
-    expected = _dense(*(x.reshape(tokens, -1, 16) for x in qkv), spec)
+    qkv = random_qkv(rng, tokens, heads, 1)
+    out = run(ops, poisoned_pool(ops, 2, heads=1), batch, [1, 0], [0, tokens], qkv, spec)
+    expected = dense(*(x.reshape(tokens, -1, 16) for x in qkv), spec)
     np.testing.assert_allclose(out.reshape(expected.shape), expected, atol=2e-6)
 
 
@@ -107,10 +68,10 @@ def test_chunks_blocks_threads_and_unused_slots_change_no_bit(
     ops: Ops, spec: AttentionSpec, batch: Steps, poisoned_pool: Pools, threads: Callable[[int], None], rng
 ) -> None:
     tokens = 275
-    qkv = _qkv(rng, tokens)
+    qkv = random_qkv(rng, tokens)
     clean = ops.allocate_kv(KvShape(2, 2, 16, 16), 20)
     threads(1)
-    whole = _run(ops, clean, batch, list(range(20)), [0, tokens], qkv, spec)
+    whole = run(ops, clean, batch, list(range(20)), [0, tokens], qkv, spec)
     assert np.isfinite(whole).all()
     for count, cuts in [
         (2, [0, 1, 2, 18, 250, 256, 257, 270, tokens]),
@@ -119,7 +80,7 @@ def test_chunks_blocks_threads_and_unused_slots_change_no_bit(
     ]:
         threads(count)
         table = rng.permutation(25)[:20].tolist()
-        out = _run(ops, poisoned_pool(ops, 25), batch, table, cuts, qkv, spec)
+        out = run(ops, poisoned_pool(ops, 25), batch, table, cuts, qkv, spec)
         np.testing.assert_array_equal(out, whole)
 
 
@@ -128,9 +89,9 @@ def test_sequences_in_one_step_do_not_touch_each_other(
 ) -> None:
     spec = AttentionSpec(0.25)
     lengths, tables = [17, 1, 40], [[7, 2], [5], [0, 6, 1]]
-    parts = [_qkv(rng, length) for length in lengths]
+    parts = [random_qkv(rng, length) for length in lengths]
     alone = [
-        _run(ops, poisoned_pool(ops, 8), batch, table, [0, length], qkv, spec)
+        run(ops, poisoned_pool(ops, 8), batch, table, [0, length], qkv, spec)
         for length, table, qkv in zip(lengths, tables, parts, strict=True)
     ]
     pool = poisoned_pool(ops, 8)
@@ -143,26 +104,26 @@ def test_sequences_in_one_step_do_not_touch_each_other(
 def test_a_later_token_of_the_chunk_that_is_nan_harms_only_itself(
     ops: Ops, batch: Steps, poisoned_pool: Pools, rng
 ) -> None:
-    q, k, v = _qkv(rng, 30)
+    q, k, v = random_qkv(rng, 30)
     spec = AttentionSpec(0.25)
-    whole = _run(ops, poisoned_pool(ops, 2), batch, [0, 1], [0, 30], (q, k, v), spec)
+    whole = run(ops, poisoned_pool(ops, 2), batch, [0, 1], [0, 30], (q, k, v), spec)
     k[20], v[20] = np.nan, np.inf
-    out = _run(ops, poisoned_pool(ops, 2), batch, [0, 1], [0, 30], (q, k, v), spec)
+    out = run(ops, poisoned_pool(ops, 2), batch, [0, 1], [0, 30], (q, k, v), spec)
     np.testing.assert_array_equal(out[:20], whole[:20])
     assert np.isnan(out[20:]).all()
 
 
 def test_both_backends_lay_a_block_out_alike(batch: Steps, poisoned_pool: Pools, rng) -> None:
-    _, k, v = _qkv(rng, 20, size=24)
+    _, k, v = random_qkv(rng, 20, size=24)
     pools = []
     for ops in (NativeOps(), ReferenceOps()):
         pool = poisoned_pool(ops, 3, size=24)
         ops.store(pool, 1, k, v, batch((0, 20, [2, 0])))
         pools.append(pool)
     np.testing.assert_array_equal(pools[0].data, pools[1].data)
-    keys, values = views(pools[0], 1)
-    np.testing.assert_array_equal(keys[0, :, :, 3], k[19].reshape(2, 24))
-    np.testing.assert_array_equal(values[2, :, 15, :], v[15].reshape(2, 24))
+    views = float_views(pools[0], 1)
+    np.testing.assert_array_equal(views.k[0, :, :, 3], k[19].reshape(2, 24))
+    np.testing.assert_array_equal(views.v[2, :, 15, :], v[15].reshape(2, 24))
 
 
 @pytest.mark.parametrize("size", [8, 16, 40, 64, 256])
@@ -197,7 +158,7 @@ def test_a_shape_that_the_kernels_do_not_know_is_refused(ops: Ops, changes: dict
 def test_a_table_that_names_no_block_is_refused(block: int, batch: Steps, poisoned_pool: Pools, rng) -> None:
     ops = NativeOps()
     pool = poisoned_pool(ops, 4)
-    q, k, v = _qkv(rng, 20)
+    q, k, v = random_qkv(rng, 20)
     step = batch((0, 20, [1, block]))
     with pytest.raises(IndexError):
         ops.store(pool, 0, k, v, step)
@@ -213,8 +174,8 @@ def test_blocks_behind_the_window_are_not_looked_up(
     ops: Ops, batch: Steps, poisoned_pool: Pools, rng
 ) -> None:
     pool = poisoned_pool(ops, 4)
-    q, k, v = _qkv(rng, 60)
+    q, k, v = random_qkv(rng, 60)
     spec = AttentionSpec(0.25, window=10)
-    whole = _run(ops, pool, batch, [0, 1, 2, 3], [0, 50, 60], (q, k, v), spec)
+    whole = run(ops, pool, batch, [0, 1, 2, 3], [0, 50, 60], (q, k, v), spec)
     step = batch((50, 10, [-1, -1, 2, 3]))
     np.testing.assert_array_equal(ops.attend(pool, 1, q[50:], step, spec), whole[50:])

@@ -54,12 +54,18 @@ note(ops.rope(x, np.arange(13, dtype=np.int32), floats(20, 12), floats(20, 12), 
 for activation in ("silu", "gelu_tanh", "gelu"):
     note(ops.gated(3 * x, x, activation))
 note(ops.soft_cap(x, 0.3))
-pool = ops.allocate_kv(KvShape(1, 2, 24, 16), 20)
 tokens = 300
 batch = Batch(np.zeros(tokens, np.int32), np.arange(tokens, dtype=np.int32), np.zeros(1, np.int32),
               np.array([0, tokens], np.int32), np.arange(20, dtype=np.int32)[None], np.zeros(0, np.int32))
-ops.store(pool, 0, floats(tokens, 48), floats(tokens, 48), batch)
-note(ops.attend(pool, 0, floats(tokens, 144), batch, AttentionSpec(0.2, 290, 5.0)))
+for kind in ("f32", "bf16", "int8"):
+    pool = ops.allocate_kv(KvShape(1, 2, 24, 16, kind), 20)
+    ops.store(pool, 0, floats(tokens, 48), floats(tokens, 48), batch)
+    note(pool.data)
+    for window in (290, 20):
+        spec = AttentionSpec(0.2, window, 5.0, floats(6), floats(6))
+        log_sum_exp = np.empty((tokens, 6), np.float32)
+        note(ops.attend(pool, 0, floats(tokens, 144), batch, spec, log_sum_exp))
+        note(log_sum_exp)
 noise = np.empty(1001, np.float32)
 _native.gumbel(9, 1, 2, noise)
 note(noise)

@@ -124,6 +124,14 @@ def test_a_matrix_takes_the_bytes_of_its_file(rng: np.random.Generator) -> None:
         assert matrix.num_bytes == wanted
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rows_have_no_product(kind: str, rng: np.random.Generator) -> None:
+    # The last layer of a step whose chunks all end in the middle of their prompts.
+    ops = NativeOps()
+    matrix = ops.matrix(random_tensor(kind, 37, 256, rng))
+    assert ops.linear(np.empty((0, 256), np.float32), matrix).shape == (0, 37)
+
+
 def test_wrong_arguments_are_refused(rng: np.random.Generator) -> None:
     x, out = np.zeros((2, 64), np.float32), np.zeros((2, 20), np.float32)
     panels = np.zeros((2, _native.code_panel_bytes("Q4_0", 64)), np.uint8)

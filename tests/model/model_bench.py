@@ -105,13 +105,25 @@ def random_prompt(length: int, seed: int = 1) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCABULARY, length).tolist()
 
 
-def run_chunks(ops: Ops, model: Model, tokens: Sequence[int], lengths: Sequence[int]) -> np.ndarray:
-    """(tokens, V) logits of one sequence computed in chunks of these lengths, blocks in scrambled places."""
+def run_chunks(
+    ops: Ops, model: Model, tokens: Sequence[int], lengths: Sequence[int], *, prepared: bool = False
+) -> np.ndarray:
+    """(tokens, V) logits of one sequence computed in chunks of these lengths, blocks in scrambled places.
+
+    `prepared`: by the step that the backend made ready, instead of op after op.
+    """
     spec = model.spec
     num_blocks = -(-len(tokens) // BLOCK)
     pool = ops.allocate_kv(KvShape(spec.num_layers, spec.num_kv_heads, spec.head_size, BLOCK), num_blocks + 2)
     table = np.random.default_rng(2).permutation(num_blocks + 2)[:num_blocks].astype(np.int32)[None, :]
     assert sum(lengths) == len(tokens)
+
+    def eager(batch: Batch) -> np.ndarray:
+        return project(ops, model, hidden_states(ops, model, pool, batch))
+
+    step = ops.prepare_step(lambda o, batch: hidden_states(o, model, pool, batch), pool)
+    head = ops.prepare_rows(lambda o, x: project(o, model, x), spec.hidden_size)
+    logits = (lambda batch: head(step(batch)).copy()) if prepared else eager
     rows, start = [], 0
     for length in lengths:
         stop = start + length
@@ -123,7 +135,7 @@ def run_chunks(ops: Ops, model: Model, tokens: Sequence[int], lengths: Sequence[
             tables=np.ascontiguousarray(table),
             logit_rows=np.arange(length, dtype=np.int32),
         )
-        rows.append(project(ops, model, hidden_states(ops, model, pool, batch)))
+        rows.append(logits(batch))
         start = stop
     return np.concatenate(rows)
 

@@ -47,6 +47,15 @@ def test_logits_equal_transformers(name, backend, tmp_path):
     assert whole.tobytes() == chunks.tobytes() == decode.tobytes()
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_recorded_step_gives_the_bits_of_its_ops_one_by_one(name, tmp_path):
+    ops, model = load(save_model(make_model(name), tmp_path), "native")
+    tokens = random_prompt(PROMPT)
+    lengths = [7, 16, 1, PROMPT - 24]
+    recorded = run_chunks(ops, model, tokens, lengths, prepared=True)
+    assert recorded.tobytes() == run_chunks(ops, model, tokens, lengths).tobytes()
+
+
 def test_window_is_smaller_than_the_prompt_and_matters(tmp_path):
     theirs = make_model("mistral-window")
     ops, model = load(save_model(theirs, tmp_path), "reference")

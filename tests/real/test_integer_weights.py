@@ -19,7 +19,7 @@ TOKENS = 512
 TEXT = topics["execmodel"]  # prose that comes with Python
 
 
-def log_probabilities(weights: str) -> Floats:
+def log_probabilities(weights: str, kv: str = "f32") -> Floats:
     """(T, V) in double: the distributions after each token of a text."""
     started = build_engine(
         None, StartOptions(weights=weights, kv_memory_bytes=2**28, context_length=512), print
@@ -29,7 +29,7 @@ def log_probabilities(weights: str) -> Floats:
     tokens = np.array(started.loaded.tokenizer.encode(TEXT)[:TOKENS], np.int32)
     every = np.arange(TOKENS, dtype=np.int32)
     tables = np.arange(TOKENS // 16, dtype=np.int32)[None]
-    pool = ops.allocate_kv(kv_shape(model, 16), TOKENS // 16)
+    pool = ops.allocate_kv(kv_shape(model, 16, kv), TOKENS // 16)
     starts, offsets = np.zeros(1, np.int32), np.array([0, TOKENS], np.int32)
     batch = Batch(tokens, every, starts, offsets, tables, every)
     logits = project(ops, model, hidden_states(ops, model, pool, batch)).astype(np.float64)

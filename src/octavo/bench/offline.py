@@ -1,15 +1,24 @@
-"""Two workloads in a closed loop, run on a served model without HTTP.
+"""Three workloads in a closed loop, run on a served model without HTTP.
 
 W1: independent prompts of random tokens, C in flight: as one answer ends, the next begins.
 W2: prompts that share a long prefix, all at once: what prefix sharing is worth.
+W3: long prompts, all at once: what a long context costs, prefill and decode apart.
 
 End-of-sequence is ignored, so every answer has the asked length. Tokens are drawn from a fixed seed and
 differ between workloads, so that no run finds another's blocks.
+
+    request 1   prompt ......|.|.|.|.|.|.|.|.|.|         a bar is a token
+    request 2   prompt ............|.|.|.|.|.|.|.|
+                <--- prefill ----->|<-- decode -->
+
+Prefill is the time in which a prompt was waited for or computed, decode the rest. Prefill speed is prompt
+tokens that were not cached over the one, decode speed the tokens that came in the other over the other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import itertools
 import math
 import random
@@ -39,7 +48,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one run measured. Prefill is prompt tokens over time to first token: queueing counts."""
+    """What one run measured; a speed is 0 where there was nothing to measure."""
 
     workload: Workload
     seconds: float
@@ -50,6 +59,9 @@ class Report:
     output_tokens_per_s: float
     tokens_per_s: float  # prompt and output
     prefill_tokens_per_s: float
+    decode_tokens_per_s: float  # of all requests together
+    prefill_seconds: float
+    decode_seconds: float
     first_token_p50_s: float
     first_token_p95_s: float
     between_p50_s: float
@@ -58,11 +70,21 @@ class Report:
 
 @dataclass(slots=True)
 class _Timing:
-    """One request's times, in seconds."""
+    """When one request was submitted and when its tokens came, on the clock of `time.perf_counter`."""
 
-    first_s: float = 0.0
-    between_s: list[float] = field(default_factory=list)
+    submitted: float
+    tokens: list[float] = field(default_factory=list)
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0, 0))
+
+    @property
+    def first_s(self) -> float:
+        """Time to first token."""
+        return self.tokens[0] - self.submitted
+
+    @property
+    def between_s(self) -> list[float]:
+        """The times between tokens."""
+        return [after - before for before, after in itertools.pairwise(self.tokens)]
 
 
 def w1(num_requests: int, prompt: int, output: int, concurrency: int) -> Workload:
@@ -73,6 +95,41 @@ def w1(num_requests: int, prompt: int, output: int, concurrency: int) -> Workloa
 def w2(num_requests: int, prefix: int, own: int = 32, output: int = 32) -> Workload:
     """`num_requests` prompts that share `prefix` tokens, all at once."""
     return Workload("W2", num_requests, prefix, own, output, num_requests)
+
+
+def w3(prompt: int, concurrency: int, output: int = 64) -> Workload:
+    """`concurrency` long prompts, all at once."""
+    return Workload("W3", concurrency, 0, prompt, output, concurrency)
+
+
+def chosen(
+    names: Sequence[str],
+    *,
+    num_requests: int | None,
+    in_flight: Sequence[int] | None,
+    w1_tokens: tuple[int, int],
+    w2_prefix: int,
+    w3_tokens: tuple[int, int],
+) -> list[Workload]:
+    """The workloads by name, in order; None takes each one's own default. Lengths are (prompt, output).
+
+    A prefix of 0 leaves W2 out. Raises ConfigError for an unknown name.
+    """
+    workloads: list[Workload] = []
+    for name in names:
+        match name.upper():
+            case "W1":
+                workloads += [
+                    w1(num_requests or max(4, 2 * count), *w1_tokens, count)
+                    for count in in_flight or (1, 8, 32)
+                ]
+            case "W2":
+                workloads += [w2(num_requests or 32, w2_prefix)] if w2_prefix else []
+            case "W3":
+                workloads += [w3(w3_tokens[0], count, w3_tokens[1]) for count in in_flight or (1, 4)]
+            case _:
+                raise ConfigError(f"--workload is {name!r}; allowed: W1, W2, W3")
+    return workloads
 
 
 async def warm_up(model: ServedModel) -> None:
@@ -120,16 +177,13 @@ async def _client(
 
 
 async def _request(model: ServedModel, prompt: Sequence[int], params: SamplingParams) -> _Timing:
-    timing = _Timing()
-    times: list[float] = [time.perf_counter()]
+    timing = _Timing(time.perf_counter())
     stream = await model.submit(prompt, params)
     async for delta in stream:
         if delta.finish is FinishReason.ERROR:
             raise RequestFailed(delta.error)
-        times.extend(time.perf_counter() for _ in delta.tokens)
+        timing.tokens.extend(time.perf_counter() for _ in delta.tokens)
         timing.usage = delta.usage
-    gaps = [after - before for before, after in itertools.pairwise(times)]
-    timing.first_s, timing.between_s = gaps[0], gaps[1:]
     return timing
 
 
@@ -138,21 +192,52 @@ def _report(workload: Workload, timings: list[_Timing], seconds: float) -> Repor
     prompt = sum(timing.usage.num_prompt for timing in timings)
     firsts = [timing.first_s for timing in timings]
     between = [gap for timing in timings for gap in timing.between_s]
+    cached = sum(timing.usage.num_cached for timing in timings)
+    prefill = merged([(timing.submitted, timing.tokens[0]) for timing in timings])
+    prefill_s = sum(stop - start for start, stop in prefill)
+    decode_s = max(timing.tokens[-1] for timing in timings) - prefill[0][0] - prefill_s
+    # A token counts where the middle of its gap lies: the streams of one step are told microseconds apart.
+    gaps = [pair for timing in timings for pair in itertools.pairwise(timing.tokens)]
+    decoded = num_outside(prefill, [(before + after) / 2 for before, after in gaps])
     return Report(
         workload=workload,
         seconds=seconds,
         output_tokens=output,
         prompt_tokens=prompt,
-        cached_tokens=sum(timing.usage.num_cached for timing in timings),
+        cached_tokens=cached,
         preemptions=sum(timing.usage.preemptions for timing in timings),
         output_tokens_per_s=output / seconds,
         tokens_per_s=(prompt + output) / seconds,
-        prefill_tokens_per_s=prompt / sum(firsts),
+        prefill_tokens_per_s=(prompt - cached) / prefill_s,
+        decode_tokens_per_s=decoded / decode_s if decoded else 0.0,
+        prefill_seconds=prefill_s,
+        decode_seconds=decode_s,
         first_token_p50_s=quantile(firsts, 0.5),
         first_token_p95_s=quantile(firsts, 0.95),
         between_p50_s=quantile(between, 0.5),
         between_p95_s=quantile(between, 0.95),
     )
+
+
+def merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The union of half-open spans of time, as spans that ascend and do not touch."""
+    union: list[tuple[float, float]] = []
+    for start, stop in sorted(spans):
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(stop, union[-1][1]))
+        else:
+            union.append((start, stop))
+    return union
+
+
+def num_outside(union: Sequence[tuple[float, float]], times: Sequence[float]) -> int:
+    """How many times lie in none of the spans, nor at their ends; `union` as `merged` gives it."""
+    starts = [start for start, _ in union]
+    count = 0
+    for at in times:
+        index = bisect.bisect_right(starts, at) - 1
+        count += index < 0 or at > union[index][1]
+    return count
 
 
 def quantile(values: Sequence[float], share: float) -> float:

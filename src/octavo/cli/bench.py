@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -13,16 +13,28 @@ from rich.table import Table
 
 from octavo.bench import latency
 from octavo.bench.offline import Report, Workload, measure, warm_up
-from octavo.cli.terminal import look_at_machine, running_engine, write
+from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
 from octavo.engine.outputs import ServedModel
-from octavo.engine.start import build_engine, client_of, engine_over
+from octavo.engine.start import Started, build_engine, client_of, engine_over
+from octavo.units import format_bytes
 
-_COLUMNS = (
-    "workload", "in flight", "requests", "output tok/s", "all tok/s", "prefill tok/s",
-    "first token p50 / p95", "between tokens p50 / p95", "cached", "seconds",
-)  # fmt: skip
-
+_ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
+    ("requests", lambda report: f"{report.workload.num_requests:,}"),
+    ("output tok/s", lambda report: f"{report.output_tokens_per_s:.1f}"),
+    ("prefill tok/s", lambda report: f"{report.prefill_tokens_per_s:.1f}"),
+    ("decode tok/s", lambda report: f"{report.decode_tokens_per_s:.1f}"),
+    (
+        "first token, ms",
+        lambda report: f"{report.first_token_p50_s * 1000:.0f} / {report.first_token_p95_s * 1000:.0f}",
+    ),
+    (
+        "between tokens, ms",
+        lambda report: f"{report.between_p50_s * 1000:.1f} / {report.between_p95_s * 1000:.1f}",
+    ),
+    ("cached tokens", lambda report: f"{report.cached_tokens:,}"),
+    ("seconds", lambda report: f"{report.seconds:.1f}"),
+)
 _LATENCY_COLUMNS = (
     "long prompt", "before it", "meanwhile", "meanwhile / before", "longest gap", "its first token",
 )  # fmt: skip
@@ -32,16 +44,54 @@ WHOLE_STEP_TOKENS = 4096
 
 def run(model: str | None, options: StartOptions, workloads: Sequence[Workload], *, as_json: bool) -> None:
     """Run every workload in turn on one engine and print what was measured."""
-    with running_engine(model, options) as llm:
-        reports = asyncio.run(_measure_all(llm, workloads, as_json=as_json))
+    look_at_machine()
+    with phases() as tell:
+        started = build_engine(model, options, tell)
+        resolved = resolved_settings(started, options)
+        write(json.dumps({"engine": resolved}) + "\n" if as_json else _in_words(resolved))
+        llm = client_of(started, options)
+        try:
+            reports = asyncio.run(_measure_all(llm, workloads, tell, as_json=as_json))
+        finally:
+            llm.close()
     if not as_json:
         Console(highlight=False).print(table_of(reports))
 
 
-async def _measure_all(llm: ServedModel, workloads: Sequence[Workload], *, as_json: bool) -> list[Report]:
+def resolved_settings(started: Started, options: StartOptions) -> dict[str, str | int]:
+    """What the engine came to: what figures must be told with. Memory is in bytes."""
+    return {
+        "model": started.facts.name,
+        "arithmetic": started.ops.arithmetic_id,
+        "weights": options.weights,
+        "weight_bytes": started.loaded.model.weights.num_bytes,
+        "kv": options.kv,
+        "kv_bytes_per_token": started.budget.bytes_per_block // started.budget.block_size,
+        "kv_pool_bytes": started.budget.num_bytes,
+        "threads": look_at_machine().threads,
+        "step_tokens": options.step_tokens,
+        "pace": options.pace,
+        "overlap": options.overlap,
+    }
+
+
+def _in_words(resolved: Mapping[str, str | int]) -> str:
+    """The same for a person: bytes with their units."""
+    told = [
+        f"{name.removesuffix('_bytes').replace('_', ' ')}"
+        f" {format_bytes(value) if 'bytes' in name and not isinstance(value, str) else value}"
+        for name, value in resolved.items()
+    ]
+    return ", ".join(told) + "\n"
+
+
+async def _measure_all(
+    llm: ServedModel, workloads: Sequence[Workload], tell: Callable[[str], None], *, as_json: bool
+) -> list[Report]:
     await warm_up(llm)
     reports = []
-    for workload in workloads:
+    for index, workload in enumerate(workloads):
+        tell(f"{workload.name}, {workload.concurrency} in flight ({index + 1} of {len(workloads)}) ...")
         report = await measure(llm, workload)
         reports.append(report)
         if as_json:
@@ -55,23 +105,13 @@ def json_line(report: Report) -> str:
 
 
 def table_of(reports: Sequence[Report]) -> Table:
-    """All reports, a row each."""
-    table = Table(title="octavo bench offline")
-    for column in _COLUMNS:
-        table.add_column(column, justify="left" if column == "workload" else "right")
+    """A column for each report: what was measured reads downwards, and fits a narrow terminal."""
+    table = Table(title="octavo bench offline; C: requests in flight; times p50 / p95")
+    table.add_column("")
     for report in reports:
-        table.add_row(
-            report.workload.name,
-            str(report.workload.concurrency),
-            str(report.workload.num_requests),
-            f"{report.output_tokens_per_s:.1f}",
-            f"{report.tokens_per_s:.1f}",
-            f"{report.prefill_tokens_per_s:.1f}",
-            f"{report.first_token_p50_s:.3f} / {report.first_token_p95_s:.3f} s",
-            f"{report.between_p50_s * 1000:.1f} / {report.between_p95_s * 1000:.1f} ms",
-            f"{report.cached_tokens:,}",
-            f"{report.seconds:.1f}",
-        )
+        table.add_column(f"{report.workload.name} C={report.workload.concurrency}", justify="right")
+    for name, value in _ROWS:
+        table.add_row(name, *map(value, reports))
     return table
 
 

@@ -49,7 +49,7 @@ def machine_lines(machine: Machine) -> list[tuple[str, str]]:
 def model_lines(started: Started, options: StartOptions) -> list[tuple[str, str]]:
     """The model and the backend."""
     spec, facts = started.loaded.model.spec, started.facts
-    shape = kv_shape(started.loaded.model, started.budget.block_size)
+    shape = kv_shape(started.loaded.model, started.budget.block_size, options.kv)
     return [
         (
             "backend",
@@ -60,8 +60,8 @@ def model_lines(started: Started, options: StartOptions) -> list[tuple[str, str]
         ("weights", weights_in_words(started.loaded.model.weights, options.weights)),
         (
             "KV",
-            f"{shape.num_layers} layers, {shape.num_kv_heads} KV heads of {shape.head_size}; "
-            f"{format_bytes(started.budget.bytes_per_block)} per block, "
+            f"{shape.num_layers} layers, {shape.num_kv_heads} KV heads of {shape.head_size}, "
+            f"held as {shape.kind}; {format_bytes(started.budget.bytes_per_block)} per block, "
             f"{format_bytes(started.budget.bytes_per_block / started.budget.block_size)} per token",
         ),
     ]

@@ -14,6 +14,7 @@ import typer
 
 from octavo import __version__
 from octavo.cli import options as opt
+from octavo.cli.bench_app import bench_app
 from octavo.errors import ConfigError, InvalidRequest, OctavoError
 
 app = typer.Typer(
@@ -23,7 +24,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-bench_app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
 
@@ -65,6 +65,7 @@ def serve(
         typer.Option(help="Seconds that running requests may take to end after SIGTERM.", min=0, max=3600),
     ] = 30.0,
     weights: opt.Weights = "f32",
+    kv: opt.Kv = "f32",
     backend: opt.Backend = "cpu",
     context_length: opt.ContextLength = None,
     kv_memory: opt.KvMemory = None,
@@ -82,6 +83,7 @@ def serve(
 
     options = opt.start_options(
         weights=weights,
+        kv=kv,
         backend=backend,
         context_length=context_length,
         kv_memory=kv_memory,
@@ -108,6 +110,7 @@ def chat(
     top_k: opt.TopK = 0,
     seed: opt.Seed = None,
     weights: opt.Weights = "f32",
+    kv: opt.Kv = "f32",
     backend: opt.Backend = "cpu",
     context_length: opt.ContextLength = None,
     kv_memory: opt.KvMemory = None,
@@ -118,7 +121,12 @@ def chat(
     from octavo.types import SamplingParams
 
     options = opt.start_options(
-        weights=weights, backend=backend, context_length=context_length, kv_memory=kv_memory, threads=threads
+        weights=weights,
+        kv=kv,
+        backend=backend,
+        context_length=context_length,
+        kv_memory=kv_memory,
+        threads=threads,
     )
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
@@ -142,6 +150,7 @@ def generate(
     seed: opt.Seed = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")] = None,
     weights: opt.Weights = "f32",
+    kv: opt.Kv = "f32",
     backend: opt.Backend = "cpu",
     context_length: opt.ContextLength = None,
     kv_memory: opt.KvMemory = None,
@@ -155,7 +164,12 @@ def generate(
     from octavo.types import SamplingParams
 
     options = opt.start_options(
-        weights=weights, backend=backend, context_length=context_length, kv_memory=kv_memory, threads=threads
+        weights=weights,
+        kv=kv,
+        backend=backend,
+        context_length=context_length,
+        kv_memory=kv_memory,
+        threads=threads,
     )
     params = SamplingParams(
         max_tokens=max_tokens,
@@ -172,6 +186,7 @@ def generate(
 def doctor(
     model: opt.Model = None,
     weights: opt.Weights = "f32",
+    kv: opt.Kv = "f32",
     backend: opt.Backend = "cpu",
     context_length: opt.ContextLength = None,
     kv_memory: opt.KvMemory = None,
@@ -184,6 +199,7 @@ def doctor(
 
     options = opt.start_options(
         weights=weights,
+        kv=kv,
         backend=backend,
         context_length=context_length,
         kv_memory=kv_memory,
@@ -192,78 +208,3 @@ def doctor(
         threads=threads,
     )
     run(model, options)
-
-
-@bench_app.command()
-def offline(
-    model: opt.Model = None,
-    n: Annotated[
-        int | None,
-        typer.Option("--n", help="Requests of each run. Default: twice --conc, at least 4.", min=1),
-    ] = None,
-    inp: Annotated[int, typer.Option(help="W1: prompt tokens.", min=1)] = 128,
-    out: Annotated[int, typer.Option(help="W1: output tokens.", min=1)] = 128,
-    conc: Annotated[list[int] | None, typer.Option(help="W1: requests in flight; repeatable.", min=1)] = None,
-    prefix: Annotated[int, typer.Option(help="W2: tokens of the shared prefix; 0 skips W2.", min=0)] = 512,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON lines and nothing else.")] = False,
-    weights: opt.Weights = "f32",
-    backend: opt.Backend = "cpu",
-    kv_memory: opt.KvMemory = None,
-    max_seqs: opt.MaxSeqs = 64,
-    step_tokens: opt.StepTokens = 512,
-    threads: opt.Threads = None,
-    overlap: opt.Overlap = 0,
-) -> None:
-    """Run W1 (independent prompts) and W2 (a shared prefix) on the engine, without HTTP."""
-    from octavo.bench.offline import Workload, w1, w2
-    from octavo.cli.bench import run
-
-    options = opt.start_options(
-        weights=weights,
-        backend=backend,
-        context_length=None,
-        kv_memory=kv_memory,
-        max_seqs=max_seqs,
-        step_tokens=step_tokens,
-        threads=threads,
-        overlap=overlap,
-    )
-    workloads: list[Workload] = [w1(n or max(4, 2 * c), inp, out, c) for c in conc or (1, 8, 32)]
-    if prefix:
-        workloads.append(w2(n or 32, prefix))
-    run(model, options, workloads, as_json=as_json)
-
-
-@bench_app.command()
-def latency(
-    model: opt.Model = None,
-    streams: Annotated[int, typer.Option(help="Answers that run when the long prompt comes.", min=1)] = 8,
-    prompt: Annotated[int, typer.Option(help="Tokens of the long prompt.", min=2)] = 2000,
-    before: Annotated[int, typer.Option(help="Tokens of each answer before it comes.", min=16)] = 48,
-    rounds: Annotated[int, typer.Option(help="Runs of each configuration, in turns.", min=1)] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON lines and nothing else.")] = False,
-    weights: opt.Weights = "f32",
-    backend: opt.Backend = "cpu",
-    kv_memory: opt.KvMemory = None,
-    max_seqs: opt.MaxSeqs = 64,
-    step_tokens: opt.StepTokens = 512,
-    threads: opt.Threads = None,
-    overlap: opt.Overlap = 0,
-) -> None:
-    """Measure what running answers notice of a long prompt, computed in chunks or in one step."""
-    from octavo.bench.latency import Scenario
-    from octavo.cli.bench import run_latency
-
-    options = opt.start_options(
-        weights=weights,
-        backend=backend,
-        context_length=None,
-        kv_memory=kv_memory,
-        max_seqs=max_seqs,
-        step_tokens=step_tokens,
-        threads=threads,
-        overlap=overlap,
-    )
-    run_latency(
-        model, options, Scenario(streams=streams, before=before, prompt=prompt), rounds, as_json=as_json
-    )

@@ -26,6 +26,7 @@ Weights = Annotated[
         help="How weights are held: f32, auto (as in the file), bf16, int8, q4.", rich_help_panel=_ENGINE
     ),
 ]
+Kv = Annotated[str, typer.Option(help="How K and V are held: f32, bf16, int8.", rich_help_panel=_ENGINE)]
 Backend = Annotated[str, typer.Option(help="cpu, or reference (NumPy; slow).", rich_help_panel=_ENGINE)]
 ContextLength = Annotated[
     int | None,
@@ -65,11 +66,23 @@ Pace = Annotated[
     ),
 ]
 
+AsJson = Annotated[bool, typer.Option("--json", help="JSON lines and nothing else.")]
+
 MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate at most.", rich_help_panel=_SAMPLING)]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.", rich_help_panel=_SAMPLING)]
 TopP = Annotated[float, typer.Option(help="Nucleus: 1 keeps all.", rich_help_panel=_SAMPLING)]
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest; 0 keeps all.", rich_help_panel=_SAMPLING)]
 Seed = Annotated[int | None, typer.Option(help="The same seed, the same text.", rich_help_panel=_SAMPLING)]
+
+
+def numbers(text: str, setting: str) -> tuple[int, ...]:
+    """ "1,8,32" as (1, 8, 32). Raises ConfigError unless all are integers of at least 1."""
+    from octavo.errors import ConfigError
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
+        raise ConfigError(f"{setting} is {text!r}; allowed: numbers of at least 1, such as 1,8,32")
+    return tuple(int(part) for part in parts)
 
 
 def start_options(
@@ -79,6 +92,7 @@ def start_options(
     context_length: int | None,
     kv_memory: str | None,
     threads: int | None,
+    kv: str = "f32",
     block_size: int = 16,
     max_seqs: int = 64,
     step_tokens: int = 512,
@@ -94,6 +108,7 @@ def start_options(
 
     return StartOptions(
         weights=weights,
+        kv=kv,
         backend=backend,
         context_length=context_length,
         kv_memory_bytes=None if kv_memory is None else parse_bytes(kv_memory, "--kv-memory"),

@@ -101,7 +101,9 @@ def engine_over(loaded: LoadedModel, ops: Ops, options: StartOptions) -> Started
     runner = Runner(
         loaded.model,
         ops,
-        RunnerConfig(budget.num_blocks, budget.block_size, options.max_seqs, spec.context_length, stop_ids),
+        RunnerConfig(
+            budget.num_blocks, budget.block_size, options.max_seqs, spec.context_length, stop_ids, options.kv
+        ),
     )
     config = SchedulerConfig(
         max_rows=options.max_seqs,
@@ -113,7 +115,7 @@ def engine_over(loaded: LoadedModel, ops: Ops, options: StartOptions) -> Started
         prefix_caching=options.prefix_caching,
         pace=options.pace,
     )
-    identity = (loaded.model.fingerprint, b"", b"f32", ops.arithmetic_id.encode())
+    identity = (loaded.model.fingerprint, b"", options.kv.encode(), ops.arithmetic_id.encode())
 
     def new_scheduler() -> Scheduler:
         memory = Memory(budget.num_blocks, budget.block_size)
@@ -129,7 +131,7 @@ def size_pool(loaded: LoadedModel, options: StartOptions) -> Budget:
 
     Raises ConfigError when fewer than 2 blocks fit.
     """
-    shape, spec = kv_shape(loaded.model, options.block_size), loaded.model.spec
+    shape, spec = kv_shape(loaded.model, options.block_size, options.kv), loaded.model.spec
     per_block = bytes_per_block(shape)
     if options.kv_memory_bytes is not None:
         num_bytes, reason = options.kv_memory_bytes, "kv_memory as given"

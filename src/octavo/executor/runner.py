@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.executor.rows import Rows
-from octavo.kernels.contract import Batch, Floats, KvPool, KvShape, Ops
+from octavo.kernels.contract import Batch, Floats, KvShape, Ops
 from octavo.model.decoder import hidden_states, project
 from octavo.model.spec import Model
 from octavo.sampling.logprobs import logprobs_of
@@ -35,12 +35,13 @@ class RunnerConfig:
     max_rows: int
     context_length: int
     stop_ids: frozenset[int]
+    kv: str = "f32"  # how K and V are held
 
 
-def kv_shape(model: Model, block_size: int) -> KvShape:
+def kv_shape(model: Model, block_size: int, kv: str = "f32") -> KvShape:
     """The shape of the model's one KV group."""
     spec = model.spec
-    return KvShape(spec.num_layers, spec.num_kv_heads, spec.head_size, block_size)
+    return KvShape(spec.num_layers, spec.num_kv_heads, spec.head_size, block_size, kv)
 
 
 class Runner:
@@ -51,7 +52,10 @@ class Runner:
         self.config = config
         self._ops = ops
         self._rows = Rows(config.max_rows, config.context_length, config.block_size)
-        self._pool: KvPool = ops.allocate_kv(kv_shape(model, config.block_size), config.num_blocks)
+        pool = ops.allocate_kv(kv_shape(model, config.block_size, config.kv), config.num_blocks)
+        self._pool = pool
+        self._hidden_states = ops.prepare_step(lambda o, batch: hidden_states(o, model, pool, batch), pool)
+        self._project = ops.prepare_rows(lambda o, x: project(o, model, x), model.spec.hidden_size)
         self._sampler = Sampler(model.spec.vocab_size, config.stop_ids)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -64,7 +68,7 @@ class Runner:
             sources, targets = [c.source for c in plan.copies], [c.target for c in plan.copies]
             self._ops.copy_blocks(self._pool, sources, targets)
         batch = self._batch(plan)
-        hidden = hidden_states(self._ops, self.model, self._pool, batch)  # (R, E)
+        hidden = self._hidden_states(batch)  # (R, E)
         for fork in plan.forks:
             rows.fork(fork)
         prompt_logprobs = self._prompt_logprobs(plan, hidden)
@@ -107,7 +111,7 @@ class Runner:
         if not places:
             return {}, {}
         unique = sorted({place for _, place in places})
-        logits = project(self._ops, self.model, self._ops.take(hidden, np.array(unique, np.int32)))
+        logits = self._project(self._ops.take(hidden, np.array(unique, np.int32)))
         row_of = {place: index for index, place in enumerate(unique)}
         if len(places) > len(unique):
             logits = logits[[row_of[place] for _, place in places]]
@@ -145,7 +149,7 @@ class Runner:
                 scored: list[SampledToken] = []
                 for start in range(0, count, PROMPT_SLICE):
                     part = slice(start, min(start + PROMPT_SLICE, count))
-                    logits = project(self._ops, self.model, hidden[first + part.start : first + part.stop])
+                    logits = self._project(hidden[first + part.start : first + part.stop])
                     scored += logprobs_of(logits, following[part], top)
                 found[chunk.seq_id] = tuple(scored)
             first += chunk.stop - chunk.logits_from

@@ -13,9 +13,9 @@ L layers, E hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
+
+T = TypeVar("T")  # a backend's buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class KvShape:
     num_kv_heads: int
     head_size: int
     block_size: int
+    kind: str = "f32"  # how K and V are held: "f32" | "bf16" | "int8" (one scale per token and kv head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,17 @@ class Batch:
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """How one layer attends. `window` w: position p sees (p - w, p]. `soft_cap` c: scores become c tanh(s /
-    c)."""
+    c).
+
+    `slopes` (H,): ALiBi, a score loses slope * distance (Press et al. 2022). `sinks` (H,): one more logit for
+    each query head that joins the softmax's denominator only (Xiao et al. 2024, learned as in gpt-oss).
+    """
 
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    sinks: Floats | None = None
+    slopes: Floats | None = None
 
 
 class Matrix(Protocol):
@@ -101,14 +110,87 @@ class Matrix(Protocol):
         """Resident bytes."""
 
 
-class Ops(Protocol):
-    """What the decoder calls. Every method returns a fresh buffer unless it says that it writes in place."""
+class StepOps(Protocol[T]):
+    """What the decoder calls, over buffers T that it never looks into.
+
+    Every method returns a fresh buffer unless it says that it writes in place.
+    """
+
+    def embed(self, table: Matrix, tokens: Ints) -> T:
+        """(T,) -> (T, E): rows of the table."""
+
+    def take(self, x: T, rows: Ints) -> T:
+        """x[rows], contiguous."""
+
+    def linear(self, x: T, weight: Matrix, bias: Floats | None = None) -> T:
+        """(T, in) -> (T, out): x @ weight.T + bias, each element summed over `in` in a fixed order."""
+
+    def rms_norm(self, x: T, weight: Floats, eps: float) -> T:
+        """Over the last `len(weight)` elements: (T, heads * D) with a (D,) weight is normalised head by
+        head."""
+
+    def layer_norm(self, x: T, weight: Floats, bias: Floats, eps: float) -> T:
+        """(T, E) -> (T, E)."""
+
+    def rope(self, x: T, positions: Ints, cos: Floats, sin: Floats, head_size: int) -> T:
+        """Rotate halves: x (T, heads * D), cos and sin (context, dims / 2), D = head_size.
+
+        Within each head, element i < dims/2 pairs with i + dims/2; elements from dims on pass through.
+        """
+
+    def store(self, pool: KvPool, layer: int, k: T, v: T, batch: Batch) -> None:
+        """Write K and V, (T, K * D) each, of the step's tokens into their slots of `layer`."""
+
+    def attend(
+        self,
+        pool: KvPool,
+        layer: int,
+        q: T,
+        batch: Batch,
+        spec: AttentionSpec,
+        log_sum_exp: Floats | None = None,
+    ) -> T:
+        """(T, H * D) -> (T, H * D): causal attention over the block tables, K and V read back as stored.
+
+        Fills `log_sum_exp` (T, H) where it is given: the natural logarithm of the softmax's denominator.
+        Slots outside [0, position] of a sequence are never allowed to matter, whatever bits (NaN too) they
+        hold.
+        """
+
+    def gated(self, gate: T, up: T, activation: str) -> T:
+        """activation(gate) * up; activation: "silu" | "gelu_tanh" | "gelu"."""
+
+    def activate(self, x: T, activation: str) -> T:
+        """activation(x)."""
+
+    def add(self, x: T, y: T) -> T:
+        """x + y."""
+
+    def scale(self, x: T, factor: float) -> T:
+        """x * factor, the factor rounded to float32 first."""
+
+    def soft_cap(self, x: T, cap: float) -> T:
+        """cap * tanh(x / cap)."""
+
+
+class StepBody(Protocol):
+    """A step as a function of the ops it is made of: the decoder's `hidden_states` of one model."""
+
+    def __call__(self, ops: StepOps[T], batch: Batch) -> T: ...
+
+
+class RowsBody(Protocol):
+    """A function of rows alone: the decoder's `project`."""
+
+    def __call__(self, ops: StepOps[T], x: T) -> T: ...
+
+
+class Ops(StepOps[Floats], Protocol):
+    """A backend."""
 
     name: str
     arithmetic_id: str  # names the kernels' version and instruction set: bits are equal within one id
 
-    # -- weights and memory
-    # -------------------------------------------------------------------------------------
     def matrix(self, raw: RawTensor, table: bool = False) -> Matrix:
         """The backend's form of a 2-d tensor; the file's bytes are not referenced afterwards.
 
@@ -125,51 +207,9 @@ class Ops(Protocol):
     def copy_blocks(self, pool: KvPool, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
 
-    # -- the step
-    # -----------------------------------------------------------------------------------------------
-    def embed(self, table: Matrix, tokens: Ints) -> Floats:
-        """(T,) -> (T, E): rows of the table."""
+    def prepare_step(self, body: StepBody, pool: KvPool) -> Callable[[Batch], Floats]:
+        """The step made ready to be called many times, one call at a time. A result lives until the next
+        call."""
 
-    def take(self, x: Floats, rows: Ints) -> Floats:
-        """x[rows], contiguous."""
-
-    def linear(self, x: Floats, weight: Matrix, bias: Floats | None = None) -> Floats:
-        """(T, in) -> (T, out): x @ weight.T + bias, each element summed over `in` in a fixed order."""
-
-    def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
-        """Over the last `len(weight)` elements: (T, heads * D) with a (D,) weight is normalised head by
-        head."""
-
-    def layer_norm(self, x: Floats, weight: Floats, bias: Floats, eps: float) -> Floats:
-        """(T, E) -> (T, E)."""
-
-    def rope(self, x: Floats, positions: Ints, cos: Floats, sin: Floats, head_size: int) -> Floats:
-        """Rotate halves: x (T, heads * D), cos and sin (context, dims / 2), D = head_size.
-
-        Within each head, element i < dims/2 pairs with i + dims/2; elements from dims on pass through.
-        """
-
-    def store(self, pool: KvPool, layer: int, k: Floats, v: Floats, batch: Batch) -> None:
-        """Write K and V, (T, K * D) each, of the step's tokens into their slots of `layer`."""
-
-    def attend(self, pool: KvPool, layer: int, q: Floats, batch: Batch, spec: AttentionSpec) -> Floats:
-        """(T, H * D) -> (T, H * D): causal attention over the block tables, K and V read back as stored.
-
-        Slots outside [0, position] of a sequence are never allowed to matter, whatever bits (NaN too) they
-        hold.
-        """
-
-    def gated(self, gate: Floats, up: Floats, activation: str) -> Floats:
-        """activation(gate) * up; activation: "silu" | "gelu_tanh" | "gelu"."""
-
-    def activate(self, x: Floats, activation: str) -> Floats:
-        """activation(x)."""
-
-    def add(self, x: Floats, y: Floats) -> Floats:
-        """x + y."""
-
-    def scale(self, x: Floats, factor: float) -> Floats:
-        """x * factor, the factor rounded to float32 first."""
-
-    def soft_cap(self, x: Floats, cap: float) -> Floats:
-        """cap * tanh(x / cap)."""
+    def prepare_rows(self, body: RowsBody, width: int) -> Callable[[Floats], Floats]:
+        """The same for a function of rows (R, width)."""

@@ -5,15 +5,27 @@ It knows no model and no scheduler. Threads are the native module's affair (`oct
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from octavo import _native
 from octavo.kernels import integers, packed
-from octavo.kernels.contract import AttentionSpec, Batch, Floats, Ints, KvPool, KvShape, Matrix, RawTensor
+from octavo.kernels.contract import (
+    AttentionSpec,
+    Batch,
+    Floats,
+    Ints,
+    KvPool,
+    KvShape,
+    Matrix,
+    RawTensor,
+    RowsBody,
+    StepBody,
+)
 from octavo.kernels.held import kind_held
 from octavo.kernels.pool import allocate_pool, layout_of
+from octavo.kernels.program import RowsProgram, StepProgram
 
 ARITHMETIC_VERSION = 2  # raise it whenever a kernel's bits change: names of cached blocks depend on it
 
@@ -47,6 +59,14 @@ class NativeOps:
     def copy_blocks(self, pool: KvPool, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
         _native.copy_blocks(pool.data, np.asarray(sources, np.int32), np.asarray(targets, np.int32))
+
+    def prepare_step(self, body: StepBody, pool: KvPool) -> Callable[[Batch], Floats]:
+        """Recorded once, replayed in one native call."""
+        return StepProgram(body, pool)
+
+    def prepare_rows(self, body: RowsBody, width: int) -> Callable[[Floats], Floats]:
+        """Recorded once, replayed in one native call."""
+        return RowsProgram(body, width)
 
     # -- the step ----------------------------------------------------------------------------------
     def embed(self, table: Matrix, tokens: Ints) -> Floats:
@@ -88,7 +108,15 @@ class NativeOps:
         layout = layout_of(pool.shape)
         _native.store_kv(layout, pool.data, layer, k, v, batch.starts, batch.offsets, batch.tables)
 
-    def attend(self, pool: KvPool, layer: int, q: Floats, batch: Batch, spec: AttentionSpec) -> Floats:
+    def attend(
+        self,
+        pool: KvPool,
+        layer: int,
+        q: Floats,
+        batch: Batch,
+        spec: AttentionSpec,
+        log_sum_exp: Floats | None = None,
+    ) -> Floats:
         """(T, H * D) -> (T, H * D): causal attention over the block tables."""
         out = np.empty_like(q)
         _native.attend(
@@ -102,7 +130,10 @@ class NativeOps:
             spec.scale,
             spec.window,
             spec.soft_cap,
+            spec.sinks,
+            spec.slopes,
             out,
+            log_sum_exp,
         )
         return out
 

@@ -18,12 +18,11 @@ import numpy.typing as npt
 
 from octavo import _native
 from octavo.errors import BadModelFile, UnsupportedModel
-from octavo.kernels.contract import Bytes, Floats, Ints, RawTensor
+from octavo.kernels.aligned import aligned_bytes
+from octavo.kernels.contract import Floats, Ints, RawTensor
 
 PANEL_WIDTH = 16
 QUANT_GROUP = 32
-_CACHE_LINE = 64
-
 FLOAT_KINDS = frozenset({"F32", "F16", "BF16"})
 Halves = npt.NDArray[np.uint16]  # the bits of floats of 16 bits
 
@@ -93,7 +92,7 @@ def pack(raw: RawTensor, kind: str = "F32") -> FloatMatrix:
     require_matrix(raw)
     outputs, inputs = raw.shape
     shape = (-(-outputs // PANEL_WIDTH), inputs, PANEL_WIDTH)
-    memory = aligned(math.prod(shape) * BLOCKS[kind].num_bytes)
+    memory = aligned_bytes(math.prod(shape) * BLOCKS[kind].num_bytes)
     if kind == "F32":
         panels = memory.view(np.float32).reshape(shape)
         _native.pack(raw.data, raw.kind, outputs, inputs, panels)
@@ -129,13 +128,6 @@ def multiply(x: Floats, weight: FloatMatrix, bias: Floats | None) -> Floats:
     else:
         _native.linear_halves(x, weight.panels, weight.kind, bias, out)
     return out
-
-
-def aligned(num_bytes: int) -> Bytes:
-    """Uninitialised bytes that begin at a cache line, as a vector load would have it."""
-    memory = np.empty(num_bytes + _CACHE_LINE - 1, np.uint8)
-    first = -memory.ctypes.data % _CACHE_LINE
-    return memory[first : first + num_bytes]
 
 
 def require_matrix(raw: RawTensor) -> None:

@@ -13,21 +13,26 @@ What remains (+, -, *, /, square root, comparisons) is exact or correctly rounde
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from octavo import _native
-from octavo.kernels import integer_reference, packed
-from octavo.kernels.contract import AttentionSpec, Batch, Floats, Ints, KvPool, KvShape, Matrix, RawTensor
+from octavo.kernels import attention_reference, integer_reference, packed
+from octavo.kernels.contract import (
+    AttentionSpec,
+    Batch,
+    Floats,
+    Ints,
+    KvPool,
+    KvShape,
+    Matrix,
+    RawTensor,
+    RowsBody,
+    StepBody,
+)
 from octavo.kernels.held import kind_held
-from octavo.kernels.pool import allocate_pool, views
-
-PARTITION = 256  # positions that attention reduces at a time, at absolute borders
-
-Mask = npt.NDArray[np.bool_]
+from octavo.kernels.pool import allocate_pool
 
 
 class ReferenceOps:
@@ -59,6 +64,14 @@ class ReferenceOps:
         """Copy whole blocks, in order."""
         for source, target in zip(sources, targets, strict=True):
             pool.data[target] = pool.data[source]
+
+    def prepare_step(self, body: StepBody, pool: KvPool) -> Callable[[Batch], Floats]:
+        """The body itself, op after op."""
+        return lambda batch: body(self, batch)
+
+    def prepare_rows(self, body: RowsBody, width: int) -> Callable[[Floats], Floats]:
+        """The body itself, op after op."""
+        return lambda x: body(self, x)
 
     # -- the step ----------------------------------------------------------------------------------
     def embed(self, table: Matrix, tokens: Ints) -> Floats:
@@ -104,28 +117,19 @@ class ReferenceOps:
 
     def store(self, pool: KvPool, layer: int, k: Floats, v: Floats, batch: Batch) -> None:
         """Write K and V of the step's tokens into their slots of `layer`."""
-        keys, values = views(pool, layer)
-        shape = pool.shape
-        for c in range(batch.starts.size):
-            for row in range(batch.offsets[c], batch.offsets[c + 1]):
-                position = batch.starts[c] + row - batch.offsets[c]
-                block, slot = batch.tables[c, position // shape.block_size], position % shape.block_size
-                keys[block, :, :, slot] = k[row].reshape(shape.num_kv_heads, shape.head_size)
-                values[block, :, slot, :] = v[row].reshape(shape.num_kv_heads, shape.head_size)
+        attention_reference.store(pool, layer, k, v, batch)
 
-    def attend(self, pool: KvPool, layer: int, q: Floats, batch: Batch, spec: AttentionSpec) -> Floats:
+    def attend(
+        self,
+        pool: KvPool,
+        layer: int,
+        q: Floats,
+        batch: Batch,
+        spec: AttentionSpec,
+        log_sum_exp: Floats | None = None,
+    ) -> Floats:
         """(T, H * D) -> (T, H * D): causal attention over the block tables."""
-        out = np.empty_like(q)
-        size = pool.shape.head_size
-        heads = q.reshape(q.shape[0], q.shape[1] // size, size)
-        with np.errstate(all="ignore"):  # unused slots may hold NaN; they are computed with, then masked
-            for c in range(batch.starts.size):
-                rows = slice(batch.offsets[c], batch.offsets[c + 1])
-                context = _Context(pool, layer, batch.tables[c])
-                out[rows] = _attend_chunk(context, heads[rows], int(batch.starts[c]), spec).reshape(
-                    -1, q.shape[1]
-                )
-        return out
+        return attention_reference.attend(pool, layer, q, batch, spec, log_sum_exp)
 
     def gated(self, gate: Floats, up: Floats, activation: str) -> Floats:
         """activation(gate) * up."""
@@ -159,92 +163,6 @@ class ReferenceOps:
     def soft_cap(self, x: Floats, cap: float) -> Floats:
         """cap * tanh(x / cap)."""
         return np.float32(cap) * _tanh(x / np.float32(cap))
-
-
-@dataclass(frozen=True, slots=True)
-class _Context:
-    """What one chunk can read: a layer of the pool through the chunk's block table."""
-
-    pool: KvPool
-    layer: int
-    table: Ints
-
-    def read(self, start: int, stop: int) -> tuple[Floats, Floats]:
-        """K (kv heads, D, P) and V (kv heads, P, D) of positions [start, stop)."""
-        block_size = self.pool.shape.block_size
-        first, last = start // block_size, -(-stop // block_size)
-        keys, values = views(self.pool, self.layer)
-        blocks = self.table[first:last]
-        k = np.concatenate(list(keys[blocks]), axis=-1)
-        v = np.concatenate(list(values[blocks]), axis=-2)
-        inside = slice(start - first * block_size, stop - first * block_size)
-        return k[:, :, inside], v[:, inside]
-
-
-def _attend_chunk(context: _Context, q: Floats, start: int, spec: AttentionSpec) -> Floats:
-    """(n, H, D) -> (n, H, D): positions start, start + 1, ... over partitions in ascending order.
-
-    Keeps for each row the largest score so far, the sum of exp(score - largest), and that sum weighted by V.
-    """
-    length, heads, size = q.shape
-    own = np.arange(start, start + length)
-    low = 0 if spec.window is None else max(0, start - spec.window + 1)
-    largest = np.full((length, heads), -np.inf, np.float32)
-    total = np.zeros((length, heads), np.float32)
-    out = np.zeros((length, heads, size), np.float32)
-    for base in range(low // PARTITION * PARTITION, start + length, PARTITION):
-        first, stop = max(base, low), min(base + PARTITION, start + length)
-        positions = np.arange(first, stop)
-        mask = _seen(own, positions, spec.window)
-        k, v = context.read(first, stop)
-        part = _partition(q, k, v, mask, spec)
-        merged = np.maximum(largest, part.largest)
-        old, new = _exp(largest - merged), _exp(part.largest - merged)
-        seen: Mask = np.logical_or.reduce(
-            mask, axis=1, keepdims=True
-        )  # a row that sees nothing here stays as it is, to the bit
-        total = np.where(seen, total * old + part.total * new, total)
-        out = np.where(seen[..., None], out * old[..., None] + part.out * new[..., None], out)
-        largest = np.where(seen, merged, largest)
-    return out / total[..., None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One partition's softmax, not yet divided: largest and total (n, H), out (n, H, D)."""
-
-    largest: Floats
-    total: Floats
-    out: Floats
-
-
-def _partition(q: Floats, k: Floats, v: Floats, mask: Mask, spec: AttentionSpec) -> _Part:
-    """The softmax over P positions: q (n, H, D), k (kv heads, D, P), v (kv heads, P, D), mask (n, P)."""
-    heads = q.shape[1]
-    kv_head = np.arange(heads) // (heads // k.shape[0])  # query head h reads this kv head
-    scores = np.zeros((q.shape[0], heads, k.shape[2]), np.float32)
-    for d in range(q.shape[2]):
-        scores = scores + q[:, :, d, None] * k[kv_head, d]
-    scores = scores * np.float32(spec.scale)
-    if spec.soft_cap is not None:
-        scores = np.float32(spec.soft_cap) * _tanh(scores / np.float32(spec.soft_cap))
-    scores = np.where(mask[:, None, :], scores, np.float32(-np.inf))
-    largest = np.max(scores, axis=-1)
-    weights = _exp(scores - largest[..., None])
-    total = np.zeros_like(largest)
-    out = np.zeros_like(q)
-    for j in range(k.shape[2]):
-        seen, weight = mask[:, j, None], weights[..., j]
-        total = np.where(seen, total + weight, total)
-        out = np.where(seen[..., None], out + weight[..., None] * v[kv_head, j], out)
-    return _Part(largest, total, out)
-
-
-def _seen(own: npt.NDArray[np.intp], positions: npt.NDArray[np.intp], window: int | None) -> Mask:
-    """(n, P): which of `positions` each of the chunk's `own` positions sees."""
-    distance = own[:, None] - positions[None, :]
-    causal: Mask = distance >= 0
-    return causal if window is None else causal & (distance < window)
 
 
 def _sum(x: Floats) -> Floats:

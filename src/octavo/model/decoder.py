@@ -11,30 +11,38 @@ The chunks of a step are flattened into T rows; only `attend` and `store` know w
 
 from __future__ import annotations
 
-from octavo.kernels.contract import AttentionSpec, Batch, Floats, KvPool, Ops
+from typing import TypeVar
+
+from octavo.kernels.contract import AttentionSpec, Batch, KvPool, StepOps
 from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, Norm
 
+T = TypeVar("T")  # the ops' buffer, opaque here
 
-def hidden_states(ops: Ops, model: Model, pool: KvPool, batch: Batch) -> Floats:
+
+def hidden_states(ops: StepOps[T], model: Model, pool: KvPool, batch: Batch) -> T:
     """Run the step's tokens through all layers; (R, E), the final-normed rows `batch.logit_rows`.
 
     Writes K and V of every token into its slot of `pool`.
     """
     x = _embed(ops, model, batch)
+    last = len(model.weights.layers) - 1
     for index, layer in enumerate(model.weights.layers):
-        x = ops.add(x, _attention(ops, model, index, layer, pool, batch, x))
+        attended = _attend(ops, model, index, layer, pool, batch, x)
+        if index == last:  # nothing but the wanted rows is read from here on
+            x, attended = ops.take(x, batch.logit_rows), ops.take(attended, batch.logit_rows)
+        x = ops.add(x, _attention_output(ops, model.spec, layer, attended))
         x = ops.add(x, _feed_forward(ops, model.spec, layer, x))
-    return _norm(ops, model.spec, model.weights.final_norm, ops.take(x, batch.logit_rows))
+    return _norm(ops, model.spec, model.weights.final_norm, x)
 
 
-def project(ops: Ops, model: Model, hidden: Floats) -> Floats:
+def project(ops: StepOps[T], model: Model, hidden: T) -> T:
     """(R, E) -> (R, V): raw logits, capped where the model caps them."""
     logits = ops.linear(hidden, model.weights.output)
     cap = model.spec.logit_soft_cap
     return logits if cap is None else ops.soft_cap(logits, cap)
 
 
-def _embed(ops: Ops, model: Model, batch: Batch) -> Floats:
+def _embed(ops: StepOps[T], model: Model, batch: Batch) -> T:
     """(T, E): what the first layer reads."""
     x = ops.embed(model.weights.embedding, batch.tokens)
     if model.spec.embedding_scale != 1.0:
@@ -44,21 +52,25 @@ def _embed(ops: Ops, model: Model, batch: Batch) -> Floats:
     return x
 
 
-def _attention(
-    ops: Ops, model: Model, index: int, layer: LayerWeights, pool: KvPool, batch: Batch, x: Floats
-) -> Floats:
-    """(T, E): the attention branch of layer `index`. K and V are stored first and read back as stored."""
+def _attend(
+    ops: StepOps[T], model: Model, index: int, layer: LayerWeights, pool: KvPool, batch: Batch, x: T
+) -> T:
+    """(T, H * D): what the heads of layer `index` see. K and V are stored first and read back as stored."""
     spec = model.spec
     normed = _norm(ops, spec, layer.attention_norm, x)
     q = _rotated(ops, model, batch, _linear(ops, layer.q, normed), layer.q_norm)
     k = _rotated(ops, model, batch, _linear(ops, layer.k, normed), layer.k_norm)
     ops.store(pool, index, k, _linear(ops, layer.v, normed), batch)
     how = AttentionSpec(spec.attention_scale, spec.window(index), spec.attention_soft_cap)
-    branch = _linear(ops, layer.o, ops.attend(pool, index, q, batch, how))
-    return _post_norm(ops, spec, layer.attention_post_norm, branch)
+    return ops.attend(pool, index, q, batch, how)
 
 
-def _rotated(ops: Ops, model: Model, batch: Batch, heads: Floats, norm: Norm | None) -> Floats:
+def _attention_output(ops: StepOps[T], spec: ModelSpec, layer: LayerWeights, attended: T) -> T:
+    """(T, E): the attention branch."""
+    return _post_norm(ops, spec, layer.attention_post_norm, _linear(ops, layer.o, attended))
+
+
+def _rotated(ops: StepOps[T], model: Model, batch: Batch, heads: T, norm: Norm | None) -> T:
     """(T, heads * D): normed head by head where the family does that, then turned by its position."""
     if norm is not None:
         heads = ops.rms_norm(heads, norm.weight, model.spec.norm_eps)
@@ -68,7 +80,7 @@ def _rotated(ops: Ops, model: Model, batch: Batch, heads: Floats, norm: Norm | N
     return ops.rope(heads, batch.positions, cos, sin, model.spec.head_size)
 
 
-def _feed_forward(ops: Ops, spec: ModelSpec, layer: LayerWeights, x: Floats) -> Floats:
+def _feed_forward(ops: StepOps[T], spec: ModelSpec, layer: LayerWeights, x: T) -> T:
     """(T, E): the feed-forward branch."""
     normed = _norm(ops, spec, layer.ffn_norm, x)
     up = _linear(ops, layer.up, normed)
@@ -79,7 +91,7 @@ def _feed_forward(ops: Ops, spec: ModelSpec, layer: LayerWeights, x: Floats) -> 
     return _post_norm(ops, spec, layer.ffn_post_norm, _linear(ops, layer.down, inner))
 
 
-def _norm(ops: Ops, spec: ModelSpec, norm: Norm, x: Floats) -> Floats:
+def _norm(ops: StepOps[T], spec: ModelSpec, norm: Norm, x: T) -> T:
     """LayerNorm or RMSNorm, as the family has it."""
     if spec.norm == "rms":
         return ops.rms_norm(x, norm.weight, spec.norm_eps)
@@ -87,11 +99,11 @@ def _norm(ops: Ops, spec: ModelSpec, norm: Norm, x: Floats) -> Floats:
     return ops.layer_norm(x, norm.weight, norm.bias, spec.norm_eps)
 
 
-def _post_norm(ops: Ops, spec: ModelSpec, norm: Norm | None, branch: Floats) -> Floats:
+def _post_norm(ops: StepOps[T], spec: ModelSpec, norm: Norm | None, branch: T) -> T:
     """The branch, normed before it is added where the family does that."""
     return branch if norm is None else _norm(ops, spec, norm, branch)
 
 
-def _linear(ops: Ops, linear: Linear, x: Floats) -> Floats:
+def _linear(ops: StepOps[T], linear: Linear, x: T) -> T:
     """x W^T + bias."""
     return ops.linear(x, linear.weight, linear.bias)

@@ -1,0 +1,298 @@
+"""Speed beside the peers: the same model, the same lengths, in turns on one machine.
+
+    python bench/compare/speed.py --rounds 3 --classes f32,8-bit,4-bit
+
+    W1       128 random tokens in, 128 out, C at a time       output tokens/s, prefill included
+    W2       512 shared and 32 own tokens in, 32 out, 32 at once
+    prefill  2,048 random tokens in                           prompt tokens/s
+
+A round runs ours and then each peer of a precision class, so the machine's drift hits all alike; a ratio is
+taken within a round, and its median is told. llama.cpp is its own `llama-batched-bench` (no server between),
+which has no workload with a shared prefix and own tails, so W2 leaves it out; transformers submits all at
+once, so it has W1 at 32 only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import peers
+
+IN, OUT = 128, 128
+SHARED, OWN, SHORT_OUT, AT_ONCE = 512, 32, 32, 32
+LONG = 2048
+REQUESTS = 32
+OURS = "octavo"
+
+# What a contestant reached: speed in tokens/s by case, such as "W1 C=8".
+Speeds = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A program with its weights, and how to run it: workload and concurrencies in, speeds out."""
+
+    name: str
+    run: Callable[[str, Sequence[int]], Speeds]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One figure of one round."""
+
+    precision: str
+    case: str
+    contestant: str
+    round_index: int
+    tokens_per_s: float
+    busy_cores: float  # before the round: what others used
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A contestant's figures in one case over all rounds; `ratio` is the median of ours over it by round."""
+
+    precision: str
+    case: str
+    contestant: str
+    rounds: int
+    median: float
+    lowest: float
+    highest: float
+    ratio: float | None
+
+
+def main() -> None:
+    """Run all rounds, print a table, write JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--classes", default="f32,8-bit,4-bit")
+    parser.add_argument("--workloads", default="W1,W2,prefill")
+    parser.add_argument("--conc", default="1,8,32", help="W1: requests in flight")
+    parser.add_argument("--kv", default="", help="ours: passed on as --kv")
+    parser.add_argument("--only", default="", help="peers whose name contains this, and ours")
+    parser.add_argument("--json", type=Path, help="write every figure and the summary to this file")
+    given = parser.parse_args()
+    contests = contests_of(given.kv)
+    unknown = [name for name in given.classes.split(",") if name not in contests]
+    if unknown:
+        parser.error(f"--classes has {', '.join(unknown)}; allowed: {', '.join(contests)}")
+    concurrencies = [int(part) for part in given.conc.split(",")]
+    samples: list[Sample] = []
+    for round_index in range(given.rounds):
+        for precision in given.classes.split(","):
+            busy = peers.busy_cores()
+            peers.say(f"round {round_index + 1} of {given.rounds}, {precision}; {peers.idle_in_words(busy)}")
+            for contestant in contests[precision]:
+                if given.only not in contestant.name and contestant.name != OURS:
+                    continue
+                for workload in given.workloads.split(","):
+                    speeds = contestant.run(workload, concurrencies)
+                    samples += [
+                        Sample(precision, case, contestant.name, round_index, speed, busy)
+                        for case, speed in speeds.items()
+                    ]
+    summaries = summarise(samples)
+    print(table_of(summaries))
+    print(
+        f"\nmost busy before a round: {peers.idle_in_words(max((s.busy_cores for s in samples), default=0))}"
+    )
+    if given.json:
+        told = {
+            "samples": [asdict(each) for each in samples],
+            "summary": [asdict(each) for each in summaries],
+        }
+        given.json.write_text(json.dumps(told, indent=1) + "\n")
+
+
+def contests_of(kv: str) -> dict[str, list[Contestant]]:
+    """The contestants of each precision class, ours first."""
+    files = peers.models()
+
+    def ours(weights: str) -> Contestant:
+        return Contestant(OURS, lambda workload, conc: our_speeds(weights, kv, workload, conc))
+
+    def llama(kind: str) -> Contestant:
+        return Contestant(f"llama.cpp {kind}", lambda w, conc: llama_speeds(files[kind], w, conc))
+
+    def script(peer: str, *model: Path) -> Contestant:
+        kind = "" if not model else " " + next(name for name, path in files.items() if path == model[0])
+        return Contestant(peer + kind, lambda w, conc: script_speeds(peer, model, w, conc))
+
+    return {
+        "f32": [ours("f32"), script("vllm"), llama("F32"), script("transformers")],
+        "8-bit": [ours("int8"), llama("Q8_0"), script("openvino", files["Q8_0"])],
+        "4-bit": [ours("auto"), llama("Q4_0"), llama("Q4_1"), script("openvino", files["Q4_1"])],
+    }
+
+
+def our_speeds(weights: str, kv: str, workload: str, concurrencies: Sequence[int]) -> Speeds:
+    """`octavo bench offline`, with as many requests as the peers' scripts send."""
+    model: list[str | Path] = [peers.models()["Q4_1"]] if peers.models()["Q4_1"].exists() else []
+    common = ["--weights", weights, "--json", *(["--kv", kv] if kv else [])]
+    speeds: Speeds = {}
+    for words in our_runs(workload, concurrencies):
+        command = peers.octavo("bench", "offline", *model, *common, *words)
+        for row in peers.run_rows(command, f"{OURS} {weights} {workload}"):
+            speeds |= our_case(row, workload)
+    return speeds
+
+
+def our_runs(workload: str, concurrencies: Sequence[int]) -> list[list[str]]:
+    """The options of the runs that a workload takes: a single stream sends fewer requests."""
+    if workload == "W2":
+        return [["--workload", "W2", "--prefix", str(SHARED), "--n", str(AT_ONCE)]]
+    if workload == "prefill":
+        return [["--workload", "W1", "--inp", str(LONG), "--out", "1", "--conc", "1", "--n", "4"]]
+    runs = []
+    for count in concurrencies:
+        requests = max(4, REQUESTS // 8) if count == 1 else max(REQUESTS, count)
+        runs.append(["--workload", "W1", "--conc", str(count), "--n", str(requests)])
+    return runs
+
+
+def our_case(row: peers.Row, workload: str) -> Speeds:
+    """The figure of one line of ours; nothing of a line that is no report."""
+    about = row.get("workload")
+    if not isinstance(about, dict):
+        return {}
+    if workload == "prefill":
+        return {"prefill": peers.number(row, "prefill_tokens_per_s")}
+    return {case_name(workload, int(about["concurrency"])): peers.number(row, "output_tokens_per_s")}
+
+
+def llama_speeds(model: Path, workload: str, concurrencies: Sequence[int]) -> Speeds:
+    """`llama-batched-bench`, as its peers' script calls it."""
+    program = peers.peers_folder() / "llama/bin/llama-batched-bench"
+    if workload == "W2":
+        return {}
+    if not program.exists() or not model.exists():
+        peers.say(f"llama.cpp: left out: {program} or {model} is missing")
+        return {}
+    sizes = (
+        ["-npp", str(LONG), "-ntg", "1", "-npl", "1"]
+        if workload == "prefill"
+        else ["-npp", str(IN), "-ntg", str(OUT), "-npl", ",".join(map(str, concurrencies))]
+    )
+    common = ["-t", "2", "-tb", "2", "-c", "16384", "-b", "2048", "-ub", "512", "--output-format", "jsonl"]
+    rows = peers.run_rows([program, "-m", model, *common, *sizes], f"llama.cpp {model.stem} {workload}")
+    speeds: Speeds = {}
+    for row in rows:
+        speeds |= llama_case(row, workload)
+    return speeds
+
+
+def llama_case(row: peers.Row, workload: str) -> Speeds:
+    """The figure of one line: output tokens over all of its time, or its prompt speed."""
+    if workload == "prefill":
+        return {"prefill": peers.number(row, "speed_pp")}
+    count = int(peers.number(row, "pl"))
+    return {case_name(workload, count): count * OUT / peers.number(row, "t")}
+
+
+def script_speeds(peer: str, model: Sequence[Path], workload: str, concurrencies: Sequence[int]) -> Speeds:
+    """A peer's own script, through run.sh."""
+    runner = peers.scripts_folder() / "run.sh"
+    missing = [path for path in (runner, installed(peer), *model) if not path.exists()]
+    if missing:
+        peers.say(f"{peer}: left out: {missing[0]} is missing")
+        return {}
+    if peer == "transformers":
+        if workload != "W1" or AT_ONCE not in concurrencies:
+            return {}
+        sizes = ["--n", str(AT_ONCE), "--inp", str(IN), "--out", str(OUT)]
+    else:
+        sizes = script_sizes(workload, concurrencies)
+    speeds: Speeds = {}
+    for row in peers.run_rows(["bash", runner, peer, *model, *sizes], f"{peer} {workload}"):
+        speeds |= script_case(row, workload)
+    return speeds
+
+
+def installed(peer: str) -> Path:
+    """The interpreter of a peer's environment."""
+    return peers.peers_folder() / {"transformers": "oracle"}.get(peer, peer) / "bin/python"
+
+
+def script_sizes(workload: str, concurrencies: Sequence[int]) -> list[str]:
+    """The scripts' options for a workload."""
+    if workload == "prefill":
+        return ["--inp", str(LONG), "--out", "1", "--conc", "1"]
+    if workload == "W2":
+        return ["--prefix", str(SHARED), "--inp", str(OWN), "--out", str(SHORT_OUT), "--conc", str(AT_ONCE)]
+    return ["--inp", str(IN), "--out", str(OUT), "--conc", ",".join(map(str, concurrencies))]
+
+
+def script_case(row: peers.Row, workload: str) -> Speeds:
+    """The figure of one line; with one token out, its output tokens are its prompts."""
+    if "out_tok_s" not in row:
+        return {}
+    if workload == "prefill":
+        # Not from out_tok_s, which is rounded to a tenth of a prompt.
+        return {"prefill": LONG * peers.number(row, "n") / peers.number(row, "s")}
+    return {case_name(workload, int(peers.number(row, "conc"))): peers.number(row, "out_tok_s")}
+
+
+def case_name(workload: str, concurrency: int) -> str:
+    """ "W1 C=8", "W2"."""
+    return f"W1 C={concurrency}" if workload == "W1" else workload
+
+
+def summarise(samples: Sequence[Sample]) -> list[Summary]:
+    """One line for each contestant and case, ours first, in the order in which they were met."""
+    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    for each in samples:
+        found.setdefault((each.precision, each.case, each.contestant), {})[each.round_index] = (
+            each.tokens_per_s
+        )
+    cases = list(dict.fromkeys((precision, case) for precision, case, _ in found))
+    summaries = []
+    for precision, case in cases:
+        ours = found.get((precision, case, OURS), {})
+        for (own_precision, own_case, contestant), speeds in found.items():
+            if (own_precision, own_case) != (precision, case):
+                continue
+            ratios = [ours[index] / speed for index, speed in speeds.items() if index in ours and speed]
+            values = list(speeds.values())
+            ratio = statistics.median(ratios) if ratios and contestant != OURS else None
+            summaries.append(
+                Summary(
+                    precision,
+                    case,
+                    contestant,
+                    len(values),
+                    statistics.median(values),
+                    min(values),
+                    max(values),
+                    ratio,
+                )
+            )
+    return summaries
+
+
+def table_of(summaries: Sequence[Summary]) -> str:
+    """For a person."""
+    header = ["class", "case", "contestant", "median tok/s", "lowest", "highest", "ours / it", "rounds"]
+    rows = [
+        [
+            each.precision,
+            each.case,
+            each.contestant,
+            f"{each.median:.1f}",
+            f"{each.lowest:.1f}",
+            f"{each.highest:.1f}",
+            "" if each.ratio is None else f"{each.ratio:.2f}",
+            str(each.rounds),
+        ]
+        for each in summaries
+    ]
+    return peers.table(header, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+// How a step's attention is shared out.
+//
+// A task is up to 32 rows of one kv head of one chunk, walking the partitions that they see. Where tasks are
+// few or unequal (one sequence with a long context has only as many as kv heads), a task is cut at borders of
+// partitions: each piece writes what it found in each partition, and a second pass merges them in ascending
+// order, with the operations of the uncut walk. So cutting changes no bit.
+#include "attention_step.hpp"
+
+#include "dispatch.hpp"
+#include "team.hpp"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t page = 4096;
+constexpr int64_t pieces_per_thread = 8;  // so that the last one to finish is not long alone
+constexpr int64_t read_cost = 16;         // reading a position's K and V, in rows that are computed with it
+constexpr int64_t alone_max = 1 << 18;    // cost times D: some microseconds, less than waking the team
+
+using Piece = AttentionScratch::Piece;
+
+// The task of rows [first, last): its first row sees the earliest position, its last one the latest.
+Piece task_of(const AttentionStep& step, int64_t chunk, int64_t head, int64_t first, int64_t last) {
+  const int64_t group = step.heads / step.kv.kv_heads, start = step.starts[chunk];
+  const int64_t hidden = step.window ? start + first / group - step.window + 1 : 0;
+  const int64_t low = hidden > 0 ? hidden : 0, high = start + (last - 1) / group + 1;
+  return {chunk,
+          (high - low) * (read_cost + last - first),
+          {head, first, last, low / partition_size, (high + partition_size - 1) / partition_size, nullptr}};
+}
+
+void list_tasks(const AttentionStep& step, std::vector<Piece>& tasks) {
+  const int64_t group = step.heads / step.kv.kv_heads;
+  for (int64_t c = 0; c < step.num_chunks; ++c) {
+    const int64_t rows = (step.offsets[c + 1] - step.offsets[c]) * group;
+    for (int64_t head = 0; head < step.kv.kv_heads; ++head) {
+      for (int64_t row = 0; row < rows; row += attention_rows) {
+        const int64_t last = row + attention_rows < rows ? row + attention_rows : rows;
+        tasks.push_back(task_of(step, c, head, row, last));
+      }
+    }
+  }
+}
+
+// How many pieces a task becomes when each should cost about `share`.
+int64_t pieces_of(const AttentionStep& step, const Piece& whole, int64_t share) {
+  const int64_t partitions = whole.task.last_partition - whole.task.first_partition;
+  const int64_t wanted = step.piece_partitions
+                             ? (partitions + step.piece_partitions - 1) / step.piece_partitions
+                             : (whole.cost + share / 2) / share;
+  return wanted < 1 ? 1 : wanted < partitions ? wanted : partitions;
+}
+
+// Moves tasks that cost more than their share from `pieces` to `merges`, and their pieces into `pieces`.
+void cut_tasks(const AttentionStep& step, int64_t share, AttentionScratch& scratch) {
+  const size_t num_tasks = scratch.pieces.size();
+  size_t kept = 0;
+  int64_t floats = 0;
+  for (size_t i = 0; i < num_tasks; ++i) {
+    const Piece whole = scratch.pieces[i];
+    if (pieces_of(step, whole, share) == 1) {
+      scratch.pieces[kept++] = whole;
+      continue;
+    }
+    scratch.merges.push_back(whole);
+    floats += (whole.task.last_partition - whole.task.first_partition) *
+              (whole.task.last_row - whole.task.first_row) * part_floats(step.kv.head_size);
+  }
+  scratch.pieces.resize(kept);
+  if (scratch.parts.size() < static_cast<size_t>(floats)) scratch.parts.resize(static_cast<size_t>(floats));
+  float* parts = scratch.parts.data();
+  for (Piece& whole : scratch.merges) {
+    whole.task.parts = parts;
+    const int64_t count = pieces_of(step, whole, share);
+    const int64_t first = whole.task.first_partition, partitions = whole.task.last_partition - first;
+    const int64_t stride = (whole.task.last_row - whole.task.first_row) * part_floats(step.kv.head_size);
+    for (int64_t i = 0; i < count; ++i) {
+      Piece piece = whole;
+      piece.task.first_partition = first + partitions * i / count;
+      piece.task.last_partition = first + partitions * (i + 1) / count;
+      piece.task.parts = parts + (piece.task.first_partition - first) * stride;
+      scratch.pieces.push_back(piece);
+    }
+    parts += partitions * stride;
+  }
+}
+
+Attention chunk_of(const AttentionStep& step, int64_t c) {
+  const int64_t first = step.offsets[c], width = step.heads * step.kv.head_size;
+  return {step.kv,
+          step.q + first * width,
+          step.out + first * width,
+          step.log_sum_exp ? step.log_sum_exp + first * step.heads : nullptr,
+          step.tables + c * step.table_width,
+          step.starts[c],
+          step.offsets[c + 1] - first,
+          step.heads,
+          step.scale,
+          step.window,
+          step.soft_cap,
+          step.sinks,
+          step.slopes};
+}
+
+using Kernel = void (*)(const Attention&, const AttentionTask&);
+
+// One kernel over all pieces. Alone too it goes through the team, which sets the mode of floating point.
+void run_pieces(const AttentionStep& step, const std::vector<Piece>& pieces, Kernel kernel, bool shared) {
+  const int64_t count = static_cast<int64_t>(pieces.size()), tasks = shared ? count : 1;
+  parallel(tasks, [&](int64_t task) {
+    for (int64_t i = count * task / tasks; i < count * (task + 1) / tasks; ++i) {
+      const Piece& piece = pieces[static_cast<size_t>(i)];
+      kernel(chunk_of(step, piece.chunk), piece.task);
+    }
+  });
+}
+
+}  // namespace
+
+int64_t KvLayout::bytes_per_block() const { return (num_layers * layer_bytes() + page - 1) / page * page; }
+
+KvLayer KvLayout::layer(uint8_t* pool, int64_t index) const {
+  return {pool, bytes_per_block(), index * layer_bytes(), num_kv_heads, head_size, block_size, kind};
+}
+
+void run_attention(const AttentionStep& step) {
+  thread_local AttentionScratch own;
+  AttentionScratch& scratch = step.scratch ? *step.scratch : own;
+  const Kernels& k = kernels();
+  scratch.pieces.clear();
+  scratch.merges.clear();
+  list_tasks(step, scratch.pieces);
+  int64_t cost = 0;
+  for (const Piece& piece : scratch.pieces) cost += piece.cost;
+  const int64_t threads = Team::instance().size();
+  const bool shared = threads > 1 && cost * step.kv.head_size >= alone_max;
+  if (shared || step.piece_partitions) cut_tasks(step, cost / (threads * pieces_per_thread) + 1, scratch);
+  run_pieces(step, scratch.pieces, k.attend, shared);
+  if (!scratch.merges.empty()) run_pieces(step, scratch.merges, k.merge_parts, shared);
+}
+
+}  // namespace octavo

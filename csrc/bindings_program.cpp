@@ -1,0 +1,252 @@
+// Recording and replaying a program from Python. Shapes are checked while recording, indices at every run.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "arrays.hpp"
+#include "program.hpp"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t rows_max = 1 << 20;  // of one run
+
+void require_open(const Program& program) {
+  require(!program.is_finished(), "the program is finished; nothing can be recorded any more");
+}
+
+const Buffer& require_buffer(const Program& program, BufferId id, const char* name) {
+  require_open(program);
+  require_index(name, id, program.num_buffers());
+  return program.buffer(id);
+}
+
+// Two buffers of the same rows and width.
+void require_alike(const Program& program, BufferId x, BufferId y) {
+  const Buffer &a = require_buffer(program, x, "x"), &b = require_buffer(program, y, "y");
+  require(a.rows == b.rows && a.width == b.width, "x and y differ in shape");
+}
+
+Weight float_weight(const Panels& panels, int64_t outputs) {
+  require_float_panels(panels, outputs, extent(panels, 1));
+  return {Kind::f32, reinterpret_cast<const uint8_t*>(panels.data()), outputs, extent(panels, 1)};
+}
+
+Weight half_weight(const HalfPanels& panels, const std::string& kind, int64_t outputs) {
+  require_float_panels(panels, outputs, extent(panels, 1));
+  return {half_kind_of(kind), reinterpret_cast<const uint8_t*>(panels.data()), outputs, extent(panels, 1)};
+}
+
+Weight code_weight(const CodePanels& panels, const std::string& kind_name, int64_t outputs, int64_t inputs) {
+  const Kind kind = kind_of(kind_name);
+  require(is_grouped(kind), "a matrix of kind " + kind_name + " has no integer codes");
+  require(inputs > 0 && inputs % block_size_of(kind) == 0,
+          "inputs must be a multiple of " + std::to_string(block_size_of(kind)));
+  require_size("panels, first axis,", extent(panels, 0), (outputs + panel_width - 1) / panel_width);
+  require_size("panels, second axis,", extent(panels, 1), code_panel_bytes(kind, inputs));
+  return {kind, panels.data(), outputs, inputs};
+}
+
+BufferId given_rows(Program& program, int64_t width) {
+  require_open(program);
+  require(width >= 1, "a row has no elements");
+  return program.given_rows(width);
+}
+
+BufferId embed(Program& program, const Weight& table, bool by_position) {
+  require_open(program);
+  return program.embed(table, by_position ? Source::positions : Source::tokens);
+}
+
+BufferId take(Program& program, BufferId x) {
+  require(require_buffer(program, x, "x").rows == Rows::tokens, "x has no row for each token");
+  return program.take(x);
+}
+
+BufferId rms_norm(Program& program, BufferId x, const FloatVector& weight, float eps) {
+  const int64_t size = extent(weight, 0), width = require_buffer(program, x, "x").width;
+  require(size >= 1 && width % size == 0, "weight does not divide the width of x");
+  return program.rms_norm(x, weight.data(), size, eps);
+}
+
+BufferId layer_norm(Program& program, BufferId x, const FloatVector& weight, const FloatVector& bias,
+                    float eps) {
+  const int64_t width = require_buffer(program, x, "x").width;
+  require_size("weight", extent(weight, 0), width);
+  require_size("bias", extent(bias, 0), width);
+  return program.layer_norm(x, weight.data(), bias.data(), eps);
+}
+
+BufferId linear(Program& program, BufferId x, const Weight& weight, const std::optional<FloatVector>& bias) {
+  require_size("x, second axis,", require_buffer(program, x, "x").width, weight.inputs);
+  if (bias) require_size("bias", extent(*bias, 0), weight.outputs);
+  return program.linear(x, weight, bias ? bias->data() : nullptr);
+}
+
+BufferId rope(Program& program, BufferId x, const FloatMatrix& cos, const FloatMatrix& sin,
+              int64_t head_size) {
+  const Buffer& buffer = require_buffer(program, x, "x");
+  const int64_t half = extent(cos, 1);
+  require(buffer.rows == Rows::tokens, "x has no row for each token");
+  require(head_size >= 1 && buffer.width % head_size == 0, "x must have a multiple of head_size columns");
+  require(2 * half <= head_size, "cos has more columns than half a head");
+  require_size("sin, first axis,", extent(sin, 0), extent(cos, 0));
+  require_size("sin, second axis,", extent(sin, 1), half);
+  return program.rope(x, cos.data(), sin.data(), extent(cos, 0), half, head_size);
+}
+
+const KvLayer& require_layer(const Program& program, int64_t layer) {
+  require_index("layer", layer, program.num_layers());
+  return program.layer(layer);
+}
+
+void store(Program& program, int64_t layer, BufferId k, BufferId v) {
+  const KvLayer& kv = require_layer(program, layer);
+  require_alike(program, k, v);
+  require_size("k, second axis,", program.buffer(k).width, kv.kv_heads * kv.head_size);
+  require(program.buffer(k).rows == Rows::tokens, "k has no row for each token");
+  program.store(layer, k, v);
+}
+
+BufferId attend(Program& program, int64_t layer, BufferId q, float scale, std::optional<int64_t> window,
+                std::optional<float> soft_cap, const std::optional<FloatVector>& sinks,
+                const std::optional<FloatVector>& slopes) {
+  const KvLayer& kv = require_layer(program, layer);
+  const Buffer& buffer = require_buffer(program, q, "q");
+  require(buffer.width % (kv.head_size * kv.kv_heads) == 0,
+          "q has " + std::to_string(buffer.width) + " columns; needed: a multiple of kv heads times head size");
+  require(buffer.rows == Rows::tokens, "q has no row for each token");
+  require(!window || *window >= 1, "a window must see at least one position");
+  require(!soft_cap || *soft_cap > 0.0f, "a soft cap must be positive");
+  const int64_t heads = buffer.width / kv.head_size;
+  if (sinks) require_size("sinks", extent(*sinks, 0), heads);
+  if (slopes) require_size("slopes", extent(*slopes, 0), heads);
+  return program.attend({q, layer, scale, window.value_or(0), soft_cap.value_or(0.0f),
+                         sinks ? sinks->data() : nullptr, slopes ? slopes->data() : nullptr, -1});
+}
+
+BufferId gated(Program& program, BufferId gate, BufferId up, const std::string& function) {
+  require_alike(program, gate, up);
+  return program.gated(gate, up, map_of(function));
+}
+
+BufferId activate(Program& program, BufferId x, const std::string& function) {
+  require_buffer(program, x, "x");
+  return program.activate(x, map_of(function));
+}
+
+BufferId add(Program& program, BufferId x, BufferId y) {
+  require_alike(program, x, y);
+  return program.add(x, y);
+}
+
+BufferId scale(Program& program, BufferId x, float factor) {
+  require_buffer(program, x, "x");
+  return program.scale(x, factor);
+}
+
+BufferId soft_cap(Program& program, BufferId x, float cap) {
+  require_buffer(program, x, "x");
+  require(cap > 0.0f, "a soft cap must be positive");
+  return program.soft_cap(x, cap);
+}
+
+void finish(Program& program, BufferId result) {
+  require_buffer(program, result, "result");
+  program.finish(result);
+}
+
+// The result's rows as an array over the program's own memory: valid until its next run.
+auto run(Program& program, const StepInput& input) {
+  const float* rows = nullptr;
+  {
+    const nb::gil_scoped_release unlocked;
+    rows = program.run(input);
+  }
+  const Buffer& result = program.buffer(program.result());
+  const int64_t count = result.rows == Rows::tokens ? input.num_tokens : input.num_logit_rows;
+  return nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>(
+      const_cast<float*>(rows), {static_cast<size_t>(count), static_cast<size_t>(result.width)},
+      nb::find(&program));
+}
+
+auto run_step(Program& program, const IntVector& tokens, const IntVector& positions, const IntVector& starts,
+              const IntVector& offsets, const IntMatrix& tables, const IntVector& logit_rows,
+              int64_t num_blocks) {
+  const int64_t count = extent(tokens, 0), chunks = extent(starts, 0), table_width = extent(tables, 1);
+  require(program.is_finished(), "the program is not finished");
+  require(count >= 1 && count <= rows_max, "a step of no or absurdly many tokens");
+  require_size("positions", extent(positions, 0), count);
+  require_indices("token", tokens.data(), count, program.largest_row_of(Source::tokens));
+  require_indices("position", positions.data(), count,
+                  std::min(program.largest_row_of(Source::positions), program.rope_positions()));
+  require(extent(logit_rows, 0) <= count, "more logit rows than tokens");
+  require_indices("logit row", logit_rows.data(), extent(logit_rows, 0), count);
+  require_chunks(starts, offsets, tables, count);
+  for (int64_t c = 0; c < chunks; ++c) {
+    const int64_t length = offsets.data()[c + 1] - offsets.data()[c];
+    for (int64_t i = 0; i < length; ++i) {
+      require(positions.data()[offsets.data()[c] + i] == starts.data()[c] + i,
+              "positions do not follow the chunks' starts");
+    }
+    if (program.num_layers() == 0) continue;
+    const int64_t blocks = (starts.data()[c] + length - 1) / program.layer(0).block_size + 1;
+    require(blocks <= table_width, "the block table of chunk " + std::to_string(c) + " is too short");
+    require_indices("block id", tables.data() + c * table_width + program.first_block(starts.data()[c]),
+                    blocks - program.first_block(starts.data()[c]), num_blocks);
+  }
+  return run(program, {count, extent(logit_rows, 0), chunks, table_width, tokens.data(), positions.data(),
+                       logit_rows.data(), starts.data(), offsets.data(), tables.data(), nullptr});
+}
+
+auto run_rows(Program& program, const FloatMatrix& x) {
+  require(program.is_finished() && program.given() >= 0, "the program takes no rows, or is not finished");
+  const int64_t count = extent(x, 0);
+  require(count >= 1 && count <= rows_max, "no or absurdly many rows");
+  require_size("x, second axis,", extent(x, 1), program.buffer(program.given()).width);
+  StepInput input{};
+  input.num_tokens = count;
+  input.x = x.data();
+  return run(program, input);
+}
+
+}  // namespace
+
+void bind_program(nb::module_& m) {
+  nb::class_<Weight>(m, "Weight");
+  m.def("float_weight", float_weight, nb::arg("panels").noconvert(), nb::arg("outputs"));
+  m.def("half_weight", half_weight, nb::arg("panels").noconvert(), nb::arg("kind"), nb::arg("outputs"));
+  m.def("code_weight", code_weight, nb::arg("panels").noconvert(), nb::arg("kind"), nb::arg("outputs"),
+        nb::arg("inputs"));
+  nb::class_<Program>(m, "Program")
+      .def(nb::init<std::vector<KvLayer>>(), nb::arg("layers"))
+      .def("given_rows", given_rows, nb::arg("width"))
+      .def("embed", embed, nb::arg("table"), nb::arg("by_position"))
+      .def("take", take, nb::arg("x"))
+      .def("rms_norm", rms_norm, nb::arg("x"), nb::arg("weight").noconvert(), nb::arg("eps"))
+      .def("layer_norm", layer_norm, nb::arg("x"), nb::arg("weight").noconvert(), nb::arg("bias").noconvert(),
+           nb::arg("eps"))
+      .def("linear", linear, nb::arg("x"), nb::arg("weight"), nb::arg("bias").noconvert().none())
+      .def("rope", rope, nb::arg("x"), nb::arg("cos").noconvert(), nb::arg("sin").noconvert(),
+           nb::arg("head_size"))
+      .def("store", store, nb::arg("layer"), nb::arg("k"), nb::arg("v"))
+      .def("attend", attend, nb::arg("layer"), nb::arg("q"), nb::arg("scale"), nb::arg("window").none(),
+           nb::arg("soft_cap").none(), nb::arg("sinks").noconvert().none(), nb::arg("slopes").noconvert().none())
+      .def("gated", gated, nb::arg("gate"), nb::arg("up"), nb::arg("function"))
+      .def("activate", activate, nb::arg("x"), nb::arg("function"))
+      .def("add", add, nb::arg("x"), nb::arg("y"))
+      .def("scale", scale, nb::arg("x"), nb::arg("factor"))
+      .def("soft_cap", soft_cap, nb::arg("x"), nb::arg("cap"))
+      .def("finish", finish, nb::arg("result"))
+      .def_prop_ro("num_phases", &Program::num_phases)
+      .def_prop_ro("floats_per_row", &Program::floats_per_row)
+      .def("run_step", run_step, nb::arg("tokens").noconvert(), nb::arg("positions").noconvert(),
+           nb::arg("starts").noconvert(), nb::arg("offsets").noconvert(), nb::arg("tables").noconvert(),
+           nb::arg("logit_rows").noconvert(), nb::arg("num_blocks"))
+      .def("run_rows", run_rows, nb::arg("x").noconvert());
+}
+
+}  // namespace octavo

@@ -1,0 +1,89 @@
+// KV memory and attention as the kernels see them: where things lie in a block, and what a task is told.
+//
+// One layer of one block, for K kv heads, B slots, D head size and D16 = D rounded up to 16:
+//
+//     f32, bf16   | K [K][D][B]      | V [K][B][D16] |
+//     int8        | K [K][D/4][B][4] | V [K][B][D16] | scales of K [K][B] | scales of V [K][B] |
+//
+// Tokens lie along the lanes in K, so that scores need no horizontal sums, and head dimensions in V. In int8
+// a token's 4 dimensions are one 32-bit word of K, each as code + 128, an operand of `accumulate_dots`; V's
+// codes are signed; a scale (float32) is the largest magnitude of its token and head / 127. Layers follow
+// each other, each of a multiple of 64 bytes; a block ends in padding to 4 KiB. Slots that were never
+// written, and V beyond D, may hold any bits.
+#pragma once
+
+#include <stdint.h>
+
+namespace octavo {
+
+constexpr int partition_size = 256;  // positions that attention reduces at a time, at fixed absolute borders
+constexpr int attention_rows = 32;   // (token, query head) pairs that one attention task handles at most
+constexpr int head_size_max = 256;
+constexpr int64_t kv_lanes = 16;
+
+enum class KvKind { f32, bf16, int8 };
+
+// One layer inside the pool.
+struct KvLayer {
+  uint8_t* pool;        // byte 0 of block 0
+  int64_t block_bytes;  // from one block to the next
+  int64_t layer_start;  // bytes from the block's start to this layer's K
+  int64_t kv_heads, head_size, block_size;
+  KvKind kind;
+};
+
+static constexpr int64_t kv_element_bytes(KvKind kind) {
+  return kind == KvKind::f32 ? 4 : kind == KvKind::bf16 ? 2 : 1;
+}
+
+// D16: the row length of V.
+static constexpr int64_t kv_padded_size(int64_t head_size) {
+  return (head_size + kv_lanes - 1) / kv_lanes * kv_lanes;
+}
+
+// Bytes of one kv head's K in a block, of its V, of its scales of K (or of V), and of a whole layer.
+static constexpr int64_t kv_key_bytes(KvKind kind, int64_t head_size, int64_t block_size) {
+  return head_size * block_size * kv_element_bytes(kind);
+}
+
+static constexpr int64_t kv_value_bytes(KvKind kind, int64_t head_size, int64_t block_size) {
+  return kv_padded_size(head_size) * block_size * kv_element_bytes(kind);
+}
+
+static constexpr int64_t kv_scale_bytes(KvKind kind, int64_t block_size) {
+  return kind == KvKind::int8 ? 4 * block_size : 0;
+}
+
+static constexpr int64_t kv_layer_bytes(KvKind kind, int64_t kv_heads, int64_t head_size,
+                                        int64_t block_size) {
+  return kv_heads * (kv_key_bytes(kind, head_size, block_size) + kv_value_bytes(kind, head_size, block_size) +
+                     2 * kv_scale_bytes(kind, block_size));
+}
+
+// One chunk: `length` tokens from position `start` on, each with H query heads, against its block table.
+struct Attention {
+  KvLayer kv;
+  const float* q;        // (length, H * D)
+  float* out;            // the same shape
+  float* log_sum_exp;    // (length, H), or null: natural logarithm of the softmax's denominator
+  const int32_t* table;  // block ids
+  int64_t start, length, heads;
+  float scale;
+  int64_t window;       // positions that a token sees, itself included; 0: everything before
+  float soft_cap;       // 0: none
+  const float* sinks;   // (H,) logits that join the denominator only, or null
+  const float* slopes;  // (H,) ALiBi: score -= slope * distance, or null
+};
+
+// Rows [first_row, last_row) of the length * H / K rows of a chunk that read kv head `head`, and the
+// partitions that the task walks. With `parts` null these are all that a row sees, and the task writes `out`;
+// else it writes what it found, for `merge_parts` to read.
+struct AttentionTask {
+  int64_t head, first_row, last_row;
+  int64_t first_partition, last_partition;
+  float* parts;  // [partitions][rows][part_floats]: largest score, total, 14 unused, output [D16]; or null
+};
+
+static constexpr int64_t part_floats(int64_t head_size) { return kv_lanes + kv_padded_size(head_size); }
+
+}  // namespace octavo

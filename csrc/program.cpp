@@ -1,0 +1,198 @@
+// Recording: which phase an op joins, and where its result lies.
+#include "program.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace octavo {
+namespace {
+
+constexpr int64_t line_floats = 16;  // a cache line: buffers begin at one
+
+int64_t rounded(int64_t floats) { return (floats + line_floats - 1) / line_floats * line_floats; }
+
+// Floats that one row of a buffer takes; codes have a scale, a start and a shift for every group.
+int64_t size_of(const Buffer& buffer) {
+  const int64_t groups = buffer.width / quant_group;
+  return rounded(buffer.holds_codes ? buffer.width / 4 + 3 * groups : buffer.width);
+}
+
+}  // namespace
+
+BufferId Program::new_buffer(Rows rows, int64_t width, bool holds_codes) {
+  buffers_.push_back({rows, width, holds_codes, -1, -1, 0});
+  return static_cast<BufferId>(buffers_.size()) - 1;
+}
+
+// The earliest phase in which an op of this kind may stand. Row operations of one chain follow each other
+// row by row, without a barrier; whatever else reads a buffer waits for the phase that writes it to end.
+int64_t Program::after(std::initializer_list<BufferId> read, Phase::Kind kind) const {
+  int64_t earliest = 0;
+  for (const BufferId id : read) {
+    const int64_t written = buffer(id).first_phase;
+    if (written < 0) continue;  // given from outside
+    const bool same_chain =
+        kind == Phase::Kind::rows && phases_[static_cast<size_t>(written)].kind == Phase::Kind::rows;
+    earliest = std::max(earliest, written + (same_chain ? 0 : 1));
+  }
+  return earliest;
+}
+
+Phase& Program::phase_for(Phase::Kind kind, Rows rows, int64_t earliest,
+                          std::initializer_list<BufferId> read, BufferId out) {
+  const auto fits = [&](const Phase& phase) {
+    return phase.kind == kind && (kind != Phase::Kind::rows || phase.rows == rows);
+  };
+  int64_t index = earliest;
+  const int64_t count = num_phases();
+  while (index < count && !fits(phases_[static_cast<size_t>(index)])) ++index;
+  if (index >= count) {
+    phases_.push_back({kind, rows, {}, {}, {}});
+    index = count;
+  }
+  for (const BufferId id : read) {
+    Buffer& buffer = buffers_[static_cast<size_t>(id)];
+    buffer.last_phase = std::max(buffer.last_phase, index);
+  }
+  if (out >= 0) buffers_[static_cast<size_t>(out)].first_phase = index;
+  if (out >= 0) buffers_[static_cast<size_t>(out)].last_phase = index;
+  return phases_[static_cast<size_t>(index)];
+}
+
+template <class Op>
+BufferId Program::add_row_op(Op op, std::initializer_list<BufferId> read, int64_t width, Rows rows) {
+  op.out = new_buffer(rows, width);
+  phase_for(Phase::Kind::rows, rows, after(read, Phase::Kind::rows), read, op.out).row_ops.push_back(op);
+  return op.out;
+}
+
+BufferId Program::given_rows(int64_t width) { return given_ = new_buffer(Rows::tokens, width); }
+
+BufferId Program::embed(const Weight& table, Source source) {
+  int64_t& rows = source == Source::tokens ? token_rows_ : position_rows_;
+  rows = std::min(rows, table.outputs);
+  return add_row_op(Embed{table, source, -1}, {}, table.inputs, Rows::tokens);
+}
+
+// A logits row reads another's tokens row, so it may not stand in that row's chain.
+BufferId Program::take(BufferId x) {
+  const BufferId out = new_buffer(Rows::logits, buffer(x).width);
+  phase_for(Phase::Kind::rows, Rows::logits, buffer(x).first_phase + 1, {x}, out)
+      .row_ops.push_back(Take{x, out});
+  return out;
+}
+
+BufferId Program::rms_norm(BufferId x, const float* weight, int64_t size, float eps) {
+  return add_row_op(RmsNorm{x, weight, eps, size, -1}, {x}, buffer(x).width, buffer(x).rows);
+}
+
+BufferId Program::layer_norm(BufferId x, const float* weight, const float* bias, float eps) {
+  return add_row_op(LayerNorm{x, weight, bias, eps, -1}, {x}, buffer(x).width, buffer(x).rows);
+}
+
+// The quantised form of x for weights of this kind, made once however many layers read it.
+BufferId Program::quantised(BufferId x, const Weight& weight) {
+  for (const Quantised& known : quantised_) {
+    if (known.x == x && known.kind == weight.kind) return known.out;
+  }
+  const BufferId out = new_buffer(buffer(x).rows, buffer(x).width, true);
+  phase_for(Phase::Kind::rows, buffer(x).rows, after({x}, Phase::Kind::rows), {x}, out)
+      .row_ops.push_back(Quantise{x, weight.kind, out});
+  quantised_.push_back({x, weight.kind, out});
+  return out;
+}
+
+BufferId Program::linear(BufferId x, const Weight& weight, const float* bias) {
+  const BufferId given = weight.has_codes() ? quantised(x, weight) : x;
+  const BufferId out = new_buffer(buffer(x).rows, weight.outputs);
+  phase_for(Phase::Kind::products, buffer(x).rows, after({given}, Phase::Kind::products), {given}, out)
+      .products.push_back(Linear{given, weight, bias, out});
+  return out;
+}
+
+BufferId Program::rope(BufferId x, const float* cos, const float* sin, int64_t positions, int64_t half,
+                       int64_t head_size) {
+  rope_positions_ = std::min(rope_positions_, positions);
+  return add_row_op(Rope{x, cos, sin, half, head_size, -1}, {x}, buffer(x).width, buffer(x).rows);
+}
+
+void Program::store(int64_t layer, BufferId k, BufferId v) {
+  Phase& phase = phase_for(Phase::Kind::rows, Rows::tokens, after({k, v}, Phase::Kind::rows), {k, v}, -1);
+  phase.row_ops.push_back(Store{k, v, layer});
+  stored_in_.resize(layers_.size(), -1);
+  stored_in_[static_cast<size_t>(layer)] = &phase - phases_.data();
+}
+
+BufferId Program::attend(Attend op) {
+  stored_in_.resize(layers_.size(), -1);
+  const int64_t stored = stored_in_[static_cast<size_t>(op.layer)];
+  const int64_t earliest = std::max(after({op.q}, Phase::Kind::attention), stored + 1);
+  const bool sees_all = op.window == 0 || (attends_ && widest_window_ == 0);
+  widest_window_ = sees_all ? 0 : std::max(widest_window_, op.window);
+  attends_ = true;
+  op.out = new_buffer(Rows::tokens, buffer(op.q).width);
+  phase_for(Phase::Kind::attention, Rows::tokens, earliest, {op.q}, op.out).attention.push_back(op);
+  return op.out;
+}
+
+BufferId Program::gated(BufferId gate, BufferId up, Map function) {
+  return add_row_op(Gated{gate, up, function, -1}, {gate, up}, buffer(gate).width, buffer(gate).rows);
+}
+
+BufferId Program::activate(BufferId x, Map function) {
+  return add_row_op(Activate{x, function, -1}, {x}, buffer(x).width, buffer(x).rows);
+}
+
+BufferId Program::add(BufferId x, BufferId y) {
+  return add_row_op(Add{x, y, -1}, {x, y}, buffer(x).width, buffer(x).rows);
+}
+
+BufferId Program::scale(BufferId x, float factor) {
+  return add_row_op(Scale{x, factor, -1}, {x}, buffer(x).width, buffer(x).rows);
+}
+
+BufferId Program::soft_cap(BufferId x, float cap) {
+  return add_row_op(SoftCap{x, cap, -1}, {x}, buffer(x).width, buffer(x).rows);
+}
+
+void Program::finish(BufferId result) {
+  buffers_[static_cast<size_t>(result)].last_phase = num_phases();
+  place_buffers();
+  result_ = result;
+}
+
+// First fit, in the order of recording: the lowest place where no buffer alive at the same time lies.
+void Program::place_buffers() {
+  std::vector<size_t> placed;
+  for (size_t id = 0; id < buffers_.size(); ++id) {
+    Buffer& buffer = buffers_[id];
+    if (static_cast<BufferId>(id) == given_) continue;
+    std::vector<std::pair<int64_t, int64_t>> taken;  // [first, last) of the neighbours in time
+    for (const size_t other_id : placed) {
+      const Buffer& other = buffers_[other_id];
+      const bool together =
+          other.first_phase <= buffer.last_phase && buffer.first_phase <= other.last_phase;
+      if (together) taken.emplace_back(other.place, other.place + size_of(other));
+    }
+    std::sort(taken.begin(), taken.end());
+    int64_t place = 0;
+    for (const auto& [first, last] : taken) {
+      if (first - place >= size_of(buffer)) break;
+      place = std::max(place, last);
+    }
+    buffer.place = place;
+    floats_per_row_ = std::max(floats_per_row_, place + size_of(buffer));
+    placed.push_back(id);
+  }
+}
+
+int64_t Program::first_block(int64_t start) const {
+  const int64_t hidden = widest_window_ ? start - widest_window_ + 1 : 0;
+  return hidden > 0 ? hidden / layer(0).block_size : 0;
+}
+
+int64_t Program::largest_row_of(Source source) const {
+  return source == Source::tokens ? token_rows_ : position_rows_;
+}
+
+}  // namespace octavo

@@ -1,0 +1,170 @@
+// A function over rows, recorded once and replayed in one call: no interpreter, no allocation, and as few
+// barriers as its data needs.
+//
+//   recorded          ops in the decoder's order, each writing one fresh buffer
+//   phases            ops that may run side by side, in three kinds:
+//                       rows       a chain of row operations; each task takes some rows through all of them
+//                       products   linear layers; each task takes some output panels of one of them
+//                       attention  one layer's
+//                     a barrier stands between phases and nowhere else
+//   arena             every buffer has a place, shared with those that are not alive at the same time
+//
+// An op joins the earliest phase of its kind that comes after whatever it reads; so q, k and v are one phase,
+// gate and up another, and a layer of Llama has nine. Replaying runs the very kernels that the eager calls
+// run, over the same rows: not one bit differs.
+//
+// It knows neither Python nor the model. Pointers given while recording must outlive the program.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "kernels/kernels.hpp"
+
+namespace octavo {
+
+using BufferId = int32_t;
+
+// A matrix in panels: of floats (F32, F16, BF16) or of integer codes.
+struct Weight {
+  Kind kind;
+  const uint8_t* panels;
+  int64_t outputs, inputs;
+
+  bool has_codes() const { return kind != Kind::f32 && kind != Kind::f16 && kind != Kind::bf16; }
+};
+
+enum class Rows { tokens, logits };     // what a buffer has a row for
+enum class Source { tokens, positions };  // which of a step's integers choose an embedding's rows
+
+struct Buffer {
+  Rows rows;
+  int64_t width;         // floats in a row; of codes: inputs
+  bool holds_codes;      // the quantised form of a row
+  int64_t first_phase, last_phase;
+  int64_t place;         // in the arena, in floats for each row
+};
+
+// The ops. `out` is the buffer that one writes, the other ids are read.
+struct Embed { Weight table; Source source; BufferId out; };
+struct Take { BufferId x, out; };
+struct RmsNorm { BufferId x; const float* weight; float eps; int64_t size; BufferId out; };
+struct LayerNorm { BufferId x; const float *weight, *bias; float eps; BufferId out; };
+struct Quantise { BufferId x; Kind kind; BufferId out; };
+struct Linear { BufferId x; Weight weight; const float* bias; BufferId out; };
+struct Rope { BufferId x; const float *cos, *sin; int64_t half, head_size; BufferId out; };
+struct Store { BufferId k, v; int64_t layer; };
+struct Attend {
+  BufferId q;
+  int64_t layer;
+  float scale;
+  int64_t window;  // 0: none
+  float soft_cap;  // 0: none
+  const float *sinks, *slopes;  // (H,) or null
+  BufferId out;
+};
+struct Gated { BufferId gate, up; Map function; BufferId out; };
+struct Activate { BufferId x; Map function; BufferId out; };
+struct Add { BufferId x, y, out; };
+struct Scale { BufferId x; float factor; BufferId out; };
+struct SoftCap { BufferId x; float cap; BufferId out; };
+
+using RowOp = std::variant<Embed, Take, RmsNorm, LayerNorm, Quantise, Rope, Store, Gated, Activate, Add,
+                           Scale, SoftCap>;
+
+struct Phase {
+  enum class Kind { rows, products, attention } kind;
+  Rows rows;  // of a phase of row operations
+  std::vector<RowOp> row_ops;
+  std::vector<Linear> products;
+  std::vector<Attend> attention;
+};
+
+// One step's input. Indices have been checked by whoever calls.
+struct StepInput {
+  int64_t num_tokens, num_logit_rows, num_chunks, table_width;
+  const int32_t *tokens, *positions, *logit_rows;  // (T,), (T,), (R,)
+  const int32_t *starts, *offsets, *tables;        // (C,), (C + 1,), (C, W)
+  const float* x;                                  // rows given from outside, for a program that has such
+};
+
+class Program {
+ public:
+  // `layers[i]` is where layer i's K and V are; empty for a program that attends to nothing.
+  explicit Program(std::vector<KvLayer> layers) : layers_(std::move(layers)) {}
+
+  // -- recording ------------------------------------------------------------------------------------
+  BufferId given_rows(int64_t width);
+  BufferId embed(const Weight& table, Source source);
+  BufferId take(BufferId x);
+  BufferId rms_norm(BufferId x, const float* weight, int64_t size, float eps);
+  BufferId layer_norm(BufferId x, const float* weight, const float* bias, float eps);
+  BufferId linear(BufferId x, const Weight& weight, const float* bias);
+  // cos and sin: (positions, half).
+  BufferId rope(BufferId x, const float* cos, const float* sin, int64_t positions, int64_t half,
+                int64_t head_size);
+  void store(int64_t layer, BufferId k, BufferId v);
+  // All but `out` of the op is given.
+  BufferId attend(Attend op);
+  BufferId gated(BufferId gate, BufferId up, Map function);
+  BufferId activate(BufferId x, Map function);
+  BufferId add(BufferId x, BufferId y);
+  BufferId scale(BufferId x, float factor);
+  BufferId soft_cap(BufferId x, float cap);
+  // Ends the recording: `result` stays readable after a run.
+  void finish(BufferId result);
+
+  // -- replaying ------------------------------------------------------------------------------------
+  // The result's rows, contiguous; valid until the next run.
+  const float* run(const StepInput& input);
+
+  const Buffer& buffer(BufferId id) const { return buffers_[static_cast<size_t>(id)]; }
+  int64_t num_buffers() const { return static_cast<int64_t>(buffers_.size()); }
+  BufferId result() const { return result_; }
+  BufferId given() const { return given_; }
+  const KvLayer& layer(int64_t index) const { return layers_[static_cast<size_t>(index)]; }
+  int64_t floats_per_row() const { return floats_per_row_; }
+  // The first block of a chunk's table that a step may read: earlier ones lie before every layer's window.
+  int64_t first_block(int64_t start) const;
+  bool is_finished() const { return result_ >= 0; }
+  int64_t num_phases() const { return static_cast<int64_t>(phases_.size()); }
+  int64_t num_layers() const { return static_cast<int64_t>(layers_.size()); }
+  int64_t largest_row_of(Source source) const;  // embedding rows that `source` may choose from
+  int64_t rope_positions() const { return rope_positions_; }
+
+ private:
+  friend struct Replay;
+
+  BufferId new_buffer(Rows rows, int64_t width, bool holds_codes = false);
+  int64_t after(std::initializer_list<BufferId> read, Phase::Kind kind) const;
+  Phase& phase_for(Phase::Kind kind, Rows rows, int64_t earliest, std::initializer_list<BufferId> read,
+                   BufferId out);
+  template <class Op>
+  BufferId add_row_op(Op op, std::initializer_list<BufferId> read, int64_t width, Rows rows);
+  BufferId quantised(BufferId x, const Weight& weight);
+  void place_buffers();
+
+  std::vector<KvLayer> layers_;
+  std::vector<int64_t> stored_in_;  // by layer: the phase that stores it, or -1
+  std::vector<Buffer> buffers_;
+  std::vector<Phase> phases_;
+  struct Quantised { BufferId x; Kind kind; BufferId out; };
+  std::vector<Quantised> quantised_;
+  BufferId result_ = -1, given_ = -1;
+  int64_t widest_window_ = 0;  // 0: a layer sees everything
+  bool attends_ = false;
+  int64_t floats_per_row_ = 0, rope_positions_ = INT64_MAX;
+  int64_t token_rows_ = INT64_MAX, position_rows_ = INT64_MAX;
+
+  struct Free {
+    void operator()(float* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<float, Free> arena_;
+  int64_t arena_rows_ = 0;
+};
+
+}  // namespace octavo

@@ -1,0 +1,214 @@
+// Replaying: phase after phase, each shared out over the team.
+#include <algorithm>
+#include <array>
+#include <new>
+
+#include "attention_step.hpp"
+#include "dispatch.hpp"
+#include "program.hpp"
+#include "team.hpp"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t page = 4096;
+constexpr int64_t row_work_min = 1 << 13;      // floats below which sharing costs more than it saves
+constexpr int64_t product_work_min = 1 << 17;  // multiply-adds, likewise
+
+// Output panels of a product that a tile takes at once: tasks begin at their multiples.
+int64_t panel_unit(const Linear& op, int64_t panels, int64_t wanted) {
+  if (op.weight.has_codes()) return panels >= code_panels_unit * wanted ? code_panels_unit : 1;
+  return panels >= 24 * wanted ? 24 : 3;  // 24 suits every tile of floats; 3 is the width beside many rows
+}
+
+// Output panels [first, last) of one product.
+struct ProductTask {
+  const Linear* op;
+  int64_t first, last;
+};
+
+}  // namespace
+
+// One run: the program, its input, and where the rows of each buffer are.
+struct Replay {
+  const Program& program;
+  const StepInput& input;
+  const Kernels& k;
+  float* arena;
+
+  int64_t count(Rows rows) const { return rows == Rows::tokens ? input.num_tokens : input.num_logit_rows; }
+
+  float* base(BufferId id) const {
+    const Buffer& buffer = program.buffer(id);
+    return arena + buffer.place * input.num_tokens;
+  }
+  float* row_of(BufferId id, int64_t row) const { return base(id) + row * program.buffer(id).width; }
+  const float* read(BufferId id, int64_t row) const {
+    if (id == program.given_) return input.x + row * program.buffer(id).width;
+    return row_of(id, row);
+  }
+
+  // The quantised rows of a buffer, in one piece: codes, scales, starts, shifts.
+  Activations codes(BufferId id) const {
+    const Buffer& buffer = program.buffer(id);
+    const int64_t rows = count(buffer.rows), groups = rows * (buffer.width / quant_group);
+    float* scales = base(id) + rows * buffer.width / 4;
+    return {rows,
+            buffer.width,
+            reinterpret_cast<int8_t*>(base(id)),
+            scales,
+            reinterpret_cast<int32_t*>(scales + groups),
+            scales + 2 * groups};
+  }
+
+  // -- row operations -------------------------------------------------------------------------------
+  void operator()(const Embed& op, int64_t row) const {
+    const int32_t index = (op.source == Source::tokens ? input.tokens : input.positions)[row];
+    const Weight& w = op.table;
+    if (w.has_codes()) {
+      k.unpack_codes(w.panels, w.kind, w.inputs, index, row_of(op.out, row));
+    } else {
+      k.unpack_row(w.panels, w.kind, w.inputs, index, row_of(op.out, row));
+    }
+  }
+  void operator()(const Take& op, int64_t row) const {
+    const int64_t width = program.buffer(op.x).width;
+    std::copy_n(read(op.x, input.logit_rows[row]), width, row_of(op.out, row));
+  }
+  void operator()(const RmsNorm& op, int64_t row) const {
+    const float* x = read(op.x, row);
+    float* out = row_of(op.out, row);
+    for (int64_t i = 0; i < program.buffer(op.x).width; i += op.size) {
+      k.rms_norm(x + i, op.weight, op.eps, op.size, out + i);
+    }
+  }
+  void operator()(const LayerNorm& op, int64_t row) const {
+    k.layer_norm(read(op.x, row), op.weight, op.bias, op.eps, program.buffer(op.x).width,
+                 row_of(op.out, row));
+  }
+  void operator()(const Quantise& op, int64_t row) const {
+    k.quantise_row(read(op.x, row), op.kind, row, codes(op.out));
+  }
+  void operator()(const Rope& op, int64_t row) const {
+    const int64_t at = input.positions[row] * op.half;
+    k.rope(read(op.x, row), op.cos + at, op.sin + at, program.buffer(op.x).width / op.head_size,
+           op.head_size, 2 * op.half, row_of(op.out, row));
+  }
+  void operator()(const Store& op, int64_t row) const {
+    const KvLayer& kv = program.layers_[static_cast<size_t>(op.layer)];
+    const int64_t chunk = std::upper_bound(input.offsets, input.offsets + input.num_chunks + 1, row) -
+                          input.offsets - 1;
+    const int64_t position = input.positions[row];
+    const int32_t block = input.tables[chunk * input.table_width + position / kv.block_size];
+    k.store_kv(kv, block, position % kv.block_size, read(op.k, row), read(op.v, row));
+  }
+  void operator()(const Gated& op, int64_t row) const {
+    k.gated(op.function, read(op.gate, row), read(op.up, row), program.buffer(op.out).width,
+            row_of(op.out, row));
+  }
+  void operator()(const Activate& op, int64_t row) const {
+    k.map(op.function, read(op.x, row), program.buffer(op.out).width, row_of(op.out, row));
+  }
+  void operator()(const Add& op, int64_t row) const {
+    k.add(read(op.x, row), read(op.y, row), program.buffer(op.out).width, row_of(op.out, row));
+  }
+  void operator()(const Scale& op, int64_t row) const {
+    k.scale(read(op.x, row), op.factor, program.buffer(op.out).width, row_of(op.out, row));
+  }
+  void operator()(const SoftCap& op, int64_t row) const {
+    k.soft_cap(read(op.x, row), op.cap, program.buffer(op.out).width, row_of(op.out, row));
+  }
+
+  void run_rows(const Phase& phase) const {
+    const int64_t rows = count(phase.rows);
+    int64_t work = 0;
+    for (const RowOp& op : phase.row_ops) work += rows * width_of(op);
+    const int64_t tasks = tasks_for(rows, work, row_work_min, Team::instance().size());
+    parallel(tasks, [&](int64_t task) {
+      for (int64_t row = rows * task / tasks; row < rows * (task + 1) / tasks; ++row) {
+        for (const RowOp& op : phase.row_ops) {
+          std::visit([&](const auto& one) { (*this)(one, row); }, op);
+        }
+      }
+    });
+  }
+
+  int64_t width_of(const RowOp& op) const {
+    return std::visit(
+        [&](const auto& one) {
+          if constexpr (requires { one.out; }) {
+            return program.buffer(one.out).width;
+          } else {
+            return 2 * program.buffer(one.k).width;
+          }
+        },
+        op);
+  }
+
+  // -- products -------------------------------------------------------------------------------------
+  void run_product(const ProductTask& task) const {
+    const Linear& op = *task.op;
+    const Weight& w = op.weight;
+    if (w.has_codes()) {
+      const IntegerProduct product{codes(op.x), w.panels, w.kind, op.bias, base(op.out), w.outputs};
+      k.integer_product(product, task.first, task.last);
+    } else {
+      const Product product{read(op.x, 0), w.panels,  op.bias, base(op.out), count(program.buffer(op.x).rows),
+                            w.inputs,      w.outputs, w.kind};
+      k.product(product, task.first, task.last);
+    }
+  }
+
+  // Tasks of about equal work, each within one product.
+  void run_products(const Phase& phase) const {
+    constexpr int64_t tasks_max = 4096;
+    std::array<ProductTask, tasks_max> tasks;
+    int64_t all = 0, num_tasks = 0;
+    for (const Linear& op : phase.products) all += op.weight.outputs * op.weight.inputs;
+    const int64_t rows = count(program.buffer(phase.products[0].out).rows);
+    const int64_t wanted = tasks_for(tasks_max, rows * all, product_work_min, Team::instance().size());
+    for (const Linear& op : phase.products) {
+      const int64_t panels = (op.weight.outputs + panel_width - 1) / panel_width;
+      const int64_t own = op.weight.outputs * op.weight.inputs;
+      const int64_t share = std::max<int64_t>(1, (wanted * own + all / 2) / all);
+      const int64_t unit = panel_unit(op, panels, share), units = (panels + unit - 1) / unit;
+      const int64_t parts = std::min({units, share, tasks_max - num_tasks});
+      for (int64_t part = 0; part < parts; ++part) {
+        tasks[static_cast<size_t>(num_tasks++)] = {
+            &op, units * part / parts * unit, std::min(units * (part + 1) / parts * unit, panels)};
+      }
+    }
+    parallel(num_tasks, [&](int64_t task) { run_product(tasks[static_cast<size_t>(task)]); });
+  }
+
+  void run_attention_phase(const Phase& phase) const {
+    for (const Attend& op : phase.attention) {
+      const KvLayer& kv = program.layers_[static_cast<size_t>(op.layer)];
+      const int64_t heads = program.buffer(op.q).width / kv.head_size;
+      run_attention({kv, read(op.q, 0), base(op.out), nullptr, input.starts, input.offsets, input.tables,
+                     input.table_width, input.num_chunks, heads, op.scale, op.window, op.soft_cap, op.sinks,
+                     op.slopes, 0, nullptr});
+    }
+  }
+};
+
+const float* Program::run(const StepInput& input) {
+  if (input.num_tokens > arena_rows_) {
+    arena_.reset();
+    const auto bytes = static_cast<size_t>((floats_per_row_ * input.num_tokens * 4 + page - 1) / page * page);
+    arena_.reset(static_cast<float*>(std::aligned_alloc(page, bytes)));
+    if (!arena_) throw std::bad_alloc();
+    arena_rows_ = input.num_tokens;
+  }
+  const Replay replay{*this, input, kernels(), arena_.get()};
+  for (const Phase& phase : phases_) {
+    switch (phase.kind) {
+      case Phase::Kind::rows: replay.run_rows(phase); break;
+      case Phase::Kind::products: replay.run_products(phase); break;
+      case Phase::Kind::attention: replay.run_attention_phase(phase); break;
+    }
+  }
+  return replay.base(result_);
+}
+
+}  // namespace octavo

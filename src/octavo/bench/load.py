@@ -1,0 +1,261 @@
+"""Load for an endpoint: which requests, when they are sent, and what the answers amount to.
+
+    random         prompts of random token ids                                   /completions
+    shared-prefix  the same behind a prefix that all share                       /completions
+    mixed          lengths between a quarter and four times the given ones       /completions
+    multi-turn     chats: each question follows on the answers before it         /chat/completions
+
+A *script* is what one simulated client does in turn; only multi-turn has scripts of several turns.
+
+    closed loop    C clients; as one script ends, the next begins
+    Poisson        scripts begin at random times of a given mean rate, whatever the endpoint does
+
+Prompts, lengths and arrivals are functions of the seed. It knows no HTTP: `Client` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from octavo.bench.endpoint import Answer, Client
+from octavo.bench.offline import FIRST_TOKEN, quantile
+from octavo.errors import ConfigError
+
+KINDS = ("random", "shared-prefix", "mixed", "multi-turn")
+_SPREAD = 4  # mixed: lengths from 1 / 4 of the given one to 4 times that
+_WORDS = (
+    "block", "table", "page", "river", "letter", "garden", "number", "window", "market", "engine", "winter",
+    "story", "copper", "island", "signal", "bridge", "people", "colour", "reason", "summer", "paper", "city",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What requests look like. Lengths are in tokens, of multi-turn's questions in words.
+
+    Raises ConfigError for an unknown kind.
+    """
+
+    kind: str = "random"
+    prompt: int = 128
+    output: int = 128
+    prefix: int = 512  # shared-prefix
+    turns: int = 4  # multi-turn
+    vocab_size: int = 30_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"--workload is {self.kind!r}; allowed: {', '.join(KINDS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request: token ids, or the words of a question."""
+
+    tokens: tuple[int, ...]
+    words: str
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A closed loop of `concurrency` clients, or scripts at a mean `rate_per_s`."""
+
+    concurrency: int = 1
+    rate_per_s: float | None = None
+
+    def in_words(self) -> str:
+        """ "8 in flight" or "4/s"."""
+        return f"{self.concurrency} in flight" if self.rate_per_s is None else f"{self.rate_per_s:g}/s"
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What an answer must keep to count as good: time to first token, and the mean time between tokens."""
+
+    ttft_ms: float
+    itl_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Quantiles of a time, in milliseconds; 0 of nothing."""
+
+    p50: float
+    p95: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What one run measured. Speeds count the tokens of complete answers over the whole run's time."""
+
+    workload: str
+    arrival: str
+    requests: int
+    completed: int
+    short: int  # completed, with fewer tokens than were asked for
+    errors: dict[str, int]  # by kind
+    error_details: dict[str, str]  # the first of each kind
+    seconds: float
+    output_tokens: int
+    output_tokens_per_s: float
+    tokens_per_chunk: float  # above 1: an inter-token time is that of several tokens
+    ttft_ms: Spread
+    itl_ms: Spread  # between chunks that carry output
+    e2e_ms: Spread
+    targets: Targets
+    good: int
+    goodput_per_s: float  # good answers for each second
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Counts answers as they come, and says so."""
+
+    total: int
+    tell: Callable[[str], None]
+    answers: list[Answer] = field(default_factory=list)
+
+    def add(self, answer: Answer) -> None:
+        self.answers.append(answer)
+        failed = sum(bool(each.error) for each in self.answers)
+        self.tell(f"{len(self.answers)} of {self.total} answers, {failed} failed")
+
+
+def scripts_of(load: Load, num_requests: int) -> list[tuple[Turn, ...]]:
+    """What each simulated client does: `num_requests` turns or, of chats, the next multiple of `turns`."""
+    generator = random.Random(f"{load.kind} {load.seed}")
+    prefix = _tokens(generator, load.prefix, load) if load.kind == "shared-prefix" else ()
+
+    def turn() -> Turn:
+        if load.kind == "multi-turn":
+            return Turn((), " ".join(generator.choices(_WORDS, k=load.prompt)) + "?", load.output)
+        prompt, output = load.prompt, load.output
+        if load.kind == "mixed":
+            prompt, output = _mixed(generator, prompt), _mixed(generator, output)
+        return Turn(prefix + _tokens(generator, prompt, load), "", output)
+
+    turns = load.turns if load.kind == "multi-turn" else 1
+    return [tuple(turn() for _ in range(turns)) for _ in range(-(-num_requests // turns))]
+
+
+async def apply(
+    client: Client,
+    load: Load,
+    num_requests: int,
+    arrival: Arrival,
+    targets: Targets,
+    tell: Callable[[str], None] = lambda text: None,
+) -> LoadReport:
+    """Send everything and wait for all answers. Raises nothing that an endpoint does: it is counted."""
+    scripts = scripts_of(load, num_requests)
+    progress = _Progress(sum(map(len, scripts)), tell)
+    begun = time.perf_counter()
+    if arrival.rate_per_s is None:
+        queue = iter(scripts)
+        await asyncio.gather(*(_follow(client, queue, progress) for _ in range(arrival.concurrency)))
+    else:
+        # The rate is of requests: a chat begins as often as its turns allow.
+        rate = arrival.rate_per_s / len(scripts[0])
+        await _arrive(client, scripts, random.Random(f"arrivals {load.seed}"), rate, progress)
+    return report_of(load.kind, arrival, progress, targets, time.perf_counter() - begun)
+
+
+async def _arrive(
+    client: Client, scripts: Sequence[tuple[Turn, ...]], gaps: random.Random, rate: float, progress: _Progress
+) -> None:
+    """Begin scripts at absolute times, so that no delay of ours lowers the rate."""
+    due = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for script in scripts:
+            due += gaps.expovariate(rate)
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            group.create_task(_follow(client, iter([script]), progress))
+
+
+async def _follow(client: Client, scripts: Iterator[tuple[Turn, ...]], progress: _Progress) -> None:
+    """One client: scripts in turn. A failed turn ends its script, whose other turns fail with it."""
+    for script in scripts:
+        messages: list[dict[str, str]] = []
+        for index, turn in enumerate(script):
+            if turn.tokens:
+                answer = await client.complete(turn.tokens, turn.output)
+            else:
+                messages.append({"role": "user", "content": turn.words})
+                answer = await client.chat(messages, turn.output)
+                messages.append({"role": "assistant", "content": answer.text})
+            progress.add(answer)
+            if answer.error:
+                for left in script[index + 1 :]:
+                    skipped = Answer(answer.ended, left.output, ended=answer.ended)
+                    skipped.fail("not sent: an earlier turn failed")
+                    progress.add(skipped)
+                break
+
+
+def report_of(
+    kind: str, arrival: Arrival, progress: _Progress, targets: Targets, seconds: float
+) -> LoadReport:
+    """What the answers of a run amount to."""
+    failed = [answer for answer in progress.answers if answer.error]
+    done = [answer for answer in progress.answers if not answer.error]
+    tokens, chunks = sum(answer.tokens for answer in done), sum(len(answer.chunks) for answer in done)
+    good = sum(is_good(answer, targets) for answer in done)
+    details: dict[str, str] = {}
+    for answer in failed:
+        details.setdefault(answer.error, answer.detail)
+    return LoadReport(
+        workload=kind,
+        arrival=arrival.in_words(),
+        requests=progress.total,
+        completed=len(done),
+        short=sum(answer.tokens < answer.asked for answer in done),
+        errors=dict(Counter(answer.error for answer in failed)),
+        error_details=details,
+        seconds=seconds,
+        output_tokens=tokens,
+        output_tokens_per_s=tokens / seconds,
+        tokens_per_chunk=tokens / chunks if chunks else 0.0,
+        ttft_ms=_spread([first_token_s(answer) for answer in done]),
+        itl_ms=_spread([b - a for answer in done for a, b in itertools.pairwise(answer.chunks)]),
+        e2e_ms=_spread([answer.ended - answer.begun for answer in done]),
+        targets=targets,
+        good=good,
+        goodput_per_s=good / seconds,
+    )
+
+
+def first_token_s(answer: Answer) -> float:
+    """Time to the first chunk with output; to the end where only the usage tells of tokens."""
+    return (answer.chunks[0] if answer.chunks else answer.ended) - answer.begun
+
+
+def is_good(answer: Answer, targets: Targets) -> bool:
+    """Whether a complete answer kept both targets."""
+    first = first_token_s(answer)
+    last = answer.chunks[-1] - answer.begun if answer.chunks else first
+    mean_gap = (last - first) / max(1, answer.tokens - 1)
+    return first * 1000 <= targets.ttft_ms and mean_gap * 1000 <= targets.itl_ms
+
+
+def _spread(seconds: Sequence[float]) -> Spread:
+    return Spread(*(quantile(seconds, share) * 1000 for share in (0.5, 0.95, 0.99)))
+
+
+def _tokens(generator: random.Random, count: int, load: Load) -> tuple[int, ...]:
+    low = min(FIRST_TOKEN, load.vocab_size - 1)
+    return tuple(generator.randrange(low, load.vocab_size) for _ in range(count))
+
+
+def _mixed(generator: random.Random, length: int) -> int:
+    """Log-uniform: as many short ones as long ones, by factors."""
+    factor: float = _SPREAD ** generator.uniform(-1, 1)
+    return max(1, round(length * factor))

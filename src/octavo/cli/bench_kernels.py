@@ -1,0 +1,98 @@
+"""`octavo bench kernels`: each kernel beside the machine's own limits, as a table or JSON lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from rich.console import Console
+from rich.table import Table
+
+from octavo import _native
+from octavo.bench import kernels
+from octavo.bench.limits import Limits, measure_limits
+from octavo.cli.terminal import look_at_machine, phases, write
+from octavo.engine.start import available_cores
+from octavo.errors import ConfigError
+
+_COLUMNS = ("kernel", "size", "us", "GB/s", "GOP/s", "limit", "share")
+_PAGING_COLUMNS = ("attention", "scattered", "contiguous", "contiguous / scattered", "pairs")
+
+
+def run(only: str, seconds: float, threads: int | None, *, as_json: bool) -> None:
+    """Measure the limits, then every kernel whose name contains `only`. Raises ConfigError if none does."""
+    _prepare(threads)
+    cases = [case for case in kernels.all_cases() if only in case.kernel]
+    if not cases:
+        raise ConfigError(f"--only is {only!r}, which no kernel's name contains")
+    table = _table("octavo bench kernels", _COLUMNS, num_left=2)
+    with phases() as tell:
+        tell("measuring the machine's limits ...")
+        limits = measure_limits()
+        write(json.dumps({"limits": dataclasses.asdict(limits)}) + "\n" if as_json else _in_words(limits))
+        for index, case in enumerate(cases):
+            tell(f"{case.kernel}, {case.size} ({index + 1} of {len(cases)}) ...")
+            measured = kernels.run_case(case, limits, seconds)
+            if as_json:
+                write(json.dumps(dataclasses.asdict(measured)) + "\n")
+            table.add_row(*cells_of(measured))
+    if not as_json:
+        Console(highlight=False).print(table)
+
+
+def run_paging(seconds: float, threads: int | None, *, as_json: bool) -> None:
+    """Measure attention over scattered blocks against one contiguous run."""
+    _prepare(threads)
+    table = _table("octavo bench kernels --paging: medians of pairs in turns", _PAGING_COLUMNS, num_left=1)
+    with phases() as tell:
+        for size, shape, sequences, tokens, context in kernels.paging_cases():
+            tell(f"{size} ...")
+            found = kernels.run_paging(size, shape, sequences, tokens, context, seconds)
+            if as_json:
+                write(json.dumps(dataclasses.asdict(found)) + "\n")
+            table.add_row(
+                found.size,
+                f"{found.scattered_s * 1000:.2f} ms",
+                f"{found.contiguous_s * 1000:.2f} ms",
+                f"{found.ratio:.3f}",
+                str(found.pairs),
+            )
+    if not as_json:
+        Console(highlight=False).print(table)
+
+
+def cells_of(measured: kernels.Measured) -> tuple[str, ...]:
+    """A row of the table; operations where there are any to count."""
+    operations = f"{measured.gigaoperations_per_s:.1f}" if measured.gigaoperations_per_s else ""
+    return (
+        measured.kernel,
+        measured.size,
+        f"{measured.seconds * 1e6:.0f}",
+        f"{measured.gigabytes_per_s:.1f}",
+        operations,
+        measured.bound_by,
+        f"{measured.share:.0%}",
+    )
+
+
+def _prepare(threads: int | None) -> None:
+    look_at_machine()
+    _native.set_num_threads(threads or available_cores())
+
+
+def _table(title: str, columns: tuple[str, ...], num_left: int) -> Table:
+    table = Table(title=title)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < num_left else "right")
+    return table
+
+
+def _in_words(limits: Limits) -> str:
+    """The limits for a person, and how to read the shares."""
+    return (
+        f"{_native.num_threads()} threads: reading {limits.read_bytes_per_s / 1e9:.1f} GB/s, "
+        f"copying {limits.copy_bytes_per_s / 1e9:.1f} GB/s both ways, "
+        f"float32 {limits.f32_operations_per_s / 1e9:.0f} GFLOP/s, "
+        f"bytes {limits.int8_operations_per_s / 1e9:.0f} GOP/s\n"
+        "share: of the limit that binds; above 100 % where data come out of a cache\n"
+    )

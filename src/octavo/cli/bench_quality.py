@@ -1,0 +1,83 @@
+"""`octavo bench quality`: what each way to hold weights and KV costs, as a table or JSON lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from octavo.bench.quality import BASE, CHUNK, Choice, Quality, measure
+from octavo.bench.text import Sample, sample_text
+from octavo.cli.terminal import look_at_machine, phases, write
+from octavo.config import KV_KINDS, WEIGHTS
+from octavo.errors import ConfigError
+from octavo.units import format_bytes
+
+_COLUMNS = ("weights", "KV", "PPL", "KL mean", "+-", "KL p99", "top-1", "tok/s", "memory")
+
+
+def run(
+    model: str | None,
+    base_model: str | None,
+    weights: Sequence[str],
+    kvs: Sequence[str],
+    text: Path | None,
+    num_chunks: int,
+    threads: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Measure every pair of a weight type and a KV type. Raises ConfigError, ModelError."""
+    for setting, given, allowed in (("--weights", weights, WEIGHTS), ("--kv", kvs, KV_KINDS)):
+        if not set(given) <= set(allowed):
+            raise ConfigError(f"{setting} is {','.join(given)}; allowed: {', '.join(allowed)}")
+    look_at_machine()
+    sample = sample_text(text)
+    choices = [Choice(each, kv) for each in weights for kv in kvs]
+    with phases() as tell:
+        found = measure(model, base_model, choices, sample.text, num_chunks, threads, tell)
+    if as_json:
+        for quality in found:
+            line = {**dataclasses.asdict(quality), "text": sample.source, "digest": sample.digest}
+            write(json.dumps(line) + "\n")
+    else:
+        Console(highlight=False).print(table_of(found, sample))
+
+
+def save_text(text: Path | None, target: Path) -> None:
+    """Write the very bytes that are measured, for another program to read. Raises ConfigError."""
+    sample = sample_text(text)
+    try:
+        target.write_bytes(sample.text.encode())
+    except OSError as error:
+        raise ConfigError(f"--write-text {target} cannot be written: {error}") from None
+    write(f"{target}: {len(sample.text):,} characters of {sample.source}, digest {sample.digest}\n")
+
+
+def table_of(found: Sequence[Quality], sample: Sample) -> Table:
+    """A row for each choice."""
+    table = Table(
+        title=f"octavo bench quality: {found[0].scored_tokens:,} tokens in {found[0].chunks} chunks of "
+        f"{CHUNK}\n{sample.source}, digest {sample.digest}\n"
+        f"KL: divergence in nats from {BASE.weights} weights and {BASE.kv} KV, +-: its standard error; "
+        "top-1:\nthe likeliest token is the same; tok/s: of prompts; memory: of weights"
+    )
+    for index, column in enumerate(_COLUMNS):
+        table.add_column(column, justify="left" if index < 2 else "right")
+    for quality in found:
+        table.add_row(
+            quality.weights,
+            quality.kv,
+            f"{quality.perplexity:.3f}",
+            f"{quality.divergence_mean:.5f}",
+            f"{quality.divergence_error:.5f}",
+            f"{quality.divergence_p99:.4f}",
+            f"{quality.top1_agreement:.2%}",
+            f"{quality.prompt_tokens_per_s:.0f}",
+            format_bytes(quality.weight_bytes),
+        )
+    return table

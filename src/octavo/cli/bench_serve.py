@@ -1,0 +1,123 @@
+"""`octavo bench serve`: load an endpoint, then a table for a person, or JSON lines for a program."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from octavo.bench.endpoint import Client, Endpoint
+from octavo.bench.load import Arrival, Load, LoadReport, Spread, Targets, apply
+from octavo.cli.terminal import phases, write
+from octavo.errors import RequestFailed
+
+_ROWS: tuple[tuple[str, Callable[[LoadReport], str]], ...] = (
+    ("complete answers", lambda report: f"{report.completed} of {report.requests}"),
+    ("errors", lambda report: str(sum(report.errors.values()))),
+    ("output tokens/s", lambda report: f"{report.output_tokens_per_s:.1f}"),
+    ("first token", lambda report: _told(report.ttft_ms)),
+    ("between tokens", lambda report: _told(report.itl_ms)),
+    ("end to end", lambda report: _told(report.e2e_ms)),
+    ("good answers", lambda report: str(report.good)),
+    ("goodput, answers/s", lambda report: f"{report.goodput_per_s:.2f}"),
+    ("seconds", lambda report: f"{report.seconds:.1f}"),
+)
+_REQUESTS_MIN, _REQUESTS_MAX = 4, 64
+
+
+def run(
+    endpoint: Endpoint,
+    load: Load,
+    concurrencies: Sequence[int],
+    rate_per_s: float | None,
+    num_requests: int | None,
+    targets: Targets,
+    *,
+    as_json: bool,
+) -> None:
+    """One run for each concurrency, or one at a rate. Raises RequestFailed when no answer was complete."""
+    if rate_per_s is None:
+        arrivals = [Arrival(count) for count in concurrencies]
+    else:
+        arrivals = [Arrival(rate_per_s=rate_per_s)]
+    with phases() as tell:
+        reports = asyncio.run(_run_all(endpoint, load, arrivals, num_requests, targets, tell, as_json))
+    if not as_json:
+        console = Console(highlight=False)
+        console.print(table_of(reports))
+        for line in notes_of(reports):
+            console.print(f"- {line}", markup=False, soft_wrap=True)
+    if not any(report.completed for report in reports):
+        told = "; ".join(f"{kind}: {detail}" for kind, detail in reports[0].error_details.items())
+        raise RequestFailed(f"no answer was complete: {told}")
+
+
+async def _run_all(
+    endpoint: Endpoint,
+    load: Load,
+    arrivals: Sequence[Arrival],
+    num_requests: int | None,
+    targets: Targets,
+    tell: Callable[[str], None],
+    as_json: bool,
+) -> list[LoadReport]:
+    reports: list[LoadReport] = []
+    async with Client(endpoint) as client:
+        for arrival in arrivals:
+            asked = num_requests or requests_for(arrival)
+
+            def tell_of_run(text: str, name: str = f"{load.kind}, {arrival.in_words()}") -> None:
+                tell(f"{name}: {text}")
+
+            # A seed for each run: a prompt of an earlier run would be found in the endpoint's cache.
+            own = dataclasses.replace(load, seed=load.seed + len(reports))
+            report = await apply(client, own, asked, arrival, targets, tell_of_run)
+            reports.append(report)
+            if as_json:
+                write(json.dumps(dataclasses.asdict(report)) + "\n")
+    return reports
+
+
+def requests_for(arrival: Arrival) -> int:
+    """Enough for a steady state: twice those in flight, within bounds; many of a random process."""
+    if arrival.rate_per_s is not None:
+        return _REQUESTS_MAX
+    return max(arrival.concurrency, min(_REQUESTS_MAX, max(_REQUESTS_MIN, 2 * arrival.concurrency)))
+
+
+def table_of(reports: Sequence[LoadReport]) -> Table:
+    """A column for each report: what was measured reads downwards, and fits a narrow terminal."""
+    targets = reports[0].targets
+    table = Table(
+        title=f"octavo bench serve: {reports[0].workload}; times in ms, p50 / p95 / p99\n"
+        f"good: first token within {targets.ttft_ms:g} ms, {targets.itl_ms:g} ms between tokens in the mean"
+    )
+    for column in ("", *(report.arrival for report in reports)):
+        table.add_column(column, justify="right" if column else "left")
+    for name, value in _ROWS:
+        table.add_row(name, *(value(report) for report in reports))
+    return table
+
+
+def notes_of(reports: Sequence[LoadReport]) -> list[str]:
+    """Errors by kind, and what makes figures hard to compare."""
+    lines = []
+    for report in reports:
+        for kind, count in report.errors.items():
+            lines.append(f"{report.arrival}: {count} x {kind}: {report.error_details[kind]}")
+        if report.short:
+            lines.append(f"{report.arrival}: {report.short} answers were shorter than asked for")
+        if report.tokens_per_chunk > 1.05:
+            lines.append(
+                f"{report.arrival}: a chunk carries {report.tokens_per_chunk:.2f} tokens in the mean, "
+                "so the time between tokens is that of several"
+            )
+    return lines
+
+
+def _told(spread: Spread) -> str:
+    return f"{spread.p50:.0f} / {spread.p95:.0f} / {spread.p99:.0f}"

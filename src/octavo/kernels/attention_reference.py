@@ -1,0 +1,231 @@
+"""Attention and KV stores in NumPy: the executable specification of `Ops.store` and `Ops.attend`.
+
+The context is walked in partitions of 256 positions at absolute borders, merged in ascending order. What a
+block holds is read back as stored; by kind of KV:
+
+    f32     K and V as they came
+    bf16    rounded to the nearest bfloat16, ties to even; computed with in float32
+    int8    codes of each token and kv head, and one scale; queries are quantised alike, so that a score is
+            (sum of codes' products) * scale of K * (scale of q * scale); V's scale is folded into the weight
+
+Sums of codes are integers below 2^24, exact in float32 whatever the order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo import _native
+from octavo.kernels.contract import AttentionSpec, Batch, Floats, Ints, KvPool
+from octavo.kernels.integer_reference import quantised
+from octavo.kernels.pool import Halves, code_views, float_views
+
+PARTITION = 256  # positions that attention reduces at a time, at absolute borders
+
+Mask = npt.NDArray[np.bool_]
+Positions = npt.NDArray[np.intp]
+
+
+def store(pool: KvPool, layer: int, k: Floats, v: Floats, batch: Batch) -> None:
+    """Write K and V, (T, K * D) each, of the step's tokens into their slots of `layer`."""
+    shape = pool.shape
+    for c in range(batch.starts.size):
+        for row in range(batch.offsets[c], batch.offsets[c + 1]):
+            position = batch.starts[c] + row - batch.offsets[c]
+            block, slot = batch.tables[c, position // shape.block_size], position % shape.block_size
+            heads = (shape.num_kv_heads, shape.head_size)
+            _write(pool, layer, int(block), int(slot), k[row].reshape(heads), v[row].reshape(heads))
+
+
+def attend(
+    pool: KvPool, layer: int, q: Floats, batch: Batch, spec: AttentionSpec, log_sum_exp: Floats | None
+) -> Floats:
+    """(T, H * D) -> (T, H * D); fills `log_sum_exp` (T, H) where it is given."""
+    out = np.empty_like(q)
+    size = pool.shape.head_size
+    heads = q.reshape(q.shape[0], q.shape[1] // size, size)
+    with np.errstate(all="ignore"):  # unused slots may hold NaN; they are computed with, then masked
+        for c in range(batch.starts.size):
+            rows = slice(batch.offsets[c], batch.offsets[c + 1])
+            context = _Context(pool, layer, batch.tables[c])
+            walk = _attend_chunk(context, heads[rows], int(batch.starts[c]), spec)
+            out[rows] = (walk.out / walk.total[..., None]).reshape(-1, q.shape[1])
+            if log_sum_exp is not None:
+                log_sum_exp[rows] = walk.largest + np.log(walk.total.astype(np.float64))
+    return out
+
+
+def rounded_to_brain(x: Floats) -> Halves:
+    """The bits of the nearest bfloat16, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1))) >> 16
+    return np.where(np.isnan(x), bits >> 16 | np.uint32(0x40), rounded).astype(np.uint16)
+
+
+def widened(brains: Halves) -> Floats:
+    """Bits of bfloat16 as float32, exactly."""
+    return (brains.astype(np.uint32) << 16).view(np.float32)
+
+
+def _write(pool: KvPool, layer: int, block: int, slot: int, k: Floats, v: Floats) -> None:
+    """K and V (kv heads, D) of one token."""
+    if pool.shape.kind != "int8":
+        views, is_brain = float_views(pool, layer), pool.shape.kind == "bf16"
+        views.k[block, :, :, slot] = rounded_to_brain(k) if is_brain else k
+        views.v[block, :, slot, :] = rounded_to_brain(v) if is_brain else v
+        return
+    codes = code_views(pool, layer)
+    with np.errstate(all="ignore"):  # a token that is no number gets a scale that is none
+        for index, x in enumerate((k, v)):
+            scale, code = quantised(x)
+            codes.scales[block, index, :, slot] = scale[:, 0]
+            if index == 0:
+                codes.k[block, :, :, slot, :] = (code + 128).reshape(k.shape[0], -1, 4)
+            else:
+                codes.v[block, :, slot, :] = code
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """K (kv heads, D, P) and V (kv heads, P, D), as numbers or codes; scales (kv heads, P) of codes."""
+
+    k: Floats
+    v: Floats
+    k_scales: Floats | None = None
+    v_scales: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What one chunk can read: a layer of the pool through the chunk's block table."""
+
+    pool: KvPool
+    layer: int
+    table: Ints
+
+    def read(self, start: int, stop: int) -> _Stored:
+        """Positions [start, stop)."""
+        block_size, kind = self.pool.shape.block_size, self.pool.shape.kind
+        first, last = start // block_size, -(-stop // block_size)
+        blocks = self.table[first:last]
+        inside = slice(start - first * block_size, stop - first * block_size)
+        if kind != "int8":
+            views = float_views(self.pool, self.layer)
+            k = np.concatenate(list(views.k[blocks]), axis=-1)[:, :, inside]
+            v = np.concatenate(list(views.v[blocks]), axis=-2)[:, inside]
+            return _Stored(widened(k), widened(v)) if kind == "bf16" else _Stored(k, v)
+        codes = code_views(self.pool, self.layer)
+        words = np.concatenate(list(codes.k[blocks]), axis=-2)[:, :, inside]  # (kv heads, D / 4, P, 4)
+        k = words.swapaxes(2, 3).reshape(words.shape[0], -1, words.shape[2]).astype(np.float32) - 128
+        v = np.concatenate(list(codes.v[blocks]), axis=-2)[:, inside].astype(np.float32)
+        scales = np.concatenate(list(codes.scales[blocks]), axis=-1)[..., inside]
+        return _Stored(k, v, scales[0], scales[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Softmax:
+    """A softmax that is not yet divided: largest score and total (n, H), out (n, H, D)."""
+
+    largest: Floats
+    total: Floats
+    out: Floats
+
+
+def _attend_chunk(context: _Context, q: Floats, start: int, spec: AttentionSpec) -> _Softmax:
+    """q (n, H, D) of positions start, start + 1, ... over partitions in ascending order.
+
+    Keeps for each row the largest score so far, the sum of exp(score - largest), and that sum weighted by V.
+    """
+    length, heads, _ = q.shape
+    own = np.arange(start, start + length)
+    low = 0 if spec.window is None else max(0, start - spec.window + 1)
+    walk = _Softmax(
+        np.full((length, heads), -np.inf, np.float32), np.zeros((length, heads), np.float32), np.zeros_like(q)
+    )
+    for base in range(low // PARTITION * PARTITION, start + length, PARTITION):
+        first, stop = max(base, low), min(base + PARTITION, start + length)
+        positions = np.arange(first, stop)
+        mask = _seen(own, positions, spec.window)
+        part = _partition(q, context.read(first, stop), own, positions, spec)
+        walk = _merged(walk, part, np.logical_or.reduce(mask, axis=1, keepdims=True))
+    if spec.sinks is None:
+        return walk
+    # A sink is one more partition, of one score whose value is zero.
+    sinks = np.broadcast_to(spec.sinks, (length, heads))
+    one = _Softmax(sinks, np.ones_like(walk.total), np.zeros_like(q))
+    return _merged(walk, one, np.ones((length, 1), np.bool_))
+
+
+def _merged(walk: _Softmax, part: _Softmax, seen: Mask) -> _Softmax:
+    """Both; a row that sees nothing of the part stays as it is, to the bit."""
+    largest = np.maximum(walk.largest, part.largest)
+    old, new = _exp(walk.largest - largest), _exp(part.largest - largest)
+    out = walk.out * old[..., None] + part.out * new[..., None]
+    return _Softmax(
+        np.where(seen, largest, walk.largest),
+        np.where(seen, walk.total * old + part.total * new, walk.total),
+        np.where(seen[..., None], out, walk.out),
+    )
+
+
+def _partition(
+    q: Floats, stored: _Stored, own: Positions, positions: Positions, spec: AttentionSpec
+) -> _Softmax:
+    """The softmax of rows q (n, H, D) at `own` positions (n,) over `positions` (P,)."""
+    mask = _seen(own, positions, spec.window)
+    kv_head = np.arange(q.shape[1]) // (q.shape[1] // stored.k.shape[0])  # query head h reads this kv head
+    scores = _scores(q, stored, kv_head, np.float32(spec.scale))
+    if spec.soft_cap is not None:
+        scores = np.float32(spec.soft_cap) * _mapped("tanh", scores / np.float32(spec.soft_cap))
+    if spec.slopes is not None:
+        distance = (positions[None, :] - own[:, None]).astype(np.float32)
+        scores = scores + spec.slopes[:, None] * distance[:, None, :]
+    scores = np.where(mask[:, None, :], scores, np.float32(-np.inf))
+    largest = np.max(scores, axis=-1)
+    weights = _exp(scores - largest[..., None])
+    total = np.zeros_like(largest)
+    out = np.zeros_like(q)
+    for j in range(positions.size):
+        seen, weight = mask[:, j, None], weights[..., j]
+        total = np.where(seen, total + weight, total)
+        if stored.v_scales is not None:
+            weight = weight * stored.v_scales[kv_head, j]
+        out = np.where(seen[..., None], out + weight[..., None] * stored.v[kv_head, j], out)
+    return _Softmax(largest, total, out)
+
+
+def _scores(q: Floats, stored: _Stored, kv_head: Positions, scale: np.float32) -> Floats:
+    """(n, H, P): q times K, scaled."""
+    if stored.k_scales is None:
+        scores = np.zeros((*q.shape[:2], stored.k.shape[2]), np.float32)
+        for d in range(q.shape[2]):
+            scores = scores + q[:, :, d, None] * stored.k[kv_head, d]
+        return scores * scale
+    q_scale, codes = quantised(q.reshape(-1, q.shape[2]))
+    sums = np.einsum("nhd,hdp->nhp", codes.reshape(q.shape), stored.k[kv_head])
+    factors = q_scale.reshape(*q.shape[:2], 1) * scale
+    scaled: Floats = sums * stored.k_scales[kv_head] * factors
+    return scaled
+
+
+def _seen(own: Positions, positions: Positions, window: int | None) -> Mask:
+    """(n, P): which of `positions` each of the chunk's `own` positions sees."""
+    distance = own[:, None] - positions[None, :]
+    causal: Mask = distance >= 0
+    return causal if window is None else causal & (distance < window)
+
+
+def _exp(x: Floats) -> Floats:
+    """Elementwise, by the native module."""
+    return _mapped("exp", x)
+
+
+def _mapped(function: str, x: Floats) -> Floats:
+    """A native function of each element, whatever the memory layout of x."""
+    flat = np.ascontiguousarray(x).reshape(-1)
+    out = np.empty_like(flat)
+    _native.map(function, flat, out)
+    return out.reshape(x.shape)

@@ -1,0 +1,183 @@
+"""The step of a model as one native call: the decoder runs once over a recorder, its record is replayed.
+
+    body(recorder, batch)  -->  ops in order  -->  phases and an arena (csrc/program.hpp)  -->  program(batch)
+
+The recorder offers the same ops as `NativeOps` and is given the same function; what it passes around are
+numbers of buffers instead of arrays. A replay calls the same kernels over the same rows: the bits are those
+of the eager ops, which stay as the program's specification (tests/kernels/test_program.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo import _native
+from octavo.kernels import integers, packed
+from octavo.kernels.contract import (
+    AttentionSpec,
+    Batch,
+    Floats,
+    Ints,
+    KvPool,
+    Matrix,
+    RowsBody,
+    StepBody,
+)
+from octavo.kernels.pool import layout_of
+
+# Stands for the step's own arrays while recording: an op is told by identity which of them it was given.
+_EMPTY = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A buffer of the program, by number."""
+
+    number: int
+
+
+class Recorder:
+    """The ops of a step, written down instead of done. Holds on to every array that the program will read."""
+
+    def __init__(self, pool: KvPool | None) -> None:
+        layers = [] if pool is None else layout_of(pool.shape).layers(pool.data)
+        self.program = _native.Program(layers)
+        self.kept: list[object] = [pool]
+        self.batch = Batch(
+            tokens=_EMPTY.copy(),
+            positions=_EMPTY.copy(),
+            starts=_EMPTY,
+            offsets=_EMPTY,
+            tables=_EMPTY.reshape(0, 0),
+            logit_rows=_EMPTY.copy(),
+        )
+
+    def given_rows(self, width: int) -> Slot:
+        """Rows that come from outside, (R, width)."""
+        return Slot(self.program.given_rows(width))
+
+    def embed(self, table: Matrix, tokens: Ints) -> Slot:
+        """Rows of the table for the step's tokens or positions."""
+        assert tokens is self.batch.tokens or tokens is self.batch.positions, "not an array of the step"
+        return Slot(self.program.embed(self._weight(table), tokens is self.batch.positions))
+
+    def take(self, x: Slot, rows: Ints) -> Slot:
+        """The rows whose logits are wanted."""
+        assert rows is self.batch.logit_rows, "not an array of the step"
+        return Slot(self.program.take(x.number))
+
+    def linear(self, x: Slot, weight: Matrix, bias: Floats | None = None) -> Slot:
+        """(T, in) -> (T, out)."""
+        self.kept.append(bias)
+        return Slot(self.program.linear(x.number, self._weight(weight), bias))
+
+    def rms_norm(self, x: Slot, weight: Floats, eps: float) -> Slot:
+        """Over the last `len(weight)` elements of each row."""
+        self.kept.append(weight)
+        return Slot(self.program.rms_norm(x.number, weight, eps))
+
+    def layer_norm(self, x: Slot, weight: Floats, bias: Floats, eps: float) -> Slot:
+        """(T, E) -> (T, E)."""
+        self.kept += [weight, bias]
+        return Slot(self.program.layer_norm(x.number, weight, bias, eps))
+
+    def rope(self, x: Slot, positions: Ints, cos: Floats, sin: Floats, head_size: int) -> Slot:
+        """Rotate halves of each head."""
+        assert positions is self.batch.positions, "not an array of the step"
+        self.kept += [cos, sin]
+        return Slot(self.program.rope(x.number, cos, sin, head_size))
+
+    def store(self, pool: KvPool, layer: int, k: Slot, v: Slot, batch: Batch) -> None:
+        """Write K and V of the step's tokens into their slots of `layer`."""
+        self._require_own(pool, batch)
+        self.program.store(layer, k.number, v.number)
+
+    def attend(
+        self,
+        pool: KvPool,
+        layer: int,
+        q: Slot,
+        batch: Batch,
+        spec: AttentionSpec,
+        log_sum_exp: Floats | None = None,
+    ) -> Slot:
+        """(T, H * D) -> (T, H * D): causal attention over the block tables."""
+        self._require_own(pool, batch)
+        assert log_sum_exp is None, "a recorded step has no second result"
+        self.kept += [spec.sinks, spec.slopes]
+        return Slot(
+            self.program.attend(
+                layer, q.number, spec.scale, spec.window, spec.soft_cap, spec.sinks, spec.slopes
+            )
+        )
+
+    def gated(self, gate: Slot, up: Slot, activation: str) -> Slot:
+        """activation(gate) * up."""
+        return Slot(self.program.gated(gate.number, up.number, activation))
+
+    def activate(self, x: Slot, activation: str) -> Slot:
+        """activation(x)."""
+        return Slot(self.program.activate(x.number, activation))
+
+    def add(self, x: Slot, y: Slot) -> Slot:
+        """x + y."""
+        return Slot(self.program.add(x.number, y.number))
+
+    def scale(self, x: Slot, factor: float) -> Slot:
+        """x * factor, the factor rounded to float32 first."""
+        return Slot(self.program.scale(x.number, factor))
+
+    def soft_cap(self, x: Slot, cap: float) -> Slot:
+        """cap * tanh(x / cap)."""
+        return Slot(self.program.soft_cap(x.number, cap))
+
+    def _require_own(self, pool: KvPool, batch: Batch) -> None:
+        assert pool is self.kept[0], "a program is recorded over one pool"
+        assert batch is self.batch, "not the step's batch"
+
+    def _weight(self, matrix: Matrix) -> _native.Weight:
+        self.kept.append(matrix)
+        if isinstance(matrix, integers.IntegerMatrix):
+            return _native.code_weight(matrix.panels, matrix.kind, *matrix.shape)
+        if isinstance(matrix, packed.HalfMatrix):
+            return _native.half_weight(matrix.panels, matrix.kind, matrix.shape[0])
+        assert isinstance(matrix, packed.PackedMatrix), "another backend's matrix"
+        return _native.float_weight(matrix.panels, matrix.shape[0])
+
+
+class StepProgram:
+    """A recorded step. One call at a time; a result is overwritten by the next call."""
+
+    def __init__(self, body: StepBody, pool: KvPool) -> None:
+        recorder = Recorder(pool)
+        recorder.program.finish(body(recorder, recorder.batch).number)
+        self._program, self._kept, self._num_blocks = recorder.program, recorder.kept, pool.num_blocks
+
+    def __call__(self, batch: Batch) -> Floats:
+        """The body's result for this batch; ValueError or IndexError if it makes no sense."""
+        result: Floats = self._program.run_step(
+            batch.tokens,
+            batch.positions,
+            batch.starts,
+            batch.offsets,
+            batch.tables,
+            batch.logit_rows,
+            self._num_blocks,
+        )
+        return result
+
+
+class RowsProgram:
+    """A recorded function of rows. One call at a time; a result is overwritten by the next call."""
+
+    def __init__(self, body: RowsBody, width: int) -> None:
+        recorder = Recorder(None)
+        recorder.program.finish(body(recorder, recorder.given_rows(width)).number)
+        self._program, self._kept = recorder.program, recorder.kept
+
+    def __call__(self, x: Floats) -> Floats:
+        """The body's result for rows x (R, width)."""
+        result: Floats = self._program.run_rows(x)
+        return result

@@ -1,0 +1,92 @@
+"""What a recorded program refuses, how many phases it has, and what its results are tied to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.tiny import tiny_model
+
+from octavo import _native
+from octavo.kernels.contract import Batch, KvShape
+from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.program import StepProgram
+from octavo.model.decoder import hidden_states
+
+BLOCKS = 8
+
+
+@pytest.fixture
+def step() -> StepProgram:
+    """The tiny model's, two layers over a pool of 8 blocks of 16."""
+    ops = NativeOps()
+    model = tiny_model(ops)
+    pool = ops.allocate_kv(KvShape(2, 2, 16, 16), BLOCKS)
+    return StepProgram(lambda o, batch: hidden_states(o, model, pool, batch), pool)
+
+
+def batch_of(**changes: np.ndarray) -> Batch:
+    """Three tokens of one sequence at positions 15, 16, 17; the last one's logits are wanted."""
+    given = {
+        "tokens": [5, 6, 7],
+        "positions": [15, 16, 17],
+        "starts": [15],
+        "offsets": [0, 3],
+        "tables": [[4, 2]],
+        "logit_rows": [2],
+    } | changes
+    return Batch(**{name: np.array(value, np.int32) for name, value in given.items()})
+
+
+def test_a_layer_has_nine_phases(step: StepProgram) -> None:
+    """Add and norm; q, k, v; rope and store; attention; output; add and norm; gate and up; activation; down.
+
+    Two more at the end: the wanted rows are taken, and the last ones are added and normed.
+    """
+    assert step._program.num_phases == 2 * 9 + 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "told"),
+    [
+        ({"tokens": [5, 97, 7]}, IndexError, "token is 97; allowed: 0 to 96"),
+        ({"positions": [15, 16, 18]}, ValueError, "positions do not follow"),
+        ({"tables": [[4, BLOCKS]]}, IndexError, "block id is 8; allowed: 0 to 7"),
+        ({"tables": [[4]]}, ValueError, "the block table of chunk 0 is too short"),
+        ({"offsets": [0, 2]}, ValueError, "offsets must begin at 0"),
+        ({"logit_rows": [3]}, IndexError, "logit row is 3"),
+        ({"positions": [511, 512, 513], "starts": [511]}, IndexError, "position is 512"),
+    ],
+)
+def test_a_batch_that_makes_no_sense_is_refused(step: StepProgram, changes, error, told) -> None:
+    with pytest.raises(error, match=told):
+        step(batch_of(**changes))
+
+
+def test_a_result_lives_until_the_next_run_and_keeps_its_program(step: StepProgram) -> None:
+    first = step(batch_of())
+    kept = first.copy()
+    second = step(batch_of(tokens=[5, 6, 8]))
+    assert np.shares_memory(first, second)
+    del step
+    assert second.tobytes() != kept.tobytes()
+
+
+def test_a_finished_program_takes_nothing_more() -> None:
+    program = _native.Program([])
+    rows = program.given_rows(16)
+    program.finish(program.scale(rows, 2.0))
+    with pytest.raises(ValueError, match="finished"):
+        program.scale(rows, 2.0)
+    doubled = program.run_rows(np.ones((3, 16), np.float32))
+    assert doubled.tolist() == [[2.0] * 16] * 3
+
+
+def test_shapes_that_do_not_fit_are_refused_while_recording() -> None:
+    program = _native.Program([])
+    rows, others = program.given_rows(16), program.given_rows(32)
+    with pytest.raises(ValueError, match="differ in shape"):
+        program.add(rows, others)
+    with pytest.raises(IndexError, match="x is 9"):
+        program.scale(9, 2.0)
+    with pytest.raises(IndexError, match="layer is 0"):
+        program.store(0, rows, rows)
