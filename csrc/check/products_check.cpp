@@ -41,10 +41,13 @@ void float_product(Random& random, int64_t rows, int64_t inputs, int64_t outputs
 std::vector<uint8_t> random_file(Random& random, Kind kind, int64_t count) {
   std::vector<uint8_t> data(static_cast<size_t>(bytes_of(kind, count)));
   for (uint8_t& byte : data) byte = static_cast<uint8_t>(random.bits() >> 16);
-  const size_t stride = static_cast<size_t>(bytes_of(kind, quant_group));
-  for (size_t i = 0; i < data.size(); i += stride) {
+  const size_t stride = static_cast<size_t>(bytes_of(kind, is_super(kind) ? super_group : quant_group));
+  const size_t first = kind == Kind::q6_k ? stride - 2 : 0;  // where a block's halves are
+  for (size_t i = first; i < data.size(); i += stride) {
     data[i + 1] = static_cast<uint8_t>(0x2C | (data[i + 1] & 0x83));
-    if (kind == Kind::q4_1) data[i + 3] = static_cast<uint8_t>(0x2C | (data[i + 3] & 0x83));
+    if (kind == Kind::q4_1 || kind == Kind::q4_k) {
+      data[i + 3] = static_cast<uint8_t>(0x2C | (data[i + 3] & 0x83));
+    }
   }
   return data;
 }
@@ -122,6 +125,7 @@ void check_products() {
       integer_product(random, kind, rows, 64, 71);
       integer_product(random, kind, rows, 32, 16 * 9);
     }
+    for (const Kind kind : {Kind::q4_k, Kind::q6_k}) integer_product(random, kind, rows, 512, 71);
   }
   for (int64_t size = 1; size < 70; ++size) row_operations(random, size);
 }

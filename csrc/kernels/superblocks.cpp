@@ -67,8 +67,8 @@ OCTAVO_INLINE void pack_halves(const uint8_t* block, Kind kind, int64_t lane, ui
   __builtin_memcpy(halves + 2 * (panel_width + lane), &minus_dmin, 2);
 }
 
-// Sixteen bytes as floats.
-OCTAVO_INLINE Lanes load_bytes(const uint8_t* source, bool is_signed) {
+// Sixteen scales, bytes, as floats.
+OCTAVO_INLINE Lanes load_scales(const uint8_t* source, bool is_signed) {
   Lanes out;
 #if defined(__AVX512F__)
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
@@ -130,7 +130,7 @@ template <int R>
 OCTAVO_INLINE void add_q6_k(const IntegerProduct& a, int64_t at, const uint8_t* codes, const uint8_t* scales,
                             const Lanes& d, Lanes (&acc)[R]) {
   const int8_t* x = a.x.codes + at * quant_group;
-  const Lanes first = load_bytes(scales, true), second = load_bytes(scales + panel_width, true);
+  const Lanes first = load_scales(scales, true), second = load_scales(scales + panel_width, true);
   IntLanes sum[R];
   Lanes both[R];
 #pragma GCC unroll 16
@@ -162,8 +162,8 @@ void tile(const IntegerProduct& a, int64_t row, int64_t panel) {
       const uint8_t* own = halves + halves_bytes(kind) + g * group_scale_bytes;
       if constexpr (kind == Kind::q4_k) {
         const Lanes minus_dmin = load_halves(halves + 2 * panel_width);
-        const Lanes scale = d * load_bytes(own, false);
-        add_q4_k<R>(a, at, codes, scale, minus_dmin * load_bytes(own + panel_width, false), acc);
+        const Lanes scale = d * load_scales(own, false);
+        add_q4_k<R>(a, at, codes, scale, minus_dmin * load_scales(own + panel_width, false), acc);
       } else {
         add_q6_k<R>(a, at, codes, own, d, acc);
       }
