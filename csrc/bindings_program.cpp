@@ -241,6 +241,13 @@ void bind_program(nb::module_& m) {
       .def("scale", scale, nb::arg("x"), nb::arg("factor"))
       .def("soft_cap", soft_cap, nb::arg("x"), nb::arg("cap"))
       .def("finish", finish, nb::arg("result"))
+      .def("time_phases", &Program::time_phases, nb::arg("on"))
+      .def("phase_times",
+           [](const Program& program) {
+             nb::list out;
+             for (const auto& time : program.phase_times()) out.append(nb::make_tuple(time.what, time.seconds));
+             return out;
+           })
       .def_prop_ro("num_phases", &Program::num_phases)
       .def_prop_ro("floats_per_row", &Program::floats_per_row)
       .def("run_step", run_step, nb::arg("tokens").noconvert(), nb::arg("positions").noconvert(),

@@ -191,6 +191,25 @@ int64_t Program::first_block(int64_t start) const {
   return hidden > 0 ? hidden / layer(0).block_size : 0;
 }
 
+void Program::time_phases(bool on) { phase_seconds_.assign(on ? phases_.size() : 0, 0.0); }
+
+std::vector<Program::PhaseTime> Program::phase_times() const {
+  std::vector<PhaseTime> times;
+  for (size_t i = 0; i < phase_seconds_.size(); ++i) {
+    const Phase& phase = phases_[i];
+    std::string what = "attention";
+    if (phase.kind == Phase::Kind::rows) what = "rows, " + std::to_string(phase.row_ops.size()) + " ops";
+    if (phase.kind == Phase::Kind::products) {
+      what = "products";
+      for (const Linear& op : phase.products) {
+        what += " " + std::to_string(op.weight.inputs) + "x" + std::to_string(op.weight.outputs);
+      }
+    }
+    times.push_back({what, phase_seconds_[i]});
+  }
+  return times;
+}
+
 int64_t Program::largest_row_of(Source source) const {
   return source == Source::tokens ? token_rows_ : position_rows_;
 }

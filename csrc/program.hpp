@@ -20,6 +20,7 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -122,6 +123,14 @@ class Program {
   // The result's rows, contiguous; valid until the next run.
   const float* run(const StepInput& input);
 
+  // Seconds that each phase has taken, summed over all runs since `time_phases(true)`, and what it does.
+  struct PhaseTime {
+    std::string what;
+    double seconds;
+  };
+  void time_phases(bool on);
+  std::vector<PhaseTime> phase_times() const;
+
   const Buffer& buffer(BufferId id) const { return buffers_[static_cast<size_t>(id)]; }
   int64_t num_buffers() const { return static_cast<int64_t>(buffers_.size()); }
   BufferId result() const { return result_; }
@@ -163,6 +172,7 @@ class Program {
   struct Free {
     void operator()(float* memory) const { std::free(memory); }
   };
+  std::vector<double> phase_seconds_;  // empty: not timed
   std::unique_ptr<float, Free> arena_;
   int64_t arena_rows_ = 0;
 };

@@ -1,6 +1,7 @@
 // Replaying: phase after phase, each shared out over the team.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <new>
 
 #include "attention_step.hpp"
@@ -201,11 +202,20 @@ const float* Program::run(const StepInput& input) {
     arena_rows_ = input.num_tokens;
   }
   const Replay replay{*this, input, kernels(), arena_.get()};
-  for (const Phase& phase : phases_) {
+  const auto run_phase = [&](const Phase& phase) {
     switch (phase.kind) {
-      case Phase::Kind::rows: replay.run_rows(phase); break;
-      case Phase::Kind::products: replay.run_products(phase); break;
-      case Phase::Kind::attention: replay.run_attention_phase(phase); break;
+      case Phase::Kind::rows: return replay.run_rows(phase);
+      case Phase::Kind::products: return replay.run_products(phase);
+      case Phase::Kind::attention: return replay.run_attention_phase(phase);
+    }
+  };
+  if (phase_seconds_.empty()) {
+    for (const Phase& phase : phases_) run_phase(phase);
+  } else {
+    for (size_t i = 0; i < phases_.size(); ++i) {
+      const auto begun = std::chrono::steady_clock::now();
+      run_phase(phases_[i]);
+      phase_seconds_[i] += std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
     }
   }
   return replay.base(result_);

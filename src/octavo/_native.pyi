@@ -234,6 +234,12 @@ class Program:
     def finish(self, result: int) -> None:
         """Nothing can be recorded any more; the program can run."""
 
+    def time_phases(self, on: bool) -> None:
+        """From now on each run adds the seconds of its phases; false stops and forgets."""
+
+    def phase_times(self) -> list[tuple[str, float]]:
+        """What each phase does, and its seconds so far; empty when not timed."""
+
     @property
     def num_phases(self) -> int:
         """Barriers of a run."""
