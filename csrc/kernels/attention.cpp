@@ -18,6 +18,10 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
+// Rows of a tile at most. Six leave room for four vectors beside them, so that what was widened is used six
+// times and what was broadcast four times.
+constexpr int rows_max = tile_rows < 6 ? tile_rows : 6;
+
 // How many vectors stand beside R rows: a power of two, which divides partitions and common head sizes.
 constexpr int vectors_beside(int rows) {
   const int room = vectors_for(rows);
@@ -106,8 +110,9 @@ OCTAVO_INLINE void sum_codes(const Rows& rows, int64_t r, const uint8_t* const* 
     for (int p = 0; p < P; ++p) prefetch(ahead[p] + word * stride);
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i) {
+      const Four four = broadcast_four(rows.codes[r + i] + 4 * word);
 #pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) accumulate_dots(sum[i][p], stored[p], rows.codes[r + i] + 4 * word);
+      for (int p = 0; p < P; ++p) accumulate_dots(sum[i][p], stored[p], four);
     }
   }
 #pragma GCC unroll 8
@@ -254,14 +259,14 @@ void weigh_rows(Rows& rows, int64_t r, const Partition& part) {
 }
 
 // Calls for the `count` rows from r on the function made for just that many.
-template <KvKind kind, int R = tile_rows>
+template <KvKind kind, int R = rows_max>
 OCTAVO_INLINE void score_tile_of(const Attention& a, Rows& rows, int64_t r, int64_t count,
                                  const Partition& part) {
   if (count == R) return score_rows<kind, R>(a, rows, r, part);
   if constexpr (R > 1) score_tile_of<kind, R - 1>(a, rows, r, count, part);
 }
 
-template <KvKind kind, int R = tile_rows>
+template <KvKind kind, int R = rows_max>
 OCTAVO_INLINE void weigh_tile_of(Rows& rows, int64_t r, int64_t count, const Partition& part) {
   if (count == R) return weigh_rows<kind, R>(rows, r, part);
   if constexpr (R > 1) weigh_tile_of<kind, R - 1>(rows, r, count, part);
@@ -270,7 +275,7 @@ OCTAVO_INLINE void weigh_tile_of(Rows& rows, int64_t r, int64_t count, const Par
 // The rows' softmax over one partition and, in rows.part, V under it.
 template <KvKind kind>
 void take_partition(const Attention& a, Rows& rows, const Partition& part, Softmax* softmax) {
-  const int64_t tiles = (rows.count + tile_rows - 1) / tile_rows;  // of nearly equal height
+  const int64_t tiles = (rows.count + rows_max - 1) / rows_max;  // of nearly equal height
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t r = rows.count * t / tiles, next = rows.count * (t + 1) / tiles;
     score_tile_of<kind>(a, rows, r, next - r, part);

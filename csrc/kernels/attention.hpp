@@ -17,7 +17,7 @@
 namespace octavo {
 
 constexpr int partition_size = 256;  // positions that attention reduces at a time, at fixed absolute borders
-constexpr int attention_rows = 32;   // (token, query head) pairs that one attention task handles at most
+constexpr int attention_rows = 36;   // (token, query head) pairs that one attention task handles at most
 constexpr int head_size_max = 256;
 constexpr int64_t kv_lanes = 16;
 
