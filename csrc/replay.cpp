@@ -1,8 +1,8 @@
 // Replaying: phase after phase, each shared out over the team.
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <new>
+#include <vector>
 
 #include "attention_step.hpp"
 #include "dispatch.hpp"
@@ -162,24 +162,25 @@ struct Replay {
 
   // Tasks of about equal work, each within one product.
   void run_products(const Phase& phase) const {
-    constexpr int64_t tasks_max = 4096;
-    std::array<ProductTask, tasks_max> tasks;
-    int64_t all = 0, num_tasks = 0;
+    static thread_local std::vector<ProductTask> tasks;  // keeps its memory from phase to phase
+    tasks.clear();
+    int64_t all = 0;
     for (const Linear& op : phase.products) all += op.weight.outputs * op.weight.inputs;
     const int64_t rows = count(program.buffer(phase.products[0].out).rows);
-    const int64_t wanted = tasks_for(tasks_max, rows * all, product_work_min, Team::instance().size());
+    const int64_t wanted = tasks_for(all, rows * all, product_work_min, Team::instance().size());
     for (const Linear& op : phase.products) {
       const int64_t panels = (op.weight.outputs + panel_width - 1) / panel_width;
       const int64_t own = op.weight.outputs * op.weight.inputs;
       const int64_t share = std::max<int64_t>(1, (wanted * own + all / 2) / all);
       const int64_t unit = panel_unit(op, panels, share), units = (panels + unit - 1) / unit;
-      const int64_t parts = std::min({units, share, tasks_max - num_tasks});
+      const int64_t parts = std::min(units, share);
       for (int64_t part = 0; part < parts; ++part) {
-        tasks[static_cast<size_t>(num_tasks++)] = {
-            &op, units * part / parts * unit, std::min(units * (part + 1) / parts * unit, panels)};
+        tasks.push_back(
+            {&op, units * part / parts * unit, std::min(units * (part + 1) / parts * unit, panels)});
       }
     }
-    parallel(num_tasks, [&](int64_t task) { run_product(tasks[static_cast<size_t>(task)]); });
+    const ProductTask* first = tasks.data();  // of this thread: a worker has a vector of its own
+    parallel(static_cast<int64_t>(tasks.size()), [&](int64_t task) { run_product(first[task]); });
   }
 
   void run_attention_phase(const Phase& phase) const {

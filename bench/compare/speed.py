@@ -5,6 +5,7 @@
     W1       128 random tokens in, 128 out, C at a time       output tokens/s, prefill included
     W2       512 shared and 32 own tokens in, 32 out, 32 at once
     prefill  2,048 random tokens in                           prompt tokens/s
+    W3       7,168 random tokens in, 64 out, 1 and 4 at once  decoded tokens/s (ours and llama.cpp)
 
 A round runs ours and then each peer of a precision class, so the machine's drift hits all alike; a ratio is
 taken within a round, and its median is told. llama.cpp is its own `llama-batched-bench` (no server between),
@@ -26,6 +27,7 @@ import peers
 IN, OUT = 128, 128
 SHARED, OWN, SHORT_OUT, AT_ONCE = 512, 32, 32, 32
 LONG = 2048
+DEEP, DEEP_OUT, DEEP_AT_ONCE = 7168, 64, (1, 4)
 REQUESTS = 32
 OURS = "octavo"
 
@@ -147,6 +149,9 @@ def our_runs(workload: str, concurrencies: Sequence[int]) -> list[list[str]]:
     """The options of the runs that a workload takes: a single stream sends fewer requests."""
     if workload == "W2":
         return [["--workload", "W2", "--prefix", str(SHARED), "--n", str(AT_ONCE)]]
+    if workload == "W3":
+        flags = [word for count in DEEP_AT_ONCE for word in ("--conc", str(count))]
+        return [["--workload", "W3", "--prompt", str(DEEP), "--long-out", str(DEEP_OUT), *flags]]
     if workload == "prefill":
         return [["--workload", "W1", "--inp", str(LONG), "--out", "1", "--conc", "1", "--n", "4"]]
     runs = []
@@ -163,6 +168,8 @@ def our_case(row: peers.Row, workload: str) -> Speeds:
         return {}
     if workload == "prefill":
         return {"prefill": peers.number(row, "prefill_tokens_per_s")}
+    if workload == "W3":
+        return {case_name(workload, int(about["concurrency"])): peers.number(row, "decode_tokens_per_s")}
     return {case_name(workload, int(about["concurrency"])): peers.number(row, "output_tokens_per_s")}
 
 
@@ -174,12 +181,13 @@ def llama_speeds(model: Path, workload: str, concurrencies: Sequence[int]) -> Sp
     if not program.exists() or not model.exists():
         peers.say(f"llama.cpp: left out: {program} or {model} is missing")
         return {}
-    sizes = (
-        ["-npp", str(LONG), "-ntg", "1", "-npl", "1"]
-        if workload == "prefill"
-        else ["-npp", str(IN), "-ntg", str(OUT), "-npl", ",".join(map(str, concurrencies))]
-    )
-    common = ["-t", "2", "-tb", "2", "-c", "16384", "-b", "2048", "-ub", "512", "--output-format", "jsonl"]
+    sizes = {
+        "prefill": ["-npp", str(LONG), "-ntg", "1", "-npl", "1"],
+        "W3": ["-npp", str(DEEP), "-ntg", str(DEEP_OUT), "-npl", ",".join(map(str, DEEP_AT_ONCE))],
+    }.get(workload, ["-npp", str(IN), "-ntg", str(OUT), "-npl", ",".join(map(str, concurrencies))])
+    context = max(16384, (DEEP + DEEP_OUT) * max(DEEP_AT_ONCE)) if workload == "W3" else 16384
+    common = ["-t", "2", "-tb", "2", "-c", str(context), "-b", "2048", "-ub", "512", "-fa", "on"]
+    common += ["--output-format", "jsonl"]
     rows = peers.run_rows([program, "-m", model, *common, *sizes], f"llama.cpp {model.stem} {workload}")
     speeds: Speeds = {}
     for row in rows:
@@ -191,6 +199,8 @@ def llama_case(row: peers.Row, workload: str) -> Speeds:
     """The figure of one line: output tokens over all of its time, or its prompt speed."""
     if workload == "prefill":
         return {"prefill": peers.number(row, "speed_pp")}
+    if workload == "W3":
+        return {case_name(workload, int(peers.number(row, "pl"))): peers.number(row, "speed_tg")}
     count = int(peers.number(row, "pl"))
     return {case_name(workload, count): count * OUT / peers.number(row, "t")}
 
@@ -201,6 +211,8 @@ def script_speeds(peer: str, model: Sequence[Path], workload: str, concurrencies
     missing = [path for path in (runner, installed(peer), *model) if not path.exists()]
     if missing:
         peers.say(f"{peer}: left out: {missing[0]} is missing")
+        return {}
+    if workload == "W3":
         return {}
     if peer == "transformers":
         if workload != "W1" or AT_ONCE not in concurrencies:
@@ -239,8 +251,8 @@ def script_case(row: peers.Row, workload: str) -> Speeds:
 
 
 def case_name(workload: str, concurrency: int) -> str:
-    """ "W1 C=8", "W2"."""
-    return f"W1 C={concurrency}" if workload == "W1" else workload
+    """ "W1 C=8", "W2", "W3 C=4"."""
+    return f"{workload} C={concurrency}" if workload in ("W1", "W3") else workload
 
 
 def summarise(samples: Sequence[Sample]) -> list[Summary]:

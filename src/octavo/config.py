@@ -21,8 +21,8 @@ KV_KINDS = ("f32", "bf16", "int8")
 class StartOptions:
     """How to start an engine. Raises ConfigError when a value is out of its bounds."""
 
-    weights: str = "f32"  # how weights are held: f32, auto (as in the file), bf16, int8, q4
-    kv: str = "f32"  # how K and V are held: f32, bf16, int8 (a scale for each token and kv head)
+    weights: str = "auto"  # how weights are held: f32, auto (as in the file), bf16, int8, q4
+    kv: str = "bf16"  # how K and V are held: f32, bf16, int8 (a scale for each token and kv head)
     backend: str = "cpu"  # cpu (native kernels) or reference (NumPy, the specification; slow)
     context_length: int | None = None  # tokens of prompt and output together; None: the model's own
     kv_memory_bytes: int | None = None  # bytes of KV blocks; None: a quarter of the available memory
@@ -33,7 +33,7 @@ class StartOptions:
     threads: int | None = None  # native threads; None: one per core
     overlap: int = 0  # 1: the next step is planned while one runs
     prefix_caching: bool = True  # share the blocks of equal prefixes
-    pace: bool = True  # hold back prompt tokens while others decode, by measured step times
+    pace: bool | None = None  # hold prompts back while others decode; None: in a server yes, in scripts no
     served_name: str | None = None  # the name in /v1/models; None: the model's own
 
     def __post_init__(self) -> None:

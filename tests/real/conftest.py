@@ -21,7 +21,7 @@ def gguf_path() -> Path:
 @pytest.fixture(scope="session")
 def llm(gguf_path: Path) -> LLM:
     """In float32, because the oracle computes in it."""
-    return LLM(None, StartOptions(weights="f32", kv_memory_bytes=2**30, context_length=4096))
+    return LLM(None, StartOptions(weights="f32", kv="f32", kv_memory_bytes=2**30, context_length=4096))
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ TEXT = topics["execmodel"]  # prose that comes with Python
 def log_probabilities(weights: str, kv: str = "f32") -> Floats:
     """(T, V) in double: the distributions after each token of a text."""
     started = build_engine(
-        None, StartOptions(weights=weights, kv_memory_bytes=2**28, context_length=512), print
+        None, StartOptions(weights=weights, kv="f32", kv_memory_bytes=2**28, context_length=512), print
     )
     started.engine.executor.close()
     model, ops = started.loaded.model, started.ops

@@ -24,8 +24,8 @@ def test_kv_of_fewer_bits_stays_near_float32(kv: str, bound: float) -> None:
 
 @pytest.mark.parametrize("kv, bytes_per_block", [("bf16", 368_640), ("int8", 196_608)])
 def test_an_engine_holds_kv_as_asked_and_names_it(kv: str, bytes_per_block: int) -> None:
-    llm = LLM(None, StartOptions(kv=kv, kv_memory_bytes=2**28, context_length=512))
-    plain = LLM(None, StartOptions(kv_memory_bytes=2**28, context_length=512))
+    llm = LLM(None, StartOptions(weights="f32", kv=kv, kv_memory_bytes=2**28, context_length=512))
+    plain = LLM(None, StartOptions(weights="f32", kv="f32", kv_memory_bytes=2**28, context_length=512))
     assert llm.started.budget.bytes_per_block == bytes_per_block
     prompt = "A sheet folded three times makes a gathering of sixteen pages, called an octavo. " * 3
     params = SamplingParams(max_tokens=8, temperature=0.0)

@@ -73,14 +73,18 @@ class Served:
 
 @pytest.fixture(scope="module")
 def weights(gguf_path: Path) -> Started:
-    return build_engine(str(gguf_path), StartOptions(context_length=2048, kv_memory_bytes=2**21), print)
+    return build_engine(
+        str(gguf_path),
+        StartOptions(weights="f32", kv="f32", context_length=2048, kv_memory_bytes=2**21),
+        print,
+    )
 
 
 @contextmanager
 def serving(weights: Started, num_blocks: int, **options: object) -> Iterator[Served]:
     """A server on any free port, with a pool of its own."""
     num_bytes = num_blocks * weights.budget.bytes_per_block
-    chosen = StartOptions(kv_memory_bytes=num_bytes, **options)  # type: ignore[arg-type]
+    chosen = StartOptions(weights="f32", kv="f32", kv_memory_bytes=num_bytes, **options)  # type: ignore[arg-type]
     llm = client_of(engine_over(weights.loaded, weights.ops, chosen), chosen)
     listener = bind("127.0.0.1", 0)
     ready = threading.Event()

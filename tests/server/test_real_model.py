@@ -23,7 +23,7 @@ CONTEXT = 512
 def served():
     """The engine, with a pool of 64 blocks, and the base URL of a server over it."""
     options = StartOptions(
-        context_length=CONTEXT, kv_memory_bytes=64 * 720 * 1024, max_seqs=16, step_tokens=128
+        context_length=CONTEXT, kv_memory_bytes=64 * 360 * 1024, max_seqs=16, step_tokens=128
     )
     llm = start_engine(None, options, lambda text: None)
     listener = bind("127.0.0.1", 0)

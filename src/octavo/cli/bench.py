@@ -70,7 +70,7 @@ def resolved_settings(started: Started, options: StartOptions) -> dict[str, str 
         "kv_pool_bytes": started.budget.num_bytes,
         "threads": look_at_machine().threads,
         "step_tokens": options.step_tokens,
-        "pace": options.pace,
+        "pace": options.pace is not False,
         "overlap": options.overlap,
     }
 

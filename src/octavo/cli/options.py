@@ -92,7 +92,7 @@ def start_options(
     context_length: int | None,
     kv_memory: str | None,
     threads: int | None,
-    kv: str = "f32",
+    kv: str = "bf16",
     block_size: int = 16,
     max_seqs: int = 64,
     step_tokens: int = 512,

@@ -9,7 +9,7 @@ print(llm.generate(["The capital of France is"], SamplingParams(max_tokens=16, t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.config import StartOptions
 from octavo.engine.assemble import Assembler, Vocabulary
@@ -67,7 +67,10 @@ class LLM:
         options: StartOptions | None = None,
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.started = build_engine(model, options or StartOptions(), progress)
+        options = options or StartOptions()
+        if options.pace is None:  # whoever waits for all answers gains nothing from steady streams
+            options = replace(options, pace=False)
+        self.started = build_engine(model, options, progress)
         self.engine = self.started.engine
         self.tokenizer = self.started.loaded.tokenizer
         self._vocabulary = Vocabulary(self.tokenizer.token_bytes, self.tokenizer.special_ids)

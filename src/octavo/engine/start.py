@@ -113,7 +113,7 @@ def engine_over(loaded: LoadedModel, ops: Ops, options: StartOptions) -> Started
         context_length=spec.context_length,
         stop_ids=stop_ids,
         prefix_caching=options.prefix_caching,
-        pace=options.pace,
+        pace=options.pace is not False,
     )
     identity = (loaded.model.fingerprint, b"", options.kv.encode(), ops.arithmetic_id.encode())
 
