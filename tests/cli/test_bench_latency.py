@@ -102,7 +102,7 @@ def test_both_configurations_run_in_turns_and_are_told(monkeypatch, capsys, as_j
     monkeypatch.setattr(bench, "engine_over", lambda *given: Started())
     monkeypatch.setattr(bench, "client_of", client_of)
     bench.run_latency(None, StartOptions(), SCENARIO, 2, as_json=as_json)
-    assert seen == [(512, True), (4096, False), "closed", "closed"]
+    assert seen == [(512, None), (4096, False), "closed", "closed"]
     told = capsys.readouterr().out
     if not as_json:
         assert "median of 2 rounds" in told

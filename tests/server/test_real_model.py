@@ -56,14 +56,14 @@ def wait_until(condition):
 def test_a_fluent_answer_streamed_and_whole_is_the_same(client, served):
     asked = {
         "model": served[0].name,
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "messages": [{"role": "user", "content": "How many days are in a week?"}],
         "temperature": 0,
         "max_tokens": 24,
     }
     whole = client.chat.completions.create(**asked)
     streamed = client.chat.completions.create(**asked, stream=True)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
-    assert "Paris" in text
+    assert "7 days" in text
     assert text == whole.choices[0].message.content
     assert whole.usage.completion_tokens <= 24
 
