@@ -1,6 +1,6 @@
 // How a step's attention is shared out.
 //
-// A task is up to 32 rows of one kv head of one chunk, walking the partitions that they see. Where tasks are
+// A task is up to 36 rows of one kv head of one chunk, walking the partitions that they see. Where tasks are
 // few or unequal (one sequence with a long context has only as many as kv heads), a task is cut at borders of
 // partitions: each piece writes what it found in each partition, and a second pass merges them in ascending
 // order, with the operations of the uncut walk. So cutting changes no bit.

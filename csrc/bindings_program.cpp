@@ -21,6 +21,7 @@ void require_open(const Program& program) {
 const Buffer& require_buffer(const Program& program, BufferId id, const char* name) {
   require_open(program);
   require_index(name, id, program.num_buffers());
+  require(!program.buffer(id).holds_codes, std::string(name) + " holds codes, not floats");
   return program.buffer(id);
 }
 
@@ -30,18 +31,26 @@ void require_alike(const Program& program, BufferId x, BufferId y) {
   require(a.rows == b.rows && a.width == b.width, "x and y differ in shape");
 }
 
+void require_weight(int64_t outputs, int64_t inputs) {
+  require(outputs >= 1 && outputs <= (int64_t{1} << 31) && inputs >= 1 && inputs <= (int64_t{1} << 24),
+          "a matrix of no or absurdly many outputs or inputs");
+}
+
 Weight float_weight(const Panels& panels, int64_t outputs) {
+  require_weight(outputs, extent(panels, 1));
   require_float_panels(panels, outputs, extent(panels, 1));
   return {Kind::f32, reinterpret_cast<const uint8_t*>(panels.data()), outputs, extent(panels, 1)};
 }
 
 Weight half_weight(const HalfPanels& panels, const std::string& kind, int64_t outputs) {
+  require_weight(outputs, extent(panels, 1));
   require_float_panels(panels, outputs, extent(panels, 1));
   return {half_kind_of(kind), reinterpret_cast<const uint8_t*>(panels.data()), outputs, extent(panels, 1)};
 }
 
 Weight code_weight(const CodePanels& panels, const std::string& kind_name, int64_t outputs, int64_t inputs) {
   const Kind kind = kind_of(kind_name);
+  require_weight(outputs, inputs);
   require(is_grouped(kind), "a matrix of kind " + kind_name + " has no integer codes");
   require(inputs > 0 && inputs % block_size_of(kind) == 0,
           "inputs must be a multiple of " + std::to_string(block_size_of(kind)));
@@ -52,7 +61,8 @@ Weight code_weight(const CodePanels& panels, const std::string& kind_name, int64
 
 BufferId given_rows(Program& program, int64_t width) {
   require_open(program);
-  require(width >= 1, "a row has no elements");
+  require(width >= 1 && width <= (int64_t{1} << 24), "a row of no or absurdly many elements");
+  require(program.given() < 0, "the program has its given rows already");
   return program.given_rows(width);
 }
 
@@ -155,7 +165,8 @@ BufferId soft_cap(Program& program, BufferId x, float cap) {
 }
 
 void finish(Program& program, BufferId result) {
-  require_buffer(program, result, "result");
+  require(require_buffer(program, result, "result").first_phase >= 0,
+          "the result is what was given: nothing was recorded");
   program.finish(result);
 }
 
@@ -167,10 +178,12 @@ auto run(Program& program, const StepInput& input) {
     rows = program.run(input);
   }
   const Buffer& result = program.buffer(program.result());
+  // Should the program get a larger arena, this one lives as long as an array over it.
+  const nb::capsule owner(new std::shared_ptr<float>(program.arena()),
+                          [](void* arena) noexcept { delete static_cast<std::shared_ptr<float>*>(arena); });
   const int64_t count = result.rows == Rows::tokens ? input.num_tokens : input.num_logit_rows;
   return nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>(
-      const_cast<float*>(rows), {static_cast<size_t>(count), static_cast<size_t>(result.width)},
-      nb::find(&program));
+      const_cast<float*>(rows), {static_cast<size_t>(count), static_cast<size_t>(result.width)}, owner);
 }
 
 auto run_step(Program& program, const IntVector& tokens, const IntVector& positions, const IntVector& starts,
@@ -178,6 +191,7 @@ auto run_step(Program& program, const IntVector& tokens, const IntVector& positi
               int64_t num_blocks) {
   const int64_t count = extent(tokens, 0), chunks = extent(starts, 0), table_width = extent(tables, 1);
   require(program.is_finished(), "the program is not finished");
+  require(program.given() < 0, "the program takes rows, not a step");
   require(count >= 1 && count <= rows_max, "a step of no or absurdly many tokens");
   require_size("positions", extent(positions, 0), count);
   require_indices("token", tokens.data(), count, program.largest_row_of(Source::tokens));
@@ -204,6 +218,7 @@ auto run_step(Program& program, const IntVector& tokens, const IntVector& positi
 
 auto run_rows(Program& program, const FloatMatrix& x) {
   require(program.is_finished() && program.given() >= 0, "the program takes no rows, or is not finished");
+  require(!program.reads_step(), "the program takes a step, not rows alone");
   const int64_t count = extent(x, 0);
   require(count >= 1 && count <= rows_max, "no or absurdly many rows");
   require_size("x, second axis,", extent(x, 1), program.buffer(program.given()).width);
@@ -241,7 +256,13 @@ void bind_program(nb::module_& m) {
       .def("scale", scale, nb::arg("x"), nb::arg("factor"))
       .def("soft_cap", soft_cap, nb::arg("x"), nb::arg("cap"))
       .def("finish", finish, nb::arg("result"))
-      .def("time_phases", &Program::time_phases, nb::arg("on"))
+      .def(
+          "time_phases",
+          [](Program& program, bool on) {
+            require(program.is_finished(), "the program is not finished");
+            program.time_phases(on);
+          },
+          nb::arg("on"))
       .def("phase_times",
            [](const Program& program) {
              nb::list out;

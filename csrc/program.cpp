@@ -69,6 +69,7 @@ BufferId Program::add_row_op(Op op, std::initializer_list<BufferId> read, int64_
 BufferId Program::given_rows(int64_t width) { return given_ = new_buffer(Rows::tokens, width); }
 
 BufferId Program::embed(const Weight& table, Source source) {
+  reads_step_ = true;
   int64_t& rows = source == Source::tokens ? token_rows_ : position_rows_;
   rows = std::min(rows, table.outputs);
   return add_row_op(Embed{table, source, -1}, {}, table.inputs, Rows::tokens);
@@ -76,6 +77,7 @@ BufferId Program::embed(const Weight& table, Source source) {
 
 // A logits row reads another's tokens row, so it may not stand in that row's chain.
 BufferId Program::take(BufferId x) {
+  reads_step_ = true;
   const BufferId out = new_buffer(Rows::logits, buffer(x).width);
   phase_for(Phase::Kind::rows, Rows::logits, buffer(x).first_phase + 1, {x}, out)
       .row_ops.push_back(Take{x, out});
@@ -112,11 +114,13 @@ BufferId Program::linear(BufferId x, const Weight& weight, const float* bias) {
 
 BufferId Program::rope(BufferId x, const float* cos, const float* sin, int64_t positions, int64_t half,
                        int64_t head_size) {
+  reads_step_ = true;
   rope_positions_ = std::min(rope_positions_, positions);
   return add_row_op(Rope{x, cos, sin, half, head_size, -1}, {x}, buffer(x).width, buffer(x).rows);
 }
 
 void Program::store(int64_t layer, BufferId k, BufferId v) {
+  reads_step_ = true;
   Phase& phase = phase_for(Phase::Kind::rows, Rows::tokens, after({k, v}, Phase::Kind::rows), {k, v}, -1);
   phase.row_ops.push_back(Store{k, v, layer});
   stored_in_.resize(layers_.size(), -1);
@@ -124,6 +128,7 @@ void Program::store(int64_t layer, BufferId k, BufferId v) {
 }
 
 BufferId Program::attend(Attend op) {
+  reads_step_ = true;
   stored_in_.resize(layers_.size(), -1);
   const int64_t stored = stored_in_[static_cast<size_t>(op.layer)];
   const int64_t earliest = std::max(after({op.q}, Phase::Kind::attention), stored + 1);

@@ -16,6 +16,7 @@
 // It knows neither Python nor the model. Pointers given while recording must outlive the program.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -120,7 +121,7 @@ class Program {
   void finish(BufferId result);
 
   // -- replaying ------------------------------------------------------------------------------------
-  // The result's rows, contiguous; valid until the next run.
+  // The result's rows, contiguous; valid until the next run. One run at a time: throws std::logic_error.
   const float* run(const StepInput& input);
 
   // Seconds that each phase has taken, summed over all runs since `time_phases(true)`, and what it does.
@@ -139,6 +140,8 @@ class Program {
   int64_t floats_per_row() const { return floats_per_row_; }
   // The first block of a chunk's table that a step may read: earlier ones lie before every layer's window.
   int64_t first_block(int64_t start) const;
+  bool reads_step() const { return reads_step_; }
+  std::shared_ptr<float> arena() const { return arena_; }
   bool is_finished() const { return result_ >= 0; }
   int64_t num_phases() const { return static_cast<int64_t>(phases_.size()); }
   int64_t num_layers() const { return static_cast<int64_t>(layers_.size()); }
@@ -169,11 +172,10 @@ class Program {
   int64_t floats_per_row_ = 0, rope_positions_ = INT64_MAX;
   int64_t token_rows_ = INT64_MAX, position_rows_ = INT64_MAX;
 
-  struct Free {
-    void operator()(float* memory) const { std::free(memory); }
-  };
   std::vector<double> phase_seconds_;  // empty: not timed
-  std::unique_ptr<float, Free> arena_;
+  bool reads_step_ = false;  // not of given rows alone
+  std::atomic<bool> running_{false};
+  std::shared_ptr<float> arena_;  // an array over a result keeps it alive
   int64_t arena_rows_ = 0;
 };
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <new>
+#include <stdexcept>
 #include <vector>
 
 #include "attention_step.hpp"
@@ -195,10 +196,16 @@ struct Replay {
 };
 
 const float* Program::run(const StepInput& input) {
+  if (running_.exchange(true)) throw std::logic_error("the program is running in another thread");
+  const struct Running {
+    std::atomic<bool>& flag;
+    ~Running() { flag.store(false); }
+  } running{running_};
   if (input.num_tokens > arena_rows_) {
+    arena_rows_ = 0;  // should there be no memory for the new one
     arena_.reset();
     const auto bytes = static_cast<size_t>((floats_per_row_ * input.num_tokens * 4 + page - 1) / page * page);
-    arena_.reset(static_cast<float*>(std::aligned_alloc(page, bytes)));
+    arena_.reset(static_cast<float*>(std::aligned_alloc(page, bytes)), std::free);
     if (!arena_) throw std::bad_alloc();
     arena_rows_ = input.num_tokens;
   }

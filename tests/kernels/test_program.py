@@ -81,11 +81,36 @@ def test_a_finished_program_takes_nothing_more() -> None:
     assert doubled.tolist() == [[2.0] * 16] * 3
 
 
+def test_a_result_outlives_the_arena_that_a_larger_run_replaces() -> None:
+    program = _native.Program([])
+    program.finish(program.scale(program.given_rows(16), 2.0))
+    small = program.run_rows(np.ones((1, 16), np.float32))
+    program.run_rows(np.zeros((4096, 16), np.float32))
+    assert small.tolist() == [[2.0] * 16]
+
+
+def test_a_program_is_run_on_what_it_was_recorded_for(step: StepProgram) -> None:
+    with pytest.raises(ValueError, match="takes no rows"):
+        step._program.run_rows(np.ones((1, 64), np.float32))
+    rows_only = _native.Program([])
+    rows_only.finish(rows_only.scale(rows_only.given_rows(16), 2.0))
+    empty = np.empty(0, np.int32)
+    with pytest.raises(ValueError, match="takes rows, not a step"):
+        rows_only.run_step(np.zeros(1, np.int32), empty, empty, empty, empty.reshape(0, 0), empty, 1)
+
+
 def test_shapes_that_do_not_fit_are_refused_while_recording() -> None:
     program = _native.Program([])
-    rows, others = program.given_rows(16), program.given_rows(32)
+    rows = program.given_rows(16)
+    weight = _native.float_weight(np.zeros((2, 16, 16), np.float32), 32)
     with pytest.raises(ValueError, match="differ in shape"):
-        program.add(rows, others)
+        program.add(rows, program.linear(rows, weight, None))
+    with pytest.raises(ValueError, match="given rows already"):
+        program.given_rows(16)
+    with pytest.raises(ValueError, match="nothing was recorded"):
+        program.finish(rows)
+    with pytest.raises(ValueError, match="absurdly many"):
+        _native.float_weight(np.zeros((0, 16, 16), np.float32), 0)
     with pytest.raises(IndexError, match="x is 9"):
         program.scale(9, 2.0)
     with pytest.raises(IndexError, match="layer is 0"):
