@@ -57,6 +57,13 @@ def backends() -> dict[str, Ops]:
 BACKENDS = backends()
 
 
+def cases_for(ops: Ops) -> int:
+    """All for float32 on both backends; fewer for kinds that differ from it by a kernel; fewest in NumPy."""
+    if ops.name in ("cpu-F32", "reference-F32"):
+        return CASES
+    return 60 if ops.name.startswith("cpu-") else 30
+
+
 @pytest.fixture(params=BACKENDS)
 def ops(request: pytest.FixtureRequest) -> Ops:
     return BACKENDS[request.param]
@@ -125,11 +132,7 @@ def test_alone_batched_chunked_hit_preempted_and_overlapped_are_equal(
     model = tiny_model(ops)  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
     seen = {"preempted": 0, "cached": 0}
-    # the slowest, and those that differ from another by a few lines of a kernel
-    few = ops.name in ("reference-Q4_1", "cpu-F16", "cpu-Q4_K", "cpu-Q6_K") or (
-        ops.name.startswith("reference-") and ops.name != "reference-F32"
-    )
-    num_cases = 60 if few else CASES
+    num_cases = cases_for(ops)
     for seed in range(num_cases):
         wanted = undisturbed.of(ops.name, ops, seed).essence  # type: ignore[attr-defined]
         _native.set_num_threads(1 + seed % 2)
@@ -153,15 +156,15 @@ def test_alone_batched_chunked_hit_preempted_and_overlapped_are_equal(
         seen["preempted"] += any(a.preemptions for a in answers.values())
         seen["cached"] += answer.cached > 0
         engine.executor.close()
-    assert seen["preempted"] > 2, "the cases met no preemption"
-    assert seen["cached"] > 5, "the cases met no prefix hit"
+    assert seen["preempted"] >= num_cases // 50, "the cases met too few preemptions"
+    assert seen["cached"] >= num_cases // 20, "the cases met too few prefix hits"
 
 
 @pytest.mark.parametrize("step_tokens", [1, 7, 16, 100])
 def test_any_chunking_of_the_prompt_is_equal(
-    ops: object, threads: int, undisturbed: Undisturbed, step_tokens: int
+    ops: Ops, threads: int, undisturbed: Undisturbed, step_tokens: int
 ) -> None:
-    for seed in range(0, CASES, 10):
+    for seed in range(0, cases_for(ops), 10):
         wanted = undisturbed.of(ops.name, ops, seed).essence  # type: ignore[attr-defined]
         assert alone(ops, case(seed), step_tokens=step_tokens).essence == wanted
 
