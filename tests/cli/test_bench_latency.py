@@ -45,7 +45,7 @@ def test_a_gap_while_the_prompt_is_computed_is_seen_and_not_before():
     model = SlowFirst("x" * 3000, context_length=5000)
     measured = asyncio.run(measure(model, SCENARIO, "whole", 0))
     assert measured.while_max_s >= 0.045
-    assert measured.before_p95_s < 0.045
+    assert measured.before_p50_s < measured.while_max_s
     assert measured.first_token_s >= 0.045
 
 
