@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from octavo import _native
 from octavo.kernels.contract import AttentionSpec, Batch, Floats, Ints, KvPool
+from octavo.kernels.elementwise import exp, tanh
 from octavo.kernels.integer_reference import quantised
 from octavo.kernels.pool import Halves, code_views, float_views
 
@@ -162,7 +162,7 @@ def _attend_chunk(context: _Context, q: Floats, start: int, spec: AttentionSpec)
 def _merged(walk: _Softmax, part: _Softmax, seen: Mask) -> _Softmax:
     """Both; a row that sees nothing of the part stays as it is, to the bit."""
     largest = np.maximum(walk.largest, part.largest)
-    old, new = _exp(walk.largest - largest), _exp(part.largest - largest)
+    old, new = exp(walk.largest - largest), exp(part.largest - largest)
     out = walk.out * old[..., None] + part.out * new[..., None]
     return _Softmax(
         np.where(seen, largest, walk.largest),
@@ -179,13 +179,13 @@ def _partition(
     kv_head = np.arange(q.shape[1]) // (q.shape[1] // stored.k.shape[0])  # query head h reads this kv head
     scores = _scores(q, stored, kv_head, np.float32(spec.scale))
     if spec.soft_cap is not None:
-        scores = np.float32(spec.soft_cap) * _mapped("tanh", scores / np.float32(spec.soft_cap))
+        scores = np.float32(spec.soft_cap) * tanh(scores / np.float32(spec.soft_cap))
     if spec.slopes is not None:
         distance = (positions[None, :] - own[:, None]).astype(np.float32)
         scores = scores + spec.slopes[:, None] * distance[:, None, :]
     scores = np.where(mask[:, None, :], scores, np.float32(-np.inf))
     largest = np.max(scores, axis=-1)
-    weights = _exp(scores - largest[..., None])
+    weights = exp(scores - largest[..., None])
     total = np.zeros_like(largest)
     out = np.zeros_like(q)
     for j in range(positions.size):
@@ -216,16 +216,3 @@ def _seen(own: Positions, positions: Positions, window: int | None) -> Mask:
     distance = own[:, None] - positions[None, :]
     causal: Mask = distance >= 0
     return causal if window is None else causal & (distance < window)
-
-
-def _exp(x: Floats) -> Floats:
-    """Elementwise, by the native module."""
-    return _mapped("exp", x)
-
-
-def _mapped(function: str, x: Floats) -> Floats:
-    """A native function of each element, whatever the memory layout of x."""
-    flat = np.ascontiguousarray(x).reshape(-1)
-    out = np.empty_like(flat)
-    _native.map(function, flat, out)
-    return out.reshape(x.shape)

@@ -4,7 +4,7 @@ Every op is row-independent to the bit, which NumPy does not promise by itself. 
 
 - products of floats are the native module's (`packed.multiply`), because BLAS changes its bits with the
   number of rows;
-- exp and tanh are the native module's, because NumPy's vector loops and their scalar tails round differently;
+- exp and tanh are the native module's (`elementwise`), because NumPy's vector loops and scalar tails differ;
 - sums run in a spelled-out order, element after element, because NumPy's own depends on an array's shape.
 
 What remains (+, -, *, /, square root, comparisons) is exact or correctly rounded, element by element.
@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from octavo import _native
 from octavo.kernels import attention_reference, integer_reference, packed
 from octavo.kernels.contract import (
     AttentionSpec,
@@ -31,6 +30,7 @@ from octavo.kernels.contract import (
     RowsBody,
     StepBody,
 )
+from octavo.kernels.elementwise import exp, tanh
 from octavo.kernels.held import kind_held
 from octavo.kernels.pool import allocate_pool
 
@@ -141,10 +141,10 @@ class ReferenceOps:
         one, half = np.float32(1), np.float32(0.5)
         with np.errstate(over="ignore"):
             if activation == "silu":
-                return x / (one + _exp(-x))
+                return x / (one + exp(-x))
             if activation == "gelu_tanh":
                 inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * (x * x * x))
-                return half * x * (one + _tanh(inner))
+                return half * x * (one + tanh(inner))
             if activation == "gelu":
                 erf = np.array(
                     [math.erf(value / math.sqrt(2)) for value in x.reshape(-1).tolist()], np.float32
@@ -162,30 +162,12 @@ class ReferenceOps:
 
     def soft_cap(self, x: Floats, cap: float) -> Floats:
         """cap * tanh(x / cap)."""
-        return np.float32(cap) * _tanh(x / np.float32(cap))
+        return np.float32(cap) * tanh(x / np.float32(cap))
 
 
 def _sum(x: Floats) -> Floats:
     """(..., E) -> (..., 1): one element after the other in double, rounded once."""
     return np.add.accumulate(x, axis=-1, dtype=np.float64)[..., -1:].astype(np.float32)
-
-
-def _exp(x: Floats) -> Floats:
-    """Elementwise, by the native module."""
-    return _mapped("exp", x)
-
-
-def _tanh(x: Floats) -> Floats:
-    """Elementwise, by the native module."""
-    return _mapped("tanh", x)
-
-
-def _mapped(function: str, x: Floats) -> Floats:
-    """A native function of each element, whatever the memory layout of x."""
-    flat = np.ascontiguousarray(x).reshape(-1)
-    out = np.empty_like(flat)
-    _native.map(function, flat, out)
-    return out.reshape(x.shape)
 
 
 def _own(matrix: Matrix) -> packed.FloatMatrix:
