@@ -39,37 +39,64 @@ OCTAVO_INLINE void sum_vectors(const IntLanes (&words)[P], const int8_t* x, IntL
   }
 }
 
-// The integer sums of one group. Codes of the P panels lie `stride` bytes apart.
-template <Kind kind, int R, int P>
+// What a tile walks: some groups of P panels, `stride` bytes apart. `wide` codes are bytes, whatever the kind.
+struct Codes {
+  const uint8_t* data;  // of the first group
+  int64_t stride;
+  int64_t first, last;  // groups
+};
+
+constexpr int wide_bytes = panel_width * quant_group;
+constexpr int64_t wide_groups = 24;  // unpacked at a time: two panels of them take half of the nearest cache
+constexpr int64_t wide_tiles = 3;    // of rows: for fewer, unpacking costs more than it saves
+
+// Words 2 j and 2 j + 1 of a group of four-bit codes, four inputs each.
+OCTAVO_INLINE IntLanes low_codes(const uint8_t* codes) { return load_words(codes) & broadcast_int(0x0F0F0F0F); }
+OCTAVO_INLINE IntLanes high_codes(const uint8_t* codes) {
+  return shift_right(load_words(codes), 4) & broadcast_int(0x0F0F0F0F);
+}
+
+// The integer sums of one group: byte codes, or two to a byte.
+template <bool bytes, int R, int P>
 OCTAVO_INLINE void sum_group(const uint8_t* codes, int64_t stride, const int8_t* x, IntLanes (&sum)[R][P]) {
-  const IntLanes low_half = broadcast_int(0x0F0F0F0F);
-  constexpr int vectors = code_bytes(kind) / 64;
+  constexpr int words_in_group = quant_group / 4;
 #pragma GCC unroll 8
-  for (int j = 0; j < vectors; ++j) {
+  for (int word = 0; word < words_in_group; ++word) {
     IntLanes words[P];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
-      words[p] = load_words(codes + p * stride + 64 * j);
-      if constexpr (kind != Kind::q8_0) words[p] = words[p] & low_half;
-    }
-    sum_vectors<R, P>(words, x + quant_group / vectors * j, sum);
-    if constexpr (kind != Kind::q8_0) {
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) {
-        words[p] = shift_right(load_words(codes + p * stride + 64 * j), 4) & low_half;
+      const uint8_t* own = codes + p * stride;
+      if constexpr (bytes) {
+        words[p] = load_words(own + 64 * word);
+      } else {
+        words[p] = word % 2 ? high_codes(own + 64 * (word / 2)) : low_codes(own + 64 * (word / 2));
       }
-      sum_vectors<R, P>(words, x + quant_group / vectors * j + 4, sum);
     }
+    sum_vectors<R, P>(words, x + 4 * word, sum);
   }
 }
 
-template <Kind kind, int R, int P>
-void tile(const IntegerProduct& a, int64_t row, int64_t panel) {
+// y of R rows and P panels: what the groups of `given` add to it. A group's codes are bytes where `wide`.
+template <Kind kind, bool wide, int R, int P>
+void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t panel) {
+  constexpr int64_t group_bytes = wide ? wide_bytes : code_bytes(kind);
   const int64_t groups = a.x.inputs / quant_group, stride = code_panel_bytes(kind, a.x.inputs);
-  const uint8_t* codes = a.panels + panel * stride;
-  const uint8_t* scales = codes + groups * code_bytes(kind);
-  Lanes acc[R][P]{};
-  for (int64_t g = 0; g < groups; ++g, codes += code_bytes(kind), scales += scale_bytes(kind)) {
+  const uint8_t* codes = given.data;
+  const uint8_t* scales =
+      a.panels + panel * stride + groups * code_bytes(kind) + given.first * scale_bytes(kind);
+  Lanes acc[R][P];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+      const int64_t output = (panel + p) * panel_width;
+      acc[r][p] = broadcast(0.0f);
+      if (wide && given.first > 0) {
+        acc[r][p] = load_first(a.y + (row + r) * a.outputs + output, a.outputs - output);
+      }
+    }
+  }
+  for (int64_t g = given.first; g < given.last; ++g, codes += group_bytes, scales += scale_bytes(kind)) {
     const int64_t at = g * a.x.rows + row;
     IntLanes sum[R][P];
 #pragma GCC unroll 8
@@ -78,7 +105,7 @@ void tile(const IntegerProduct& a, int64_t row, int64_t panel) {
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) sum[r][p] = start;
     }
-    sum_group<kind, R, P>(codes, stride, a.x.codes + at * quant_group, sum);
+    sum_group<wide || kind == Kind::q8_0, R, P>(codes, given.stride, a.x.codes + at * quant_group, sum);
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
       const Lanes d = load_halves(scales + p * stride);
@@ -93,36 +120,69 @@ void tile(const IntegerProduct& a, int64_t row, int64_t panel) {
       }
     }
   }
+  const bool with_bias = a.bias && given.last == groups;
+#pragma GCC unroll 8
   for (int p = 0; p < P; ++p) {
     const int64_t output = (panel + p) * panel_width;
     const int64_t count = a.outputs - output < panel_width ? a.outputs - output : panel_width;
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const Lanes y = a.bias ? acc[r][p] + load_first(a.bias + output, count) : acc[r][p];
-      store_first(a.y + (row + r) * a.outputs + output, y, count);
+      if (with_bias) acc[r][p] = acc[r][p] + load_first(a.bias + output, count);
+      store_first(a.y + (row + r) * a.outputs + output, acc[r][p], count);
     }
   }
 }
 
-// A few panels stay in the nearest cache while all rows pass over them, in tiles of R or R - 1 rows.
+// All rows beside P panels, in tiles of R or R - 1 rows.
+template <Kind kind, bool wide, int R, int P>
+void tiles_beside(const IntegerProduct& a, const Codes& codes, int64_t tiles, int64_t panel) {
+  for (int64_t t = 0; t < tiles; ++t) {
+    const int64_t row = a.x.rows * t / tiles, rows = a.x.rows * (t + 1) / tiles - row;
+    if (rows == R) {
+      tile<kind, wide, R, P>(a, codes, row, panel);
+    } else {
+      tile<kind, wide, (R > 1 ? R - 1 : 1), P>(a, codes, row, panel);
+    }
+  }
+}
+
+// The same for many rows: four-bit codes are unpacked once for all of them, some groups at a time.
+template <Kind kind, int R, int P>
+void tiles_beside_unpacked(const IntegerProduct& a, int64_t tiles, int64_t panel) {
+  alignas(64) uint8_t unpacked[P * wide_groups * wide_bytes];
+  constexpr int64_t stride = wide_groups * wide_bytes;
+  const int64_t groups = a.x.inputs / quant_group, panel_bytes = code_panel_bytes(kind, a.x.inputs);
+  for (int64_t first = 0; first < groups; first += wide_groups) {
+    const int64_t last = first + wide_groups < groups ? first + wide_groups : groups;
+    for (int p = 0; p < P; ++p) {
+      const uint8_t* codes = a.panels + (panel + p) * panel_bytes + first * code_bytes(kind);
+      uint8_t* out = unpacked + p * stride;
+      for (int64_t i = 0; i < (last - first) * code_bytes(kind); i += 64) {
+        store_words(out + 2 * i, low_codes(codes + i));
+        store_words(out + 2 * i + 64, high_codes(codes + i));
+      }
+    }
+    tiles_beside<kind, true, R, P>(a, {unpacked, stride, first, last}, tiles, panel);
+  }
+}
+
+// A few panels stay in the nearest cache while all rows pass over them.
+template <Kind kind, int R, int P>
+OCTAVO_INLINE void rows_beside(const IntegerProduct& a, int64_t tiles, int64_t panel) {
+  if constexpr (kind != Kind::q8_0 && R > 1) {
+    if (tiles >= wide_tiles) return tiles_beside_unpacked<kind, R, P>(a, tiles, panel);
+  }
+  const int64_t stride = code_panel_bytes(kind, a.x.inputs);
+  tiles_beside<kind, false, R, P>(a, {a.panels + panel * stride, stride, 0, a.x.inputs / quant_group}, tiles,
+                                  panel);
+}
+
 template <Kind kind, int R>
 void rows_of(const IntegerProduct& a, int64_t tiles, int64_t first_panel, int64_t last_panel) {
   constexpr int P = panels_for(R);
-  for (int64_t panel = first_panel; panel < last_panel;) {
-    const int64_t width = panel + P <= last_panel ? P : 1;
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t row = a.x.rows * t / tiles, rows = a.x.rows * (t + 1) / tiles - row;
-      if (width == P && rows == R) {
-        tile<kind, R, P>(a, row, panel);
-      } else if (width == P) {
-        tile<kind, (R > 1 ? R - 1 : 1), P>(a, row, panel);
-      } else if (rows == R) {
-        tile<kind, R, 1>(a, row, panel);
-      } else {
-        tile<kind, (R > 1 ? R - 1 : 1), 1>(a, row, panel);
-      }
-    }
-    panel += width;
-  }
+  int64_t panel = first_panel;
+  for (; panel + P <= last_panel; panel += P) rows_beside<kind, R, P>(a, tiles, panel);
+  for (; panel < last_panel; ++panel) rows_beside<kind, R, 1>(a, tiles, panel);
 }
 
 // Tiles of nearly equal height: the taller ones have `height` rows, the others one less.

@@ -12,7 +12,9 @@ OCTAVO_INLINE IntLanes load_words(const uint8_t* source) {
   return out;
 }
 
-typedef int32_t UnalignedWord __attribute__((aligned(1), may_alias));
+OCTAVO_INLINE void store_words(uint8_t* target, const IntLanes& words) {
+  __builtin_memcpy(target, &words, sizeof words);
+}
 
 // Four signed bytes beside every lane, in the form that the product of bytes takes.
 struct Four {

@@ -203,22 +203,34 @@ OCTAVO_INLINE IntLanes shift_right(const IntLanes& x, int bits) {
   return out;
 }
 
-// The sum of the lanes as a fixed tree: halves are added, then quarters, ... so its order never varies.
-OCTAVO_INLINE float sum_of_lanes(const Lanes& x) {
+// f over all lanes as a fixed tree: of halves, then quarters, ... so the order never varies.
+template <class F>
+OCTAVO_INLINE float folded(const Lanes& x, F f) {
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+  const __m256 eight = f(_mm512_castps512_ps256(x.part[0]), _mm512_extractf32x8_ps(x.part[0], 1));
+#else
+  const __m256 eight = f(x.part[0], x.part[1]);
+#endif
+  const __m128 four = f(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = f(four, _mm_movehl_ps(four, four));
+  return f(two[0], two[1]);
+#else
   float lane[lane_count];
   store(lane, x);
   for (int half = lane_count / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+    for (int i = 0; i < half; ++i) lane[i] = f(lane[i], lane[i + half]);
   }
   return lane[0];
+#endif
+}
+
+OCTAVO_INLINE float sum_of_lanes(const Lanes& x) {
+  return folded(x, [](const auto& a, const auto& b) { return a + b; });
 }
 
 OCTAVO_INLINE float largest_lane(const Lanes& x) {
-  float lane[lane_count];
-  store(lane, x);
-  float best = lane[0];
-  for (int i = 1; i < lane_count; ++i) best = lane[i] > best ? lane[i] : best;
-  return best;
+  return folded(x, [](const auto& a, const auto& b) { return b > a ? b : a; });
 }
 
 }  // namespace octavo::OCTAVO_ISA
