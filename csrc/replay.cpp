@@ -18,8 +18,8 @@ constexpr int64_t row_work_min = 1 << 13;      // floats below which sharing cos
 constexpr int64_t product_work_min = 1 << 17;  // multiply-adds, likewise
 
 // Output panels of a product that a tile takes at once: tasks begin at their multiples.
-int64_t panel_unit(const Linear& op, int64_t panels, int64_t wanted) {
-  if (op.weight.has_codes()) return panels >= code_panels_unit * wanted ? code_panels_unit : 1;
+int64_t panel_unit(const Linear& op, int64_t rows, int64_t panels, int64_t wanted) {
+  if (op.weight.has_codes()) return code_panels_unit(rows);
   return panels >= 24 * wanted ? 24 : 3;  // 24 suits every tile of floats; 3 is the width beside many rows
 }
 
@@ -173,7 +173,7 @@ struct Replay {
       const int64_t panels = (op.weight.outputs + panel_width - 1) / panel_width;
       const int64_t own = op.weight.outputs * op.weight.inputs;
       const int64_t share = std::max<int64_t>(1, (wanted * own + all / 2) / all);
-      const int64_t unit = panel_unit(op, panels, share), units = (panels + unit - 1) / unit;
+      const int64_t unit = panel_unit(op, rows, panels, share), units = (panels + unit - 1) / unit;
       const int64_t parts = std::min(units, share);
       for (int64_t part = 0; part < parts; ++part) {
         tasks.push_back(

@@ -18,8 +18,8 @@ namespace {
 // beside a few weights; P > 1 lets one broadcast of a row's bytes feed P products, R > 1 one unpacking of
 // weights R rows.
 #if defined(__AVX512F__)
-constexpr int rows_max = 6;
-constexpr int panels_for(int rows) { return rows <= 3 ? 4 : rows == 4 ? 3 : 2; }
+constexpr int rows_max = code_rows_max;
+constexpr int panels_for(int rows) { return code_panels_beside(rows); }
 #elif defined(__AVX2__)
 constexpr int rows_max = 2;
 constexpr int panels_for(int) { return 1; }

@@ -10,10 +10,18 @@
 
 namespace octavo {
 
-constexpr int panel_width = 16;       // outputs side by side in a packed weight matrix
-constexpr int code_panels_unit = 12;  // suits every tile of integer panels (4, 3 or 2 of them)
-constexpr int quant_group = 32;       // elements whose codes are summed at a time, in weights and activations
-constexpr int super_group = 256;      // elements of a super-block of Q4_K and Q6_K: eight such groups
+constexpr int panel_width = 16;   // outputs side by side in a packed weight matrix
+constexpr int quant_group = 32;   // elements whose codes are summed at a time, in weights and activations
+constexpr int super_group = 256;  // elements of a super-block of Q4_K and Q6_K: eight such groups
+
+// Integer products with AVX-512 take rows in tiles of nearly equal height, and a few panels beside them: work
+// is best cut at multiples of that many panels.
+constexpr int code_rows_max = 6;
+constexpr int64_t code_tiles(int64_t rows) { return (rows + code_rows_max - 1) / code_rows_max; }
+constexpr int code_panels_beside(int64_t height) { return height <= 3 ? 4 : height == 4 ? 3 : 2; }
+constexpr int code_panels_unit(int64_t rows) {
+  return rows == 0 ? 1 : code_panels_beside((rows + code_tiles(rows) - 1) / code_tiles(rows));
+}
 
 enum class Kind { f32, f16, bf16, q8_0, q4_0, q4_1, q4_k, q6_k };
 
