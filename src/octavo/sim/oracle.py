@@ -3,7 +3,8 @@ answer.
 
 Each slot stores (position, token, tenant). The next token folds every slot, read through the block table,
 with the sequence's seed and choice: a stale, mis-shared or un-copied block changes the output, or is seen
-at once as foreign. `next_token` is the same function without paging: what a run must equal.
+at once as foreign. `next_token` is the same function without paging: what a run must equal. A `window` makes
+the token depend on the last positions only, so that a step's cost does not grow with its contexts.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class OracleExecutor:
         block_size: int,
         vocab_size: int,
         tenant_of_seed: Callable[[int], int] = lambda seed: 0,
+        window: int | None = None,
     ) -> None:
+        self.window = window
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.slots: list[tuple[int, int, int] | None] = [None] * (num_blocks * block_size)
@@ -107,7 +110,8 @@ class OracleExecutor:
         assert chunk.stop == len(row.tokens), "a sample is taken after the last token"
         tenant = self._tenant_of_seed(row.admitted.seed)
         context = []
-        for position in range(chunk.stop):
+        first = 0 if self.window is None else max(0, chunk.stop - self.window)
+        for position in range(first, chunk.stop):
             slot = self.slots[self._slot(row, position)]
             assert slot is not None, "an empty slot was read"
             assert slot[0] == position, f"position {position} read a slot of position {slot[0]}"

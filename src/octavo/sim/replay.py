@@ -1,0 +1,128 @@
+"""The real scheduler and ledger on a trace of lengths: which request runs, and which block is whose, is
+decided by the code that serves; only the arithmetic is the oracle's, and the clock is virtual.
+
+    trace -> Request -> Scheduler + Memory -> StepPlan -> OracleExecutor -> commit
+                              |
+                            look    once a step, when what it writes is reserved and before anybody leaves
+
+A step computes every prompt that enters whole, as the policies of policies.py do, so that steps compare. An
+answer ends at its length, which the scheduler must not know: it admits by what is known so far, and reserves
+a block at a time. Prompts are random, so nothing is shared but what a request shares with itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from octavo.memory.memory import Memory
+from octavo.memory.names import root_name
+from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.sim.oracle import OracleExecutor
+from octavo.sim.policies import Job, Moment, Replayed, Slots, Window, replayed
+from octavo.types import Request, SamplingParams
+
+VOCAB = 32_000
+WINDOW = 32  # positions that the oracle reads for a token: each is checked, and cost stays linear
+
+Look = Callable[[Scheduler, int], None]  # the scheduler, and how many requests have not arrived yet
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """KV memory of `num_blocks` blocks, and how long a step lasts in virtual time."""
+
+    num_blocks: int
+    block_size: int
+    step_s: float
+
+    @property
+    def num_slots(self) -> int:
+        """Positions that it holds."""
+        return self.num_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What it took to serve a trace to its end."""
+
+    steps: int
+    preemptions: int
+
+
+def requests_of(jobs: Sequence[Job], seed: int, n: int = 1) -> list[Request]:
+    """Requests of these lengths, by arrival, with random prompts and `n` choices each."""
+    generator = random.Random(f"prompts {seed}")
+    return [
+        Request(
+            request_id=request_id,
+            prompt=tuple(generator.choices(range(VOCAB), k=job.prompt)),
+            params=SamplingParams(ignore_eos=True),
+            max_tokens=job.output,
+            seed=request_id,
+            n=n,
+            arrival=job.arrival,
+        )
+        for request_id, job in enumerate(sorted(jobs, key=lambda job: job.arrival))
+    ]
+
+
+def replay_paged(jobs: Sequence[Job], pool: Pool, seed: int) -> Replayed:
+    """Serve the trace as the policies of policies.py do, from blocks: what Octavo makes of the memory."""
+    window: Window[Moment] = Window()
+
+    def look(scheduler: Scheduler, to_come: int) -> None:
+        moment = Moment(slots_of(scheduler), len(scheduler.running), len(scheduler.waiting))
+        window.add(moment, moment.waiting, to_come)
+
+    served = serve(requests_of(jobs, seed), pool, look)
+    return replayed("Octavo", window.steps, served.steps, served.preemptions)
+
+
+def slots_of(scheduler: Scheduler) -> Slots:
+    """The pool's slots by what they are, where no block has two holders."""
+    memory, stored, coming, held = scheduler.memory, 0, 0, 0
+    for sequence in scheduler.running:
+        assert sequence.table is not None
+        reach = len(sequence.table) * memory.block_size
+        stored += sequence.num_planned
+        coming += min(reach, sequence.max_length - 1)
+        held += reach
+    assert held == memory.counts().held * memory.block_size, "a block is shared or held by nobody"
+    return Slots(stored, coming - stored, held - coming, memory.num_unheld * memory.block_size)
+
+
+def serve(requests: Sequence[Request], pool: Pool, look: Look) -> Served:
+    """Serve requests, given by arrival, to their end; `look` sees every step. Raises RequestTooLarge."""
+    rows = sum(request.n for request in requests)
+    config = SchedulerConfig(
+        max_rows=rows,
+        step_tokens=pool.num_slots + rows,  # never what holds a request back
+        max_waiting=len(requests),
+        context_length=1 + max(len(request.prompt) + request.max_tokens for request in requests),
+        pace=False,
+    )
+    memory = Memory(pool.num_blocks, pool.block_size)
+    scheduler = Scheduler(memory, config, lambda tenant: root_name(tenant.encode()))
+    executor = OracleExecutor(pool.num_blocks, pool.block_size, VOCAB, window=WINDOW)
+    to_come, now, steps = deque(requests), 0.0, 0
+    while to_come or scheduler.has_work:
+        if not scheduler.has_work:
+            now = max(now, to_come[0].arrival)
+        while to_come and to_come[0].arrival <= now:
+            scheduler.submit(to_come.popleft())
+        _step(scheduler, executor, now, lambda: look(scheduler, len(to_come)))
+        steps += 1
+        now += pool.step_s
+    return Served(steps, scheduler.num_preemptions)
+
+
+def _step(scheduler: Scheduler, executor: OracleExecutor, now: float, look: Callable[[], None]) -> None:
+    """One turn of the engine, with a look at it before anybody leaves. The only calls of the scheduler's
+    step."""
+    plan = scheduler.schedule()
+    assert plan is not None, "work is left, and nothing is planned"
+    look()
+    scheduler.commit(plan, executor.run(plan))
