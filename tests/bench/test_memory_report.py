@@ -1,0 +1,173 @@
+"""The figures of memory that are known beforehand, and the order that policies must come in."""
+
+import itertools
+import statistics
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+
+from octavo.bench.lengths import CHATS, INSTRUCTIONS, Trace, quantiles, read_trace, synthetic
+from octavo.bench.memory import (
+    Settings,
+    bookkeeping,
+    deep_size,
+    full_memory,
+    measure,
+    paged_waste,
+    parallel_sampling,
+    scattered,
+    worked,
+)
+from octavo.errors import ConfigError
+from octavo.sim.policies import Job, replay_reserved, reservation_policies
+
+SETTINGS = Settings(pool_tokens=15_744, block_size=16, max_length=2048, step_s=0.03, seed=0)
+
+
+def test_600_tokens_in_blocks_of_16():
+    found = worked(600, 2048, 16)
+    assert (found.num_blocks, found.slots_wasted) == (38, 8)
+    assert f"{found.share_wasted:.1%} {found.share_wasted_reserved:.1%}" == "1.3% 70.7%"
+
+
+def test_900_tokens_in_blocks_of_32():
+    found = worked(900, 4096, 32)
+    assert (found.num_blocks, found.slots_wasted) == (29, 28)
+    assert f"{found.share_wasted:.1%} {found.share_wasted_reserved:.1%}" == "3.0% 78.0%"
+
+
+def test_a_contiguous_memory_with_room_enough_refuses_what_blocks_serve():
+    found = scattered()
+    assert (found.wanted, found.num_free, found.largest_hole) == (600, 4096, 512)
+    assert not found.contiguous_serves
+    assert found.paged_serves
+    assert found.blocks_taken == 38
+    assert found.runs_taken >= 2
+
+
+@pytest.mark.parametrize("source, count", [(CHATS, 60), (INSTRUCTIONS, 240)])
+def test_policies_come_in_the_papers_order(source, count):
+    settings = replace(SETTINGS, pool_tokens=4096)
+    trace, pool = synthetic(source, count, 0, settings.max_length), settings.pool
+    found = [
+        replay_reserved(trace.jobs, policy, pool.num_slots, pool.step_s)
+        for policy in reservation_policies(settings.max_length)
+    ]
+    found.append(paged_waste(trace, settings).result)
+    assert [row.policy for row in found] == ["static", "Orca Max", "Orca Pow2", "Orca Oracle", "Octavo"]
+    static, reserved_max, *_ = found
+    assert static.stored == reserved_max.stored  # 2,048 is a power of two
+    assert reserved_max.running_max == 2
+    for worse, better in itertools.pairwise(found[1:]):
+        assert worse.stored < better.stored
+        assert worse.running < better.running
+        assert worse.steps > better.steps
+    for row in found:
+        assert row.stored + row.reserved + row.internal + row.external == pytest.approx(1)
+
+
+def test_more_answers_to_a_prompt_share_more():
+    trace = synthetic(INSTRUCTIONS, 24, 0, SETTINGS.max_length)
+    saved = [parallel_sampling(trace, n, SETTINGS).saved for n in (1, 2, 4, 6)]
+    assert saved[0] == 0
+    assert saved == sorted(saved)
+
+
+def test_what_is_shared_of_one_request_by_hand():
+    # 64 tokens are 4 blocks that two answers share; from the second step on each has a block of its own.
+    found = parallel_sampling(Trace("one", (Job(64, 10),)), 2, SETTINGS)
+    assert (found.steps, found.preemptions) == (10, 0)
+    assert found.saved == pytest.approx((4 / 8 + 9 * 4 / 10) / 10)
+
+
+def test_a_tail_is_shared_until_it_is_written():
+    # 60 tokens are 3 full blocks and a tail, which the first output of either answer makes two.
+    found = parallel_sampling(Trace("one", (Job(60, 4),)), 2, SETTINGS)
+    assert found.saved == pytest.approx((4 / 8 + 3 * 3 / 8) / 4)
+
+
+def test_the_ledgers_size_is_what_the_allocator_says():
+    tracemalloc.start()
+    memory = full_memory(512, 16, 512)
+    traced = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert deep_size(memory) == pytest.approx(traced, rel=0.1)
+
+
+def test_the_ledger_is_a_thousandth_of_its_kv():
+    found = {size: bookkeeping(size) for size in (16, 32)}
+    assert found[16].kv_bytes == found[32].kv_bytes == 65_536 * 23_040
+    assert found[16].share < 0.002
+    assert found[32].share < found[16].share
+
+
+def test_deep_size_counts_a_thing_once():
+    thing = list(range(1000, 1100))
+    assert deep_size([thing, thing]) == deep_size([thing, None]) - deep_size(None)
+
+
+@pytest.mark.parametrize("source", [CHATS, INSTRUCTIONS])
+def test_synthetic_lengths_have_the_stated_means_and_a_tail(source):
+    for lengths in (source.prompt, source.output):
+        drawn = quantiles(lengths, 4000)
+        assert statistics.fmean(drawn) == pytest.approx(lengths.mean, rel=0.02)
+        assert 1 <= min(drawn) < max(drawn) <= lengths.most
+        assert statistics.median(drawn) < lengths.mean
+    few = synthetic(source, 100, 0, 2048)
+    assert few.prompt_mean == pytest.approx(source.prompt.mean, rel=0.05)
+    assert few.output_mean == pytest.approx(source.output.mean, rel=0.05)
+    assert few == synthetic(source, 100, 0, 2048) != synthetic(source, 100, 1, 2048)
+
+
+@pytest.mark.parametrize("max_length", [2, 3, 100])
+def test_synthetic_requests_fit_a_shorter_maximum(max_length):
+    for source in (CHATS, INSTRUCTIONS):
+        assert all(job.positions < max_length for job in synthetic(source, 50, 0, max_length).jobs)
+
+
+def test_a_trace_is_read_from_a_file(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": 10, "output": 5, "arrival": 0.5}\n\n{"prompt": 3, "output": 1}\n')
+    assert read_trace(path, 2048) == Trace("mine.jsonl", (Job(10, 5, 0.5), Job(3, 1, 0.0)))
+    assert len(read_trace(path, 2048, most=1).jobs) == 1
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("nonsense", "line 1"),
+        ("[1, 2]", "line 1"),
+        ('{"prompt": 0, "output": 5}', "n from 1"),
+        ('{"prompt": 1.5, "output": 5}', "n from 1"),
+        ('{"prompt": true, "output": 5}', "n from 1"),
+        ('{"prompt": 5}', "n from 1"),
+        ('{"prompt": 5, "output": 5, "arrival": -1}', "s from 0"),
+        ('{"prompt": 5, "output": 5, "arrival": NaN}', "s from 0"),
+        ('{"prompt": 2000, "output": 49}', "--max-length"),
+        ("", "no request"),
+        ("[" * 100_000, "line 1"),
+    ],
+)
+def test_a_wrong_trace_is_refused_with_its_line(tmp_path, line, says):
+    path = tmp_path / "wrong.jsonl"
+    path.write_text(line)
+    with pytest.raises(ConfigError, match=says):
+        read_trace(path, 2048)
+
+
+def test_a_trace_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_trace(tmp_path / "none.jsonl", 2048)
+
+
+def test_a_pool_that_is_too_small_is_refused_before_anything_runs():
+    settings = Settings(pool_tokens=2000, block_size=16, max_length=1025, step_s=0.03, seed=0)
+    with pytest.raises(ConfigError, match="--pool-tokens"):
+        next(measure([], [], settings))
+
+
+def test_the_same_seed_gives_the_same_rows():
+    settings = Settings(pool_tokens=256, block_size=4, max_length=64, step_s=0.03, seed=3)
+    traces = [synthetic(INSTRUCTIONS, 12, 3, 64)]
+    assert list(measure(traces, traces, settings)) == list(measure(traces, traces, settings))
