@@ -206,3 +206,32 @@ def kernels(
         run_paging(seconds, threads, as_json=as_json)
     else:
         run(only, seconds, threads, as_json=as_json)
+
+
+@bench_app.command()
+def memory(
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help='JSON lines {"prompt": n, "output": n, "arrival": s}. Default: two synthetic ones.'
+        ),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(help="Requests of each trace. Default: 240 and 1,600, or all.", min=1, max=100_000),
+    ] = None,
+    pool_tokens: Annotated[
+        int, typer.Option(help="KV slots of all policies: by default those of the paper's A100.", min=1)
+    ] = 15_744,
+    block_size: Annotated[int, typer.Option(help="Tokens in a block.", min=1, max=1024)] = 16,
+    max_length: Annotated[int, typer.Option(help="Tokens of a request at most.", min=2)] = 2048,
+    step_ms: Annotated[float, typer.Option(help="Virtual time of a step, for arrivals.", min=0.001)] = 30.0,
+    seed: Annotated[int, typer.Option(help="The same seed, the same figures.")] = 0,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Show what KV memory is wasted under policies that reserve, and in blocks, and what sharing saves."""
+    from octavo.bench.memory import Settings
+    from octavo.cli.bench_memory import run
+
+    settings = Settings(pool_tokens, block_size, max_length, step_ms / 1000, seed)
+    run(settings, trace, requests, as_json=as_json)

@@ -1,0 +1,173 @@
+"""`octavo bench memory`: what KV memory is wasted and shared, as tables or JSON lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from octavo.bench.lengths import CHATS, INSTRUCTIONS, Trace, read_trace, synthetic
+from octavo.bench.memory import Bookkeeping, Row, Scattered, Settings, Sharing, Waste, Worked, measure
+from octavo.cli.terminal import phases, write
+from octavo.units import format_bytes
+
+# Requests for waste, enough to fill the pool many times over under every policy; and for sharing, where each
+# has several answers.
+_NUM_REQUESTS = {CHATS: (240, 80), INSTRUCTIONS: (1600, 400)}
+_SHARED_PART = 3  # of a given number of requests
+
+_SHARES: tuple[tuple[str, Callable[[Waste], str]], ...] = (
+    ("token states", lambda row: f"{row.result.stored:.1%}"),
+    ("reserved", lambda row: f"{row.result.reserved:.1%}"),
+    ("internal", lambda row: f"{row.result.internal:.1%}"),
+    ("external, others", lambda row: f"{row.result.external:.1%}"),
+    ("requests at once", lambda row: f"{row.result.running:.2f}"),
+    ("most at once", lambda row: f"{row.result.running_max:,}"),
+    ("steps", lambda row: f"{row.result.steps:,}"),
+    ("preemptions", lambda row: f"{row.result.preemptions:,}"),
+)
+
+
+def run(settings: Settings, trace: Path | None, num_requests: int | None, *, as_json: bool) -> None:
+    """Measure everything and print it. Raises ConfigError."""
+    rows: list[Row] = []
+    traces, shared = _traces(settings, trace, num_requests)
+    with phases() as tell:
+        for row in measure(traces, shared, settings, tell):
+            rows.append(row)
+            if as_json:
+                write(json_line(row) + "\n")
+    if not as_json:
+        console = Console(highlight=False, markup=False)  # a file's name is no markup
+        for table in tables_of(rows, traces, settings):
+            console.print(table)
+
+
+def json_line(row: Row) -> str:
+    """One row as one line of JSON, under the name of its table."""
+    return json.dumps({type(row).__name__.lower(): dataclasses.asdict(row)})
+
+
+def tables_of(rows: Sequence[Row], traces: Sequence[Trace], settings: Settings) -> list[Table]:
+    """A table for each kind of row, and one of waste for each trace."""
+    waste = [row for row in rows if isinstance(row, Waste)]
+    return [
+        *(
+            _waste_table([row for row in waste if row.trace == trace.name], trace, settings)
+            for trace in traces
+        ),
+        _worked_table([row for row in rows if isinstance(row, Worked)]),
+        *(_scattered_table(row) for row in rows if isinstance(row, Scattered)),
+        _bookkeeping_table([row for row in rows if isinstance(row, Bookkeeping)]),
+        _sharing_table([row for row in rows if isinstance(row, Sharing)], settings),
+    ]
+
+
+def _traces(settings: Settings, path: Path | None, count: int | None) -> tuple[list[Trace], list[Trace]]:
+    """Those for waste, and smaller ones for sharing."""
+    if path is not None:
+        trace = read_trace(path, settings.max_length, count)
+        part = max(1, len(trace.jobs) // _SHARED_PART)
+        return [trace], [dataclasses.replace(trace, jobs=trace.jobs[:part])]
+
+    def of_all(index: int) -> list[Trace]:
+        return [
+            synthetic(source, numbers[index], settings.seed, settings.max_length)
+            for source, usual in _NUM_REQUESTS.items()
+            for numbers in [usual if count is None else (count, max(1, count // _SHARED_PART))]
+        ]
+
+    return of_all(0), of_all(1)
+
+
+def _waste_table(rows: Sequence[Waste], trace: Trace, settings: Settings) -> Table:
+    """A column for each policy: what was measured reads downwards."""
+    table = _table(
+        f"{trace.name}: {len(trace.jobs):,} requests\n"
+        f"on average {trace.prompt_mean:.0f} tokens in and {trace.output_mean:.0f} out, "
+        f"{settings.max_length:,} at most\n"
+        f"{rows[0].num_slots:,} slots, blocks of {settings.block_size}",
+        ("share of memory", *(row.result.policy.replace(" ", "\n") for row in rows)),
+    )
+    for name, value in _SHARES:
+        table.add_row(name, *map(value, rows))
+    return table
+
+
+def _worked_table(rows: Sequence[Worked]) -> Table:
+    columns = ("one sequence", "blocks", "slots wasted", "wasted", "wasted if reserved")
+    table = _table("A sequence in blocks, and in a reservation of the maximum", columns)
+    for row in rows:
+        table.add_row(
+            f"{row.tokens:,} of {row.maximum:,}",
+            f"{row.num_blocks} of {row.block_size}",
+            str(row.slots_wasted),
+            f"{row.share_wasted:.1%}",
+            f"{row.share_wasted_reserved:.1%}",
+        )
+    return table
+
+
+def _scattered_table(row: Scattered) -> Table:
+    table = _table(
+        f"A request of {row.wanted:,} tokens comes to a memory with {row.num_free:,} free slots",
+        ("memory", "largest hole", "served", "from"),
+    )
+    table.add_row(
+        "contiguous, first fit",
+        f"{row.largest_hole:,}",
+        _yes(row.contiguous_serves),
+        "one run" if row.contiguous_serves else "",
+    )
+    table.add_row(
+        f"blocks of {row.block_size}",
+        "any block will do",
+        _yes(row.paged_serves),
+        f"{row.blocks_taken} blocks in {row.runs_taken} runs" if row.paged_serves else "",
+    )
+    return table
+
+
+def _bookkeeping_table(rows: Sequence[Bookkeeping]) -> Table:
+    columns = ("block size", "blocks", "KV", "ledger", "bytes a block", "ledger / KV")
+    table = _table("The ledger of a full pool (SmolLM2-135M, bfloat16 KV), every block published", columns)
+    for row in rows:
+        table.add_row(
+            str(row.block_size),
+            f"{row.num_blocks:,}",
+            format_bytes(row.kv_bytes),
+            format_bytes(row.ledger_bytes),
+            f"{row.bytes_per_block:.0f}",
+            f"{row.share:.3%}",
+        )
+    return table
+
+
+def _sharing_table(rows: Sequence[Sharing], settings: Settings) -> Table:
+    """A row for each trace, a column for each number of answers."""
+    widths = sorted({row.width for row in rows})
+    table = _table(
+        f"Blocks saved by sharing a prompt among its answers, blocks of {settings.block_size}",
+        ("trace", "method", *(f"n = {width}" for width in widths)),
+    )
+    for trace, method in dict.fromkeys((row.trace, row.method) for row in rows):
+        own = [row for row in rows if (row.trace, row.method) == (trace, method)]
+        cells = {row.width: f"{row.saved:.1%}" for row in own}
+        name = f"{trace}\n{own[0].num_requests:,} requests"
+        table.add_row(name, method, *(cells.get(width, "") for width in widths))
+    return table
+
+
+def _yes(answer: bool) -> str:
+    return "yes" if answer else "no"
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    return table
