@@ -19,14 +19,15 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.units": {"octavo.errors"},
     "octavo.config": {"octavo.errors"},
     "octavo.fields": {"octavo.errors"},
+    "octavo.files": set(),
     "octavo.memory": VALUES,
     "octavo.scheduler": VALUES | {"octavo.memory"},
     "octavo.kernels": VALUES | {"octavo._native"},
     "octavo.model": VALUES | {"octavo.fields", "octavo.kernels", "octavo.text", "octavo._native"},
     "octavo.sampling": VALUES | {"octavo.kernels", "octavo._native"},
     "octavo.text": VALUES | {"octavo.fields"},
-    "octavo.executor": VALUES | {"octavo.kernels", "octavo.model", "octavo.sampling"},
-    "octavo.sim": VALUES | {"octavo.memory", "octavo.scheduler"},
+    "octavo.executor": VALUES | {"octavo.files", "octavo.kernels", "octavo.model", "octavo.sampling"},
+    "octavo.sim": VALUES | {"octavo.files", "octavo.memory", "octavo.scheduler"},
     "octavo.server": VALUES | {"octavo.engine", "octavo.config"},
 }
 # Rooms that decide: no arrays, no clock, no thread, no socket. Time is an argument.
