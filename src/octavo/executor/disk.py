@@ -1,0 +1,360 @@
+"""The disk store: KV blocks in one file of fixed slots, found again after a restart.
+
+    folder/
+      3f0c...e1/         a namespace: the first 32 hex digits of the fingerprint of model and KV layout
+        lock             held by the one process that uses the namespace
+        blocks           [ slot 0 | slot 1 | slot 2 | ... ]    block_bytes each, rounded up to 4 KiB
+        index.sqlite     meta: what all of this is bound to
+                         blocks: slot -> name, digest of (name, bytes), last use
+
+A running store answers from its records in memory. The index is what a restart will find, and every slot is
+in one of four states:
+
+                     record   row          becomes
+    empty            no       no           uncommitted by write()
+    uncommitted      yes      no           listed by commit(), empty by forget()
+    listed           yes      the same     stale by forget()
+    stale            no       an old one   empty by commit(), or by the write() that wants the slot
+
+Three rules make a crash harmless:
+
+1. An old row is deleted before its slot is overwritten. The deletion is in SQLite's log, but not waited for:
+   it survives the death of the process, so after kill -9 the index lists nothing that does not read back
+   right. It may not survive a power cut, and then rule 3 turns the row into a miss. A synced deletion would
+   cost every write to a full store a wait for the medium, and save only a miss after a power cut.
+2. A new row is inserted after fdatasync() of what it lists, in a transaction that is waited for.
+3. Name and bytes are under one checksum, so bytes that are torn, stale, flipped or another block's are never
+   taken for the block that was asked for.
+
+Whatever is wrong with an index costs its names, never an answer: the namespace is begun afresh. It does not
+know what a name means, which blocks deserve a slot, or what the bytes are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import shutil
+import sqlite3
+from pathlib import Path
+
+from octavo.errors import ConfigError
+from octavo.executor.disk_index import DIGEST_BYTES, NAME_BYTES, Binding, DiskIndex, Row
+from octavo.files import Files, OsFiles
+from octavo.units import format_bytes
+
+_PAGE = 4096
+
+
+class DiskStore:
+    """The bytes of one lower tier, in slots that its caller hands out.
+
+    Use `open`. One thread makes all calls; `open` and the `entries` that follows it may come from another
+    one before it. After `open`, trouble with the disk is an answer and a counter, never an exception. It
+    holds about 140 bytes of memory for a stored block.
+    """
+
+    @classmethod
+    def open(
+        cls, folder: Path, num_bytes: int, block_bytes: int, fingerprint: bytes, files: Files | None = None
+    ) -> DiskStore:
+        """The store of this fingerprint in `folder`, with as much of its content as is sound and still fits.
+
+        Takes the space of all slots now, so that a full disk is met here. A store that grew or shrank keeps
+        the blocks of the slots that it still has. Raises ConfigError for a folder that cannot be used, is in
+        use, or has no room. O(blocks stored), without reading them.
+        """
+        assert len(fingerprint) >= 16, "a fingerprint is a strong hash"
+        files = files or OsFiles()
+        slot_bytes = -(-block_bytes // _PAGE) * _PAGE
+        num_slots = num_bytes // slot_bytes
+        if num_slots < 1:
+            raise ConfigError(
+                f"the disk tier has {num_bytes:,} bytes; allowed: {slot_bytes:,} (one block) or more; "
+                "give it more, or none"
+            )
+        namespace = folder / fingerprint.hex()[:32]
+        with contextlib.ExitStack() as resources:
+            try:
+                files.make_folder(namespace)
+                _lock(files, namespace / "lock", resources)
+                fd = files.open(namespace / "blocks")
+                resources.callback(files.close, fd)
+                index = DiskIndex.open(
+                    files, namespace / "index.sqlite", Binding(fingerprint, block_bytes, num_slots)
+                )
+                resources.callback(index.close)
+                store = cls(files, fd, index, block_bytes, slot_bytes, num_slots)
+                store._fit()
+                files.sync_folder(namespace)
+                files.sync_folder(folder)
+            except (OSError, sqlite3.Error) as error:
+                raise ConfigError(_refusal(folder, num_bytes, error)) from None
+            store._resources = resources.pop_all()
+        return store
+
+    def __init__(
+        self, files: Files, fd: int, index: DiskIndex, block_bytes: int, slot_bytes: int, num_slots: int
+    ) -> None:
+        self.block_bytes = block_bytes
+        self.slot_bytes = slot_bytes
+        self.num_slots = num_slots
+        self.opened_afresh = index.opened_afresh  # why the content was given up at open; "" when it was not
+        self.writes = 0  # blocks written, committed or not
+        self.reads = 0  # blocks read and found sound
+        self.damaged = 0  # blocks dropped because their bytes or rows were not what was written
+        self.errors = 0  # errors of the operating system or of SQLite
+        self.last_error = ""  # the words of the last of either
+        self._files = files
+        self._fd = fd
+        self._index = index
+        self._records: list[bytes | None] = [None] * num_slots  # name and digest of what can be read now
+        self._used = [0] * num_slots  # a count that grows with every use
+        self._clock = 0
+        self._uncommitted: set[int] = set()  # slots with a record and no row
+        self._stale: set[int] = set()  # slots without a record that have a row, or may have one
+        self._touched: set[int] = set()  # slots used since the last commit
+        self._resources = contextlib.ExitStack()
+        self._is_open = True
+
+    def entries(self) -> list[tuple[bytes, int]]:
+        """(name, slot) of every block that can be read, the longest unused first. O(n log n)."""
+        found = [(self._used[slot], slot) for slot, record in enumerate(self._records) if record is not None]
+        return [(self._name(slot), slot) for _, slot in sorted(found)]
+
+    def write(self, slot: int, name: bytes, data: memoryview) -> bool:
+        """Put a block into a slot, over whatever was there; a restart finds it after the next `commit`.
+
+        False: the slot is empty now, and so is the caller's book about it. The checksum is taken before the
+        bytes are written: data that changes meanwhile is a miss later, not a wrong answer.
+        """
+        assert self._is_open
+        assert len(name) == NAME_BYTES
+        data = data.cast("B")
+        assert data.nbytes == self.block_bytes
+        self.forget(slot)
+        # Rule 1: the old row goes first. All that is stale goes with it, in one transaction.
+        if slot in self._stale and not self._delete_stale():
+            return False
+        digest = _digest(name, data)
+        try:
+            self._pwrite(slot * self.slot_bytes, data)
+        except OSError as error:
+            self._note(error)
+            return False
+        self._records[slot] = name + digest
+        self._uncommitted.add(slot)
+        self._touch(slot)
+        self.writes += 1
+        return True
+
+    def read(self, slot: int, name: bytes, into: memoryview) -> bool:
+        """Copy a block into `into`; committed or not. True: all of it is there, exactly as written.
+
+        False: the slot does not hold that name, or its bytes did not come back as they were written; then
+        the slot is empty now. `into` may hold anything after False, and nobody may read it.
+        """
+        assert self._is_open
+        record = self._records[slot]
+        if record is None or self._name(slot) != name:
+            return False
+        into = into.cast("B")
+        assert into.nbytes == self.block_bytes
+        try:
+            sound = self._pread(slot * self.slot_bytes, into) and record[NAME_BYTES:] == _digest(name, into)
+        except OSError as error:
+            self._note(error)
+            self.forget(slot)
+            return False
+        if not sound:
+            self.damaged += 1
+            self.last_error = f"slot {slot} did not read back as it was written"
+            self.forget(slot)
+            return False
+        self._touch(slot)
+        self.reads += 1
+        return True
+
+    def forget(self, slot: int) -> None:
+        """Empty a slot. Until the next `commit`, a crash may bring the block back, sound; never after it."""
+        if self._records[slot] is None:
+            return
+        self._records[slot] = None
+        self._touched.discard(slot)
+        if slot in self._uncommitted:
+            self._uncommitted.remove(slot)
+        else:
+            self._stale.add(slot)
+
+    def commit(self) -> bool:
+        """Make a restart find what was written, and not what was forgotten. One or two waits for the medium.
+
+        False: every block written since the last True is lost: those slots are empty, in this process and
+        after a restart, and the caller takes their names out of its book. What was committed before that
+        stays. A caller that goes on as before only sees `read` answer False.
+        """
+        assert self._is_open
+        if not (self._uncommitted or self._stale or self._touched):
+            return True
+        if self._uncommitted:
+            try:
+                self._files.fdatasync(self._fd)
+            except OSError as error:
+                # The kernel may have dropped the dirty pages and called them clean: asking again proves
+                # nothing, so the blocks are given up.
+                self._note(error)
+                self._give_up_uncommitted()
+                return False
+        added = [self._row(slot) for slot in sorted(self._uncommitted)]
+        used = [(self._used[slot], slot) for slot in sorted(self._touched - self._uncommitted)]
+        try:
+            # The order of use alone is not worth a wait.
+            self._index.change(self._stale, added, used, durable=bool(added or self._stale))
+        except sqlite3.Error as error:
+            self._note(error)
+            # A COMMIT that failed may still have reached the log, so each of these may have a row.
+            maybe_listed = self._uncommitted.copy()
+            self._give_up_uncommitted()
+            self._stale |= maybe_listed
+            return False
+        self._uncommitted.clear()
+        self._stale.clear()
+        self._touched.clear()
+        return True
+
+    def close(self) -> None:
+        """Commit, and let go of files and lock. Again does nothing. `errors` tells what did not go well."""
+        if not self._is_open:
+            return
+        try:
+            self.commit()
+        finally:
+            self._is_open = False
+            try:
+                self._resources.close()
+            except (OSError, sqlite3.Error) as error:
+                self._note(error)
+
+    def _fit(self) -> None:
+        """Give the file its size, and take over the rows whose bytes it has."""
+        index, length = self._index, self._files.size(self._fd)
+        num_present = length // self.slot_bytes
+        num_cut = sum(num_present <= row.slot < self.num_slots for row in index.rows)
+        if index.rows and num_present == 0:
+            self.opened_afresh = "its blocks file was empty"
+        self.damaged += num_cut + len(index.unsound)
+        kept = [row for row in index.rows if row.slot < min(num_present, self.num_slots)]
+        gone = {row.slot for row in index.rows}.union(index.unsound).difference(row.slot for row in kept)
+        # 1. Rows go before their bytes do.
+        if gone:
+            index.change(gone, [], [], durable=True)
+        # 2. The file; one that cannot grow is left as it was.
+        wanted = self.num_slots * self.slot_bytes
+        if length > wanted:
+            self._files.truncate(self._fd, wanted)
+        try:
+            self._files.fallocate(self._fd, wanted)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._files.truncate(self._fd, min(length, wanted))
+            raise
+        # 3. The records.
+        for row in kept:
+            self._records[row.slot] = row.name + row.digest
+            self._used[row.slot] = row.used
+            self._clock = max(self._clock, row.used)
+
+    def _delete_stale(self) -> bool:
+        try:
+            self._index.change(self._stale, [], [], durable=False)
+        except sqlite3.Error as error:
+            self._note(error)
+            return False
+        self._stale.clear()
+        return True
+
+    def _give_up_uncommitted(self) -> None:
+        for slot in self._uncommitted:
+            self._records[slot] = None
+        self._touched -= self._uncommitted
+        self._uncommitted.clear()
+
+    def _pwrite(self, offset: int, data: memoryview) -> None:
+        done = 0
+        while done < len(data):
+            count = self._files.pwrite(self._fd, data[done:], offset + done)
+            if count == 0:
+                raise OSError(errno.EIO, "a write wrote nothing")
+            done += count
+
+    def _pread(self, offset: int, into: memoryview) -> bool:
+        """False when the file ends first."""
+        done = 0
+        while done < len(into):
+            count = self._files.pread(self._fd, into[done:], offset + done)
+            if count == 0:
+                return False
+            done += count
+        return True
+
+    def _name(self, slot: int) -> bytes:
+        record = self._records[slot]
+        assert record is not None
+        return record[:NAME_BYTES]
+
+    def _row(self, slot: int) -> Row:
+        record = self._records[slot]
+        assert record is not None
+        return Row(slot, record[:NAME_BYTES], record[NAME_BYTES:], self._used[slot])
+
+    def _touch(self, slot: int) -> None:
+        self._clock += 1
+        self._used[slot] = self._clock
+        self._touched.add(slot)
+
+    def _note(self, error: Exception) -> None:
+        self.errors += 1
+        self.last_error = str(error)
+
+
+def _digest(name: bytes, data: memoryview) -> bytes:
+    digest = hashlib.blake2b(name, digest_size=DIGEST_BYTES)
+    digest.update(data)
+    return digest.digest()
+
+
+def _lock(files: Files, path: Path, resources: contextlib.ExitStack) -> None:
+    """Hold the namespace until `resources` are closed or the process ends."""
+    fd = files.open(path)
+    resources.callback(files.close, fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(
+            f"the disk folder {path.parents[1]} is in use by another process (it holds {path}); "
+            "allowed: one process for a folder and a model; stop the other, or choose another folder"
+        ) from None
+
+
+def _refusal(folder: Path, num_bytes: int, error: OSError | sqlite3.Error) -> str:
+    """What to tell whoever chose the folder and the size."""
+    if isinstance(error, sqlite3.Error):
+        is_full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+        reason = f"its index says: {error}"
+    else:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        reason = error.strerror or str(error)
+    if not is_full:
+        return (
+            f"the disk folder {folder} cannot be used: {reason}; allowed: a folder in which this process may "
+            "write files; choose another, or change who may write there"
+        )
+    free = "too little"
+    with contextlib.suppress(OSError):
+        free = format_bytes(shutil.disk_usage(folder).free)
+    return (
+        f"the disk tier asks for {format_bytes(num_bytes)} in {folder}, and {free} is free there; "
+        "give the tier less, or make room"
+    )

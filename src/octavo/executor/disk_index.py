@@ -1,0 +1,202 @@
+"""The disk index: which block lies in which slot, in SQLite, as a restart will find it.
+
+    meta     one row: format, fingerprint, block_bytes, num_slots
+    blocks   slot | name | digest | used
+
+It is opened for one binding. A file that SQLite finds damaged, or that is bound to something else, is
+removed and begun afresh, and `opened_afresh` says why. An error that speaks of the disk and not of the file
+(no space, no permission, in use) removes nothing and is raised.
+
+The write-ahead log is in exclusive mode, so no shared memory file exists. A transaction is `durable` when it
+waits until the medium has the log; one that is not survives the death of the process, and not a power cut.
+It does not know blocks' bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.files import Database, Files
+
+FORMAT = 1
+NAME_BYTES = 32
+DIGEST_BYTES = 16
+_USED_MAX = 2**62  # far beyond any count of uses, and far from the end of SQLite's integers
+
+_SCHEMA = (
+    "CREATE TABLE meta (format, fingerprint, block_bytes, num_slots)",
+    "CREATE TABLE blocks (slot INTEGER PRIMARY KEY, name, digest, used)",
+)
+
+# SQLite's primary error codes that blame the disk, the folder or another process, and not the file's content.
+_TROUBLES = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_AUTH,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOMEM,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What a namespace holds. Another number of slots is adapted to; another anything begins afresh."""
+
+    fingerprint: bytes
+    block_bytes: int
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One stored block."""
+
+    slot: int
+    name: bytes
+    digest: bytes
+    used: int
+
+
+class DiskIndex:
+    """An open index. `rows` and `unsound` are what it held when it was opened."""
+
+    def __init__(self, database: Database, opened_afresh: str) -> None:
+        self.opened_afresh = opened_afresh
+        self.rows: list[Row] = []
+        self.unsound: list[int] = []  # slots whose rows make no sense
+        self._database = database
+
+    @classmethod
+    def open(cls, files: Files, path: Path, binding: Binding) -> DiskIndex:
+        """The index at `path`, continued or begun. Raises sqlite3.Error or OSError for trouble with the
+        disk.
+        """
+        why = ""
+        if path.exists():
+            found = _continue(files, path, binding)
+            if isinstance(found, DiskIndex):
+                return found
+            why = found
+        # The logs first: a log without its database must never be replayed into a new one.
+        for suffix in ("-wal", "-shm", "-journal", ""):
+            files.remove(path.with_name(path.name + suffix))
+        with _connected(files, path) as (database, keep):
+            index = cls(database, why)
+            with index._transaction(durable=True):
+                for table in _SCHEMA:
+                    database.execute(table)
+                database.execute(
+                    "INSERT INTO meta VALUES (?, ?, ?, ?)",
+                    (FORMAT, binding.fingerprint, binding.block_bytes, binding.num_slots),
+                )
+            keep.pop_all()
+        return index
+
+    def change(
+        self, removed: Iterable[int], added: Iterable[Row], used: Iterable[tuple[int, int]], *, durable: bool
+    ) -> None:
+        """One transaction: rows away, rows in, and (use, slot) for rows that stay. Raises sqlite3.Error, and
+        then it is undone, except that a `durable` one may still be found after a crash.
+        """
+        with self._transaction(durable=durable):
+            self._remove(removed)
+            self._database.executemany(
+                "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?)",
+                [(row.slot, row.name, row.digest, row.used) for row in added],
+            )
+            self._database.executemany("UPDATE blocks SET used = ? WHERE slot = ?", used)
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._database.close()
+
+    def _remove(self, slots: Iterable[int]) -> None:
+        self._database.executemany("DELETE FROM blocks WHERE slot = ?", [(slot,) for slot in slots])
+
+    @contextlib.contextmanager
+    def _transaction(self, *, durable: bool) -> Iterator[None]:
+        database = self._database
+        if database.in_transaction:  # an earlier one could not even be undone
+            database.rollback()
+        database.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            database.execute("COMMIT")
+        except sqlite3.Error:
+            with contextlib.suppress(sqlite3.Error):
+                database.rollback()
+            raise
+
+
+@contextlib.contextmanager
+def _connected(files: Files, path: Path) -> Iterator[tuple[Database, contextlib.ExitStack]]:
+    """A connection that is closed at the end, unless the stack beside it was emptied."""
+    with contextlib.ExitStack() as unless_kept:
+        database = files.connect(path)
+        unless_kept.callback(database.close)
+        database.execute("PRAGMA locking_mode=EXCLUSIVE")
+        database.execute("PRAGMA journal_mode=WAL")
+        yield database, unless_kept
+
+
+def _continue(files: Files, path: Path, binding: Binding) -> DiskIndex | str:
+    """The index as it was left, or why it is of no use."""
+    try:
+        with _connected(files, path) as (database, keep):
+            misfit = _misfit(database, binding)
+            if misfit:
+                return misfit
+            index = DiskIndex(database, "")
+            _load(index, database)
+            # Some damage shows only when something is written.
+            with index._transaction(durable=False):
+                database.execute("UPDATE meta SET num_slots = ?", (binding.num_slots,))
+            keep.pop_all()
+            return index
+    except UnicodeDecodeError:
+        return "its index was damaged (so badly that SQLite's words about it are no text)"
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _TROUBLES:
+            raise
+        return f"its index was damaged ({error})"
+
+
+def _misfit(database: Database, binding: Binding) -> str:
+    """Why this database is not the binding's, or ""."""
+    verdict = database.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != ("ok",):
+        return f"its index was damaged ({verdict[0]})"
+    schema = database.execute("SELECT sql FROM sqlite_master ORDER BY rowid").fetchall()
+    if schema != [(table,) for table in _SCHEMA]:
+        return "its index was unfinished, or had other tables"
+    meta = database.execute("SELECT format, fingerprint, block_bytes FROM meta").fetchall()
+    if len(meta) != 1:
+        return f"its index had {len(meta)} rows about itself; it has one"
+    format_, fingerprint, block_bytes = meta[0]
+    if format_ != FORMAT:
+        return f"its index had format {format_!r}; this is format {FORMAT}"
+    if fingerprint != binding.fingerprint:
+        return "it belonged to another model or layout"
+    if block_bytes != binding.block_bytes:
+        return f"its blocks had {block_bytes!r} bytes; these have {binding.block_bytes}"
+    return ""
+
+
+def _load(index: DiskIndex, database: Database) -> None:
+    """Fill `rows` and `unsound`."""
+    for slot, name, digest, used in database.execute("SELECT slot, name, digest, used FROM blocks"):
+        is_name = isinstance(name, bytes) and len(name) == NAME_BYTES
+        is_digest = isinstance(digest, bytes) and len(digest) == DIGEST_BYTES
+        is_use = isinstance(used, int) and 0 <= used < _USED_MAX
+        if is_name and is_digest and is_use and slot >= 0:
+            index.rows.append(Row(slot, name, digest, used))
+        else:
+            index.unsound.append(slot)
