@@ -9,15 +9,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.engine.core import Engine
+from octavo.engine.core import Engine, Inbox
+from octavo.executor.disk import DiskStore
 from octavo.executor.executor import InlineExecutor, ThreadedExecutor
 from octavo.executor.runner import Runner, RunnerConfig
+from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import Floats, KvPool, KvShape, Matrix, Ops, RawTensor
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.packed import BLOCKS
 from octavo.kernels.reference import ReferenceOps
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
+from octavo.memory.tiers import LowerTier
 from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, RopeSpec
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -114,19 +117,33 @@ def tiny_engine(
     model: Model | None = None,
     prefix_caching: bool = True,
     max_waiting: int = 1000,
+    kv: str = "f32",
+    store: DiskStore | None = None,
 ) -> Engine:
     """An engine over the tiny model, turned by the caller."""
     model = model or tiny_model(ops)
-    runner = Runner(model, ops, RunnerConfig(num_blocks, block_size, rows, CONTEXT, frozenset([EOS])))
+    inbox = Inbox()
+    worker = None if store is None else TransferWorker(store, inbox.put)
+    config_of_runner = RunnerConfig(num_blocks, block_size, rows, CONTEXT, frozenset([EOS]), kv)
+    runner = Runner(model, ops, config_of_runner, worker)
     config = SchedulerConfig(
-        rows, step_tokens, max_waiting, CONTEXT, frozenset([EOS]), prefix_caching=prefix_caching, pace=False
+        rows,
+        step_tokens,
+        max_waiting,
+        CONTEXT,
+        frozenset([EOS]),
+        prefix_caching=prefix_caching,
+        pace=False,
+        pin_blocks=num_blocks // 2,
     )
 
     def scheduler() -> Scheduler:
-        return Scheduler(Memory(num_blocks, block_size), config, lambda tenant: root_name(tenant.encode()))
+        tier = None if store is None else LowerTier(store.num_slots, store.entries())
+        memory = Memory(num_blocks, block_size)
+        return Scheduler(memory, config, lambda tenant: root_name(tenant.encode()), tier)
 
     executor = ThreadedExecutor(runner) if depth else InlineExecutor(runner)
-    return Engine(scheduler, executor, runner.reset, depth, time.perf_counter)
+    return Engine(scheduler, executor, runner.reset, depth, time.perf_counter, inbox)
 
 
 def request(request_id: int, prompt: Sequence[int], max_tokens: int, n: int = 1, **params: object) -> Request:
@@ -144,7 +161,9 @@ def run(
         engine.scheduler.submit(one)
     answers: dict[tuple[int, int], Answer] = {}
     step = 0
-    while not engine.idle:
+    while engine.has_work:
+        if engine.idle:
+            engine.inbox.wait(10)  # for a transfer
         for update in engine.step():
             answer = answers.setdefault((update.request_id, update.choice), Answer())
             answer.add(update.tokens)
@@ -157,6 +176,15 @@ def run(
         between(step)
         assert step < 10_000, "livelock"
     return answers
+
+
+def settle(engine: Engine) -> None:
+    """Step until nothing is on its way between the pool and the tier below."""
+    engine.step()
+    while engine.scheduler.transfers.in_flight:
+        engine.inbox.wait(10)
+        engine.step()
+        check_scheduler(engine.scheduler)
 
 
 def random_prompt(rng: np.random.Generator, length: int) -> list[int]:

@@ -27,6 +27,9 @@ class StartOptions:
     context_length: int | None = None  # tokens of prompt and output together; None: the model's own
     kv_memory_bytes: int | None = None  # bytes of KV blocks; None: a quarter of the available memory
     block_size: int = 16  # tokens per block
+    disk_cache: str | None = None  # folder of the tier below; None: there is none
+    disk_size_bytes: int = 20 * 2**30  # of its one file
+    pin_memory_bytes: int | None = None  # bytes that pins may keep; None: half of the pool
     max_seqs: int = 64  # sequences that run at once
     step_tokens: int = 512  # positions computed per step at most
     max_queue: int = 1024  # requests that may wait
@@ -43,6 +46,8 @@ class StartOptions:
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         _within("context_length", self.context_length, 16, 10_000_000)
         _within("kv_memory", self.kv_memory_bytes, 2**16, 2**50)
+        _within("disk_size", self.disk_size_bytes, 2**20, 2**50)
+        _within("pin_memory", self.pin_memory_bytes, 0, 2**50)
         _within("max_seqs", self.max_seqs, 1, 4096)
         _within("step_tokens", self.step_tokens, 1, 65_536)
         _within("max_queue", self.max_queue, 0, 1_000_000)

@@ -3,8 +3,12 @@
     OctavoError
     ├── InvalidRequest        the client's request is wrong                     HTTP 400
     │   ├── RequestTooLarge   it can never fit the context or the pool          HTTP 400
-    │   └── UnknownModel      it names a model that is not served               HTTP 404
+    │   ├── UnknownModel      it names a model that is not served               HTTP 404
+    │   └── UnknownPin        it names a pin that is not there                  HTTP 404
     ├── QueueFull             too many requests are waiting; try again          HTTP 429
+    ├── PinRefused            the pins' budget, or the pool, is too small       HTTP 409
+    ├── ResizeRefused         the pool cannot become that small or that large   HTTP 409
+    ├── TimedOut              a deadline passed before anything was made        HTTP 408
     ├── RequestFailed         this one request failed (its logits were NaN)     HTTP 500
     ├── EngineStopped         the engine drains or has stopped                  HTTP 503
     ├── ConfigError           a setting or a flag is wrong                      exit status 2
@@ -39,6 +43,22 @@ class RequestTooLarge(InvalidRequest):
 
 class UnknownModel(InvalidRequest):
     """The request names a model that this server does not serve."""
+
+
+class UnknownPin(InvalidRequest):
+    """The request names a pin that is not there, or is another tenant's."""
+
+
+class PinRefused(OctavoError):
+    """Pins would keep more blocks than they may; the message says how many are missing and who holds them."""
+
+
+class ResizeRefused(OctavoError):
+    """The pool cannot become as small or as large as was asked; the message says what bounds it and why."""
+
+
+class TimedOut(OctavoError):
+    """A deadline of the request passed before its first token; the message says what it waited for."""
 
 
 class QueueFull(OctavoError):

@@ -29,6 +29,7 @@ LOGIT_BIAS_MAX = 1024
 SEED_MAX = 2**63 - 1
 TOKENS_MAX = 2**31 - 1
 PRIORITY_MAX = 1000
+TIMEOUT_S_MAX = 86_400.0
 
 
 class FinishReason(enum.StrEnum):
@@ -36,6 +37,7 @@ class FinishReason(enum.StrEnum):
 
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the end of the context
+    TIMEOUT = "timeout"  # a deadline of the request passed; what was made until then stands
     CANCELLED = "cancelled"  # the client went away or asked for it
     ERROR = "error"  # this request failed, alone; `Update.error` says why
 
@@ -107,6 +109,30 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long a client wants to wait, in seconds from submission; None: as long as it takes. Validates
+    itself."""
+
+    total: float | None = None  # until its last token
+    queue: float | None = None  # until it is admitted for the first time
+    first_token: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, given in (
+            ("timeout", self.total),
+            ("queue_timeout", self.queue),
+            ("ttft_timeout", self.first_token),
+        ):
+            if given is not None and not 0.0 < given <= TIMEOUT_S_MAX:
+                raise InvalidRequest(
+                    f"{name} is {given!r}; allowed: above 0, up to {TIMEOUT_S_MAX:,.0f} seconds", param=name
+                )
+
+
+NO_TIMEOUTS = Timeouts()
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One message of a chat, already reduced to text."""
 
@@ -127,7 +153,9 @@ class Request:
     n: int = 1
     tenant: str = ""
     priority: int = 0
-    arrival: float = 0.0
+    arrival: float = 0.0  # on the engine's clock, in seconds
+    timeouts: Timeouts = NO_TIMEOUTS
+    fills_pin: str = ""  # the name of the pin that takes over this request's full blocks when it ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +212,37 @@ class BlockCopy:
     target: int
 
 
+class Move(enum.Enum):
+    """What a transfer does."""
+
+    STORE = "store"  # block to slot
+    LOAD = "load"  # slot to block
+    FORGET = "forget"  # nobody may find what is in the slot, not after a restart either; there is no block
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """All bytes of a block go to a slot of the lower tier, or come from it. It begins when the plan begins,
+    and ends on its own time with a `TransferDone` (unless it is to forget); until then a holder keeps the
+    block. Transfers of one slot happen in the order of plans."""
+
+    transfer_id: int
+    block: int
+    slot: int
+    name: bytes
+    move: Move
+
+
+@dataclass(frozen=True, slots=True)
+class TransferDone:
+    """How a transfer ended. Not ok: nothing below can be trusted under that name, and a loaded block holds
+    garbage."""
+
+    transfer_id: int
+    ok: bool
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """One sequence's share of a step: positions [start, start + length) are computed and their K and V
@@ -216,7 +275,8 @@ class StepPlan:
     """What one step does, as a diff against the executor's rows. The executor applies the fields in this
     order:
 
-    retired, admitted, table_writes, copies, then the forward pass over chunks, then forks, then sampling.
+    transfers begin, retired, admitted, table_writes, copies, discarded, then the forward pass over chunks,
+    then forks, then sampling. A plan may have no chunks.
     """
 
     step_id: int
@@ -226,6 +286,8 @@ class StepPlan:
     copies: tuple[BlockCopy, ...]
     chunks: tuple[Chunk, ...]
     forks: tuple[Fork, ...]
+    transfers: tuple[Transfer, ...] = ()
+    discarded: tuple[tuple[int, int], ...] = ()  # blocks [first, last) whose memory goes back to the system
 
     @property
     def num_tokens(self) -> int:
@@ -252,6 +314,8 @@ class Usage:
     num_output: int
     num_cached: int  # prompt tokens taken from the prefix cache at first admission
     preemptions: int
+    blocks_peak: int = 0  # the longest that its block table was
+    block_seconds: float = 0.0  # blocks held, over time
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,5 +328,5 @@ class Update:
     usage: Usage  # of this choice
     finish: FinishReason | None = None
     stop_token: int | None = None  # the token that ended it, when finish is STOP
-    error: str = ""
+    error: str = ""  # when finish is ERROR or TIMEOUT: why, in words
     prompt_logprobs: tuple[SampledToken, ...] = ()

@@ -9,6 +9,7 @@ import pytest
 
 from octavo.bench.lengths import CHATS, INSTRUCTIONS, Trace, quantiles, read_trace, synthetic
 from octavo.bench.memory import (
+    Bookkeeping,
     Settings,
     bookkeeping,
     deep_size,
@@ -170,4 +171,8 @@ def test_a_pool_that_is_too_small_is_refused_before_anything_runs():
 def test_the_same_seed_gives_the_same_rows():
     settings = Settings(pool_tokens=256, block_size=4, max_length=64, step_s=0.03, seed=3)
     traces = [synthetic(INSTRUCTIONS, 12, 3, 64)]
-    assert list(measure(traces, traces, settings)) == list(measure(traces, traces, settings))
+    one, other = (
+        [row for row in measure(traces, traces, settings) if not isinstance(row, Bookkeeping)]
+        for _ in range(2)
+    )
+    assert one == other

@@ -116,8 +116,8 @@ def test_a_request_that_the_broken_step_had_just_ended_is_told_too(
     """A commit that breaks half-way has closed sequences whose final updates are lost with it."""
     commit = served.engine.scheduler.commit
 
-    def commit_and_break(plan: StepPlan, result: StepResult) -> list[Update]:
-        updates = commit(plan, result)
+    def commit_and_break(plan: StepPlan, result: StepResult, now: float) -> list[Update]:
+        updates = commit(plan, result, now)
         if any(update.finish for update in updates):
             raise AssertionError("a broken invariant")
         return updates

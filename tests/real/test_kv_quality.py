@@ -32,5 +32,5 @@ def test_an_engine_holds_kv_as_asked_and_names_it(kv: str, bytes_per_block: int)
     first, second = (llm.generate([prompt], params)[0] for _ in range(2))
     assert first.text == second.text
     assert second.choices[0].usage.num_cached >= 32
-    roots = [one.engine.scheduler._root_of_tenant("") for one in (llm, plain)]
+    roots = [one.engine.scheduler.root_of_tenant("") for one in (llm, plain)]
     assert roots[0] != roots[1]

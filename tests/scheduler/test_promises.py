@@ -8,68 +8,12 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from octavo.memory.memory import Memory
-from octavo.memory.names import root_name
+from tests.scheduler.served import Served
+
 from octavo.scheduler.admit import BYPASS_MAX, SCAN_MAX
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import State
-from octavo.types import FinishReason, Request, SampledToken, SamplingParams, StepPlan, StepResult, Update
-
-
-class Served:
-    """A scheduler whose every sample is token 7; prompts are lists of ids that no other prompt has, unless
-    given."""
-
-    def __init__(self, *, blocks: int = 100, block: int = 4, rows: int = 8, tokens: int = 16) -> None:
-        config = SchedulerConfig(rows, tokens, max_waiting=1000, context_length=100_000, pace=False)
-        self.memory = Memory(blocks, block)
-        self.scheduler = Scheduler(self.memory, config, lambda tenant: root_name(tenant.encode()))
-        self.updates: list[Update] = []
-        self._next_id = 0
-
-    def add(
-        self,
-        prompt: int | tuple[int, ...],
-        max_tokens: int = 1,
-        *,
-        n: int = 1,
-        priority: int = 0,
-        **params: object,
-    ) -> int:
-        self._next_id += 1
-        if isinstance(prompt, int):
-            prompt = tuple(range(self._next_id * 10_000, self._next_id * 10_000 + prompt))
-        sampling = SamplingParams(ignore_eos=True, **params)  # type: ignore[arg-type]
-        request = Request(self._next_id, prompt, sampling, max_tokens, seed=0, n=n, priority=priority)
-        self.scheduler.submit(request)
-        return self._next_id
-
-    def plan(self) -> StepPlan:
-        plan = self.scheduler.schedule()
-        check_scheduler(self.scheduler)
-        assert plan is not None
-        return plan
-
-    def commit(self, plan: StepPlan, *failing: int) -> None:
-        """Commit; the sequences of the requests `failing` fail."""
-        sampled = [c.seq_id for c in plan.chunks if c.num_samples] + [f.child_seq_id for f in plan.forks]
-        failures = {s.seq_id: "poisoned" for request in failing for s in self.scheduler.sequences_of(request)}
-        samples = {seq_id: (SampledToken(7),) for seq_id in sampled if seq_id not in failures}
-        self.updates += self.scheduler.commit(plan, StepResult(plan.step_id, samples, {}, failures))
-        check_scheduler(self.scheduler)
-
-    def step(self) -> StepPlan:
-        plan = self.plan()
-        self.commit(plan)
-        return plan
-
-    def state(self, request_id: int) -> State:
-        found = self.scheduler.sequences_of(request_id)
-        return found[0].state if found else State.FINISHED
-
-    def finished(self, request_id: int) -> dict[int, FinishReason]:
-        return {u.choice: u.finish for u in self.updates if u.request_id == request_id and u.finish}
+from octavo.types import FinishReason, SampledToken, StepPlan, StepResult
 
 
 def steps_until(served: Served, is_met: Callable[[], bool], at_most: int) -> int:
@@ -208,7 +152,7 @@ def test_what_a_preempted_sequence_wrote_is_not_found_after_it_failed() -> None:
     sequence = served.scheduler.sequences_of(request)[0]
     served.step()
     in_flight = served.plan()
-    served.scheduler.preempt(sequence)
+    served.scheduler.preempt(sequence, sequence)
     assert served.memory.find_prefix(sequence.chain.names) == 2
     served.commit(in_flight, request)
     assert served.memory.find_prefix(sequence.chain.names) == 0
@@ -227,7 +171,8 @@ def test_each_prompt_position_is_asked_for_its_logprobs_once_across_preemption()
             asked += range(chunk.logits_from, min(chunk.stop, 17))
         step += 1
         if step in (2, 3, 5):
-            served.scheduler.preempt(served.scheduler.sequences_of(request)[0])
+            victim = served.scheduler.sequences_of(request)[0]
+            served.scheduler.preempt(victim, victim)
     assert asked == list(range(17))
 
 
@@ -249,10 +194,10 @@ def num_calls(action: Callable[[], object]) -> int:
 
 def turn(scheduler: Scheduler, plans: list[StepPlan]) -> None:
     """One step without checks, and what was planned."""
-    plan = scheduler.schedule()
+    plan = scheduler.schedule(0.0)
     assert plan is not None
     plans.append(plan)
-    scheduler.commit(plan, StepResult(plan.step_id, {c.seq_id: (SampledToken(7),) for c in plan.chunks}))
+    scheduler.commit(plan, StepResult(plan.step_id, {c.seq_id: (SampledToken(7),) for c in plan.chunks}), 0.0)
 
 
 def test_a_decoding_step_costs_the_same_at_any_context_length() -> None:
@@ -276,5 +221,5 @@ def test_a_long_waiting_line_costs_a_bounded_number_of_looks() -> None:
         for _ in range(waiting):
             served.add(100)
         served.step()
-        costs.append(num_calls(served.scheduler.schedule))
+        costs.append(num_calls(functools.partial(served.scheduler.schedule, 0.0)))
     assert costs[1] <= costs[0] * 1.1

@@ -93,7 +93,7 @@ class Replay:
         return lines if lines == ["idle"] else lines + self.do_commit()
 
     def do_plan(self) -> list[str]:
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(0.0)
         check_scheduler(self.scheduler)
         if plan is None:
             return ["idle"]
@@ -124,7 +124,7 @@ class Replay:
         sampled = [c.seq_id for c in plan.chunks if c.num_samples] + [f.child_seq_id for f in plan.forks]
         request_of = {i: self.ids[self.names[i].split(".")[0]] for i in sampled}
         samples = {i: (SampledToken(EOS if request_of[i] in self.eos else 7),) for i in sampled}
-        updates = self.scheduler.commit(plan, StepResult(plan.step_id, samples))
+        updates = self.scheduler.commit(plan, StepResult(plan.step_id, samples), 0.0)
         check_scheduler(self.scheduler)
         counts = self.memory.counts()
         lines = [f"done {self.label(u.request_id, u.choice)} {u.finish}" for u in updates if u.finish]

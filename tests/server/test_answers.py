@@ -41,6 +41,10 @@ def test_a_chat_answer_has_openais_shape(edge):
         "completion_tokens": 13,
         "total_tokens": 21,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "cached_tokens": 4,
+        "preemptions": 0,
+        "blocks_peak": 0,
+        "block_seconds": 0.0,
     }
 
 

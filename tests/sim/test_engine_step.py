@@ -11,6 +11,7 @@ from octavo.engine.core import Engine, Submit
 from octavo.executor.executor import InlineExecutor
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
+from octavo.scheduler.planner import Planner
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.sim.oracle import OracleExecutor
 from octavo.types import FinishReason, Request, SamplingParams
@@ -25,7 +26,7 @@ def test_work_that_can_never_be_planned_fails_loudly_and_the_engine_goes_on() ->
     engine = Engine(new_scheduler, InlineExecutor(oracle), oracle.rows.clear, 0, time.perf_counter)
     engine.inbox.put(Submit(Request(1, (1, 2, 3), SamplingParams(), 2, 0)))
     with (
-        mock.patch.object(Scheduler, "_ready", return_value=([], [])),
+        mock.patch.object(Planner, "ready", return_value=([], [])),
         pytest.raises(AssertionError, match="wedged") as caught,
     ):
         engine.step()

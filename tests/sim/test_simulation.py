@@ -20,6 +20,14 @@ def test_random_lives_answer_as_without_paging_and_lose_nothing(overlap: int) ->
     assert sum(o.cached_tokens for o in outcomes) > 1000
     assert sum(o.failed for o in outcomes) > 50
     assert sum(o.prompts_scored for o in outcomes) > 100
+    assert sum(o.timed_out for o in outcomes) > 100
+    assert sum(o.pins_filled for o in outcomes) > 50
+    assert sum(o.pins_refused for o in outcomes) > 50
+    assert sum(o.stored for o in outcomes) > 1000
+    assert sum(o.loaded for o in outcomes) > 200
+    assert sum(o.transfers_failed for o in outcomes) > 20
+    assert sum(o.resized for o in outcomes) > 50
+    assert sum(o.resizes_refused for o in outcomes) > 20
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)

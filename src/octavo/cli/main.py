@@ -15,6 +15,9 @@ import typer
 from octavo import __version__
 from octavo.cli import options as opt
 from octavo.cli.bench_app import bench_app
+from octavo.cli.pins_app import pins_app
+from octavo.cli.pool_app import pool_app
+from octavo.cli.remote import DEFAULT_URL, ApiKey, Url
 from octavo.errors import ConfigError, InvalidRequest, OctavoError
 
 app = typer.Typer(
@@ -25,6 +28,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(pins_app, name="pins")
+app.add_typer(pool_app, name="pool")
 
 
 def main() -> None:
@@ -69,6 +74,9 @@ def serve(
     backend: opt.Backend = "cpu",
     context_length: opt.ContextLength = None,
     kv_memory: opt.KvMemory = None,
+    pin_memory: opt.PinMemory = None,
+    disk_cache: opt.DiskCache = None,
+    disk_size: opt.DiskSize = "20GiB",
     block_size: opt.BlockSize = 16,
     max_seqs: opt.MaxSeqs = 64,
     step_tokens: opt.StepTokens = 512,
@@ -87,6 +95,9 @@ def serve(
         backend=backend,
         context_length=context_length,
         kv_memory=kv_memory,
+        pin_memory=pin_memory,
+        disk_cache=disk_cache,
+        disk_size=disk_size,
         block_size=block_size,
         max_seqs=max_seqs,
         step_tokens=step_tokens,
@@ -208,3 +219,16 @@ def doctor(
         threads=threads,
     )
     run(model, options)
+
+
+@app.command()
+def top(
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = "",
+    interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1, max=60)] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Show once and leave.")] = False,
+) -> None:
+    """Watch a running server's KV memory: its blocks, who waits and why, what happened lately."""
+    from octavo.cli.top import run
+
+    run(url, api_key, interval, once)

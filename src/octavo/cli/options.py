@@ -39,6 +39,21 @@ KvMemory = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+PinMemory = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory that pins may keep, such as 512MiB. Default: half of the KV memory.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+DiskCache = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder for KV blocks that memory has no room for; they survive a restart. Default: none.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+DiskSize = Annotated[str, typer.Option(help="Size of its one file, such as 20GiB.", rich_help_panel=_ENGINE)]
 BlockSize = Annotated[int, typer.Option(help="Tokens in a block.", rich_help_panel=_ENGINE)]
 MaxSeqs = Annotated[int, typer.Option(help="Sequences that run at once.", rich_help_panel=_ENGINE)]
 StepTokens = Annotated[
@@ -94,6 +109,9 @@ def start_options(
     threads: int | None,
     kv: str = "bf16",
     block_size: int = 16,
+    pin_memory: str | None = None,
+    disk_cache: str | None = None,
+    disk_size: str = "20GiB",
     max_seqs: int = 64,
     step_tokens: int = 512,
     max_queue: int = 1024,
@@ -113,6 +131,9 @@ def start_options(
         context_length=context_length,
         kv_memory_bytes=None if kv_memory is None else parse_bytes(kv_memory, "--kv-memory"),
         block_size=block_size,
+        disk_cache=disk_cache,
+        disk_size_bytes=parse_bytes(disk_size, "--disk-size"),
+        pin_memory_bytes=None if pin_memory is None else parse_bytes(pin_memory, "--pin-memory"),
         max_seqs=max_seqs,
         step_tokens=step_tokens,
         max_queue=max_queue,

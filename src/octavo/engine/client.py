@@ -17,20 +17,27 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from octavo.engine.assemble import Assembler, Vocabulary
-from octavo.engine.core import Engine, Submit
+from octavo.engine.core import Engine, Submit, ask
+from octavo.engine.ledger import Ledger
 from octavo.engine.loop import EngineLoop
 from octavo.engine.outputs import ChatMessage, Delta, EngineStats
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestTooLarge
-from octavo.scheduler.scheduler import check_fits
+from octavo.scheduler.limits import check_fits
+from octavo.scheduler.pinning import PinOrder
+from octavo.scheduler.scheduler import Scheduler
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import FinishReason, Request, SamplingParams, Update, Usage
+from octavo.types import NO_TIMEOUTS, FinishReason, Request, SamplingParams, Timeouts, Update, Usage
 
 BYTES_PER_TOKEN_MAX = (
     128  # longer tokens than this exist in no vocabulary that matters: caps text before tokenising
 )
 TOKENIZER_THREADS = 2
+ANSWER_TIMEOUT_S = 60.0  # for a question to the ledger: a step takes less
+
+AnswerT = TypeVar("AnswerT")
 
 
 class DeltaStream:
@@ -106,6 +113,7 @@ class AsyncLLM:
         self._closed: str | None = None  # why nothing is taken any more
         self._tokenizers = ThreadPoolExecutor(TOKENIZER_THREADS, "octavo-tokenizer")
         self.gave_up: str | None = None  # why the engine ended by itself
+        self.ledger = Ledger(self)
         self._loop = EngineLoop(engine, self._deliver, self._recovered, self._give_up)
         self._loop.start()
 
@@ -158,10 +166,74 @@ class AsyncLLM:
         n: int = 1,
         priority: int = 0,
         tenant: str = "",
+        timeouts: Timeouts = NO_TIMEOUTS,
     ) -> DeltaStream:
         """Queue a request. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing was
         queued."""
-        request = make_request(next(self._ids), prompt, params, self._engine, self.facts, n, priority, tenant)
+        request = make_request(
+            next(self._ids),
+            prompt,
+            params,
+            self._engine,
+            self.facts,
+            n=n,
+            priority=priority,
+            tenant=tenant,
+            timeouts=timeouts,
+        )
+        # Under one lock, so that `_recovered` finds every request in the inbox or in the engine's hands.
+        return self._open(request, lambda: self._loop.submit(request))
+
+    async def submit_pin(self, order: PinOrder) -> DeltaStream:
+        """Keep a pin's budget and queue the request that fills it: both, or neither and an error as `submit`
+        raises, or PinRefused."""
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        request = make_request(
+            next(self._ids),
+            order.tokens,
+            params,
+            self._engine,
+            self.facts,
+            tenant=order.tenant,
+            fills_pin=order.name,
+        )
+
+        def open_and_submit(scheduler: Scheduler, now: float) -> None:
+            scheduler.pinning.open(order, now)
+            try:
+                scheduler.submit(request)
+            except BaseException:
+                scheduler.pinning.give_up(request)
+                raise
+
+        stream = self._open(request, lambda: None)
+        try:
+            await self.ask(open_and_submit)
+        except BaseException:
+            self._forget(request.request_id)
+            self._loop.cancel(request.request_id)  # should the question have been put, and we not have waited
+            raise
+        return stream
+
+    async def ask(self, question: Callable[[Scheduler, float], AnswerT]) -> AnswerT:
+        """What the scheduler answers between two steps. Raises what `question` raises, or EngineStopped."""
+        with self._lock:
+            if self._closed is not None and not self._streams:
+                raise EngineStopped(self._closed)
+            answer = ask(self._engine.inbox, question)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(answer), ANSWER_TIMEOUT_S)
+        except TimeoutError:
+            raise EngineStopped(
+                f"the engine did not answer within {ANSWER_TIMEOUT_S:.0f} s: it stopped, or hangs in a step"
+            ) from None
+
+    def tell(self, change: Callable[[Scheduler, float], object]) -> None:
+        """Ask, and wait for no answer."""
+        ask(self._engine.inbox, change)
+
+    def _open(self, request: Request, send: Callable[[], None]) -> DeltaStream:
+        """The stream of a request, noted before `send` queues it. Raises QueueFull or EngineStopped."""
         stream = DeltaStream(
             request.request_id,
             asyncio.get_running_loop(),
@@ -178,9 +250,14 @@ class AsyncLLM:
                 )
             self._streams[request.request_id] = stream
             self._left[request.request_id] = request.n
-            # Under the lock, so that `_recovered` finds every request in the inbox or in the engine's hands.
-            self._loop.submit(request)
+            send()
         return stream
+
+    def _forget(self, request_id: int) -> None:
+        """A request that was never queued."""
+        with self._lock:
+            self._streams.pop(request_id, None)
+            self._left.pop(request_id, None)
 
     def stats(self) -> EngineStats:
         """A snapshot between two steps."""
@@ -332,13 +409,19 @@ def make_request(
     params: SamplingParams,
     engine: Engine,
     facts: ModelFacts,
+    *,
     n: int = 1,
     priority: int = 0,
     tenant: str = "",
+    timeouts: Timeouts = NO_TIMEOUTS,
+    fills_pin: str = "",
 ) -> Request:
     """A checked Request: token ids in the vocabulary, max_tokens resolved, a missing seed drawn."""
-    config, pool = engine.scheduler.config, engine.scheduler.memory
-    room = min(facts.context_length, pool.pool.num_blocks * pool.block_size + 1) - len(prompt)
+    config, block_size = engine.scheduler.config, engine.scheduler.memory.block_size
+    # A pin's own request may take the blocks that are kept for it; the engine checks that again.
+    pool = engine.scheduler.memory.pool
+    num_blocks = pool.num_blocks if fills_pin else engine.scheduler.blocks_for_requests
+    room = min(facts.context_length, num_blocks * block_size + 1) - len(prompt)
     max_tokens = params.max_tokens if params.max_tokens is not None else max(1, room)
     check_tokens("prompt", prompt, facts.vocab_size)
     check_tokens("stop_token_ids", params.stop_token_ids, facts.vocab_size)
@@ -352,9 +435,19 @@ def make_request(
             code="context_length_exceeded",
         )
     request = Request(
-        request_id, tuple(prompt), params, max_tokens, seed, n, tenant, priority, arrival=time.monotonic()
+        request_id,
+        tuple(prompt),
+        params,
+        max_tokens,
+        seed,
+        n,
+        tenant,
+        priority,
+        engine.clock(),
+        timeouts,
+        fills_pin,
     )
-    check_fits(request, config, pool.pool.num_blocks, pool.block_size)
+    check_fits(request, config, num_blocks, block_size)
     return request
 
 

@@ -14,12 +14,16 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 from octavo.engine.outputs import EngineStats
 from octavo.errors import OctavoError
 from octavo.executor.executor import Executor
+from octavo.scheduler.events import EventKind
 from octavo.scheduler.scheduler import Scheduler
-from octavo.types import FinishReason, Request, StepPlan, StepResult, Update, Usage
+from octavo.types import FinishReason, Request, StepPlan, StepResult, TransferDone, Update, Usage
+
+AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,33 @@ class Cancel:
     choice: int | None = None
 
 
-Command = Submit | Cancel
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Call `question(scheduler, now)` between two steps: how anybody else looks at the ledger, or changes a
+    pin. It puts its result into a future of its own."""
+
+    question: Callable[[Scheduler, float], None]
+
+
+Command = Submit | Cancel | Ask | TransferDone
+
+
+def ask(inbox: Inbox, question: Callable[[Scheduler, float], AnswerT]) -> Future[AnswerT]:
+    """The answer to a question that is put to the scheduler on the engine's thread; an OctavoError is an
+    answer too."""
+    answer: Future[AnswerT] = Future()
+
+    def put(scheduler: Scheduler, now: float) -> None:
+        try:
+            answer.set_result(question(scheduler, now))
+        except OctavoError as error:
+            answer.set_exception(error)
+        except Exception as error:
+            answer.set_exception(error)
+            raise  # a bug of ours, perhaps half-way through a change: the engine recovers
+
+    inbox.put(Ask(put))
+    return answer
 
 
 class Inbox:
@@ -66,10 +96,10 @@ class Inbox:
             commands, self._commands = list(self._commands), deque()
         return commands
 
-    def wait(self) -> None:
-        """Until a command is there or `wake` was called."""
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until a command is there, `wake` was called, or the time has passed."""
         with self._arrived:
-            self._arrived.wait_for(lambda: self._commands or self._woken)
+            self._arrived.wait_for(lambda: self._commands or self._woken, timeout_s)
             self._woken = False
 
 
@@ -84,16 +114,18 @@ class Engine:
         reset_executor: Callable[[], None],
         depth: int,
         clock: Callable[[], float],
+        inbox: Inbox | None = None,
     ) -> None:
         assert depth in (0, 1)
-        self.inbox = Inbox()
+        self.inbox = inbox or Inbox()
         self.scheduler = new_scheduler()
         self.executor = executor
         self.depth = depth
         self._new_scheduler = new_scheduler
         self._reset_executor = reset_executor
-        self._clock = clock
+        self.clock = clock
         self._in_flight: deque[tuple[StepPlan, Future[StepResult]]] = deque()
+        self._stalled = False  # work is left, and all of it waits for transfers
         self._counters = _Counters()
         self.stats = self._counters.snapshot(
             self.scheduler
@@ -105,30 +137,44 @@ class Engine:
         updates: list[Update] = []
         for command in self.inbox.drain():
             updates += self._apply(command)
-        started = self._clock()
-        plan = self.scheduler.schedule()
-        planned = self._clock()
+        started = self.clock()
+        updates += self.scheduler.expire(started)
+        plan = self.scheduler.schedule(started)
+        planned = self.clock()
         if plan is not None:
             self._in_flight.append((plan, self.executor.submit(plan)))
             self._counters.steps += 1
-        assert self._in_flight or not self.scheduler.has_work, (
+        self._stalled = not self._in_flight and self.scheduler.has_work
+        assert not self._stalled or self.scheduler.transfers.in_flight, (
             "wedged: work is left and nothing can be planned"
         )
         if self._in_flight and (plan is None or len(self._in_flight) > self.depth):
             plan, future = self._in_flight.popleft()
             result = future.result()
-            committing = self._clock()
-            updates += self.scheduler.commit(plan, result)
-            self._counters.note_step(plan, result, planned - started + self._clock() - committing)
+            committing = self.clock()
+            updates += self.scheduler.commit(plan, result, committing)
+            self._counters.note_step(plan, result, planned - started + self.clock() - committing)
         for update in updates:
             self._counters.note_update(update)
         self.stats = self._counters.snapshot(self.scheduler)
         return updates
 
+    def seconds_to_next_event(self) -> float | None:
+        """How long an idle engine may sleep; None: until a command comes."""
+        at = self.scheduler.next_event()
+        return None if at is None else max(0.0, at - self.clock())
+
     @property
     def idle(self) -> bool:
-        """True when only a command can make progress."""
-        return not self._in_flight and not self.scheduler.has_work
+        """True when only a command can make progress: there is no work, or all of it waits for transfers."""
+        if self._in_flight or self.scheduler.transfers.could_store:
+            return False
+        return self._stalled or not self.scheduler.has_work
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request is unfinished or a plan uncommitted."""
+        return bool(self._in_flight) or self.scheduler.has_work
 
     def recover(self, error: BaseException) -> list[Update]:
         """Fail every live request with the error, and start again with an empty ledger and no names."""
@@ -140,22 +186,31 @@ class Engine:
         for request_id in self.scheduler.live_requests():
             for sequence in self.scheduler.sequences_of(request_id):
                 for choice in (sequence.choice, *range(1, 1 + sequence.forks_left)):
-                    usage = sequence.usage()
+                    usage = sequence.usage(self.clock())
                     updates.append(Update(request_id, choice, (), usage, FinishReason.ERROR, error=reason))
         old = self.scheduler
+        self._reset_executor()  # first: no transfer of the old ledger may reach the new one's blocks
         self.scheduler = self._new_scheduler()
+        self._stalled = False
         self._counters.retire(old)
-        self._reset_executor()
+        self.scheduler.events = old.events  # what happened stays told; pins are gone with their blocks
         self.stats = self._counters.snapshot(self.scheduler)
         return updates
 
     def _apply(self, command: Command) -> list[Update]:
+        if isinstance(command, Ask):
+            command.question(self.scheduler, self.clock())
+            return []
+        if isinstance(command, TransferDone):
+            self.scheduler.transfers.finish(command)
+            return []
         if isinstance(command, Cancel):
             return self.scheduler.cancel(command.request_id, command.choice)
         request = command.request
         try:
             self.scheduler.submit(request)
         except OctavoError as error:  # rare: the client checks before it submits
+            self.scheduler.pinning.give_up(request)
             usage = Usage(len(request.prompt), 0, 0, 0)
             choices = range(request.n)
             return [
@@ -214,4 +269,7 @@ class _Counters:
             tail_slots_wasted=waste,
             step_seconds=self.step_seconds,
             schedule_seconds=self.schedule_seconds,
+            evictions=scheduler.events.blocks[EventKind.EVICTED],
+            blocks_pinned=scheduler.pins.num_blocks,
+            events={kind.value: scheduler.events.counts[kind] for kind in EventKind},
         )

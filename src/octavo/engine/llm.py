@@ -109,7 +109,7 @@ class LLM:
     def _run(self, prompts: list[list[int]], params: list[SamplingParams], n: int) -> list[Output]:
         first = self._num_requests + 1
         requests = [
-            make_request(first + i, prompt, each, self.engine, self.started.facts, n)
+            make_request(first + i, prompt, each, self.engine, self.started.facts, n=n)
             for i, (prompt, each) in enumerate(zip(prompts, params, strict=True))
         ]
         self._num_requests += len(requests)
@@ -131,7 +131,9 @@ class LLM:
         """Step until all is done. The bounded queue is fed as it empties, so any number of prompts may be
         given."""
         scheduler = self.engine.scheduler
-        while unsent or not self.engine.idle:
+        while unsent or self.engine.has_work:
+            if self.engine.idle and not unsent:
+                self.engine.inbox.wait()  # for a transfer
             while unsent and len(scheduler.waiting) < scheduler.config.max_rows:
                 scheduler.submit(unsent.pop())
             for update in self.engine.step():
@@ -148,7 +150,7 @@ class LLM:
     def _abandon(self) -> None:
         for request_id in self.engine.scheduler.live_requests():
             self.engine.inbox.put(Cancel(request_id))
-        while not self.engine.idle:
+        while self.engine.has_work:
             self.engine.step()
 
 

@@ -74,7 +74,7 @@ class EngineLoop:
         engine = self._engine
         while True:
             if engine.idle and not self._stopping:
-                engine.inbox.wait()
+                engine.inbox.wait(engine.seconds_to_next_event())
             if self._stopping:
                 return
             try:

@@ -4,12 +4,35 @@ written against."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from octavo.types import ChatMessage, FinishReason, SamplingParams, Usage
+from octavo.memory.memory import BlockCounts
+from octavo.memory.pins import Strength
+from octavo.scheduler.pinning import PinOrder
+from octavo.scheduler.sequence import State
+from octavo.scheduler.views import BlockView, KvView, MapView, PinView, RequestView, SequenceView, TierView
+from octavo.types import NO_TIMEOUTS, ChatMessage, FinishReason, SamplingParams, Timeouts, Usage
 
-__all__ = ["ChatMessage", "Delta", "EngineStats", "ServedModel", "Stream", "TokenInfo"]
+__all__ = [
+    "BlockCounts",
+    "BlockView",
+    "ChatMessage",
+    "Delta",
+    "EngineStats",
+    "KvView",
+    "MapView",
+    "PinOrder",
+    "PinView",
+    "RequestView",
+    "SequenceView",
+    "ServedModel",
+    "State",
+    "Stream",
+    "Strength",
+    "TierView",
+    "TokenInfo",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +87,9 @@ class EngineStats:
     tail_slots_wasted: int = 0  # allocated slots beyond the last planned position, now
     step_seconds: float = 0.0  # total time inside steps
     schedule_seconds: float = 0.0  # of it, scheduling and committing
+    evictions: int = 0  # cached blocks taken for new ones
+    blocks_pinned: int = 0  # that pins may hold
+    events: dict[str, int] = field(default_factory=dict)  # by kind
 
 
 class Stream(Protocol):
@@ -80,6 +106,29 @@ class Stream(Protocol):
 
     def cancel(self) -> None:
         """Stop generating; idempotent, thread-safe, never raises."""
+
+
+class LedgerView(Protocol):
+    """The ledger as the HTTP edge sees it; `octavo.engine.ledger.Ledger` is the real one, and says what each
+    raises."""
+
+    async def kv(self) -> KvView: ...
+
+    async def map(self) -> MapView: ...
+
+    async def requests(self) -> list[RequestView]: ...
+
+    async def request(self, request_id: int) -> RequestView | None: ...
+
+    async def resize(self, num_blocks: int) -> KvView: ...
+
+    async def pins(self) -> list[PinView]: ...
+
+    async def pin(self, order: PinOrder) -> PinView: ...
+
+    async def renew_pin(self, tenant: str, name: str, ttl_s: float) -> PinView: ...
+
+    async def unpin(self, tenant: str, name: str) -> PinView: ...
 
 
 class ServedModel(Protocol):
@@ -123,11 +172,16 @@ class ServedModel(Protocol):
         n: int = 1,
         priority: int = 0,
         tenant: str = "",
+        timeouts: Timeouts = NO_TIMEOUTS,
     ) -> Stream:
         """Queue a request. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing
         was queued."""
 
     def stats(self) -> EngineStats: ...
+
+    @property
+    def ledger(self) -> LedgerView:
+        """Views of pool and requests, and pins."""
 
     @property
     def gave_up(self) -> str | None:

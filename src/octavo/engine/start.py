@@ -12,16 +12,19 @@ from pathlib import Path
 from octavo import _native
 from octavo.config import StartOptions
 from octavo.engine.client import AsyncLLM, ModelFacts
-from octavo.engine.core import Engine
+from octavo.engine.core import Engine, Inbox
 from octavo.errors import ConfigError
+from octavo.executor.disk import DiskStore
 from octavo.executor.executor import InlineExecutor, ThreadedExecutor
 from octavo.executor.runner import Runner, RunnerConfig, kv_shape
+from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import Ops
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
 from octavo.kernels.reference import ReferenceOps
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
+from octavo.memory.tiers import LowerTier
 from octavo.model.hub import resolve
 from octavo.model.loader import LoadedModel, load_model
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -38,6 +41,7 @@ class Budget:
     block_size: int
     bytes_per_block: int
     reason: str
+    capacity: int  # blocks that the pool can grow to: address space, not memory
 
     @property
     def num_bytes(self) -> int:
@@ -98,12 +102,15 @@ def engine_over(loaded: LoadedModel, ops: Ops, options: StartOptions) -> Started
     budget = size_pool(loaded, options)
     facts = ModelFacts(options.served_name or loaded.model.name, spec.context_length, spec.vocab_size)
     stop_ids = frozenset(loaded.tokenizer.stop_ids)
+    identity = (loaded.model.fingerprint, b"", options.kv.encode(), ops.arithmetic_id.encode())
+    inbox, store = Inbox(), open_store(options, budget, identity)
     runner = Runner(
         loaded.model,
         ops,
         RunnerConfig(
-            budget.num_blocks, budget.block_size, options.max_seqs, spec.context_length, stop_ids, options.kv
+            budget.capacity, budget.block_size, options.max_seqs, spec.context_length, stop_ids, options.kv
         ),
+        None if store is None else TransferWorker(store, inbox.put),
     )
     config = SchedulerConfig(
         max_rows=options.max_seqs,
@@ -114,16 +121,30 @@ def engine_over(loaded: LoadedModel, ops: Ops, options: StartOptions) -> Started
         stop_ids=stop_ids,
         prefix_caching=options.prefix_caching,
         pace=options.pace is not False,
+        pin_blocks=_pin_blocks(budget, options),
+        bytes_per_block=budget.bytes_per_block,
     )
-    identity = (loaded.model.fingerprint, b"", options.kv.encode(), ops.arithmetic_id.encode())
 
     def new_scheduler() -> Scheduler:
-        memory = Memory(budget.num_blocks, budget.block_size)
-        return Scheduler(memory, config, lambda tenant: root_name(tenant.encode(), *identity))
+        memory = Memory(budget.num_blocks, budget.block_size, budget.capacity)
+        tier = None if store is None else LowerTier(store.num_slots, store.entries())
+        return Scheduler(memory, config, lambda tenant: root_name(tenant.encode(), *identity), tier)
 
     executor = ThreadedExecutor(runner) if options.overlap else InlineExecutor(runner)
-    engine = Engine(new_scheduler, executor, runner.reset, options.overlap, time.perf_counter)
+    engine = Engine(new_scheduler, executor, runner.reset, options.overlap, time.perf_counter, inbox)
     return Started(engine, loaded, facts, budget, ops)
+
+
+def open_store(options: StartOptions, budget: Budget, identity: tuple[bytes, ...]) -> DiskStore | None:
+    """The tier below, if there is to be one. Its bytes are bound to everything that they depend on.
+
+    Raises ConfigError.
+    """
+    if options.disk_cache is None:
+        return None
+    fingerprint = root_name(b"disk", *identity, str(budget.block_size).encode())
+    folder = Path(options.disk_cache).expanduser()
+    return DiskStore.open(folder, options.disk_size_bytes, budget.bytes_per_block, fingerprint)
 
 
 def size_pool(loaded: LoadedModel, options: StartOptions) -> Budget:
@@ -146,7 +167,15 @@ def size_pool(loaded: LoadedModel, options: StartOptions) -> Budget:
             f"kv_memory of {format_bytes(num_bytes)} holds {num_blocks} blocks of {format_bytes(per_block)}; "
             f"allowed: at least 2 blocks; give --kv-memory {format_bytes(2 * per_block)} or more"
         )
-    return Budget(num_blocks, options.block_size, per_block, reason)
+    # It may grow to what all rows could use, as far as there is memory now.
+    capacity = max(num_blocks, min(useful, available_memory() // per_block))
+    return Budget(num_blocks, options.block_size, per_block, reason, capacity)
+
+
+def _pin_blocks(budget: Budget, options: StartOptions) -> int:
+    if options.pin_memory_bytes is None:
+        return budget.num_blocks // 2
+    return min(options.pin_memory_bytes // budget.bytes_per_block, budget.num_blocks - 1)
 
 
 def available_cores() -> int:

@@ -13,6 +13,8 @@ class PlanRunner(Protocol):
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
+    def close(self) -> None: ...
+
 
 class Executor(Protocol):
     """What the engine's step needs. Plans are run in the order of submission."""
@@ -39,7 +41,7 @@ class InlineExecutor:
         return future
 
     def close(self) -> None:
-        """Nothing to wait for."""
+        self._runner.close()
 
 
 class ThreadedExecutor:
@@ -54,3 +56,4 @@ class ThreadedExecutor:
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
+        self._runner.close()

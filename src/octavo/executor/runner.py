@@ -1,6 +1,7 @@
 """From a plan to a result: apply the diff, run the model over the block tables, sample.
 
-    plan --> rows.apply --> copies --> batch --> hidden_states --> project --> forks --> sample --> result
+    plan --> transfers begin --> rows.apply --> copies --> batch --> hidden_states --> project --> forks
+         --> sample --> result
 
 Vocabulary rows exist only where somebody asked: one for each sample, and slices of `PROMPT_SLICE` rows for
 prompt logprobs, so that a long prompt's logits never exist at once. It knows the model and the bytes; it does
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.executor.rows import Rows
+from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import Batch, Floats, KvShape, Ops
 from octavo.model.decoder import hidden_states, project
 from octavo.model.spec import Model
@@ -47,13 +49,18 @@ def kv_shape(model: Model, block_size: int, kv: str = "f32") -> KvShape:
 class Runner:
     """Owns KV bytes and rows. `run` is called by one thread at a time, with plans in order."""
 
-    def __init__(self, model: Model, ops: Ops, config: RunnerConfig) -> None:
+    def __init__(
+        self, model: Model, ops: Ops, config: RunnerConfig, transfers: TransferWorker | None = None
+    ) -> None:
         self.model = model
         self.config = config
         self._ops = ops
         self._rows = Rows(config.max_rows, config.context_length, config.block_size)
         pool = ops.allocate_kv(kv_shape(model, config.block_size, config.kv), config.num_blocks)
         self._pool = pool
+        self._transfers = transfers
+        if transfers is not None:
+            transfers.serve(pool.data)
         self._hidden_states = ops.prepare_step(lambda o, batch: hidden_states(o, model, pool, batch), pool)
         self._project = ops.prepare_rows(lambda o, x: project(o, model, x), model.spec.hidden_size)
         self._sampler = Sampler(model.spec.vocab_size, config.stop_ids)
@@ -63,10 +70,17 @@ class Runner:
         lost."""
         started = time.perf_counter()
         rows = self._rows
+        if plan.transfers:
+            assert self._transfers is not None, "a plan moves blocks, and there is no tier below"
+            self._transfers.begin(plan.transfers)
         rows.apply(plan)
         if plan.copies:
             sources, targets = [c.source for c in plan.copies], [c.target for c in plan.copies]
             self._ops.copy_blocks(self._pool, sources, targets)
+        for first, last in plan.discarded:
+            self._ops.discard_blocks(self._pool, first, last)
+        if not plan.chunks:
+            return StepResult(plan.step_id, {})
         batch = self._batch(plan)
         hidden = self._hidden_states(batch)  # (R, E)
         for fork in plan.forks:
@@ -77,8 +91,15 @@ class Runner:
 
     def reset(self) -> None:
         """Forget all rows: after a broken invariant, before a new ledger starts. The pool's bytes are not
-        trusted again because no name survives."""
+        trusted again because no name survives; no transfer is left that could still write to it."""
         self._rows.clear()
+        if self._transfers is not None:
+            self._transfers.drain()
+
+    def close(self) -> None:
+        """End the transfers that have begun."""
+        if self._transfers is not None:
+            self._transfers.close()
 
     def _batch(self, plan: StepPlan) -> Batch:
         chunks, rows = plan.chunks, self._rows

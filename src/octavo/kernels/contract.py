@@ -13,6 +13,7 @@ L layers, E hidden size, V vocabulary.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -60,6 +61,7 @@ class KvPool:
     num_blocks: int
     bytes_per_block: int  # a multiple of 4 KiB
     data: Bytes
+    memory: mmap.mmap  # what `data` lies in, from its beginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,9 @@ class Ops(StepOps[Floats], Protocol):
 
     def allocate_kv(self, shape: KvShape, num_blocks: int) -> KvPool:
         """Reserve address space for the pool; pages become resident when first written."""
+
+    def discard_blocks(self, pool: KvPool, first: int, last: int) -> None:
+        """Give the memory of blocks [first, last) back to the system; what they hold is lost."""
 
     def copy_blocks(self, pool: KvPool, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""

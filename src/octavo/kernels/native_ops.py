@@ -24,7 +24,7 @@ from octavo.kernels.contract import (
     StepBody,
 )
 from octavo.kernels.held import kind_held
-from octavo.kernels.pool import allocate_pool, layout_of
+from octavo.kernels.pool import allocate_pool, discard_blocks, layout_of
 from octavo.kernels.program import RowsProgram, StepProgram
 
 ARITHMETIC_VERSION = 2  # raise it whenever a kernel's bits change: names of cached blocks depend on it
@@ -55,6 +55,10 @@ class NativeOps:
     def allocate_kv(self, shape: KvShape, num_blocks: int) -> KvPool:
         """Reserve address space for the pool; pages become resident when first written."""
         return allocate_pool(shape, num_blocks)
+
+    def discard_blocks(self, pool: KvPool, first: int, last: int) -> None:
+        """Give the memory of blocks [first, last) back to the system."""
+        discard_blocks(pool, first, last)
 
     def copy_blocks(self, pool: KvPool, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""

@@ -14,13 +14,13 @@ One block is one contiguous range for all layers, so moving it between tiers is 
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo import _native
-from octavo.kernels.aligned import aligned_bytes
 from octavo.kernels.contract import Bytes, Floats, KvPool, KvShape
 
 LANES = 16
@@ -61,9 +61,21 @@ def allocate_pool(shape: KvShape, num_blocks: int) -> KvPool:
     Raises ValueError for sizes that the kernels do not know, MemoryError when the address space is refused.
     """
     bytes_per_block = layout_of(shape).bytes_per_block
-    # A large zeroed array comes from an anonymous mapping: its untouched pages are not resident.
-    data = aligned_bytes(num_blocks * bytes_per_block, zeroed=True).reshape(num_blocks, bytes_per_block)
-    return KvPool(shape, num_blocks, bytes_per_block, data)
+    try:
+        memory = mmap.mmap(-1, num_blocks * bytes_per_block)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"{num_blocks:,} blocks of {bytes_per_block:,} bytes: {error}") from None
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    data = np.frombuffer(memory, np.uint8).reshape(num_blocks, bytes_per_block)
+    return KvPool(shape, num_blocks, bytes_per_block, data, memory)
+
+
+def discard_blocks(pool: KvPool, first: int, last: int) -> None:
+    """Give the memory of blocks [first, last) back to the system, where it can take it."""
+    if hasattr(mmap, "MADV_DONTNEED") and first < last:
+        size = pool.bytes_per_block  # a multiple of the page
+        pool.memory.madvise(mmap.MADV_DONTNEED, first * size, (last - first) * size)
 
 
 def padded_head_size(shape: KvShape) -> int:

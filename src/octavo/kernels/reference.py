@@ -32,7 +32,7 @@ from octavo.kernels.contract import (
 )
 from octavo.kernels.elementwise import exp, tanh
 from octavo.kernels.held import kind_held
-from octavo.kernels.pool import allocate_pool
+from octavo.kernels.pool import allocate_pool, discard_blocks
 
 
 class ReferenceOps:
@@ -59,6 +59,10 @@ class ReferenceOps:
     def allocate_kv(self, shape: KvShape, num_blocks: int) -> KvPool:
         """Reserve address space for the pool; pages become resident when first written."""
         return allocate_pool(shape, num_blocks)
+
+    def discard_blocks(self, pool: KvPool, first: int, last: int) -> None:
+        """Give the memory of blocks [first, last) back to the system."""
+        discard_blocks(pool, first, last)
 
     def copy_blocks(self, pool: KvPool, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""

@@ -17,6 +17,9 @@ def check(memory: Memory) -> None:
         assert pool.holders[block] == counted[block], (
             f"block {block}: {pool.holders[block]} holders counted, {counted[block]} tables list it"
         )
+    for block in range(pool.num_blocks, pool.capacity):
+        assert pool.holders[block] == counted[block] == 0, f"block {block} is parked and held"
+        assert pool.name_of[block] is None, f"block {block} is parked and named"
     line = pool.line()
     assert len(line) == len(set(line)) == pool.num_unheld, "the line of unheld blocks is torn"
     assert set(line) == {b for b in range(pool.num_blocks) if pool.holders[b] == 0}, (

@@ -14,7 +14,7 @@ Source: Kwon et al. 2023, sections 4.2 to 4.5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from octavo.memory.pool import BlockPool
@@ -49,9 +49,9 @@ class BlockCounts:
 class Memory:
     """Block tables over one pool."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, capacity: int | None = None) -> None:
         self.block_size = block_size
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, capacity)
         self.tables: set[BlockTable] = set()  # every holder there is
 
     @property
@@ -170,6 +170,40 @@ class Memory:
                     changed.append(index)
             table.num_published = index + 1
         return changed
+
+    def take(self, table: BlockTable, count: int) -> list[int]:
+        """`count` new private blocks at the end of the table; the caller has checked that they are unheld."""
+        taken = [self.pool.take() for _ in range(count)]
+        table.blocks += taken
+        return taken
+
+    def publish_loaded(self, block: int, name: bytes) -> None:
+        """A block of a holder has been filled with the bytes of `name`. Where that name exists already, the
+        block stays private and is of no more use."""
+        self.pool.publish(block, name)
+
+    def resize(self, num_blocks: int, fixed: Collection[int]) -> tuple[BlockCopy, ...] | None:
+        """Make the pool `num_blocks` large. Held blocks beyond its new end move to unheld ones before it (the
+        copies), cached ones there are evicted.
+
+        None, and nothing is changed, when more blocks are held than would be left, or one of the `fixed`,
+        which cannot move, would have to.
+        """
+        pool = self.pool
+        if num_blocks >= pool.num_blocks:
+            pool.grow(num_blocks)
+            return ()
+        moving = [block for block in range(num_blocks, pool.num_blocks) if pool.holders[block]]
+        if pool.num_blocks - pool.num_unheld > num_blocks or any(block in fixed for block in moving):
+            return None
+        pool.shrink(num_blocks)
+        target = {}
+        for old in moving:
+            target[old] = pool.take()
+            pool.move(old, target[old])
+        for table in self.tables if moving else ():
+            table.blocks = [target.get(block, block) for block in table.blocks]
+        return tuple(BlockCopy(old, new) for old, new in target.items())
 
     def forget(self, names: Sequence[bytes]) -> None:
         """Take these names away, whoever holds their blocks: what a poisoned request wrote is never found

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from array import array
+from collections.abc import Sequence
 
 NAME_BYTES = 32
 
@@ -58,6 +59,10 @@ class NameChain:
             index = len(self.names)
             parent = self.names[-1] if self.names else self.root
             self.names.append(block_name(parent, tokens[index * size : (index + 1) * size]))
+
+    def extend_with(self, tokens: Sequence[int]) -> None:
+        """The same, for tokens in any sequence."""
+        self.extend(array("I", tokens))
 
     def copy(self) -> NameChain:
         """The same names, free to grow apart."""

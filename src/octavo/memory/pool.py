@@ -21,43 +21,44 @@ the order of reuse is vLLM's.
 from __future__ import annotations
 
 from array import array
+from collections import deque
 
 
 class BlockPool:
     """Holder counts, names, and the line of unheld blocks."""
 
-    def __init__(self, num_blocks: int) -> None:
-        assert num_blocks >= 1
-        self.num_blocks = num_blocks
-        self.holders = array("l", [0]) * num_blocks  # how many holders list the block
-        self.name_of: list[bytes | None] = [None] * num_blocks
+    def __init__(self, num_blocks: int, capacity: int | None = None) -> None:
+        capacity = capacity or num_blocks
+        assert 1 <= num_blocks <= capacity
+        self.num_blocks = num_blocks  # those from here to `capacity` are parked: in no state and in no line
+        self.capacity = capacity
+        self.holders = array("l", [0]) * capacity  # how many holders list the block
+        self.name_of: list[bytes | None] = [None] * capacity
         self.by_name: dict[bytes, int] = {}
         self.num_unheld = num_blocks
         self.num_cached = 0
         self.num_evictions = 0
-        # The line: index num_blocks is the sentinel that is both head and tail.
-        self._next: list[int] = [*range(1, num_blocks + 1), 0]
-        self._previous: list[int] = [num_blocks, *range(num_blocks)]
+        self.newly_cached: deque[int] | None = (
+            None  # if set: blocks that became cached, for whoever stores them
+        )
+        # The line: index `capacity` is the sentinel that is both head and tail.
+        self._end = capacity
+        self._next: list[int] = [*range(1, capacity + 1), 0]
+        self._previous: list[int] = [capacity, *range(capacity)]
+        self._next[num_blocks - 1], self._previous[capacity] = capacity, num_blocks - 1
 
     def find(self, name: bytes) -> int | None:
         """The block of that name, held or cached."""
         return self.by_name.get(name)
 
     def take(self) -> int:
-        """Hold the first block of the line, alone; it loses its name (this is eviction, and it happens only
-        here).
+        """Hold the first block of the line, alone; it loses its name.
 
         The caller has checked that `num_unheld` > 0.
         """
-        block = self._next[self.num_blocks]
-        assert block != self.num_blocks, "take() from an empty pool"
-        self._unlink(block)
-        name = self.name_of[block]
-        if name is not None:
-            del self.by_name[name]
-            self.name_of[block] = None
-            self.num_cached -= 1
-            self.num_evictions += 1
+        block = self._next[self._end]
+        assert block != self._end, "take() from an empty pool"
+        self._leave_line(block)
         self.holders[block] = 1
         return block
 
@@ -75,8 +76,10 @@ class BlockPool:
         self.holders[block] -= 1
         if self.holders[block] == 0:
             named = self.name_of[block] is not None
-            self._link(block, before=self.num_blocks if named else self._next[self.num_blocks])
+            self._link(block, before=self._end if named else self._next[self._end])
             self.num_cached += named
+            if named and self.newly_cached is not None:
+                self.newly_cached.append(block)
 
     def is_writable(self, block: int) -> bool:
         """True for a held block that nobody else holds and nobody can find."""
@@ -101,15 +104,49 @@ class BlockPool:
         if self.holders[block] == 0:
             self.num_cached -= 1
             self._unlink(block)
-            self._link(block, before=self._next[self.num_blocks])
+            self._link(block, before=self._next[self._end])
+
+    def move(self, old: int, new: int) -> None:
+        """What `old` was, `new` is: holders and name. `new` was just taken; `old` is in no state now."""
+        assert self.holders[old] > 0
+        assert self.is_writable(new)
+        self.holders[new], self.holders[old] = self.holders[old], 0
+        name = self.name_of[old]
+        if name is not None:
+            self.name_of[old], self.name_of[new] = None, name
+            self.by_name[name] = new
+
+    def shrink(self, num_blocks: int) -> None:
+        """Park the unheld blocks from `num_blocks` on; whoever holds one of the others moves it next."""
+        for block in range(num_blocks, self.num_blocks):
+            if self.holders[block] == 0:
+                self._leave_line(block)
+        self.num_blocks = num_blocks
+
+    def grow(self, num_blocks: int) -> None:
+        """Parked blocks up to `num_blocks` are free again."""
+        assert num_blocks <= self.capacity
+        for block in range(self.num_blocks, num_blocks):
+            self._link(block, before=self._next[self._end])
+        self.num_blocks = num_blocks
 
     def line(self) -> list[int]:
         """The unheld blocks, next to be taken first. O(n): for checks and maps."""
-        blocks, block = [], self._next[self.num_blocks]
-        while block != self.num_blocks:
+        blocks, block = [], self._next[self._end]
+        while block != self._end:
             blocks.append(block)
             block = self._next[block]
         return blocks
+
+    def _leave_line(self, block: int) -> None:
+        """An unheld block loses its name, if it has one: this is eviction."""
+        self._unlink(block)
+        name = self.name_of[block]
+        if name is not None:
+            del self.by_name[name]
+            self.name_of[block] = None
+            self.num_cached -= 1
+            self.num_evictions += 1
 
     def _unlink(self, block: int) -> None:
         before, after = self._previous[block], self._next[block]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from octavo.scheduler.budget import share_by_priority
 from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.waits import IN_FLIGHT, LOADING, STEP_TOKENS, Wait, WaitReason
 from octavo.units import blocks_for
 
 if TYPE_CHECKING:
@@ -61,19 +62,30 @@ class Admission:
         for sequence in list(self._scheduler.waiting):
             if num_scanned == SCAN_MAX or not self._scheduler.may_enter(sequence):
                 break
-            if sequence.pending or self._still_follows(sequence):
-                continue  # its last sample is in flight, or its next block will soon be there
+            if sequence.pending:
+                sequence.wait = IN_FLIGHT
+                continue
+            if self._scheduler.transfers.is_fetching(sequence):
+                sequence.wait = LOADING
+                continue
+            if self._still_follows(sequence):
+                continue  # its next block will soon be there
             num_hits = self._find_hits(sequence)
             if self._still_follows(sequence):
                 continue
             num_scanned += 1
+            if self._is_better_loaded(sequence, num_hits):
+                sequence.wait = LOADING
+                continue
             if not self._gets_tokens(sequence, num_hits, budget):
+                sequence.wait = STEP_TOKENS
                 continue
             if self._fits(sequence, num_hits) or self._make_room(sequence, num_hits):
                 self._enter(sequence, num_hits)
                 if head is not None:
                     head.bypassed += 1
             else:
+                sequence.wait = self._why_not(sequence, num_hits)
                 head = head or sequence
             if head is not None and head.bypassed >= BYPASS_MAX:
                 break
@@ -87,6 +99,8 @@ class Admission:
         leader = scheduler.names.who_computes(sequence.awaited)
         if leader is None:
             return False
+        if sequence.wait.reason is not WaitReason.FOLLOWS:
+            sequence.wait = Wait(WaitReason.FOLLOWS, request_id=leader.request.request_id)
         if leader.priority < sequence.priority:
             rank_before = leader.rank
             leader.borrow(sequence.priority)
@@ -118,6 +132,24 @@ class Admission:
             sequence.awaited = name
         return num_hits
 
+    def _is_better_loaded(self, sequence: Sequence, num_hits: int) -> bool:
+        """True when the blocks after its hits are below and it waits for them: they are being loaded, or that
+        begins now. O(blocks that are below)."""
+        scheduler, transfers = self._scheduler, self._scheduler.transfers
+        if transfers.tier is None or transfers.has_fetched(sequence):
+            return False
+        if sequence.wants_prompt_logprobs or not scheduler.config.prefix_caching:
+            return False
+        limit = (len(sequence.tokens) - 1) // scheduler.memory.block_size
+        rest = sequence.chain.names[num_hits:limit]
+        count = transfers.below(rest)
+        on_their_way = next((i for i, name in enumerate(rest[:count]) if transfers.is_loading(name)), count)
+        if count > 0 and on_their_way == 0:
+            return True
+        if on_their_way == 0 or not self._fits(sequence, num_hits):
+            return False
+        return transfers.fetch(sequence, sequence.chain.names[: num_hits + on_their_way])
+
     def _gets_tokens(self, sequence: Sequence, num_hits: int, budget: int) -> bool:
         contender = self._contender(sequence, num_hits)
         place = bisect.bisect(self._contenders, contender)
@@ -140,6 +172,16 @@ class Admission:
         return 1 + sequence.forks_left <= scheduler.num_free_rows and self._blocks_suffice(
             sequence, num_hits, self._promised, len(scheduler.running), frozenset()
         )
+
+    def _why_not(self, sequence: Sequence, num_hits: int) -> Wait:
+        """What `_fits` lacked."""
+        scheduler = self._scheduler
+        rows = 1 + sequence.forks_left
+        if rows > scheduler.num_free_rows:
+            return Wait(WaitReason.ROWS, rows, max(0, scheduler.num_free_rows))
+        needed = blocks_for(len(sequence.tokens), scheduler.memory.block_size) - num_hits
+        promised = (self._promised or 0) + len(scheduler.running)
+        return Wait(WaitReason.BLOCKS, needed, scheduler.memory.num_unheld, promised)
 
     def _blocks_suffice(
         self,
@@ -186,7 +228,7 @@ class Admission:
             return False
         for victim in sorted(lower, key=lambda s: s.rank, reverse=True):
             self._contenders = [c for c in self._contenders if c[0] != victim.rank]
-            scheduler.preempt(victim)
+            scheduler.preempt(victim, sequence)
             self._note_change()
             if self._fits(sequence, num_hits):
                 return True

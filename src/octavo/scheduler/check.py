@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.memory.check import check
+from octavo.scheduler.limits import blocks_needed
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import State
 
@@ -17,9 +18,13 @@ def check_scheduler(scheduler: Scheduler) -> None:
     ranks = [s.own_rank for s in scheduler.running]
     assert ranks == sorted(ranks), "running sequences are out of order"
     assert set(scheduler.waiting) == set(live) - set(running), "a waiting sequence is not in the queue"
-    assert memory.tables == {s.table for s in running}, (
-        "a holder without a sequence, or a sequence without its holder"
-    )
+    pins = scheduler.pins.all()
+    holders = [s.table for s in running] + [pin.table for pin in pins if pin.table is not None]
+    holders += scheduler.transfers.tables()
+    assert len(memory.tables) == len(holders)
+    assert memory.tables == set(holders), "a holder without a sequence or pin, or one without its holder"
+    _check_pins(scheduler)
+    _check_tier(scheduler)
     rows = [s.row for s in running]
     assert len(rows) == len(set(rows)), "two sequences share a row"
     assert scheduler.num_free_rows == scheduler.config.max_rows - len(rows) - sum(
@@ -41,3 +46,32 @@ def check_scheduler(scheduler: Scheduler) -> None:
             assert s.table is None
             assert s.row == -1
             assert s.num_planned == 0
+
+
+def _check_pins(scheduler: Scheduler) -> None:
+    """Pins keep to their budgets, hold what they name, and whoever fills one is alive."""
+    pins, pool = scheduler.pins.all(), scheduler.memory.pool
+    assert scheduler.pins.num_blocks == sum(pin.num_blocks for pin in pins) <= scheduler.config.pin_blocks
+    fillers = {(r.tenant, r.fills_pin) for r in scheduler.requests() if r.fills_pin}
+    for pin in pins:
+        if pin.table is None:
+            assert pin.key in fillers, f"pin {pin.name} is filled by nobody"
+        else:
+            names = [pool.name_of[block] for block in pin.table.blocks]
+            assert names == pin.names, f"pin {pin.name} holds other blocks than it names"
+    for request in scheduler.requests():
+        own = scheduler.pins.find(request.tenant, request.fills_pin)
+        room = pool.num_blocks - scheduler.pins.num_blocks + (own.num_blocks if own is not None else 0)
+        assert blocks_needed(request, scheduler.memory.block_size) <= room, "pins crowd a request out"
+
+
+def _check_tier(scheduler: Scheduler) -> None:
+    """Every slot below has one name or is free, and nothing is moved for the dead."""
+    tier = scheduler.transfers.tier
+    if tier is None:
+        return
+    taken = list(tier.slots().values())
+    assert len(taken) == len(set(taken)), "two names in one slot"
+    assert len(taken) + tier.num_free == tier.num_slots, "a slot is lost"
+    waiting = {s.seq_id for s in scheduler.waiting}
+    assert scheduler.transfers.fetching() <= waiting, "a fetch for a sequence that does not wait"

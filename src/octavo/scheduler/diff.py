@@ -7,7 +7,7 @@ its canonical block) wait here for the next plan; order makes that safe.
 from __future__ import annotations
 
 from octavo.memory.memory import Reservation
-from octavo.types import AdmittedRow, BlockCopy, Chunk, Fork, StepPlan, TableWrite
+from octavo.types import AdmittedRow, BlockCopy, Chunk, Fork, StepPlan, TableWrite, Transfer
 
 
 class PlanDiff:
@@ -20,6 +20,8 @@ class PlanDiff:
         self._copies: list[BlockCopy] = []
         self.chunks: list[Chunk] = []
         self.forks: list[Fork] = []
+        self.transfers: list[Transfer] = []
+        self._discarded: list[tuple[int, int]] = []
         self._step_id = 0
 
     def admit(self, row: AdmittedRow, blocks: list[int]) -> None:
@@ -36,6 +38,11 @@ class PlanDiff:
         self.write_table(row, reservation.first_index, reservation.blocks)
         self._copies += reservation.copies
 
+    def move(self, copies: tuple[BlockCopy, ...], discarded: tuple[int, int]) -> None:
+        """The pool became shorter: blocks moved, and those of the range `discarded` are not used any more."""
+        self._copies += copies
+        self._discarded.append(discarded)
+
     def retire(self, row: int) -> None:
         """A sequence leaves its row. What was noted for it is void: the next occupant must not inherit it."""
         self._writes = [write for write in self._writes if write.row != row]
@@ -45,10 +52,11 @@ class PlanDiff:
             self._retired.append(row)
 
     def finish(self) -> StepPlan | None:
-        """The plan, and a fresh start; None (and everything kept) when nothing would be computed."""
+        """The plan, and a fresh start; None (and everything kept) when nothing would be computed or moved."""
         if not self.chunks:
             assert not self.forks
-            return None
+            if not (self.transfers or self._copies or self._discarded):
+                return None
         self._step_id += 1
         plan = StepPlan(
             self._step_id,
@@ -58,7 +66,9 @@ class PlanDiff:
             tuple(self._copies),
             tuple(self.chunks),
             tuple(self.forks),
+            tuple(self.transfers),
+            tuple(self._discarded),
         )
         self._retired, self._admitted, self._writes, self._copies = [], [], [], []
-        self.chunks, self.forks = [], []
+        self.chunks, self.forks, self.transfers, self._discarded = [], [], [], []
         return plan

@@ -1,18 +1,18 @@
 """Who runs next: continuous batching over the ledger. No clock, no thread, no bytes; every decision is a
 pure function of what was submitted and committed (and of measured step times, where the executor gives them).
 
-One call of `schedule` is one plan:
+One call of `schedule` is one plan (`expire` comes before it, and ends whoever is out of time):
 
     1. followers     a waiting sequence whose next block is being computed lends its priority and steps aside
     2. admission     waiting sequences that fit in rows, blocks and the step's tokens, by rank (admit.py)
     3. grants        one position for each that continues; the rest is shared among prompts (budget.py)
-    4. reservation   in order of rank; whoever finds no block preempts the last in rank (_victim)
+    4. reservation   in order of rank; whoever finds no block preempts the last in rank (planner.py)
     5. chunks        and forks, where a request with n > 1 reaches its first sample
 
 Liveness: the best-ranked running sequence gets at least one position in every step, it can preempt all
-others, and a request that could not run alone in the whole pool is refused at submission; so some sequence
-always advances. Source: Orca (Yu et al. 2022) for iteration-level scheduling; Kwon et al. 2023, section 4.5
-for preemption.
+others, and a request that could not run alone in what pins leave of the pool is refused at submission; so
+some sequence always advances. Source: Orca (Yu et al. 2022) for iteration-level scheduling; Kwon et al. 2023,
+section 4.5 for preemption.
 """
 
 from __future__ import annotations
@@ -23,17 +23,24 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo.errors import InvalidRequest, QueueFull, RequestTooLarge
+from octavo.errors import QueueFull
 from octavo.memory.memory import Memory
 from octavo.memory.names import NameChain
+from octavo.memory.pins import Pins
+from octavo.memory.tiers import LowerTier
 from octavo.scheduler.admit import Admission
-from octavo.scheduler.budget import Pace, share_by_priority
+from octavo.scheduler.budget import Pace
+from octavo.scheduler.deadlines import Deadline, Deadlines
 from octavo.scheduler.diff import PlanDiff
+from octavo.scheduler.events import Event, EventKind, EventRing
+from octavo.scheduler.limits import check_fits
+from octavo.scheduler.pinning import Pinning
+from octavo.scheduler.planner import Flight, Planner
 from octavo.scheduler.queue import NamesInProgress, WaitingQueue
 from octavo.scheduler.sequence import Sequence, State
+from octavo.scheduler.transfers import Transfers
+from octavo.scheduler.waits import QUEUED, Wait, WaitReason
 from octavo.types import (
-    AdmittedRow,
-    Chunk,
     FinishReason,
     Fork,
     Request,
@@ -42,7 +49,6 @@ from octavo.types import (
     StepResult,
     Update,
 )
-from octavo.units import blocks_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +62,19 @@ class SchedulerConfig:
     stop_ids: frozenset[int] = frozenset()  # end-of-sequence tokens of the model
     prefix_caching: bool = True
     pace: bool = True  # hold prompts back while others decode, once step times are known
-
-
-@dataclass(slots=True)  # it never leaves this module, and freezing would double its cost
-class _Flight:
-    """One sequence's stake in a plan that is not committed yet."""
-
-    sequence: Sequence
-    epoch: int
-    stop: int  # what num_computed becomes
-    num_samples: int
+    pin_blocks: int = 0  # that all pins together may keep
+    bytes_per_block: int = 0  # to tell, not to decide
 
 
 class Scheduler:
     """Owns every sequence. Called from one thread: submit and cancel, then schedule and commit in turns."""
 
     def __init__(
-        self, memory: Memory, config: SchedulerConfig, root_of_tenant: Callable[[str], bytes]
+        self,
+        memory: Memory,
+        config: SchedulerConfig,
+        root_of_tenant: Callable[[str], bytes],
+        tier: LowerTier | None = None,
     ) -> None:
         assert config.step_tokens >= 1
         assert config.max_rows >= 1
@@ -81,23 +83,35 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # by own rank: lent priorities aside
         self.names = NamesInProgress()
-        self.pace = Pace(config.step_tokens)
+        self.costs = Pace(config.step_tokens)  # learns always
+        self.pace = (
+            self.costs if config.pace else Pace(config.step_tokens)
+        )  # one that knows nothing holds nobody
         self.num_preemptions = 0
-        self._root_of_tenant = root_of_tenant
-        self._diff = PlanDiff()
+        self.pins = Pins(memory)
+        self.root_of_tenant = root_of_tenant
+        self.events = EventRing()
+        self.now = 0.0  # of the last call that brought the time
+        self._deadlines = Deadlines()
+        self.diff = PlanDiff()
         self._free_rows = list(range(config.max_rows - 1, -1, -1))
         self._live: dict[int, list[Sequence]] = {}  # unfinished sequences by request
-        self._in_flight: deque[tuple[StepPlan, list[_Flight]]] = deque()
+        self._in_flight: deque[tuple[StepPlan, list[Flight]]] = deque()
         self._rows_promised = 0  # to the forks of running sequences
         self._next_seq_id = 0
         self._admission = Admission(self)
+        self._planner = Planner(self)
+        self.pinning = Pinning(self)
+        self.transfers = Transfers(self, tier)
 
     # -- what clients ask
     # ---------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises RequestTooLarge, InvalidRequest or QueueFull; then nothing was queued."""
-        check_fits(request, self.config, self.memory.pool.num_blocks, self.memory.block_size)
+        own_pin = self.pins.find(request.tenant, request.fills_pin)
+        room = self.blocks_for_requests + (own_pin.num_blocks if own_pin is not None else 0)
+        check_fits(request, self.config, room, self.memory.block_size)
         if len(self.waiting) >= self.config.max_waiting:
             raise QueueFull(
                 f"{len(self.waiting)} requests are waiting; allowed: {self.config.max_waiting} "
@@ -109,11 +123,12 @@ class Scheduler:
             request=request,
             choice=0,
             tokens=array("I", request.prompt),
-            chain=NameChain(self._root_of_tenant(request.tenant), self.memory.block_size),
+            chain=NameChain(self.root_of_tenant(request.tenant), self.memory.block_size),
             forks_left=request.n - 1,
         )
         sequence.chain.extend(sequence.tokens)
         self._live[request.request_id] = [sequence]
+        self._deadlines.add(request)
         self.waiting.add(sequence)
 
     def cancel(self, request_id: int, choice: int | None = None) -> list[Update]:
@@ -129,9 +144,51 @@ class Scheduler:
                 updates += self._end(sequence, FinishReason.CANCELLED)
         return updates
 
+    def expire(self, now: float) -> list[Update]:
+        """End whoever is out of time, and let pins go whose time has passed; their blocks are unheld now."""
+        self.now = now
+        updates = []
+        while (due := self._deadlines.pop_due(now)) is not None:
+            updates += self._time_out(*due)
+        self.pinning.expire(now)
+        return updates
+
+    def next_event(self) -> float | None:
+        """When `expire` next has something to do; None: never."""
+        times = [t for t in (self._deadlines.next_time(), self.pins.next_time()) if t is not None]
+        return min(times, default=None)
+
+    def _time_out(self, request_id: int, deadline: Deadline) -> list[Update]:
+        """End the request's unfinished choices, unless what was wanted has happened."""
+        sequences = self.sequences_of(request_id)
+        if deadline is Deadline.QUEUE:
+            sequences = [s for s in sequences if not s.was_admitted]
+        if deadline is Deadline.FIRST_TOKEN and any(len(s.tokens) > s.num_prompt for s in sequences):
+            sequences = []
+        updates = []
+        for s in sequences:
+            waited = self.now - s.request.arrival
+            doing = f"waiting: {self.why_waiting(s).in_words()}" if s.state is State.WAITING else "running"
+            text = (
+                f"{deadline.value} of request {request_id} passed after {waited:.2f} s while it was {doing}"
+            )
+            blocks = 0 if s.table is None else len(s.table)
+            self.events.note(Event(self.now, EventKind.TIMED_OUT, text, request_id, s.request.tenant, blocks))
+            updates += self._end(s, FinishReason.TIMEOUT, text)
+        return updates
+
+    @property
+    def blocks_for_requests(self) -> int:
+        """Blocks that the largest request may take: what pins leave of the pool."""
+        return self.memory.pool.num_blocks - self.pins.num_blocks
+
     def live_requests(self) -> list[int]:
         """Ids of unfinished requests."""
         return list(self._live)
+
+    def requests(self) -> list[Request]:
+        """The unfinished requests."""
+        return [sequences[0].request for sequences in self._live.values()]
 
     def sequences_of(self, request_id: int) -> list[Sequence]:
         """The unfinished sequences of a request."""
@@ -140,34 +197,39 @@ class Scheduler:
     # -- the step
     # -----------------------------------------------------------------------------------------------
 
-    def schedule(self) -> StepPlan | None:
+    def schedule(self, now: float) -> StepPlan | None:
         """The next plan, or None when nothing can be computed before a commit or a submission."""
+        self.now = now
+        evicted_before = self.memory.pool.num_evictions
         self._admission.give_back_priorities()
-        continuing, prompts = self._ready()
+        continuing, prompts = self._planner.ready()
         if self.waiting and self.may_enter(self.waiting.first):
             budget = self.pace.prompt_budget(len(continuing), len(prompts) + len(self.waiting))
             if budget == 0 and self.waiting.first.rank < continuing[self.config.step_tokens - 1].rank:
                 budget = 1  # taken from the last in rank that continues, see _share
             self._admission.admit(prompts, budget)
-            continuing, prompts = self._ready()
-        flights: list[_Flight] = []
-        for sequence, grant in self._share(continuing, prompts):
+            continuing, prompts = self._planner.ready()
+        flights: list[Flight] = []
+        for sequence, grant in self._planner.share(continuing, prompts):
             if sequence.state is State.RUNNING:  # else it became a victim in this loop
-                self._plan_chunk(sequence, grant, flights)
-        plan = self._diff.finish()
+                self._planner.plan_chunk(sequence, grant, flights)
+        self.transfers.store_behind()
+        plan = self.diff.finish()
         if plan is not None:
             self._in_flight.append((plan, flights))
+        if self.memory.pool.num_evictions > evicted_before:
+            self.events.note_evictions(now, self.memory.pool.num_evictions - evicted_before)
         return plan
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[Update]:
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Update]:
         """Take a step's result: counters move, full blocks get their names, finished sequences let go of
         theirs."""
         expected, flights = self._in_flight.popleft()
         assert expected is plan, "plans are committed in the order they were made"
         assert result.step_id == plan.step_id
-        if self.config.pace:
-            num_continuing = sum(chunk.length == 1 for chunk in plan.chunks)
-            self.pace.observe(num_continuing, plan.num_tokens - num_continuing, result.seconds)
+        self.now = now
+        num_continuing = sum(chunk.length == 1 for chunk in plan.chunks)
+        self.costs.observe(num_continuing, plan.num_tokens - num_continuing, result.seconds)
         updates: list[Update] = []
         for flight in flights:
             flight.sequence.pending -= flight.num_samples
@@ -178,10 +240,12 @@ class Scheduler:
             sequence = flight.sequence
             if sequence.state is not State.FINISHED and sequence.seq_id in result.failures:
                 self.memory.forget(sequence.chain.names)
+                self.transfers.forget(sequence.chain.names)
+                self.pinning.drop_nameless()
                 updates += self._end(sequence, FinishReason.ERROR, result.failures[sequence.seq_id])
         return updates
 
-    def _commit_flight(self, flight: _Flight, result: StepResult) -> list[Update]:
+    def _commit_flight(self, flight: Flight, result: StepResult) -> list[Update]:
         """One sequence's share of a commit."""
         sequence = flight.sequence
         samples: tuple[SampledToken, ...] = ()
@@ -206,117 +270,18 @@ class Scheduler:
         """True while any request is unfinished or any plan uncommitted."""
         return bool(self._live or self._in_flight)
 
-    # -- steps 3 to 5
-    # ----------------------------------------------------------------------------------------------------
-
-    def _ready(self) -> tuple[list[Sequence], list[Sequence]]:
-        """The running sequences with something to compute: those that continue by one position, and
-        prompts."""
-        continuing, prompts = [], []
-        for s in self.running:
-            known = len(s.tokens) + s.pending
-            if known < s.max_length:  # else all its samples are in flight
-                if known == s.num_planned + 1:
-                    continuing.append(s)
-                elif known > s.num_planned:
-                    prompts.append(s)
-        return continuing, prompts
-
-    def _share(self, continuing: list[Sequence], prompts: list[Sequence]) -> list[tuple[Sequence, int]]:
-        """Who computes how many positions, in order of rank: `step_tokens` at most, and at least one for the
-        first.
-
-        Sequences that continue come before prompts. Where they alone fill the step, the last in rank pause,
-        and one of them leaves its position to a prompt that ranks before it.
-        """
-        limit = self.config.step_tokens
-        budget = self.pace.prompt_budget(len(continuing), len(prompts) + len(self.waiting))
-        prompts.sort(key=lambda s: s.rank)
-        if len(continuing) >= limit:
-            continuing.sort(key=lambda s: s.rank)
-            budget = int(bool(prompts) and prompts[0].rank < continuing[limit - 1].rank)
-            del continuing[limit - budget :]
-        share = [(s, 1) for s in continuing]
-        if prompts:
-            grants = share_by_priority([(s.priority, s.remaining) for s in prompts], budget)
-            share += [(s, grant) for s, grant in zip(prompts, grants, strict=True) if grant]
-        share.sort(key=lambda item: item[0].rank)
-        return share
-
-    def _plan_chunk(self, sequence: Sequence, grant: int, flights: list[_Flight]) -> None:
-        """Reserve and plan up to `grant` positions; fewer, or none, when blocks are short and nobody ranks
-        below."""
-        grant = self._reserve(sequence, grant)
-        if grant == 0:
-            return
-        start, stop = sequence.num_planned, sequence.num_planned + grant
-        num_samples = int(stop == sequence.known)
-        logits_from = stop - num_samples
-        if sequence.wants_prompt_logprobs:
-            logits_from = min(max(start, sequence.prompt_logprobs_done), logits_from)
-            sequence.prompt_logprobs_done = max(
-                sequence.prompt_logprobs_done, min(stop, sequence.num_prompt - 1)
-            )
-        self._diff.chunks.append(Chunk(sequence.seq_id, sequence.row, start, grant, num_samples, logits_from))
-        sequence.num_planned = stop
-        sequence.pending += num_samples
-        flights.append(_Flight(sequence, sequence.epoch, stop, num_samples))
-        if num_samples and sequence.forks_left:
-            self._fork(sequence, flights)
-
-    def _reserve(self, sequence: Sequence, grant: int) -> int:
-        """Positions made writable: `grant`, or what the unheld blocks allow once no victim is left."""
-        assert sequence.table is not None
-        start = sequence.num_planned
-        while True:
-            reservation = self.memory.reserve(sequence.table, start, start + grant)
-            if reservation is not None:
-                if reservation.blocks:
-                    self._diff.reserve(sequence.row, reservation)
-                return grant
-            victim = self._victim(sequence)
-            if victim is not None:
-                self.preempt(victim)
-                continue
-            # Nobody ranks below: take what fits without a new block, else pause until somebody ahead ends.
-            room = (len(sequence.table) + self.memory.num_unheld) * self.memory.block_size - start
-            if room >= grant or room <= 0:
-                return 0
-            grant = room
-
-    def _victim(self, sequence: Sequence) -> Sequence | None:
-        """The last in rank of those that rank after `sequence` and have no chunk in the plan being made."""
-        planned = {chunk.seq_id for chunk in self._diff.chunks} | {
-            fork.child_seq_id for fork in self._diff.forks
-        }
-        below = [s for s in self.running if s.rank > sequence.rank and s.seq_id not in planned]
-        return max(below, key=lambda s: s.rank, default=None)
-
-    def _fork(self, parent: Sequence, flights: list[_Flight]) -> None:
+    def fork(self, parent: Sequence, flights: list[Flight]) -> None:
         """The plan that samples is being made: the other choices become holders of the same table, one
         sample each."""
         assert parent.table is not None
         for choice in range(1, parent.request.n):
-            child = Sequence(
-                seq_id=self._new_seq_id(),
-                request=parent.request,
-                choice=choice,
-                tokens=array("I", parent.tokens),
-                chain=parent.chain.copy(),
-                table=self.memory.fork(parent.table),
-                state=State.RUNNING,
-                row=self._free_rows.pop(),
-                num_computed=parent.num_computed,
-                num_planned=parent.num_planned,
-                pending=1,
-                num_cached=parent.num_cached,
-                prompt_logprobs_done=parent.num_prompt,
-                unwanted=parent.unwanted,
-            )
+            table, row = self.memory.fork(parent.table), self._free_rows.pop()
+            child = parent.child(self._new_seq_id(), choice, table, row)
+            child.count_blocks(self.now)
             self._live[parent.request.request_id].append(child)
             bisect.insort(self.running, child, key=lambda s: s.own_rank)
-            self._diff.forks.append(Fork(parent.row, child.row, child.seq_id, choice))
-            flights.append(_Flight(child, child.epoch, child.num_planned, 1))
+            self.diff.forks.append(Fork(parent.row, child.row, child.seq_id, choice))
+            flights.append(Flight(child, child.epoch, child.num_planned, 1))
         self._rows_promised -= parent.forks_left
         parent.forks_left = 0
 
@@ -332,28 +297,31 @@ class Scheduler:
         sequence.table = self.memory.open()
         adopted = self.memory.adopt(sequence.table, sequence.chain.names[:num_hits])
         assert adopted == num_hits
+        self.transfers.let_go(sequence)
         sequence.num_computed = sequence.num_planned = adopted * self.memory.block_size
-        if sequence.preemptions == 0:
+        if not sequence.was_admitted:
             sequence.num_cached = sequence.num_planned
+        sequence.was_admitted = True
+        sequence.wait = QUEUED
+        sequence.count_blocks(self.now)
         bisect.insort(self.running, sequence, key=lambda s: s.own_rank)
         self._rows_promised += sequence.forks_left
         self.names.begin(sequence)
-        request = sequence.request
-        row = AdmittedRow(
-            sequence.row,
-            sequence.seq_id,
-            tuple(sequence.tokens),
-            sequence.num_prompt,
-            sequence.num_prompt + request.max_tokens,
-            request.params,
-            request.seed,
-            sequence.choice,
-        )
-        self._diff.admit(row, sequence.table.blocks)
+        self.diff.admit(sequence.admitted_row(), sequence.table.blocks)
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Running -> waiting: the table is dropped. Resuming is an ordinary admission that finds its own
-        blocks."""
+    def preempt(self, sequence: Sequence, winner: Sequence | None) -> None:
+        """Running -> waiting, for the sake of `winner`, or of a smaller pool: the table is dropped. Resuming
+        is an ordinary admission that finds its own blocks."""
+        assert sequence.table is not None
+        blocks, loser = len(sequence.table), sequence.request
+        text = f"request {loser.request_id} gave up {blocks:,} blocks for a smaller pool"
+        if winner is not None:
+            text = (
+                f"request {loser.request_id} gave up {blocks:,} blocks for request "
+                f"{winner.request.request_id}, which ranks before it (priority {winner.priority} and "
+                f"{loser.priority})"
+            )
+        self.events.note(Event(self.now, EventKind.PREEMPTED, text, loser.request_id, loser.tenant, blocks))
         self._leave_row(sequence)
         sequence.state = State.WAITING
         sequence.epoch += 1
@@ -366,6 +334,13 @@ class Scheduler:
         """False when rows alone keep this waiting sequence out, and whoever ranks behind it. O(1)."""
         return self.num_free_rows > 0 or sequence.priority > self.running[-1].request.priority
 
+    def why_waiting(self, sequence: Sequence) -> Wait:
+        """What keeps a waiting sequence out: rows, in which case nobody looks further, or what was found when
+        it was last looked at."""
+        if sequence.wait.reason is WaitReason.QUEUED and not self.may_enter(sequence):
+            return Wait(WaitReason.ROWS, 1 + sequence.forks_left, self.num_free_rows)
+        return sequence.wait
+
     @property
     def num_free_rows(self) -> int:
         """Rows that no sequence has and no fork will need."""
@@ -376,18 +351,21 @@ class Scheduler:
         self.names.end(sequence, sequence.chain.names[sequence.table.num_published :])
         self.memory.close(sequence.table)
         sequence.table = None
+        sequence.count_blocks(self.now)
         self.running.remove(sequence)
         self._rows_promised -= sequence.forks_left
-        self._diff.retire(sequence.row)
+        self.diff.retire(sequence.row)
         self._free_rows.append(sequence.row)
         sequence.row = -1
 
     def _end(self, sequence: Sequence, finish: FinishReason, error: str = "") -> list[Update]:
         """The sequence and, if it has not forked yet, the choices that it was to become: one final update
         each."""
+        if sequence.request.fills_pin:
+            self.pinning.give_up(sequence.request)
         choices = [sequence.choice, *range(1, 1 + sequence.forks_left)]
         self._close(sequence)
-        request_id, usage = sequence.request.request_id, sequence.usage()
+        request_id, usage = sequence.request.request_id, sequence.usage(self.now)
         return [Update(request_id, choice, (), usage, finish, error=error) for choice in choices]
 
     def _close(self, sequence: Sequence) -> None:
@@ -395,11 +373,14 @@ class Scheduler:
             self._leave_row(sequence)
         else:
             self.waiting.remove(sequence)
+            self.transfers.let_go(sequence)
         sequence.state = State.FINISHED
         siblings = self._live[sequence.request.request_id]
         siblings.remove(sequence)
         if not siblings:
             del self._live[sequence.request.request_id]
+            if len(self._deadlines) > 64 + 6 * len(self._live):
+                self._deadlines.keep(set(self._live))
 
     # -- commit
     # -------------------------------------------------------------------------------------------------
@@ -412,7 +393,7 @@ class Scheduler:
         if not self.config.prefix_caching or num_computed // self.memory.block_size == before:
             return
         for index in self.memory.publish(sequence.table, sequence.chain.names, num_computed):
-            self._diff.write_table(sequence.row, index, [sequence.table.blocks[index]])
+            self.diff.write_table(sequence.row, index, [sequence.table.blocks[index]])
         self.names.end(sequence, sequence.chain.names[before : sequence.table.num_published])
 
     def _update(
@@ -421,51 +402,18 @@ class Scheduler:
         """What the client learns of this commit; closes the sequence when its last token is here."""
         if not samples and not prompt_logprobs:
             return []
-        finish, stop_token = self._finish_reason(sequence) if samples else (None, None)
+        finish, stop_token = sequence.finish_reason(self.config.stop_ids) if samples else (None, None)
+        error = ""
         if finish is not None:
+            if sequence.request.fills_pin:
+                error = self.pinning.fill(sequence.request)
+                finish = FinishReason.ERROR if error else finish
             self._close(sequence)
-        request_id, usage = sequence.request.request_id, sequence.usage()
-        return [Update(request_id, sequence.choice, samples, usage, finish, stop_token, "", prompt_logprobs)]
-
-    def _finish_reason(self, sequence: Sequence) -> tuple[FinishReason | None, int | None]:
-        params, token = sequence.request.params, sequence.tokens[-1]
-        num_output = len(sequence.tokens) - sequence.num_prompt
-        if num_output > params.min_tokens or params.min_tokens == 0:
-            is_eos = token in self.config.stop_ids and not params.ignore_eos
-            if is_eos or token in params.stop_token_ids:
-                return FinishReason.STOP, token
-        if num_output >= sequence.request.max_tokens:
-            return FinishReason.LENGTH, None
-        return None, None
+        request_id, usage = sequence.request.request_id, sequence.usage(self.now)
+        return [
+            Update(request_id, sequence.choice, samples, usage, finish, stop_token, error, prompt_logprobs)
+        ]
 
     def _new_seq_id(self) -> int:
         self._next_seq_id += 1
         return self._next_seq_id
-
-
-def check_fits(request: Request, config: SchedulerConfig, num_blocks: int, block_size: int) -> None:
-    """Raise unless the request could run alone: in the context, in the pool, in the rows. Pure, so anybody
-    may ask."""
-    if not request.prompt:
-        raise InvalidRequest("the prompt is empty; allowed: at least 1 token", param="prompt")
-    total = len(request.prompt) + request.max_tokens
-    if total > config.context_length:
-        raise RequestTooLarge(
-            f"prompt of {len(request.prompt):,} tokens plus max_tokens of {request.max_tokens:,} is "
-            f"{total:,} tokens; allowed: {config.context_length:,} (the context; setting context_length)",
-            param="max_tokens" if len(request.prompt) < config.context_length else "prompt",
-            code="context_length_exceeded",
-        )
-    needed = blocks_for(total - 1, block_size)  # the last token is sampled, never computed
-    if needed > num_blocks:
-        raise RequestTooLarge(
-            f"prompt of {len(request.prompt):,} tokens plus max_tokens of {request.max_tokens:,} needs "
-            f"{needed:,} KV blocks; allowed: {num_blocks:,}, the whole pool (setting kv_memory); "
-            "ask for fewer tokens",
-            param="max_tokens",
-            code="kv_pool_exceeded",
-        )
-    if not 1 <= request.n <= config.max_rows:
-        raise InvalidRequest(
-            f"n is {request.n}; allowed: 1 to {config.max_rows} (setting max_seqs)", param="n"
-        )

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 
 from octavo.memory.names import NameChain
 from octavo.memory.table import BlockTable
-from octavo.types import Request, Usage
+from octavo.scheduler.waits import QUEUED, Wait
+from octavo.types import AdmittedRow, FinishReason, Request, Usage
 
 
-class State(enum.Enum):
+class State(enum.StrEnum):
     """Where a sequence is. There is no "prefilling" or "decoding"."""
 
     WAITING = "waiting"
@@ -47,6 +48,12 @@ class Sequence:
     epoch: int = 0  # grows when the blocks are dropped: results of an older one publish nothing
     num_cached: int = 0
     preemptions: int = 0
+    was_admitted: bool = False
+    wait: Wait = QUEUED  # why it waits, when the scheduler last looked
+    blocks_peak: int = 0
+    block_seconds: float = 0.0  # up to _counted_at
+    _num_blocks: int = 0  # held since _counted_at
+    _counted_at: float = 0.0
     bypassed: int = 0  # how many were admitted past us since we stand at the head of the queue
     prompt_logprobs_done: int = 0  # prompt positions whose logits were already asked for
     awaited: bytes | None = (
@@ -96,6 +103,69 @@ class Sequence:
         asked = self.request.params.prompt_logprobs is not None
         return asked and self.prompt_logprobs_done < self.num_prompt - 1
 
-    def usage(self) -> Usage:
+    def child(self, seq_id: int, choice: int, table: BlockTable, row: int) -> Sequence:
+        """Another choice, forked in the plan that samples: the same tokens, one sample pending."""
+        twin = Sequence(
+            seq_id=seq_id,
+            request=self.request,
+            choice=choice,
+            tokens=array("I", self.tokens),
+            chain=self.chain.copy(),
+            table=table,
+            state=State.RUNNING,
+            row=row,
+            num_computed=self.num_computed,
+            num_planned=self.num_planned,
+            pending=1,
+        )
+        twin.num_cached = self.num_cached
+        twin.prompt_logprobs_done = self.num_prompt
+        twin.unwanted = self.unwanted
+        twin.was_admitted = True
+        return twin
+
+    def admitted_row(self) -> AdmittedRow:
+        """What the executor must know of it when it enters its row."""
+        request = self.request
+        return AdmittedRow(
+            self.row,
+            self.seq_id,
+            tuple(self.tokens),
+            self.num_prompt,
+            self.max_length,
+            request.params,
+            request.seed,
+            self.choice,
+        )
+
+    def finish_reason(self, stop_ids: frozenset[int]) -> tuple[FinishReason | None, int | None]:
+        """Why its newest token ends it, and that token if it is one to stop at; (None, None): it goes on."""
+        params, token = self.request.params, self.tokens[-1]
+        num_output = len(self.tokens) - self.num_prompt
+        if num_output > params.min_tokens or params.min_tokens == 0:
+            is_eos = token in stop_ids and not params.ignore_eos
+            if is_eos or token in params.stop_token_ids:
+                return FinishReason.STOP, token
+        if num_output >= self.request.max_tokens:
+            return FinishReason.LENGTH, None
+        return None, None
+
+    def count_blocks(self, now: float) -> None:
+        """Its table changed, or somebody wants to know: add what was held until now."""
+        self.block_seconds += self._num_blocks * (now - self._counted_at)
+        self._counted_at = now
+        self._num_blocks = 0 if self.table is None else len(self.table)
+        self.blocks_peak = max(self.blocks_peak, self._num_blocks)
+
+    def usage(self, now: float) -> Usage:
         """What it cost so far."""
-        return Usage(self.num_prompt, len(self.tokens) - self.num_prompt, self.num_cached, self.preemptions)
+        self.count_blocks(now)
+        num_output = len(self.tokens) - self.num_prompt
+        return Usage(
+            self.num_prompt,
+            num_output,
+            self.num_cached,
+            self.preemptions,
+            self.blocks_peak,
+            self.block_seconds,
+        )

@@ -32,9 +32,26 @@ from octavo.server.errors import (
     on_octavo_error,
 )
 from octavo.server.generation import ClientGone, Edge
+from octavo.server.kv import (
+    create_pin,
+    delete_pin,
+    list_pins,
+    list_requests,
+    renew_pin,
+    resize_pool,
+    show_kv,
+    show_map,
+    show_request,
+)
 from octavo.server.metrics import CONTENT_TYPE, Metrics
 from octavo.server.security import Guard
 
+# Routes with a part that a client chooses, for metrics.
+_PARAMETRIC = (
+    ("/v1/models/", "/v1/models/{model_id}"),
+    ("/v1/kv/pins/", "/v1/kv/pins/{name}"),
+    ("/v1/requests/", "/v1/requests/{request_id}"),
+)
 # nginx's word for a client that left; nobody reads it but the metrics.
 _CLIENT_CLOSED = 499
 
@@ -114,6 +131,15 @@ def _add_routes(app: FastAPI, edge: Edge) -> None:
     app.add_route("/v1/models/{model_id:path}", show_model, ["GET"])
     app.add_route("/v1/chat/completions", on(chat_completions), ["POST"])
     app.add_route("/v1/completions", on(completions), ["POST"])
+    app.add_route("/v1/kv", on(show_kv), ["GET"])
+    app.add_route("/v1/kv", on(resize_pool), ["PATCH"])
+    app.add_route("/v1/kv/map", on(show_map), ["GET"])
+    app.add_route("/v1/kv/pins", on(list_pins), ["GET"])
+    app.add_route("/v1/kv/pins", on(create_pin), ["POST"])
+    app.add_route("/v1/kv/pins/{name}", on(renew_pin), ["PATCH"])
+    app.add_route("/v1/kv/pins/{name}", on(delete_pin), ["DELETE"])
+    app.add_route("/v1/requests", on(list_requests), ["GET"])
+    app.add_route("/v1/requests/{request_id}", on(show_request), ["GET"])
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
@@ -146,6 +172,7 @@ class _AnswerCounter:
             self._metrics.count_answer(self._route(scope["path"]), status)
 
     def _route(self, path: str) -> str:
-        if path.startswith("/v1/models/"):
-            return "/v1/models/{model_id}"
+        for prefix, route in _PARAMETRIC:
+            if path.startswith(prefix):
+                return route
         return path if path in self._routes else "other"

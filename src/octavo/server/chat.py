@@ -50,17 +50,19 @@ async def chat_completions(edge: Edge, request: Request) -> Response:
     edge.check_model(body.model)
     check_stream_options(body)
     params = _params(body, edge.model.vocab_size)
-    n, priority = body.num_choices, body.engine_priority
+    n, priority, timeouts = body.num_choices, body.engine_priority, body.timeouts
 
     messages = chat_messages(body.messages, edge.model.context_length)
     prompt = await edge.model.encode_chat(messages)
-    generation = await submit_all(edge, [prompt], params, n=n, priority=priority, watch=watch)
+    generation = await submit_all(
+        edge, [prompt], params, n=n, priority=priority, timeouts=timeouts, watch=watch
+    )
     head = _Head(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), edge.model.name)
     if body.stream:
         events = _events(head, generation, params, with_usage=body.wants_usage)
-        return EventStream(events, generation.cancel)
+        return EventStream(events, generation.cancel, generation.headers)
     choices = await gather_for(request, generation)
-    return json_response(_answer(head, generation, choices, params))
+    return json_response(_answer(head, generation, choices, params), headers=generation.headers)
 
 
 def _params(body: ChatBody, vocab_size: int) -> SamplingParams:

@@ -63,7 +63,7 @@ async def completions(edge: Edge, request: Request) -> Response:
     body = validate(CompletionBody, raw)
     edge.check_model(body.model)
     check_stream_options(body)
-    n, priority = body.num_choices, body.engine_priority
+    n, priority, timeouts = body.num_choices, body.engine_priority, body.timeouts
     _check_best_of(body.best_of, n)
     params = _params(body, edge.model.vocab_size)
 
@@ -79,13 +79,21 @@ async def completions(edge: Edge, request: Request) -> Response:
         tells_prompt=body.prompt_logprobs is not None,
     )
     generation = await submit_all(
-        edge, [prompt.tokens for prompt in prompts], params, n=n, priority=priority, watch=watch
+        edge,
+        [prompt.tokens for prompt in prompts],
+        params,
+        n=n,
+        priority=priority,
+        timeouts=timeouts,
+        watch=watch,
     )
     if body.stream:
-        return EventStream(_events(plan, generation, with_usage=body.wants_usage), generation.cancel)
+        events = _events(plan, generation, with_usage=body.wants_usage)
+        return EventStream(events, generation.cancel, generation.headers)
     choices = await gather_for(request, generation)
     shaped = [_choice(plan, generation, index, choice) for index, choice in enumerate(choices)]
-    return json_response(plan.object(shaped) | {"usage": generation.usage()})
+    answer = plan.object(shaped) | {"usage": generation.usage()}
+    return json_response(answer, headers=generation.headers)
 
 
 def _check_total(choices: int) -> None:

@@ -18,9 +18,13 @@ from octavo.errors import (
     EngineStopped,
     InvalidRequest,
     OctavoError,
+    PinRefused,
     QueueFull,
     RequestTooLarge,
+    ResizeRefused,
+    TimedOut,
     UnknownModel,
+    UnknownPin,
 )
 
 JsonObject = dict[str, object]
@@ -92,8 +96,12 @@ def status_of(error: BaseException) -> HTTPStatus:
     """The HTTP status of an exception, as the tree in `octavo.errors` promises it."""
     if isinstance(error, HttpRefusal):
         return error.status
-    if isinstance(error, UnknownModel):
+    if isinstance(error, UnknownModel | UnknownPin):
         return HTTPStatus.NOT_FOUND
+    if isinstance(error, PinRefused | ResizeRefused):
+        return HTTPStatus.CONFLICT
+    if isinstance(error, TimedOut):
+        return HTTPStatus.REQUEST_TIMEOUT
     if isinstance(error, InvalidRequest):
         return HTTPStatus.BAD_REQUEST
     if isinstance(error, QueueFull):
@@ -150,6 +158,14 @@ def _code_of(error: BaseException) -> str | None:
         return "context_length_exceeded"
     if isinstance(error, UnknownModel):
         return "model_not_found"
+    if isinstance(error, UnknownPin):
+        return "unknown_pin"
+    if isinstance(error, PinRefused):
+        return "pin_refused"
+    if isinstance(error, ResizeRefused):
+        return "resize_refused"
+    if isinstance(error, TimedOut):
+        return "timeout"
     if isinstance(error, QueueFull):
         return "queue_full"
     if isinstance(error, EngineStopped):

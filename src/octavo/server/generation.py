@@ -14,11 +14,11 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from octavo.engine.outputs import Delta, ServedModel, Stream, TokenInfo
-from octavo.errors import EngineStopped, RequestFailed, UnknownModel
+from octavo.errors import EngineStopped, RequestFailed, TimedOut, UnknownModel
 from octavo.server.errors import JsonObject
 from octavo.server.metrics import Metrics, RequestWatch
 from octavo.server.sse import wait_for_disconnect
-from octavo.types import FinishReason, SamplingParams, Usage
+from octavo.types import FinishReason, SamplingParams, Timeouts, Usage
 
 ResultT = TypeVar("ResultT")
 
@@ -77,6 +77,11 @@ class Generation:
         self._prompt_infos: list[list[TokenInfo]] = [[] for _ in streams]  # by prompt: as far as told
 
     @property
+    def headers(self) -> dict[str, str]:
+        """The engine's id of each prompt's request: what /v1/requests/{id} takes."""
+        return {"X-Octavo-Request": ",".join(str(stream.request_id) for stream in self._streams)}
+
+    @property
     def num_choices(self) -> int:
         """Choices over all prompts."""
         return len(self._streams) * self._n
@@ -96,11 +101,17 @@ class Generation:
                     raise RequestFailed(delta.error or "the request failed")
                 if delta.finish is FinishReason.CANCELLED:
                     raise EngineStopped("the request was cancelled because the server is stopping")
+                if delta.finish is FinishReason.TIMEOUT and not self._has_output(delta):
+                    raise TimedOut(delta.error)
                 self._watch.see(piece.index, delta)
                 self._usage[piece.index] = delta.usage
                 self._prompt_infos[piece.prompt].extend(delta.prompt_logprobs)
                 yield piece
         self._watch.finish()
+
+    def _has_output(self, delta: Delta) -> bool:
+        """Whether there is anything to give to the client but the fact that time is over."""
+        return bool(delta.usage.num_output) or any(usage.num_output for usage in self._usage.values())
 
     async def gather(self) -> list[Choice]:
         """All choices, complete."""
@@ -134,6 +145,11 @@ class Generation:
             "completion_tokens": output,
             "total_tokens": prompt + output,
             "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached for usage in leaders)},
+            # Ours: what it cost in memory. A block that several choices share counts for each.
+            "cached_tokens": sum(usage.num_cached for usage in leaders),
+            "preemptions": sum(usage.preemptions for usage in self._usage.values()),
+            "blocks_peak": sum(usage.blocks_peak for usage in self._usage.values()),
+            "block_seconds": round(sum(usage.block_seconds for usage in self._usage.values()), 3),
         }
 
     async def _one(self, prompt: int) -> AsyncGenerator[Piece, None]:
@@ -174,13 +190,14 @@ async def submit_all(
     *,
     n: int,
     priority: int,
+    timeouts: Timeouts,
     watch: RequestWatch,
 ) -> Generation:
     """Submit every prompt, or none: when one is refused, those before it are cancelled."""
     streams: list[Stream] = []
     try:
         for prompt in prompts:
-            streams.append(await edge.model.submit(prompt, params, n=n, priority=priority))
+            streams.append(await edge.model.submit(prompt, params, n=n, priority=priority, timeouts=timeouts))
     except BaseException:
         for stream in streams:
             stream.cancel()

@@ -26,6 +26,7 @@ _GAUGES = MappingProxyType(
         "waiting": ("octavo_sequences_waiting", "Sequences that wait to be admitted"),
         "running": ("octavo_sequences_running", "Sequences that hold blocks and take part in steps"),
         "block_size": ("octavo_block_size_tokens", "Tokens in a block"),
+        "blocks_pinned": ("octavo_blocks_pinned", "Blocks that pins may hold"),
         "tail_slots_wasted": ("octavo_tail_slots_wasted", "Allocated slots beyond the last planned position"),
     }
 )
@@ -36,6 +37,7 @@ _COUNTERS = MappingProxyType(
         "output_tokens": ("octavo_output_tokens", "Tokens generated"),
         "steps": ("octavo_steps", "Engine steps"),
         "preemptions": ("octavo_preemptions", "Sequences sent back to waiting"),
+        "evictions": ("octavo_evictions", "Cached blocks taken for new ones"),
         "requests_finished": ("octavo_engine_requests_finished", "Requests that the engine has ended"),
         "step_seconds": ("octavo_step_seconds", "Time inside steps"),
         "schedule_seconds": ("octavo_schedule_seconds", "Time inside steps spent on scheduling"),
@@ -123,4 +125,8 @@ class _EngineCollector(Collector):
         blocks.add_metric(["cached"], stats.blocks_cached)
         blocks.add_metric(["free"], stats.blocks_free)
         yield blocks
+        events = CounterMetricFamily("octavo_events", "What happened to somebody, by kind", labels=["kind"])
+        for kind, count in stats.events.items():
+            events.add_metric([kind], count)
+        yield events
         yield GaugeMetricFamily("octavo_blocks_total", "Blocks of KV memory", value=float(stats.blocks_total))

@@ -22,6 +22,7 @@ from octavo.types import (
     STOP_STRINGS_MAX,
     STOP_TOKENS_MAX,
     SamplingParams,
+    Timeouts,
 )
 
 # Fields that change the answer and are not built, with the values under which they change nothing.
@@ -103,6 +104,10 @@ class GenerationBody(BaseModel):
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: int | None = None
     priority: int | None = None
+    # Our own: seconds.
+    timeout: float | None = None
+    queue_timeout: float | None = None
+    ttft_timeout: float | None = None
 
     @property
     def num_choices(self) -> int:
@@ -117,6 +122,11 @@ class GenerationBody(BaseModel):
         given = self.priority or 0
         require_range("priority", given, -PRIORITY_MAX, PRIORITY_MAX)
         return -given
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """How long the client wants to wait."""
+        return Timeouts(self.timeout, self.queue_timeout, self.ttft_timeout)
 
     @property
     def wants_usage(self) -> bool:

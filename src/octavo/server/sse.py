@@ -30,8 +30,13 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], on_close: Callable[[], None]) -> None:
-        super().__init__(headers=_HEADERS)
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        on_close: Callable[[], None],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(headers=_HEADERS | dict(headers or {}))
         del self.headers["content-length"]
         self._events = events
         self._on_close = on_close

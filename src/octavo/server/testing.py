@@ -9,10 +9,27 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 
-from octavo.engine.outputs import ChatMessage, Delta, EngineStats, Stream, TokenInfo
-from octavo.errors import EngineStopped, OctavoError, RequestTooLarge
-from octavo.types import FinishReason, SamplingParams, Usage
+from octavo.engine.outputs import (
+    BlockCounts,
+    BlockView,
+    ChatMessage,
+    Delta,
+    EngineStats,
+    KvView,
+    MapView,
+    PinOrder,
+    PinView,
+    RequestView,
+    SequenceView,
+    State,
+    Stream,
+    Strength,
+    TokenInfo,
+)
+from octavo.errors import EngineStopped, OctavoError, RequestTooLarge, ResizeRefused, UnknownPin
+from octavo.types import NO_TIMEOUTS, FinishReason, SamplingParams, Timeouts, Usage
 
 VOCAB_SIZE = 300
 
@@ -22,7 +39,8 @@ class FakeModel:
 
     `hold` makes streams wait after their first token until it is set, for tests of disconnects and drains.
     `refusal` is raised by every submit; `failure` ends every stream with an error instead of a reason;
-    `gave_up` is why its engine would have ended by itself.
+    `times_out_after` ends every stream after so many tokens, for lack of time; `gave_up` is why its engine
+    would have ended by itself.
     """
 
     def __init__(self, answer: str = "Hello wörld!", context_length: int = 1000) -> None:
@@ -31,6 +49,8 @@ class FakeModel:
         self.hold: asyncio.Event | None = None
         self.refusal: OctavoError | None = None
         self.failure = ""
+        self.times_out_after: int | None = None
+        self.ledger = FakeLedger(self)
         self.gave_up: str | None = None
         self.drained = False
         self._context_length = context_length
@@ -78,6 +98,7 @@ class FakeModel:
         n: int = 1,
         priority: int = 0,
         tenant: str = "",
+        timeouts: Timeouts = NO_TIMEOUTS,
     ) -> Stream:
         """A stream of the answer."""
         if self.refusal is not None:
@@ -86,7 +107,7 @@ class FakeModel:
             raise EngineStopped("the engine is draining")
         if len(prompt) + (params.max_tokens or 1) > self._context_length:
             raise RequestTooLarge(f"{len(prompt):,} tokens do not fit {self._context_length:,}")
-        stream = FakeStream(self, next(self._ids), tuple(prompt), params, n, priority)
+        stream = FakeStream(self, next(self._ids), tuple(prompt), params, n, priority, timeouts)
         self.submitted.append(stream)
         return stream
 
@@ -112,7 +133,9 @@ class FakeStream:
         params: SamplingParams,
         n: int,
         priority: int,
+        timeouts: Timeouts,
     ) -> None:
+        self.timeouts = timeouts
         self.prompt = prompt
         self.params = params
         self.n = n
@@ -139,6 +162,14 @@ class FakeStream:
         for infos in self._prompt_logprobs():
             yield Delta(0, "", (), Usage(len(self.prompt), 0, 0, 0), prompt_logprobs=infos)
         for place in range(len(data)):
+            if place == self._model.times_out_after:
+                for choice in range(self.n):
+                    usage = Usage(len(self.prompt), place, 0, 0)
+                    yield Delta(
+                        choice, "", (), usage, FinishReason.TIMEOUT, error="timeout passed after 1.00 s"
+                    )
+                self.ended = True
+                return
             last = place == len(data) - 1
             for choice in range(self.n):
                 whole, held[choice] = _split(held[choice] + data[place : place + 1])
@@ -179,6 +210,74 @@ class FakeStream:
         if self.params.prompt_logprobs is not None:
             for token in self.prompt[1:]:
                 yield (self._info(token, self.params.prompt_logprobs),)
+
+
+class FakeLedger:
+    """Pins in a dictionary, and a pool of ten blocks that never changes."""
+
+    def __init__(self, model: FakeModel) -> None:
+        self._model = model
+        self._pins: dict[str, PinView] = {}
+        self.orders: list[PinOrder] = []
+
+    async def kv(self) -> KvView:
+        """Three held, two cached, five free."""
+        counts = BlockCounts(10, 3, 2, 5)
+        return KvView(counts, 20, 368_640, 16, 3, 0, 5, tuple(self._pins.values()), None, 0, 1, (), {}, 7.0)
+
+    async def map(self) -> MapView:
+        """The same, drawn."""
+        return MapView("sssc.c....", (0, 0, 0, -1, -1, -1, -1, -1, -1, -1), ("request 0, choice 0",))
+
+    async def requests(self) -> list[RequestView]:
+        """What was submitted and runs."""
+        return [self._view(stream) for stream in self._model.submitted if not stream.ended]
+
+    async def request(self, request_id: int) -> RequestView | None:
+        """One of them."""
+        return next((view for view in await self.requests() if view.request_id == request_id), None)
+
+    async def resize(self, num_blocks: int) -> KvView:
+        """To at most 20."""
+        if not 4 <= num_blocks <= 20:
+            raise ResizeRefused(f"a pool of {num_blocks} blocks was asked for; allowed: 4 to 20")
+        return replace(await self.kv(), counts=BlockCounts(num_blocks, 3, 1, num_blocks - 4))
+
+    async def pins(self) -> list[PinView]:
+        """In order of creation."""
+        return list(self._pins.values())
+
+    async def pin(self, order: PinOrder) -> PinView:
+        """Held at once."""
+        if self._model.refusal is not None:
+            raise self._model.refusal
+        self.orders.append(order)
+        blocks, tokens = len(order.tokens) // 16, len(order.tokens)
+        view = PinView(order.tenant, order.name, Strength.HOT, blocks, tokens, False, 0.0, order.ttl_s)
+        self._pins[order.name] = view
+        return view
+
+    async def renew_pin(self, tenant: str, name: str, ttl_s: float) -> PinView:
+        """With the new time."""
+        self._pins[name] = replace(self._find(name), seconds_left=ttl_s)
+        return self._pins[name]
+
+    async def unpin(self, tenant: str, name: str) -> PinView:
+        """Gone."""
+        view = self._find(name)
+        del self._pins[name]
+        return view
+
+    def _find(self, name: str) -> PinView:
+        if name not in self._pins:
+            raise UnknownPin(f"there is no pin named {name!r}", param="name")
+        return self._pins[name]
+
+    def _view(self, stream: FakeStream) -> RequestView:
+        usage = Usage(len(stream.prompt), 0, 0, 0)
+        table = (BlockView(4, 2, True),)
+        sequence = SequenceView(0, State.RUNNING, "", "", 0, usage, table)
+        return RequestView(stream.request_id, "", stream.priority, 1.0, None, None, (sequence,))
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:

@@ -1,5 +1,6 @@
 """Random lives against the oracle: arrivals, forks, cancels, failures, tiny pools, priorities, tenants,
-prompt logprobs, steps smaller than the number of rows, step times of all kinds, overlap depth 0, 1 and 2.
+prompt logprobs, deadlines, pins, a tier below with slow and failing transfers, restarts, a pool that grows
+and shrinks, steps smaller than the number of rows, step times of all kinds, overlap depth 0, 1 and 2.
 
 Every finished choice must equal what the oracle's model says without paging, every choice must get exactly
 one final update, every prompt position is asked for its logprobs exactly once, what a failed sequence wrote
@@ -11,15 +12,21 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
-from octavo.errors import RequestTooLarge
+from octavo.errors import InvalidRequest, PinRefused, RequestTooLarge, ResizeRefused
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
+from octavo.memory.tiers import LowerTier
 from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.scheduler import Scheduler, SchedulerConfig, check_fits
+from octavo.scheduler.limits import check_fits
+from octavo.scheduler.pinning import PinOrder
+from octavo.scheduler.resizing import resize
+from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.sim.oracle import OracleExecutor, next_token
-from octavo.types import FinishReason, Request, SamplingParams, StepPlan, StepResult, Update
+from octavo.types import FinishReason, Request, SamplingParams, StepPlan, StepResult, Timeouts, Update
 
 VOCAB, EOS = 50, 0
 TENANTS = 3
@@ -37,6 +44,14 @@ class Outcome:
     finished: int = 0
     cancelled: int = 0
     failed: int = 0
+    timed_out: int = 0
+    pins_filled: int = 0
+    pins_refused: int = 0
+    stored: int = 0
+    loaded: int = 0
+    transfers_failed: int = 0
+    resized: int = 0
+    resizes_refused: int = 0
     prompts_scored: int = 0
     preemptions: int = 0
     cached_tokens: int = 0
@@ -69,11 +84,17 @@ class Simulation:
             max_waiting=1000,
             context_length=10_000,
             stop_ids=frozenset([EOS]),
+            pin_blocks=r.choice([0, num_blocks // 2, num_blocks - 1]),
         )
-        self.memory = Memory(num_blocks, self.block_size)
-        self.scheduler = Scheduler(self.memory, config, lambda tenant: root_name(tenant.encode()))
-        self.executor = OracleExecutor(num_blocks, self.block_size, VOCAB, tenant_of_seed)
+        self._config, self._num_blocks = config, num_blocks
+        self._num_slots = r.choice([0, 0, 3, 20, 200])  # of the tier below; 0: there is none
+        self._transfer_rate = r.choice([0.1, 0.5, 1.0])
+        self._transfer_failures = r.choice([0.0, 0.0, 0.1])
+        self._capacity = num_blocks + r.randint(0, 20)  # that the pool may grow to
+        self._resize_rate = r.choice([0.0, 0.05])
+        self._begin()
         self.overlap = overlap
+        self.clock = 0.0
         self.pipe: deque[tuple[StepPlan, StepResult]] = deque()
         self.books = _Books()
         self.outcome = Outcome()
@@ -81,6 +102,53 @@ class Simulation:
         self._prefixes = [[r.randrange(1, VOCAB) for _ in range(r.randint(1, longest))] for _ in range(3)]
         self._failure_rate = r.choice([0.0, 0.01])
         self._is_timed = r.random() < 0.5
+        self._is_hasty = r.random() < 0.5  # requests with deadlines
+
+    def _begin(self, stored: Mapping[bytes, int] = MappingProxyType({})) -> None:
+        """A new process: an empty pool over whatever is stored below."""
+        self.memory = Memory(self._num_blocks, self.block_size, self._capacity)
+        tier = LowerTier(self._num_slots, stored.items()) if self._num_slots else None
+        roots = {str(tenant): root_name(str(tenant).encode()) for tenant in range(TENANTS)}
+        self.scheduler = Scheduler(self.memory, self._config, roots.__getitem__, tier)
+        self.executor = OracleExecutor(self._capacity, self.block_size, VOCAB, tenant_of_seed)
+
+    def resize(self) -> None:
+        """Make the pool larger or smaller, if that may be."""
+        try:
+            self.outcome.resized += resize(self.scheduler, self.random.randint(1, self._capacity + 3))
+        except ResizeRefused:
+            self.outcome.resizes_refused += 1
+
+    def restart(self) -> None:
+        """The process ends with nothing in flight and begins anew: the pool is lost, what is below is not."""
+        assert not self.pipe
+        assert not self.executor.moving
+        self._tell()
+        below = self.executor.below
+        kept = {name: slot for slot, (name, _) in below.items() if name}
+        tier = self.scheduler.transfers.tier
+        assert tier is not None
+        assert kept == tier.slots(), "what a restart finds is not what the ledger lists"
+        self._begin(kept)
+        self.executor.below = below
+
+    def _tell(self) -> None:
+        """Add what this scheduler counted to the outcome."""
+        outcome, transfers = self.outcome, self.scheduler.transfers
+        outcome.preemptions += self.scheduler.num_preemptions
+        outcome.evictions += self.memory.pool.num_evictions
+        outcome.stored += transfers.num_stored
+        outcome.loaded += transfers.num_loaded
+        outcome.transfers_failed += transfers.num_failed
+
+    def _move(self, everything: bool = False) -> None:
+        """End some of the transfers that have begun, in any order."""
+        moving = [t for t in self.executor.moving if everything or self.random.random() < self._transfer_rate]
+        self.random.shuffle(moving)
+        for transfer in moving:
+            ok = self.random.random() >= self._transfer_failures
+            self.scheduler.transfers.finish(self.executor.end_transfer(transfer, ok))
+            check_scheduler(self.scheduler)
 
     def arrive(self) -> None:
         """Submit a random request that can fit."""
@@ -99,17 +167,79 @@ class Simulation:
             n=min(r.choice([1, 1, 1, 1, 2, 3, 8]), self.scheduler.config.max_rows),
             tenant=str(tenant),
             priority=r.choice([0, 0, 0, 0, 5, r.randint(-3, 3)]),
+            arrival=self.clock,
+            timeouts=self._timeouts(),
         )
         try:
-            check_fits(request, self.scheduler.config, self.memory.pool.num_blocks, self.block_size)
+            check_fits(request, self.scheduler.config, self.scheduler.blocks_for_requests, self.block_size)
         except RequestTooLarge:
             return
         self.books.requests[request_id] = request
         self.scheduler.submit(request)
 
+    def _timeouts(self) -> Timeouts:
+        r = self.random
+        if not self._is_hasty or r.random() < 0.6:
+            return Timeouts()
+        total, queue, first = (r.choice([None, None, 0.5, 5.0, 50.0]) for _ in range(3))
+        return Timeouts(total, queue, first)
+
+    def pin(self) -> None:
+        """Pin a random prompt under one of a few names, renew one, or let one go."""
+        r, pinning = self.random, self.scheduler.pinning
+        tenant, name = str(r.randrange(TENANTS)), r.choice("abc")
+        found = self.scheduler.pins.find(tenant, name)
+        if found is not None and r.random() < 0.5:
+            pinning.renew(tenant, name, 5.0, self.clock)
+            return
+        if found is not None:
+            pinning.release(tenant, name)
+            return
+        prompt = tuple(r.choice(self._prefixes))[: r.randint(1, 100)]
+        request_id = len(self.books.requests)
+        request = Request(
+            request_id,
+            prompt,
+            SamplingParams(ignore_eos=True),
+            max_tokens=1,
+            seed=r.randrange(1000) * TENANTS + int(tenant),
+            tenant=tenant,
+            arrival=self.clock,
+            timeouts=self._timeouts(),
+            fills_pin=name,
+        )
+        try:
+            pinning.open(PinOrder(name, prompt, r.choice([1.0, 20.0, 1000.0]), tenant=tenant), self.clock)
+        except (PinRefused, InvalidRequest):
+            self.outcome.pins_refused += 1
+            return
+        try:
+            self.scheduler.submit(request)
+        except RequestTooLarge:
+            pinning.give_up(request)
+            return
+        self.books.requests[request_id] = request
+
+    def _expire(self) -> None:
+        """Deadlines pass: nobody may outlive the one that counts."""
+        self.clock += self.random.choice([0.0, 0.001, 0.1, 1.0])
+        self._learn(self.scheduler.expire(self.clock))
+        check_scheduler(self.scheduler)
+        for request_id in self.scheduler.live_requests():
+            request = self.books.requests[request_id]
+            sequences = self.scheduler.sequences_of(request_id)
+            waited, timeouts = self.clock - request.arrival, request.timeouts
+            assert timeouts.total is None or waited < timeouts.total, "it outlived its deadline"
+            if timeouts.queue is not None and waited >= timeouts.queue:
+                assert all(s.was_admitted for s in sequences), "it waits beyond its deadline"
+            if timeouts.first_token is not None and waited >= timeouts.first_token:
+                assert any(len(s.tokens) > s.num_prompt for s in sequences), "no token in time, and it lives"
+
     def step(self) -> None:
         """One turn of the engine's loop."""
-        plan = self.scheduler.schedule()
+        self._expire()
+        self._move()
+        plan = self.scheduler.schedule(self.clock)
         check_scheduler(self.scheduler)
         if plan is not None:
             self.outcome.steps += 1
@@ -117,7 +247,7 @@ class Simulation:
             assert plan.num_tokens <= self.scheduler.config.step_tokens, "the step's budget was exceeded"
             self.pipe.append((plan, self._disturb(self.executor.run(plan))))
         if not self.pipe:
-            assert not self.scheduler.has_work, (
+            assert not self.scheduler.has_work or self.executor.moving, (
                 "wedged: work is left, nothing is planned, nothing is in flight"
             )
         elif plan is None or len(self.pipe) > self.overlap:
@@ -135,8 +265,11 @@ class Simulation:
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
         live = [s for i in self.scheduler.live_requests() for s in self.scheduler.sequences_of(i)]
         poisoned = [name for s in live if s.seq_id in result.failures for name in s.chain.names]
-        self._learn(self.scheduler.commit(plan, result))
-        assert not any(name in self.memory.pool.by_name for name in poisoned), "a poisoned block can be found"
+        self._learn(self.scheduler.commit(plan, result, self.clock))
+        tier = self.scheduler.transfers.tier or LowerTier(0)
+        assert not any(name in self.memory.pool.by_name or name in tier for name in poisoned), (
+            "a poisoned block can be found"
+        )
 
     def drain(self) -> None:
         """No more arrivals: everything must finish (liveness)."""
@@ -148,22 +281,40 @@ class Simulation:
         for request in self.books.requests.values():
             for choice in range(request.n):
                 assert (request.request_id, choice) in self.books.finals, "a request was lost"
-        counts = self.memory.counts()
-        assert counts.held == 0, "blocks are held by nobody that lives"
-        self.outcome.preemptions = self.scheduler.num_preemptions
-        self.outcome.evictions = self.memory.pool.num_evictions
+        while self.pipe or self.executor.moving or self.scheduler.transfers.could_store:
+            self._move(everything=True)
+            self.step()
+        held = {block for pin in self.scheduler.pins.all() if pin.table for block in pin.table.blocks}
+        assert self.memory.counts().held == len(held), "blocks are held by nobody that lives"
+        self.clock += 10_000.0
+        self._learn(self.scheduler.expire(self.clock))
+        assert self.memory.counts().held == 0, "blocks are held by pins that have expired"
+        assert self.scheduler.pins.num_blocks == 0
 
     def run(self, steps: int) -> Outcome:
-        """A whole life of at least `steps` turns."""
+        """A whole life of at least `steps` turns, with a restart in the middle where something is below."""
+        self._live(steps // 2 if self._num_slots else steps)
+        if self._num_slots:
+            self.restart()
+            self._live(steps // 2)
+        self._tell()
+        return self.outcome
+
+    def _live(self, steps: int) -> None:
         for _ in range(steps):
             if self.random.random() < 0.35 and len(self.scheduler.live_requests()) < 20:
                 self.arrive()
+            if self.random.random() < self._resize_rate:
+                self.resize()
+                check_scheduler(self.scheduler)
+            if self.random.random() < 0.05:
+                self.pin()
+                check_scheduler(self.scheduler)
             if self.random.random() < 0.05 and self.scheduler.live_requests():
                 self._cancel(self.random.choice(self.scheduler.live_requests()))
                 check_scheduler(self.scheduler)
             self.step()
         self.drain()
-        return self.outcome
 
     def _cancel(self, request_id: int) -> None:
         """All choices of the request, or one of them."""
@@ -193,12 +344,20 @@ class Simulation:
         if finish is FinishReason.CANCELLED:
             self.outcome.cancelled += 1
             return
+        if finish is FinishReason.TIMEOUT:
+            given = [
+                t for t in (request.timeouts.total, request.timeouts.queue, request.timeouts.first_token) if t
+            ]
+            assert self.clock - request.arrival >= min(given), "it was ended before its time"
+            self.outcome.timed_out += 1
+            return
         if finish is FinishReason.ERROR:
-            assert update.error == "poisoned"
+            assert update.error == "poisoned" or request.fills_pin, update.error
             self.outcome.failed += 1
             return
         self.outcome.finished += 1
         self.outcome.cached_tokens += update.usage.num_cached
+        self.outcome.pins_filled += bool(request.fills_pin)
         stopped = bool(output) and output[-1] == EOS and not request.params.ignore_eos
         assert stopped == (finish is FinishReason.STOP)
         assert stopped or len(output) == request.max_tokens

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from octavo.types import AdmittedRow, Chunk, SampledToken, StepPlan, StepResult
+from octavo.types import AdmittedRow, Chunk, Move, SampledToken, StepPlan, StepResult, Transfer, TransferDone
 from octavo.units import blocks_for
 
 
@@ -48,9 +48,16 @@ class OracleExecutor:
         self.slots: list[tuple[int, int, int] | None] = [None] * (num_blocks * block_size)
         self.rows: dict[int, _Row] = {}
         self._tenant_of_seed = tenant_of_seed
+        self.below: dict[int, tuple[bytes, list[tuple[int, int, int] | None]]] = {}  # slot -> name, meanings
+        self.moving: list[Transfer] = []  # begun, and not ended by `end_transfer`
 
     def run(self, plan: StepPlan) -> StepResult:
         """Apply the plan, in the order that StepPlan states."""
+        for transfer in plan.transfers:
+            if transfer.move is Move.FORGET:
+                self.below.pop(transfer.slot, None)
+            else:
+                self.moving.append(transfer)
         self._apply(plan)
         for chunk in plan.chunks:
             self._write(chunk)
@@ -71,6 +78,20 @@ class OracleExecutor:
             samples[row.admitted.seq_id] = (SampledToken(token),)
         return StepResult(plan.step_id, samples, prompt_logprobs)
 
+    def end_transfer(self, transfer: Transfer, ok: bool) -> TransferDone:
+        """Move the meanings now, at the last moment: so whoever touched block or slot meanwhile is noticed.
+        Not ok: garbage is written."""
+        self.moving.remove(transfer)
+        size = self.block_size
+        own = slice(transfer.block * size, (transfer.block + 1) * size)
+        if transfer.move is Move.LOAD:
+            name, meanings = self.below[transfer.slot]
+            assert name == transfer.name, "a slot below has another's bytes"
+            self.slots[own] = meanings if ok else [None] * size
+        else:
+            self.below[transfer.slot] = (transfer.name if ok else b"", self.slots[own])
+        return TransferDone(transfer.transfer_id, ok, 0.001)
+
     def _apply(self, plan: StepPlan) -> None:
         for row_id in plan.retired:
             del self.rows[row_id]
@@ -85,6 +106,8 @@ class OracleExecutor:
         for copy in plan.copies:
             source = self.slots[copy.source * size : (copy.source + 1) * size]
             self.slots[copy.target * size : (copy.target + 1) * size] = source
+        for first, last in plan.discarded:
+            self.slots[first * size : last * size] = [None] * ((last - first) * size)
 
     def _slot(self, row: _Row, position: int) -> int:
         return row.blocks[position // self.block_size] * self.block_size + position % self.block_size

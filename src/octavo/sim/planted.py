@@ -8,20 +8,27 @@ import contextlib
 import sys
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest import mock
 
 from octavo.memory import names as names_module
 from octavo.memory.memory import Memory, Reservation
+from octavo.memory.pins import Pin, Pins
 from octavo.memory.pool import BlockPool
 from octavo.memory.table import BlockTable
+from octavo.memory.tiers import LowerTier
+from octavo.scheduler import resizing
 from octavo.scheduler.admit import Admission
+from octavo.scheduler.deadlines import Deadlines
 from octavo.scheduler.diff import PlanDiff
+from octavo.scheduler.pinning import Pinning
+from octavo.scheduler.planner import Planner
 from octavo.scheduler.queue import NamesInProgress
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.transfers import Transfers, _Moving
 from octavo.sim.driver import drive
-from octavo.types import FinishReason, Update
+from octavo.types import FinishReason, Move, TransferDone, Update, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +70,12 @@ def _chain_without_root(self: names_module.NameChain, root: bytes, block_size: i
 
 
 def _plan_chunk_publishing_early(
-    self: Scheduler, sequence: Sequence, grant: int, flights: list[object]
+    self: Planner, sequence: Sequence, grant: int, flights: list[object]
 ) -> None:
     _PLAN_CHUNK(self, sequence, grant, flights)
     if sequence.table is not None:
         filled = min(sequence.num_planned, len(sequence.tokens))
-        self.memory.publish(sequence.table, sequence.chain.names, filled)
+        self._scheduler.memory.publish(sequence.table, sequence.chain.names, filled)
 
 
 def _close_leaking(self: Memory, table: BlockTable) -> None:
@@ -87,13 +94,13 @@ def _retire_inherits(self: PlanDiff, row: int) -> None:
     self._retired.append(row)
 
 
-def _preempt_in_the_same_epoch(self: Scheduler, sequence: Sequence) -> None:
-    _PREEMPT(self, sequence)
+def _preempt_in_the_same_epoch(self: Scheduler, sequence: Sequence, winner: Sequence) -> None:
+    _PREEMPT(self, sequence, winner)
     sequence.epoch -= 1
 
 
-def _victim_already_planned(self: Scheduler, sequence: Sequence) -> Sequence | None:
-    return next((s for s in self.running if s is not sequence), None)
+def _victim_already_planned(self: Planner, sequence: Sequence) -> Sequence | None:
+    return next((s for s in self._scheduler.running if s is not sequence), None)
 
 
 def _readmit_with_samples_in_flight(self: Admission, prompts: list[Sequence], budget: int) -> None:
@@ -112,8 +119,8 @@ def _fork_without_holding(self: Memory, table: BlockTable) -> BlockTable:
     return twin
 
 
-def _preempt_scoring_again(self: Scheduler, sequence: Sequence) -> None:
-    _PREEMPT(self, sequence)
+def _preempt_scoring_again(self: Scheduler, sequence: Sequence, winner: Sequence) -> None:
+    _PREEMPT(self, sequence, winner)
     sequence.prompt_logprobs_done = 0
 
 
@@ -133,14 +140,81 @@ def _cancel_before_the_fork(self: Scheduler, request_id: int, choice: int | None
 
 def _make_room_in_vain(self: Admission, sequence: Sequence, num_hits: int) -> bool:
     for victim in [s for s in self._scheduler.running if s.priority < sequence.priority]:
-        self._scheduler.preempt(victim)
+        self._scheduler.preempt(victim, sequence)
     return False
+
+
+def _fill_without_holding(self: Pins, pin: Pin) -> None:
+    _FILL(self, pin)
+    assert pin.table is not None
+    for block in pin.table.blocks:
+        self._memory.pool.release(block)
+
+
+def _remove_keeping_the_blocks(self: Pins, pin: Pin) -> None:
+    del self._pins[pin.key]
+    self.num_blocks -= pin.num_blocks
+
+
+def _admitted_is_forgotten(self: Scheduler, sequence: Sequence, num_hits: int) -> None:
+    _ENTER(self, sequence, num_hits)
+    sequence.was_admitted = False
+
+
+def _time_out_without_closing(self: Scheduler, request_id: int, deadline: object) -> list[Update]:
+    usage = Usage(0, 0, 0, 0)
+    return [Update(request_id, 0, (), usage, FinishReason.TIMEOUT)] if self.sequences_of(request_id) else []
+
+
+def _findable_before_it_is_stored(self: LowerTier, name: bytes) -> int | None:
+    slot = _BEGIN_STORE(self, name)
+    if slot is not None:
+        self._slot_of[name] = slot
+    return slot
+
+
+def _store_without_holding(self: Transfers, moving: _Moving) -> None:
+    _BEGIN(self, moving)
+    if moving.table is not None:
+        for block in moving.table.blocks:
+            self._scheduler.memory.pool.release(block)
+        moving.table.blocks.clear()
+
+
+def _published_before_it_is_loaded(self: Transfers, moving: _Moving) -> None:
+    _BEGIN(self, moving)
+    if moving.transfer.move is Move.LOAD:
+        self._scheduler.memory.publish_loaded(moving.transfer.block, moving.transfer.name)
+
+
+def _load_is_not_a_holder(self: Transfers, sequence: Sequence) -> None:
+    fetch = self._fetches.pop(sequence.seq_id, None)
+    if fetch is not None:
+        self._scheduler.memory.close(fetch.table)
+
+
+def _slot_taken_while_it_loads(self: LowerTier, name: bytes) -> int:
+    return self._slot_of[name]
+
+
+def _damage_is_not_noticed(self: Transfers, done: TransferDone) -> None:
+    _FINISH(self, replace(done, ok=True))
+
+
+def _drop_for_this_process_alone(self: LowerTier, slot: int) -> None:
+    self._free.append(slot)
+
+
+def _move_without_copies(self: PlanDiff, copies: object, discarded: tuple[int, int]) -> None:
+    self._discarded.append(discarded)
 
 
 _RESERVE, _TAKE, _CLOSE = Memory.reserve, BlockPool.take, Memory.close
 _BLOCK_NAME, _CHAIN_INIT = names_module.block_name, names_module.NameChain.__init__
-_PLAN_CHUNK: Callable[..., None] = Scheduler._plan_chunk
-_PREEMPT, _ADMIT = Scheduler.preempt, Admission.admit
+_PLAN_CHUNK: Callable[..., None] = Planner.plan_chunk
+_PREEMPT, _ADMIT, _ENTER = Scheduler.preempt, Admission.admit, Scheduler.admit
+_FILL = Pins.fill
+_BEGIN_STORE, _BEGIN, _FINISH = LowerTier.begin_store, Transfers._begin, Transfers.finish
 _FORGET = BlockPool.forget
 
 BUGS: tuple[PlantedBug, ...] = (
@@ -149,11 +223,11 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("evicted block keeps its name", BlockPool, "take", _take_keeping_the_name),
     PlantedBug("tenant salt dropped from the names", names_module.NameChain, "__init__", _chain_without_root),
     PlantedBug("parent dropped from the names", names_module, "block_name", _name_without_parent),
-    PlantedBug("blocks published before the commit", Scheduler, "_plan_chunk", _plan_chunk_publishing_early),
+    PlantedBug("blocks published before the commit", Planner, "plan_chunk", _plan_chunk_publishing_early),
     PlantedBug("first block leaked on drop", Memory, "close", _close_leaking),
     PlantedBug("whole prompt served from the cache", Admission, "_find_hits", _hit_everything),
     PlantedBug("published after the drop", Scheduler, "preempt", _preempt_in_the_same_epoch),
-    PlantedBug("victim's blocks reused in its own plan", Scheduler, "_victim", _victim_already_planned),
+    PlantedBug("victim's blocks reused in its own plan", Planner, "_victim", _victim_already_planned),
     PlantedBug("resumed with a sample in flight", Admission, "admit", _readmit_with_samples_in_flight),
     PlantedBug("leader's names never released", NamesInProgress, "end", _never_released),
     PlantedBug("fork that is not a holder", Memory, "fork", _fork_without_holding),
@@ -163,6 +237,28 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("prompt logprobs asked for twice", Scheduler, "preempt", _preempt_scoring_again),
     PlantedBug("cancelled choice takes its siblings along", Scheduler, "cancel", _cancel_before_the_fork),
     PlantedBug("victims preempted in vain", Admission, "_make_room", _make_room_in_vain),
+    PlantedBug("pin that is not a holder", Pins, "fill", _fill_without_holding),
+    PlantedBug("pin that leaks its blocks", Pins, "remove", _remove_keeping_the_blocks),
+    PlantedBug("pins without a budget", Pinning, "_check_budget", lambda self, num_blocks, order: None),
+    PlantedBug("orphaned pin", Pinning, "give_up", lambda self, request: None),
+    PlantedBug("pin on poisoned blocks", Pinning, "drop_nameless", lambda self: None),
+    PlantedBug("deadline that never passes", Deadlines, "pop_due", lambda self, now: None),
+    PlantedBug("timed out, but it runs on", Scheduler, "_time_out", _time_out_without_closing),
+    PlantedBug("findable before it is stored", LowerTier, "begin_store", _findable_before_it_is_stored),
+    PlantedBug("store that does not hold its block", Transfers, "_begin", _store_without_holding),
+    PlantedBug("published before it is loaded", Transfers, "_begin", _published_before_it_is_loaded),
+    PlantedBug("block of a load given away", Transfers, "let_go", _load_is_not_a_holder),
+    PlantedBug("slot taken while it is read", LowerTier, "begin_load", _slot_taken_while_it_loads),
+    PlantedBug("damage below is not noticed", Transfers, "finish", _damage_is_not_noticed),
+    PlantedBug("fetches never give way", Transfers, "give_back", lambda self, sequence, others_too: False),
+    PlantedBug("poisoned block found after a restart", LowerTier, "_drop", _drop_for_this_process_alone),
+    PlantedBug("poisoned block found below", Transfers, "forget", lambda self, names: None),
+    PlantedBug("moved block is not copied", PlanDiff, "move", _move_without_copies),
+    PlantedBug(
+        "moved block, and its row is not told", resizing, "_tell_rows", lambda scheduler, copies: None
+    ),
+    PlantedBug("pool below its floor", resizing, "floor_of", lambda scheduler: 1),
+    PlantedBug("queue deadline of one that runs", Scheduler, "admit", _admitted_is_forgotten),
 )
 
 

@@ -122,7 +122,7 @@ def serve(requests: Sequence[Request], pool: Pool, look: Look) -> Served:
 def _step(scheduler: Scheduler, executor: OracleExecutor, now: float, look: Callable[[], None]) -> None:
     """One turn of the engine, with a look at it before anybody leaves. The only calls of the scheduler's
     step."""
-    plan = scheduler.schedule()
+    plan = scheduler.schedule(now)
     assert plan is not None, "work is left, and nothing is planned"
     look()
-    scheduler.commit(plan, executor.run(plan))
+    scheduler.commit(plan, executor.run(plan), now)

@@ -1,0 +1,55 @@
+"""A running server, asked from the command line: JSON in and out, and errors in its own words."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from octavo.errors import OctavoError, RequestFailed
+
+Url = Annotated[str, typer.Option(help="The server.")]
+ApiKey = Annotated[
+    str, typer.Option(envvar="OCTAVO_API_KEY", help="The key that it wants, if any.", show_default=False)
+]
+DEFAULT_URL = "http://127.0.0.1:8000"
+_TIMEOUT_S = 600.0  # a pin's prompt is computed before it answers
+
+
+def ask(
+    url: str, api_key: str, method: str, path: str, body: dict[str, object] | None = None
+) -> dict[str, object]:
+    """The server's answer. Raises OctavoError with its words, or with what is wrong on the way to it."""
+    import httpx2
+
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        answer = httpx2.request(
+            method, url.rstrip("/").removesuffix("/v1") + path, json=body, headers=headers, timeout=_TIMEOUT_S
+        )
+        told = answer.json()
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise RequestFailed(
+            f"{url} does not answer: {error or type(error).__name__}; is `octavo serve` running there? "
+            "(--url names another)"
+        ) from None
+    except ValueError:
+        raise RequestFailed(
+            f"{url}{path} answered {answer.status_code} without JSON; is it Octavo?"
+        ) from None
+    if answer.status_code >= 400:
+        raise RequestFailed(_words_of(told) or f"{url}{path} answered {answer.status_code}")
+    if not isinstance(told, dict):
+        raise OctavoError(f"{url}{path} answered something else than an object")
+    return told
+
+
+def path_part(text: str) -> str:
+    """A name as one part of a path, whatever it holds."""
+    return quote(text, safe="")
+
+
+def _words_of(told: object) -> str:
+    error = told.get("error") if isinstance(told, dict) else None
+    return str(error.get("message", "")) if isinstance(error, dict) else ""

@@ -1,0 +1,112 @@
+"""The ledger as others may see and change it: views of pool and requests, and pins. Asynchronous, on any
+event loop.
+
+Every answer is made by the engine's thread between two steps, so the numbers of one answer belong together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from octavo.errors import RequestFailed, ResizeRefused
+from octavo.scheduler.pinning import PinOrder
+from octavo.scheduler.resizing import resize
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.views import (
+    KvView,
+    MapView,
+    PinView,
+    RequestView,
+    view_kv,
+    view_map,
+    view_pin,
+    view_request,
+    view_requests,
+)
+
+if TYPE_CHECKING:
+    from octavo.engine.client import AsyncLLM
+
+_FILL_ATTEMPTS = 3
+_RESIZE_ATTEMPTS, _RESIZE_PAUSE_S = 500, 0.02  # blocks in transfer cannot move
+
+
+class Ledger:
+    """What `AsyncLLM.ledger` offers. Raises EngineStopped when there is nobody left to ask."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+
+    async def kv(self) -> KvView:
+        """Pool, pins, and what happened lately."""
+        return await self._llm.ask(view_kv)
+
+    async def map(self) -> MapView:
+        """Every block and its owners."""
+        return await self._llm.ask(view_map)
+
+    async def requests(self) -> list[RequestView]:
+        """All that have not ended, in order of arrival."""
+        return await self._llm.ask(view_requests)
+
+    async def request(self, request_id: int) -> RequestView | None:
+        """One of them; None when it has ended or never was."""
+        return await self._llm.ask(lambda scheduler, now: view_request(scheduler, request_id, now))
+
+    async def resize(self, num_blocks: int) -> KvView:
+        """Make the pool larger or smaller while it serves; returns when that is done.
+
+        Raises ResizeRefused.
+        """
+        for _ in range(_RESIZE_ATTEMPTS):
+            if await self._llm.ask(lambda scheduler, now: resize(scheduler, num_blocks)):
+                return await self.kv()
+            await asyncio.sleep(_RESIZE_PAUSE_S)
+        raise ResizeRefused(
+            "blocks that would have to move have been on their way to or from the tier below for too long"
+        )
+
+    async def pins(self) -> list[PinView]:
+        """All pins, oldest first."""
+        return await self._llm.ask(lambda s, now: [view_pin(pin, now) for pin in s.pins.all()])
+
+    async def pin(self, order: PinOrder) -> PinView:
+        """Compute the prompt, where it is not cached, and keep its full blocks; returns when they are held.
+
+        Raises InvalidRequest, PinRefused or QueueFull before anything is computed; RequestFailed when its
+        request failed. Cancelling the call cancels the pin.
+        """
+        reason = ""
+        for _ in range(_FILL_ATTEMPTS):
+            stream = await self._llm.submit_pin(order)
+            try:
+                async for delta in stream:
+                    reason = delta.error
+            except BaseException:
+                stream.cancel()
+                self._llm.tell(lambda s, now: s.pinning.drop(order))  # should it have been filled meanwhile
+                raise
+            found = await self._llm.ask(lambda s, now: _find(s, order, now))
+            if found is not None and not found.filling:
+                return found
+        raise RequestFailed(f"pin {order.name} could not be filled: {reason or 'it was deleted or expired'}")
+
+    async def renew_pin(self, tenant: str, name: str, ttl_s: float) -> PinView:
+        """Let it expire `ttl_s` seconds from now. Raises UnknownPin or InvalidRequest."""
+        return await self._llm.ask(lambda s, now: view_pin(s.pinning.renew(tenant, name, ttl_s, now), now))
+
+    async def unpin(self, tenant: str, name: str) -> PinView:
+        """Let it go; its blocks stay cached until they are taken. Raises UnknownPin."""
+        return await self._llm.ask(lambda s, now: _release(s, tenant, name, now))
+
+
+def _find(scheduler: Scheduler, order: PinOrder, now: float) -> PinView | None:
+    pin = scheduler.pins.find(order.tenant, order.name)
+    return None if pin is None else view_pin(pin, now)
+
+
+def _release(scheduler: Scheduler, tenant: str, name: str, now: float) -> PinView:
+    view = view_pin(scheduler.pinning.find(tenant, name), now)
+    scheduler.pinning.release(tenant, name)
+    return view

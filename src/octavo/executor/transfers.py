@@ -1,0 +1,96 @@
+"""The transfer worker: moves blocks between the pool and the store below, on a thread of its own.
+
+A transfer begins when its plan begins, so every plan made before it has finished; its block has a holder
+until the answer is in the engine's inbox, so nobody else touches its bytes. Answers come in any order.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from octavo.kernels.contract import Bytes
+from octavo.types import Move, Transfer, TransferDone
+
+log = logging.getLogger("octavo.transfers")
+
+
+class BlockStore(Protocol):
+    """Bytes of blocks in numbered slots: `octavo.executor.disk.DiskStore`."""
+
+    def forget(self, slot: int) -> None:
+        """What is in the slot is not listed any more."""
+
+    def write(self, slot: int, name: bytes, data: memoryview) -> bool:
+        """Whether the bytes are there."""
+
+    def read(self, slot: int, name: bytes, into: memoryview) -> bool:
+        """Whether `into` now holds the bytes that were written under that name; else it holds garbage."""
+
+    def commit(self) -> bool:
+        """Make what was written survive a crash."""
+
+    def close(self) -> None:
+        """Commit, and let go of the files."""
+
+
+class TransferWorker:
+    """One thread, one store. `done` is called on it for every transfer."""
+
+    def __init__(self, store: BlockStore, done: Callable[[TransferDone], None]) -> None:
+        self._store = store
+        self._done = done
+        self._pool: Bytes | None = None  # (N, bytes of a block)
+        self._queue: queue.Queue[Transfer | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._run, name="octavo-transfers", daemon=True)
+        self._thread.start()
+
+    def serve(self, pool: Bytes) -> None:
+        """The bytes of the blocks: once, before the first transfer."""
+        self._pool = pool
+
+    def begin(self, transfers: Iterable[Transfer]) -> None:
+        """Queue them; loads go before stores that have not begun only by the scheduler's own limits."""
+        for transfer in transfers:
+            self._queue.put(transfer)
+
+    def drain(self) -> None:
+        """Wait until everything that was begun has ended."""
+        self._queue.join()
+
+    def close(self) -> None:
+        """End what was begun, commit, let go of the files. Idempotent."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+            self._store.close()
+
+    def _run(self) -> None:
+        while (transfer := self._queue.get()) is not None:
+            begun = time.perf_counter()
+            try:
+                ok = self._move(transfer)
+                seconds = time.perf_counter() - begun
+                if self._queue.empty():
+                    self._store.commit()
+            except Exception:
+                log.exception("a transfer failed")
+                ok, seconds = False, 0.0
+            if transfer.move is not Move.FORGET:
+                self._done(TransferDone(transfer.transfer_id, ok, seconds))
+            self._queue.task_done()
+        self._queue.task_done()
+
+    def _move(self, transfer: Transfer) -> bool:
+        assert self._pool is not None
+        if transfer.move is Move.FORGET:
+            self._store.forget(transfer.slot)
+            return True
+        data = memoryview(self._pool[transfer.block])
+        if transfer.move is Move.LOAD:
+            return self._store.read(transfer.slot, transfer.name, data)
+        return self._store.write(transfer.slot, transfer.name, data.toreadonly())

@@ -1,0 +1,97 @@
+"""Pins: holders with a name, a budget and an expiry. A pinned prefix stays in the pool whatever else runs.
+
+    filling     its prompt is being computed by an ordinary request; the pin holds nothing, its budget is kept
+    holding     it lists the prompt's full blocks
+
+Only full blocks can be shared, so only full blocks are pinned. All pins together stay within `budget`
+blocks, and pins plus the largest request that was taken fit the pool: so no set of pins, orphans or cancels
+wedges the engine. A pin whose request fails or is cancelled is gone with it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from octavo.memory.memory import Memory
+from octavo.memory.table import BlockTable
+
+
+class Strength(enum.StrEnum):
+    """How fast a pin holds."""
+
+    HOT = "hot"  # stays in the pool
+    WARM = "warm"  # may move to a lower tier, but is never dropped; without one it counts as hot
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """One pin. `names` are those of the full blocks that it keeps; `table` is None while it is filling."""
+
+    tenant: str
+    name: str
+    strength: Strength
+    names: list[bytes]
+    num_tokens: int  # of the pinned prompt, the tail that fills no block included
+    created: float
+    expires: float
+    table: BlockTable | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Names are a tenant's own."""
+        return self.tenant, self.name
+
+    @property
+    def num_blocks(self) -> int:
+        """What it may hold: its part of the budget, from the beginning."""
+        return len(self.names)
+
+
+class Pins:
+    """All pins by tenant and name. Only the scheduler calls it."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._pins: dict[tuple[str, str], Pin] = {}
+        self.num_blocks = 0  # of all pins, filling ones included
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def all(self) -> list[Pin]:
+        """Every pin, oldest first."""
+        return list(self._pins.values())
+
+    def find(self, tenant: str, name: str) -> Pin | None:
+        """The tenant's pin of that name."""
+        return self._pins.get((tenant, name))
+
+    def add(self, pin: Pin) -> None:
+        """Keep the pin's budget. The caller has checked that it fits and that the name is new."""
+        assert pin.key not in self._pins
+        self._pins[pin.key] = pin
+        self.num_blocks += pin.num_blocks
+
+    def fill(self, pin: Pin) -> None:
+        """Become one more holder of the pin's blocks; all of them are published now."""
+        assert pin.table is None
+        pin.table = self._memory.open()
+        adopted = self._memory.adopt(pin.table, pin.names)
+        assert adopted == pin.num_blocks, "a pin was filled before its blocks were published"
+
+    def remove(self, pin: Pin) -> None:
+        """Hold nothing any more. The blocks stay findable until they are taken."""
+        del self._pins[pin.key]
+        self.num_blocks -= pin.num_blocks
+        if pin.table is not None:
+            self._memory.close(pin.table)
+            pin.table = None
+
+    def expired(self, now: float) -> list[Pin]:
+        """Pins whose time has passed. O(pins)."""
+        return [pin for pin in self._pins.values() if pin.expires <= now]
+
+    def next_time(self) -> float | None:
+        """When the next one expires. O(pins)."""
+        return min((pin.expires for pin in self._pins.values()), default=None)

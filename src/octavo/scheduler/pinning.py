@@ -1,0 +1,170 @@
+"""Pins as the scheduler sees them: budget at admission, filling by an ordinary request, expiry, release.
+
+    open -> (a request with `fills_pin` computes the prompt) -> fill -> renew ... -> release or expiry
+       \\-> that request fails, is cancelled or times out: the pin goes with it
+
+Two inequalities, checked here and wherever a request is taken, keep every set of pins from wedging the
+engine:
+
+    blocks of all pins                                        <= budget (setting pin_memory)
+    blocks of all pins + worst case of the largest request    <= pool
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.errors import InvalidRequest, PinRefused, UnknownPin, require_range
+from octavo.memory.names import NameChain
+from octavo.memory.pins import Pin, Strength
+from octavo.scheduler.events import Event, EventKind
+from octavo.scheduler.limits import blocks_needed
+from octavo.types import Request
+
+if TYPE_CHECKING:
+    from octavo.scheduler.scheduler import Scheduler
+
+PINS_MAX = 1024
+TTL_S_MAX = 30 * 86_400.0
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class PinOrder:
+    """What a client wants kept: the full blocks of `tokens`, for `ttl_s` seconds."""
+
+    name: str
+    tokens: tuple[int, ...]
+    ttl_s: float
+    strength: Strength = Strength.HOT
+    tenant: str = ""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InvalidRequest(
+                f"name is {self.name[:80]!r}; allowed: 1 to 64 letters, digits, dots, dashes and underscores",
+                param="name",
+            )
+        require_range("ttl", self.ttl_s, 1.0, TTL_S_MAX, hint="seconds")
+
+
+class Pinning:
+    """Acts on the scheduler's pins; called on its thread, through it."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._pins = scheduler.pins
+
+    def open(self, order: PinOrder, now: float) -> Pin:
+        """Keep the budget of a new pin, which a request with `fills_pin` must then fill.
+
+        Raises InvalidRequest, or PinRefused, which says how many blocks are missing and who holds them.
+        """
+        scheduler = self._scheduler
+        size = scheduler.memory.block_size
+        if not scheduler.config.prefix_caching:
+            raise PinRefused("pins need prefix caching, which is off (setting prefix_caching)")
+        if self._pins.find(order.tenant, order.name) is not None:
+            raise InvalidRequest(
+                f"there is a pin named {order.name!r} already; renew it, or delete it first", param="name"
+            )
+        chain = NameChain(scheduler.root_of_tenant(order.tenant), size)
+        chain.extend_with(order.tokens)
+        if not chain.names:
+            raise InvalidRequest(
+                f"the prompt has {len(order.tokens)} tokens; allowed: at least {size}, because only full "
+                "blocks of that many tokens can be pinned",
+                param="prompt",
+            )
+        self._check_budget(len(chain.names), order)
+        expires = now + order.ttl_s
+        pin = Pin(order.tenant, order.name, order.strength, chain.names, len(order.tokens), now, expires)
+        self._pins.add(pin)
+        return pin
+
+    def fill(self, request: Request) -> str:
+        """The request that computes the pin's prompt has just ended well. Returns why the pin could not be
+        filled, or ""."""
+        pin = self._pins.find(request.tenant, request.fills_pin)
+        if pin is None or pin.table is not None:
+            return "the pin was deleted while it was being filled"
+        if self._scheduler.memory.find_prefix(pin.names) < pin.num_blocks:
+            self._pins.remove(pin)
+            return "its request was preempted at the last moment; pin it again"
+        self._pins.fill(pin)
+        self._note(EventKind.PINNED, pin, f"pin {pin.name} holds {pin.num_blocks:,} blocks")
+        return ""
+
+    def give_up(self, request: Request) -> None:
+        """The request that was to fill the pin ended otherwise: nobody else would ever fill it."""
+        pin = self._pins.find(request.tenant, request.fills_pin)
+        if pin is not None and pin.table is None:
+            self._pins.remove(pin)
+
+    def renew(self, tenant: str, name: str, ttl_s: float, now: float) -> Pin:
+        """Let it expire `ttl_s` from now. Raises UnknownPin or InvalidRequest."""
+        require_range("ttl", ttl_s, 1.0, TTL_S_MAX, hint="seconds")
+        pin = self.find(tenant, name)
+        pin.expires = now + ttl_s
+        return pin
+
+    def release(self, tenant: str, name: str) -> Pin:
+        """Hold nothing any more; the blocks stay findable until they are taken. Raises UnknownPin."""
+        pin = self.find(tenant, name)
+        self._pins.remove(pin)
+        self._note(EventKind.UNPINNED, pin, f"pin {pin.name} was deleted")
+        return pin
+
+    def drop(self, order: PinOrder) -> None:
+        """Whoever asked for this pin wants it no more; there may be none."""
+        if self._pins.find(order.tenant, order.name) is not None:
+            self.release(order.tenant, order.name)
+
+    def expire(self, now: float) -> None:
+        """Let go of pins whose time has passed. One that is being filled goes with its request."""
+        for pin in self._pins.expired(now):
+            if pin.table is not None:
+                self._pins.remove(pin)
+                self._note(EventKind.PIN_EXPIRED, pin, f"pin {pin.name} expired")
+
+    def drop_nameless(self) -> None:
+        """Names were taken away because what they stood for was poisoned: pins on them keep nothing."""
+        for pin in self._pins.all():
+            held = pin.table is not None
+            if held and self._scheduler.memory.find_prefix(pin.names) < pin.num_blocks:
+                self._pins.remove(pin)
+                self._note(EventKind.UNPINNED, pin, f"pin {pin.name} held blocks that were found poisoned")
+
+    def _check_budget(self, num_blocks: int, order: PinOrder) -> None:
+        scheduler = self._scheduler
+        if len(self._pins) >= PINS_MAX:
+            raise PinRefused(f"there are {len(self._pins):,} pins; allowed: {PINS_MAX:,}")
+        budget, kept = scheduler.config.pin_blocks, self._pins.num_blocks
+        largest = max(
+            (blocks_needed(r, scheduler.memory.block_size) for r in scheduler.requests()), default=1
+        )
+        pool = scheduler.memory.pool.num_blocks
+        missing = max(kept + num_blocks - budget, kept + num_blocks + largest - pool)
+        if missing <= 0:
+            return
+        holders = sorted(self._pins.all(), key=lambda pin: -pin.num_blocks)
+        who = ", ".join(f"{pin.name} {pin.num_blocks:,}" for pin in holders[:5] if pin.tenant == order.tenant)
+        reason = (
+            f"pin {order.name} needs {num_blocks:,} blocks and {missing:,} are missing: pins keep {kept:,} "
+            f"of {budget:,} that they may (setting pin_memory), and the largest request needs {largest:,} of "
+            f"the pool's {pool:,}" + (f"; held by pins {who}" if who else "")
+        )
+        scheduler.events.note(Event(scheduler.now, EventKind.REFUSED, reason, None, order.tenant, num_blocks))
+        raise PinRefused(reason)
+
+    def find(self, tenant: str, name: str) -> Pin:
+        """The tenant's pin. Raises UnknownPin."""
+        pin = self._pins.find(tenant, name)
+        if pin is None:
+            raise UnknownPin(f"there is no pin named {name[:80]!r}", param="name")
+        return pin
+
+    def _note(self, kind: EventKind, pin: Pin, text: str) -> None:
+        self._scheduler.events.note(Event(self._scheduler.now, kind, text, None, pin.tenant, pin.num_blocks))

@@ -1,0 +1,129 @@
+"""Who computes how many positions in a step, and where: grants, reservations, chunks.
+
+In order of rank: whoever finds no block takes one from a complete fetch behind it, then from the running
+sequence that ranks last, then from any complete fetch; with nobody left it pauses. Acts on the scheduler's
+sequences and on the plan in the making.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.scheduler.budget import share_by_priority
+from octavo.scheduler.sequence import Sequence
+from octavo.types import Chunk
+
+if TYPE_CHECKING:
+    from octavo.scheduler.scheduler import Scheduler
+
+
+@dataclass(slots=True)  # freezing would double its cost
+class Flight:
+    """One sequence's stake in a plan that is not committed yet."""
+
+    sequence: Sequence
+    epoch: int
+    stop: int  # what num_computed becomes
+    num_samples: int
+
+
+class Planner:
+    """Steps 3 to 5 of `Scheduler.schedule`."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def ready(self) -> tuple[list[Sequence], list[Sequence]]:
+        """The running sequences with something to compute: those that continue by one position, and
+        prompts."""
+        continuing, prompts = [], []
+        for s in self._scheduler.running:
+            known = len(s.tokens) + s.pending
+            if known < s.max_length:  # else all its samples are in flight
+                if known == s.num_planned + 1:
+                    continuing.append(s)
+                elif known > s.num_planned:
+                    prompts.append(s)
+        return continuing, prompts
+
+    def share(self, continuing: list[Sequence], prompts: list[Sequence]) -> list[tuple[Sequence, int]]:
+        """Who computes how many positions, in order of rank: `step_tokens` at most, and at least one for the
+        first.
+
+        Sequences that continue come before prompts. Where they alone fill the step, the last in rank pause,
+        and one of them leaves its position to a prompt that ranks before it.
+        """
+        limit = self._scheduler.config.step_tokens
+        budget = self._scheduler.pace.prompt_budget(
+            len(continuing), len(prompts) + len(self._scheduler.waiting)
+        )
+        prompts.sort(key=lambda s: s.rank)
+        if len(continuing) >= limit:
+            continuing.sort(key=lambda s: s.rank)
+            budget = int(bool(prompts) and prompts[0].rank < continuing[limit - 1].rank)
+            del continuing[limit - budget :]
+        share = [(s, 1) for s in continuing]
+        if prompts:
+            grants = share_by_priority([(s.priority, s.remaining) for s in prompts], budget)
+            share += [(s, grant) for s, grant in zip(prompts, grants, strict=True) if grant]
+        share.sort(key=lambda item: item[0].rank)
+        return share
+
+    def plan_chunk(self, sequence: Sequence, grant: int, flights: list[Flight]) -> None:
+        """Reserve and plan up to `grant` positions; fewer, or none, when blocks are short and nobody ranks
+        below."""
+        grant = self._reserve(sequence, grant)
+        if grant == 0:
+            return
+        start, stop = sequence.num_planned, sequence.num_planned + grant
+        num_samples = int(stop == sequence.known)
+        logits_from = stop - num_samples
+        if sequence.wants_prompt_logprobs:
+            logits_from = min(max(start, sequence.prompt_logprobs_done), logits_from)
+            sequence.prompt_logprobs_done = max(
+                sequence.prompt_logprobs_done, min(stop, sequence.num_prompt - 1)
+            )
+        self._scheduler.diff.chunks.append(
+            Chunk(sequence.seq_id, sequence.row, start, grant, num_samples, logits_from)
+        )
+        sequence.num_planned = stop
+        sequence.pending += num_samples
+        flights.append(Flight(sequence, sequence.epoch, stop, num_samples))
+        if num_samples and sequence.forks_left:
+            self._scheduler.fork(sequence, flights)
+
+    def _reserve(self, sequence: Sequence, grant: int) -> int:
+        """Positions made writable: `grant`, or what the unheld blocks allow once no victim is left."""
+        assert sequence.table is not None
+        start = sequence.num_planned
+        while True:
+            reservation = self._scheduler.memory.reserve(sequence.table, start, start + grant)
+            if reservation is not None:
+                if reservation.blocks:
+                    self._scheduler.diff.reserve(sequence.row, reservation)
+                    sequence.count_blocks(self._scheduler.now)
+                return grant
+            if self._scheduler.transfers.give_back(sequence, others_too=False):
+                continue
+            victim = self._victim(sequence)
+            if victim is not None:
+                self._scheduler.preempt(victim, sequence)
+                continue
+            if self._scheduler.transfers.give_back(sequence, others_too=True):
+                continue
+            # Nobody ranks below: take what fits without a new block, else pause until somebody ahead ends.
+            room = (
+                len(sequence.table) + self._scheduler.memory.num_unheld
+            ) * self._scheduler.memory.block_size - start
+            if room >= grant or room <= 0:
+                return 0
+            grant = room
+
+    def _victim(self, sequence: Sequence) -> Sequence | None:
+        """The last in rank of those that rank after `sequence` and have no chunk in the plan being made."""
+        planned = {chunk.seq_id for chunk in self._scheduler.diff.chunks} | {
+            fork.child_seq_id for fork in self._scheduler.diff.forks
+        }
+        below = [s for s in self._scheduler.running if s.rank > sequence.rank and s.seq_id not in planned]
+        return max(below, key=lambda s: s.rank, default=None)

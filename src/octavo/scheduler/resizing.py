@@ -1,0 +1,81 @@
+"""The pool grows and shrinks while it serves: blocks move by copies of the next plan, and the tail's memory
+goes back to the system when that plan has run.
+
+It never becomes smaller than its floor: what pins may hold and the largest request that was taken. Running
+sequences beyond that are preempted, last in rank first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo.errors import ResizeRefused
+from octavo.scheduler.events import Event, EventKind
+from octavo.scheduler.limits import blocks_needed
+from octavo.types import BlockCopy
+
+if TYPE_CHECKING:
+    from octavo.scheduler.scheduler import Scheduler
+
+
+def floor_of(scheduler: Scheduler) -> int:
+    """Blocks below which somebody who was let in could not be served."""
+    size = scheduler.memory.block_size
+    own = {pin.key: pin.num_blocks for pin in scheduler.pins.all()}
+    largest = max(
+        (blocks_needed(r, size) - own.get((r.tenant, r.fills_pin), 0) for r in scheduler.requests()),
+        default=1,
+    )
+    return scheduler.pins.num_blocks + max(1, largest)
+
+
+def resize(scheduler: Scheduler, num_blocks: int) -> bool:
+    """Make the pool `num_blocks` large. False, and nothing is changed, while blocks that would have to move
+    are on their way to or from the tier below: try again after a step.
+
+    Raises ResizeRefused, which says what the bounds are and why.
+    """
+    memory, before = scheduler.memory, scheduler.memory.pool.num_blocks
+    floor, capacity = floor_of(scheduler), memory.pool.capacity
+    if not floor <= num_blocks <= capacity:
+        reason = (
+            f"a pool of {num_blocks:,} blocks was asked for; allowed: {floor:,} (pins may hold "
+            f"{scheduler.pins.num_blocks:,}, the largest request the rest) to {capacity:,} (reserved at "
+            "start)"
+        )
+        scheduler.events.note(Event(scheduler.now, EventKind.REFUSED, reason))
+        raise ResizeRefused(reason)
+    fixed = scheduler.transfers.blocks()
+    if any(num_blocks <= block for block in fixed):
+        return False
+    while memory.pool.num_blocks - memory.num_unheld > num_blocks and _make_room(scheduler):
+        pass
+    copies = memory.resize(num_blocks, fixed)
+    if copies is None:
+        return False
+    if num_blocks < before:
+        _tell_rows(scheduler, copies)
+        scheduler.diff.move(copies, (num_blocks, before))
+    text = f"the pool went from {before:,} to {num_blocks:,} blocks; {len(copies):,} were moved"
+    scheduler.events.note(Event(scheduler.now, EventKind.RESIZED, text, blocks=abs(before - num_blocks)))
+    return True
+
+
+def _tell_rows(scheduler: Scheduler, copies: tuple[BlockCopy, ...]) -> None:
+    """The tables of running sequences name other blocks now."""
+    moved = {copy.target for copy in copies}
+    for sequence in scheduler.running if moved else ():
+        assert sequence.table is not None
+        for index, block in enumerate(sequence.table.blocks):
+            if block in moved:
+                scheduler.diff.write_table(sequence.row, index, [block])
+
+
+def _make_room(scheduler: Scheduler) -> bool:
+    """One holder less that may go: a complete fetch, or the running sequence that ranks last."""
+    if scheduler.transfers.give_back(None, others_too=True):
+        return True
+    if not scheduler.running:
+        return False
+    scheduler.preempt(max(scheduler.running, key=lambda s: s.rank), None)
+    return True

@@ -1,0 +1,262 @@
+"""Blocks on their way between the pool and the tier below, and who waits for them.
+
+    write-behind   a cached block is copied down before its place is needed; evicting it is then free
+    fetch          a waiting sequence's next blocks are below: they are loaded, then it is admitted as usual
+
+A transfer is a holder until it ends, so nobody takes its block meanwhile. Nothing waits for a store. A fetch
+takes all its blocks at once or none, and one that is complete gives them back when a running sequence finds
+no block: so fetches never wedge the engine. Bytes that turn out damaged are recomputed: the sequence is
+admitted with what is there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo.memory.table import BlockTable
+from octavo.memory.tiers import LowerTier
+from octavo.scheduler.events import Event, EventKind
+from octavo.scheduler.sequence import Sequence
+from octavo.types import Move, Transfer, TransferDone
+
+if TYPE_CHECKING:
+    from octavo.scheduler.scheduler import Scheduler
+
+STORES_MAX = 8  # on their way down at once
+LOADS_MAX = 256  # on their way up at once, over all fetches
+_SMOOTHING = 0.2
+_IDS = itertools.count(1)  # over all schedulers of the process: an answer never finds the wrong question
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """The prefix of a waiting sequence that is being completed from below, and holds it until it is
+    admitted."""
+
+    sequence: Sequence
+    table: BlockTable
+    pending: set[int] = field(default_factory=set)  # transfers that have not ended
+    abandoned: bool = False  # its sequence needs it no more; the table is let go when nothing is pending
+
+
+@dataclass(frozen=True, slots=True)
+class _Moving:
+    """A transfer that has not ended: a store holds its block by `table`, a load by its fetch."""
+
+    transfer: Transfer
+    table: BlockTable | None
+    fetch: Fetch | None
+
+
+class Transfers:
+    """Acts on the scheduler's ledger and on the plan in the making; called on its thread, through it."""
+
+    def __init__(self, scheduler: Scheduler, tier: LowerTier | None) -> None:
+        self.tier = tier
+        self.num_stored = self.num_loaded = self.num_failed = 0
+        self._scheduler = scheduler
+        self._moving: dict[int, _Moving] = {}
+        self._fetches: dict[int, Fetch] = {}  # by sequence; abandoned ones are in _moving alone
+        self._loading: dict[bytes, int] = {}  # name -> transfer
+        self._num_stores = 0
+        self._no_slot = False  # every slot below was on its way somewhere when we last looked
+        self._load_s: float | None = None  # for a block, measured
+        if tier is not None:
+            # Bounded: of those that a slow store cannot follow, the longest cached are left out.
+            pool = scheduler.memory.pool
+            pool.newly_cached = deque(maxlen=2 * pool.num_blocks)
+
+    @property
+    def in_flight(self) -> int:
+        """Transfers that have not ended."""
+        return len(self._moving)
+
+    @property
+    def could_store(self) -> bool:
+        """True when a plan made now would change what is below: an engine without other work makes one."""
+        waiting = self._scheduler.memory.pool.newly_cached
+        if self.tier is not None and self.tier.dropped:
+            return True
+        return bool(waiting) and self._num_stores < STORES_MAX and not self._no_slot and self._is_worth_it()
+
+    def tables(self) -> list[BlockTable]:
+        """Every holder that a transfer or a fetch is: for checks."""
+        stores = [moving.table for moving in self._moving.values() if moving.table is not None]
+        fetches = {id(f): f for f in self._fetches.values()}
+        fetches |= {id(m.fetch): m.fetch for m in self._moving.values() if m.fetch is not None}
+        return stores + [fetch.table for fetch in fetches.values()]
+
+    def blocks(self) -> set[int]:
+        """Blocks whose bytes are on their way: they cannot move."""
+        return {moving.transfer.block for moving in self._moving.values()}
+
+    def fetching(self) -> set[int]:
+        """The sequences for whom blocks are loaded or held: for checks."""
+        return set(self._fetches)
+
+    # -- down
+    # ----------------------------------------------------------------------------------------------------
+
+    def store_behind(self) -> None:
+        """Send cached blocks down that are not there yet, longest cached first. O(newly cached blocks)."""
+        pool, tier = self._scheduler.memory.pool, self.tier
+        if tier is None or pool.newly_cached is None:
+            return
+        while tier.dropped:  # before their slots can be taken again
+            gone = Transfer(next(_IDS), -1, tier.dropped.pop(), b"", Move.FORGET)
+            self._scheduler.diff.transfers.append(gone)
+        if not self._is_worth_it():
+            return
+        self._no_slot = False
+        while pool.newly_cached and self._num_stores < STORES_MAX:
+            block = pool.newly_cached.popleft()
+            name = pool.name_of[block]
+            if name is None or pool.holders[block] or not self._is_missing_below(name):
+                continue
+            slot = tier.begin_store(name)
+            if slot is None:
+                pool.newly_cached.appendleft(block)
+                self._no_slot = True
+                return
+            table = self._scheduler.memory.open()
+            self._scheduler.memory.adopt(table, [name])
+            transfer = Transfer(next(_IDS), block, slot, name, Move.STORE)
+            self._num_stores += 1
+            self._begin(_Moving(transfer, table, None))
+
+    # -- up
+    # ----------------------------------------------------------------------------------------------------
+
+    def is_fetching(self, sequence: Sequence) -> bool:
+        """True while blocks that it waits for are on their way up."""
+        fetch = self._fetches.get(sequence.seq_id)
+        return fetch is not None and bool(fetch.pending)
+
+    def has_fetched(self, sequence: Sequence) -> bool:
+        """True when its fetch has ended, well or not, and what came of it is held."""
+        return sequence.seq_id in self._fetches
+
+    def is_loading(self, name: bytes) -> bool:
+        """True while the bytes of that name are on their way up, for whomever."""
+        return name in self._loading
+
+    def below(self, names: Many[bytes]) -> int:
+        """How many of these names, from the first on, can be had from the pool or below, if loading them is
+        thought to be cheaper than computing them."""
+        if self.tier is None or not self._is_worth_it():
+            return 0
+        pool = self._scheduler.memory.pool
+        for count, name in enumerate(names):
+            if name not in self.tier and pool.find(name) is None:
+                return count
+        return len(names)
+
+    def fetch(self, sequence: Sequence, names: Many[bytes]) -> bool:
+        """Hold these names for a waiting sequence: those in the pool at once, the others when they are
+        loaded. False, and nothing is changed, where too many loads are on their way."""
+        assert self.tier is not None
+        assert sequence.seq_id not in self._fetches
+        memory = self._scheduler.memory
+        missing = [name for name in names if memory.pool.find(name) is None]
+        if len(self._loading) + len(missing) > LOADS_MAX and self._loading:
+            return False
+        table = memory.open()
+        fetch = Fetch(sequence, table)
+        # Those in the pool first, so that taking blocks for the others does not evict them.
+        held = [name for name in names if memory.pool.find(name) is not None]
+        for name in held:
+            block = memory.pool.find(name)
+            assert block is not None
+            memory.pool.retain(block)
+            table.blocks.append(block)
+        for name, block in zip(missing, memory.take(table, len(missing)), strict=True):
+            transfer = Transfer(next(_IDS), block, self.tier.begin_load(name), name, Move.LOAD)
+            fetch.pending.add(transfer.transfer_id)
+            self._loading[name] = transfer.transfer_id
+            self._begin(_Moving(transfer, None, fetch))
+        self._fetches[sequence.seq_id] = fetch
+        return True
+
+    def let_go(self, sequence: Sequence) -> None:
+        """The sequence was admitted, or has ended: its fetch holds nothing for it any more."""
+        fetch = self._fetches.pop(sequence.seq_id, None)
+        if fetch is not None:
+            fetch.abandoned = True
+            if not fetch.pending:
+                self._scheduler.memory.close(fetch.table)
+
+    def give_back(self, sequence: Sequence | None, others_too: bool) -> bool:
+        """A running sequence finds no block: let the complete fetch that ranks last go, of those behind it or
+        of all. False when there is none."""
+        complete = [f for f in self._fetches.values() if not f.pending]
+        behind = [f for f in complete if others_too or sequence is None or f.sequence.rank > sequence.rank]
+        if not behind:
+            return False
+        self.let_go(max(behind, key=lambda f: f.sequence.rank).sequence)
+        return True
+
+    # -- ends
+    # ----------------------------------------------------------------------------------------------------
+
+    def finish(self, done: TransferDone) -> None:
+        """A transfer has ended. One of an earlier scheduler is ignored."""
+        moving = self._moving.pop(done.transfer_id, None)
+        if moving is None or self.tier is None:
+            return
+        transfer, memory = moving.transfer, self._scheduler.memory
+        self._no_slot = False
+        if not done.ok:
+            self._note_failure(transfer)
+        if moving.table is not None:
+            self._num_stores -= 1
+            self.num_stored += done.ok
+            self.tier.end_store(transfer.name, done.ok)
+            memory.close(moving.table)
+            waiting = memory.pool.newly_cached
+            if waiting and waiting[-1] == transfer.block:
+                waiting.pop()  # it has had its turn: a tier smaller than the pool shall come to rest
+            return
+        fetch = moving.fetch
+        assert fetch is not None
+        if done.ok:
+            self.num_loaded += 1
+            old = self._load_s
+            self._load_s = done.seconds if old is None else old + _SMOOTHING * (done.seconds - old)
+        if self._loading.get(transfer.name) == transfer.transfer_id:
+            del self._loading[transfer.name]
+        if self.tier.end_load(transfer.name, done.ok):
+            memory.publish_loaded(transfer.block, transfer.name)
+        fetch.pending.discard(transfer.transfer_id)
+        if fetch.abandoned and not fetch.pending:
+            memory.close(fetch.table)
+
+    def forget(self, names: Many[bytes]) -> None:
+        """What was found poisoned is not found below either."""
+        for name in names if self.tier is not None else ():
+            assert self.tier is not None
+            self.tier.forget(name)
+
+    def _is_missing_below(self, name: bytes) -> bool:
+        assert self.tier is not None
+        return not (name in self.tier or self.tier.is_storing(name) or name in self._loading)
+
+    def _begin(self, moving: _Moving) -> None:
+        self._moving[moving.transfer.transfer_id] = moving
+        self._scheduler.diff.transfers.append(moving.transfer)
+
+    def _is_worth_it(self) -> bool:
+        """Loading a block is thought cheaper than computing it; also while nobody knows."""
+        token_s = self._scheduler.costs.token_s
+        if self._load_s is None or token_s is None:
+            return True
+        return self._load_s < token_s * self._scheduler.memory.block_size
+
+    def _note_failure(self, transfer: Transfer) -> None:
+        self.num_failed += 1
+        what = "loaded from" if transfer.move is Move.LOAD else "stored in"
+        text = f"block {transfer.block} could not be {what} slot {transfer.slot} below; it will be recomputed"
+        self._scheduler.events.note(Event(self._scheduler.now, EventKind.TRANSFER_FAILED, text, blocks=1))

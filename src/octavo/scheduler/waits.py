@@ -1,0 +1,56 @@
+"""Why a sequence waits: the reason that the scheduler found when it last looked, with its numbers."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class WaitReason(enum.StrEnum):
+    """What keeps a waiting sequence out."""
+
+    QUEUED = "queued"  # others stand before it, and it has not been looked at
+    ROWS = "rows"  # as many sequences run as may
+    BLOCKS = "blocks"  # too few blocks are unheld
+    STEP_TOKENS = "step_tokens"  # prompts before it use all positions of a step
+    FOLLOWS = "follows"  # a running sequence is computing the prefix that it needs
+    LOADING = "loading"  # its blocks are on their way from the tier below
+    IN_FLIGHT = "in_flight"  # it was preempted while a step ran, whose sample comes first
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A reason and its numbers; which of them mean something depends on the reason."""
+
+    reason: WaitReason
+    needed: int = 0
+    available: int = 0
+    promised: int = 0
+    request_id: int | None = None
+
+    def in_words(self) -> str:
+        """One clause for a person."""
+        match self.reason:
+            case WaitReason.QUEUED:
+                return "others stand before it in the queue"
+            case WaitReason.ROWS:
+                return f"needs {self.needed} rows, {self.available} free (setting max_seqs)"
+            case WaitReason.BLOCKS:
+                return (
+                    f"needs {self.needed:,} blocks, {self.available:,} unheld, of which {self.promised:,} "
+                    "are promised to running sequences"
+                )
+            case WaitReason.STEP_TOKENS:
+                return "prompts that rank before it use the positions of every step (setting step_tokens)"
+            case WaitReason.FOLLOWS:
+                return f"request {self.request_id} is computing the prefix that it needs"
+            case WaitReason.LOADING:
+                return "its blocks are being loaded from the tier below"
+            case WaitReason.IN_FLIGHT:
+                return "it was preempted while a step ran, and waits for that step's token"
+
+
+QUEUED = Wait(WaitReason.QUEUED)
+IN_FLIGHT = Wait(WaitReason.IN_FLIGHT)
+LOADING = Wait(WaitReason.LOADING)
+STEP_TOKENS = Wait(WaitReason.STEP_TOKENS)

@@ -1,0 +1,172 @@
+"""What the ledger tells and takes over HTTP: the pool, its map, live requests and why they wait, pins.
+
+GET    /v1/kv                  blocks by state and holder, pins, what happened lately
+GET    /v1/kv/map              every block and its owners
+GET    /v1/requests            all that have not ended
+GET    /v1/requests/{id}       one, with its block table; id as in the header X-Octavo-Request
+GET    /v1/kv/pins             all pins
+POST   /v1/kv/pins             {name, prompt | messages | tokens, ttl, strength}
+PATCH  /v1/kv                  {blocks | bytes}: the pool grows or shrinks
+PATCH  /v1/kv/pins/{name}      {ttl}
+DELETE /v1/kv/pins/{name}
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, replace
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.engine.outputs import PinOrder, Strength
+from octavo.errors import InvalidRequest, require_range
+from octavo.server.body import read_json, validate
+from octavo.server.errors import HttpRefusal, JsonObject, json_response
+from octavo.server.generation import ClientGone, Edge
+from octavo.server.prompts import chat_messages, encode_prompts
+from octavo.server.sse import wait_for_disconnect
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_TTL_S = 3600.0
+_REQUEST_ID_DIGITS_MAX = 18
+
+
+class PinBody(BaseModel):
+    """POST /v1/kv/pins. The prompt is given in one of three ways."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    name: str
+    prompt: object = None
+    messages: object = None
+    tokens: object = None
+    ttl: float = _TTL_S
+    strength: str = Strength.HOT.value
+
+
+class ResizeBody(BaseModel):
+    """PATCH /v1/kv."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    blocks: int | None = None
+    bytes: int | None = None
+
+
+class RenewBody(BaseModel):
+    """PATCH /v1/kv/pins/{name}."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    ttl: float
+
+
+async def show_kv(edge: Edge, request: Request) -> Response:
+    """GET /v1/kv."""
+    return json_response(_shaped(await edge.model.ledger.kv()))
+
+
+async def resize_pool(edge: Edge, request: Request) -> Response:
+    """PATCH /v1/kv: answers when the pool has its new size."""
+    body = validate(ResizeBody, await read_json(request, edge.body_bytes_max))
+    if (body.blocks is None) == (body.bytes is None):
+        raise InvalidRequest("allowed: exactly one of blocks and bytes", param="blocks")
+    blocks = body.blocks
+    if blocks is None:
+        per_block = (await edge.model.ledger.kv()).bytes_per_block
+        blocks = (body.bytes or 0) // max(1, per_block)
+    require_range("blocks", blocks, 1, 2**40)
+    return json_response(_shaped(await edge.model.ledger.resize(blocks)))
+
+
+async def show_map(edge: Edge, request: Request) -> Response:
+    """GET /v1/kv/map."""
+    return json_response(_shaped(await edge.model.ledger.map()))
+
+
+async def list_requests(edge: Edge, request: Request) -> Response:
+    """GET /v1/requests: block tables are left empty."""
+    views = await edge.model.ledger.requests()
+    shaped = [_shaped(replace(v, sequences=tuple(replace(s, table=()) for s in v.sequences))) for v in views]
+    return json_response({"object": "list", "data": shaped})
+
+
+async def show_request(edge: Edge, request: Request) -> Response:
+    """GET /v1/requests/{id}."""
+    given = request.path_params["request_id"]
+    is_id = given.isascii() and given.isdecimal() and len(given) <= _REQUEST_ID_DIGITS_MAX
+    view = await edge.model.ledger.request(int(given)) if is_id else None
+    if view is None:
+        raise HttpRefusal(
+            HTTPStatus.NOT_FOUND,
+            f"there is no live request {given[:40]!r}; /v1/requests lists those that have not ended",
+            code="unknown_request",
+        )
+    return json_response(_shaped(view))
+
+
+async def list_pins(edge: Edge, request: Request) -> Response:
+    """GET /v1/kv/pins."""
+    pins = [_shaped(pin) for pin in await edge.model.ledger.pins()]
+    return json_response({"object": "list", "data": pins})
+
+
+async def create_pin(edge: Edge, request: Request) -> Response:
+    """POST /v1/kv/pins: answers when the blocks are held."""
+    body = validate(PinBody, await read_json(request, edge.body_bytes_max))
+    strength = next((each for each in Strength if each.value == body.strength), None)
+    if strength is None:
+        allowed = ", ".join(each.value for each in Strength)
+        raise InvalidRequest(f"strength is {body.strength[:40]!r}; allowed: {allowed}", param="strength")
+    order = PinOrder(body.name, await _tokens_of(body, edge), body.ttl, strength)
+    work = asyncio.ensure_future(edge.model.ledger.pin(order))
+    watcher = asyncio.create_task(wait_for_disconnect(request.receive))
+    try:
+        await asyncio.wait({work, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientGone
+        return json_response(_shaped(work.result()), status=HTTPStatus.CREATED)
+    finally:
+        watcher.cancel()
+        work.cancel()
+        await asyncio.wait({work, watcher})
+
+
+async def renew_pin(edge: Edge, request: Request) -> Response:
+    """PATCH /v1/kv/pins/{name}."""
+    body = validate(RenewBody, await read_json(request, edge.body_bytes_max))
+    return json_response(
+        _shaped(await edge.model.ledger.renew_pin("", request.path_params["name"], body.ttl))
+    )
+
+
+async def delete_pin(edge: Edge, request: Request) -> Response:
+    """DELETE /v1/kv/pins/{name}."""
+    return json_response(_shaped(await edge.model.ledger.unpin("", request.path_params["name"])))
+
+
+async def _tokens_of(body: PinBody, edge: Edge) -> tuple[int, ...]:
+    """The prompt's token ids, from whichever of the three ways was used."""
+    given = [name for name in ("prompt", "messages", "tokens") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest(
+            f"given: {', '.join(given) or 'none of them'}; allowed: exactly one of prompt, messages, tokens",
+            param="prompt",
+        )
+    if body.messages is not None:
+        messages = chat_messages(body.messages, edge.model.context_length)
+        return tuple(await edge.model.encode_chat(messages))
+    prompts = await encode_prompts(body.prompt if body.tokens is None else body.tokens, edge.model)
+    if len(prompts) != 1 or (body.tokens is not None and prompts[0].text is not None):
+        raise InvalidRequest("allowed: one prompt, as text or as token ids", param=given[0])
+    return prompts[0].tokens
+
+
+def _shaped(view: DataclassInstance) -> JsonObject:
+    return asdict(view)

@@ -1,0 +1,76 @@
+"""`octavo pins`, `pool` and `top` against a server that is really listening."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from octavo.cli.main import app
+from octavo.errors import RequestFailed
+from octavo.server.app import ServerSettings
+from octavo.server.run import base_url, bind, build_server
+from octavo.server.testing import FakeModel
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    listener = bind("127.0.0.1", 0)
+    ready = threading.Event()
+    server = build_server(FakeModel(), ServerSettings(api_keys=("secret",)), lambda _: ready.set())
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread.start()
+    assert ready.wait(10)
+    yield base_url(listener)
+    server.should_exit = True
+    thread.join(20)
+
+
+@pytest.fixture
+def octavo(url: str) -> Callable[..., str]:
+    def run(*words: str) -> str:
+        result = CliRunner().invoke(app, [*words, "--url", url, "--api-key", "secret"])
+        if result.exception is not None:
+            raise result.exception
+        return result.output
+
+    return run
+
+
+def test_pins_are_added_listed_renewed_and_deleted(octavo: Callable[..., str]) -> None:
+    assert octavo("pins", "list") == "no pins\n"
+    assert octavo("pins", "add", "one", "x" * 40) == "one: 2 blocks of 40 tokens, hot, held, 3,600 s left\n"
+    assert octavo("pins", "renew", "one", "--ttl", "60").endswith("60 s left\n")
+    assert octavo("pins", "list").startswith("one: 2 blocks")
+    assert octavo("pins", "delete", "one") == "one is not pinned any more\n"
+    with pytest.raises(RequestFailed, match="there is no pin named 'a b'"):
+        octavo("pins", "delete", "a b")
+
+
+def test_the_pool_is_shown_and_resized(octavo: Callable[..., str]) -> None:
+    assert octavo("pool", "show").startswith("10 blocks (3.5 MiB): 3 held, 2 cached, 5 free; can grow to 20")
+    assert octavo("pool", "resize", "5MiB").startswith("14 blocks")
+    with pytest.raises(RequestFailed, match="a pool of 2 blocks was asked for; allowed: 4 to 20"):
+        octavo("pool", "resize", "1MiB")
+
+
+def test_top_shows_blocks_requests_and_what_happened(octavo: Callable[..., str]) -> None:
+    shown = octavo("top", "--once")
+    assert "held 3" in shown
+    assert shown.count("■") == 5
+    assert "why" in shown
+
+
+def test_a_server_that_is_not_there_is_said_in_words() -> None:
+    result = CliRunner().invoke(app, ["pool", "show", "--url", "http://127.0.0.1:9"])
+    assert isinstance(result.exception, RequestFailed)
+    assert "does not answer" in str(result.exception)
+    assert "--url" in str(result.exception)
+
+
+def test_a_wrong_key_is_said_in_the_servers_words(url: str) -> None:
+    result = CliRunner().invoke(app, ["pool", "show", "--url", url, "--api-key", "wrong"])
+    assert "wants an API key" in str(result.exception)

@@ -1,0 +1,108 @@
+"""Questions and pins through the real client: answered between steps, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from tests.engine.served import Served, read, serve_tiny, wait_until
+from tests.engine.test_client import greedy, prompt_of
+
+from octavo.errors import EngineStopped, InvalidRequest, PinRefused
+from octavo.scheduler.check import check_scheduler
+from octavo.scheduler.pinning import PinOrder
+from octavo.types import FinishReason, Timeouts
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    served = serve_tiny()
+    yield served
+    served.turnstile.open.set()
+    served.llm.close()
+
+
+def test_a_pinned_prompt_is_served_from_its_blocks(served: Served) -> None:
+    async def scenario() -> None:
+        prompt = prompt_of(1, 40)
+        pin = await served.llm.ledger.pin(PinOrder("one", tuple(prompt), 60.0))
+        size = served.engine.scheduler.memory.block_size
+        assert (pin.num_blocks, pin.filling) == (40 // size, False)
+        stream = await served.llm.submit([*prompt, 5, 6], greedy(3))
+        (told,) = await read(stream)
+        assert told.answer.cached == 40 // size * size
+        kv = await served.llm.ledger.kv()
+        assert kv.held_by_pins == kv.counts.held == 40 // size
+        assert (await served.llm.ledger.map()).states.count("p") == 40 // size
+        await served.llm.ledger.unpin("", "one")
+        assert (await served.llm.ledger.kv()).counts.held == 0
+
+    asyncio.run(scenario())
+    check_scheduler(served.engine.scheduler)
+
+
+def test_a_refused_pin_leaves_nothing(served: Served) -> None:
+    async def scenario() -> None:
+        budget = (await served.llm.ledger.kv()).pin_budget
+        size = served.engine.scheduler.memory.block_size
+        with pytest.raises((PinRefused, InvalidRequest)):
+            await served.llm.ledger.pin(PinOrder("big", tuple(prompt_of(1, (budget + 1) * size)), 60.0))
+        with pytest.raises(InvalidRequest, match="at least"):
+            await served.llm.ledger.pin(PinOrder("small", (1,), 60.0))
+        assert await served.llm.ledger.pins() == []
+        assert await served.llm.ledger.requests() == []
+
+    asyncio.run(scenario())
+
+
+def test_cancelling_the_call_cancels_the_pin(served: Served) -> None:
+    async def scenario() -> None:
+        served.turnstile.open.clear()
+        work = asyncio.create_task(served.llm.ledger.pin(PinOrder("one", tuple(prompt_of(1, 40)), 60.0)))
+        await asyncio.to_thread(served.turnstile.reached.wait, 10)
+        work.cancel()
+        await asyncio.wait({work})
+        served.turnstile.open.set()
+
+    asyncio.run(scenario())
+    wait_until(lambda: served.engine.idle and len(served.engine.scheduler.pins) == 0)
+    check_scheduler(served.engine.scheduler)
+
+
+def test_a_pin_expires_while_the_engine_is_idle(served: Served) -> None:
+    asyncio.run(served.llm.ledger.pin(PinOrder("one", tuple(prompt_of(1, 40)), 1.0)))
+    wait_until(lambda: len(served.engine.scheduler.pins) == 0)
+    assert served.llm.stats().events["pin_expired"] == 1
+
+
+def test_a_waiting_request_says_why(served: Served) -> None:
+    async def scenario() -> None:
+        rows = served.engine.scheduler.config.max_rows
+        streams = [await served.llm.submit(prompt_of(i), greedy(200)) for i in range(rows + 1)]
+        await anext(streams[0])
+        view = await served.llm.ledger.request(streams[-1].request_id)
+        assert view is not None
+        assert view.sequences[0].reason in {"rows", "blocks", "step_tokens", "queued"}
+        assert view.sequences[0].why
+        for stream in streams:
+            stream.cancel()
+        assert await served.llm.ledger.request(10**9) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_is_out_of_time_gives_what_it_made(served: Served) -> None:
+    async def scenario() -> None:
+        stream = await served.llm.submit(prompt_of(1), greedy(400), timeouts=Timeouts(total=0.001))
+        (told,) = await read(stream)
+        assert told.finishes == [FinishReason.TIMEOUT]
+
+    asyncio.run(scenario())
+    wait_until(lambda: served.llm.stats().blocks_held == 0)
+
+
+def test_after_the_end_there_is_nobody_to_ask(served: Served) -> None:
+    served.llm.close()
+    with pytest.raises(EngineStopped):
+        asyncio.run(served.llm.ledger.kv())

@@ -1,0 +1,104 @@
+"""A scheduler that is served by hand: one plan, one commit at a time, checked after each."""
+
+from __future__ import annotations
+
+from octavo.memory.memory import Memory
+from octavo.memory.names import root_name
+from octavo.scheduler.check import check_scheduler
+from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.scheduler.sequence import State
+from octavo.types import (
+    NO_TIMEOUTS,
+    FinishReason,
+    Request,
+    SampledToken,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    Timeouts,
+    Update,
+)
+
+
+class Served:
+    """A scheduler whose every sample is token 7; prompts are lists of ids that no other prompt has, unless
+    given."""
+
+    def __init__(
+        self,
+        *,
+        blocks: int = 100,
+        block: int = 4,
+        rows: int = 8,
+        tokens: int = 16,
+        pins: int = 50,
+        capacity: int | None = None,
+    ) -> None:
+        config = SchedulerConfig(
+            rows, tokens, max_waiting=1000, context_length=100_000, pace=False, pin_blocks=pins
+        )
+        self.memory = Memory(blocks, block, capacity)
+        self.scheduler = Scheduler(self.memory, config, lambda tenant: root_name(tenant.encode()))
+        self.updates: list[Update] = []
+        self._next_id = 0
+
+    def add(
+        self,
+        prompt: int | tuple[int, ...],
+        max_tokens: int = 1,
+        *,
+        n: int = 1,
+        priority: int = 0,
+        timeouts: Timeouts = NO_TIMEOUTS,
+        fills_pin: str = "",
+        **params: object,
+    ) -> int:
+        self._next_id += 1
+        if isinstance(prompt, int):
+            prompt = tuple(range(self._next_id * 10_000, self._next_id * 10_000 + prompt))
+        sampling = SamplingParams(ignore_eos=True, **params)  # type: ignore[arg-type]
+        request = Request(
+            self._next_id,
+            prompt,
+            sampling,
+            max_tokens,
+            seed=0,
+            n=n,
+            priority=priority,
+            timeouts=timeouts,
+            fills_pin=fills_pin,
+        )
+        self.scheduler.submit(request)
+        return self._next_id
+
+    def plan(self) -> StepPlan:
+        plan = self.scheduler.schedule(0.0)
+        check_scheduler(self.scheduler)
+        assert plan is not None
+        return plan
+
+    def plan_of_nothing(self) -> StepPlan | None:
+        """A plan without chunks, or None."""
+        plan = self.scheduler.schedule(0.0)
+        assert plan is None or not plan.chunks
+        return plan
+
+    def commit(self, plan: StepPlan, *failing: int) -> None:
+        """Commit; the sequences of the requests `failing` fail."""
+        sampled = [c.seq_id for c in plan.chunks if c.num_samples] + [f.child_seq_id for f in plan.forks]
+        failures = {s.seq_id: "poisoned" for request in failing for s in self.scheduler.sequences_of(request)}
+        samples = {seq_id: (SampledToken(7),) for seq_id in sampled if seq_id not in failures}
+        self.updates += self.scheduler.commit(plan, StepResult(plan.step_id, samples, {}, failures), 0.0)
+        check_scheduler(self.scheduler)
+
+    def step(self) -> StepPlan:
+        plan = self.plan()
+        self.commit(plan)
+        return plan
+
+    def state(self, request_id: int) -> State:
+        found = self.scheduler.sequences_of(request_id)
+        return found[0].state if found else State.FINISHED
+
+    def finished(self, request_id: int) -> dict[int, FinishReason]:
+        return {u.choice: u.finish for u in self.updates if u.request_id == request_id and u.finish}
