@@ -5,8 +5,8 @@
 Both hold float32 weights and float32 K and V in the same bytes. A static reservation gives every request
 room for the whole context window (2,048 tokens here), so few run at once; blocks hold what there is. W1: 32
 requests of 128 random tokens in, 128 out. transformers runs twice: with its static cache, whose attention
-also walks the empty slots, and with its growing cache at the same number of requests at once, which is the kinder
-reading.
+also walks the empty slots, and with its growing cache at the same number of requests at once, which is the
+kinder reading.
 """
 
 from __future__ import annotations
