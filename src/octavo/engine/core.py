@@ -249,7 +249,7 @@ class _Counters:
         self.preemptions_before += scheduler.num_preemptions
 
     def snapshot(self, scheduler: Scheduler) -> EngineStats:
-        counts = scheduler.memory.counts()
+        counts, transfers = scheduler.memory.counts(), scheduler.transfers
         size = scheduler.memory.block_size
         waste = sum(len(s.table) * size - s.num_planned for s in scheduler.running if s.table is not None)
         return EngineStats(
@@ -271,5 +271,9 @@ class _Counters:
             schedule_seconds=self.schedule_seconds,
             evictions=scheduler.events.blocks[EventKind.EVICTED],
             blocks_pinned=scheduler.pins.num_blocks,
+            blocks_below=0 if transfers.tier is None else transfers.tier.num_stored,
+            blocks_stored=transfers.num_stored,
+            blocks_loaded=transfers.num_loaded,
+            transfers_failed=transfers.num_failed,
             events={kind.value: scheduler.events.counts[kind] for kind in EventKind},
         )

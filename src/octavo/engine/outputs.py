@@ -89,6 +89,10 @@ class EngineStats:
     schedule_seconds: float = 0.0  # of it, scheduling and committing
     evictions: int = 0  # cached blocks taken for new ones
     blocks_pinned: int = 0  # that pins may hold
+    blocks_below: int = 0  # that can be found in the tier below
+    blocks_stored: int = 0  # sent down, brought up, and lost on the way, since the start
+    blocks_loaded: int = 0
+    transfers_failed: int = 0
     events: dict[str, int] = field(default_factory=dict)  # by kind
 
 

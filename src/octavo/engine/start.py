@@ -3,6 +3,7 @@ front door."""
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.units import blocks_for, format_bytes
 
 Progress = Callable[[str], None]
+log = logging.getLogger("octavo.start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,10 @@ def open_store(options: StartOptions, budget: Budget, identity: tuple[bytes, ...
         return None
     fingerprint = root_name(b"disk", *identity, str(budget.block_size).encode())
     folder = Path(options.disk_cache).expanduser()
-    return DiskStore.open(folder, options.disk_size_bytes, budget.bytes_per_block, fingerprint)
+    store = DiskStore.open(folder, options.disk_size_bytes, budget.bytes_per_block, fingerprint)
+    if store.opened_afresh:
+        log.warning("the disk cache in %s begins afresh: %s", folder, store.opened_afresh)
+    return store
 
 
 def size_pool(loaded: LoadedModel, options: StartOptions) -> Budget:

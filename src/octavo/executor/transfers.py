@@ -75,15 +75,21 @@ class TransferWorker:
             try:
                 ok = self._move(transfer)
                 seconds = time.perf_counter() - begun
-                if self._queue.empty():
-                    self._store.commit()
             except Exception:
                 log.exception("a transfer failed")
                 ok, seconds = False, 0.0
             if transfer.move is not Move.FORGET:
                 self._done(TransferDone(transfer.transfer_id, ok, seconds))
+            if self._queue.empty():  # when nobody waits for the medium
+                self._commit()
             self._queue.task_done()
         self._queue.task_done()
+
+    def _commit(self) -> None:
+        try:
+            self._store.commit()
+        except Exception:
+            log.exception("the tier below could not commit")
 
     def _move(self, transfer: Transfer) -> bool:
         assert self._pool is not None

@@ -27,6 +27,7 @@ _GAUGES = MappingProxyType(
         "running": ("octavo_sequences_running", "Sequences that hold blocks and take part in steps"),
         "block_size": ("octavo_block_size_tokens", "Tokens in a block"),
         "blocks_pinned": ("octavo_blocks_pinned", "Blocks that pins may hold"),
+        "blocks_below": ("octavo_blocks_below", "Blocks that can be found in the tier below"),
         "tail_slots_wasted": ("octavo_tail_slots_wasted", "Allocated slots beyond the last planned position"),
     }
 )
@@ -37,6 +38,9 @@ _COUNTERS = MappingProxyType(
         "output_tokens": ("octavo_output_tokens", "Tokens generated"),
         "steps": ("octavo_steps", "Engine steps"),
         "preemptions": ("octavo_preemptions", "Sequences sent back to waiting"),
+        "blocks_stored": ("octavo_blocks_stored", "Blocks sent to the tier below"),
+        "blocks_loaded": ("octavo_blocks_loaded", "Blocks brought up from the tier below"),
+        "transfers_failed": ("octavo_transfers_failed", "Blocks lost on their way to or from the tier below"),
         "evictions": ("octavo_evictions", "Cached blocks taken for new ones"),
         "requests_finished": ("octavo_engine_requests_finished", "Requests that the engine has ended"),
         "step_seconds": ("octavo_step_seconds", "Time inside steps"),
