@@ -275,7 +275,7 @@ class StepPlan:
     """What one step does, as a diff against the executor's rows. The executor applies the fields in this
     order:
 
-    transfers begin, retired, admitted, table_writes, copies, discarded, then the forward pass over chunks,
+    retired, admitted, table_writes, copies, discarded, transfers begin, then the forward pass over chunks,
     then forks, then sampling. A plan may have no chunks.
     """
 

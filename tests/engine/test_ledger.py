@@ -102,6 +102,24 @@ def test_a_request_that_is_out_of_time_gives_what_it_made(served: Served) -> Non
     wait_until(lambda: served.llm.stats().blocks_held == 0)
 
 
+def test_a_question_that_nobody_waits_for_any_more_breaks_nothing(served: Served) -> None:
+    async def scenario() -> None:
+        served.turnstile.open.clear()
+        stream = await served.llm.submit(prompt_of(1), greedy(30))
+        await asyncio.to_thread(served.turnstile.reached.wait, 10)
+        questions = [asyncio.create_task(served.llm.ledger.kv()) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        for question in questions:
+            question.cancel()
+        await asyncio.wait(questions)
+        served.turnstile.open.set()
+        (told,) = await read(stream)
+        assert told.finishes == [FinishReason.LENGTH]
+        assert (await served.llm.ledger.kv()).running == 0
+
+    asyncio.run(scenario())
+
+
 def test_after_the_end_there_is_nobody_to_ask(served: Served) -> None:
     served.llm.close()
     with pytest.raises(EngineStopped):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
+from octavo.memory.tiers import LowerTier
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.scheduler.sequence import State
@@ -33,12 +34,14 @@ class Served:
         tokens: int = 16,
         pins: int = 50,
         capacity: int | None = None,
+        slots: int = 0,
     ) -> None:
         config = SchedulerConfig(
             rows, tokens, max_waiting=1000, context_length=100_000, pace=False, pin_blocks=pins
         )
         self.memory = Memory(blocks, block, capacity)
-        self.scheduler = Scheduler(self.memory, config, lambda tenant: root_name(tenant.encode()))
+        tier = LowerTier(slots) if slots else None
+        self.scheduler = Scheduler(self.memory, config, lambda tenant: root_name(tenant.encode()), tier)
         self.updates: list[Update] = []
         self._next_id = 0
 
@@ -70,6 +73,11 @@ class Served:
         )
         self.scheduler.submit(request)
         return self._next_id
+
+    @property
+    def next_id(self) -> int:
+        """Of the request that will be added next."""
+        return self._next_id + 1
 
     def plan(self) -> StepPlan:
         plan = self.scheduler.schedule(0.0)

@@ -49,7 +49,7 @@ def test_growing_gives_room_at_once_and_never_beyond_what_was_reserved() -> None
 
 def test_the_floor_is_what_pins_hold_and_the_largest_request_needs() -> None:
     served = Served(blocks=40)
-    served.scheduler.pinning.open(PinOrder("greeting", tuple(range(20)), 60.0), 0.0)
+    served.scheduler.pinning.open(PinOrder("greeting", tuple(range(20)), 60.0), served.next_id, 0.0)
     served.add(tuple(range(20)), 1, fills_pin="greeting")
     served.add(40, 5)  # 11 blocks at its longest
     assert floor_of(served.scheduler) == 16
@@ -85,6 +85,15 @@ def test_cached_blocks_of_the_tail_are_evicted_and_of_the_head_kept() -> None:
     check_scheduler(served.scheduler)
     assert served.memory.counts().cached >= 9
     assert served.plan_of_nothing() is not None  # the tail goes back although nobody runs
+
+
+def test_what_is_in_use_again_before_the_next_plan_is_not_given_back() -> None:
+    served = Served(blocks=40)
+    served.add(30, 5)
+    served.step()
+    assert resize(served.scheduler, 12)
+    assert resize(served.scheduler, 30)
+    assert served.plan().discarded == ((30, 40),)
 
 
 def test_shrinking_and_growing_again_forgets_nothing_that_is_held() -> None:

@@ -13,11 +13,14 @@ from rich.text import Text
 
 from octavo.cli.remote import ask
 
-_COLOURS = {".": "grey37", "c": "blue", "s": "green", "S": "cyan", "p": "magenta"}
-_LEGEND = "[green]one sequence[/] [cyan]shared[/] [magenta]pinned[/] [blue]cached[/] [grey37]free[/]"
+_COLOURS = {".": "grey37", "c": "blue", "t": "yellow", "s": "green", "S": "cyan", "p": "magenta"}
+_LEGEND = (
+    "[green]one sequence[/] [cyan]shared[/] [magenta]pinned[/] [yellow]moving[/] [blue]cached[/] "
+    "[grey37]free[/]"
+)
 _MAP_CELLS = 600  # more blocks than that share cells
 _EVENTS = 6
-_STATES = ".csSp"  # what a cell shows is the last of its blocks' states in this order
+_STATES = ".ctsSp"  # what a cell shows is the last of its blocks' states in this order
 
 
 def run(url: str, api_key: str, interval_s: float, once: bool) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from octavo.engine.assemble import Assembler, Vocabulary
-from octavo.engine.core import Engine, Submit, ask
+from octavo.engine.core import Ask, Engine, Submit, ask
 from octavo.engine.ledger import Ledger
 from octavo.engine.loop import EngineLoop
 from octavo.engine.outputs import ChatMessage, Delta, EngineStats
@@ -199,7 +199,7 @@ class AsyncLLM:
         )
 
         def open_and_submit(scheduler: Scheduler, now: float) -> None:
-            scheduler.pinning.open(order, now)
+            scheduler.pinning.open(order, request.request_id, now)
             try:
                 scheduler.submit(request)
             except BaseException:
@@ -359,6 +359,9 @@ class AsyncLLM:
         self._end_all(reason)
 
     def _end_all(self, reason: str) -> None:
+        for command in self._engine.inbox.drain():
+            if isinstance(command, Ask):
+                command.fail(EngineStopped(reason))
         with self._lock:
             streams, self._streams = self._streams, {}
             self._left.clear()

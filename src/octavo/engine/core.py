@@ -47,6 +47,7 @@ class Ask:
     pin. It puts its result into a future of its own."""
 
     question: Callable[[Scheduler, float], None]
+    fail: Callable[[OctavoError], None]  # instead, when there is nobody left to answer
 
 
 Command = Submit | Cancel | Ask | TransferDone
@@ -58,6 +59,8 @@ def ask(inbox: Inbox, question: Callable[[Scheduler, float], AnswerT]) -> Future
     answer: Future[AnswerT] = Future()
 
     def put(scheduler: Scheduler, now: float) -> None:
+        if not answer.set_running_or_notify_cancel():
+            return  # whoever asked has gone
         try:
             answer.set_result(question(scheduler, now))
         except OctavoError as error:
@@ -66,7 +69,11 @@ def ask(inbox: Inbox, question: Callable[[Scheduler, float], AnswerT]) -> Future
             answer.set_exception(error)
             raise  # a bug of ours, perhaps half-way through a change: the engine recovers
 
-    inbox.put(Ask(put))
+    def fail(error: OctavoError) -> None:
+        if answer.set_running_or_notify_cancel():
+            answer.set_exception(error)
+
+    inbox.put(Ask(put, fail))
     return answer
 
 
@@ -191,6 +198,7 @@ class Engine:
         old = self.scheduler
         self._reset_executor()  # first: no transfer of the old ledger may reach the new one's blocks
         self.scheduler = self._new_scheduler()
+        self.scheduler.memory.resize(old.memory.pool.num_blocks, ())
         self._stalled = False
         self._counters.retire(old)
         self.scheduler.events = old.events  # what happened stays told; pins are gone with their blocks

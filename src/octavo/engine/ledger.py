@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from octavo.errors import RequestFailed, ResizeRefused
-from octavo.scheduler.pinning import PinOrder
+from octavo.scheduler.pinning import PREEMPTED_LATE, PinOrder
 from octavo.scheduler.resizing import resize
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.views import (
@@ -85,12 +85,17 @@ class Ledger:
                     reason = delta.error
             except BaseException:
                 stream.cancel()
-                self._llm.tell(lambda s, now: s.pinning.drop(order))  # should it have been filled meanwhile
+                self._withdraw(order, stream.request_id)  # should it have been filled meanwhile
                 raise
             found = await self._llm.ask(lambda s, now: _find(s, order, now))
             if found is not None and not found.filling:
                 return found
+            if reason != PREEMPTED_LATE:
+                break
         raise RequestFailed(f"pin {order.name} could not be filled: {reason or 'it was deleted or expired'}")
+
+    def _withdraw(self, order: PinOrder, filler: int) -> None:
+        self._llm.tell(lambda s, now: s.pinning.drop(order, filler))
 
     async def renew_pin(self, tenant: str, name: str, ttl_s: float) -> PinView:
         """Let it expire `ttl_s` seconds from now. Raises UnknownPin or InvalidRequest."""

@@ -103,7 +103,12 @@ class LLM:
         return self._run(tokens, [params] * len(tokens), n)
 
     def close(self) -> None:
-        """Let go of the executor's thread, if it has one."""
+        """Store what is to be kept below, if there is anything, and let go of all threads."""
+        transfers = self.engine.scheduler.transfers
+        while transfers.could_store or transfers.in_flight:
+            if self.engine.idle:
+                self.engine.inbox.wait()
+            self.engine.step()
         self.engine.executor.close()
 
     def _run(self, prompts: list[list[int]], params: list[SamplingParams], n: int) -> list[Output]:

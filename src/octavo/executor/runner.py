@@ -1,6 +1,6 @@
 """From a plan to a result: apply the diff, run the model over the block tables, sample.
 
-    plan --> transfers begin --> rows.apply --> copies --> batch --> hidden_states --> project --> forks
+    plan --> rows.apply --> copies --> transfers begin --> batch --> hidden_states --> project --> forks
          --> sample --> result
 
 Vocabulary rows exist only where somebody asked: one for each sample, and slices of `PROMPT_SLICE` rows for
@@ -70,15 +70,15 @@ class Runner:
         lost."""
         started = time.perf_counter()
         rows = self._rows
-        if plan.transfers:
-            assert self._transfers is not None, "a plan moves blocks, and there is no tier below"
-            self._transfers.begin(plan.transfers)
         rows.apply(plan)
         if plan.copies:
             sources, targets = [c.source for c in plan.copies], [c.target for c in plan.copies]
             self._ops.copy_blocks(self._pool, sources, targets)
         for first, last in plan.discarded:
             self._ops.discard_blocks(self._pool, first, last)
+        if plan.transfers:  # behind the copies: a block that has moved may be on its way down already
+            assert self._transfers is not None, "a plan moves blocks, and there is no tier below"
+            self._transfers.begin(plan.transfers)
         if not plan.chunks:
             return StepResult(plan.step_id, {})
         batch = self._batch(plan)
@@ -91,10 +91,11 @@ class Runner:
 
     def reset(self) -> None:
         """Forget all rows: after a broken invariant, before a new ledger starts. The pool's bytes are not
-        trusted again because no name survives; no transfer is left that could still write to it."""
+        trusted again because no name survives, neither here nor below; no transfer is left that could still
+        write to it."""
         self._rows.clear()
         if self._transfers is not None:
-            self._transfers.drain()
+            self._transfers.clear()
 
     def close(self) -> None:
         """End the transfers that have begun."""

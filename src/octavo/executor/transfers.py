@@ -22,6 +22,9 @@ log = logging.getLogger("octavo.transfers")
 class BlockStore(Protocol):
     """Bytes of blocks in numbered slots: `octavo.executor.disk.DiskStore`."""
 
+    def entries(self) -> list[tuple[bytes, int]]:
+        """Name and slot of all that is there."""
+
     def forget(self, slot: int) -> None:
         """What is in the slot is not listed any more."""
 
@@ -38,6 +41,10 @@ class BlockStore(Protocol):
         """Commit, and let go of the files."""
 
 
+class _Clear:
+    """Forget everything."""
+
+
 class TransferWorker:
     """One thread, one store. `done` is called on it for every transfer."""
 
@@ -45,7 +52,7 @@ class TransferWorker:
         self._store = store
         self._done = done
         self._pool: Bytes | None = None  # (N, bytes of a block)
-        self._queue: queue.Queue[Transfer | None] = queue.Queue()
+        self._queue: queue.Queue[Transfer | _Clear | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="octavo-transfers", daemon=True)
         self._thread.start()
 
@@ -58,8 +65,9 @@ class TransferWorker:
         for transfer in transfers:
             self._queue.put(transfer)
 
-    def drain(self) -> None:
-        """Wait until everything that was begun has ended."""
+    def clear(self) -> None:
+        """Wait until everything that was begun has ended, and forget all that is below."""
+        self._queue.put(_Clear())
         self._queue.join()
 
     def close(self) -> None:
@@ -71,6 +79,10 @@ class TransferWorker:
 
     def _run(self) -> None:
         while (transfer := self._queue.get()) is not None:
+            if isinstance(transfer, _Clear):
+                self._forget_everything()
+                self._queue.task_done()
+                continue
             begun = time.perf_counter()
             try:
                 ok = self._move(transfer)
@@ -84,6 +96,14 @@ class TransferWorker:
                 self._commit()
             self._queue.task_done()
         self._queue.task_done()
+
+    def _forget_everything(self) -> None:
+        try:
+            for _, slot in self._store.entries():
+                self._store.forget(slot)
+        except Exception:
+            log.exception("the tier below could not be emptied")
+        self._commit()
 
     def _commit(self) -> None:
         try:

@@ -62,7 +62,8 @@ def allocate_pool(shape: KvShape, num_blocks: int) -> KvPool:
     """
     bytes_per_block = layout_of(shape).bytes_per_block
     try:
-        memory = mmap.mmap(-1, num_blocks * bytes_per_block)
+        # Private: of a shared mapping the system would keep the pages that are given back.
+        memory = mmap.mmap(-1, num_blocks * bytes_per_block, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"{num_blocks:,} blocks of {bytes_per_block:,} bytes: {error}") from None
     if hasattr(mmap, "MADV_HUGEPAGE"):

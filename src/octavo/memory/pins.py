@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from octavo.memory.memory import Memory
 from octavo.memory.table import BlockTable
+from octavo.types import Request
 
 
 class Strength(enum.StrEnum):
@@ -32,6 +33,7 @@ class Pin:
     name: str
     strength: Strength
     names: list[bytes]
+    filler: int  # id of the request that computes its prompt
     num_tokens: int  # of the pinned prompt, the tail that fills no block included
     created: float
     expires: float
@@ -67,6 +69,11 @@ class Pins:
         """The tenant's pin of that name."""
         return self._pins.get((tenant, name))
 
+    def filled_by(self, request: Request) -> Pin | None:
+        """The pin whose prompt this very request computes, while it does."""
+        pin = self._pins.get((request.tenant, request.fills_pin))
+        return pin if pin is not None and pin.table is None and pin.filler == request.request_id else None
+
     def add(self, pin: Pin) -> None:
         """Keep the pin's budget. The caller has checked that it fits and that the name is new."""
         assert pin.key not in self._pins
@@ -93,5 +100,5 @@ class Pins:
         return [pin for pin in self._pins.values() if pin.expires <= now]
 
     def next_time(self) -> float | None:
-        """When the next one expires. O(pins)."""
-        return min((pin.expires for pin in self._pins.values()), default=None)
+        """When the next one that is held expires. O(pins)."""
+        return min((pin.expires for pin in self._pins.values() if pin.table is not None), default=None)

@@ -45,6 +45,10 @@ class LowerTier:
         """True while its bytes are on their way down."""
         return name in self._storing
 
+    def names(self) -> list[bytes]:
+        """All that can be found, least recently used first."""
+        return [name for name in self._slot_of if name not in self._doomed]
+
     def slots(self) -> dict[bytes, int]:
         """Every slot that is taken, by name: for checks."""
         return self._slot_of | self._storing

@@ -80,6 +80,8 @@ class Admission:
             if not self._gets_tokens(sequence, num_hits, budget):
                 sequence.wait = STEP_TOKENS
                 continue
+            if head is None and not self._scheduler.running:
+                num_hits = self._let_fetches_go(sequence, num_hits)
             if self._fits(sequence, num_hits) or self._make_room(sequence, num_hits):
                 self._enter(sequence, num_hits)
                 if head is not None:
@@ -149,6 +151,14 @@ class Admission:
         if on_their_way == 0 or not self._fits(sequence, num_hits):
             return False
         return transfers.fetch(sequence, sequence.chain.names[: num_hits + on_their_way])
+
+    def _let_fetches_go(self, sequence: Sequence, num_hits: int) -> int:
+        """Nobody runs: what complete fetches hold, its own too, must not keep the first in the queue out."""
+        while not self._fits(sequence, num_hits):
+            if not self._scheduler.transfers.give_back(None, others_too=True):
+                break
+            num_hits = self._find_hits(sequence)
+        return num_hits
 
     def _gets_tokens(self, sequence: Sequence, num_hits: int, budget: int) -> bool:
         contender = self._contender(sequence, num_hits)

@@ -52,15 +52,15 @@ def _check_pins(scheduler: Scheduler) -> None:
     """Pins keep to their budgets, hold what they name, and whoever fills one is alive."""
     pins, pool = scheduler.pins.all(), scheduler.memory.pool
     assert scheduler.pins.num_blocks == sum(pin.num_blocks for pin in pins) <= scheduler.config.pin_blocks
-    fillers = {(r.tenant, r.fills_pin) for r in scheduler.requests() if r.fills_pin}
+    fillers = {r.request_id for r in scheduler.requests()}
     for pin in pins:
         if pin.table is None:
-            assert pin.key in fillers, f"pin {pin.name} is filled by nobody"
+            assert pin.filler in fillers, f"pin {pin.name} is filled by nobody"
         else:
             names = [pool.name_of[block] for block in pin.table.blocks]
             assert names == pin.names, f"pin {pin.name} holds other blocks than it names"
     for request in scheduler.requests():
-        own = scheduler.pins.find(request.tenant, request.fills_pin)
+        own = scheduler.pins.filled_by(request)
         room = pool.num_blocks - scheduler.pins.num_blocks + (own.num_blocks if own is not None else 0)
         assert blocks_needed(request, scheduler.memory.block_size) <= room, "pins crowd a request out"
 

@@ -43,6 +43,11 @@ class PlanDiff:
         self._copies += copies
         self._discarded.append(discarded)
 
+    def keep(self, num_blocks: int) -> None:
+        """The pool grew again: blocks below `num_blocks` are in use, and nothing of them is given back."""
+        kept = ((max(first, num_blocks), last) for first, last in self._discarded)
+        self._discarded = [(first, last) for first, last in kept if first < last]
+
     def retire(self, row: int) -> None:
         """A sequence leaves its row. What was noted for it is void: the next occupant must not inherit it."""
         self._writes = [write for write in self._writes if write.row != row]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from octavo.scheduler.scheduler import Scheduler
 
 PINS_MAX = 1024
+PREEMPTED_LATE = "its request was preempted at the last moment; pin it again"
 TTL_S_MAX = 30 * 86_400.0
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -57,8 +58,8 @@ class Pinning:
         self._scheduler = scheduler
         self._pins = scheduler.pins
 
-    def open(self, order: PinOrder, now: float) -> Pin:
-        """Keep the budget of a new pin, which a request with `fills_pin` must then fill.
+    def open(self, order: PinOrder, filler: int, now: float) -> Pin:
+        """Keep the budget of a new pin, which the request of id `filler` must then fill.
 
         Raises InvalidRequest, or PinRefused, which says how many blocks are missing and who holds them.
         """
@@ -80,27 +81,29 @@ class Pinning:
             )
         self._check_budget(len(chain.names), order)
         expires = now + order.ttl_s
-        pin = Pin(order.tenant, order.name, order.strength, chain.names, len(order.tokens), now, expires)
+        pin = Pin(
+            order.tenant, order.name, order.strength, chain.names, filler, len(order.tokens), now, expires
+        )
         self._pins.add(pin)
         return pin
 
     def fill(self, request: Request) -> str:
         """The request that computes the pin's prompt has just ended well. Returns why the pin could not be
         filled, or ""."""
-        pin = self._pins.find(request.tenant, request.fills_pin)
-        if pin is None or pin.table is not None:
+        pin = self._pins.filled_by(request)
+        if pin is None:
             return "the pin was deleted while it was being filled"
         if self._scheduler.memory.find_prefix(pin.names) < pin.num_blocks:
             self._pins.remove(pin)
-            return "its request was preempted at the last moment; pin it again"
+            return PREEMPTED_LATE
         self._pins.fill(pin)
         self._note(EventKind.PINNED, pin, f"pin {pin.name} holds {pin.num_blocks:,} blocks")
         return ""
 
     def give_up(self, request: Request) -> None:
         """The request that was to fill the pin ended otherwise: nobody else would ever fill it."""
-        pin = self._pins.find(request.tenant, request.fills_pin)
-        if pin is not None and pin.table is None:
+        pin = self._pins.filled_by(request)
+        if pin is not None:
             self._pins.remove(pin)
 
     def renew(self, tenant: str, name: str, ttl_s: float, now: float) -> Pin:
@@ -117,9 +120,10 @@ class Pinning:
         self._note(EventKind.UNPINNED, pin, f"pin {pin.name} was deleted")
         return pin
 
-    def drop(self, order: PinOrder) -> None:
-        """Whoever asked for this pin wants it no more; there may be none."""
-        if self._pins.find(order.tenant, order.name) is not None:
+    def drop(self, order: PinOrder, filler: int) -> None:
+        """Whoever asked for this pin wants it no more; there may be none, or another's."""
+        pin = self._pins.find(order.tenant, order.name)
+        if pin is not None and pin.filler == filler:
             self.release(order.tenant, order.name)
 
     def expire(self, now: float) -> None:

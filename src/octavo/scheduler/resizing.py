@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 def floor_of(scheduler: Scheduler) -> int:
     """Blocks below which somebody who was let in could not be served."""
     size = scheduler.memory.block_size
-    own = {pin.key: pin.num_blocks for pin in scheduler.pins.all()}
-    largest = max(
-        (blocks_needed(r, size) - own.get((r.tenant, r.fills_pin), 0) for r in scheduler.requests()),
-        default=1,
-    )
-    return scheduler.pins.num_blocks + max(1, largest)
+    largest = 1
+    for request in scheduler.requests():
+        own = scheduler.pins.filled_by(request)  # whose blocks are counted with the pins
+        largest = max(largest, blocks_needed(request, size) - (own.num_blocks if own is not None else 0))
+    return scheduler.pins.num_blocks + largest
 
 
 def resize(scheduler: Scheduler, num_blocks: int) -> bool:
@@ -46,19 +45,30 @@ def resize(scheduler: Scheduler, num_blocks: int) -> bool:
         scheduler.events.note(Event(scheduler.now, EventKind.REFUSED, reason))
         raise ResizeRefused(reason)
     fixed = scheduler.transfers.blocks()
-    if any(num_blocks <= block for block in fixed):
+    if any(num_blocks <= block for block in fixed) or num_blocks < len(_unmoved_by_preempting(scheduler)):
         return False
     while memory.pool.num_blocks - memory.num_unheld > num_blocks and _make_room(scheduler):
         pass
+    evicted_before = memory.pool.num_evictions
     copies = memory.resize(num_blocks, fixed)
     if copies is None:
         return False
+    if memory.pool.num_evictions > evicted_before:
+        scheduler.events.note_evictions(scheduler.now, memory.pool.num_evictions - evicted_before)
+    if num_blocks > before:
+        scheduler.diff.keep(num_blocks)
     if num_blocks < before:
         _tell_rows(scheduler, copies)
         scheduler.diff.move(copies, (num_blocks, before))
     text = f"the pool went from {before:,} to {num_blocks:,} blocks; {len(copies):,} were moved"
     scheduler.events.note(Event(scheduler.now, EventKind.RESIZED, text, blocks=abs(before - num_blocks)))
     return True
+
+
+def _unmoved_by_preempting(scheduler: Scheduler) -> set[int]:
+    """Blocks that stay held when nobody runs and every complete fetch has let go."""
+    kept = [pin.table for pin in scheduler.pins.all() if pin.table is not None]
+    return {block for table in kept + scheduler.transfers.tables_in_flight() for block in table.blocks}
 
 
 def _tell_rows(scheduler: Scheduler, copies: tuple[BlockCopy, ...]) -> None:

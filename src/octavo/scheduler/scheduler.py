@@ -109,7 +109,7 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises RequestTooLarge, InvalidRequest or QueueFull; then nothing was queued."""
-        own_pin = self.pins.find(request.tenant, request.fills_pin)
+        own_pin = self.pins.filled_by(request)
         room = self.blocks_for_requests + (own_pin.num_blocks if own_pin is not None else 0)
         check_fits(request, self.config, room, self.memory.block_size)
         if len(self.waiting) >= self.config.max_waiting:
@@ -242,6 +242,9 @@ class Scheduler:
                 self.memory.forget(sequence.chain.names)
                 self.transfers.forget(sequence.chain.names)
                 self.pinning.drop_nameless()
+                reason, request = result.failures[sequence.seq_id], sequence.request
+                text = f"request {request.request_id} failed: {reason}"
+                self.events.note(Event(now, EventKind.FAILED, text, request.request_id, request.tenant))
                 updates += self._end(sequence, FinishReason.ERROR, result.failures[sequence.seq_id])
         return updates
 

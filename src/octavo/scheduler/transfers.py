@@ -3,15 +3,16 @@
     write-behind   a cached block is copied down before its place is needed; evicting it is then free
     fetch          a waiting sequence's next blocks are below: they are loaded, then it is admitted as usual
 
-A transfer is a holder until it ends, so nobody takes its block meanwhile. Nothing waits for a store. A fetch
-takes all its blocks at once or none, and one that is complete gives them back when a running sequence finds
-no block: so fetches never wedge the engine. Bytes that turn out damaged are recomputed: the sequence is
-admitted with what is there.
+A transfer is a holder until it ends, so nobody takes its block meanwhile. A fetch takes all its blocks at
+once or none, and one that is complete gives them back when a running sequence finds no block, or when nobody
+runs and the first in the queue does not fit: so fetches never wedge the engine. Bytes that turn out damaged
+are recomputed: the sequence is admitted with what is there.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 STORES_MAX = 8  # on their way down at once
 LOADS_MAX = 256  # on their way up at once, over all fetches
 _SMOOTHING = 0.2
+_HALF_LIFE_S = 20.0
 _IDS = itertools.count(1)  # over all schedulers of the process: an answer never finds the wrong question
 
 
@@ -65,6 +67,7 @@ class Transfers:
         self._num_stores = 0
         self._no_slot = False  # every slot below was on its way somewhere when we last looked
         self._load_s: float | None = None  # for a block, measured
+        self._loaded_at = 0.0
         if tier is not None:
             # Bounded: of those that a slow store cannot follow, the longest cached are left out.
             pool = scheduler.memory.pool
@@ -85,9 +88,13 @@ class Transfers:
 
     def tables(self) -> list[BlockTable]:
         """Every holder that a transfer or a fetch is: for checks."""
+        complete = [fetch.table for fetch in self._fetches.values() if not fetch.pending]
+        return complete + self.tables_in_flight()
+
+    def tables_in_flight(self) -> list[BlockTable]:
+        """Those of them that hold a block in flight."""
         stores = [moving.table for moving in self._moving.values() if moving.table is not None]
-        fetches = {id(f): f for f in self._fetches.values()}
-        fetches |= {id(m.fetch): m.fetch for m in self._moving.values() if m.fetch is not None}
+        fetches = {id(m.fetch): m.fetch for m in self._moving.values() if m.fetch is not None}
         return stores + [fetch.table for fetch in fetches.values()]
 
     def blocks(self) -> set[int]:
@@ -224,6 +231,7 @@ class Transfers:
         assert fetch is not None
         if done.ok:
             self.num_loaded += 1
+            self._loaded_at = self._scheduler.now
             old = self._load_s
             self._load_s = done.seconds if old is None else old + _SMOOTHING * (done.seconds - old)
         if self._loading.get(transfer.name) == transfer.transfer_id:
@@ -249,11 +257,15 @@ class Transfers:
         self._scheduler.diff.transfers.append(moving.transfer)
 
     def _is_worth_it(self) -> bool:
-        """Loading a block is thought cheaper than computing it; also while nobody knows."""
+        """Loading a block is thought cheaper than computing it; also while nobody knows.
+
+        A measurement counts half after each `_HALF_LIFE_S`, so that one slow spell is tried again.
+        """
         token_s = self._scheduler.costs.token_s
         if self._load_s is None or token_s is None:
             return True
-        return self._load_s < token_s * self._scheduler.memory.block_size
+        age = self._scheduler.now - self._loaded_at
+        return self._load_s * math.exp2(-age / _HALF_LIFE_S) < token_s * self._scheduler.memory.block_size
 
     def _note_failure(self, transfer: Transfer) -> None:
         self.num_failed += 1

@@ -108,7 +108,8 @@ class MapView:
     """One character for each block, and one number: which of `owners` holds it (-1: nobody, the first if
     several do).
 
-    "." free, "c" cached, "s" one sequence, "S" shared by sequences, "p" a pin (and perhaps sequences).
+    "." free, "c" cached, "t" in transfer, "s" one sequence, "S" shared by sequences, "p" a pin (and perhaps
+    sequences).
     """
 
     states: str
@@ -119,13 +120,18 @@ class MapView:
 def view_map(scheduler: Scheduler, now: float) -> MapView:
     """Every block of the pool. O(blocks)."""
     pool = scheduler.memory.pool
-    states = ["." if name is None else "c" for name in pool.name_of]
+    states = ["." if name is None else "c" for name in pool.name_of[: pool.num_blocks]]
     owner, owners = [-1] * pool.num_blocks, []
     for sequence in scheduler.running:
         owners.append(f"request {sequence.request.request_id}, choice {sequence.choice}")
         for block in sequence.table.blocks if sequence.table is not None else ():
             owner[block] = len(owners) - 1 if owner[block] < 0 else owner[block]
             states[block] = "S" if pool.holders[block] > 1 else "s"
+    owners.append("on its way to or from the tier below")
+    for table in scheduler.transfers.tables():
+        for block in table.blocks:
+            owner[block] = len(owners) - 1 if owner[block] < 0 else owner[block]
+            states[block] = "t" if states[block] in ".c" else states[block]
     for pin in scheduler.pins.all():
         owners.append(f"pin {pin.name}")
         for block in pin.table.blocks if pin.table is not None else ():

@@ -89,7 +89,7 @@ class Simulation:
         self._config, self._num_blocks = config, num_blocks
         self._num_slots = r.choice([0, 0, 3, 20, 200])  # of the tier below; 0: there is none
         self._transfer_rate = r.choice([0.1, 0.5, 1.0])
-        self._transfer_failures = r.choice([0.0, 0.0, 0.1])
+        self._transfer_failures = r.choice([0.0, 0.0, 0.1, 0.9])
         self._capacity = num_blocks + r.randint(0, 20)  # that the pool may grow to
         self._resize_rate = r.choice([0.0, 0.05])
         self._begin()
@@ -150,6 +150,18 @@ class Simulation:
             self.scheduler.transfers.finish(self.executor.end_transfer(transfer, ok))
             check_scheduler(self.scheduler)
 
+    def _check_below(self) -> None:
+        """What a restart would find now is listed by the ledger, or about to be overwritten or forgotten."""
+        tier = self.scheduler.transfers.tier
+        if tier is None:
+            return
+        listed = tier.slots()
+        leaving = {slot for name, slot in listed.items() if tier.is_storing(name)} | set(tier.dropped)
+        for slot, (name, _) in self.executor.below.items():
+            assert not name or listed.get(name) == slot or slot in leaving, (
+                "forgotten, and found by a restart"
+            )
+
     def arrive(self) -> None:
         """Submit a random request that can fit."""
         r = self.random
@@ -209,7 +221,8 @@ class Simulation:
             fills_pin=name,
         )
         try:
-            pinning.open(PinOrder(name, prompt, r.choice([1.0, 20.0, 1000.0]), tenant=tenant), self.clock)
+            order = PinOrder(name, prompt, r.choice([1.0, 20.0, 1000.0]), tenant=tenant)
+            pinning.open(order, request_id, self.clock)
         except (PinRefused, InvalidRequest):
             self.outcome.pins_refused += 1
             return
@@ -237,6 +250,7 @@ class Simulation:
 
     def step(self) -> None:
         """One turn of the engine's loop."""
+        self._check_below()
         self._expire()
         self._move()
         plan = self.scheduler.schedule(self.clock)

@@ -50,15 +50,16 @@ class OracleExecutor:
         self._tenant_of_seed = tenant_of_seed
         self.below: dict[int, tuple[bytes, list[tuple[int, int, int] | None]]] = {}  # slot -> name, meanings
         self.moving: list[Transfer] = []  # begun, and not ended by `end_transfer`
+        self._moved: dict[int, list[tuple[int, int, int] | None]] = {}  # of those, what has moved at once
 
     def run(self, plan: StepPlan) -> StepResult:
         """Apply the plan, in the order that StepPlan states."""
+        self._apply(plan)
         for transfer in plan.transfers:
             if transfer.move is Move.FORGET:
                 self.below.pop(transfer.slot, None)
             else:
-                self.moving.append(transfer)
-        self._apply(plan)
+                self._begin_transfer(transfer)
         for chunk in plan.chunks:
             self._write(chunk)
         prompt_logprobs = {c.seq_id: scored for c in plan.chunks if (scored := self._score_prompt(c))}
@@ -78,18 +79,31 @@ class OracleExecutor:
             samples[row.admitted.seq_id] = (SampledToken(token),)
         return StepResult(plan.step_id, samples, prompt_logprobs)
 
-    def end_transfer(self, transfer: Transfer, ok: bool) -> TransferDone:
-        """Move the meanings now, at the last moment: so whoever touched block or slot meanwhile is noticed.
-        Not ok: garbage is written."""
-        self.moving.remove(transfer)
+    def _begin_transfer(self, transfer: Transfer) -> None:
+        """Every other one moves at once, at the first moment that it may; the rest at the last one."""
+        self.moving.append(transfer)
+        if transfer.transfer_id % 2:
+            self._moved[transfer.transfer_id] = self._move(transfer)
+
+    def _move(self, transfer: Transfer) -> list[tuple[int, int, int] | None]:
         size = self.block_size
         own = slice(transfer.block * size, (transfer.block + 1) * size)
-        if transfer.move is Move.LOAD:
-            name, meanings = self.below[transfer.slot]
-            assert name == transfer.name, "a slot below has another's bytes"
-            self.slots[own] = meanings if ok else [None] * size
-        else:
-            self.below[transfer.slot] = (transfer.name if ok else b"", self.slots[own])
+        if transfer.move is Move.STORE:
+            return self.slots[own]
+        name, meanings = self.below[transfer.slot]
+        assert name == transfer.name, "a slot below has another's bytes"
+        self.slots[own] = meanings
+        return meanings
+
+    def end_transfer(self, transfer: Transfer, ok: bool) -> TransferDone:
+        """It has moved by now. Not ok: what it should have written is garbage."""
+        self.moving.remove(transfer)
+        moved = self._moved.pop(transfer.transfer_id, None) or self._move(transfer)
+        if transfer.move is Move.STORE:
+            self.below[transfer.slot] = (transfer.name if ok else b"", moved)
+        elif not ok:
+            size = self.block_size
+            self.slots[transfer.block * size : (transfer.block + 1) * size] = [None] * size
         return TransferDone(transfer.transfer_id, ok, 0.001)
 
     def _apply(self, plan: StepPlan) -> None:
