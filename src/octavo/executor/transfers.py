@@ -61,7 +61,7 @@ class TransferWorker:
         self._pool = pool
 
     def begin(self, transfers: Iterable[Transfer]) -> None:
-        """Queue them; loads go before stores that have not begun only by the scheduler's own limits."""
+        """Queue them. They happen in this order, one at a time; a load waits for the few stores before it."""
         for transfer in transfers:
             self._queue.put(transfer)
 

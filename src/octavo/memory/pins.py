@@ -22,7 +22,7 @@ class Strength(enum.StrEnum):
     """How fast a pin holds."""
 
     HOT = "hot"  # stays in the pool
-    WARM = "warm"  # may move to a lower tier, but is never dropped; without one it counts as hot
+    WARM = "warm"  # may move to a lower tier, but is never dropped; it stays in the pool as well today
 
 
 @dataclass(slots=True, eq=False)
