@@ -1,7 +1,7 @@
 """The transfer worker: moves blocks between the pool and the store below, on a thread of its own.
 
-A transfer begins when its plan begins, so every plan made before it has finished; its block has a holder
-until the answer is in the engine's inbox, so nobody else touches its bytes. Answers come in any order.
+A transfer begins behind the copies of its plan, so every plan made before it has finished; its block has a
+holder until the answer is in the engine's inbox, so nobody else touches its bytes.
 """
 
 from __future__ import annotations
