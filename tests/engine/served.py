@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from tests.tiny import CONTEXT, EOS, VOCAB, Answer, request, run, tiny_engine, tiny_model
 
-from octavo.engine.client import AsyncLLM, DeltaStream, ModelFacts
+from octavo.engine.client import AsyncLLM
 from octavo.engine.core import Engine
 from octavo.engine.outputs import Delta
+from octavo.engine.requests import ModelFacts
+from octavo.engine.stream import DeltaStream
 from octavo.executor.executor import Executor
 from octavo.kernels.contract import Matrix, RawTensor
 from octavo.kernels.native_ops import NativeOps

@@ -11,25 +11,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 from octavo.engine.assemble import Assembler, Vocabulary
 from octavo.engine.core import Ask, Engine, Submit, ask
 from octavo.engine.ledger import Ledger
 from octavo.engine.loop import EngineLoop
-from octavo.engine.outputs import ChatMessage, Delta, EngineStats
-from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestTooLarge
-from octavo.scheduler.limits import check_fits
+from octavo.engine.outputs import ChatMessage, EngineStats
+from octavo.engine.requests import ModelFacts, make_request, render_chat
+from octavo.engine.stream import DeltaStream, call_soon, end_all
+from octavo.errors import EngineStopped, QueueFull, RequestTooLarge
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import NO_TIMEOUTS, FinishReason, Request, SamplingParams, Timeouts, Update, Usage
+from octavo.types import NO_TIMEOUTS, Request, SamplingParams, Timeouts, Update
 
 BYTES_PER_TOKEN_MAX = (
     128  # longer tokens than this exist in no vocabulary that matters: caps text before tokenising
@@ -38,63 +37,6 @@ TOKENIZER_THREADS = 2
 ANSWER_TIMEOUT_S = 60.0  # for a question to the ledger: a step takes less
 
 AnswerT = TypeVar("AnswerT")
-
-
-class DeltaStream:
-    """The deltas of one request. Fed on its event loop; iterate it once, on that loop."""
-
-    def __init__(
-        self,
-        request_id: int,
-        loop: asyncio.AbstractEventLoop,
-        assembler: Assembler,
-        cancel: Callable[[int, int | None], None],
-    ) -> None:
-        self._request_id = request_id
-        self._cancel = cancel
-        self.loop = loop
-        self.assembler = assembler
-        self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
-
-    @property
-    def request_id(self) -> int:
-        """The engine's id."""
-        return self._request_id
-
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return self
-
-    async def __anext__(self) -> Delta:
-        delta = await self._deltas.get()
-        if delta is None:
-            self._deltas.put_nowait(None)  # stays ended
-            raise StopAsyncIteration
-        return delta
-
-    def cancel(self) -> None:
-        """Stop generating; idempotent, any thread."""
-        self._cancel(self._request_id, None)
-
-    def feed(self, updates: list[Update]) -> None:
-        """Updates of one step, on the stream's event loop."""
-        for update in updates:
-            delta = self.assembler.take(update)
-            if delta is None:
-                continue
-            self._deltas.put_nowait(delta)
-            if delta.finish is not None and update.finish is None:
-                self._cancel(self._request_id, update.choice)  # a stop string: the engine need not go on
-            if self.assembler.finished:
-                self._deltas.put_nowait(None)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What a client must know of the model to check a request."""
-
-    name: str
-    context_length: int
-    vocab_size: int
 
 
 class AsyncLLM:
@@ -329,7 +271,7 @@ class AsyncLLM:
                 if self._left[request_id] == 0:
                     del self._streams[request_id], self._left[request_id]
         for loop, work in by_loop.items():
-            if not _call_soon(loop, work):
+            if not call_soon(loop, work):
                 for stream, _ in work:
                     stream.cancel()  # its event loop was closed: nobody will read it
 
@@ -350,7 +292,7 @@ class AsyncLLM:
             lost = {i: stream for i, stream in self._streams.items() if i not in unread_ids}
             for request_id in lost:
                 del self._streams[request_id], self._left[request_id]
-        _end(lost, f"the engine found its own state broken and started afresh: {_describe(error)}")
+        end_all(lost, f"the engine found its own state broken and started afresh: {_describe(error)}")
 
     def _give_up(self, error: BaseException) -> None:
         reason = f"the engine has stopped after repeated failures: {_describe(error)}"
@@ -365,99 +307,8 @@ class AsyncLLM:
         with self._lock:
             streams, self._streams = self._streams, {}
             self._left.clear()
-        _end(streams, reason)
-
-
-def _end(streams: dict[int, DeltaStream], reason: str) -> None:
-    """Every choice that has not ended yet ends with an error; the assembler drops what comes after an end."""
-    usage = Usage(0, 0, 0, 0)
-    for request_id, stream in streams.items():
-        finals = [
-            Update(request_id, choice, (), usage, FinishReason.ERROR, error=reason)
-            for choice in range(stream.assembler.num_choices)
-        ]
-        _call_soon(stream.loop, [(stream, finals)])
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, work: list[tuple[DeltaStream, list[Update]]]) -> bool:
-    """Feed streams on their event loop; False when it has been closed."""
-
-    def feed() -> None:
-        for stream, updates in work:
-            stream.feed(updates)
-
-    try:
-        loop.call_soon_threadsafe(feed)
-    except RuntimeError:  # what asyncio says of a closed loop; asking before would be a race
-        return False
-    return True
+        end_all(streams, reason)
 
 
 def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def render_chat(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> str:
-    """The chat as the model's own template writes it, ending where the assistant begins."""
-    if tokenizer.chat_template is None:
-        raise InvalidRequest(
-            "this model has no chat template; allowed: plain prompts (/v1/completions)", param="messages"
-        )
-    return tokenizer.chat_template.render(messages, add_generation_prompt=True)
-
-
-def make_request(
-    request_id: int,
-    prompt: Sequence[int],
-    params: SamplingParams,
-    engine: Engine,
-    facts: ModelFacts,
-    *,
-    n: int = 1,
-    priority: int = 0,
-    tenant: str = "",
-    timeouts: Timeouts = NO_TIMEOUTS,
-    fills_pin: str = "",
-) -> Request:
-    """A checked Request: token ids in the vocabulary, max_tokens resolved, a missing seed drawn."""
-    config, block_size = engine.scheduler.config, engine.scheduler.memory.block_size
-    # A pin's own request may take the blocks that are kept for it; the engine checks that again.
-    pool = engine.scheduler.memory.pool
-    num_blocks = pool.num_blocks if fills_pin else engine.scheduler.blocks_for_requests
-    room = min(facts.context_length, num_blocks * block_size + 1) - len(prompt)
-    max_tokens = params.max_tokens if params.max_tokens is not None else max(1, room)
-    check_tokens("prompt", prompt, facts.vocab_size)
-    check_tokens("stop_token_ids", params.stop_token_ids, facts.vocab_size)
-    check_tokens("logit_bias", [token for token, _ in params.logit_bias], facts.vocab_size)
-    seed = params.seed if params.seed is not None else secrets.randbits(63)
-    if len(prompt) >= facts.context_length:
-        raise RequestTooLarge(
-            f"the prompt has {len(prompt):,} tokens; allowed: {facts.context_length - 1:,}, so that one can "
-            "follow (the context; setting context_length)",
-            param="prompt",
-            code="context_length_exceeded",
-        )
-    request = Request(
-        request_id,
-        tuple(prompt),
-        params,
-        max_tokens,
-        seed,
-        n,
-        tenant,
-        priority,
-        engine.clock(),
-        timeouts,
-        fills_pin,
-    )
-    check_fits(request, config, num_blocks, block_size)
-    return request
-
-
-def check_tokens(param: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Raise InvalidRequest unless every id is in the vocabulary. O(n), without a Python loop."""
-    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
-        wrong = next(token for token in tokens if not 0 <= token < vocab_size)
-        raise InvalidRequest(
-            f"token id {wrong} in {param}; allowed: 0 to {vocab_size - 1:,} (the vocabulary)", param=param
-        )

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 
 from octavo.config import StartOptions
 from octavo.engine.assemble import Assembler, Vocabulary
-from octavo.engine.client import make_request, render_chat
 from octavo.engine.core import Cancel
 from octavo.engine.outputs import ChatMessage, Delta, TokenInfo
+from octavo.engine.requests import make_request, render_chat
 from octavo.engine.start import build_engine
 from octavo.errors import InvalidRequest, RequestFailed
 from octavo.types import FinishReason, Request, SamplingParams, Usage

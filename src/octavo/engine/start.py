@@ -12,8 +12,9 @@ from pathlib import Path
 
 from octavo import _native
 from octavo.config import StartOptions
-from octavo.engine.client import AsyncLLM, ModelFacts
+from octavo.engine.client import AsyncLLM
 from octavo.engine.core import Engine, Inbox
+from octavo.engine.requests import ModelFacts
 from octavo.errors import ConfigError
 from octavo.executor.disk import DiskStore
 from octavo.executor.executor import InlineExecutor, ThreadedExecutor

@@ -30,6 +30,7 @@ from octavo.memory.pins import Pins
 from octavo.memory.tiers import LowerTier
 from octavo.scheduler.admit import Admission
 from octavo.scheduler.budget import Pace
+from octavo.scheduler.committing import Committer
 from octavo.scheduler.deadlines import Deadline, Deadlines
 from octavo.scheduler.diff import PlanDiff
 from octavo.scheduler.events import Event, EventKind, EventRing
@@ -44,7 +45,6 @@ from octavo.types import (
     FinishReason,
     Fork,
     Request,
-    SampledToken,
     StepPlan,
     StepResult,
     Update,
@@ -101,6 +101,7 @@ class Scheduler:
         self._next_seq_id = 0
         self._admission = Admission(self)
         self._planner = Planner(self)
+        self._committer = Committer(self)
         self.pinning = Pinning(self)
         self.transfers = Transfers(self, tier)
 
@@ -141,7 +142,7 @@ class Scheduler:
             if choice is not None and sequence.forks_left:
                 sequence.unwanted.add(choice)
             elif choice is None or sequence.choice == choice:
-                updates += self._end(sequence, FinishReason.CANCELLED)
+                updates += self.end(sequence, FinishReason.CANCELLED)
         return updates
 
     def expire(self, now: float) -> list[Update]:
@@ -174,7 +175,7 @@ class Scheduler:
             )
             blocks = 0 if s.table is None else len(s.table)
             self.events.note(Event(self.now, EventKind.TIMED_OUT, text, request_id, s.request.tenant, blocks))
-            updates += self._end(s, FinishReason.TIMEOUT, text)
+            updates += self.end(s, FinishReason.TIMEOUT, text)
         return updates
 
     @property
@@ -222,51 +223,14 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Update]:
-        """Take a step's result: counters move, full blocks get their names, finished sequences let go of
-        theirs."""
+        """Take a step's result, in the order the plans were made. See `committing`."""
         expected, flights = self._in_flight.popleft()
         assert expected is plan, "plans are committed in the order they were made"
         assert result.step_id == plan.step_id
         self.now = now
         num_continuing = sum(chunk.length == 1 for chunk in plan.chunks)
         self.costs.observe(num_continuing, plan.num_tokens - num_continuing, result.seconds)
-        updates: list[Update] = []
-        for flight in flights:
-            flight.sequence.pending -= flight.num_samples
-            if flight.sequence.state is not State.FINISHED and flight.sequence.seq_id not in result.failures:
-                updates += self._commit_flight(flight, result)
-        # Last, so that no sibling publishes under a name that was just taken away.
-        for flight in flights if result.failures else ():
-            sequence = flight.sequence
-            if sequence.state is not State.FINISHED and sequence.seq_id in result.failures:
-                self.memory.forget(sequence.chain.names)
-                self.transfers.forget(sequence.chain.names)
-                self.pinning.drop_nameless()
-                reason, request = result.failures[sequence.seq_id], sequence.request
-                text = f"request {request.request_id} failed: {reason}"
-                self.events.note(Event(now, EventKind.FAILED, text, request.request_id, request.tenant))
-                updates += self._end(sequence, FinishReason.ERROR, result.failures[sequence.seq_id])
-        return updates
-
-    def _commit_flight(self, flight: Flight, result: StepResult) -> list[Update]:
-        """One sequence's share of a commit."""
-        sequence = flight.sequence
-        samples: tuple[SampledToken, ...] = ()
-        if flight.num_samples:
-            samples = result.samples[sequence.seq_id]
-            for sampled in samples:
-                sequence.tokens.append(sampled.token)
-            sequence.chain.extend(sequence.tokens)
-        if flight.epoch == sequence.epoch:
-            self._publish(sequence, flight.stop)
-        updates = self._update(sequence, samples, result.prompt_logprobs.get(sequence.seq_id, ()))
-        if (
-            sequence.choice in sequence.unwanted
-            and not sequence.forks_left
-            and sequence.state is not State.FINISHED
-        ):
-            updates += self._end(sequence, FinishReason.CANCELLED)
-        return updates
+        return self._committer.commit(flights, result)
 
     @property
     def has_work(self) -> bool:
@@ -361,17 +325,17 @@ class Scheduler:
         self._free_rows.append(sequence.row)
         sequence.row = -1
 
-    def _end(self, sequence: Sequence, finish: FinishReason, error: str = "") -> list[Update]:
+    def end(self, sequence: Sequence, finish: FinishReason, error: str = "") -> list[Update]:
         """The sequence and, if it has not forked yet, the choices that it was to become: one final update
         each."""
         if sequence.request.fills_pin:
             self.pinning.give_up(sequence.request)
         choices = [sequence.choice, *range(1, 1 + sequence.forks_left)]
-        self._close(sequence)
+        self.close(sequence)
         request_id, usage = sequence.request.request_id, sequence.usage(self.now)
         return [Update(request_id, choice, (), usage, finish, error=error) for choice in choices]
 
-    def _close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Sequence) -> None:
         if sequence.state is State.RUNNING:
             self._leave_row(sequence)
         else:
@@ -384,38 +348,6 @@ class Scheduler:
             del self._live[sequence.request.request_id]
             if len(self._deadlines) > 64 + 6 * len(self._live):
                 self._deadlines.keep(set(self._live))
-
-    # -- commit
-    # -------------------------------------------------------------------------------------------------
-
-    def _publish(self, sequence: Sequence, num_computed: int) -> None:
-        assert sequence.table is not None
-        assert sequence.num_computed <= num_computed <= sequence.num_planned
-        sequence.num_computed = num_computed
-        before = sequence.table.num_published
-        if not self.config.prefix_caching or num_computed // self.memory.block_size == before:
-            return
-        for index in self.memory.publish(sequence.table, sequence.chain.names, num_computed):
-            self.diff.write_table(sequence.row, index, [sequence.table.blocks[index]])
-        self.names.end(sequence, sequence.chain.names[before : sequence.table.num_published])
-
-    def _update(
-        self, sequence: Sequence, samples: tuple[SampledToken, ...], prompt_logprobs: tuple[SampledToken, ...]
-    ) -> list[Update]:
-        """What the client learns of this commit; closes the sequence when its last token is here."""
-        if not samples and not prompt_logprobs:
-            return []
-        finish, stop_token = sequence.finish_reason(self.config.stop_ids) if samples else (None, None)
-        error = ""
-        if finish is not None:
-            if sequence.request.fills_pin:
-                error = self.pinning.fill(sequence.request)
-                finish = FinishReason.ERROR if error else finish
-            self._close(sequence)
-        request_id, usage = sequence.request.request_id, sequence.usage(self.now)
-        return [
-            Update(request_id, sequence.choice, samples, usage, finish, stop_token, error, prompt_logprobs)
-        ]
 
     def _new_seq_id(self) -> int:
         self._next_seq_id += 1

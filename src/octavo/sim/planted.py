@@ -134,7 +134,7 @@ def _cancel_before_the_fork(self: Scheduler, request_id: int, choice: int | None
     updates = []
     for sequence in self.sequences_of(request_id):
         if choice is None or sequence.choice == choice:
-            updates += self._end(sequence, FinishReason.CANCELLED)
+            updates += self.end(sequence, FinishReason.CANCELLED)
     return updates
 
 

@@ -1,0 +1,89 @@
+"""From what a client asks to a checked Request: everything that can be refused is refused here."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.engine.core import Engine
+from octavo.engine.outputs import ChatMessage
+from octavo.errors import InvalidRequest, RequestTooLarge
+from octavo.scheduler.limits import check_fits
+from octavo.text.tokenizer import Tokenizer
+from octavo.types import NO_TIMEOUTS, Request, SamplingParams, Timeouts
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a client must know of the model to check a request."""
+
+    name: str
+    context_length: int
+    vocab_size: int
+
+
+def render_chat(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> str:
+    """The chat as the model's own template writes it, ending where the assistant begins."""
+    if tokenizer.chat_template is None:
+        raise InvalidRequest(
+            "this model has no chat template; allowed: plain prompts (/v1/completions)", param="messages"
+        )
+    return tokenizer.chat_template.render(messages, add_generation_prompt=True)
+
+
+def make_request(
+    request_id: int,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    engine: Engine,
+    facts: ModelFacts,
+    *,
+    n: int = 1,
+    priority: int = 0,
+    tenant: str = "",
+    timeouts: Timeouts = NO_TIMEOUTS,
+    fills_pin: str = "",
+) -> Request:
+    """A checked Request: token ids in the vocabulary, max_tokens resolved, a missing seed drawn."""
+    config, block_size = engine.scheduler.config, engine.scheduler.memory.block_size
+    # A pin's own request may take the blocks that are kept for it; the engine checks that again.
+    pool = engine.scheduler.memory.pool
+    num_blocks = pool.num_blocks if fills_pin else engine.scheduler.blocks_for_requests
+    room = min(facts.context_length, num_blocks * block_size + 1) - len(prompt)
+    max_tokens = params.max_tokens if params.max_tokens is not None else max(1, room)
+    check_tokens("prompt", prompt, facts.vocab_size)
+    check_tokens("stop_token_ids", params.stop_token_ids, facts.vocab_size)
+    check_tokens("logit_bias", [token for token, _ in params.logit_bias], facts.vocab_size)
+    seed = params.seed if params.seed is not None else secrets.randbits(63)
+    if len(prompt) >= facts.context_length:
+        raise RequestTooLarge(
+            f"the prompt has {len(prompt):,} tokens; allowed: {facts.context_length - 1:,}, so that one can "
+            "follow (the context; setting context_length)",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    request = Request(
+        request_id,
+        tuple(prompt),
+        params,
+        max_tokens,
+        seed,
+        n,
+        tenant,
+        priority,
+        engine.clock(),
+        timeouts,
+        fills_pin,
+    )
+    check_fits(request, config, num_blocks, block_size)
+    return request
+
+
+def check_tokens(param: str, tokens: Sequence[int], vocab_size: int) -> None:
+    """Raise InvalidRequest unless every id is in the vocabulary. O(n), without a Python loop."""
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise InvalidRequest(
+            f"token id {wrong} in {param}; allowed: 0 to {vocab_size - 1:,} (the vocabulary)", param=param
+        )
