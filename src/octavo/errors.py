@@ -8,6 +8,7 @@
     ├── QueueFull             too many requests are waiting; try again          HTTP 429
     ├── PinRefused            the pins' budget, or the pool, is too small       HTTP 409
     ├── ResizeRefused         the pool cannot become that small or that large   HTTP 409
+    ├── TenantsRefused        guarantees do not fit the pool                    exit status 2
     ├── TimedOut              a deadline passed before anything was made        HTTP 408
     ├── RequestFailed         this one request failed (its logits were NaN)     HTTP 500
     ├── EngineStopped         the engine drains or has stopped                  HTTP 503
@@ -55,6 +56,10 @@ class PinRefused(OctavoError):
 
 class ResizeRefused(OctavoError):
     """The pool cannot become as small or as large as was asked; the message says what bounds it and why."""
+
+
+class TenantsRefused(OctavoError):
+    """Tenants were to get guarantees or bounds that do not fit beside what was let in; nothing changed."""
 
 
 class TimedOut(OctavoError):

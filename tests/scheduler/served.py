@@ -18,6 +18,7 @@ from octavo.types import (
     StepResult,
     Timeouts,
     Update,
+    Usage,
 )
 
 
@@ -51,6 +52,7 @@ class Served:
         max_tokens: int = 1,
         *,
         n: int = 1,
+        tenant: str = "",
         priority: int = 0,
         timeouts: Timeouts = NO_TIMEOUTS,
         fills_pin: str = "",
@@ -67,6 +69,7 @@ class Served:
             max_tokens,
             seed=0,
             n=n,
+            tenant=tenant,
             priority=priority,
             timeouts=timeouts,
             fills_pin=fills_pin,
@@ -103,6 +106,15 @@ class Served:
         plan = self.plan()
         self.commit(plan)
         return plan
+
+    def drain(self) -> None:
+        """Until nobody is left."""
+        while self.scheduler.has_work:
+            self.step()
+
+    def usage(self, request_id: int) -> Usage:
+        """As its last update told."""
+        return next(u.usage for u in reversed(self.updates) if u.request_id == request_id)
 
     def state(self, request_id: int) -> State:
         found = self.scheduler.sequences_of(request_id)

@@ -49,7 +49,7 @@ def make_request(
     config, block_size = engine.scheduler.config, engine.scheduler.memory.block_size
     # A pin's own request may take the blocks that are kept for it; the engine checks that again.
     pool = engine.scheduler.memory.pool
-    num_blocks = pool.num_blocks if fills_pin else engine.scheduler.blocks_for_requests
+    num_blocks = pool.num_blocks if fills_pin else engine.scheduler.tenancy.room(tenant)
     room = min(facts.context_length, num_blocks * block_size + 1) - len(prompt)
     max_tokens = params.max_tokens if params.max_tokens is not None else max(1, room)
     check_tokens("prompt", prompt, facts.vocab_size)

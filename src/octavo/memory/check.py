@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 
 from octavo.memory.memory import Memory
+from octavo.memory.quota import SHARED
 
 
 def check(memory: Memory) -> None:
@@ -28,6 +29,19 @@ def check(memory: Memory) -> None:
     assert pool.num_cached == sum(pool.name_of[b] is not None for b in line), (
         "the count of cached blocks is wrong"
     )
+    silent = {block for table in memory.tables if not table.charges for block in table.blocks}
+    assert pool.uncharged <= silent, "a held block is charged to nobody"
+    charged = Counter(
+        pool.owner[b] for b in range(pool.num_blocks) if pool.holders[b] and b not in pool.uncharged
+    )
+    cached = Counter(pool.owner[block] for block in line if pool.name_of[block] is not None)
+    for owner in range(len(pool.weights)):
+        assert pool.charged[owner] == charged[owner], f"owner {owner} is charged for what it does not hold"
+        assert pool.cached[owner] == cached[owner], f"owner {owner}: wrong count of cached blocks"
+    for policy in memory.quotas.policies():
+        if policy.maximum is not None and policy.name != SHARED:
+            charged_now = memory.quotas.charged(policy.name)
+            assert charged_now <= policy.maximum, f"tenant {policy.name!r} exceeds its maximum"
     for name, block in pool.by_name.items():
         assert pool.name_of[block] == name, f"block {block} is found under a name that it does not have"
     assert len(pool.by_name) == sum(name is not None for name in pool.name_of), (

@@ -18,6 +18,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from octavo.memory.pool import BlockPool
+from octavo.memory.quota import Quotas
 from octavo.memory.table import BlockTable
 from octavo.types import BlockCopy
 from octavo.units import blocks_for
@@ -52,6 +53,7 @@ class Memory:
     def __init__(self, num_blocks: int, block_size: int, capacity: int | None = None) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, capacity)
+        self.quotas = Quotas(self.pool)
         self.tables: set[BlockTable] = set()  # every holder there is
 
     @property
@@ -65,9 +67,10 @@ class Memory:
         free = pool.num_unheld - pool.num_cached
         return BlockCounts(pool.num_blocks, pool.num_blocks - pool.num_unheld, pool.num_cached, free)
 
-    def open(self) -> BlockTable:
-        """A new holder, of nothing yet."""
-        table = BlockTable()
+    def open(self, tenant: str = "", num_shared: int = 0, *, charges: bool = True) -> BlockTable:
+        """A new holder, of nothing yet. What it takes is charged to `tenant`, its first `num_shared` to the
+        tenant `shared`; one that does not charge keeps what it holds for a moment only."""
+        table = BlockTable(owner=self.quotas.owner(tenant), num_shared=num_shared, charges=charges)
         self.tables.add(table)
         return table
 
@@ -96,7 +99,7 @@ class Memory:
             block = self.pool.find(name)
             if block is None:
                 break
-            self.pool.retain(block)
+            self.pool.retain(block, charge=table.charges)
             table.blocks.append(block)
         table.num_published = len(table.blocks)
         return len(table.blocks)
@@ -119,11 +122,12 @@ class Memory:
         stale = [
             i for i in range(first, min(end, len(table.blocks))) if not pool.is_writable(table.blocks[i])
         ]
-        if len(stale) + max(0, end - len(table.blocks)) > pool.num_unheld:
+        needed = len(stale) + max(0, end - len(table.blocks))
+        if needed > pool.num_unheld or needed > self.quotas.room(table.owner):
             return None
         copies = []
         for index in stale:
-            old, new = table.blocks[index], pool.take()
+            old, new = table.blocks[index], pool.take(self._owner(table, index))
             if index * size < start:
                 copies.append(BlockCopy(old, new))
             pool.release(old)
@@ -131,12 +135,13 @@ class Memory:
         table.num_published = min(table.num_published, first)  # the rest is about to be rewritten
         changed_from = stale[0] if stale else len(table.blocks)
         while len(table.blocks) < end:
-            table.blocks.append(pool.take())
+            table.blocks.append(pool.take(self._owner(table, len(table.blocks))))
         return Reservation(changed_from, tuple(table.blocks[changed_from:end]), tuple(copies))
 
     def fork(self, table: BlockTable) -> BlockTable:
         """One more holder of the same blocks; the first write to a shared one copies it."""
-        twin = self.open()
+        twin = BlockTable(owner=table.owner, num_shared=table.num_shared)
+        self.tables.add(twin)
         for block in table.blocks:
             self.pool.retain(block)
         twin.blocks = list(table.blocks)
@@ -154,15 +159,21 @@ class Memory:
         """Name the blocks that committed positions [0, num_computed) fill; returns table indices whose
         block changed.
 
-        Where the name exists already the entry becomes the canonical block and the duplicate is freed:
-        bit-equal by the exactness contract. Call it only after the step that wrote the last of these
-        positions was committed.
+        Where a held block has the name already, the entry becomes that canonical block and the duplicate is
+        freed: bit-equal by the exactness contract. A cached one gives its name away and is free: so nobody is
+        charged for more than before. Call it only after the step that wrote the last of these positions was
+        committed.
         """
-        changed = []
+        changed, pool = [], self.pool
         for index in range(table.num_published, num_computed // self.block_size):
             block = table.blocks[index]
-            if self.pool.name_of[block] is None:  # else a fork that shares the block has published it
-                canonical = self.pool.publish(block, names[index])
+            if pool.name_of[block] is None:  # else a fork that shares the block has published it
+                existing = pool.find(names[index])
+                if existing in pool.uncharged and pool.holders[block] > 1:
+                    break  # it is on its way down; to hold both, as we would have to, may be one too many
+                if existing is not None and pool.holders[existing] == 0:
+                    pool.forget(names[index])
+                canonical = pool.publish(block, names[index])
                 if canonical != block:
                     self.pool.retain(canonical)
                     self.pool.release(block)
@@ -173,9 +184,14 @@ class Memory:
 
     def take(self, table: BlockTable, count: int) -> list[int]:
         """`count` new private blocks at the end of the table; the caller has checked that they are unheld."""
-        taken = [self.pool.take() for _ in range(count)]
-        table.blocks += taken
-        return taken
+        before = len(table.blocks)
+        for index in range(before, before + count):
+            table.blocks.append(self.pool.take(self._owner(table, index)))
+        return table.blocks[before:]
+
+    def _owner(self, table: BlockTable, index: int) -> int:
+        """To whom a new block at that place is charged."""
+        return self.quotas.shared if index < table.num_shared else table.owner
 
     def publish_loaded(self, block: int, name: bytes) -> None:
         """A block of a holder has been filled with the bytes of `name`. Where that name exists already, the

@@ -45,10 +45,11 @@ class NameChain:
     `names[i]` names tokens [i * B, (i + 1) * B). It never holds a name that its tokens do not fill.
     """
 
-    __slots__ = ("block_size", "names", "root")
+    __slots__ = ("block_size", "names", "num_shared", "root")
 
     def __init__(self, root: bytes, block_size: int) -> None:
         self.root = root
+        self.num_shared = 0  # of the leading names, those that every tenant has in common
         self.block_size = block_size
         self.names: list[bytes] = []
 
@@ -58,14 +59,24 @@ class NameChain:
         while (len(self.names) + 1) * size <= len(tokens):
             index = len(self.names)
             parent = self.names[-1] if self.names else self.root
+            if index == self.num_shared > 0:
+                parent = hashlib.blake2b(parent, digest_size=NAME_BYTES, key=self.root).digest()
             self.names.append(block_name(parent, tokens[index * size : (index + 1) * size]))
 
     def extend_with(self, tokens: Sequence[int]) -> None:
         """The same, for tokens in any sequence."""
         self.extend(array("I", tokens))
 
+    def begin_with_shared(self, names: Sequence[bytes]) -> None:
+        """Begin with these names, of prefixes that all tenants share; what follows is the tenant's own: its
+        root enters the first name after them. The chain was empty."""
+        assert not self.names
+        self.names = list(names)
+        self.num_shared = len(self.names)
+
     def copy(self) -> NameChain:
         """The same names, free to grow apart."""
         twin = NameChain(self.root, self.block_size)
+        twin.num_shared = self.num_shared
         twin.names = list(self.names)
         return twin

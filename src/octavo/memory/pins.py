@@ -11,9 +11,11 @@ wedges the engine. A pin whose request fails or is cancelled is gone with it.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass
 
 from octavo.memory.memory import Memory
+from octavo.memory.quota import SHARED
 from octavo.memory.table import BlockTable
 from octavo.types import Request
 
@@ -57,6 +59,8 @@ class Pins:
         self._memory = memory
         self._pins: dict[tuple[str, str], Pin] = {}
         self.num_blocks = 0  # of all pins, filling ones included
+        self._by_tenant: Counter[str] = Counter()
+        self.shared_names: Counter[bytes] = Counter()  # that the operator shares with all tenants, held now
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -64,6 +68,10 @@ class Pins:
     def all(self) -> list[Pin]:
         """Every pin, oldest first."""
         return list(self._pins.values())
+
+    def blocks_of(self, tenant: str) -> int:
+        """Blocks of all its pins, filling ones included."""
+        return self._by_tenant.get(tenant, 0)
 
     def find(self, tenant: str, name: str) -> Pin | None:
         """The tenant's pin of that name."""
@@ -79,21 +87,27 @@ class Pins:
         assert pin.key not in self._pins
         self._pins[pin.key] = pin
         self.num_blocks += pin.num_blocks
+        self._by_tenant[pin.tenant] += pin.num_blocks
 
     def fill(self, pin: Pin) -> None:
         """Become one more holder of the pin's blocks; all of them are published now."""
         assert pin.table is None
-        pin.table = self._memory.open()
+        pin.table = self._memory.open(pin.tenant)
         adopted = self._memory.adopt(pin.table, pin.names)
         assert adopted == pin.num_blocks, "a pin was filled before its blocks were published"
+        if pin.tenant == SHARED:
+            self.shared_names.update(pin.names)
 
     def remove(self, pin: Pin) -> None:
         """Hold nothing any more. The blocks stay findable until they are taken."""
         del self._pins[pin.key]
         self.num_blocks -= pin.num_blocks
+        self._by_tenant[pin.tenant] -= pin.num_blocks
         if pin.table is not None:
             self._memory.close(pin.table)
             pin.table = None
+            if pin.tenant == SHARED:
+                self.shared_names = +(self.shared_names - Counter(pin.names))
 
     def expired(self, now: float) -> list[Pin]:
         """Pins whose time has passed. O(pins)."""

@@ -7,15 +7,17 @@ A block is in one of three states:
     cached   num_holders == 0 but still named: findable until it is taken
     free     num_holders == 0 and unnamed
 
-Cached and free blocks stand in one line, threaded through two lists of neighbours, so that every operation
-is O(1):
+Free blocks stand in one line and cached ones in a line for each owner, threaded through two lists of
+neighbours, so that every operation is O(1), but for the choice of an owner, O(owners):
 
-    head -> [unnamed, unnamed, ... | named, longest unheld first ... ] -> tail
-            take() pops here                          release() appends here
+    free          [ ... ]                            take() pops here first
+    owner 0       [ longest unheld first ... ]       then here, where most are cached for the owner's weight
+    owner 1       [ ... ]                            release() appends
 
 A released table comes in tail first, so a prefix's tail is taken before its head: a chain without its head
-finds nothing. It does not know tables, sequences, tenants or bytes. Source: Kwon et al. 2023, section 4.5;
-the order of reuse is vLLM's.
+finds nothing. An owner is a small integer; a block is charged to its owner while it is held, once, however
+many hold it. It does not know tables, sequences, tenants or bytes. Source: Kwon et al. 2023, section 4.5; the
+order of reuse is vLLM's.
 """
 
 from __future__ import annotations
@@ -41,44 +43,78 @@ class BlockPool:
         self.newly_cached: deque[int] | None = (
             None  # if set: blocks that became cached, for whoever stores them
         )
-        # The line: index `capacity` is the sentinel that is both head and tail.
-        self._end = capacity
+        self.owner = array("l", [0]) * capacity  # of held and cached blocks
+        self.charged: list[int] = []  # held blocks by owner, those in `uncharged` aside
+        self.cached: list[int] = []  # by owner
+        self.weights: list[float] = []  # by owner: of its share of cached blocks
+        self.uncharged: set[int] = set()  # held by nobody but a copy on its way to the tier below
+        # Index `capacity` is the sentinel, both head and tail, of the free line; those of owners follow.
+        self._free = capacity
         self._next: list[int] = [*range(1, capacity + 1), 0]
         self._previous: list[int] = [capacity, *range(capacity)]
         self._next[num_blocks - 1], self._previous[capacity] = capacity, num_blocks - 1
+        self.add_owner()
+
+    def add_owner(self, weight: float = 1.0) -> int:
+        """One more owner, of nothing yet; returns its number."""
+        sentinel = len(self._next)
+        self._next.append(sentinel)
+        self._previous.append(sentinel)
+        self.charged.append(0)
+        self.cached.append(0)
+        self.weights.append(weight)
+        return len(self.weights) - 1
 
     def find(self, name: bytes) -> int | None:
         """The block of that name, held or cached."""
         return self.by_name.get(name)
 
-    def take(self) -> int:
-        """Hold the first block of the line, alone; it loses its name.
+    def take(self, owner: int = 0) -> int:
+        """Hold a free block, or one that is cached, alone; it loses its name and is charged to `owner`.
 
         The caller has checked that `num_unheld` > 0.
         """
-        block = self._next[self._end]
-        assert block != self._end, "take() from an empty pool"
+        line = self._free
+        if self._next[line] == line:
+            line = self._sentinel(self._most_cached())
+        block = self._next[line]
+        assert block != line, "take() from an empty pool"
         self._leave_line(block)
         self.holders[block] = 1
+        self.owner[block] = owner
+        self.charged[owner] += 1
         return block
 
-    def retain(self, block: int) -> None:
-        """One more holder."""
+    def retain(self, block: int, *, charge: bool = True) -> None:
+        """One more holder. One that does not charge keeps a cached block for a moment only."""
         if self.holders[block] == 0:
             self._unlink(block)
             if self.name_of[block] is not None:
-                self.num_cached -= 1
+                self._count_cached(block, -1)
+            if charge:
+                self.charged[self.owner[block]] += 1
+            else:
+                self.uncharged.add(block)
+        elif charge and block in self.uncharged:
+            self.uncharged.discard(block)
+            self.charged[self.owner[block]] += 1
         self.holders[block] += 1
 
     def release(self, block: int) -> None:
-        """One holder less; the last one puts the block in line: unnamed in front, named behind."""
+        """One holder less; after the last one the block is free, or cached as the newest of its owner."""
         assert self.holders[block] > 0, f"block {block} released without a holder"
         self.holders[block] -= 1
         if self.holders[block] == 0:
-            named = self.name_of[block] is not None
-            self._link(block, before=self._end if named else self._next[self._end])
-            self.num_cached += named
-            if named and self.newly_cached is not None:
+            if block in self.uncharged:
+                self.uncharged.discard(block)
+            else:
+                self.charged[self.owner[block]] -= 1
+            if self.name_of[block] is None:
+                self._link(block, before=self._next[self._free])
+                return
+            self._link(block, before=self._sentinel(self.owner[block]))
+            self._count_cached(block, 1)
+            if self.newly_cached is not None:
                 self.newly_cached.append(block)
 
     def is_writable(self, block: int) -> bool:
@@ -102,14 +138,17 @@ class BlockPool:
             return
         self.name_of[block] = None
         if self.holders[block] == 0:
-            self.num_cached -= 1
+            self._count_cached(block, -1)
             self._unlink(block)
-            self._link(block, before=self._next[self._end])
+            self._link(block, before=self._next[self._free])
 
     def move(self, old: int, new: int) -> None:
         """What `old` was, `new` is: holders and name. `new` was just taken; `old` is in no state now."""
         assert self.holders[old] > 0
         assert self.is_writable(new)
+        assert old not in self.uncharged, "a block on its way cannot move"
+        self.charged[self.owner[new]] -= 1  # taken for whom it was not yet known
+        self.owner[new] = self.owner[old]
         self.holders[new], self.holders[old] = self.holders[old], 0
         name = self.name_of[old]
         if name is not None:
@@ -127,16 +166,32 @@ class BlockPool:
         """Parked blocks up to `num_blocks` are free again."""
         assert num_blocks <= self.capacity
         for block in range(self.num_blocks, num_blocks):
-            self._link(block, before=self._next[self._end])
+            self._link(block, before=self._next[self._free])
         self.num_blocks = num_blocks
 
     def line(self) -> list[int]:
-        """The unheld blocks, next to be taken first. O(n): for checks and maps."""
-        blocks, block = [], self._next[self._end]
-        while block != self._end:
-            blocks.append(block)
-            block = self._next[block]
+        """The unheld blocks: free ones, then those of each owner, next to be taken first. O(n): for checks
+        and maps."""
+        blocks = []
+        for sentinel in range(self._free, len(self._next)):
+            block = self._next[sentinel]
+            while block != sentinel:
+                blocks.append(block)
+                block = self._next[block]
         return blocks
+
+    def _sentinel(self, owner: int) -> int:
+        return self._free + 1 + owner
+
+    def _most_cached(self) -> int:
+        """The owner with most cached blocks for its weight, who is above its share if anybody is."""
+        if len(self.cached) == 1:
+            return 0
+        return max(range(len(self.cached)), key=lambda owner: self.cached[owner] / self.weights[owner])
+
+    def _count_cached(self, block: int, change: int) -> None:
+        self.num_cached += change
+        self.cached[self.owner[block]] += change
 
     def _leave_line(self, block: int) -> None:
         """An unheld block loses its name, if it has one: this is eviction."""
@@ -145,7 +200,7 @@ class BlockPool:
         if name is not None:
             del self.by_name[name]
             self.name_of[block] = None
-            self.num_cached -= 1
+            self._count_cached(block, -1)
             self.num_evictions += 1
 
     def _unlink(self, block: int) -> None:

@@ -1,8 +1,19 @@
-"""What a tenant may have: the bounds that the ledger and the scheduler keep. Values only."""
+"""What a tenant may have, and what it holds: counts over its blocks, nothing else.
+
+A block belongs to the tenant whose key names it, a private one to its sequence's. It is charged once while it
+is held, however many hold it; prefixes that the operator shares belong to the tenant `shared`. Guaranteed
+blocks are lent while their tenant does not want them:
+
+    held within its guarantee       nobody else's need takes them
+    held beyond it                  borrowed: whoever claims a guarantee may take them back
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from octavo.memory.pool import BlockPool
 
 SHARED = "shared"  # the tenant to whom prefixes belong that the operator shares with all
 
@@ -20,3 +31,64 @@ class TenantPolicy:
     disk_maximum: int | None = None  # slots that its blocks may take in the tier below
     max_running: int | None = None  # requests that run at once
     max_waiting: int | None = None  # requests that wait at once
+
+
+class Quotas:
+    """Tenants by name, over the owners of a pool. Only the ledger and the scheduler call it."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._owners: dict[str, int] = {"": 0}
+        self._policies: list[TenantPolicy] = [TenantPolicy("")]
+        self.has_guarantees = False
+        self.shared = self.owner(SHARED)
+
+    def owner(self, tenant: str) -> int:
+        """The tenant's number in the pool; an unknown one has no bounds and no guarantee."""
+        number = self._owners.get(tenant)
+        if number is None:
+            number = self._owners[tenant] = self._pool.add_owner()
+            self._policies.append(TenantPolicy(tenant))
+        return number
+
+    def set_policies(self, policies: Sequence[TenantPolicy]) -> None:
+        """These bounds from now on; a tenant without any has none. Blocks stay where they are."""
+        self._policies = [TenantPolicy(policy.name) for policy in self._policies]
+        for policy in policies:
+            owner = self.owner(policy.name)
+            self._policies[owner] = policy
+        self._pool.weights = [policy.weight for policy in self._policies]
+        self.has_guarantees = any(policy.guaranteed for policy in policies)
+
+    def policy(self, tenant: str) -> TenantPolicy:
+        """The tenant's bounds."""
+        return self._policies[self.owner(tenant)]
+
+    def policies(self) -> list[TenantPolicy]:
+        """Every tenant that was ever seen."""
+        return list(self._policies)
+
+    def charged(self, tenant: str) -> int:
+        """Blocks that it holds."""
+        return self._pool.charged[self.owner(tenant)]
+
+    def cached(self, tenant: str) -> int:
+        """Its blocks that nobody holds and that can still be found."""
+        return self._pool.cached[self.owner(tenant)]
+
+    def room(self, owner: int) -> int:
+        """Blocks that it may still take, should the pool have them."""
+        maximum = self._policies[owner].maximum
+        if maximum is None:
+            return self._pool.num_blocks
+        return maximum - self._pool.charged[owner]
+
+    def is_borrower(self, tenant: str) -> bool:
+        """True when it holds more than it was guaranteed."""
+        owner = self.owner(tenant)
+        return self._pool.charged[owner] > self._policies[owner].guaranteed
+
+    def covers(self, tenant: str, num_blocks: int) -> bool:
+        """Whether that many more would still be within its guarantee."""
+        owner = self.owner(tenant)
+        return self._pool.charged[owner] + num_blocks <= self._policies[owner].guaranteed

@@ -16,10 +16,13 @@ from dataclasses import dataclass, field
 @dataclass(slots=True, eq=False)
 class BlockTable:
     """An ordered list of held block ids; the first `num_published` were published through it or adopted by
-    it."""
+    it. New blocks are charged to `owner`, the first `num_shared` to the tenant of shared prefixes."""
 
     blocks: list[int] = field(default_factory=list)
     num_published: int = 0
+    owner: int = 0
+    num_shared: int = 0
+    charges: bool = True  # False: a copy on its way down, which keeps its block for a moment only
 
     def __len__(self) -> int:
         return len(self.blocks)

@@ -8,6 +8,8 @@
 - A huge one that does not fit does not block those behind it, but at most `BYPASS_MAX` may pass before the
   door closes until it fits: no starvation either way.
 - A higher priority may preempt strictly lower ones to enter.
+- Tenants take turns within a priority (fairness.py); one whose own bounds keep its first out is passed over,
+  and never closes the door to others. What its guarantee covers enters first, by preempting borrowers.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
 from octavo.scheduler.budget import share_by_priority
+from octavo.scheduler.fairness import Turns
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.waits import IN_FLIGHT, LOADING, STEP_TOKENS, Wait, WaitReason
 from octavo.units import blocks_for
@@ -28,7 +31,9 @@ if TYPE_CHECKING:
 SCAN_MAX = 64  # waiting sequences looked at per step, followers aside
 BYPASS_MAX = 32  # admissions past a blocked head
 
-Contender = tuple[tuple[int, int, int], int]  # for a step's prompt tokens: (rank, remaining positions)
+# Whose prompt comes first in a step: (-priority, what its tenant was served, arrival, choice).
+Place = tuple[int, float, int, int]
+Contender = tuple[Place, int]  # for a step's prompt tokens: (place, remaining positions)
 
 
 class Admission:
@@ -41,7 +46,7 @@ class Admission:
         # Blocks that the running sequences will still take, and those that a priority could free: kept while
         # nothing changes.
         self._promised: int | None = None
-        self._freed: dict[int, set[int]] = {}
+        self._freed: dict[tuple[int, str], set[int]] = {}
 
     def give_back_priorities(self) -> None:
         """What was lent in the last step ends."""
@@ -55,32 +60,37 @@ class Admission:
         May preempt to do so, for a strictly higher priority. O(1) for each follower, O(blocks) for at most
         SCAN_MAX others.
         """
-        self._contenders = sorted((s.rank, s.remaining) for s in prompts)
+        scheduler = self._scheduler
+        self._contenders = sorted((scheduler.place(s), s.remaining) for s in prompts)
         self._note_change()
+        if scheduler.memory.quotas.has_guarantees:
+            self._claim_guarantees()
         head: Sequence | None = None  # the first that did not fit
         num_scanned = 0
-        for sequence in list(self._scheduler.waiting):
-            if num_scanned == SCAN_MAX or not self._scheduler.may_enter(sequence):
+        turns = Turns(scheduler.waiting, scheduler.tenancy.service)
+        for sequence in turns:
+            if num_scanned == SCAN_MAX or not scheduler.may_enter(sequence):
                 break
-            if sequence.pending:
-                sequence.wait = IN_FLIGHT
-                continue
-            if self._scheduler.transfers.is_fetching(sequence):
-                sequence.wait = LOADING
-                continue
-            if self._still_follows(sequence):
-                continue  # its next block will soon be there
-            num_hits = self._find_hits(sequence)
-            if self._still_follows(sequence):
+            num_hits = self._look_at(sequence)
+            if num_hits is None:
                 continue
             num_scanned += 1
+            if head is not None and not self._may_pass(sequence, head):
+                turns.pass_over(sequence.request.tenant)
+                continue
+            room_for_hits = self._own_room(sequence, num_hits)
+            if room_for_hits is None:
+                sequence.wait = scheduler.tenancy.why_not(sequence, num_hits)
+                turns.pass_over(sequence.request.tenant)
+                continue
+            num_hits = room_for_hits
             if self._is_better_loaded(sequence, num_hits):
                 sequence.wait = LOADING
                 continue
             if not self._gets_tokens(sequence, num_hits, budget):
                 sequence.wait = STEP_TOKENS
                 continue
-            if head is None and not self._scheduler.running:
+            if head is None and not scheduler.running:
                 num_hits = self._let_fetches_go(sequence, num_hits)
             if self._fits(sequence, num_hits) or self._make_room(sequence, num_hits):
                 self._enter(sequence, num_hits)
@@ -91,6 +101,74 @@ class Admission:
                 head = head or sequence
             if head is not None and head.bypassed >= BYPASS_MAX:
                 break
+
+    def _may_pass(self, sequence: Sequence, head: Sequence) -> bool:
+        memory = self._scheduler.memory
+        return self._scheduler.tenancy.service.may_pass(
+            sequence.request.tenant, head.request.tenant, memory.pool.num_blocks * memory.block_size
+        )
+
+    def _look_at(self, sequence: Sequence) -> int | None:
+        """Its hits, or None when it waits for something that comes by itself: `wait` says what."""
+        if sequence.pending:
+            sequence.wait = IN_FLIGHT
+            return None
+        if self._scheduler.transfers.is_fetching(sequence):
+            sequence.wait = LOADING
+            return None
+        if self._still_follows(sequence):
+            return None  # its next block will soon be there
+        num_hits = self._find_hits(sequence)
+        return None if self._still_follows(sequence) else num_hits
+
+    def _claim_guarantees(self) -> None:
+        """The first waiting sequence of each tenant enters if its guarantee covers it, and the next, and so
+        on: borrowers are preempted for it. O(waiting) with guarantees."""
+        scheduler, quotas = self._scheduler, self._scheduler.memory.quotas
+        done: set[str] = set()
+        for sequence in list(scheduler.waiting):
+            tenant = sequence.request.tenant
+            if tenant in done or not quotas.policy(tenant).guaranteed:
+                continue
+            num_hits = self._look_at(sequence)
+            if num_hits is None:
+                continue
+            covered = quotas.covers(tenant, scheduler.tenancy.charge_of(sequence, num_hits))
+            if not covered or self._is_better_loaded(sequence, num_hits):
+                done.add(tenant)
+                continue
+            if not scheduler.tenancy.claim_fits(sequence, num_hits, scheduler.num_free_rows, frozenset()):
+                victims = scheduler.tenancy.victims_for(sequence, num_hits)
+                if victims is None:
+                    done.add(tenant)
+                    continue
+                self._preempt_all(victims, sequence)
+            self._enter(sequence, num_hits)
+
+    def _preempt_all(self, victims: list[Sequence], winner: Sequence) -> None:
+        for victim in victims:
+            place = self._scheduler.place(victim)
+            self._contenders = [c for c in self._contenders if c[0] != place]
+            self._scheduler.preempt(victim, winner)
+        self._note_change()
+
+    def _own_room(self, sequence: Sequence, num_hits: int) -> int | None:
+        """Its hits, if its tenant's bounds let it in, perhaps once the tenant's own fetches or lower
+        priorities have given way; else None."""
+        scheduler, tenant = self._scheduler, sequence.request.tenant
+        policy = scheduler.memory.quotas.policy(tenant)
+        if policy.maximum is None and policy.max_running is None:
+            return num_hits
+        own = [s for s in scheduler.running if s.request.tenant == tenant]
+        lower = [s for s in own if s.priority < sequence.priority]
+        kept = [s for s in scheduler.running if s not in lower]
+        while not scheduler.tenancy.allows(sequence, num_hits, kept, self._held_only_by(lower)):
+            if scheduler.transfers.give_back(sequence, others_too=False, tenant=tenant):
+                continue
+            if own or not scheduler.transfers.give_back(None, others_too=True, tenant=tenant):
+                return None
+            num_hits = self._find_hits(sequence)  # what it held for itself is gone
+        return num_hits
 
     def _still_follows(self, sequence: Sequence) -> bool:
         """True, and its priority is lent, while a running sequence computes the block that it waits for.
@@ -104,12 +182,12 @@ class Admission:
         if sequence.wait.reason is not WaitReason.FOLLOWS:
             sequence.wait = Wait(WaitReason.FOLLOWS, request_id=leader.request.request_id)
         if leader.priority < sequence.priority:
-            rank_before = leader.rank
+            before = scheduler.place(leader)
             leader.borrow(sequence.priority)
             self._leaders.append(leader)
             self._contenders = sorted(
-                (leader.rank if rank == rank_before else rank, remaining)
-                for rank, remaining in self._contenders
+                (scheduler.place(leader) if place == before else place, remaining)
+                for place, remaining in self._contenders
             )
             self._note_change()
         return True
@@ -164,13 +242,15 @@ class Admission:
         contender = self._contender(sequence, num_hits)
         place = bisect.bisect(self._contenders, contender)
         prompts = [*self._contenders[:place], contender, *self._contenders[place:]]
-        return share_by_priority([(-rank[0], remaining) for rank, remaining in prompts], budget)[place] > 0
+        return share_by_priority([(-at[0], remaining) for at, remaining in prompts], budget)[place] > 0
 
     def _contender(self, sequence: Sequence, num_hits: int) -> Contender:
-        return sequence.rank, len(sequence.tokens) - num_hits * self._scheduler.memory.block_size
+        remaining = len(sequence.tokens) - num_hits * self._scheduler.memory.block_size
+        return self._scheduler.place(sequence), remaining
 
     def _enter(self, sequence: Sequence, num_hits: int) -> None:
         self._scheduler.admit(sequence, num_hits)
+        # Others' places may have moved with what their tenant is served: they are looked up anew next step.
         bisect.insort(self._contenders, self._contender(sequence, num_hits))
         self._note_change()
 
@@ -179,8 +259,22 @@ class Admission:
         scheduler = self._scheduler
         if self._promised is None:
             self._promised = self._blocks_promised(scheduler.running)
-        return 1 + sequence.forks_left <= scheduler.num_free_rows and self._blocks_suffice(
-            sequence, num_hits, self._promised, len(scheduler.running), frozenset()
+        return (
+            1 + sequence.forks_left <= scheduler.num_free_rows
+            and self._blocks_suffice(sequence, num_hits, self._promised, len(scheduler.running), frozenset())
+            and scheduler.tenancy.allows(sequence, num_hits, scheduler.running, frozenset())
+        )
+
+    def fits_beside(
+        self, sequence: Sequence, num_hits: int, running: Many[Sequence], freed: set[int] | frozenset[int]
+    ) -> bool:
+        """The same if only `running` ran and the blocks `freed` were unheld. O(running)."""
+        scheduler = self._scheduler
+        rows = scheduler.config.max_rows - sum(1 + s.forks_left for s in running)
+        return (
+            1 + sequence.forks_left <= rows
+            and self._blocks_suffice(sequence, num_hits, self._blocks_promised(running), len(running), freed)
+            and scheduler.tenancy.allows(sequence, num_hits, running, freed)
         )
 
     def _why_not(self, sequence: Sequence, num_hits: int) -> Wait:
@@ -190,6 +284,8 @@ class Admission:
         if rows > scheduler.num_free_rows:
             return Wait(WaitReason.ROWS, rows, max(0, scheduler.num_free_rows))
         needed = blocks_for(len(sequence.tokens), scheduler.memory.block_size) - num_hits
+        if not scheduler.tenancy.allows(sequence, num_hits, scheduler.running, frozenset()):
+            return scheduler.tenancy.why_not(sequence, num_hits)
         promised = (self._promised or 0) + len(scheduler.running)
         return Wait(WaitReason.BLOCKS, needed, scheduler.memory.num_unheld, promised)
 
@@ -229,31 +325,31 @@ class Admission:
         scheduler = self._scheduler
         if not scheduler.running or scheduler.running[-1].request.priority >= sequence.priority:
             return False  # the common case, in O(1)
-        lower = [s for s in scheduler.running if s.priority < sequence.priority]
-        if scheduler.num_free_rows + sum(1 + s.forks_left for s in lower) < 1 + sequence.forks_left:
-            return False
-        kept = [s for s in scheduler.running if s.priority >= sequence.priority]
-        freed = self._blocks_freed(sequence.priority, lower)
-        if not self._blocks_suffice(sequence, num_hits, self._blocks_promised(kept), len(kept), freed):
+        protects = scheduler.tenancy.is_protected
+        lower = [s for s in scheduler.running if s.priority < sequence.priority and not protects(s, sequence)]
+        kept = [s for s in scheduler.running if s.priority >= sequence.priority or protects(s, sequence)]
+        if not self.fits_beside(sequence, num_hits, kept, self._blocks_freed(sequence, lower)):
             return False
         for victim in sorted(lower, key=lambda s: s.rank, reverse=True):
-            self._contenders = [c for c in self._contenders if c[0] != victim.rank]
-            scheduler.preempt(victim, sequence)
-            self._note_change()
+            self._preempt_all([victim], sequence)
             if self._fits(sequence, num_hits):
                 return True
         raise AssertionError("preempting all lower priorities made less room than was counted")
 
-    def _blocks_freed(self, priority: int, lower: list[Sequence]) -> set[int]:
-        """The blocks that only `lower` hold, which are all that run below `priority`."""
-        if priority not in self._freed:
-            counted: Counter[int] = Counter()
-            for s in lower:
-                assert s.table is not None
-                counted.update(s.table.blocks)
-            holders = self._scheduler.memory.pool.holders
-            self._freed[priority] = {block for block, count in counted.items() if count == holders[block]}
-        return self._freed[priority]
+    def _blocks_freed(self, sequence: Sequence, lower: list[Sequence]) -> set[int]:
+        """The blocks that only `lower` hold, which are all that may be preempted for `sequence`."""
+        key = (sequence.priority, sequence.request.tenant)
+        if key not in self._freed:
+            self._freed[key] = self._held_only_by(lower)
+        return self._freed[key]
+
+    def _held_only_by(self, running: list[Sequence]) -> set[int]:
+        counted: Counter[int] = Counter()
+        for s in running:
+            assert s.table is not None
+            counted.update(s.table.blocks)
+        holders = self._scheduler.memory.pool.holders
+        return {block for block, count in counted.items() if count == holders[block]}
 
     def _note_change(self) -> None:
         """Another set of sequences runs now, or by other ranks."""

@@ -60,9 +60,9 @@ def _check_pins(scheduler: Scheduler) -> None:
             names = [pool.name_of[block] for block in pin.table.blocks]
             assert names == pin.names, f"pin {pin.name} holds other blocks than it names"
     for request in scheduler.requests():
-        own = scheduler.pins.filled_by(request)
-        room = pool.num_blocks - scheduler.pins.num_blocks + (own.num_blocks if own is not None else 0)
-        assert blocks_needed(request, scheduler.memory.block_size) <= room, "pins crowd a request out"
+        room = scheduler.tenancy.room_with_own_pin(request)
+        needed = blocks_needed(request, scheduler.memory.block_size)
+        assert needed <= room, "pins or guarantees crowd a request out"
 
 
 def _check_tier(scheduler: Scheduler) -> None:

@@ -13,11 +13,11 @@ engine:
 from __future__ import annotations
 
 import re
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.errors import InvalidRequest, PinRefused, UnknownPin, require_range
-from octavo.memory.names import NameChain
 from octavo.memory.pins import Pin, Strength
 from octavo.scheduler.events import Event, EventKind
 from octavo.scheduler.limits import blocks_needed
@@ -71,8 +71,7 @@ class Pinning:
             raise InvalidRequest(
                 f"there is a pin named {order.name!r} already; renew it, or delete it first", param="name"
             )
-        chain = NameChain(scheduler.root_of_tenant(order.tenant), size)
-        chain.extend_with(order.tokens)
+        chain = scheduler.tenancy.chain_for(order.tenant, array("I", order.tokens))
         if not chain.names:
             raise InvalidRequest(
                 f"the prompt has {len(order.tokens)} tokens; allowed: at least {size}, because only full "
@@ -149,8 +148,15 @@ class Pinning:
         largest = max(
             (blocks_needed(r, scheduler.memory.block_size) for r in scheduler.requests()), default=1
         )
-        pool = scheduler.memory.pool.num_blocks
-        missing = max(kept + num_blocks - budget, kept + num_blocks + largest - pool)
+        pool, tenancy = scheduler.memory.pool.num_blocks, scheduler.tenancy
+        missing = max(
+            kept + num_blocks - budget,
+            tenancy.floor(order.tenant, num_blocks) - pool,
+            tenancy.over_maximum(order.tenant, num_blocks),
+        )
+        if tenancy.quotas.has_guarantees:  # pins use only what is their tenant's own
+            own = self._pins.blocks_of(order.tenant)
+            missing = max(missing, own + num_blocks - tenancy.quotas.policy(order.tenant).guaranteed)
         if missing <= 0:
             return
         holders = sorted(self._pins.all(), key=lambda pin: -pin.num_blocks)
@@ -158,7 +164,13 @@ class Pinning:
         reason = (
             f"pin {order.name} needs {num_blocks:,} blocks and {missing:,} are missing: pins keep {kept:,} "
             f"of {budget:,} that they may (setting pin_memory), and the largest request needs {largest:,} of "
-            f"the pool's {pool:,}" + (f"; held by pins {who}" if who else "")
+            f"the pool's {pool:,}"
+            + (
+                f"; tenant {order.tenant} is guaranteed {tenancy.quotas.policy(order.tenant).guaranteed:,}"
+                if tenancy.quotas.has_guarantees
+                else ""
+            )
+            + (f"; held by pins {who}" if who else "")
         )
         scheduler.events.note(Event(scheduler.now, EventKind.REFUSED, reason, None, order.tenant, num_blocks))
         raise PinRefused(reason)

@@ -58,7 +58,8 @@ class Planner:
         budget = self._scheduler.pace.prompt_budget(
             len(continuing), len(prompts) + len(self._scheduler.waiting)
         )
-        prompts.sort(key=lambda s: s.rank)
+        place = self._scheduler.place
+        prompts.sort(key=place)
         if len(continuing) >= limit:
             continuing.sort(key=lambda s: s.rank)
             budget = int(bool(prompts) and prompts[0].rank < continuing[limit - 1].rank)
@@ -67,7 +68,11 @@ class Planner:
         if prompts:
             grants = share_by_priority([(s.priority, s.remaining) for s in prompts], budget)
             share += [(s, grant) for s, grant in zip(prompts, grants, strict=True) if grant]
-        share.sort(key=lambda item: item[0].rank)
+        quotas = self._scheduler.memory.quotas
+        if quotas.has_guarantees:  # who is within a guarantee before borrowers, who may have to give way
+            share.sort(key=lambda item: (quotas.is_borrower(item[0].request.tenant), item[0].rank))
+        else:
+            share.sort(key=lambda item: item[0].rank)
         return share
 
     def plan_chunk(self, sequence: Sequence, grant: int, flights: list[Flight]) -> None:
@@ -89,6 +94,7 @@ class Planner:
         )
         sequence.num_planned = stop
         sequence.pending += num_samples
+        self._scheduler.tenancy.service.count(sequence, stop)
         flights.append(Flight(sequence, sequence.epoch, stop, num_samples))
         if num_samples and sequence.forks_left:
             self._scheduler.fork(sequence, flights)
@@ -104,26 +110,55 @@ class Planner:
                     self._scheduler.diff.reserve(sequence.row, reservation)
                     sequence.count_blocks(self._scheduler.now)
                 return grant
-            if self._scheduler.transfers.give_back(sequence, others_too=False):
+            # Short of the pool, or of what its tenant may hold: then only the tenant's own can help.
+            room = self._scheduler.memory.quotas.room(sequence.table.owner)
+            unheld = min(self._scheduler.memory.num_unheld, room)
+            tenant = sequence.request.tenant if room <= self._scheduler.memory.num_unheld else None
+            if self._scheduler.transfers.give_back(sequence, others_too=False, tenant=tenant):
                 continue
-            victim = self._victim(sequence)
+            victim = self._victim(sequence, tenant)
             if victim is not None:
                 self._scheduler.preempt(victim, sequence)
                 continue
-            if self._scheduler.transfers.give_back(sequence, others_too=True):
+            if self._scheduler.transfers.give_back(sequence, others_too=True, tenant=tenant):
+                continue
+            victim = None if tenant is not None else self._last_resort(sequence)
+            if victim is not None:
+                self._scheduler.preempt(victim, sequence)
                 continue
             # Nobody ranks below: take what fits without a new block, else pause until somebody ahead ends.
-            room = (
-                len(sequence.table) + self._scheduler.memory.num_unheld
-            ) * self._scheduler.memory.block_size - start
+            room = (len(sequence.table) + unheld) * self._scheduler.memory.block_size - start
             if room >= grant or room <= 0:
                 return 0
             grant = room
 
-    def _victim(self, sequence: Sequence) -> Sequence | None:
-        """The last in rank of those that rank after `sequence` and have no chunk in the plan being made."""
+    def _victim(self, sequence: Sequence, tenant: str | None) -> Sequence | None:
+        """The last in rank of those that rank after `sequence` and have no chunk in the plan being made; of
+        one tenant, or of all that no guarantee protects. Whoever is within its guarantee comes before
+        borrowers of any rank."""
         planned = {chunk.seq_id for chunk in self._scheduler.diff.chunks} | {
             fork.child_seq_id for fork in self._scheduler.diff.forks
         }
-        below = [s for s in self._scheduler.running if s.rank > sequence.rank and s.seq_id not in planned]
+        tenancy, own = self._scheduler.tenancy, sequence.request.tenant
+        claims = tenancy.quotas.covers(own, 1)
+        below = [
+            s
+            for s in self._scheduler.running
+            if s.seq_id not in planned
+            and tenant in (None, s.request.tenant)
+            and not tenancy.is_protected(s, sequence)
+            and (s.rank > sequence.rank or (claims and s.request.tenant != own))
+        ]
         return max(below, key=lambda s: s.rank, default=None)
+
+    def _last_resort(self, sequence: Sequence) -> Sequence | None:
+        """Guarantees fit the pool together, but prefixes that are held on after the operator ceased to share
+        them are charged to nobody's: then the best-ranked of all may preempt whoever ranks last."""
+        scheduler = self._scheduler
+        if not scheduler.memory.quotas.has_guarantees or scheduler.transfers.in_flight:
+            return None
+        if min(scheduler.running, key=lambda s: s.rank) is not sequence:
+            return None
+        planned = {chunk.seq_id for chunk in scheduler.diff.chunks}
+        others = [s for s in scheduler.running if s is not sequence and s.seq_id not in planned]
+        return max(others, key=lambda s: s.rank, default=None)

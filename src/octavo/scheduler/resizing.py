@@ -1,8 +1,8 @@
 """The pool grows and shrinks while it serves: blocks move by copies of the next plan, and the tail's memory
 goes back to the system when that plan has run.
 
-It never becomes smaller than its floor: what pins may hold and the largest request that was taken. Running
-sequences beyond that are preempted, last in rank first.
+It never becomes smaller than its floor: what pins may hold, what tenants are guaranteed, and the largest
+request that was taken. Running sequences beyond that are preempted, last in rank first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from octavo.errors import ResizeRefused
 from octavo.scheduler.events import Event, EventKind
-from octavo.scheduler.limits import blocks_needed
 from octavo.types import BlockCopy
 
 if TYPE_CHECKING:
@@ -20,12 +19,7 @@ if TYPE_CHECKING:
 
 def floor_of(scheduler: Scheduler) -> int:
     """Blocks below which somebody who was let in could not be served."""
-    size = scheduler.memory.block_size
-    largest = 1
-    for request in scheduler.requests():
-        own = scheduler.pins.filled_by(request)  # whose blocks are counted with the pins
-        largest = max(largest, blocks_needed(request, size) - (own.num_blocks if own is not None else 0))
-    return scheduler.pins.num_blocks + largest
+    return scheduler.tenancy.floor()
 
 
 def resize(scheduler: Scheduler, num_blocks: int) -> bool:
@@ -39,8 +33,8 @@ def resize(scheduler: Scheduler, num_blocks: int) -> bool:
     if not floor <= num_blocks <= capacity:
         reason = (
             f"a pool of {num_blocks:,} blocks was asked for; allowed: {floor:,} (pins may hold "
-            f"{scheduler.pins.num_blocks:,}, the largest request the rest) to {capacity:,} (reserved at "
-            "start)"
+            f"{scheduler.pins.num_blocks:,}; guarantees and the largest request need the rest) to "
+            f"{capacity:,} (reserved at start)"
         )
         scheduler.events.note(Event(scheduler.now, EventKind.REFUSED, reason))
         raise ResizeRefused(reason)

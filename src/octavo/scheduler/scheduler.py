@@ -4,7 +4,7 @@ pure function of what was submitted and committed (and of measured step times, w
 One call of `schedule` is one plan (`expire` comes before it, and ends whoever is out of time):
 
     1. followers     a waiting sequence whose next block is being computed lends its priority and steps aside
-    2. admission     waiting sequences that fit in rows, blocks and the step's tokens, by rank (admit.py)
+    2. admission     waiting sequences that fit in rows, blocks and the step's tokens, in turns (admit.py)
     3. grants        one position for each that continues; the rest is shared among prompts (budget.py)
     4. reservation   in order of rank; whoever finds no block preempts the last in rank (planner.py)
     5. chunks        and forks, where a request with n > 1 reaches its first sample
@@ -21,14 +21,15 @@ import bisect
 from array import array
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from octavo.errors import QueueFull
 from octavo.memory.memory import Memory
-from octavo.memory.names import NameChain
 from octavo.memory.pins import Pins
+from octavo.memory.quota import TenantPolicy
 from octavo.memory.tiers import LowerTier
-from octavo.scheduler.admit import Admission
+from octavo.scheduler.admit import Admission, Place
 from octavo.scheduler.budget import Pace
 from octavo.scheduler.committing import Committer
 from octavo.scheduler.deadlines import Deadline, Deadlines
@@ -39,6 +40,7 @@ from octavo.scheduler.pinning import Pinning
 from octavo.scheduler.planner import Flight, Planner
 from octavo.scheduler.queue import NamesInProgress, WaitingQueue
 from octavo.scheduler.sequence import Sequence, State
+from octavo.scheduler.tenancy import Tenancy
 from octavo.scheduler.transfers import Transfers
 from octavo.scheduler.waits import QUEUED, Wait, WaitReason
 from octavo.types import (
@@ -102,6 +104,7 @@ class Scheduler:
         self._admission = Admission(self)
         self._planner = Planner(self)
         self._committer = Committer(self)
+        self.tenancy = Tenancy(self)
         self.pinning = Pinning(self)
         self.transfers = Transfers(self, tier)
 
@@ -110,9 +113,9 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises RequestTooLarge, InvalidRequest or QueueFull; then nothing was queued."""
-        own_pin = self.pins.filled_by(request)
-        room = self.blocks_for_requests + (own_pin.num_blocks if own_pin is not None else 0)
+        room = self.tenancy.room_with_own_pin(request)
         check_fits(request, self.config, room, self.memory.block_size)
+        self.tenancy.check_queue(request.tenant)
         if len(self.waiting) >= self.config.max_waiting:
             raise QueueFull(
                 f"{len(self.waiting)} requests are waiting; allowed: {self.config.max_waiting} "
@@ -124,12 +127,12 @@ class Scheduler:
             request=request,
             choice=0,
             tokens=array("I", request.prompt),
-            chain=NameChain(self.root_of_tenant(request.tenant), self.memory.block_size),
+            chain=self.tenancy.chain_for(request.tenant, array("I", request.prompt)),
             forks_left=request.n - 1,
         )
-        sequence.chain.extend(sequence.tokens)
         self._live[request.request_id] = [sequence]
         self._deadlines.add(request)
+        self.tenancy.service.enter(request.tenant)
         self.waiting.add(sequence)
 
     def cancel(self, request_id: int, choice: int | None = None) -> list[Update]:
@@ -178,10 +181,9 @@ class Scheduler:
             updates += self.end(s, FinishReason.TIMEOUT, text)
         return updates
 
-    @property
-    def blocks_for_requests(self) -> int:
-        """Blocks that the largest request may take: what pins leave of the pool."""
-        return self.memory.pool.num_blocks - self.pins.num_blocks
+    def set_tenants(self, policies: Many[TenantPolicy]) -> None:
+        """These tenants' bounds from now on. Raises TenantsRefused; then nothing changed."""
+        self.tenancy.set_policies(policies)
 
     def live_requests(self) -> list[int]:
         """Ids of unfinished requests."""
@@ -246,6 +248,7 @@ class Scheduler:
             child = parent.child(self._new_seq_id(), choice, table, row)
             child.count_blocks(self.now)
             self._live[parent.request.request_id].append(child)
+            self.tenancy.service.enter(child.request.tenant)
             bisect.insort(self.running, child, key=lambda s: s.own_rank)
             self.diff.forks.append(Fork(parent.row, child.row, child.seq_id, choice))
             flights.append(Flight(child, child.epoch, child.num_planned, 1))
@@ -261,14 +264,15 @@ class Scheduler:
         sequence.state = State.RUNNING
         sequence.bypassed = 0
         sequence.row = self._free_rows.pop()
-        sequence.table = self.memory.open()
+        sequence.table = self.memory.open(sequence.request.tenant, sequence.chain.num_shared)
         adopted = self.memory.adopt(sequence.table, sequence.chain.names[:num_hits])
         assert adopted == num_hits
         self.transfers.let_go(sequence)
         sequence.num_computed = sequence.num_planned = adopted * self.memory.block_size
         if not sequence.was_admitted:
-            sequence.num_cached = sequence.num_planned
+            sequence.num_cached = sequence.num_served = sequence.num_planned
         sequence.was_admitted = True
+        self.tenancy.service.count(sequence, sequence.num_prompt)
         sequence.wait = QUEUED
         sequence.count_blocks(self.now)
         bisect.insort(self.running, sequence, key=lambda s: s.own_rank)
@@ -299,6 +303,8 @@ class Scheduler:
 
     def may_enter(self, sequence: Sequence) -> bool:
         """False when rows alone keep this waiting sequence out, and whoever ranks behind it. O(1)."""
+        if self.memory.quotas.has_guarantees:
+            return True
         return self.num_free_rows > 0 or sequence.priority > self.running[-1].request.priority
 
     def why_waiting(self, sequence: Sequence) -> Wait:
@@ -307,6 +313,13 @@ class Scheduler:
         if sequence.wait.reason is WaitReason.QUEUED and not self.may_enter(sequence):
             return Wait(WaitReason.ROWS, 1 + sequence.forks_left, self.num_free_rows)
         return sequence.wait
+
+    def place(self, sequence: Sequence) -> Place:
+        """Whose prompt comes first in a step: by priority, then whose tenant was served least, then
+        arrival."""
+        service = self.tenancy.service
+        served = service.of(sequence.request.tenant) if service.num_active > 1 else 0.0
+        return (sequence.rank[0], served, *sequence.rank[1:])
 
     @property
     def num_free_rows(self) -> int:
@@ -344,6 +357,7 @@ class Scheduler:
         sequence.state = State.FINISHED
         siblings = self._live[sequence.request.request_id]
         siblings.remove(sequence)
+        self.tenancy.service.leave(sequence.request.tenant)
         if not siblings:
             del self._live[sequence.request.request_id]
             if len(self._deadlines) > 64 + 6 * len(self._live):

@@ -47,6 +47,7 @@ class Sequence:
     forks_left: int = 0
     epoch: int = 0  # grows when the blocks are dropped: results of an older one publish nothing
     num_cached: int = 0
+    num_served: int = 0  # positions that its tenant was charged for, or that came from the cache at first
     preemptions: int = 0
     was_admitted: bool = False
     wait: Wait = QUEUED  # why it waits, when the scheduler last looked
@@ -119,6 +120,7 @@ class Sequence:
             pending=1,
         )
         twin.num_cached = self.num_cached
+        twin.num_served = self.num_served
         twin.prompt_logprobs_done = self.num_prompt
         twin.unwanted = self.unwanted
         twin.was_admitted = True

@@ -129,7 +129,7 @@ class Transfers:
                 pool.newly_cached.appendleft(block)
                 self._no_slot = True
                 return
-            table = self._scheduler.memory.open()
+            table = self._scheduler.memory.open(charges=False)
             self._scheduler.memory.adopt(table, [name])
             transfer = Transfer(next(_IDS), block, slot, name, Move.STORE)
             self._num_stores += 1
@@ -171,7 +171,7 @@ class Transfers:
         missing = [name for name in names if memory.pool.find(name) is None]
         if len(self._loading) + len(missing) > LOADS_MAX and self._loading:
             return False
-        table = memory.open()
+        table = memory.open(sequence.request.tenant)
         fetch = Fetch(sequence, table)
         # Those in the pool first, so that taking blocks for the others does not evict them.
         held = [name for name in names if memory.pool.find(name) is not None]
@@ -196,10 +196,12 @@ class Transfers:
             if not fetch.pending:
                 self._scheduler.memory.close(fetch.table)
 
-    def give_back(self, sequence: Sequence | None, others_too: bool) -> bool:
+    def give_back(self, sequence: Sequence | None, others_too: bool, tenant: str | None = None) -> bool:
         """A running sequence finds no block: let the complete fetch that ranks last go, of those behind it or
-        of all. False when there is none."""
-        complete = [f for f in self._fetches.values() if not f.pending]
+        of all, of all tenants or one. False when there is none."""
+        complete = [
+            f for f in self._fetches.values() if not f.pending and tenant in (None, f.sequence.request.tenant)
+        ]
         behind = [f for f in complete if others_too or sequence is None or f.sequence.rank > sequence.rank]
         if not behind:
             return False

@@ -15,6 +15,8 @@ class WaitReason(enum.StrEnum):
     STEP_TOKENS = "step_tokens"  # prompts before it use all positions of a step
     FOLLOWS = "follows"  # a running sequence is computing the prefix that it needs
     LOADING = "loading"  # its blocks are on their way from the tier below
+    QUOTA = "quota"  # its tenant holds as many blocks as it may
+    TENANT_RUNNING = "tenant_running"  # as many of its tenant's requests run as may
     IN_FLIGHT = "in_flight"  # it was preempted while a step ran, whose sample comes first
 
 
@@ -40,6 +42,13 @@ class Wait:
                     f"needs {self.needed:,} blocks, {self.available:,} unheld, of which {self.promised:,} "
                     "are promised to running sequences"
                 )
+            case WaitReason.QUOTA:
+                return (
+                    f"needs {self.needed:,} blocks, and its tenant may hold {self.available:,} more "
+                    "(maximum of the tenant)"
+                )
+            case WaitReason.TENANT_RUNNING:
+                return f"{self.available:,} requests of its tenant run already (max_running of the tenant)"
             case WaitReason.STEP_TOKENS:
                 return "prompts that rank before it use the positions of every step (setting step_tokens)"
             case WaitReason.FOLLOWS:

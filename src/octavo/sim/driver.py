@@ -19,6 +19,7 @@ from types import MappingProxyType
 from octavo.errors import InvalidRequest, PinRefused, RequestTooLarge, ResizeRefused
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
+from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.memory.tiers import LowerTier
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.limits import check_fits
@@ -26,6 +27,7 @@ from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.resizing import resize
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.sim.oracle import OracleExecutor, next_token
+from octavo.sim.tenants import GuaranteeWatch, random_policies, try_policies
 from octavo.types import FinishReason, Request, SamplingParams, StepPlan, StepResult, Timeouts, Update
 
 VOCAB, EOS = 50, 0
@@ -52,6 +54,8 @@ class Outcome:
     transfers_failed: int = 0
     resized: int = 0
     resizes_refused: int = 0
+    tenants_changed: int = 0
+    tenants_refused: int = 0
     prompts_scored: int = 0
     preemptions: int = 0
     cached_tokens: int = 0
@@ -92,6 +96,9 @@ class Simulation:
         self._transfer_failures = r.choice([0.0, 0.0, 0.1, 0.9])
         self._capacity = num_blocks + r.randint(0, 20)  # that the pool may grow to
         self._resize_rate = r.choice([0.0, 0.05])
+        self._tenants_rate = r.choice([0.0, 0.02])
+        self._policies: list[TenantPolicy] = []
+        self._shared: list[tuple[int, ...]] = []  # prompts that the operator shared
         self._begin()
         self.overlap = overlap
         self.clock = 0.0
@@ -108,9 +115,12 @@ class Simulation:
         """A new process: an empty pool over whatever is stored below."""
         self.memory = Memory(self._num_blocks, self.block_size, self._capacity)
         tier = LowerTier(self._num_slots, stored.items()) if self._num_slots else None
-        roots = {str(tenant): root_name(str(tenant).encode()) for tenant in range(TENANTS)}
+        roots = {name: root_name(name.encode()) for name in [*map(str, range(TENANTS)), SHARED]}
         self.scheduler = Scheduler(self.memory, self._config, roots.__getitem__, tier)
         self.executor = OracleExecutor(self._capacity, self.block_size, VOCAB, tenant_of_seed)
+        self.executor.shared = self._shared
+        self._watch = GuaranteeWatch()
+        try_policies(self.scheduler, self._policies)
 
     def resize(self) -> None:
         """Make the pool larger or smaller, if that may be."""
@@ -118,6 +128,16 @@ class Simulation:
             self.outcome.resized += resize(self.scheduler, self.random.randint(1, self._capacity + 3))
         except ResizeRefused:
             self.outcome.resizes_refused += 1
+
+    def change_tenants(self) -> None:
+        """Other bounds for the tenants, if that may be."""
+        names = [*map(str, range(TENANTS)), SHARED]
+        policies = random_policies(self.random, names, self.memory.pool.num_blocks)
+        if try_policies(self.scheduler, policies):
+            self._policies = policies
+            self.outcome.tenants_changed += 1
+        else:
+            self.outcome.tenants_refused += 1
 
     def restart(self) -> None:
         """The process ends with nothing in flight and begins anew: the pool is lost, what is below is not."""
@@ -183,7 +203,8 @@ class Simulation:
             timeouts=self._timeouts(),
         )
         try:
-            check_fits(request, self.scheduler.config, self.scheduler.blocks_for_requests, self.block_size)
+            room = self.scheduler.tenancy.room(request.tenant)
+            check_fits(request, self.scheduler.config, room, self.block_size)
         except RequestTooLarge:
             return
         self.books.requests[request_id] = request
@@ -199,7 +220,8 @@ class Simulation:
     def pin(self) -> None:
         """Pin a random prompt under one of a few names, renew one, or let one go."""
         r, pinning = self.random, self.scheduler.pinning
-        tenant, name = str(r.randrange(TENANTS)), r.choice("abc")
+        owner = r.randrange(TENANTS)
+        tenant, name = r.choice([str(owner), str(owner), SHARED]), r.choice("abc")
         found = self.scheduler.pins.find(tenant, name)
         if found is not None and r.random() < 0.5:
             pinning.renew(tenant, name, 5.0, self.clock)
@@ -214,7 +236,7 @@ class Simulation:
             prompt,
             SamplingParams(ignore_eos=True),
             max_tokens=1,
-            seed=r.randrange(1000) * TENANTS + int(tenant),
+            seed=r.randrange(1000) * TENANTS + owner,
             tenant=tenant,
             arrival=self.clock,
             timeouts=self._timeouts(),
@@ -232,6 +254,8 @@ class Simulation:
             pinning.give_up(request)
             return
         self.books.requests[request_id] = request
+        if tenant == SHARED:
+            self._shared.append(prompt)
 
     def _expire(self) -> None:
         """Deadlines pass: nobody may outlive the one that counts."""
@@ -255,6 +279,7 @@ class Simulation:
         self._move()
         plan = self.scheduler.schedule(self.clock)
         check_scheduler(self.scheduler)
+        self._watch.look(self.scheduler)
         if plan is not None:
             self.outcome.steps += 1
             self.outcome.forks += len(plan.forks)
@@ -320,6 +345,9 @@ class Simulation:
                 self.arrive()
             if self.random.random() < self._resize_rate:
                 self.resize()
+                check_scheduler(self.scheduler)
+            if self.random.random() < self._tenants_rate:
+                self.change_tenants()
                 check_scheduler(self.scheduler)
             if self.random.random() < 0.05:
                 self.pin()

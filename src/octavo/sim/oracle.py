@@ -48,6 +48,7 @@ class OracleExecutor:
         self.slots: list[tuple[int, int, int] | None] = [None] * (num_blocks * block_size)
         self.rows: dict[int, _Row] = {}
         self._tenant_of_seed = tenant_of_seed
+        self.shared: Sequence[Sequence[int]] = ()  # prompts whose slots every tenant may read
         self.below: dict[int, tuple[bytes, list[tuple[int, int, int] | None]]] = {}  # slot -> name, meanings
         self.moving: list[Transfer] = []  # begun, and not ended by `end_transfer`
         self._moved: dict[int, list[tuple[int, int, int] | None]] = {}  # of those, what has moved at once
@@ -142,6 +143,10 @@ class OracleExecutor:
         following = range(chunk.logits_from + 1, min(chunk.stop + 1, admitted.num_prompt))
         return tuple(SampledToken(admitted.tokens[position], float(position)) for position in following)
 
+    def _is_shared(self, position: int, token: int) -> bool:
+        """Whether it could belong to a prefix that all tenants share."""
+        return any(position < len(prompt) and prompt[position] == token for prompt in self.shared)
+
     def _read(self, chunk: Chunk) -> list[int]:
         row = self.rows[chunk.row]
         assert chunk.stop == len(row.tokens), "a sample is taken after the last token"
@@ -152,6 +157,8 @@ class OracleExecutor:
             slot = self.slots[self._slot(row, position)]
             assert slot is not None, "an empty slot was read"
             assert slot[0] == position, f"position {position} read a slot of position {slot[0]}"
-            assert slot[2] == tenant, "a slot of another tenant was read"
+            assert slot[2] == tenant or self._is_shared(position, slot[1]), (
+                "a slot of another tenant was read"
+            )
             context.append(slot[1])
         return context

@@ -15,6 +15,7 @@ from octavo.memory import names as names_module
 from octavo.memory.memory import Memory, Reservation
 from octavo.memory.pins import Pin, Pins
 from octavo.memory.pool import BlockPool
+from octavo.memory.quota import Quotas
 from octavo.memory.table import BlockTable
 from octavo.memory.tiers import LowerTier
 from octavo.scheduler import resizing
@@ -26,6 +27,7 @@ from octavo.scheduler.planner import Planner
 from octavo.scheduler.queue import NamesInProgress
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.tenancy import Tenancy
 from octavo.scheduler.transfers import Transfers, _Moving
 from octavo.sim.driver import drive
 from octavo.types import FinishReason, Move, TransferDone, Update, Usage
@@ -52,10 +54,10 @@ def _reserve_without_copies(self: Memory, table: BlockTable, start: int, stop: i
     return reservation and Reservation(reservation.first_index, reservation.blocks, ())
 
 
-def _take_keeping_the_name(self: BlockPool) -> int:
+def _take_keeping_the_name(self: BlockPool, owner: int = 0) -> int:
     block = self.line()[0]
     name = self.name_of[block]
-    _TAKE(self)
+    _TAKE(self, owner)
     if name is not None:
         self.by_name[name], self.name_of[block] = block, name
     return block
@@ -99,7 +101,7 @@ def _preempt_in_the_same_epoch(self: Scheduler, sequence: Sequence, winner: Sequ
     sequence.epoch -= 1
 
 
-def _victim_already_planned(self: Planner, sequence: Sequence) -> Sequence | None:
+def _victim_already_planned(self: Planner, sequence: Sequence, tenant: str | None) -> Sequence | None:
     return next((s for s in self._scheduler.running if s is not sequence), None)
 
 
@@ -166,6 +168,18 @@ def _time_out_without_closing(self: Scheduler, request_id: int, deadline: object
     return [Update(request_id, 0, (), usage, FinishReason.TIMEOUT)] if self.sequences_of(request_id) else []
 
 
+def _retain_charging_again(self: BlockPool, block: int, *, charge: bool = True) -> None:
+    _RETAIN(self, block, charge=charge)
+    if self.holders[block] > 1:
+        self.charged[self.owner[block]] += 1
+
+
+def _extend_unsalted(self: names_module.NameChain, tokens: array[int]) -> None:
+    count, self.num_shared = self.num_shared, 0
+    _EXTEND(self, tokens)
+    self.num_shared = count
+
+
 def _findable_before_it_is_stored(self: LowerTier, name: bytes) -> int | None:
     slot = _BEGIN_STORE(self, name)
     if slot is not None:
@@ -215,7 +229,7 @@ _PLAN_CHUNK: Callable[..., None] = Planner.plan_chunk
 _PREEMPT, _ADMIT, _ENTER = Scheduler.preempt, Admission.admit, Scheduler.admit
 _FILL = Pins.fill
 _BEGIN_STORE, _BEGIN, _FINISH = LowerTier.begin_store, Transfers._begin, Transfers.finish
-_FORGET = BlockPool.forget
+_FORGET, _RETAIN, _EXTEND = BlockPool.forget, BlockPool.retain, names_module.NameChain.extend
 
 BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("no copy-on-write", BlockPool, "is_writable", lambda self, block: True),
@@ -258,6 +272,14 @@ BUGS: tuple[PlantedBug, ...] = (
         "moved block, and its row is not told", resizing, "_tell_rows", lambda scheduler, copies: None
     ),
     PlantedBug("pool below its floor", resizing, "floor_of", lambda scheduler: 1),
+    PlantedBug("quota forgotten at admission", Tenancy, "allows", lambda self, *given: True),
+    PlantedBug("quota forgotten when a table grows", Quotas, "room", lambda self, owner: 1 << 30),
+    PlantedBug("guarantees that nobody can claim", Admission, "_claim_guarantees", lambda self: None),
+    PlantedBug("guarantees lent for good", Tenancy, "reserved", lambda self, tenant, more=0: 0),
+    PlantedBug("shared blocks charged to each holder", BlockPool, "retain", _retain_charging_again),
+    PlantedBug(
+        "tenant's salt dropped after a shared prefix", names_module.NameChain, "extend", _extend_unsalted
+    ),
     PlantedBug("queue deadline of one that runs", Scheduler, "admit", _admitted_is_forgotten),
 )
 

@@ -1,0 +1,280 @@
+"""Tenants as the scheduler sees them: bounds at submission and admission, guarantees, service.
+
+    room       the largest request that a tenant may send: it could run alone beside all that is promised to
+               others, so every set of tenants, pins and requests can advance
+    protected  a tenant within its guarantee loses no block to another tenant, whatever the priorities
+    claim      a tenant's waiting sequence that its guarantee covers enters at once: borrowers are preempted
+
+Liveness: for every request, the guarantees of the other tenants (or their pins, where these keep more), the
+pins of its own and its worst case fit the pool together. Borrowers can be preempted down to their guarantee,
+a tenant's own sequences by rank: so the best-ranked of a tenant, or of all borrowers, always advances.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING
+
+from octavo.errors import QueueFull, TenantsRefused
+from octavo.memory.names import NameChain
+from octavo.memory.quota import SHARED, TenantPolicy
+from octavo.scheduler.fairness import Service
+from octavo.scheduler.limits import blocks_needed
+from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.waits import Wait, WaitReason
+from octavo.types import Request
+from octavo.units import blocks_for
+
+if TYPE_CHECKING:
+    from octavo.scheduler.scheduler import Scheduler
+
+
+class Tenancy:
+    """Acts on the scheduler's ledger; called on its thread, through it."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.quotas = scheduler.memory.quotas
+        self.service = Service(lambda tenant: self.quotas.policy(tenant).weight)
+
+    def set_policies(self, policies: Many[TenantPolicy]) -> None:
+        """These tenants from now on. Whoever runs beyond a smaller maximum is preempted.
+
+        Raises TenantsRefused, and changes nothing, where guarantees do not fit beside what was let in.
+        """
+        scheduler, before = self._scheduler, self.quotas.policies()
+        self.quotas.set_policies(policies)
+        try:
+            self._check()
+        except TenantsRefused:
+            self.quotas.set_policies(before)
+            raise
+        for policy in policies:
+            while policy.maximum is not None and self.quotas.charged(policy.name) > policy.maximum:
+                own = [s for s in scheduler.running if s.request.tenant == policy.name]
+                if own:
+                    scheduler.preempt(max(own, key=lambda s: s.rank), None)
+                else:
+                    gave_way = scheduler.transfers.give_back(None, others_too=True, tenant=policy.name)
+                    assert gave_way, "a tenant holds more than its pins and loads, and nobody gives way"
+
+    def _check(self) -> None:
+        pool, size = self._scheduler.memory.pool.num_blocks, self._scheduler.memory.block_size
+        total = sum(self.reserved(policy.name) for policy in self.quotas.policies())
+        if total > pool:
+            raise TenantsRefused(
+                f"tenants are guaranteed {total:,} blocks together, pins beyond a guarantee "
+                f"included; allowed: {pool:,}, the pool (setting kv_memory)"
+            )
+        for request in self._scheduler.requests():
+            needed, room = blocks_needed(request, size), self.room_with_own_pin(request)
+            if needed > room:
+                raise TenantsRefused(
+                    f"request {request.request_id}, which was let in, may need {needed:,} blocks, and these "
+                    f"guarantees and bounds would leave it {room:,}; try again when it has ended"
+                )
+        for policy in self.quotas.policies():
+            kept = self._scheduler.pins.blocks_of(policy.name) + self._num_loading(policy.name)
+            if policy.maximum is not None and kept > policy.maximum:
+                raise TenantsRefused(
+                    f"tenant {policy.name} has pinned, or is loading, {kept:,} blocks, and its maximum would "
+                    f"be {policy.maximum:,}; delete pins first, or try again when they are loaded"
+                )
+
+    def _num_loading(self, tenant: str) -> int:
+        """Its blocks that fetches keep while they are not complete."""
+        pool, owner = self._scheduler.memory.pool, self.quotas.owner(tenant)
+        tables = [table for table in self._scheduler.transfers.tables_in_flight() if table.charges]
+        return len({block for table in tables for block in table.blocks if pool.owner[block] == owner})
+
+    def reserved(self, tenant: str, more: int = 0) -> int:
+        """Blocks that others may borrow, but never count on; `more`: with as many more pinned."""
+        return max(self.quotas.policy(tenant).guaranteed, self._scheduler.pins.blocks_of(tenant) + more)
+
+    def room(self, tenant: str, *, fills_pin: bool = False) -> int:
+        """Blocks that the largest request of this tenant may take; one that fills a pin is bounded by the
+        pins' budget, not by the tenant's maximum of a request."""
+        policy, pinned = self.quotas.policy(tenant), self._scheduler.pins.blocks_of(tenant)
+        others = sum(self.reserved(p.name) for p in self.quotas.policies() if p.name != tenant)
+        room = self._scheduler.memory.pool.num_blocks - others - pinned
+        if policy.maximum is not None:
+            room = min(room, policy.maximum - pinned)
+        if policy.request_maximum is not None and not fills_pin:
+            room = min(room, policy.request_maximum)
+        return room
+
+    def room_with_own_pin(self, request: Request) -> int:
+        """The same for this very request: one that fills a pin uses what is kept for it."""
+        own = self._scheduler.pins.filled_by(request)
+        room = self.room(request.tenant, fills_pin=bool(request.fills_pin))
+        return room + (own.num_blocks if own is not None else 0)
+
+    def floor(self, pinned_for: str = "", more: int = 0) -> int:
+        """Blocks that the pool needs at least for all that was promised, if as many `more` were pinned for
+        that tenant."""
+        self.quotas.owner(pinned_for)  # one that was never seen before is among them
+        extra = {pinned_for: more}
+        reserved = {p.name: self.reserved(p.name, extra.get(p.name, 0)) for p in self.quotas.policies()}
+        total = sum(reserved.values())
+        floor = total + 1
+        for request in self._scheduler.requests():
+            tenant = request.tenant
+            pinned = self._scheduler.pins.blocks_of(tenant) + extra.get(tenant, 0)
+            floor = max(floor, total - reserved[tenant] + pinned + self._needed(request))
+        return floor
+
+    def over_maximum(self, tenant: str, more: int) -> int:
+        """Blocks by which the tenant's pins and its largest request would exceed its maximum with as many
+        `more` pinned; 0 or less: they would not."""
+        maximum = self.quotas.policy(tenant).maximum
+        if maximum is None:
+            return 0
+        own = (self._needed(r) for r in self._scheduler.requests() if r.tenant == tenant)
+        return self._scheduler.pins.blocks_of(tenant) + more + max(own, default=1) - maximum
+
+    def _needed(self, request: Request) -> int:
+        """Its worst case, without what is kept for the pin that it fills."""
+        own = self._scheduler.pins.filled_by(request)
+        needed = blocks_needed(request, self._scheduler.memory.block_size)
+        return needed - (own.num_blocks if own is not None else 0)
+
+    def check_queue(self, tenant: str) -> None:
+        """Raise QueueFull when the tenant has as many requests waiting as it may."""
+        limit = self.quotas.policy(tenant).max_waiting
+        if limit is None:
+            return
+        waiting = {s.request.request_id for s in self._scheduler.waiting if s.request.tenant == tenant}
+        if len(waiting) >= limit:
+            raise QueueFull(
+                f"{len(waiting):,} of your requests are waiting; allowed: {limit:,} (your max_queue)"
+            )
+
+    def chain_for(self, tenant: str, tokens: array[int]) -> NameChain:
+        """The names of its full blocks: those that the operator shares, as far as they go, then the tenant's
+        own. O(tokens)."""
+        scheduler, size = self._scheduler, self._scheduler.memory.block_size
+        chain = NameChain(scheduler.root_of_tenant(tenant), size)
+        shared = scheduler.pins.shared_names
+        if shared and tenant != SHARED:
+            whole = NameChain(scheduler.root_of_tenant(SHARED), size)
+            whole.extend(tokens)
+            count = next((i for i, name in enumerate(whole.names) if name not in shared), len(whole.names))
+            chain.begin_with_shared(whole.names[:count])
+        chain.extend(tokens)
+        return chain
+
+    # -- admission
+    # ----------------------------------------------------------------------------------------------------
+
+    def charge_of(
+        self, sequence: Sequence, num_hits: int, freed: set[int] | frozenset[int] = frozenset()
+    ) -> int:
+        """Blocks that its tenant would be charged for beyond those it holds, once `freed` are unheld."""
+        memory, owner = self._scheduler.memory, self.quotas.owner(sequence.request.tenant)
+        hits = memory.blocks_of(sequence.chain.names[:num_hits])
+        pool = memory.pool
+        adopted = sum(
+            pool.owner[b] == owner and (pool.holders[b] == 0 or b in pool.uncharged or b in freed)
+            for b in hits
+        )
+        return blocks_for(len(sequence.tokens), memory.block_size) - num_hits + adopted + sequence.forks_left
+
+    def allows(
+        self, sequence: Sequence, num_hits: int, running: Many[Sequence], freed: set[int] | frozenset[int]
+    ) -> bool:
+        """Whether its tenant's own bounds let it in beside `running`, once `freed` are unheld."""
+        tenant = sequence.request.tenant
+        policy = self.quotas.policy(tenant)
+        if policy.max_running is not None:
+            ids = {s.request.request_id for s in running if s.request.tenant == tenant}
+            if len(ids - {sequence.request.request_id}) >= policy.max_running:
+                return False
+        if policy.maximum is None:
+            return True
+        size, pool, owner = (
+            self._scheduler.memory.block_size,
+            self._scheduler.memory.pool,
+            self.quotas.owner(tenant),
+        )
+        promised, alone = 0, True
+        for s in running:
+            if s.request.tenant == tenant and s.table is not None:
+                promised += max(0, blocks_for(s.known, size) - len(s.table))
+                alone = False
+        back = sum(pool.owner[b] == owner and b not in pool.uncharged for b in freed)
+        needed = self.charge_of(sequence, num_hits, freed)
+        needed -= sequence.forks_left if alone else 0  # one choice can always preempt the others
+        return pool.charged[owner] - back + promised + needed <= policy.maximum
+
+    def why_not(self, sequence: Sequence, num_hits: int) -> Wait:
+        """What `allows` lacked."""
+        policy = self.quotas.policy(sequence.request.tenant)
+        room = self.quotas.room(self.quotas.owner(policy.name))
+        needed = self.charge_of(sequence, num_hits)
+        if policy.maximum is not None and needed > room:
+            return Wait(WaitReason.QUOTA, needed, max(0, room))
+        running = {s.request.request_id for s in self._scheduler.running if s.request.tenant == policy.name}
+        if policy.max_running is not None and len(running) >= policy.max_running:
+            return Wait(WaitReason.TENANT_RUNNING, 1, len(running))
+        return Wait(WaitReason.QUOTA, needed, max(0, room))
+
+    def is_protected(self, victim: Sequence, winner: Sequence) -> bool:
+        """True for a tenant within its guarantee, before everybody but its own."""
+        if not self.quotas.has_guarantees:
+            return False
+        tenant = victim.request.tenant
+        return tenant != winner.request.tenant and not self.quotas.is_borrower(tenant)
+
+    def victims_for(self, sequence: Sequence, num_hits: int) -> list[Sequence] | None:
+        """Borrowers to be preempted, in order, so that a sequence that its guarantee covers fits; None: that
+        would not help."""
+        scheduler, pool = self._scheduler, self._scheduler.memory.pool
+        charged, victims = Counter[int](), list[Sequence]()
+        listed: Counter[int] = Counter()
+        freed: set[int] = set()
+        rows = scheduler.num_free_rows
+        for victim in self._borrowers(sequence):
+            owner = self.quotas.owner(victim.request.tenant)
+            if pool.charged[owner] - charged[owner] <= self.quotas.policy(victim.request.tenant).guaranteed:
+                continue
+            assert victim.table is not None
+            listed.update(victim.table.blocks)
+            victims.append(victim)
+            for block in victim.table.blocks:
+                if listed[block] == pool.holders[block] and block not in freed:
+                    freed.add(block)
+                    charged[pool.owner[block]] += 1
+            rows += 1 + victim.forks_left
+            if self.claim_fits(sequence, num_hits, rows, freed):
+                return victims
+        return None
+
+    def claim_fits(
+        self, sequence: Sequence, num_hits: int, rows: int, freed: set[int] | frozenset[int]
+    ) -> bool:
+        """Whether a sequence that its guarantee covers can enter, once `freed` are unheld: what running ones
+        were promised stands back, because guarantees fit the pool together."""
+        memory = self._scheduler.memory
+        left = memory.num_unheld + len(freed) - sequence.forks_left
+        left -= blocks_for(len(sequence.tokens), memory.block_size) - num_hits
+        hits = memory.blocks_of(sequence.chain.names[:num_hits])
+        left -= sum(memory.pool.holders[block] == 0 or block in freed for block in hits)
+        return (
+            left >= 0
+            and rows >= 1 + sequence.forks_left
+            and self.allows(sequence, num_hits, self._scheduler.running, freed)
+        )
+
+    def _borrowers(self, sequence: Sequence) -> list[Sequence]:
+        """Running sequences of other tenants beyond their guarantee, who is preempted first in front."""
+        tenant = sequence.request.tenant
+        found = [
+            s
+            for s in self._scheduler.running
+            if s.request.tenant != tenant and self.quotas.is_borrower(s.request.tenant)
+        ]
+        return sorted(
+            found, key=lambda s: (-s.priority, self.service.of(s.request.tenant), s.rank), reverse=True
+        )

@@ -1,0 +1,77 @@
+"""Tenants in a random life: bounds that come and go, a flood of one, and what a guarantee must do."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence as Many
+
+from octavo.errors import TenantsRefused
+from octavo.memory.quota import SHARED, TenantPolicy
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.waits import WaitReason
+
+PATIENCE = 2  # steps within which guaranteed blocks are obtained
+
+
+def random_policies(r: random.Random, names: Many[str], num_blocks: int) -> list[TenantPolicy]:
+    """Bounds of all kinds; they need not fit together."""
+    policies = []
+    for name in names:
+        maximum = r.choice([None, None, r.randint(1, num_blocks)])
+        guaranteed = r.choice([0, 0, r.randint(0, num_blocks // 2)])
+        policies.append(
+            TenantPolicy(
+                name,
+                weight=r.choice([0.5, 1.0, 4.0]),
+                guaranteed=guaranteed if maximum is None else min(guaranteed, maximum),
+                maximum=maximum,
+                request_maximum=r.choice([None, None, r.randint(1, num_blocks)]),
+                max_running=r.choice([None, None, 1, 2]),
+            )
+        )
+    return policies
+
+
+def try_policies(scheduler: Scheduler, policies: list[TenantPolicy]) -> bool:
+    """Whether the scheduler took them."""
+    try:
+        scheduler.set_tenants(policies)
+    except TenantsRefused:
+        return False
+    return True
+
+
+class GuaranteeWatch:
+    """Whoever is first of its tenant and covered by its guarantee runs within `PATIENCE` steps."""
+
+    def __init__(self) -> None:
+        self._steps: Counter[int] = Counter()  # by sequence: how long it has been kept out
+
+    def look(self, scheduler: Scheduler) -> None:
+        """Call it after each plan."""
+        kept_out = {s.seq_id for s in self._kept_out(scheduler)}
+        self._steps = Counter({seq_id: self._steps[seq_id] + 1 for seq_id in kept_out})
+        assert all(steps <= PATIENCE for steps in self._steps.values()), "guaranteed blocks were not obtained"
+
+    def _kept_out(self, scheduler: Scheduler) -> list[Sequence]:
+        quotas, seen, found = scheduler.memory.quotas, set[str](), []
+        if not quotas.has_guarantees or scheduler.transfers.tables():
+            return []  # what is on its way ends by itself
+        if quotas.charged(SHARED) > scheduler.tenancy.reserved(SHARED):
+            return []  # held on after the operator ceased to share it
+        borrowed = [s for s in scheduler.running if quotas.is_borrower(s.request.tenant)]
+        for s in scheduler.waiting:
+            tenant = s.request.tenant
+            if tenant in seen or s.pending or not quotas.policy(tenant).guaranteed:
+                continue
+            seen.add(tenant)
+            lent = any(other.request.tenant != tenant for other in borrowed)
+            if s.wait.reason is WaitReason.FOLLOWS or 1 + s.forks_left > scheduler.num_free_rows + lent:
+                continue  # a guarantee is of blocks: of rows, one
+            if not scheduler.tenancy.allows(s, 0, scheduler.running, frozenset()):
+                continue
+            if quotas.covers(tenant, scheduler.tenancy.charge_of(s, 0)):
+                found.append(s)
+        return found

@@ -1,0 +1,217 @@
+"""Tenants over the real scheduler and ledger: quotas, guarantees, turns, shared prefixes."""
+
+from __future__ import annotations
+
+import pytest
+from tests.scheduler.served import Served
+
+from octavo.errors import PinRefused, QueueFull, RequestTooLarge, TenantsRefused
+from octavo.memory.quota import SHARED, TenantPolicy
+from octavo.scheduler.fairness import OUTPUT_COST
+from octavo.scheduler.pinning import PinOrder
+from octavo.scheduler.sequence import State
+from octavo.scheduler.waits import WaitReason
+from octavo.types import FinishReason
+
+
+def test_nobody_holds_more_than_its_maximum() -> None:
+    served = Served(blocks=40, block=16, tokens=64)
+    served.scheduler.set_tenants([TenantPolicy("a", maximum=6)])
+    for i in range(8):
+        served.add(tuple(range(i * 100, i * 100 + 40)), 20, tenant="a")
+    while served.scheduler.has_work:
+        served.step()
+        assert served.memory.quotas.charged("a") <= 6
+    assert sum(update.finish is FinishReason.LENGTH for update in served.updates) == 8
+
+
+def test_a_request_beyond_its_tenants_maximum_is_refused() -> None:
+    served = Served(blocks=40, block=16, tokens=64)
+    served.scheduler.set_tenants([TenantPolicy("a", maximum=6, request_maximum=3)])
+    with pytest.raises(RequestTooLarge, match="allowed: 3"):
+        served.add(tuple(range(60)), 8, tenant="a")
+    served.add(tuple(range(60)), 8, tenant="b")
+
+
+def test_a_request_that_would_need_what_is_guaranteed_to_others_is_refused() -> None:
+    served = Served(blocks=10, block=16, tokens=64)
+    served.scheduler.set_tenants([TenantPolicy("a", guaranteed=6)])
+    with pytest.raises(RequestTooLarge, match="allowed: 4"):
+        served.add(tuple(range(70)), 8, tenant="b")
+    served.add(tuple(range(70)), 8, tenant="a")
+
+
+def test_guaranteed_blocks_are_obtained_at_once_from_a_borrower() -> None:
+    served = Served(blocks=16, block=16, tokens=64)
+    served.scheduler.set_tenants([TenantPolicy("a", guaranteed=6), TenantPolicy("b")])
+    flood = [served.add(tuple(range(i * 100, i * 100 + 60)), 30, tenant="b") for i in range(6)]
+    for _ in range(4):
+        served.step()
+    assert served.memory.num_unheld < 5, "b has borrowed what nobody wants"
+    wanted = served.add(tuple(range(5000, 5070)), 10, tenant="a")
+    served.step()
+    assert served.state(wanted) is State.RUNNING, "a does not wait for b"
+    assert any(event.kind.value == "preempted" for event in served.scheduler.events.recent(10))
+    served.drain()
+    assert all(served.finished(request) == {0: FinishReason.LENGTH} for request in [wanted, *flood])
+
+
+def test_a_tenant_within_its_guarantee_loses_nothing_to_a_higher_priority_of_another() -> None:
+    served = Served(blocks=10, block=16, tokens=64)
+    served.scheduler.set_tenants([TenantPolicy("a", guaranteed=5), TenantPolicy("b")])
+    kept = served.add(tuple(range(60)), 10, tenant="a")
+    served.step()
+    served.add(tuple(range(1000, 1060)), 10, tenant="b", priority=9)
+    served.add(tuple(range(2000, 2060)), 10, tenant="b", priority=9)
+    served.drain()
+    assert served.usage(kept).preemptions == 0
+
+
+def test_without_guarantees_a_higher_priority_still_wins() -> None:
+    served = Served(blocks=6, block=16, tokens=64)
+    loser = served.add(tuple(range(60)), 10, tenant="a")
+    served.step()
+    served.add(tuple(range(1000, 1060)), 10, tenant="b", priority=9)
+    served.drain()
+    assert served.usage(loser).preemptions == 1
+
+
+def test_max_running_and_max_queue_are_a_tenants_own() -> None:
+    served = Served(blocks=40, block=16, tokens=64)
+    served.scheduler.set_tenants([TenantPolicy("a", max_running=1, max_waiting=2)])
+    first = served.add(tuple(range(16)), 8, tenant="a")
+    second = served.add(tuple(range(100, 116)), 8, tenant="a")
+    with pytest.raises(QueueFull, match="your max_queue"):
+        served.add(tuple(range(200, 216)), 8, tenant="a")
+    served.add(tuple(range(300, 316)), 8, tenant="b")
+    served.step()
+    assert served.state(first) is State.RUNNING
+    (waiting,) = served.scheduler.sequences_of(second)
+    assert waiting.wait.reason is WaitReason.TENANT_RUNNING
+    assert "max_running" in waiting.wait.in_words()
+    served.drain()
+
+
+def test_two_backlogged_tenants_are_served_within_the_bound() -> None:
+    """Theorem 4.4 of the paper, with weights: b sends long prompts, a short ones that answer at length."""
+    served = Served(blocks=24, block=16, rows=8, tokens=64)
+    served.scheduler.set_tenants([TenantPolicy("a", weight=1.0), TenantPolicy("b", weight=2.0)])
+    for i in range(160):
+        served.add(tuple(range(i * 1000, i * 1000 + 10)), 40, tenant="a")
+        for j in range(2):
+            served.add(tuple(range(i * 1000 + 300 * j + 100, i * 1000 + 300 * j + 180)), 4, tenant="b")
+    service = served.scheduler.tenancy.service
+    bound = 2 * max(80, OUTPUT_COST * 24 * 16)
+    worst = 0.0
+    while all(any(s.request.tenant == t for s in served.scheduler.waiting) for t in "ab"):
+        served.step()
+        worst = max(worst, abs(service.served["a"] - service.served["b"] / 2.0))
+    assert service.served["a"] + service.served["b"] > 8 * bound, "too short to show anything"
+    assert worst <= bound
+
+
+def test_first_come_alone_would_break_that_bound() -> None:
+    served = Served(blocks=24, block=16, rows=8, tokens=64)
+    for i in range(400):
+        served.add(tuple(range(i * 100, i * 100 + 30)), 30, tenant="flood")
+    for _ in range(20):
+        served.step()
+    late = served.add(tuple(range(90_000, 90_030)), 4, tenant="late")
+    steps = 0
+    while served.state(late) is not State.RUNNING:
+        served.step()
+        steps += 1
+    assert steps < 60, "it waits for a row, not for 400 others"
+    ahead = sum(s.request.tenant == "flood" for s in served.scheduler.waiting)
+    assert ahead > 300
+
+
+def test_a_tenant_that_comes_back_has_saved_nothing_up() -> None:
+    served = Served(blocks=24, block=16, rows=4, tokens=64)
+    served.add(tuple(range(16)), 2, tenant="a")
+    served.drain()
+    for i in range(50):
+        served.add(tuple(range(i * 100, i * 100 + 30)), 30, tenant="b")
+    for _ in range(200):
+        served.step()
+    service = served.scheduler.tenancy.service
+    served.add(tuple(range(70_000, 70_016)), 2, tenant="a")
+    assert service.of("a") >= service.of("b") - 1e-9
+
+
+def test_what_the_cache_gives_does_not_count_as_service() -> None:
+    served = Served(blocks=24, block=16, tokens=64)
+    served.add(tuple(range(64)), 2, tenant="a")
+    served.drain()
+    before = served.scheduler.tenancy.service.served["a"]
+    served.add(tuple(range(64)), 2, tenant="a")
+    served.drain()
+    assert served.scheduler.tenancy.service.served["a"] - before <= 16 + 2 * OUTPUT_COST
+
+
+def test_a_prefix_is_another_tenants_only_when_the_operator_shares_it() -> None:
+    served = Served(blocks=40, block=16, tokens=64)
+    secret = served.add(tuple(range(64)), 2, tenant="a")
+    served.drain()
+    other = served.add(tuple(range(64)), 2, tenant="b")
+    served.drain()
+    assert (served.usage(secret).num_cached, served.usage(other).num_cached) == (0, 0)
+    order = PinOrder("greeting", tuple(range(1000, 1064)), 60.0, tenant=SHARED)
+    served.scheduler.pinning.open(order, served.next_id, 0.0)
+    served.add(order.tokens, 1, tenant=SHARED, fills_pin="greeting")
+    served.drain()
+    first = served.add((*range(1000, 1064), 7, 8), 30, tenant="a")
+    second = served.add((*range(1000, 1064), 7, 8), 30, tenant="b")
+    served.drain()
+    assert (served.usage(first).num_cached, served.usage(second).num_cached) == (64, 64)
+    assert served.memory.quotas.charged(SHARED) == 4
+    third = served.add((*range(1000, 1064), 7, 8, *range(30)), 1, tenant="b")
+    assert served.memory.quotas.charged("b") == 0
+    served.drain()
+    assert served.usage(third).num_cached == 64, "what follows the shared prefix stays a tenant's own"
+
+
+def test_pins_use_only_their_tenants_guarantee() -> None:
+    served = Served(blocks=40, block=16, pins=20, tokens=64)
+    served.scheduler.set_tenants([TenantPolicy("a", guaranteed=4)])
+    with pytest.raises(PinRefused, match="tenant b is guaranteed 0"):
+        served.scheduler.pinning.open(PinOrder("p", tuple(range(32)), 60.0, tenant="b"), 99, 0.0)
+    with pytest.raises(PinRefused, match="1 are missing"):
+        served.scheduler.pinning.open(PinOrder("p", tuple(range(80)), 60.0, tenant="a"), 99, 0.0)
+
+
+def test_bounds_that_do_not_fit_are_refused_and_change_nothing() -> None:
+    served = Served(blocks=10, block=16, tokens=64)
+    served.scheduler.set_tenants([TenantPolicy("a", guaranteed=4)])
+    served.add(tuple(range(80)), 8, tenant="b")
+    with pytest.raises(TenantsRefused, match="allowed: 10"):
+        served.scheduler.set_tenants([TenantPolicy("a", guaranteed=6), TenantPolicy("b", guaranteed=6)])
+    with pytest.raises(TenantsRefused, match="was let in"):
+        served.scheduler.set_tenants([TenantPolicy("a", guaranteed=6), TenantPolicy("b")])
+    assert served.memory.quotas.policy("a").guaranteed == 4
+
+
+def test_a_smaller_maximum_takes_effect_at_once() -> None:
+    served = Served(blocks=40, block=16, tokens=64)
+    for i in range(4):
+        served.add(tuple(range(i * 100, i * 100 + 60)), 12, tenant="a")
+    for _ in range(5):
+        served.step()
+    assert served.memory.quotas.charged("a") > 6
+    served.scheduler.set_tenants([TenantPolicy("a", maximum=6)])
+    assert served.memory.quotas.charged("a") <= 6
+    served.drain()
+
+
+def test_eviction_takes_first_from_who_has_most_cached_for_its_weight() -> None:
+    served = Served(blocks=16, block=16, tokens=64)
+    served.add(tuple(range(64)), 1, tenant="small")
+    served.drain()
+    for i in range(3):
+        served.add(tuple(range(i * 1000 + 100, i * 1000 + 164)), 1, tenant="large")
+        served.drain()
+    before = served.memory.quotas.cached("small")
+    served.add(tuple(range(9000, 9064)), 1, tenant="third")
+    served.drain()
+    assert served.memory.quotas.cached("small") == before, "the longest unheld are small's, and stay"
+    assert served.memory.quotas.cached("large") < 12
