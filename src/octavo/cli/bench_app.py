@@ -113,6 +113,58 @@ def latency(
 
 
 @bench_app.command()
+def fairness(
+    model: opt.Model = None,
+    clients: Annotated[int, typer.Option(help="Clients of the tenant that floods.", min=1)] = 48,
+    requests: Annotated[int, typer.Option(help="Requests of the quiet tenant.", min=1)] = 40,
+    as_json: opt.AsJson = False,
+    kv_memory: opt.KvMemory = "64MiB",
+    max_seqs: opt.MaxSeqs = 16,
+    threads: opt.Threads = None,
+) -> None:
+    """Measure what a quiet tenant notices of one that floods, with quotas and turns and without."""
+    from octavo.bench.fairness import Scenario
+    from octavo.cli.bench_fairness import run
+
+    options = opt.start_options(
+        weights="auto",
+        backend="cpu",
+        context_length=None,
+        kv_memory=kv_memory,
+        max_seqs=max_seqs,
+        threads=threads,
+    )
+    run(model, options, Scenario(clients=clients, requests=requests), as_json=as_json)
+
+
+@bench_app.command()
+def steady(
+    model: opt.Model = None,
+    requests: Annotated[int, typer.Option(help="Requests of mixed kinds.", min=10)] = 10_000,
+    as_json: opt.AsJson = False,
+    kv_memory: opt.KvMemory = "8MiB",
+    disk_cache: opt.DiskCache = None,
+    disk_size: opt.DiskSize = "64MiB",
+    max_seqs: opt.MaxSeqs = 16,
+    threads: opt.Threads = None,
+) -> None:
+    """Send requests of mixed kinds through a small pool; see whether memory or any index grows."""
+    from octavo.cli.bench_steady import run
+
+    options = opt.start_options(
+        weights="auto",
+        backend="cpu",
+        context_length=None,
+        kv_memory=kv_memory,
+        disk_cache=disk_cache,
+        disk_size=disk_size,
+        max_seqs=max_seqs,
+        threads=threads,
+    )
+    run(model, options, requests, as_json=as_json)
+
+
+@bench_app.command()
 def serve(
     url: Annotated[str, typer.Argument(metavar="URL", help="Such as http://127.0.0.1:8000/v1.")],
     workload: Annotated[

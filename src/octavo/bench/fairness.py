@@ -1,0 +1,197 @@
+"""What a quiet tenant notices of one that floods the server: alone, with quotas and turns, and first come.
+
+    flood   |||||||||||||||||||||||||||||||||||||||   many clients, each sends its next request at once
+    quiet      |      |      |      |      |          one client, a request every now and then
+               <-> time to first token
+
+Requests of the same shape in each situation, on one served model. A step is what the flood's running answers
+see of it: the time between two of their tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from octavo.bench.offline import FIRST_TOKEN, quantile
+from octavo.engine.client import AsyncLLM
+from octavo.errors import RequestFailed
+from octavo.memory.quota import TenantPolicy
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.sequence import State
+from octavo.types import FinishReason, SamplingParams
+
+QUIET, FLOOD = "quiet", "flood"
+_PAUSE_S = 0.05
+_LOOK_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Lengths are in tokens."""
+
+    clients: int = 48  # of the flood
+    requests: int = 40  # of the quiet tenant
+    prompt: int = 128
+    flood_output: int = 64
+    quiet_output: int = 8
+
+
+@dataclass(slots=True)
+class Found:
+    """What one situation showed."""
+
+    situation: str
+    first_token_s: list[float] = field(default_factory=list)  # of the quiet tenant's requests
+    admitted_steps: list[int] = field(default_factory=list)  # steps until one held its blocks
+    between_s: list[float] = field(default_factory=list)  # of the flood's tokens
+    flood_tokens: int = 0
+    flood_blocks: int = 0  # at most, when looked at
+    flood_maximum: int | None = None
+    seconds: float = 0.0
+
+    @property
+    def first_token_p95_s(self) -> float:
+        """Of the quiet tenant."""
+        return quantile(sorted(self.first_token_s), 0.95)
+
+    @property
+    def step_p95_s(self) -> float:
+        """As the flood saw it; 0 where there was none."""
+        return quantile(sorted(self.between_s), 0.95) if self.between_s else 0.0
+
+
+def bound_s(alone: Found, flooded: Found) -> float:
+    """What the quiet tenant may have to wait: half as long again as alone, and two steps."""
+    return 1.5 * alone.first_token_p95_s + 2.0 * flooded.step_p95_s
+
+
+def policies(llm: AsyncLLM, scenario: Scenario) -> list[TenantPolicy]:
+    """The quiet tenant is guaranteed what two of its requests need; the flood may have all the rest."""
+    pool = llm.engine.scheduler.memory
+    needed = -(-(scenario.prompt + scenario.quiet_output) // pool.block_size)
+    guaranteed = min(2 * needed, pool.pool.num_blocks // 2)
+    return [
+        TenantPolicy(QUIET, guaranteed=guaranteed),
+        TenantPolicy(FLOOD, maximum=pool.pool.num_blocks - guaranteed),
+    ]
+
+
+async def measure(llm: AsyncLLM, scenario: Scenario) -> list[Found]:
+    """Alone, flooded with tenants, flooded without. Raises RequestFailed."""
+    bounds = policies(llm, scenario)
+    found = [await _situation(llm, scenario, "alone", flood="", quiet="")]
+    await llm.ask(lambda s, now: s.set_tenants(bounds))
+    found.append(await _situation(llm, scenario, "flooded, tenants", flood=FLOOD, quiet=QUIET))
+    found[-1].flood_maximum = bounds[1].maximum
+    await llm.ask(lambda s, now: s.set_tenants(()))
+    few = replace(scenario, requests=max(4, scenario.requests // 8))  # each waits for all the others
+    found.append(await _situation(llm, few, "flooded, first come", flood="all", quiet="all"))
+    return found
+
+
+async def _situation(llm: AsyncLLM, scenario: Scenario, name: str, *, flood: str, quiet: str) -> Found:
+    found, generator = Found(name), random.Random(name)
+    started = time.perf_counter()
+    clients = [
+        asyncio.create_task(_flood(llm, scenario, flood, generator, found))
+        for _ in range(scenario.clients if flood else 0)
+    ]
+    watch = asyncio.create_task(_watch(llm, flood, found))
+    try:
+        if clients:
+            await _until_full(llm)
+        for _ in range(scenario.requests):
+            await asyncio.sleep(_PAUSE_S)
+            await _quiet(llm, scenario, quiet, generator, found)
+    finally:
+        for task in (*clients, watch):
+            task.cancel()
+        await asyncio.gather(*clients, watch, return_exceptions=True)
+    found.seconds = time.perf_counter() - started
+    while await llm.ask(lambda s, now: s.has_work):
+        await asyncio.sleep(_LOOK_S)
+    return found
+
+
+async def _until_full(llm: AsyncLLM) -> None:
+    """Until the flood has as much as it can have."""
+    for _ in range(100):
+        await asyncio.sleep(_PAUSE_S)
+        if llm.stats().waiting > 0:
+            break
+    await asyncio.sleep(1.0)
+
+
+async def _flood(
+    llm: AsyncLLM, scenario: Scenario, tenant: str, generator: random.Random, found: Found
+) -> None:
+    """One client that never rests."""
+    while True:
+        stream = await llm.submit(
+            _tokens(llm, scenario.prompt, generator), _params(scenario.flood_output), tenant=tenant
+        )
+        try:
+            last = None
+            async for delta in stream:
+                now = time.perf_counter()
+                found.flood_tokens += len(delta.tokens)
+                if last is not None and delta.tokens:
+                    found.between_s.append(now - last)
+                last = now if delta.tokens else last
+        finally:
+            stream.cancel()
+
+
+async def _quiet(
+    llm: AsyncLLM, scenario: Scenario, tenant: str, generator: random.Random, found: Found
+) -> None:
+    """One request of the quiet tenant."""
+    prompt = _tokens(llm, scenario.prompt, generator)
+    submitted = time.perf_counter()
+    stream = await llm.submit(prompt, _params(scenario.quiet_output), tenant=tenant)
+    admission = asyncio.create_task(_steps_until_admitted(llm, stream.request_id))
+    try:
+        is_first = True
+        async for delta in stream:
+            if delta.tokens and is_first:
+                found.first_token_s.append(time.perf_counter() - submitted)
+                is_first = False
+            if delta.finish is FinishReason.ERROR:
+                raise RequestFailed(delta.error)
+        found.admitted_steps.append(await admission)
+    finally:
+        admission.cancel()
+        stream.cancel()
+
+
+async def _steps_until_admitted(llm: AsyncLLM, request_id: int) -> int:
+    """Asked once in each step."""
+
+    def waits(scheduler: Scheduler, now: float) -> bool:
+        return any(s.state is State.WAITING for s in scheduler.sequences_of(request_id))
+
+    steps = 0
+    while await llm.ask(waits):
+        steps += 1
+    return steps
+
+
+async def _watch(llm: AsyncLLM, tenant: str, found: Found) -> None:
+    """How many blocks the flood holds, now and then."""
+    while True:
+        held = await llm.ask(lambda s, now: s.memory.quotas.charged(tenant))
+        found.flood_blocks = max(found.flood_blocks, held)
+        await asyncio.sleep(_LOOK_S)
+
+
+def _tokens(llm: AsyncLLM, count: int, generator: random.Random) -> Sequence[int]:
+    low = min(FIRST_TOKEN, llm.vocab_size - 1)
+    return [generator.randrange(low, llm.vocab_size) for _ in range(count)]
+
+
+def _params(output: int) -> SamplingParams:
+    return SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)

@@ -1,0 +1,55 @@
+"""The benchmarks of a long life and of a flood, on the tiny model: what they notice, not how fast it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from tests.engine.served import Served, serve_tiny
+
+from octavo.bench import fairness, steady
+from octavo.bench.fairness import FLOOD, Found, Scenario, bound_s
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    found = serve_tiny(num_blocks=24)
+    yield found
+    found.llm.close()
+
+
+def test_no_index_grows_over_requests_of_all_kinds(served: Served) -> None:
+    looks = asyncio.run(steady.run(served.llm, 900, 300, lambda text: None))
+    assert [look.requests for look in looks] == [0, 300, 600, 900]
+    assert looks[-1].preemptions > 0
+    assert looks[-1].evictions > 0
+    assert looks[-1].blocks_held == 0
+    bounded = [path for path in steady.grown(looks, 1) if not path.endswith("events._ring")]
+    assert bounded == []
+
+
+def test_the_census_sees_an_index_that_grows(served: Served) -> None:
+    engine = served.engine
+    before = steady.census(served.llm)
+    engine.scheduler.leak = {i: i for i in range(50)}  # type: ignore[attr-defined]
+    grown = {path: size for path, size in steady.census(served.llm).items() if before[path] != size}
+    assert [(path.rsplit(".", 1)[1], size) for path, size in grown.items()] == [("leak", 50)]
+
+
+def test_a_flood_keeps_to_its_maximum_and_the_quiet_tenant_gets_its_blocks(served: Served) -> None:
+    scenario = Scenario(clients=6, requests=4, prompt=12, flood_output=8, quiet_output=2)
+    alone, tenants, first_come = asyncio.run(fairness.measure(served.llm, scenario))
+    assert len(alone.first_token_s) == len(tenants.first_token_s) == len(first_come.first_token_s) == 4
+    assert tenants.flood_tokens > 0
+    assert tenants.flood_maximum is not None
+    assert 0 < tenants.flood_blocks <= tenants.flood_maximum
+    assert max(tenants.admitted_steps) <= 2
+    assert served.engine.scheduler.memory.quotas.policy(FLOOD).maximum is None, "nothing is left behind"
+
+
+def test_the_bound_is_half_as_long_again_and_two_steps() -> None:
+    alone, flooded = Found("alone"), Found("flooded")
+    alone.first_token_s = [0.2] * 10
+    flooded.between_s = [0.1] * 10
+    assert bound_s(alone, flooded) == pytest.approx(0.5)
