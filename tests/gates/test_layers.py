@@ -20,6 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.config": {"octavo.errors"},
     "octavo.fields": {"octavo.errors"},
     "octavo.files": set(),
+    "octavo.tenants": VALUES | {"octavo.memory"},
     "octavo.memory": VALUES,
     "octavo.scheduler": VALUES | {"octavo.memory"},
     "octavo.kernels": VALUES | {"octavo._native"},
@@ -28,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.text": VALUES | {"octavo.fields"},
     "octavo.executor": VALUES | {"octavo.files", "octavo.kernels", "octavo.model", "octavo.sampling"},
     "octavo.sim": VALUES | {"octavo.files", "octavo.memory", "octavo.scheduler"},
-    "octavo.server": VALUES | {"octavo.engine", "octavo.config"},
+    "octavo.server": VALUES | {"octavo.engine", "octavo.config", "octavo.tenants"},
 }
 # Rooms that decide: no arrays, no clock, no thread, no socket. Time is an argument.
 PURE = ("octavo.memory", "octavo.scheduler", "octavo.types", "octavo.errors", "octavo.units")

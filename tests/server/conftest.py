@@ -12,6 +12,7 @@ class Edge:
 
     def __init__(self, model, settings):
         self.model = model
+        self.settings = settings
         self.app = create_app(model, settings)
 
     def request(self, method, path, **options):

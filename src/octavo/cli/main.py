@@ -18,7 +18,8 @@ from octavo.cli.bench_app import bench_app
 from octavo.cli.pins_app import pins_app
 from octavo.cli.pool_app import pool_app
 from octavo.cli.remote import DEFAULT_URL, ApiKey, Url
-from octavo.errors import ConfigError, InvalidRequest, OctavoError
+from octavo.cli.tenants_app import tenants_app
+from octavo.errors import ConfigError, InvalidRequest, OctavoError, TenantsRefused
 
 app = typer.Typer(
     name="octavo",
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 app.add_typer(pins_app, name="pins")
 app.add_typer(pool_app, name="pool")
+app.add_typer(tenants_app, name="tenants")
 
 
 def main() -> None:
@@ -38,7 +40,7 @@ def main() -> None:
         app()
     except OctavoError as error:
         typer.echo(f"octavo: {error}", err=True)
-        sys.exit(2 if isinstance(error, (ConfigError, InvalidRequest)) else 1)
+        sys.exit(2 if isinstance(error, (ConfigError, InvalidRequest, TenantsRefused)) else 1)
 
 
 @app.callback(invoke_without_command=True)
@@ -60,6 +62,13 @@ def serve(
         list[str] | None,
         typer.Option(
             envvar="OCTAVO_API_KEY", help="A key that clients must send; repeatable.", show_default=False
+        ),
+    ] = None,
+    tenants: Annotated[
+        str | None,
+        typer.Option(
+            help="File that says who may use the server, and how much; SIGHUP reads it again. Default: none.",
+            show_default=False,
         ),
     ] = None,
     served_name: Annotated[
@@ -108,7 +117,8 @@ def serve(
         pace=pace,
         served_name=served_name,
     )
-    run(model, options, host=host, port=port, api_keys=tuple(api_key or ()), drain_timeout_s=drain_timeout)
+    keys = tuple(api_key or ())
+    run(model, options, host=host, port=port, api_keys=keys, drain_timeout_s=drain_timeout, tenants=tenants)
 
 
 @app.command()

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from octavo.cli.remote import DEFAULT_URL, ApiKey, Url, ask
+from octavo.cli.remote import DEFAULT_URL, ApiKey, Url, ask, ask_whole_pool
 from octavo.units import format_bytes, parse_bytes
 
 pool_app = typer.Typer(
@@ -17,7 +17,7 @@ pool_app = typer.Typer(
 @pool_app.command("show")
 def show(url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
     """Its size, what it holds, and what it could grow to."""
-    typer.echo(_line(ask(url, api_key, "GET", "/v1/kv")))
+    typer.echo(_line(ask_whole_pool(url, api_key)))
 
 
 @pool_app.command("resize")

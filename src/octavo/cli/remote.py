@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from octavo.errors import OctavoError, RequestFailed
+from octavo.errors import InvalidRequest, OctavoError, RequestFailed
 
 Url = Annotated[str, typer.Option(help="The server.")]
 ApiKey = Annotated[
@@ -42,6 +42,14 @@ def ask(
         raise RequestFailed(_words_of(told) or f"{url}{path} answered {answer.status_code}")
     if not isinstance(told, dict):
         raise OctavoError(f"{url}{path} answered something else than an object")
+    return told
+
+
+def ask_whole_pool(url: str, api_key: str) -> dict[str, Any]:
+    """What /v1/kv tells an operator. Raises InvalidRequest where the key is another tenant's."""
+    told = ask(url, api_key, "GET", "/v1/kv")
+    if "counts" not in told:
+        raise InvalidRequest(f"the key is that of {told.get('tenant')}; allowed: an operator's")
     return told
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Console
 
 from octavo.cli.terminal import running_engine
 from octavo.config import StartOptions
 from octavo.server.app import ServerSettings
+from octavo.server.roster import Roster
 from octavo.server.run import bind, serve
 
 
@@ -18,12 +21,16 @@ def run(
     port: int,
     api_keys: tuple[str, ...],
     drain_timeout_s: float,
+    tenants: str | None = None,
 ) -> None:
-    """Serve until a signal. The port is taken before the model is loaded, so a wrong one is known at once."""
+    """Serve until a signal. The port is taken and the tenants are read before the model is loaded, so what is
+    wrong with them is known at once."""
     listener = bind(host, port)
-    settings = ServerSettings(host=host, api_keys=api_keys, drain_timeout_s=drain_timeout_s)
+    roster = None if tenants is None else Roster(Path(tenants))
+    settings = ServerSettings(host=host, api_keys=api_keys, drain_timeout_s=drain_timeout_s, roster=roster)
+    with_key = bool(api_keys) or roster is not None
     with running_engine(model, options) as llm:
-        serve(llm, listener, settings, lambda url: show_ready(url, llm.name, with_key=bool(api_keys)))
+        serve(llm, listener, settings, lambda url: show_ready(url, llm.name, with_key=with_key))
 
 
 def show_ready(url: str, name: str, *, with_key: bool) -> None:

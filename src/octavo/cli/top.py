@@ -46,6 +46,11 @@ def _screen(url: str, api_key: str) -> RenderableType:
 
 
 def _summary(url: str, kv: dict[str, Any]) -> Text:
+    if "counts" not in kv:  # the key is a tenant's, who sees its own alone
+        return Text(
+            f"{url}  {kv['tenant']}: {kv['held_by_sequences']:,} blocks held by sequences, "
+            f"{kv['held_by_pins']:,} by pins  running {kv['running']}  waiting {kv['waiting']}"
+        )
     counts = kv["counts"]
     return Text(
         f"{url}  blocks of {kv['block_size']} tokens: {counts['total']:,}  held {counts['held']:,}  "

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from octavo.engine.answers import Answers
 from octavo.engine.assemble import Assembler, Vocabulary
 from octavo.engine.core import Ask, Engine, Submit, ask
 from octavo.engine.ledger import Ledger
@@ -24,7 +25,7 @@ from octavo.engine.loop import EngineLoop
 from octavo.engine.outputs import ChatMessage, EngineStats
 from octavo.engine.requests import ModelFacts, make_request, render_chat
 from octavo.engine.stream import DeltaStream, call_soon, end_all
-from octavo.errors import EngineStopped, QueueFull, RequestTooLarge
+from octavo.errors import EngineStopped, QueueFull, RequestFailed, RequestTooLarge
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.tokenizer import Tokenizer
@@ -52,6 +53,7 @@ class AsyncLLM:
         self._lock = threading.Lock()
         self._streams: dict[int, DeltaStream] = {}  # guarded by _lock: requests that the engine has not ended
         self._left: dict[int, int] = {}  # guarded by _lock: choices without a final update
+        self._answers = Answers()
         self._closed: str | None = None  # why nothing is taken any more
         self._tokenizers = ThreadPoolExecutor(TOKENIZER_THREADS, "octavo-tokenizer")
         self.gave_up: str | None = None  # why the engine ended by itself
@@ -123,8 +125,26 @@ class AsyncLLM:
             tenant=tenant,
             timeouts=timeouts,
         )
+        if tenant:
+            return await self._submit_asking(request)
         # Under one lock, so that `_recovered` finds every request in the inbox or in the engine's hands.
         return self._open(request, lambda: self._loop.submit(request))
+
+    async def _submit_asking(self, request: Request) -> DeltaStream:
+        """The same for a tenant's, whose own bounds only the engine's thread can check: waits until that has
+        taken it. Raises what it refuses with."""
+        request_id = request.request_id
+        answer = self._answers.open(request_id)
+        try:
+            stream = self._open(request, lambda: self._loop.submit(request, answer))
+            await asyncio.wrap_future(answer)
+        except BaseException:
+            self._forget(request_id)
+            self._loop.cancel(request_id)  # should it have been taken, and we not have waited
+            raise
+        finally:
+            self._answers.close(request_id)
+        return stream
 
     async def submit_pin(self, order: PinOrder) -> DeltaStream:
         """Keep a pin's budget and queue the request that fills it: both, or neither and an error as `submit`
@@ -292,7 +312,9 @@ class AsyncLLM:
             lost = {i: stream for i, stream in self._streams.items() if i not in unread_ids}
             for request_id in lost:
                 del self._streams[request_id], self._left[request_id]
-        end_all(lost, f"the engine found its own state broken and started afresh: {_describe(error)}")
+        reason = f"the engine found its own state broken and started afresh: {_describe(error)}"
+        self._answers.fail(lost, RequestFailed(reason))
+        end_all(lost, reason)
 
     def _give_up(self, error: BaseException) -> None:
         reason = f"the engine has stopped after repeated failures: {_describe(error)}"
@@ -307,6 +329,7 @@ class AsyncLLM:
         with self._lock:
             streams, self._streams = self._streams, {}
             self._left.clear()
+        self._answers.fail(streams, EngineStopped(reason))
         end_all(streams, reason)
 
 

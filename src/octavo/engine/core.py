@@ -28,9 +28,11 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Queue a request."""
+    """Queue a request. Whether it was taken is told to `answer`, if there is one; else only a refusal, as its
+    final updates."""
 
     request: Request
+    answer: Future[None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,7 @@ class Engine:
         self._reset_executor()  # first: no transfer of the old ledger may reach the new one's blocks
         self.scheduler = self._new_scheduler()
         self.scheduler.memory.resize(old.memory.pool.num_blocks, ())
+        self.scheduler.set_tenants(old.memory.quotas.policies())
         self._stalled = False
         self._counters.retire(old)
         self.scheduler.events = old.events  # what happened stays told; pins are gone with their blocks
@@ -214,17 +217,24 @@ class Engine:
             return []
         if isinstance(command, Cancel):
             return self.scheduler.cancel(command.request_id, command.choice)
-        request = command.request
+        request, answer = command.request, command.answer
+        if answer is not None and not answer.set_running_or_notify_cancel():
+            return []  # whoever asked has gone
         try:
             self.scheduler.submit(request)
-        except OctavoError as error:  # rare: the client checks before it submits
+        except OctavoError as error:  # rare: the client checks before it submits, but for a tenant's bounds
             self.scheduler.pinning.give_up(request)
+            if answer is not None:
+                answer.set_exception(error)
+                return []
             usage = Usage(len(request.prompt), 0, 0, 0)
             choices = range(request.n)
             return [
                 Update(request.request_id, c, (), usage, FinishReason.ERROR, error=str(error))
                 for c in choices
             ]
+        if answer is not None:
+            answer.set_result(None)
         return []
 
 

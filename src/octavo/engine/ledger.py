@@ -7,9 +7,18 @@ Every answer is made by the engine's thread between two steps, so the numbers of
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from octavo.errors import RequestFailed, ResizeRefused
+from octavo.memory.quota import TenantPolicy
+from octavo.scheduler.own_views import (
+    OwnKvView,
+    view_own_kv,
+    view_own_map,
+    view_own_request,
+    view_own_requests,
+)
 from octavo.scheduler.pinning import PREEMPTED_LATE, PinOrder
 from octavo.scheduler.resizing import resize
 from octavo.scheduler.scheduler import Scheduler
@@ -42,17 +51,34 @@ class Ledger:
         """Pool, pins, and what happened lately."""
         return await self._llm.ask(view_kv)
 
-    async def map(self) -> MapView:
-        """Every block and its owners."""
-        return await self._llm.ask(view_map)
+    async def own_kv(self, tenant: str) -> OwnKvView:
+        """What of it is the tenant's."""
+        return await self._llm.ask(lambda s, now: view_own_kv(s, tenant, now))
 
-    async def requests(self) -> list[RequestView]:
-        """All that have not ended, in order of arrival."""
-        return await self._llm.ask(view_requests)
+    async def map(self, tenant: str | None = None) -> MapView:
+        """Every block and its owners; or only the tenant's."""
+        if tenant is None:
+            return await self._llm.ask(view_map)
+        return await self._llm.ask(lambda s, now: view_own_map(s, tenant, now))
 
-    async def request(self, request_id: int) -> RequestView | None:
-        """One of them; None when it has ended or never was."""
-        return await self._llm.ask(lambda scheduler, now: view_request(scheduler, request_id, now))
+    async def requests(self, tenant: str | None = None) -> list[RequestView]:
+        """All that have not ended, or the tenant's, in order of arrival."""
+        if tenant is None:
+            return await self._llm.ask(view_requests)
+        return await self._llm.ask(lambda s, now: view_own_requests(s, tenant, now))
+
+    async def request(self, request_id: int, tenant: str | None = None) -> RequestView | None:
+        """One of them; None when it has ended, or never was, or is not the tenant's."""
+        if tenant is None:
+            return await self._llm.ask(lambda s, now: view_request(s, request_id, now))
+        return await self._llm.ask(lambda s, now: view_own_request(s, tenant, request_id, now))
+
+    async def set_tenants(self, policies: Sequence[TenantPolicy]) -> None:
+        """Let these bounds hold from the next step on, and none of before.
+
+        Raises TenantsRefused; then nothing has changed.
+        """
+        await self._llm.ask(lambda s, now: s.set_tenants(policies))
 
     async def resize(self, num_blocks: int) -> KvView:
         """Make the pool larger or smaller while it serves; returns when that is done.
@@ -67,9 +93,11 @@ class Ledger:
             "blocks that would have to move have been on their way to or from the tier below for too long"
         )
 
-    async def pins(self) -> list[PinView]:
-        """All pins, oldest first."""
-        return await self._llm.ask(lambda s, now: [view_pin(pin, now) for pin in s.pins.all()])
+    async def pins(self, tenant: str | None = None) -> list[PinView]:
+        """All pins, or the tenant's, oldest first."""
+        return await self._llm.ask(
+            lambda s, now: [view_pin(p, now) for p in s.pins.all() if tenant in (None, p.tenant)]
+        )
 
     async def pin(self, order: PinOrder) -> PinView:
         """Compute the prompt, where it is not cached, and keep its full blocks; returns when they are held.

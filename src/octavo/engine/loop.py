@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from octavo.engine.core import Cancel, Engine, Submit
 from octavo.types import Request, Update
@@ -45,9 +46,9 @@ class EngineLoop:
         """Begin turning."""
         self._thread.start()
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; any thread."""
-        self._engine.inbox.put(Submit(request))
+    def submit(self, request: Request, answer: Future[None] | None = None) -> None:
+        """Queue a request; any thread. `answer` is told whether it was taken."""
+        self._engine.inbox.put(Submit(request, answer))
 
     def cancel(self, request_id: int, choice: int | None = None) -> None:
         """End a request, or one choice of it; any thread."""

@@ -9,8 +9,11 @@ from typing import Protocol
 
 from octavo.memory.memory import BlockCounts
 from octavo.memory.pins import Strength
+from octavo.memory.quota import TenantPolicy
+from octavo.scheduler.own_views import OwnKvView
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.sequence import State
+from octavo.scheduler.uses import TenantUse
 from octavo.scheduler.views import BlockView, KvView, MapView, PinView, RequestView, SequenceView, TierView
 from octavo.types import NO_TIMEOUTS, ChatMessage, FinishReason, SamplingParams, Timeouts, Usage
 
@@ -22,6 +25,7 @@ __all__ = [
     "EngineStats",
     "KvView",
     "MapView",
+    "OwnKvView",
     "PinOrder",
     "PinView",
     "RequestView",
@@ -30,6 +34,8 @@ __all__ = [
     "State",
     "Stream",
     "Strength",
+    "TenantPolicy",
+    "TenantUse",
     "TierView",
     "TokenInfo",
 ]
@@ -118,15 +124,20 @@ class LedgerView(Protocol):
 
     async def kv(self) -> KvView: ...
 
-    async def map(self) -> MapView: ...
+    async def own_kv(self, tenant: str) -> OwnKvView: ...
 
-    async def requests(self) -> list[RequestView]: ...
+    # None: everybody's; else nothing but that tenant's.
+    async def map(self, tenant: str | None = None) -> MapView: ...
 
-    async def request(self, request_id: int) -> RequestView | None: ...
+    async def requests(self, tenant: str | None = None) -> list[RequestView]: ...
+
+    async def request(self, request_id: int, tenant: str | None = None) -> RequestView | None: ...
+
+    async def set_tenants(self, policies: Sequence[TenantPolicy]) -> None: ...
 
     async def resize(self, num_blocks: int) -> KvView: ...
 
-    async def pins(self) -> list[PinView]: ...
+    async def pins(self, tenant: str | None = None) -> list[PinView]: ...
 
     async def pin(self, order: PinOrder) -> PinView: ...
 

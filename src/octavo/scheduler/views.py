@@ -12,6 +12,7 @@ from octavo.memory.memory import BlockCounts
 from octavo.memory.pins import Pin, Strength
 from octavo.scheduler.events import Event
 from octavo.scheduler.sequence import Sequence, State
+from octavo.scheduler.uses import TenantUse, view_uses
 from octavo.scheduler.waits import QUEUED
 from octavo.types import Usage
 
@@ -101,6 +102,7 @@ class KvView:
     events: tuple[Event, ...]  # newest first
     event_counts: dict[str, int]
     now: float
+    tenants: tuple[TenantUse, ...] = ()  # that have anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,7 @@ def view_kv(scheduler: Scheduler, now: float) -> KvView:
         tuple(events.recent(EVENTS_TOLD)),
         {kind.value: count for kind, count in events.counts.items()},
         now,
+        view_uses(scheduler),
     )
 
 

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.engine.outputs import ServedModel
-from octavo.errors import EngineStopped, OctavoError
+from octavo.errors import ConfigError, EngineStopped, OctavoError
 from octavo.server.chat import chat_completions
 from octavo.server.completions import completions
 from octavo.server.errors import (
@@ -44,6 +44,7 @@ from octavo.server.kv import (
     show_request,
 )
 from octavo.server.metrics import CONTENT_TYPE, Metrics
+from octavo.server.roster import Roster
 from octavo.server.security import Guard
 
 # Routes with a part that a client chooses, for metrics.
@@ -58,18 +59,29 @@ _CLIENT_CLOSED = 499
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What the edge is told. `host` is the address it is bound to, which names it in Host headers."""
+    """What the edge is told. `host` is the address it is bound to, which names it in Host headers.
+
+    Raises ConfigError for keys that belong to nobody beside tenants whose keys say who they are.
+    """
 
     host: str = "127.0.0.1"
     api_keys: tuple[str, ...] = ()
     body_bytes_max: int = 8 * 2**20
     drain_timeout_s: float = 30.0
+    roster: Roster | None = None  # the tenants; None: there are none
+
+    def __post_init__(self) -> None:
+        if self.api_keys and self.roster is not None:
+            raise ConfigError(
+                "--api-key (or OCTAVO_API_KEY) and --tenants are both given; allowed: one of them (a tenant "
+                "with operator = true may do what a key without tenants may)"
+            )
 
 
 def create_app(model: ServedModel, settings: ServerSettings) -> FastAPI:
     """The application over one model. When it shuts down, the model drains."""
     metrics = Metrics(model.stats)
-    edge = Edge(model, metrics, settings.body_bytes_max)
+    edge = Edge(model, metrics, settings.body_bytes_max, settings.roster)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -85,7 +97,8 @@ def create_app(model: ServedModel, settings: ServerSettings) -> FastAPI:
     app.add_exception_handler(Exception, on_any_exception)
     routes = frozenset(path for route in app.routes if isinstance(path := getattr(route, "path", None), str))
     app.add_middleware(_AnswerCounter, metrics=metrics, routes=routes)
-    app.add_middleware(Guard, host=settings.host, api_keys=settings.api_keys)  # outermost: added last
+    # Outermost: added last.
+    app.add_middleware(Guard, host=settings.host, api_keys=settings.api_keys, roster=settings.roster)
     return app
 
 

@@ -19,6 +19,7 @@ from octavo.server.logprobs import chat_logprobs, prompt_logprobs
 from octavo.server.openai_schema import ChatBody, check_stream_options, refuse_unsupported, sampling_params
 from octavo.server.prompts import chat_messages
 from octavo.server.sse import DONE, EventStream, event
+from octavo.server.tenant import terms_of
 from octavo.types import SamplingParams
 
 
@@ -50,13 +51,11 @@ async def chat_completions(edge: Edge, request: Request) -> Response:
     edge.check_model(body.model)
     check_stream_options(body)
     params = _params(body, edge.model.vocab_size)
-    n, priority, timeouts = body.num_choices, body.engine_priority, body.timeouts
+    n, terms = body.num_choices, terms_of(request, body)
 
     messages = chat_messages(body.messages, edge.model.context_length)
     prompt = await edge.model.encode_chat(messages)
-    generation = await submit_all(
-        edge, [prompt], params, n=n, priority=priority, timeouts=timeouts, watch=watch
-    )
+    generation = await submit_all(edge, [prompt], params, n=n, terms=terms, watch=watch)
     head = _Head(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), edge.model.name)
     if body.stream:
         events = _events(head, generation, params, with_usage=body.wants_usage)

@@ -25,6 +25,7 @@ from octavo.server.openai_schema import (
 )
 from octavo.server.prompts import Prompt, encode_prompts
 from octavo.server.sse import DONE, EventStream, event
+from octavo.server.tenant import terms_of
 from octavo.types import SamplingParams
 
 # OpenAI's default on this route.
@@ -63,7 +64,7 @@ async def completions(edge: Edge, request: Request) -> Response:
     body = validate(CompletionBody, raw)
     edge.check_model(body.model)
     check_stream_options(body)
-    n, priority, timeouts = body.num_choices, body.engine_priority, body.timeouts
+    n, terms = body.num_choices, terms_of(request, body)
     _check_best_of(body.best_of, n)
     params = _params(body, edge.model.vocab_size)
 
@@ -83,8 +84,7 @@ async def completions(edge: Edge, request: Request) -> Response:
         [prompt.tokens for prompt in prompts],
         params,
         n=n,
-        priority=priority,
-        timeouts=timeouts,
+        terms=terms,
         watch=watch,
     )
     if body.stream:

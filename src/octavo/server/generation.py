@@ -17,8 +17,10 @@ from octavo.engine.outputs import Delta, ServedModel, Stream, TokenInfo
 from octavo.errors import EngineStopped, RequestFailed, TimedOut, UnknownModel
 from octavo.server.errors import JsonObject
 from octavo.server.metrics import Metrics, RequestWatch
+from octavo.server.roster import Roster
 from octavo.server.sse import wait_for_disconnect
-from octavo.types import FinishReason, SamplingParams, Timeouts, Usage
+from octavo.server.tenant import Terms
+from octavo.types import FinishReason, SamplingParams, Usage
 
 ResultT = TypeVar("ResultT")
 
@@ -34,6 +36,7 @@ class Edge:
     model: ServedModel
     metrics: Metrics
     body_bytes_max: int
+    roster: Roster | None = None
 
     def check_model(self, name: str | None) -> None:
         """Raise UnknownModel unless `name` is the served model; leaving it out is allowed."""
@@ -189,18 +192,26 @@ async def submit_all(
     params: SamplingParams,
     *,
     n: int,
-    priority: int,
-    timeouts: Timeouts,
+    terms: Terms,
     watch: RequestWatch,
 ) -> Generation:
-    """Submit every prompt, or none: when one is refused, those before it are cancelled."""
-    streams: list[Stream] = []
+    """Submit every prompt, or none: when one is refused, the others are cancelled."""
+    asked = [
+        asyncio.ensure_future(
+            edge.model.submit(
+                prompt, params, n=n, priority=terms.priority, tenant=terms.tenant, timeouts=terms.timeouts
+            )
+        )
+        for prompt in prompts
+    ]
     try:
-        for prompt in prompts:
-            streams.append(await edge.model.submit(prompt, params, n=n, priority=priority, timeouts=timeouts))
+        streams = await asyncio.gather(*asked)
     except BaseException:
-        for stream in streams:
-            stream.cancel()
+        for one in asked:
+            one.cancel()
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if not isinstance(answer, BaseException):
+                answer.cancel()
         raise
     firsts = [TokenInfo(prompt[0], edge.model.token_bytes(prompt[0])) for prompt in prompts]
     return Generation(streams, firsts, n, watch)

@@ -9,6 +9,9 @@ POST   /v1/kv/pins             {name, prompt | messages | tokens, ttl, strength}
 PATCH  /v1/kv                  {blocks | bytes}: the pool grows or shrinks
 PATCH  /v1/kv/pins/{name}      {ttl}
 DELETE /v1/kv/pins/{name}
+
+With tenants, one that is no operator is told of its own things and nothing else. An operator may name another
+tenant, or `shared`: "tenant" in a new pin's body, ?tenant= for one that exists.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.outputs import PinOrder, Strength
+from octavo.engine.outputs import KvView, PinOrder, Strength, TenantUse
 from octavo.errors import InvalidRequest, require_range
 from octavo.server.body import read_json, validate
 from octavo.server.errors import HttpRefusal, JsonObject, json_response
 from octavo.server.generation import ClientGone, Edge
 from octavo.server.prompts import chat_messages, encode_prompts
 from octavo.server.sse import wait_for_disconnect
+from octavo.server.tenant import entry_of, owner_of, sight_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -48,6 +52,7 @@ class PinBody(BaseModel):
     tokens: object = None
     ttl: float = _TTL_S
     strength: str = Strength.HOT.value
+    tenant: str | None = None
 
 
 class ResizeBody(BaseModel):
@@ -69,7 +74,26 @@ class RenewBody(BaseModel):
 
 async def show_kv(edge: Edge, request: Request) -> Response:
     """GET /v1/kv."""
-    return json_response(_shaped(await edge.model.ledger.kv()))
+    tenant = entry_of(request)
+    if tenant is not None and not tenant.operator:
+        own = await edge.model.ledger.own_kv(tenant.name)
+        return json_response(_shaped(own) | {"bounds": _shaped(tenant.policy(own.bytes_per_block))})
+    view = await edge.model.ledger.kv()
+    return json_response(_shaped(view) | {"tenants": _tenants(edge, view)})
+
+
+def _tenants(edge: Edge, view: KvView) -> list[JsonObject]:
+    """What each uses, with its bounds in blocks: those of the file, then those that are gone and still hold
+    something."""
+    if edge.roster is None:
+        return [_shaped(use) for use in view.tenants]
+    uses = {use.name: use for use in view.tenants}
+    told = []
+    for tenant in edge.roster.tenants.all:
+        policy = tenant.policy(view.bytes_per_block)
+        use = uses.pop(tenant.name, TenantUse(tenant.name, 0, 0, 0, 0))
+        told.append(_shaped(policy) | _shaped(use) | {"operator": tenant.operator})
+    return told + [_shaped(use) for use in uses.values()]
 
 
 async def resize_pool(edge: Edge, request: Request) -> Response:
@@ -87,12 +111,12 @@ async def resize_pool(edge: Edge, request: Request) -> Response:
 
 async def show_map(edge: Edge, request: Request) -> Response:
     """GET /v1/kv/map."""
-    return json_response(_shaped(await edge.model.ledger.map()))
+    return json_response(_shaped(await edge.model.ledger.map(sight_of(request))))
 
 
 async def list_requests(edge: Edge, request: Request) -> Response:
     """GET /v1/requests: block tables are left empty."""
-    views = await edge.model.ledger.requests()
+    views = await edge.model.ledger.requests(sight_of(request))
     shaped = [_shaped(replace(v, sequences=tuple(replace(s, table=()) for s in v.sequences))) for v in views]
     return json_response({"object": "list", "data": shaped})
 
@@ -101,7 +125,7 @@ async def show_request(edge: Edge, request: Request) -> Response:
     """GET /v1/requests/{id}."""
     given = request.path_params["request_id"]
     is_id = given.isascii() and given.isdecimal() and len(given) <= _REQUEST_ID_DIGITS_MAX
-    view = await edge.model.ledger.request(int(given)) if is_id else None
+    view = await edge.model.ledger.request(int(given), sight_of(request)) if is_id else None
     if view is None:
         raise HttpRefusal(
             HTTPStatus.NOT_FOUND,
@@ -113,7 +137,7 @@ async def show_request(edge: Edge, request: Request) -> Response:
 
 async def list_pins(edge: Edge, request: Request) -> Response:
     """GET /v1/kv/pins."""
-    pins = [_shaped(pin) for pin in await edge.model.ledger.pins()]
+    pins = [_shaped(pin) for pin in await edge.model.ledger.pins(sight_of(request))]
     return json_response({"object": "list", "data": pins})
 
 
@@ -124,7 +148,12 @@ async def create_pin(edge: Edge, request: Request) -> Response:
     if strength is None:
         allowed = ", ".join(each.value for each in Strength)
         raise InvalidRequest(f"strength is {body.strength[:40]!r}; allowed: {allowed}", param="strength")
-    order = PinOrder(body.name, await _tokens_of(body, edge), body.ttl, strength)
+    tenant = owner_of(request, body.tenant)
+    if edge.roster is not None and not edge.roster.tenants.has(tenant):
+        raise InvalidRequest(
+            f"there is no tenant {tenant[:80]!r}; allowed: one of the tenants file, or shared", param="tenant"
+        )
+    order = PinOrder(body.name, await _tokens_of(body, edge), body.ttl, strength, tenant)
     work = asyncio.ensure_future(edge.model.ledger.pin(order))
     watcher = asyncio.create_task(wait_for_disconnect(request.receive))
     try:
@@ -141,14 +170,15 @@ async def create_pin(edge: Edge, request: Request) -> Response:
 async def renew_pin(edge: Edge, request: Request) -> Response:
     """PATCH /v1/kv/pins/{name}."""
     body = validate(RenewBody, await read_json(request, edge.body_bytes_max))
-    return json_response(
-        _shaped(await edge.model.ledger.renew_pin("", request.path_params["name"], body.ttl))
-    )
+    tenant = owner_of(request, request.query_params.get("tenant"))
+    name = request.path_params["name"]
+    return json_response(_shaped(await edge.model.ledger.renew_pin(tenant, name, body.ttl)))
 
 
 async def delete_pin(edge: Edge, request: Request) -> Response:
     """DELETE /v1/kv/pins/{name}."""
-    return json_response(_shaped(await edge.model.ledger.unpin("", request.path_params["name"])))
+    tenant = owner_of(request, request.query_params.get("tenant"))
+    return json_response(_shaped(await edge.model.ledger.unpin(tenant, request.path_params["name"])))
 
 
 async def _tokens_of(body: PinBody, edge: Edge) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """Running the application: a socket, uvicorn in this thread, and an orderly end.
 
-The first SIGTERM or SIGINT closes the socket to newcomers, lets running requests end within the drain
-timeout, and `serve` returns; a second one does not wait. An engine that gave up ends the server in the same
-way, and `serve` raises: whoever supervises the process should see it die.
+With tenants, SIGHUP reads their file again. The first SIGTERM or SIGINT closes the socket to newcomers, lets
+running requests end within the drain timeout, and `serve` returns; a second one does not wait. An engine that
+gave up ends the server in the same way, and `serve` raises: whoever supervises the process should see it die.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Awaitable, Callable
 from types import FrameType
 
 import uvicorn
@@ -70,21 +71,43 @@ def build_server(
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, int(settings.drain_timeout_s)),
     )
-    return Server(config, on_ready, lambda: model.gave_up is not None)
+    roster = settings.roster
+    if roster is None:
+        return Server(config, on_ready, lambda: model.gave_up is not None)
+    return Server(
+        config,
+        on_ready,
+        lambda: model.gave_up is not None,
+        before=lambda: roster.begin(model.ledger),
+        on_hangup=lambda: roster.reload_soon(model.ledger),
+    )
 
 
 class Server(uvicorn.Server):
     """uvicorn's server with a ready callback, signals that end in status 0, and an end when `is_over`."""
 
     def __init__(
-        self, config: uvicorn.Config, on_ready: Callable[[str], None] | None, is_over: Callable[[], bool]
+        self,
+        config: uvicorn.Config,
+        on_ready: Callable[[str], None] | None,
+        is_over: Callable[[], bool],
+        *,
+        before: Callable[[], Awaitable[None]] | None = None,
+        on_hangup: Callable[[], None] | None = None,
     ) -> None:
+        """`before` runs before it listens; `on_hangup` is called on the event loop at each SIGHUP."""
         super().__init__(config)
+        self._before = before
+        self.on_hangup = on_hangup
         self._on_ready = on_ready
         self._is_over = is_over
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen, then say so."""
+        """Start to listen, then say so. Raises what `before` raises."""
+        if self._before is not None:
+            await self._before()
+        if self.on_hangup is not None and threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.on_hangup)
         try:
             await super().startup(sockets)
         except OSError as error:  # another process has begun to listen since `bind`

@@ -1,5 +1,8 @@
 """Who may talk to the server: by key if keys exist, else only what a browser on a foreign page cannot fake.
 
+With tenants the key says whose the request is, and a tenant that is no operator reaches only the routes that
+are listed for it, whatever others exist.
+
 A web page can make its visitor's browser send requests to loopback, directly or by pointing its own name at
 127.0.0.1 (DNS rebinding). Such requests carry the page's name in Host or Origin, so without keys foreign
 names are refused. An address in Host is not a name that somebody else could rebind. `/health` is open to
@@ -8,7 +11,6 @@ probes and tells nothing.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import ipaddress
 from http import HTTPStatus
@@ -18,6 +20,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.server.errors import HttpRefusal, error_response
+from octavo.server.roster import Roster
+from octavo.server.tenant import is_for_tenants, let_in
+from octavo.tenants import digest_of
 
 OPEN_PATHS = frozenset({"/health"})
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -27,9 +32,12 @@ _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 class Guard:
     """ASGI middleware that lets a request through or answers 401 or 403 itself, on every route."""
 
-    def __init__(self, app: ASGIApp, host: str, api_keys: tuple[str, ...]) -> None:
+    def __init__(
+        self, app: ASGIApp, host: str, api_keys: tuple[str, ...], roster: Roster | None = None
+    ) -> None:
         self._app = app
-        self._digests = tuple(_digest(key) for key in api_keys)
+        self._roster = roster
+        self._digests = tuple(digest_of(key) for key in api_keys)
         self._names = _LOOPBACK | {host.lower()} - _WILDCARDS
         self._any_address = host in _WILDCARDS
 
@@ -37,14 +45,19 @@ class Guard:
         if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] in OPEN_PATHS):
             await self._app(scope, receive, send)
             return
-        refusal = self.refusal(Headers(scope=scope)) if scope["type"] == "http" else _no_websocket()
+        if scope["type"] != "http":
+            refusal: HttpRefusal | None = _no_websocket()
+        elif self._roster is not None:
+            refusal = _let_tenant_in(scope, self._roster)
+        else:
+            refusal = self.refusal(Headers(scope=scope))
         if refusal is None:
             await self._app(scope, receive, send)
         else:
             await error_response(refusal)(scope, receive, send)
 
     def refusal(self, headers: Headers) -> HttpRefusal | None:
-        """Why these headers are refused, or None."""
+        """Why these headers are refused, or None; there are no tenants."""
         if self._digests:
             return None if self._has_key(headers) else _bad_key()
         host = hostname(f"//{headers.get('host', '')}")
@@ -59,10 +72,9 @@ class Guard:
 
     def _has_key(self, headers: Headers) -> bool:
         """True when the bearer token is one of the keys; every key is compared, in constant time."""
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        digest = _digest(given.strip())
+        digest = digest_of(_bearer(headers))
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        return any(matches)
 
     def _is_ours(self, host: str | None) -> bool:
         if host is None:
@@ -87,9 +99,27 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _digest(key: str) -> bytes:
-    """Equal lengths for the comparison, whatever was sent."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _let_tenant_in(scope: Scope, roster: Roster) -> HttpRefusal | None:
+    """Note in the scope whose key it is, and return None; or why the request is refused."""
+    tenant = roster.tenants.of_key(_bearer(Headers(scope=scope)))
+    if tenant is None:
+        return _bad_key()
+    if not tenant.operator and not is_for_tenants(scope["method"], scope["path"]):
+        return HttpRefusal(
+            HTTPStatus.FORBIDDEN,
+            f"{scope['method']} {scope['path'][:100]} is not for this key; allowed: /v1/models, "
+            "/v1/completions, /v1/chat/completions, /v1/requests, and to see and pin what is one's own in "
+            "/v1/kv; all else wants an operator's key",
+            code="operators_only",
+        )
+    let_in(scope, tenant)
+    return None
+
+
+def _bearer(headers: Headers) -> str:
+    """The token of the Authorization header; "", which is nobody's key, where there is none."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else ""
 
 
 def _bad_key() -> HttpRefusal:

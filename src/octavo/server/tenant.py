@@ -1,12 +1,130 @@
-"""Whose request it is: decided by the guard from the key, never by anything else that a client sends."""
+"""Whose request it is: decided by the guard from the key, never by anything else that a client sends. And
+what follows from that: what it may call and see, and what it gets where it names nothing.
+
+Without tenants everybody is "" and the operator.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from http import HTTPStatus
+
 from starlette.requests import Request
+from starlette.routing import compile_path
+from starlette.types import Scope
+
+from octavo.errors import InvalidRequest
+from octavo.server.errors import HttpRefusal
+from octavo.server.openai_schema import GenerationBody
+from octavo.tenants import Tenant
+from octavo.types import Timeouts
 
 SCOPE_KEY = "octavo.tenant"
+_ENTRY_KEY = "octavo.tenant.entry"
+
+# What a tenant may call. All else is the operator's: a route that nobody has thought about stays shut.
+TENANT_ROUTES = frozenset(
+    {
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/{model_id:path}"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        ("GET", "/v1/kv"),
+        ("GET", "/v1/kv/map"),
+        ("GET", "/v1/kv/pins"),
+        ("POST", "/v1/kv/pins"),
+        ("PATCH", "/v1/kv/pins/{name}"),
+        ("DELETE", "/v1/kv/pins/{name}"),
+        ("GET", "/v1/requests"),
+        ("GET", "/v1/requests/{request_id}"),
+    }
+)
+_PATTERNS = tuple((method, compile_path(route)[0]) for method, route in sorted(TENANT_ROUTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Whose request it is, and on which terms it runs; the engine's own sense of priority (higher is
+    earlier)."""
+
+    tenant: str
+    priority: int
+    timeouts: Timeouts
+
+
+def let_in(scope: Scope, tenant: Tenant) -> None:
+    """Note whose key it was; the guard alone calls this."""
+    scope[SCOPE_KEY] = tenant.name
+    scope[_ENTRY_KEY] = tenant
+
+
+def is_for_tenants(method: str, path: str) -> bool:
+    """Whether this may be called with the key of a tenant that is no operator."""
+    method = "GET" if method == "HEAD" else method
+    return any(method == allowed and pattern.match(path) for allowed, pattern in _PATTERNS)
 
 
 def tenant_of(request: Request) -> str:
     """The authenticated tenant; "" where there are none."""
     return str(request.scope.get(SCOPE_KEY, ""))
+
+
+def is_operator(request: Request) -> bool:
+    """Whether the key is an operator's, or there are no tenants."""
+    tenant = entry_of(request)
+    return tenant is None or tenant.operator
+
+
+def sight_of(request: Request) -> str | None:
+    """The tenant whose things alone may be shown; None: everybody's."""
+    return None if is_operator(request) else tenant_of(request)
+
+
+def owner_of(request: Request, asked: str | None) -> str:
+    """Whose thing is meant: one's own, or, for an operator, the named tenant's. Raises HttpRefusal."""
+    own = tenant_of(request)
+    if asked is None or asked == own:
+        return own
+    if SCOPE_KEY not in request.scope:
+        raise InvalidRequest("tenant is given; allowed: none, this server has no tenants", param="tenant")
+    if not is_operator(request):
+        raise HttpRefusal(
+            HTTPStatus.FORBIDDEN,
+            f"tenant names another than {own}; allowed: leave it out, or use an operator's key",
+            code="operators_only",
+        )
+    return asked
+
+
+def terms_of(request: Request, body: GenerationBody) -> Terms:
+    """What the client asks for, and where it names nothing, what its tenant's entry says.
+
+    Raises InvalidRequest for a priority earlier than the tenant may have: nobody outranks others by asking.
+    """
+    tenant, asked = entry_of(request), body.timeouts
+    if tenant is None:
+        return Terms(tenant_of(request), body.engine_priority, asked)
+    priority = -tenant.priority if body.priority is None else body.engine_priority
+    if -priority < tenant.priority_min:
+        raise InvalidRequest(
+            f"priority is {-priority}; allowed: {tenant.priority_min} or more, which run later (priority_min "
+            "in the server's tenants file)",
+            param="priority",
+        )
+    own = tenant.timeouts
+    return Terms(
+        tenant.name,
+        priority,
+        Timeouts(
+            own.total if asked.total is None else asked.total,
+            own.queue if asked.queue is None else asked.queue,
+            own.first_token if asked.first_token is None else asked.first_token,
+        ),
+    )
+
+
+def entry_of(request: Request) -> Tenant | None:
+    """The tenant as the file had it when the request came in; None where there are no tenants."""
+    found = request.scope.get(_ENTRY_KEY)
+    assert found is None or isinstance(found, Tenant)
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from octavo.engine.outputs import (
     EngineStats,
     KvView,
     MapView,
+    OwnKvView,
     PinOrder,
     PinView,
     RequestView,
@@ -26,6 +28,8 @@ from octavo.engine.outputs import (
     State,
     Stream,
     Strength,
+    TenantPolicy,
+    TenantUse,
     TokenInfo,
 )
 from octavo.errors import EngineStopped, OctavoError, RequestTooLarge, ResizeRefused, UnknownPin
@@ -107,7 +111,7 @@ class FakeModel:
             raise EngineStopped("the engine is draining")
         if len(prompt) + (params.max_tokens or 1) > self._context_length:
             raise RequestTooLarge(f"{len(prompt):,} tokens do not fit {self._context_length:,}")
-        stream = FakeStream(self, next(self._ids), tuple(prompt), params, n, priority, timeouts)
+        stream = FakeStream(self, next(self._ids), tuple(prompt), params, n, priority, timeouts, tenant)
         self.submitted.append(stream)
         return stream
 
@@ -134,8 +138,10 @@ class FakeStream:
         n: int,
         priority: int,
         timeouts: Timeouts,
+        tenant: str,
     ) -> None:
         self.timeouts = timeouts
+        self.tenant = tenant
         self.prompt = prompt
         self.params = params
         self.n = n
@@ -213,29 +219,48 @@ class FakeStream:
 
 
 class FakeLedger:
-    """Pins in a dictionary, and a pool of ten blocks that never changes."""
+    """Pins in a dictionary, and a pool of ten blocks that never changes. `policies` are the tenants'."""
 
     def __init__(self, model: FakeModel) -> None:
         self._model = model
-        self._pins: dict[str, PinView] = {}
+        self._pins: dict[tuple[str, str], PinView] = {}
         self.orders: list[PinOrder] = []
+        self.policies: tuple[TenantPolicy, ...] = ()
 
     async def kv(self) -> KvView:
         """Three held, two cached, five free."""
         counts = BlockCounts(10, 3, 2, 5)
-        return KvView(counts, 20, 368_640, 16, 3, 0, 5, tuple(self._pins.values()), None, 0, 1, (), {}, 7.0)
+        uses = Counter(stream.tenant for stream in self._model.submitted if not stream.ended)
+        tenants = tuple(TenantUse(name, count, 0, 2, 0) for name, count in uses.items())
+        pins = tuple(self._pins.values())
+        return KvView(counts, 20, 368_640, 16, 3, 0, 5, pins, None, 0, 1, (), {}, 7.0, tenants)
 
-    async def map(self) -> MapView:
-        """The same, drawn."""
+    async def own_kv(self, tenant: str) -> OwnKvView:
+        """Its pins and streams, and no event."""
+        pins = tuple(await self.pins(tenant))
+        running = len(await self.requests(tenant))
+        return OwnKvView(tenant, 368_640, 16, running, 0, pins, 0, running, (), 7.0)
+
+    async def set_tenants(self, policies: Sequence[TenantPolicy]) -> None:
+        """Taken, unless the guarantees are more than the ten blocks."""
+        if sum(policy.guaranteed for policy in policies) > 10:
+            raise ResizeRefused("the guarantees do not fit 10 blocks")
+        self.policies = tuple(policies)
+
+    async def map(self, tenant: str | None = None) -> MapView:
+        """The same, drawn; all of it is nobody's but the operator's."""
+        if tenant is not None:
+            return MapView("." * 10, (-1,) * 10, ())
         return MapView("sssc.c....", (0, 0, 0, -1, -1, -1, -1, -1, -1, -1), ("request 0, choice 0",))
 
-    async def requests(self) -> list[RequestView]:
+    async def requests(self, tenant: str | None = None) -> list[RequestView]:
         """What was submitted and runs."""
-        return [self._view(stream) for stream in self._model.submitted if not stream.ended]
+        live = [stream for stream in self._model.submitted if not stream.ended]
+        return [self._view(stream) for stream in live if tenant in (None, stream.tenant)]
 
-    async def request(self, request_id: int) -> RequestView | None:
+    async def request(self, request_id: int, tenant: str | None = None) -> RequestView | None:
         """One of them."""
-        return next((view for view in await self.requests() if view.request_id == request_id), None)
+        return next((view for view in await self.requests(tenant) if view.request_id == request_id), None)
 
     async def resize(self, num_blocks: int) -> KvView:
         """To at most 20."""
@@ -243,9 +268,9 @@ class FakeLedger:
             raise ResizeRefused(f"a pool of {num_blocks} blocks was asked for; allowed: 4 to 20")
         return replace(await self.kv(), counts=BlockCounts(num_blocks, 3, 1, num_blocks - 4))
 
-    async def pins(self) -> list[PinView]:
+    async def pins(self, tenant: str | None = None) -> list[PinView]:
         """In order of creation."""
-        return list(self._pins.values())
+        return [pin for pin in self._pins.values() if tenant in (None, pin.tenant)]
 
     async def pin(self, order: PinOrder) -> PinView:
         """Held at once."""
@@ -254,30 +279,30 @@ class FakeLedger:
         self.orders.append(order)
         blocks, tokens = len(order.tokens) // 16, len(order.tokens)
         view = PinView(order.tenant, order.name, Strength.HOT, blocks, tokens, False, 0.0, order.ttl_s)
-        self._pins[order.name] = view
+        self._pins[order.tenant, order.name] = view
         return view
 
     async def renew_pin(self, tenant: str, name: str, ttl_s: float) -> PinView:
         """With the new time."""
-        self._pins[name] = replace(self._find(name), seconds_left=ttl_s)
-        return self._pins[name]
+        self._pins[tenant, name] = replace(self._find(tenant, name), seconds_left=ttl_s)
+        return self._pins[tenant, name]
 
     async def unpin(self, tenant: str, name: str) -> PinView:
         """Gone."""
-        view = self._find(name)
-        del self._pins[name]
+        view = self._find(tenant, name)
+        del self._pins[tenant, name]
         return view
 
-    def _find(self, name: str) -> PinView:
-        if name not in self._pins:
+    def _find(self, tenant: str, name: str) -> PinView:
+        if (tenant, name) not in self._pins:
             raise UnknownPin(f"there is no pin named {name!r}", param="name")
-        return self._pins[name]
+        return self._pins[tenant, name]
 
     def _view(self, stream: FakeStream) -> RequestView:
         usage = Usage(len(stream.prompt), 0, 0, 0)
         table = (BlockView(4, 2, True),)
         sequence = SequenceView(0, State.RUNNING, "", "", 0, usage, table)
-        return RequestView(stream.request_id, "", stream.priority, 1.0, None, None, (sequence,))
+        return RequestView(stream.request_id, stream.tenant, stream.priority, 1.0, None, None, (sequence,))
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:

@@ -27,11 +27,13 @@ from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.resizing import resize
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.sim.oracle import OracleExecutor, next_token
+from octavo.sim.sights import check_sights
 from octavo.sim.tenants import GuaranteeWatch, random_policies, try_policies
 from octavo.types import FinishReason, Request, SamplingParams, StepPlan, StepResult, Timeouts, Update
 
 VOCAB, EOS = 50, 0
 TENANTS = 3
+SIGHT_EVERY = 16  # steps, between two looks at what each tenant sees
 
 
 def tenant_of_seed(seed: int) -> int:
@@ -279,6 +281,8 @@ class Simulation:
         self._move()
         plan = self.scheduler.schedule(self.clock)
         check_scheduler(self.scheduler)
+        if self.outcome.steps % SIGHT_EVERY == 0:
+            check_sights(self.scheduler, self.clock)
         self._watch.look(self.scheduler)
         if plan is not None:
             self.outcome.steps += 1

@@ -18,7 +18,7 @@ from octavo.memory.pool import BlockPool
 from octavo.memory.quota import Quotas
 from octavo.memory.table import BlockTable
 from octavo.memory.tiers import LowerTier
-from octavo.scheduler import resizing
+from octavo.scheduler import own_views, resizing
 from octavo.scheduler.admit import Admission
 from octavo.scheduler.deadlines import Deadlines
 from octavo.scheduler.diff import PlanDiff
@@ -29,6 +29,7 @@ from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.tenancy import Tenancy
 from octavo.scheduler.transfers import Transfers, _Moving
+from octavo.scheduler.views import MapView, RequestView, view_map, view_request
 from octavo.sim.driver import drive
 from octavo.types import FinishReason, Move, TransferDone, Update, Usage
 
@@ -219,6 +220,15 @@ def _drop_for_this_process_alone(self: LowerTier, slot: int) -> None:
     self._free.append(slot)
 
 
+def _view_anyone(scheduler: Scheduler, tenant: str, request_id: int, now: float) -> RequestView | None:
+    view = view_request(scheduler, request_id, now)
+    return view and replace(view, place=None, sequences=())
+
+
+def _map_of_all(scheduler: Scheduler, tenant: str, now: float) -> MapView:
+    return view_map(scheduler, now)
+
+
 def _move_without_copies(self: PlanDiff, copies: object, discarded: tuple[int, int]) -> None:
     self._discarded.append(discarded)
 
@@ -272,6 +282,10 @@ BUGS: tuple[PlantedBug, ...] = (
         "moved block, and its row is not told", resizing, "_tell_rows", lambda scheduler, copies: None
     ),
     PlantedBug("pool below its floor", resizing, "floor_of", lambda scheduler: 1),
+    PlantedBug("events told to a tenant as written", own_views, "_own_event", lambda event: event),
+    PlantedBug("another tenant's request is told", own_views, "view_own_request", _view_anyone),
+    PlantedBug("another tenant's blocks are drawn", own_views, "view_own_map", _map_of_all),
+    PlantedBug("why a request waits names another", own_views, "_own_words", lambda s, sequence, why: why),
     PlantedBug("quota forgotten at admission", Tenancy, "allows", lambda self, *given: True),
     PlantedBug("quota forgotten when a table grows", Quotas, "room", lambda self, owner: 1 << 30),
     PlantedBug("guarantees that nobody can claim", Admission, "_claim_guarantees", lambda self: None),

@@ -1,0 +1,77 @@
+"""What each tenant may see, checked against a stupid count over the whole scheduler: all of its own, and
+nothing by which another's requests, pins, blocks or ids could be known.
+"""
+
+from __future__ import annotations
+
+import re
+
+from octavo.scheduler import own_views
+from octavo.scheduler.events import EVENTS_MAX, EventKind
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.uses import TenantUse, view_uses
+
+_REQUEST = re.compile(r"request (\d+)")
+
+
+def check_sights(scheduler: Scheduler, now: float) -> None:
+    """Raise AssertionError where a tenant sees less than its own, or more. O(tenants * everything)."""
+    names = {request.tenant for request in scheduler.requests()} | {"somebody who has nothing"}
+    names |= {pin.tenant for pin in scheduler.pins.all()}
+    names |= {event.tenant for event in scheduler.events.recent(EVENTS_MAX)} - {""}
+    assert sum(_check_requests(scheduler, now, name) for name in names) == len(scheduler.live_requests())
+    kvs = [own_views.view_own_kv(scheduler, name, now) for name in names]
+    assert sum(kv.running for kv in kvs) == len(scheduler.running), "a running sequence is nobody's"
+    assert sum(kv.waiting for kv in kvs) == len(scheduler.waiting), "a waiting sequence is nobody's"
+    tables = [len(s.table) for s in scheduler.running if s.table is not None]
+    assert sum(kv.held_by_sequences for kv in kvs) == sum(tables), "blocks of sequences are nobody's"
+    uses = {use.name: use for use in view_uses(scheduler)}
+    for name, kv in zip(names, kvs, strict=True):
+        use = uses.get(name, TenantUse(name, 0, 0, 0, 0))
+        assert (use.running, use.waiting) == (kv.running, kv.waiting), "the operator is told another number"
+        assert {pin.tenant for pin in kv.pins} <= {name}, "a foreign pin is told"
+        assert len(kv.pins) == sum(pin.tenant == name for pin in scheduler.pins.all()), "a pin is missing"
+        for event in kv.events:
+            assert event.tenant == name, "a foreign event is told"
+            told = {int(found) for found in _REQUEST.findall(event.text)}
+            assert told <= {event.request_id}, f"an event names another's request: {event.text}"
+            assert event.kind is not EventKind.PREEMPTED or "priority" not in event.text
+        _check_map(scheduler, now, name)
+
+
+def _check_requests(scheduler: Scheduler, now: float, tenant: str) -> int:
+    """Returns how many are its own."""
+    views = own_views.view_own_requests(scheduler, tenant, now)
+    shown = {view.request_id for view in views}
+    for request in scheduler.requests():
+        assert (request.request_id in shown) == (request.tenant == tenant), "a foreign request is listed"
+        one = own_views.view_own_request(scheduler, tenant, request.request_id, now)
+        assert (one is not None) == (request.tenant == tenant), "a foreign request is told"
+    for view in views:
+        assert view.place is None, "its place tells how many others wait"
+        for sequence in view.sequences:
+            assert not _REQUEST.search(sequence.why), f"a wait names a request: {sequence.why}"
+    return len(views)
+
+
+def _check_map(scheduler: Scheduler, now: float, tenant: str) -> None:
+    drawn = own_views.view_own_map(scheduler, tenant, now)
+    own = {
+        block
+        for s in scheduler.running
+        if s.request.tenant == tenant and s.table is not None
+        for block in s.table.blocks
+    }
+    for pin in scheduler.pins.all():
+        if pin.tenant == tenant and pin.table is not None:
+            own |= set(pin.table.blocks)
+    assert len(drawn.states) == len(drawn.owner) == scheduler.memory.pool.num_blocks
+    assert {b for b, state in enumerate(drawn.states) if state != "."} == own, (
+        "the map draws another's blocks"
+    )
+    assert {b for b, owner in enumerate(drawn.owner) if owner >= 0} == own, "the map names another's blocks"
+    held = sum(use.blocks_held for use in view_uses(scheduler) if use.name == tenant)
+    assert held == len(own), "the operator is told another number of blocks"
+    for text in drawn.owners:
+        for found in _REQUEST.findall(text):
+            assert scheduler.sequences_of(int(found))[0].request.tenant == tenant, "a foreign owner is named"

@@ -1,0 +1,113 @@
+"""`octavo tenants`, and `octavo serve --tenants` where it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from octavo.cli.main import app
+from octavo.errors import ConfigError, InvalidRequest, RequestFailed
+from octavo.server.app import ServerSettings
+from octavo.server.roster import Roster
+from octavo.server.run import base_url, bind, build_server
+from octavo.server.testing import FakeModel
+from octavo.tenants import digest_of, parse_tenants
+
+
+def octavo(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def test_a_new_key_comes_with_the_line_that_lets_it_in() -> None:
+    output = octavo("tenants", "new-key")
+    found = re.search(r"octavo-[A-Za-z0-9_-]{43}", output)
+    assert found is not None
+    line = output.splitlines()[-1]
+    tenant = parse_tenants(f'[[tenant]]\nname = "alice"\n{line}').of_key(found.group())
+    assert tenant is not None
+    assert tenant.name == "alice"
+    assert octavo("tenants", "new-key") != output
+
+
+def test_check_shows_what_a_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text(
+        f'[[tenant]]\nname = "alice"\nkey_sha256 = "{digest_of("a").hex()}"\nguaranteed = "1MiB"\n'
+        'maximum = 4096\nmax_running = 7\n[tenant.defaults]\ntimeout = 60\n[[tenant]]\nname = "shared"\n'
+    )
+    output = octavo("tenants", "check", str(path))
+    for part in (
+        "alice",
+        "1,048,576 bytes",
+        "4,096 blocks",
+        "timeout 60",
+        "shared: 0 keys",
+        "nobody is an operator",
+    ):
+        assert part in output
+    assert digest_of("a").hex() not in output
+    path.write_text(path.read_text().replace("max_running = 7", "operator = true"))
+    output = octavo("tenants", "check", str(path))
+    assert "alice: operator, 1 key, guaranteed" in output
+    assert "nobody is an operator" not in output
+
+
+@pytest.mark.parametrize("command", [("tenants", "check"), ("serve", "no-model", "--port", "0", "--tenants")])
+def test_a_wrong_file_is_refused_before_anything_is_loaded(tmp_path: Path, command: tuple[str, ...]) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text('[[tenant]]\nname = "alice"\n')
+    with pytest.raises(ConfigError, match=r"tenants\.toml: tenant alice: key_sha256 is missing; allowed"):
+        octavo(*command, str(path))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        octavo(*command, str(path) + "x")
+
+
+def test_keys_of_nobody_beside_tenants_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text(f'[[tenant]]\nname = "alice"\nkey_sha256 = "{digest_of("a").hex()}"\n')
+    with pytest.raises(ConfigError, match="are both given; allowed: one of them"):
+        octavo("serve", "no-model", "--port", "0", "--tenants", str(path), "--api-key", "x")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    path = tmp_path / "tenants.toml"
+    path.write_text(
+        f'[[tenant]]\nname = "alice"\nkey_sha256 = "{digest_of("a").hex()}"\nguaranteed = 3\n'
+        f'[[tenant]]\nname = "boss"\nkey_sha256 = "{digest_of("b").hex()}"\noperator = true\n'
+    )
+    listener, ready = bind("127.0.0.1", 0), threading.Event()
+    server = build_server(FakeModel(), ServerSettings(roster=Roster(path)), lambda _: ready.set())
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread.start()
+    assert ready.wait(10)
+    yield base_url(listener)
+    server.should_exit = True
+    thread.join(20)
+
+
+def test_an_operator_lists_the_tenants_of_a_server(url: str) -> None:
+    output = octavo("tenants", "list", "--url", url, "--api-key", "b")
+    assert "alice: 0 blocks held, 0 pinned, 3 guaranteed, - at most; 0 running, 0 waiting" in output
+    assert "boss: " in output
+    with pytest.raises(InvalidRequest, match="the key is that of alice; allowed: an operator's"):
+        octavo("tenants", "list", "--url", url, "--api-key", "a")
+
+
+def test_a_tenant_that_asks_for_what_is_the_operators_is_told_so(url: str) -> None:
+    with pytest.raises(RequestFailed, match="PATCH /v1/kv is not for this key"):
+        octavo("pool", "resize", "3MiB", "--url", url, "--api-key", "a")
+    assert "rules: " in octavo("pins", "add", "rules", "x" * 40, "--url", url, "--api-key", "a")
+    with pytest.raises(InvalidRequest, match="the key is that of alice; allowed: an operator's"):
+        octavo("pool", "show", "--url", url, "--api-key", "a")
+    assert "alice: 0 blocks held by sequences" in octavo("top", "--once", "--url", url, "--api-key", "a")
+    assert "rules: " in octavo("pins", "list", "--url", url, "--api-key", "a")

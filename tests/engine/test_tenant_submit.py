@@ -1,0 +1,146 @@
+"""A tenant's request is taken, or refused with the engine's own error, before anybody reads its stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from tests.engine.served import Served, alone, read, serve_tiny
+from tests.engine.test_client import LONG, greedy, nothing_is_left, prompt_of
+
+from octavo.engine.stream import DeltaStream
+from octavo.errors import EngineStopped, QueueFull, RequestFailed, RequestTooLarge, TenantsRefused
+from octavo.memory.quota import TenantPolicy
+from octavo.types import FinishReason
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    served = serve_tiny(rows=1, max_waiting=1)
+    yield served
+    served.turnstile.open.set()
+    served.llm.close()
+
+
+def submit(served: Served, seed: int, max_tokens: int) -> asyncio.Task[DeltaStream]:
+    return asyncio.ensure_future(served.llm.submit(prompt_of(seed), greedy(max_tokens), tenant="alice"))
+
+
+async def hold(served: Served) -> DeltaStream:
+    """A request that runs, in a step that does not end."""
+    stream = await submit(served, 1, LONG)
+    served.turnstile.open.clear()
+    served.turnstile.reached.clear()
+    await asyncio.to_thread(served.turnstile.reached.wait, 20)
+    return stream
+
+
+def test_its_stream_is_that_of_any_request(served: Served) -> None:
+    async def scenario() -> None:
+        (told,) = await read(await submit(served, 3, 9))
+        assert told.answer.essence == alone(prompt_of(3), 9, ignore_eos=True)[0].essence
+
+    asyncio.run(scenario())
+    nothing_is_left(served)
+
+
+def test_a_refusal_is_the_engines_and_leaves_nothing(served: Served) -> None:
+    async def scenario() -> None:
+        running = await hold(served)
+        waiting = submit(served, 2, 4)
+        refused = submit(served, 3, 4)
+        served.turnstile.open.set()
+        with pytest.raises(QueueFull, match="1 requests are waiting; allowed: 1"):
+            await asyncio.wait_for(refused, 20)
+        running.cancel()
+        (told,) = await read(await waiting)
+        assert told.finishes == [FinishReason.LENGTH]
+        assert await served.llm.drain(5), "a refused request is still counted as open"
+
+    asyncio.run(scenario())
+    nothing_is_left(served)
+
+
+def test_a_client_that_leaves_before_it_is_taken_is_never_taken(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        running = await hold(served)
+        taken = []
+        monkeypatch.setattr(served.engine.scheduler, "submit", taken.append)
+        left = submit(served, 2, 4)
+        await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.wait({left})
+        running.cancel()
+        served.turnstile.open.set()
+        assert await served.llm.drain(5)
+        assert taken == []
+
+    asyncio.run(scenario())
+    nothing_is_left(served)
+
+
+def test_what_a_broken_step_was_just_taking_fails_at_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(request: object) -> None:
+        raise AssertionError("a broken invariant")
+
+    async def scenario() -> None:
+        running = await hold(served)
+        both = [submit(served, i, 4) for i in (2, 3)]
+        await asyncio.sleep(0)
+        monkeypatch.setattr(served.engine.scheduler, "submit", refuse)
+        served.turnstile.open.set()
+        for one in both:
+            with pytest.raises(RequestFailed, match="started afresh"):
+                await asyncio.wait_for(one, 20)
+        assert (await read(running))[0].finishes == [FinishReason.ERROR]
+        (told,) = await read(await submit(served, 4, 5))
+        assert told.answer.essence == alone(prompt_of(4), 5, ignore_eos=True)[0].essence
+
+    asyncio.run(scenario())
+    nothing_is_left(served)
+
+
+def test_bounds_outlive_a_broken_step(served: Served) -> None:
+    async def scenario() -> None:
+        bounds = (TenantPolicy("alice", guaranteed=10, maximum=30), TenantPolicy("bob", weight=3.0))
+        await served.llm.ledger.set_tenants(bounds)
+        broken = await submit(served, 1, LONG)
+        served.turnstile.failures = 1
+        assert (await read(broken))[0].finishes == [FinishReason.ERROR]
+        with pytest.raises(RequestTooLarge, match="allowed: 30"):
+            await served.llm.submit([5] * 100, greedy(410), tenant="alice")
+        found = {policy.name: policy for policy in served.engine.scheduler.memory.quotas.policies()}
+        assert (found["alice"], found["bob"]) == bounds
+
+    asyncio.run(scenario())
+
+
+def test_guarantees_that_do_not_fit_are_refused_and_change_nothing(served: Served) -> None:
+    async def scenario() -> None:
+        await served.llm.ledger.set_tenants((TenantPolicy("alice", guaranteed=40),))
+        with pytest.raises(TenantsRefused):
+            await served.llm.ledger.set_tenants((TenantPolicy("alice", guaranteed=10_000),))
+        assert served.engine.scheduler.memory.quotas.policy("alice").guaranteed == 40
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_ends_takes_nothing_and_says_so(served: Served) -> None:
+    async def scenario() -> None:
+        await hold(served)
+        waiting = submit(served, 2, 4)
+        await asyncio.sleep(0)
+        closing = asyncio.get_running_loop().run_in_executor(None, served.llm.close)
+        while not served.llm._loop._stopping:
+            await asyncio.sleep(0.001)
+        served.turnstile.open.set()
+        await closing
+        with pytest.raises(EngineStopped):
+            await asyncio.wait_for(waiting, 20)
+
+    asyncio.run(scenario())

@@ -1,0 +1,435 @@
+"""Tenants over HTTP: a key says who it is, each sees its own and nothing else, a new file takes the old one's
+place without a request noticing."""
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+from openai import AuthenticationError, BadRequestError, OpenAI, PermissionDeniedError
+from tests.server.conftest import Edge
+
+from octavo.errors import ConfigError, OctavoError
+from octavo.server.app import ServerSettings
+from octavo.server.roster import Roster
+from octavo.server.run import base_url, bind, build_server
+from octavo.server.tenant import TENANT_ROUTES
+from octavo.server.testing import FakeModel
+from octavo.tenants import digest_of, read_tenants
+
+ALICE, BOB, BOSS, NOBODY = (f"octavo-{name}" for name in ("alice", "bob", "boss", "nobody"))
+# Routes that an operator alone may call, /health aside, which is everybody's.
+OPERATOR_ROUTES = {("GET", "/metrics"), ("PATCH", "/v1/kv")}
+
+
+def entry(name, *keys, lines=""):
+    hashes = ", ".join(f'"{digest_of(key).hex()}"' for key in keys)
+    return f'[[tenant]]\nname = "{name}"\nkey_sha256 = [{hashes}]\n{lines}\n'
+
+
+TENANTS = (
+    entry("alice", ALICE, lines="guaranteed = 4\nmaximum = 8\nmax_queue = 5")
+    + entry("bob", BOB, lines="[tenant.defaults]\ntimeout = 60\nttft_timeout = 5.5\npriority = 10")
+    + entry("boss", BOSS, lines="operator = true\npriority_min = -100")
+)
+
+
+def by(key):
+    return {"headers": {"Authorization": f"Bearer {key}"}}
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "tenants.toml"
+    path.write_text(TENANTS)
+    return path
+
+
+@pytest.fixture
+def house(model, path):
+    """The application with three tenants."""
+    house = Edge(model, ServerSettings(roster=Roster(path)))
+    house.roster = house.settings.roster
+    return house
+
+
+def live(model, *streams):
+    """Let the submissions of those places count as running again."""
+    for place in streams:
+        model.submitted[place].ended = False
+
+
+# -- who is let in, and where to -----------------------------------------------------------------------------
+def test_every_route_is_a_tenants_or_the_operators(house):
+    found = set()
+    for route in house.app.routes:
+        found |= {(method, route.path) for method in route.methods - {"HEAD"}}
+    assert found == TENANT_ROUTES | OPERATOR_ROUTES | {("GET", "/health")}
+
+
+@pytest.mark.parametrize("key", [NOBODY, "", digest_of(ALICE).hex(), ALICE[:-1], "alice"])
+def test_a_key_of_nobody_opens_nothing_but_health(house, key):
+    for path in ("/v1/models", "/metrics", "/v1/kv", "/nothing", "/", "//health", "/health/"):
+        answer = house.get(path, **by(key))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert house.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("value", [f"Basic {ALICE}", ALICE, "Bearer", f"Bearer {ALICE} {BOB}"])
+def test_only_a_bearer_token_is_a_key(house, value):
+    assert house.get("/v1/models", headers={"Authorization": value}).status_code == 401
+
+
+def test_a_tenant_reaches_its_routes_and_no_other(house):
+    for path in (
+        "/v1/models",
+        "/v1/models/fake-model",
+        "/v1/kv",
+        "/v1/kv/map",
+        "/v1/kv/pins",
+        "/v1/requests",
+    ):
+        assert house.get(path, **by(ALICE)).status_code == 200
+    for method, path in [
+        ("GET", "/metrics"), ("PATCH", "/v1/kv"), ("GET", "/nothing"), ("DELETE", "/v1/kv"), ("GET", "/"),
+        ("PUT", "/v1/kv/pins/a"), ("GET", "/v1/kv/pins/a"), ("GET", "/v1/kv/"), ("POST", "/metrics"),
+    ]:  # fmt: skip
+        answer = house.request(method, path, json={"blocks": 12}, **by(ALICE))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "operators_only"), path
+
+
+def test_head_is_as_shut_as_get(house):
+    assert house.request("HEAD", "/v1/models", **by(ALICE)).status_code == 200
+    assert house.request("HEAD", "/metrics", **by(ALICE)).status_code == 403
+    assert house.request("HEAD", "/v1/models", **by(NOBODY)).status_code == 401
+
+
+def test_an_operator_reaches_everything(house):
+    assert house.get("/metrics", **by(BOSS)).status_code == 200
+    resized = house.request("PATCH", "/v1/kv", json={"blocks": 12}, **by(BOSS))
+    assert resized.json()["counts"]["total"] == 12
+    assert house.get("/nothing", **by(BOSS)).status_code == 404
+
+
+def test_what_a_client_says_of_itself_changes_nothing(house, model):
+    headers = {"Authorization": f"Bearer {ALICE}", "X-Octavo-Tenant": "bob", "Host": "bob"}
+    body = {"prompt": "hi", "user": "bob", "tenant": "bob", "max_tokens": 3}
+    assert house.post("/v1/completions?tenant=bob", body, headers=headers).status_code == 200
+    assert model.submitted[0].tenant == "alice"
+
+
+def test_keys_without_a_tenant_beside_tenants_are_refused(path):
+    with pytest.raises(ConfigError, match=r"--api-key .* and --tenants are both given; allowed: one of them"):
+        ServerSettings(api_keys=("one",), roster=Roster(path))
+
+
+# -- terms of a request --------------------------------------------------------------------------------------
+def test_a_request_is_its_tenants_with_the_defaults_of_its_entry(house, model):
+    message = [{"role": "user", "content": "hi"}]
+    for path, body in [
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/chat/completions", {"messages": message}),
+        ("/v1/completions", {"prompt": "hi", "timeout": 7.0, "queue_timeout": 1.0, "priority": 20}),
+        ("/v1/completions", {"prompt": "hi", "timeout": None, "priority": None}),
+    ]:
+        assert house.post(path, body, **by(BOB)).status_code == 200
+    house.post("/v1/completions", {"prompt": "hi"}, **by(ALICE))
+    told = [
+        (s.tenant, s.priority, s.timeouts.total, s.timeouts.queue, s.timeouts.first_token)
+        for s in model.submitted
+    ]
+    assert told == [
+        ("bob", -10, 60.0, None, 5.5),
+        ("bob", -10, 60.0, None, 5.5),
+        ("bob", -20, 7.0, 1.0, 5.5),
+        ("bob", -10, 60.0, None, 5.5),
+        ("alice", 0, None, None, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "priority", "status"),
+    [(BOB, 10, 200), (BOB, 9, 400), (ALICE, 0, 200), (ALICE, -1, 400), (BOSS, -100, 200), (BOSS, -101, 400)],
+)
+def test_nobody_outranks_others_by_asking(house, key, priority, status):
+    answer = house.post("/v1/completions", {"prompt": "hi", "priority": priority}, **by(key))
+    assert answer.status_code == status
+    if status == 400:
+        assert f"priority is {priority}; allowed:" in answer.json()["error"]["message"]
+
+
+# -- what each sees ------------------------------------------------------------------------------------------
+def test_a_tenant_sees_its_own_requests_and_no_other(house, model):
+    for key in (ALICE, BOB, ALICE):
+        house.post("/v1/completions", {"prompt": "hi"}, **by(key))
+    live(model, 0, 1, 2)
+    seen = {
+        key: [view["request_id"] for view in house.get("/v1/requests", **by(key)).json()["data"]]
+        for key in (ALICE, BOB, BOSS)
+    }
+    assert seen == {ALICE: [0, 2], BOB: [1], BOSS: [0, 1, 2]}
+    assert house.get("/v1/requests/1", **by(BOB)).status_code == 200
+    assert house.get("/v1/requests/1", **by(BOSS)).json()["tenant"] == "bob"
+    foreign, none = house.get("/v1/requests/1", **by(ALICE)), house.get("/v1/requests/9", **by(ALICE))
+    assert foreign.status_code == none.status_code == 404
+    assert foreign.text == none.text.replace("9", "1"), "a foreign request can be told from none"
+
+
+def test_pins_of_the_same_name_are_two_and_each_tenants_own(house):
+    for key, text in ((ALICE, "x" * 32), (BOB, "y" * 48)):
+        made = house.post("/v1/kv/pins", {"name": "rules", "prompt": text}, **by(key))
+        assert made.status_code == 201
+    pins = house.get("/v1/kv/pins", **by(ALICE)).json()["data"]
+    assert [(pin["tenant"], pin["num_tokens"]) for pin in pins] == [("alice", 32)]
+    assert len(house.get("/v1/kv/pins", **by(BOSS)).json()["data"]) == 2
+    assert house.request("DELETE", "/v1/kv/pins/rules", **by(ALICE)).status_code == 200
+    assert house.request("DELETE", "/v1/kv/pins/rules", **by(ALICE)).status_code == 404
+    assert house.request("PATCH", "/v1/kv/pins/rules", json={"ttl": 9.0}, **by(ALICE)).status_code == 404
+    assert house.request("PATCH", "/v1/kv/pins/rules", json={"ttl": 9.0}, **by(BOB)).status_code == 200
+
+
+def test_only_an_operator_names_another_tenant(house, model):
+    body = {"name": "rules", "prompt": "x" * 32, "tenant": "shared"}
+    for tenant in ("shared", "bob", "nobody"):
+        refused = house.post("/v1/kv/pins", {**body, "tenant": tenant}, **by(ALICE))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "operators_only")
+    assert house.post("/v1/kv/pins", {**body, "tenant": "alice"}, **by(ALICE)).status_code == 201
+    assert house.post("/v1/kv/pins", body, **by(BOSS)).status_code == 201
+    assert [order.tenant for order in model.ledger.orders] == ["alice", "shared"]
+    unknown = house.post("/v1/kv/pins", {**body, "tenant": "carol"}, **by(BOSS))
+    assert unknown.status_code == 400
+    assert (
+        "there is no tenant 'carol'; allowed: one of the tenants file" in unknown.json()["error"]["message"]
+    )
+    shared = "/v1/kv/pins/rules?tenant=shared"
+    assert house.request("DELETE", shared, **by(ALICE)).status_code == 403
+    assert house.request("PATCH", shared, json={"ttl": 9.0}, **by(BOB)).status_code == 403
+    assert house.request("DELETE", "/v1/kv/pins/rules", **by(BOSS)).status_code == 404, "its own, not shared"
+    assert house.request("DELETE", shared, **by(BOSS)).status_code == 200
+    assert house.request("DELETE", "/v1/kv/pins/rules?tenant=alice", **by(BOSS)).status_code == 200
+
+
+def test_without_tenants_none_can_be_named(edge):
+    answer = edge.post("/v1/kv/pins", {"name": "rules", "prompt": "x" * 32, "tenant": "shared"})
+    assert answer.status_code == 400
+    assert "this server has no tenants" in answer.json()["error"]["message"]
+
+
+def test_the_pool_is_told_as_far_as_it_is_the_tenants(house):
+    house.post("/v1/kv/pins", {"name": "mine", "prompt": "x" * 32}, **by(ALICE))
+    house.post("/v1/kv/pins", {"name": "theirs", "prompt": "x" * 32}, **by(BOB))
+    kv = house.get("/v1/kv", **by(ALICE)).json()
+    assert (kv["tenant"], [pin["name"] for pin in kv["pins"]]) == ("alice", ["mine"])
+    assert not {"counts", "capacity", "pin_budget", "below", "event_counts"} & kv.keys()
+    assert set(house.get("/v1/kv/map", **by(ALICE)).json()["states"]) == {"."}
+    assert "tenants" not in kv
+    assert (kv["bounds"]["guaranteed"], kv["bounds"]["maximum"]) == (4, 8)
+    assert house.get("/v1/kv", **by(BOSS)).json()["counts"]["total"] == 10
+
+
+def test_the_operator_is_told_of_every_tenant_also_of_one_that_is_gone(house, model, path):
+    for key in (ALICE, BOB):
+        house.post("/v1/completions", {"prompt": "hi"}, **by(key))
+    live(model, 0, 1)
+    path.write_text(
+        entry("bob", BOB, lines='maximum = "3MiB"') + entry("boss", BOSS, lines="operator = true")
+    )
+    house.roster.tenants = read_tenants(path)
+    told = house.get("/v1/kv", **by(BOSS)).json()["tenants"]
+    assert [
+        (t["name"], t["running"], t["blocks_held"], t.get("maximum"), t.get("operator")) for t in told
+    ] == [
+        ("bob", 1, 2, 8, False),
+        ("boss", 0, 0, None, True),
+        ("alice", 1, 2, None, None),
+    ]
+
+
+# -- another file --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def house_to_reload(house, model, path):
+    roster = Roster(path)
+    house = Edge(model, ServerSettings(roster=roster))
+    return house, roster, lambda: asyncio.run(roster.reload(model.ledger))
+
+
+def test_a_new_file_changes_keys_defaults_and_bounds_together(house_to_reload, model, path):
+    house, roster, reload = house_to_reload
+    asyncio.run(roster.begin(model.ledger))
+    alice = model.ledger.policies[0]
+    assert (alice.name, alice.guaranteed, alice.max_waiting) == ("alice", 4, 5)
+    house.post("/v1/completions", {"prompt": "hi"}, **by(ALICE))
+    live(model, 0)
+    path.write_text(entry("bob", BOB, NOBODY, lines="guaranteed = 6") + entry("carol", "octavo-carol"))
+    assert house.get("/v1/models", **by(NOBODY)).status_code == 401, "the file alone changes nothing"
+    assert reload()
+    assert [(p.name, p.guaranteed) for p in model.ledger.policies] == [("bob", 6), ("carol", 0)]
+    assert house.get("/v1/models", **by(ALICE)).status_code == 401
+    assert house.get("/v1/models", **by("octavo-carol")).status_code == 200
+    house.post("/v1/completions", {"prompt": "hi"}, **by(NOBODY))
+    assert (model.submitted[1].tenant, model.submitted[1].timeouts.total) == ("bob", None)
+    assert not model.submitted[0].cancelled, "the request of a tenant that is gone goes on"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[[tenant", "not sound TOML"),
+        (entry("alice", BOB, lines="weight = -1"), "tenant alice: weight is -1"),
+        (entry("alice", BOB, lines="guaranteed = 11"), "the guarantees do not fit 10 blocks"),
+        (
+            entry("alice", BOB, lines='maximum = "1KiB"'),
+            "maximum is 1,024 bytes; allowed: at least one block",
+        ),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_hold_leaves_everything_as_it_was(
+    house_to_reload, model, path, caplog, text, reason
+):
+    house, roster, reload = house_to_reload
+    asyncio.run(roster.begin(model.ledger))
+    before, tenants = model.ledger.policies, roster.tenants
+    path.unlink() if text is None else path.write_text(text)
+    with caplog.at_level(logging.ERROR, "octavo.server"):
+        assert not reload()
+    assert reason in caplog.text
+    assert model.ledger.policies == before
+    assert roster.tenants is tenants
+    assert house.get("/v1/kv", **by(BOB)).json()["tenant"] == "bob"
+
+
+def test_many_signals_are_one_reload_and_one_more(path, model):
+    async def scenario():
+        roster, counted = Roster(path), []
+        plain = model.ledger.set_tenants
+
+        async def set_tenants(policies):
+            counted.append(len(policies))
+            await asyncio.sleep(0)
+            await plain(policies)
+
+        model.ledger.set_tenants = set_tenants
+        for _ in range(50):
+            roster.reload_soon(model.ledger)
+        while not counted:
+            await asyncio.sleep(0.001)
+        for _ in range(50):
+            roster.reload_soon(model.ledger)
+        await roster._reloading
+        assert len(counted) == 2
+
+    asyncio.run(scenario())
+
+
+# -- the real server, the official client --------------------------------------------------------------------
+@pytest.fixture
+def server(path):
+    model, listener, ready = FakeModel(), bind("127.0.0.1", 0), threading.Event()
+    settings = ServerSettings(drain_timeout_s=1, roster=Roster(path))
+    server = build_server(model, settings, lambda _: ready.set())
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread.start()
+    assert ready.wait(10)
+    yield model, base_url(listener)
+    server.should_exit = True
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_the_official_client_with_two_keys(server):
+    model, url = server
+    assert [policy.name for policy in model.ledger.policies] == ["alice", "bob", "boss"]
+    message = [{"role": "user", "content": "hi"}]
+    for key, name in ((ALICE, "alice"), (BOB, "bob")):
+        with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=10) as client:
+            answer = client.chat.completions.create(model="fake-model", messages=message)
+            assert answer.choices[0].message.content == "Hello wörld!"
+            assert model.submitted[-1].tenant == name
+            with pytest.raises(BadRequestError, match="priority is -5; allowed"):
+                client.completions.create(model="fake-model", prompt="x", extra_body={"priority": -5})
+            with pytest.raises(PermissionDeniedError, match="not for this key"):
+                client.patch("/kv", body={"blocks": 5}, cast_to=object)
+    with (
+        OpenAI(base_url=f"{url}/v1", api_key=NOBODY, max_retries=0, timeout=10) as client,
+        pytest.raises(AuthenticationError),
+    ):
+        client.models.list()
+    assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_bounds_that_the_engine_refuses_end_the_start_with_its_words(path):
+    path.write_text(entry("alice", ALICE, lines="guaranteed = 11"))
+    listener = bind("127.0.0.1", 0)
+    server = build_server(FakeModel(), ServerSettings(roster=Roster(path)))
+    with pytest.raises(OctavoError, match="the guarantees do not fit 10 blocks"):
+        asyncio.run(server.serve(sockets=[listener]))
+    listener.close()
+
+
+SERVE = """
+import asyncio, pathlib, sys
+from octavo.server.app import ServerSettings
+from octavo.server.roster import Roster
+from octavo.server.run import bind, build_server
+from octavo.server.testing import FakeModel
+
+class UntilTold:
+    async def wait(self):
+        while not server.should_exit:
+            await asyncio.sleep(0.005)
+
+model = FakeModel("Hello")
+model.hold = UntilTold()
+settings = ServerSettings(roster=Roster(pathlib.Path(sys.argv[1])))
+server = build_server(model, settings, lambda url: print(url, flush=True))
+asyncio.run(server.serve(sockets=[bind("127.0.0.1", 0)]))
+"""
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to hold"
+        time.sleep(0.005)
+
+
+def test_a_hangup_reads_the_file_again_and_drops_no_work(path, tmp_path):
+    log = tmp_path / "log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, str(path)], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    try:
+        url = process.stdout.readline().strip()
+
+        def opens(key):
+            return httpx.get(f"{url}/v1/models", **by(key)).status_code == 200
+
+        body = {"prompt": "a", "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, **by(ALICE)) as answer:
+            lines = answer.iter_lines()
+            assert '"text":"H"' in next(lines)
+            path.write_text(entry("bob", NOBODY))
+            process.send_signal(signal.SIGHUP)
+            wait_for(lambda: opens(NOBODY))
+            assert not opens(ALICE)
+            assert not opens(BOB)
+            path.write_text(entry("bob", BOB, lines="weight = 0"))
+            process.send_signal(signal.SIGHUP)
+            wait_for(lambda: "tenant bob: weight is 0; allowed" in log.read_text())
+            assert opens(NOBODY)
+            assert not opens(BOB)
+            process.send_signal(signal.SIGTERM)
+            assert '"finish_reason":"stop"' in list(lines)[-4], "work was dropped"
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
