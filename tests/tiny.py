@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from octavo.engine.core import Engine, Inbox
-from octavo.executor.disk import DiskStore
+from octavo.engine.elasticity import MemoryWatch
 from octavo.executor.executor import InlineExecutor, ThreadedExecutor
 from octavo.executor.runner import Runner, RunnerConfig
-from octavo.executor.transfers import TransferWorker
+from octavo.executor.transfers import BlockStore, TransferWorker
 from octavo.kernels.contract import Floats, KvPool, KvShape, Matrix, Ops, RawTensor
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.packed import BLOCKS
@@ -118,7 +118,10 @@ def tiny_engine(
     prefix_caching: bool = True,
     max_waiting: int = 1000,
     kv: str = "f32",
-    store: DiskStore | None = None,
+    store: BlockStore | None = None,
+    num_host: int = 0,
+    watch: MemoryWatch | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Engine:
     """An engine over the tiny model, turned by the caller."""
     model = model or tiny_model(ops)
@@ -138,12 +141,12 @@ def tiny_engine(
     )
 
     def scheduler() -> Scheduler:
-        tier = None if store is None else LowerTier(store.num_slots, store.entries())
+        tier = None if store is None else LowerTier(store.num_slots, store.entries(), num_host=num_host)
         memory = Memory(num_blocks, block_size)
         return Scheduler(memory, config, lambda tenant: root_name(tenant.encode()), tier)
 
     executor = ThreadedExecutor(runner) if depth else InlineExecutor(runner)
-    return Engine(scheduler, executor, runner.reset, depth, time.perf_counter, inbox)
+    return Engine(scheduler, executor, runner.reset, depth, clock, inbox, watch)
 
 
 def request(request_id: int, prompt: Sequence[int], max_tokens: int, n: int = 1, **params: object) -> Request:

@@ -27,8 +27,12 @@ class StartOptions:
     context_length: int | None = None  # tokens of prompt and output together; None: the model's own
     kv_memory_bytes: int | None = None  # bytes of KV blocks; None: a quarter of the available memory
     block_size: int = 16  # tokens per block
+    host_cache_bytes: int = 0  # of host memory below the pool; 0: none
     disk_cache: str | None = None  # folder of the tier below; None: there is none
     disk_size_bytes: int = 20 * 2**30  # of its one file
+    disk_max_age_days: int = 30  # what was not used on disk for so long is removed; 0: it stays
+    idle_return_s: int = 300  # after so long without work unused blocks' memory goes back; 0: never
+    memory_reserve_bytes: int | None = None  # to stay available to others; None: 5 %, at most 512 MiB; 0: any
     pin_memory_bytes: int | None = None  # bytes that pins may keep; None: half of the pool
     max_seqs: int = 64  # sequences that run at once
     step_tokens: int = 512  # positions computed per step at most
@@ -47,6 +51,10 @@ class StartOptions:
         _within("context_length", self.context_length, 16, 10_000_000)
         _within("kv_memory", self.kv_memory_bytes, 2**16, 2**50)
         _within("disk_size", self.disk_size_bytes, 2**20, 2**50)
+        _within("host_cache", self.host_cache_bytes, 0, 2**50)
+        _within("disk_max_age", self.disk_max_age_days, 0, 100_000)
+        _within("idle_return", self.idle_return_s, 0, 10_000_000)
+        _within("memory_reserve", self.memory_reserve_bytes, 0, 2**50)
         _within("pin_memory", self.pin_memory_bytes, 0, 2**50)
         _within("max_seqs", self.max_seqs, 1, 4096)
         _within("step_tokens", self.step_tokens, 1, 65_536)

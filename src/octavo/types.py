@@ -217,6 +217,7 @@ class Move(enum.Enum):
 
     STORE = "store"  # block to slot
     LOAD = "load"  # slot to block
+    MOVE = "move"  # slot to slot, from one tier below to another; there is no block
     FORGET = "forget"  # nobody may find what is in the slot, not after a restart either; there is no block
 
 
@@ -224,13 +225,14 @@ class Move(enum.Enum):
 class Transfer:
     """All bytes of a block go to a slot of the lower tier, or come from it. It begins when the plan begins,
     and ends on its own time with a `TransferDone` (unless it is to forget); until then a holder keeps the
-    block. Transfers of one slot happen in the order of plans."""
+    block. Transfers of one slot happen in the order of plans, and in the order of the plan."""
 
     transfer_id: int
     block: int
     slot: int
     name: bytes
     move: Move
+    source: int = -1  # the slot that a MOVE comes from
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,3 +41,12 @@ def format_bytes(num_bytes: float) -> str:
             value = num_bytes / size
             return f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def format_age(seconds: float) -> str:
+    """40 days, 3 hours, 12 minutes, 5 s: whole units, rounded down."""
+    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{count:,} {unit}{'s' if count > 1 else ''}"
+    return f"{max(0.0, seconds):.0f} s"

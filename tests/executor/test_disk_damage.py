@@ -36,7 +36,7 @@ def rewrite_meta(folder: Path, assignment: str) -> None:
 @pytest.mark.parametrize(
     "assignment, words",
     [
-        ("format = 2", "format 2"),
+        ("format = 1", "format 1"),
         ("fingerprint = x'00'", "another model"),
         ("block_bytes = 4096", "4096 bytes"),
     ],

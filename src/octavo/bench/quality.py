@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from octavo import _native
 from octavo.bench.offline import quantile
-from octavo.engine.start import available_cores
+from octavo.engine.available import available_cores
 from octavo.errors import ConfigError
 from octavo.executor.runner import kv_shape
 from octavo.kernels.contract import Batch, Floats, Ints, Ops

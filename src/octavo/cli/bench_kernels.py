@@ -12,7 +12,7 @@ from octavo import _native
 from octavo.bench import kernels
 from octavo.bench.limits import Limits, measure_limits
 from octavo.cli.terminal import look_at_machine, phases, write
-from octavo.engine.start import available_cores
+from octavo.engine.available import available_cores
 from octavo.errors import ConfigError
 
 _COLUMNS = ("kernel", "size", "us", "GB/s", "GOP/s", "limit", "share")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
 
+from octavo.cli.disk_app import namespace_line
 from octavo.cli.terminal import look_at_machine
 from octavo.config import StartOptions
 from octavo.engine.start import Budget, Started, build_engine
+from octavo.executor.disk import namespace_of
+from octavo.executor.disk_folder import bytes_free, survey
 from octavo.executor.runner import kv_shape
 from octavo.kernels.probe import Machine
 from octavo.model.spec import ModelWeights
@@ -19,7 +25,9 @@ def run(model: str | None, options: StartOptions) -> None:
     console = Console(highlight=False)
     look_at_machine()
     with Console(stderr=True).status("looking ...") as status:
-        started = build_engine(model, options, lambda text: status.update(text))
+        # Without the disk cache: looking at it must not make it.
+        looked_at = replace(options, disk_cache=None)
+        started = build_engine(model, looked_at, lambda text: status.update(text))
         started.engine.executor.close()
     machine = look_at_machine()  # again: it tells the threads that the engine uses
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -27,6 +35,7 @@ def run(model: str | None, options: StartOptions) -> None:
         *machine_lines(machine),
         *model_lines(started, options),
         *budget_lines(started.budget, options),
+        *disk_lines(options, namespace_of(started.fingerprint)),
     ]:
         table.add_row(f"[bold]{name}[/]", text)
     console.print(table)
@@ -86,6 +95,33 @@ def budget_lines(budget: Budget, options: StartOptions) -> list[tuple[str, str]]
     ]
 
 
+def disk_lines(options: StartOptions, own: str) -> list[tuple[str, str]]:
+    """The disk cache, if one was asked for: its folder, what this model has there, and what others left."""
+    if options.disk_cache is None:
+        return [("disk cache", "none: --disk-cache FOLDER keeps blocks that memory has no room for")]
+    folder = Path(options.disk_cache).expanduser()
+    found, free = survey(folder), bytes_free(folder)
+    mine = [namespace_line(namespace) for namespace in found if namespace.name == own]
+    others = [namespace for namespace in found if namespace.name != own]
+    lines = [
+        (
+            "disk cache",
+            f"{folder}, {'an unknown size' if free is None else format_bytes(free)} free there; "
+            f"this model may take {format_bytes(options.disk_size_bytes)}",
+        ),
+        ("  this model", mine[0] if mine else "nothing yet"),
+    ]
+    if others:
+        age = (
+            f"removed when unused for {options.disk_max_age_days:,} days"
+            if options.disk_max_age_days
+            else "never removed by itself"
+        )
+        lines += [("  another", namespace_line(namespace)) for namespace in others]
+        lines.append(("", f"{age}, or by `octavo disk clean {folder}`"))
+    return lines
+
+
 def advice(started: Started, options: StartOptions, machine: Machine) -> list[str]:
     """What to change, and why; nothing where nothing is wrong."""
     lines = []
@@ -107,6 +143,8 @@ def advice(started: Started, options: StartOptions, machine: Machine) -> list[st
         lines.append(
             f"--threads {options.threads} is more than the {machine.cores} cores of this process: slower."
         )
+    if options.host_cache_bytes:
+        lines.append("--host-cache is slower here than the same memory in --kv-memory: both are host memory.")
     if options.backend == "reference":
         lines.append("the reference backend is the specification in NumPy; use --backend cpu to serve.")
     return lines

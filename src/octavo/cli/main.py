@@ -15,6 +15,7 @@ import typer
 from octavo import __version__
 from octavo.cli import options as opt
 from octavo.cli.bench_app import bench_app
+from octavo.cli.disk_app import disk_app
 from octavo.cli.pins_app import pins_app
 from octavo.cli.pool_app import pool_app
 from octavo.cli.remote import DEFAULT_URL, ApiKey, Url
@@ -29,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(disk_app, name="disk")
 app.add_typer(pins_app, name="pins")
 app.add_typer(pool_app, name="pool")
 app.add_typer(tenants_app, name="tenants")
@@ -58,19 +60,8 @@ def serve(
     model: opt.Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on; loopback by default.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8000,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="OCTAVO_API_KEY", help="A key that clients must send; repeatable.", show_default=False
-        ),
-    ] = None,
-    tenants: Annotated[
-        str | None,
-        typer.Option(
-            help="File that says who may use the server, and how much; SIGHUP reads it again. Default: none.",
-            show_default=False,
-        ),
-    ] = None,
+    api_key: opt.ApiKey = None,
+    tenants: opt.Tenants = None,
     served_name: Annotated[
         str | None, typer.Option(help="The name in /v1/models. Default: the model's own.")
     ] = None,
@@ -84,8 +75,12 @@ def serve(
     context_length: opt.ContextLength = None,
     kv_memory: opt.KvMemory = None,
     pin_memory: opt.PinMemory = None,
+    idle_return: opt.IdleReturn = 300,
+    memory_reserve: opt.MemoryReserve = None,
+    host_cache: opt.HostCache = None,
     disk_cache: opt.DiskCache = None,
     disk_size: opt.DiskSize = "20GiB",
+    disk_max_age: opt.DiskMaxAge = 30,
     block_size: opt.BlockSize = 16,
     max_seqs: opt.MaxSeqs = 64,
     step_tokens: opt.StepTokens = 512,
@@ -105,8 +100,12 @@ def serve(
         context_length=context_length,
         kv_memory=kv_memory,
         pin_memory=pin_memory,
+        idle_return=idle_return,
+        memory_reserve=memory_reserve,
+        host_cache=host_cache,
         disk_cache=disk_cache,
         disk_size=disk_size,
+        disk_max_age=disk_max_age,
         block_size=block_size,
         max_seqs=max_seqs,
         step_tokens=step_tokens,
@@ -211,6 +210,10 @@ def doctor(
     backend: opt.Backend = "cpu",
     context_length: opt.ContextLength = None,
     kv_memory: opt.KvMemory = None,
+    host_cache: opt.HostCache = None,
+    disk_cache: opt.DiskCache = None,
+    disk_size: opt.DiskSize = "20GiB",
+    disk_max_age: opt.DiskMaxAge = 30,
     block_size: opt.BlockSize = 16,
     max_seqs: opt.MaxSeqs = 64,
     threads: opt.Threads = None,
@@ -224,6 +227,10 @@ def doctor(
         backend=backend,
         context_length=context_length,
         kv_memory=kv_memory,
+        host_cache=host_cache,
+        disk_cache=disk_cache,
+        disk_size=disk_size,
+        disk_max_age=disk_max_age,
         block_size=block_size,
         max_seqs=max_seqs,
         threads=threads,

@@ -46,6 +46,42 @@ PinMemory = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+IdleReturn = Annotated[
+    int,
+    typer.Option(
+        help="Seconds without work until unused KV memory goes back to the system; 0: never.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+MemoryReserve = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory to leave to others: with less available the KV pool steps back; 0: never. "
+        "Default: 5 % of the machine, at most 512MiB.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+HostCache = Annotated[
+    str | None,
+    typer.Option(
+        help="Host memory for KV blocks that the pool has no room for, such as 4GiB. Default: none; on a CPU "
+        "the same memory serves better as --kv-memory.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+ApiKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="OCTAVO_API_KEY", help="A key that clients must send; repeatable.", show_default=False
+    ),
+]
+Tenants = Annotated[
+    str | None,
+    typer.Option(
+        help="File that says who may use the server, and how much; SIGHUP reads it again. Default: none.",
+        show_default=False,
+    ),
+]
 DiskCache = Annotated[
     str | None,
     typer.Option(
@@ -54,6 +90,13 @@ DiskCache = Annotated[
     ),
 ]
 DiskSize = Annotated[str, typer.Option(help="Size of its one file, such as 20GiB.", rich_help_panel=_ENGINE)]
+DiskMaxAge = Annotated[
+    int,
+    typer.Option(
+        help="Days without use after which blocks on disk, and those of other models, are removed; 0: never.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 BlockSize = Annotated[int, typer.Option(help="Tokens in a block.", rich_help_panel=_ENGINE)]
 MaxSeqs = Annotated[int, typer.Option(help="Sequences that run at once.", rich_help_panel=_ENGINE)]
 StepTokens = Annotated[
@@ -110,8 +153,12 @@ def start_options(
     kv: str = "bf16",
     block_size: int = 16,
     pin_memory: str | None = None,
+    idle_return: int = 300,
+    memory_reserve: str | None = None,
+    host_cache: str | None = None,
     disk_cache: str | None = None,
     disk_size: str = "20GiB",
+    disk_max_age: int = 30,
     max_seqs: int = 64,
     step_tokens: int = 512,
     max_queue: int = 1024,
@@ -132,7 +179,13 @@ def start_options(
         kv_memory_bytes=None if kv_memory is None else parse_bytes(kv_memory, "--kv-memory"),
         block_size=block_size,
         disk_cache=disk_cache,
+        host_cache_bytes=0 if host_cache is None else parse_bytes(host_cache, "--host-cache"),
+        disk_max_age_days=disk_max_age,
         disk_size_bytes=parse_bytes(disk_size, "--disk-size"),
+        idle_return_s=idle_return,
+        memory_reserve_bytes=None
+        if memory_reserve is None
+        else parse_bytes(memory_reserve, "--memory-reserve"),
         pin_memory_bytes=None if pin_memory is None else parse_bytes(pin_memory, "--pin-memory"),
         max_seqs=max_seqs,
         step_tokens=step_tokens,

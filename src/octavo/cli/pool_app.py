@@ -32,8 +32,14 @@ def resize(
 
 def _line(kv: dict[str, Any]) -> str:
     counts, per_block = kv["counts"], kv["bytes_per_block"]
+    resident = format_bytes(kv["blocks_resident"] * per_block)
+    why = (
+        f"\nsmaller than the {kv['blocks_wanted']:,} asked for: {kv['why_smaller']}"
+        if kv["why_smaller"]
+        else ""
+    )
     return (
         f"{counts['total']:,} blocks ({format_bytes(counts['total'] * per_block)}): {counts['held']:,} held, "
         f"{counts['cached']:,} cached, {counts['free']:,} free; can grow to {kv['capacity']:,} "
-        f"({format_bytes(kv['capacity'] * per_block)})"
+        f"({format_bytes(kv['capacity'] * per_block)}); {resident} in memory{why}"
     )

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
+from octavo.engine.elasticity import MemoryWatch
 from octavo.engine.outputs import EngineStats
 from octavo.errors import OctavoError
 from octavo.executor.executor import Executor
@@ -124,6 +125,7 @@ class Engine:
         depth: int,
         clock: Callable[[], float],
         inbox: Inbox | None = None,
+        watch: MemoryWatch | None = None,
     ) -> None:
         assert depth in (0, 1)
         self.inbox = inbox or Inbox()
@@ -133,6 +135,7 @@ class Engine:
         self._new_scheduler = new_scheduler
         self._reset_executor = reset_executor
         self.clock = clock
+        self._watch = watch
         self._in_flight: deque[tuple[StepPlan, Future[StepResult]]] = deque()
         self._stalled = False  # work is left, and all of it waits for transfers
         self._counters = _Counters()
@@ -148,6 +151,8 @@ class Engine:
             updates += self._apply(command)
         started = self.clock()
         updates += self.scheduler.expire(started)
+        if self._watch is not None:
+            self._watch.tick(self.scheduler, started)
         plan = self.scheduler.schedule(started)
         planned = self.clock()
         if plan is not None:
@@ -170,7 +175,10 @@ class Engine:
 
     def seconds_to_next_event(self) -> float | None:
         """How long an idle engine may sleep; None: until a command comes."""
-        at = self.scheduler.next_event()
+        times = [self.scheduler.next_event()]
+        if self._watch is not None:
+            times.append(self._watch.next_look(self.scheduler))
+        at = min((time for time in times if time is not None), default=None)
         return None if at is None else max(0.0, at - self.clock())
 
     @property
@@ -202,6 +210,7 @@ class Engine:
         self.scheduler = self._new_scheduler()
         self.scheduler.memory.resize(old.memory.pool.num_blocks, ())
         self.scheduler.set_tenants(old.memory.quotas.policies())
+        self.scheduler.elastic.continue_from(old.elastic)
         self._stalled = False
         self._counters.retire(old)
         self.scheduler.events = old.events  # what happened stays told; pins are gone with their blocks
@@ -288,6 +297,8 @@ class _Counters:
             step_seconds=self.step_seconds,
             schedule_seconds=self.schedule_seconds,
             evictions=scheduler.events.blocks[EventKind.EVICTED],
+            blocks_resident=scheduler.memory.pool.backing.count,
+            blocks_wanted=scheduler.elastic.blocks_wanted,
             blocks_pinned=scheduler.pins.num_blocks,
             blocks_below=0 if transfers.tier is None else transfers.tier.num_stored,
             blocks_stored=transfers.num_stored,

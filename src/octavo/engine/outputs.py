@@ -94,6 +94,8 @@ class EngineStats:
     step_seconds: float = 0.0  # total time inside steps
     schedule_seconds: float = 0.0  # of it, scheduling and committing
     evictions: int = 0  # cached blocks taken for new ones
+    blocks_resident: int = 0  # that may have memory behind them: taken, and not given back since
+    blocks_wanted: int = 0  # the size that was asked for; the pool is smaller while memory is short
     blocks_pinned: int = 0  # that pins may hold
     blocks_below: int = 0  # that can be found in the tier below
     blocks_stored: int = 0  # sent down, brought up, and lost on the way, since the start

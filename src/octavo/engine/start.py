@@ -3,20 +3,19 @@ front door."""
 
 from __future__ import annotations
 
-import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from octavo import _native
 from octavo.config import StartOptions
+from octavo.engine.available import available_cores, available_memory, default_reserve
+from octavo.engine.below import open_below
 from octavo.engine.client import AsyncLLM
 from octavo.engine.core import Engine, Inbox
+from octavo.engine.elasticity import MemoryWatch
 from octavo.engine.requests import ModelFacts
 from octavo.errors import ConfigError
-from octavo.executor.disk import DiskStore
 from octavo.executor.executor import InlineExecutor, ThreadedExecutor
 from octavo.executor.runner import Runner, RunnerConfig, kv_shape
 from octavo.executor.transfers import TransferWorker
@@ -26,14 +25,13 @@ from octavo.kernels.pool import bytes_per_block
 from octavo.kernels.reference import ReferenceOps
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
-from octavo.memory.tiers import LowerTier
 from octavo.model.hub import resolve
 from octavo.model.loader import LoadedModel, load_model
+from octavo.scheduler.elasticity import Elasticity, ElasticityConfig
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.units import blocks_for, format_bytes
 
 Progress = Callable[[str], None]
-log = logging.getLogger("octavo.start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +68,7 @@ class Started:
     facts: ModelFacts
     budget: Budget
     ops: Ops
+    fingerprint: bytes  # what its blocks below are bound to
 
 
 def start_engine(model: str | None, options: StartOptions, progress: Progress) -> AsyncLLM:
@@ -106,14 +105,15 @@ def engine_over(loaded: LoadedModel, ops: Ops, options: StartOptions) -> Started
     facts = ModelFacts(options.served_name or loaded.model.name, spec.context_length, spec.vocab_size)
     stop_ids = frozenset(loaded.tokenizer.stop_ids)
     identity = (loaded.model.fingerprint, b"", options.kv.encode(), ops.arithmetic_id.encode())
-    inbox, store = Inbox(), open_store(options, budget, identity)
+    fingerprint = root_name(b"disk", *identity, str(budget.block_size).encode())
+    inbox, below = Inbox(), open_below(options, budget.bytes_per_block, fingerprint)
     runner = Runner(
         loaded.model,
         ops,
         RunnerConfig(
             budget.capacity, budget.block_size, options.max_seqs, spec.context_length, stop_ids, options.kv
         ),
-        None if store is None else TransferWorker(store, inbox.put),
+        None if below is None else TransferWorker(below.store, inbox.put),
     )
     config = SchedulerConfig(
         max_rows=options.max_seqs,
@@ -130,27 +130,20 @@ def engine_over(loaded: LoadedModel, ops: Ops, options: StartOptions) -> Started
 
     def new_scheduler() -> Scheduler:
         memory = Memory(budget.num_blocks, budget.block_size, budget.capacity)
-        tier = None if store is None else LowerTier(store.num_slots, store.entries())
+        tier = None if below is None else below.new_ledger()
         return Scheduler(memory, config, lambda tenant: root_name(tenant.encode(), *identity), tier)
 
     executor = ThreadedExecutor(runner) if options.overlap else InlineExecutor(runner)
-    engine = Engine(new_scheduler, executor, runner.reset, options.overlap, time.perf_counter, inbox)
-    return Started(engine, loaded, facts, budget, ops)
+    watch = watch_memory(options, budget)
+    engine = Engine(new_scheduler, executor, runner.reset, options.overlap, time.perf_counter, inbox, watch)
+    return Started(engine, loaded, facts, budget, ops, fingerprint)
 
 
-def open_store(options: StartOptions, budget: Budget, identity: tuple[bytes, ...]) -> DiskStore | None:
-    """The tier below, if there is to be one. Its bytes are bound to everything that they depend on.
-
-    Raises ConfigError.
-    """
-    if options.disk_cache is None:
-        return None
-    fingerprint = root_name(b"disk", *identity, str(budget.block_size).encode())
-    folder = Path(options.disk_cache).expanduser()
-    store = DiskStore.open(folder, options.disk_size_bytes, budget.bytes_per_block, fingerprint)
-    if store.opened_afresh:
-        log.warning("the disk cache in %s begins afresh: %s", folder, store.opened_afresh)
-    return store
+def watch_memory(options: StartOptions, budget: Budget) -> MemoryWatch:
+    """What gives the pool's memory back when nobody needs it, or when the machine is short of it."""
+    reserve = default_reserve() if options.memory_reserve_bytes is None else options.memory_reserve_bytes
+    config = ElasticityConfig(budget.bytes_per_block, float(options.idle_return_s), reserve)
+    return MemoryWatch(Elasticity(config), available_memory)
 
 
 def size_pool(loaded: LoadedModel, options: StartOptions) -> Budget:
@@ -182,20 +175,3 @@ def _pin_blocks(budget: Budget, options: StartOptions) -> int:
     if options.pin_memory_bytes is None:
         return budget.num_blocks // 2
     return min(options.pin_memory_bytes // budget.bytes_per_block, budget.num_blocks - 1)
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def available_memory() -> int:
-    """Bytes to be had without swapping: MemAvailable, or what the control group leaves if that is less."""
-    meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-    available = next(
-        int(line.split()[1]) * 1024 for line in meminfo.splitlines() if line.startswith("MemAvailable")
-    )
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and limit.read_text().strip().isdigit():
-        available = min(available, max(0, int(limit.read_text()) - int(used.read_text())))
-    return available

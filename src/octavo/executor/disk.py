@@ -36,8 +36,12 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import math
+import os
 import shutil
 import sqlite3
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from octavo.errors import ConfigError
@@ -58,12 +62,21 @@ class DiskStore:
 
     @classmethod
     def open(
-        cls, folder: Path, num_bytes: int, block_bytes: int, fingerprint: bytes, files: Files | None = None
+        cls,
+        folder: Path,
+        num_bytes: int,
+        block_bytes: int,
+        fingerprint: bytes,
+        files: Files | None = None,
+        *,
+        max_age_s: float = math.inf,
+        clock: Callable[[], float] = time.time,
     ) -> DiskStore:
         """The store of this fingerprint in `folder`, with as much of its content as is sound and still fits.
 
         Takes the space of all slots now, so that a full disk is met here. A store that grew or shrank keeps
-        the blocks of the slots that it still has. Raises ConfigError for a folder that cannot be used, is in
+        the blocks of the slots that it still has; blocks that were last used more than `max_age_s` ago are
+        dropped. Raises ConfigError for a folder that cannot be used, is in
         use, or has no room. O(blocks stored), without reading them.
         """
         assert len(fingerprint) >= 16, "a fingerprint is a strong hash"
@@ -75,7 +88,7 @@ class DiskStore:
                 f"the disk tier has {num_bytes:,} bytes; allowed: {slot_bytes:,} (one block) or more; "
                 "give it more, or none"
             )
-        namespace = folder / fingerprint.hex()[:32]
+        namespace = folder / namespace_of(fingerprint)
         with contextlib.ExitStack() as resources:
             try:
                 files.make_folder(namespace)
@@ -86,8 +99,8 @@ class DiskStore:
                     files, namespace / "index.sqlite", Binding(fingerprint, block_bytes, num_slots)
                 )
                 resources.callback(index.close)
-                store = cls(files, fd, index, block_bytes, slot_bytes, num_slots)
-                store._fit()
+                store = cls(files, fd, index, block_bytes, slot_bytes, num_slots, clock)
+                store._fit(max_age_s)
                 files.sync_folder(namespace)
                 files.sync_folder(folder)
             except (OSError, sqlite3.Error) as error:
@@ -96,7 +109,14 @@ class DiskStore:
         return store
 
     def __init__(
-        self, files: Files, fd: int, index: DiskIndex, block_bytes: int, slot_bytes: int, num_slots: int
+        self,
+        files: Files,
+        fd: int,
+        index: DiskIndex,
+        block_bytes: int,
+        slot_bytes: int,
+        num_slots: int,
+        clock: Callable[[], float],
     ) -> None:
         self.block_bytes = block_bytes
         self.slot_bytes = slot_bytes
@@ -105,14 +125,16 @@ class DiskStore:
         self.writes = 0  # blocks written, committed or not
         self.reads = 0  # blocks read and found sound
         self.damaged = 0  # blocks dropped because their bytes or rows were not what was written
+        self.aged = 0  # blocks dropped at open because they had not been used for too long
         self.errors = 0  # errors of the operating system or of SQLite
         self.last_error = ""  # the words of the last of either
         self._files = files
         self._fd = fd
         self._index = index
         self._records: list[bytes | None] = [None] * num_slots  # name and digest of what can be read now
-        self._used = [0] * num_slots  # a count that grows with every use
-        self._clock = 0
+        self._used = [0] * num_slots  # when, in microseconds since 1970; it grows with every use
+        self._last_use = 0
+        self._clock = clock
         self._uncommitted: set[int] = set()  # slots with a record and no row
         self._stale: set[int] = set()  # slots without a record that have a row, or may have one
         self._touched: set[int] = set()  # slots used since the last commit
@@ -237,15 +259,17 @@ class DiskStore:
             except (OSError, sqlite3.Error) as error:
                 self._note(error)
 
-    def _fit(self) -> None:
-        """Give the file its size, and take over the rows whose bytes it has."""
+    def _fit(self, max_age_s: float) -> None:
+        """Give the file its size, and take over the rows whose bytes it has and that are not too old."""
         index, length = self._index, self._files.size(self._fd)
         num_present = length // self.slot_bytes
         num_cut = sum(num_present <= row.slot < self.num_slots for row in index.rows)
         if index.rows and num_present == 0:
             self.opened_afresh = "its blocks file was empty"
         self.damaged += num_cut + len(index.unsound)
-        kept = [row for row in index.rows if row.slot < min(num_present, self.num_slots)]
+        present = [row for row in index.rows if row.slot < min(num_present, self.num_slots)]
+        kept = [row for row in present if self._clock() - row.used / 1e6 <= max_age_s]
+        self.aged = len(present) - len(kept)
         gone = {row.slot for row in index.rows}.union(index.unsound).difference(row.slot for row in kept)
         # 1. Rows go before their bytes do.
         if gone:
@@ -264,7 +288,7 @@ class DiskStore:
         for row in kept:
             self._records[row.slot] = row.name + row.digest
             self._used[row.slot] = row.used
-            self._clock = max(self._clock, row.used)
+            self._last_use = max(self._last_use, row.used)
 
     def _delete_stale(self) -> bool:
         try:
@@ -310,13 +334,18 @@ class DiskStore:
         return Row(slot, record[:NAME_BYTES], record[NAME_BYTES:], self._used[slot])
 
     def _touch(self, slot: int) -> None:
-        self._clock += 1
-        self._used[slot] = self._clock
+        self._last_use = max(self._last_use + 1, int(self._clock() * 1e6))  # also where the clock went back
+        self._used[slot] = self._last_use
         self._touched.add(slot)
 
     def _note(self, error: Exception) -> None:
         self.errors += 1
         self.last_error = str(error)
+
+
+def namespace_of(fingerprint: bytes) -> str:
+    """The name of its folder."""
+    return fingerprint.hex()[:32]
 
 
 def _digest(name: bytes, data: memoryview) -> bytes:
@@ -331,7 +360,10 @@ def _lock(files: Files, path: Path, resources: contextlib.ExitStack) -> None:
     resources.callback(files.close, fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_ours = os.path.exists(path) and os.path.samestat(os.fstat(fd), os.stat(path))
     except BlockingIOError:
+        is_ours = False
+    if not is_ours:  # held by another process, or just being removed by one
         raise ConfigError(
             f"the disk folder {path.parents[1]} is in use by another process (it holds {path}); "
             "allowed: one process for a folder and a model; stop the other, or choose another folder"

@@ -1,7 +1,7 @@
 """The disk index: which block lies in which slot, in SQLite, as a restart will find it.
 
     meta     one row: format, fingerprint, block_bytes, num_slots
-    blocks   slot | name | digest | used
+    blocks   slot | name | digest | used (microseconds since 1970)
 
 It is opened for one binding. A file that SQLite finds damaged, or that is bound to something else, is
 removed and begun afresh, and `opened_afresh` says why. An error that speaks of the disk and not of the file
@@ -22,10 +22,10 @@ from pathlib import Path
 
 from octavo.files import Database, Files
 
-FORMAT = 1
+FORMAT = 2
 NAME_BYTES = 32
 DIGEST_BYTES = 16
-_USED_MAX = 2**62  # far beyond any count of uses, and far from the end of SQLite's integers
+_USED_MAX = 2**62  # far beyond any date in microseconds, and far from the end of SQLite's integers
 
 _SCHEMA = (
     "CREATE TABLE meta (format, fingerprint, block_bytes, num_slots)",

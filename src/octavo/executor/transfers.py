@@ -20,7 +20,11 @@ log = logging.getLogger("octavo.transfers")
 
 
 class BlockStore(Protocol):
-    """Bytes of blocks in numbered slots: `octavo.executor.disk.DiskStore`."""
+    """Bytes of blocks in numbered slots: `DiskStore`, `HostStore`, or both as a `TieredStore`."""
+
+    @property
+    def num_slots(self) -> int:
+        """Slots are numbered from 0."""
 
     def entries(self) -> list[tuple[bytes, int]]:
         """Name and slot of all that is there."""
@@ -52,6 +56,7 @@ class TransferWorker:
         self._store = store
         self._done = done
         self._pool: Bytes | None = None  # (N, bytes of a block)
+        self._passing = bytearray()  # a block on its way from slot to slot
         self._queue: queue.Queue[Transfer | _Clear | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="octavo-transfers", daemon=True)
         self._thread.start()
@@ -116,6 +121,11 @@ class TransferWorker:
         if transfer.move is Move.FORGET:
             self._store.forget(transfer.slot)
             return True
+        if transfer.move is Move.MOVE:
+            self._passing = self._passing or bytearray(self._pool.shape[1])
+            data = memoryview(self._passing)
+            is_there = self._store.read(transfer.source, transfer.name, data)
+            return is_there and self._store.write(transfer.slot, transfer.name, data.toreadonly())
         data = memoryview(self._pool[transfer.block])
         if transfer.move is Move.LOAD:
             return self._store.read(transfer.slot, transfer.name, data)

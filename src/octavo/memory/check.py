@@ -47,6 +47,10 @@ def check(memory: Memory) -> None:
     assert len(pool.by_name) == sum(name is not None for name in pool.name_of), (
         "a named block cannot be found"
     )
+    with_memory = [block for block in range(pool.capacity) if block in pool.backing]
+    in_use = {block for block in range(pool.capacity) if pool.holders[block] or pool.name_of[block]}
+    assert pool.backing.count == len(with_memory), "the count of blocks with memory is wrong"
+    assert in_use <= set(with_memory), "the memory of a block that is held or cached was given back"
     for table in memory.tables:
         assert 0 <= table.num_published <= len(table.blocks)
         assert len(set(table.blocks)) == len(table.blocks), "a table lists a block twice"

@@ -25,6 +25,8 @@ from __future__ import annotations
 from array import array
 from collections import deque
 
+from octavo.memory.backing import Backing
+
 
 class BlockPool:
     """Holder counts, names, and the line of unheld blocks."""
@@ -40,6 +42,7 @@ class BlockPool:
         self.num_unheld = num_blocks
         self.num_cached = 0
         self.num_evictions = 0
+        self.backing = Backing(capacity)
         self.newly_cached: deque[int] | None = (
             None  # if set: blocks that became cached, for whoever stores them
         )
@@ -83,6 +86,7 @@ class BlockPool:
         self.holders[block] = 1
         self.owner[block] = owner
         self.charged[owner] += 1
+        self.backing.note_taken(block)
         return block
 
     def retain(self, block: int, *, charge: bool = True) -> None:
@@ -141,6 +145,15 @@ class BlockPool:
             self._count_cached(block, -1)
             self._unlink(block)
             self._link(block, before=self._next[self._free])
+
+    def drop_cached(self, count: int) -> int:
+        """Evict the `count` longest cached blocks; they are free now. Returns how many that were.
+        O(unheld)."""
+        named = [block for block in self.line() if self.name_of[block] is not None][:count]
+        for block in named:
+            self._leave_line(block)
+            self._link(block, before=self._next[self._free])
+        return len(named)
 
     def move(self, old: int, new: int) -> None:
         """What `old` was, `new` is: holders and name. `new` was just taken; `old` is in no state now."""

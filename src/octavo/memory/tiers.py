@@ -1,32 +1,73 @@
-"""The ledger of the tier below the pool: which name has its bytes in which slot. Integers and names only.
+"""The ledger of the tiers below the pool: which name has its bytes in which slot. Integers and names only.
 
     storing    its bytes are on their way down; not findable yet, the slot is taken
     stored     findable; the least recently used one is taken when a slot is needed
     loading    stored, and its bytes are on their way up: the slot cannot be taken
 
-A name may be in the pool and below at once: evicting it from the pool is then free. It does not know blocks.
+Slots are one space of integers over both tiers, either of which may have none:
+
+    [ 0 ... num_host - 1 | num_host ... num_slots - 1 ]
+      host memory          disk: what a restart finds
+
+A store goes to host memory. Where that is full, the least recently used name of it moves on to disk
+(`moved`), where the least recently used one is forgotten. Whoever carries this out keeps the order: a move
+comes before the store that takes its slot, and before any later load.
+
+A name may be in the pool and below at once: evicting it from the pool is then free. It does not know blocks,
+and time is an argument.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
+
+_HOST, _DISK = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The bytes of `name` go from one slot to another."""
+
+    name: bytes
+    source: int
+    target: int
 
 
 class LowerTier:
     """Slots and names. Every operation is O(1), but for slots that are passed because they are loading."""
 
-    def __init__(self, num_slots: int, stored: Iterable[tuple[bytes, int]] = ()) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        stored: Iterable[tuple[bytes, int]] = (),
+        *,
+        num_host: int = 0,
+        max_age_s: float = math.inf,
+    ) -> None:
+        assert 0 <= num_host <= num_slots
         self.num_slots = num_slots
+        self.num_host = num_host
         self.num_evictions = 0
+        self.num_expired = 0
         self.dropped: list[int] = []  # slots whose bytes must not be found again, not after a restart either
-        self._slot_of: dict[bytes, int] = dict(stored)  # least recently used first
+        self.moved: list[Moved] = []  # that nobody has carried out yet
+        self._max_age_s = max_age_s
+        self._now: float | None = None
+        self._slot_of: dict[bytes, int] = dict(stored)
+        # By tier: name -> when it was last used, None: before this ledger began; least recently used first.
+        self._used: tuple[dict[bytes, float | None], ...] = ({}, {})
+        for name, slot in self._slot_of.items():
+            self._used[self._tier_of(slot)][name] = None
         taken = set(self._slot_of.values())
         assert len(taken) == len(self._slot_of), "two names in one slot"
-        self._free = [slot for slot in range(num_slots - 1, -1, -1) if slot not in taken]
+        free = [slot for slot in range(num_slots - 1, -1, -1) if slot not in taken]
+        self._free = tuple([slot for slot in free if self._tier_of(slot) == tier] for tier in (_HOST, _DISK))
         self._storing: dict[bytes, int] = {}
         self._loading: Counter[bytes] = Counter()
-        self._doomed: set[bytes] = set()  # forgotten while they were on their way down
+        self._doomed: set[bytes] = set()  # forgotten while they were on their way
 
     def __contains__(self, name: object) -> bool:
         return name in self._slot_of and name not in self._doomed
@@ -37,17 +78,22 @@ class LowerTier:
         return len(self._slot_of)
 
     @property
+    def num_in_host(self) -> int:
+        """Those of them whose bytes are in host memory."""
+        return len(self._used[_HOST])
+
+    @property
     def num_free(self) -> int:
         """Slots that nothing is in."""
-        return len(self._free)
+        return sum(map(len, self._free))
 
     def is_storing(self, name: bytes) -> bool:
         """True while its bytes are on their way down."""
         return name in self._storing
 
     def names(self) -> list[bytes]:
-        """All that can be found, least recently used first."""
-        return [name for name in self._slot_of if name not in self._doomed]
+        """All that can be found, tier by tier from below, least recently used first."""
+        return [name for used in reversed(self._used) for name in used if name not in self._doomed]
 
     def slots(self) -> dict[bytes, int]:
         """Every slot that is taken, by name: for checks."""
@@ -55,32 +101,35 @@ class LowerTier:
 
     def begin_store(self, name: bytes) -> int | None:
         """A slot for `name`, whose bytes will now be written: a free one, or that of the least recently used
-        name, which is forgotten. None when every slot is on its way somewhere."""
+        name, which moves on or is forgotten. None when every slot is on its way somewhere."""
         assert name not in self._slot_of
         assert name not in self._storing
-        if not self._free:
-            oldest = next((old for old in self._slot_of if old not in self._loading), None)
-            if oldest is None:
-                return None
-            self._free.append(self._slot_of.pop(oldest))
-            self.num_evictions += 1
-        slot = self._storing[name] = self._free.pop()
+        slot = self._take(_HOST)
+        if slot is None:
+            slot = self._take(_DISK)
+        if slot is not None:
+            self._storing[name] = slot
         return slot
 
     def end_store(self, name: bytes, ok: bool) -> None:
         """The bytes are there, or could not be written."""
         slot = self._storing.pop(name)
         if ok and name not in self._doomed:
-            self._slot_of[name] = slot
+            self._put(name, slot, self._now)
         else:
             self._drop(slot)
         self._doomed.discard(name)
 
+    def end_move(self, moved: Moved, ok: bool) -> None:
+        """The bytes are at their target, or could not be written there: then the name is forgotten."""
+        if not ok and self._slot_of.get(moved.name) == moved.target:
+            self.forget(moved.name)
+
     def begin_load(self, name: bytes) -> int:
         """The slot of a stored name, which nobody may take until `end_load`."""
         self._loading[name] += 1
-        slot = self._slot_of.pop(name)
-        self._slot_of[name] = slot  # the most recently used now
+        slot = self._slot_of[name]
+        self._put(name, slot, self._now)  # the most recently used now
         return slot
 
     def end_load(self, name: bytes, ok: bool) -> bool:
@@ -102,10 +151,56 @@ class LowerTier:
             self._doomed.add(name)  # its slot is free when the last load has ended
         else:
             self._doomed.discard(name)
-            slot = self._slot_of.pop(name, None)
-            if slot is not None:
-                self._drop(slot)
+            if name in self._slot_of:
+                self._drop(self._remove(name))
+
+    def expire(self, now: float, at_most: int = 16) -> None:
+        """Forget up to so many names on disk that nobody has used for `max_age_s`. O(names forgotten).
+
+        Of those that were there when this ledger began, only the time since then is known.
+        """
+        began, self._now = self._now, now
+        for name in self._used[_DISK] if began is None else ():
+            self._used[_DISK][name] = now
+        for _ in range(at_most):
+            oldest, used_at = next(iter(self._used[_DISK].items()), (b"", None))
+            if used_at is None or now - used_at <= self._max_age_s or oldest in self._loading:
+                return
+            self.forget(oldest)
+            self.num_expired += 1
+
+    def _tier_of(self, slot: int) -> int:
+        return _HOST if slot < self.num_host else _DISK
+
+    def _take(self, tier: int) -> int | None:
+        """A slot of that tier that nobody is in any more."""
+        if self._free[tier]:
+            return self._free[tier].pop()
+        oldest = next((name for name in self._used[tier] if name not in self._loading), None)
+        if oldest is None:
+            return None
+        used_at = self._used[tier][oldest]
+        slot = self._remove(oldest)
+        target = self._take(_DISK) if tier == _HOST else None
+        if target is None:
+            self.num_evictions += 1
+        else:
+            self._put(oldest, target, used_at)
+            self.moved.append(Moved(oldest, slot, target))
+        return slot
+
+    def _put(self, name: bytes, slot: int, used_at: float | None) -> None:
+        """The name is in that slot, and the most recently used one of its tier."""
+        used = self._used[self._tier_of(slot)]
+        used.pop(name, None)
+        used[name] = used_at
+        self._slot_of[name] = slot
+
+    def _remove(self, name: bytes) -> int:
+        slot = self._slot_of.pop(name)
+        self._used[self._tier_of(slot)].pop(name, None)
+        return slot
 
     def _drop(self, slot: int) -> None:
-        self._free.append(slot)
+        self._free[self._tier_of(slot)].append(slot)
         self.dropped.append(slot)

@@ -43,6 +43,11 @@ class PlanDiff:
         self._copies += copies
         self._discarded.append(discarded)
 
+    def give_back(self, runs: list[tuple[int, int]]) -> None:
+        """The memory of these blocks is not needed: said last, when nothing of the plan can take one any
+        more, for it happens behind the plan's copies."""
+        self._discarded += runs
+
     def keep(self, num_blocks: int) -> None:
         """The pool grew again: blocks below `num_blocks` are in use, and nothing of them is given back."""
         kept = ((max(first, num_blocks), last) for first, last in self._discarded)

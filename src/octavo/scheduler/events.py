@@ -22,6 +22,9 @@ class EventKind(enum.StrEnum):
     FAILED = "failed"  # a sequence failed while it ran
     TRANSFER_FAILED = "transfer_failed"  # bytes below could not be written, or were damaged
     RESIZED = "resized"
+    RETURNED = "returned"  # idle blocks' memory went back to the system
+    PRESSED = "pressed"  # the machine was short of memory: the pool stepped back
+    RELIEVED = "relieved"  # it no longer is: the pool grew again
     PINNED = "pinned"
     UNPINNED = "unpinned"
     PIN_EXPIRED = "pin_expired"

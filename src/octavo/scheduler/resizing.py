@@ -22,9 +22,10 @@ def floor_of(scheduler: Scheduler) -> int:
     return scheduler.tenancy.floor()
 
 
-def resize(scheduler: Scheduler, num_blocks: int) -> bool:
-    """Make the pool `num_blocks` large. False, and nothing is changed, while blocks that would have to move
-    are on their way to or from the tier below: try again after a step.
+def resize(scheduler: Scheduler, num_blocks: int, *, for_now: bool = False) -> bool:
+    """Make the pool `num_blocks` large; `for_now`: until memory is to be had again. False, and nothing is
+    changed, while blocks that would have to move are on their way to or from the tier below: try again after
+    a step.
 
     Raises ResizeRefused, which says what the bounds are and why.
     """
@@ -49,6 +50,8 @@ def resize(scheduler: Scheduler, num_blocks: int) -> bool:
         return False
     if memory.pool.num_evictions > evicted_before:
         scheduler.events.note_evictions(scheduler.now, memory.pool.num_evictions - evicted_before)
+    if not for_now:
+        scheduler.elastic.want(num_blocks)
     if num_blocks > before:
         scheduler.diff.keep(num_blocks)
     if num_blocks < before:

@@ -34,6 +34,7 @@ from octavo.scheduler.budget import Pace
 from octavo.scheduler.committing import Committer
 from octavo.scheduler.deadlines import Deadline, Deadlines
 from octavo.scheduler.diff import PlanDiff
+from octavo.scheduler.elastic import Elastic
 from octavo.scheduler.events import Event, EventKind, EventRing
 from octavo.scheduler.limits import check_fits
 from octavo.scheduler.pinning import Pinning
@@ -107,6 +108,7 @@ class Scheduler:
         self.tenancy = Tenancy(self)
         self.pinning = Pinning(self)
         self.transfers = Transfers(self, tier)
+        self.elastic = Elastic(self)
 
     # -- what clients ask
     # ---------------------------------------------------------------------------------------
@@ -217,7 +219,7 @@ class Scheduler:
             if sequence.state is State.RUNNING:  # else it became a victim in this loop
                 self._planner.plan_chunk(sequence, grant, flights)
         self.transfers.store_behind()
-        plan = self.diff.finish()
+        plan = self.elastic.finish_plan()
         if plan is not None:
             self._in_flight.append((plan, flights))
         if self.memory.pool.num_evictions > evicted_before:

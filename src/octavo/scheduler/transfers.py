@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo.memory.table import BlockTable
-from octavo.memory.tiers import LowerTier
+from octavo.memory.tiers import LowerTier, Moved
 from octavo.scheduler.events import Event, EventKind
 from octavo.scheduler.sequence import Sequence
 from octavo.types import Move, Transfer, TransferDone
@@ -64,6 +64,7 @@ class Transfers:
         self._moving: dict[int, _Moving] = {}
         self._fetches: dict[int, Fetch] = {}  # by sequence; abandoned ones are in _moving alone
         self._loading: dict[bytes, int] = {}  # name -> transfer
+        self._moves: dict[int, Moved] = {}  # between the tiers below: no block is in it
         self._num_stores = 0
         self._no_slot = False  # every slot below was on its way somewhere when we last looked
         self._load_s: float | None = None  # for a block, measured
@@ -113,6 +114,7 @@ class Transfers:
         pool, tier = self._scheduler.memory.pool, self.tier
         if tier is None or pool.newly_cached is None:
             return
+        tier.expire(self._scheduler.now)
         while tier.dropped:  # before their slots can be taken again
             gone = Transfer(next(_IDS), -1, tier.dropped.pop(), b"", Move.FORGET)
             self._scheduler.diff.transfers.append(gone)
@@ -129,11 +131,20 @@ class Transfers:
                 pool.newly_cached.appendleft(block)
                 self._no_slot = True
                 return
+            self._begin_moves(tier)
             table = self._scheduler.memory.open(charges=False)
             self._scheduler.memory.adopt(table, [name])
             transfer = Transfer(next(_IDS), block, slot, name, Move.STORE)
             self._num_stores += 1
             self._begin(_Moving(transfer, table, None))
+
+    def _begin_moves(self, tier: LowerTier) -> None:
+        """What leaves host memory for disk does so before its slot is written again."""
+        for moved in tier.moved:
+            transfer = Transfer(next(_IDS), -1, moved.target, moved.name, Move.MOVE, moved.source)
+            self._moves[transfer.transfer_id] = moved
+            self._scheduler.diff.transfers.append(transfer)
+        tier.moved.clear()
 
     # -- up
     # ----------------------------------------------------------------------------------------------------
@@ -213,6 +224,11 @@ class Transfers:
 
     def finish(self, done: TransferDone) -> None:
         """A transfer has ended. One of an earlier scheduler is ignored."""
+        moved = self._moves.pop(done.transfer_id, None)
+        if moved is not None and self.tier is not None:
+            self.tier.end_move(moved, done.ok)
+            self.num_failed += not done.ok
+            return
         moving = self._moving.pop(done.transfer_id, None)
         if moving is None or self.tier is None:
             return

@@ -82,6 +82,8 @@ class TierView:
     loaded: int
     failed: int
     evictions: int
+    num_host_slots: int = 0  # of the slots, in host memory; the others are on disk
+    num_in_host: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,9 @@ class KvView:
     event_counts: dict[str, int]
     now: float
     tenants: tuple[TenantUse, ...] = ()  # that have anything
+    blocks_resident: int = 0  # that have memory behind them
+    blocks_wanted: int = 0  # the size that was asked for
+    why_smaller: str = ""  # in words, while the pool is smaller than that
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +206,9 @@ def view_kv(scheduler: Scheduler, now: float) -> KvView:
         {kind.value: count for kind, count in events.counts.items()},
         now,
         view_uses(scheduler),
+        memory.pool.backing.count,
+        scheduler.elastic.blocks_wanted,
+        scheduler.elastic.why_smaller,
     )
 
 
@@ -216,6 +224,8 @@ def _view_tier(scheduler: Scheduler) -> TierView | None:
         transfers.num_loaded,
         transfers.num_failed,
         transfers.tier.num_evictions,
+        transfers.tier.num_host,
+        transfers.tier.num_in_host,
     )
 
 

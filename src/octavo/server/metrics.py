@@ -26,6 +26,8 @@ _GAUGES = MappingProxyType(
         "waiting": ("octavo_sequences_waiting", "Sequences that wait to be admitted"),
         "running": ("octavo_sequences_running", "Sequences that hold blocks and take part in steps"),
         "block_size": ("octavo_block_size_tokens", "Tokens in a block"),
+        "blocks_resident": ("octavo_blocks_resident", "Blocks that have memory behind them"),
+        "blocks_wanted": ("octavo_blocks_wanted", "Blocks that the pool has while memory is not short"),
         "blocks_pinned": ("octavo_blocks_pinned", "Blocks that pins may hold"),
         "blocks_below": ("octavo_blocks_below", "Blocks that can be found in the tier below"),
         "tail_slots_wasted": ("octavo_tail_slots_wasted", "Allocated slots beyond the last planned position"),

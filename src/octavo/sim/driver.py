@@ -1,6 +1,7 @@
 """Random lives against the oracle: arrivals, forks, cancels, failures, tiny pools, priorities, tenants,
 prompt logprobs, deadlines, pins, a tier below with slow and failing transfers, restarts, a pool that grows
-and shrinks, steps smaller than the number of rows, step times of all kinds, overlap depth 0, 1 and 2.
+and shrinks, a machine short of memory, steps smaller than the number of rows, step times of all kinds,
+overlap depth 0, 1 and 2.
 
 Every finished choice must equal what the oracle's model says without paging, every choice must get exactly
 one final update, every prompt position is asked for its logprobs exactly once, what a failed sequence wrote
@@ -26,7 +27,9 @@ from octavo.scheduler.limits import check_fits
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.resizing import resize
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.sim.lower import SimulatedTiers
 from octavo.sim.oracle import OracleExecutor, next_token
+from octavo.sim.pressure import SimulatedMachine, check_resident, count_acts
 from octavo.sim.sights import check_sights
 from octavo.sim.tenants import GuaranteeWatch, random_policies, try_policies
 from octavo.types import FinishReason, Request, SamplingParams, StepPlan, StepResult, Timeouts, Update
@@ -54,10 +57,15 @@ class Outcome:
     stored: int = 0
     loaded: int = 0
     transfers_failed: int = 0
+    moved: int = 0
+    aged: int = 0
     resized: int = 0
     resizes_refused: int = 0
     tenants_changed: int = 0
     tenants_refused: int = 0
+    returned: int = 0
+    pressed: int = 0
+    relieved: int = 0
     prompts_scored: int = 0
     preemptions: int = 0
     cached_tokens: int = 0
@@ -93,7 +101,7 @@ class Simulation:
             pin_blocks=r.choice([0, num_blocks // 2, num_blocks - 1]),
         )
         self._config, self._num_blocks = config, num_blocks
-        self._num_slots = r.choice([0, 0, 3, 20, 200])  # of the tier below; 0: there is none
+        self._tiers = SimulatedTiers(r)
         self._transfer_rate = r.choice([0.1, 0.5, 1.0])
         self._transfer_failures = r.choice([0.0, 0.0, 0.1, 0.9])
         self._capacity = num_blocks + r.randint(0, 20)  # that the pool may grow to
@@ -101,6 +109,7 @@ class Simulation:
         self._tenants_rate = r.choice([0.0, 0.02])
         self._policies: list[TenantPolicy] = []
         self._shared: list[tuple[int, ...]] = []  # prompts that the operator shared
+        self._machine = SimulatedMachine(r, self._capacity)
         self._begin()
         self.overlap = overlap
         self.clock = 0.0
@@ -116,7 +125,7 @@ class Simulation:
     def _begin(self, stored: Mapping[bytes, int] = MappingProxyType({})) -> None:
         """A new process: an empty pool over whatever is stored below."""
         self.memory = Memory(self._num_blocks, self.block_size, self._capacity)
-        tier = LowerTier(self._num_slots, stored.items()) if self._num_slots else None
+        tier = self._tiers.new_ledger(stored)
         roots = {name: root_name(name.encode()) for name in [*map(str, range(TENANTS)), SHARED]}
         self.scheduler = Scheduler(self.memory, self._config, roots.__getitem__, tier)
         self.executor = OracleExecutor(self._capacity, self.block_size, VOCAB, tenant_of_seed)
@@ -146,11 +155,11 @@ class Simulation:
         assert not self.pipe
         assert not self.executor.moving
         self._tell()
-        below = self.executor.below
+        below = self._tiers.after_restart(self.executor)
         kept = {name: slot for slot, (name, _) in below.items() if name}
         tier = self.scheduler.transfers.tier
         assert tier is not None
-        assert kept == tier.slots(), "what a restart finds is not what the ledger lists"
+        assert kept == self._tiers.on_disk(tier), "what a restart finds is not what the ledger lists"
         self._begin(kept)
         self.executor.below = below
 
@@ -162,6 +171,10 @@ class Simulation:
         outcome.stored += transfers.num_stored
         outcome.loaded += transfers.num_loaded
         outcome.transfers_failed += transfers.num_failed
+        outcome.aged += transfers.tier.num_expired if transfers.tier is not None else 0
+        returned, pressed, relieved = count_acts(self.scheduler)
+        outcome.returned, outcome.pressed = outcome.returned + returned, outcome.pressed + pressed
+        outcome.relieved += relieved
 
     def _move(self, everything: bool = False) -> None:
         """End some of the transfers that have begun, in any order."""
@@ -279,6 +292,9 @@ class Simulation:
         self._check_below()
         self._expire()
         self._move()
+        if self.random.random() < self._machine.rate:
+            self.clock = self._machine.look(self.scheduler, self.executor, self.clock)
+            check_scheduler(self.scheduler)
         plan = self.scheduler.schedule(self.clock)
         check_scheduler(self.scheduler)
         if self.outcome.steps % SIGHT_EVERY == 0:
@@ -289,6 +305,9 @@ class Simulation:
             self.outcome.forks += len(plan.forks)
             assert plan.num_tokens <= self.scheduler.config.step_tokens, "the step's budget was exceeded"
             self.pipe.append((plan, self._disturb(self.executor.run(plan))))
+            self.outcome.moved += self._tiers.end_moves(plan, self.scheduler, self.executor)
+            if plan.discarded or plan.step_id % 8 == 0:
+                check_resident(self.scheduler, self.executor)
         if not self.pipe:
             assert not self.scheduler.has_work or self.executor.moving, (
                 "wedged: work is left, nothing is planned, nothing is in flight"
@@ -324,20 +343,28 @@ class Simulation:
         for request in self.books.requests.values():
             for choice in range(request.n):
                 assert (request.request_id, choice) in self.books.finals, "a request was lost"
-        while self.pipe or self.executor.moving or self.scheduler.transfers.could_store:
-            self._move(everything=True)
-            self.step()
+        self._settle()
         held = {block for pin in self.scheduler.pins.all() if pin.table for block in pin.table.blocks}
         assert self.memory.counts().held == len(held), "blocks are held by nobody that lives"
         self.clock += 10_000.0
         self._learn(self.scheduler.expire(self.clock))
         assert self.memory.counts().held == 0, "blocks are held by pins that have expired"
         assert self.scheduler.pins.num_blocks == 0
+        self._machine.rest(self.scheduler, self.clock)
+        self.step()
+        self._machine.check_rested(self.scheduler, self.executor)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Until nothing is in flight."""
+        while self.pipe or self.executor.moving or self.scheduler.transfers.could_store:
+            self._move(everything=True)
+            self.step()
 
     def run(self, steps: int) -> Outcome:
         """A whole life of at least `steps` turns, with a restart in the middle where something is below."""
-        self._live(steps // 2 if self._num_slots else steps)
-        if self._num_slots:
+        self._live(steps // 2 if self._tiers.exist else steps)
+        if self._tiers.exist:
             self.restart()
             self._live(steps // 2)
         self._tell()

@@ -59,6 +59,8 @@ class OracleExecutor:
         for transfer in plan.transfers:
             if transfer.move is Move.FORGET:
                 self.below.pop(transfer.slot, None)
+            elif transfer.move is Move.MOVE:
+                self._move_below(transfer)
             else:
                 self._begin_transfer(transfer)
         for chunk in plan.chunks:
@@ -79,6 +81,12 @@ class OracleExecutor:
             row.tokens.append(token)
             samples[row.admitted.seq_id] = (SampledToken(token),)
         return StepResult(plan.step_id, samples, prompt_logprobs)
+
+    def _move_below(self, transfer: Transfer) -> None:
+        """At once: a worker that moves one thing after another has done it before anything later."""
+        name, meanings = self.below.pop(transfer.source)
+        assert name == transfer.name, "a slot below has another's bytes"
+        self.below[transfer.slot] = (name, meanings)
 
     def _begin_transfer(self, transfer: Transfer) -> None:
         """Every other one moves at once, at the first moment that it may; the rest at the last one."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from unittest import mock
 
+from octavo.memory import backing
 from octavo.memory import names as names_module
 from octavo.memory.memory import Memory, Reservation
 from octavo.memory.pins import Pin, Pins
@@ -22,6 +23,8 @@ from octavo.scheduler import own_views, resizing
 from octavo.scheduler.admit import Admission
 from octavo.scheduler.deadlines import Deadlines
 from octavo.scheduler.diff import PlanDiff
+from octavo.scheduler.elastic import Elastic
+from octavo.scheduler.elasticity import Elasticity
 from octavo.scheduler.pinning import Pinning
 from octavo.scheduler.planner import Planner
 from octavo.scheduler.queue import NamesInProgress
@@ -217,7 +220,7 @@ def _damage_is_not_noticed(self: Transfers, done: TransferDone) -> None:
 
 
 def _drop_for_this_process_alone(self: LowerTier, slot: int) -> None:
-    self._free.append(slot)
+    self._free[self._tier_of(slot)].append(slot)
 
 
 def _view_anyone(scheduler: Scheduler, tenant: str, request_id: int, now: float) -> RequestView | None:
@@ -233,6 +236,44 @@ def _move_without_copies(self: PlanDiff, copies: object, discarded: tuple[int, i
     self._discarded.append(discarded)
 
 
+def _give_back_what_is_unused_now(self: Elastic) -> None:
+    pool = self._scheduler.memory.pool
+    self._scheduler.diff.give_back(pool.backing.unused_runs(pool))
+
+
+def _step_back_below_the_floor(self: Elasticity, scheduler: Scheduler, kept: int, more: int) -> int:
+    return max(1, kept - more)
+
+
+def _grow_beyond_what_was_asked_for(
+    self: Elasticity, scheduler: Scheduler, now: float, available: int
+) -> None:
+    scheduler.elastic.blocks_wanted += 1
+    _GROW(self, scheduler, now, available)
+    scheduler.elastic.blocks_wanted -= 1
+
+
+def _give_nothing_back(self: Elastic) -> None:
+    pool = self._scheduler.memory.pool
+    for first, last in pool.backing.unused_runs(pool):
+        pool.backing.note_given_back(first, last)
+
+
+def _moves_after_the_store(self: Transfers, tier: LowerTier) -> None:
+    late, tier.moved = tier.moved, []
+    _BEGIN_MOVES(self, tier)
+    tier.moved = late
+
+
+def _move_of_the_wrong_slot(self: Transfers, tier: LowerTier) -> None:
+    tier.moved = [replace(moved, target=moved.source) for moved in tier.moved]
+    _BEGIN_MOVES(self, tier)
+
+
+def _failed_move_is_not_noticed(self: LowerTier, moved: object, ok: bool) -> None:
+    return None
+
+
 _RESERVE, _TAKE, _CLOSE = Memory.reserve, BlockPool.take, Memory.close
 _BLOCK_NAME, _CHAIN_INIT = names_module.block_name, names_module.NameChain.__init__
 _PLAN_CHUNK: Callable[..., None] = Planner.plan_chunk
@@ -240,6 +281,8 @@ _PREEMPT, _ADMIT, _ENTER = Scheduler.preempt, Admission.admit, Scheduler.admit
 _FILL = Pins.fill
 _BEGIN_STORE, _BEGIN, _FINISH = LowerTier.begin_store, Transfers._begin, Transfers.finish
 _FORGET, _RETAIN, _EXTEND = BlockPool.forget, BlockPool.retain, names_module.NameChain.extend
+_BEGIN_MOVES = Transfers._begin_moves
+_FORGET, _GROW = BlockPool.forget, Elasticity._grow
 
 BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("no copy-on-write", BlockPool, "is_writable", lambda self, block: True),
@@ -294,6 +337,25 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         "tenant's salt dropped after a shared prefix", names_module.NameChain, "extend", _extend_unsalted
     ),
+    PlantedBug("moved to disk after its slot was written", Transfers, "_begin_moves", _moves_after_the_store),
+    PlantedBug("moved to another slot than was said", Transfers, "_begin_moves", _move_of_the_wrong_slot),
+    PlantedBug("failed move is not noticed", LowerTier, "end_move", _failed_move_is_not_noticed),
+    PlantedBug(
+        "cached block's memory is given back",
+        backing,
+        "_is_unused",
+        lambda pool, block: pool.holders[block] == 0,
+    ),
+    PlantedBug(
+        "held block's memory is given back",
+        backing,
+        "_is_unused",
+        lambda pool, block: pool.name_of[block] is None,
+    ),
+    PlantedBug("given back before the plan is complete", Elastic, "give_back", _give_back_what_is_unused_now),
+    PlantedBug("given back in words only", Elastic, "give_back", _give_nothing_back),
+    PlantedBug("stepped back below the floor", Elasticity, "_smaller", _step_back_below_the_floor),
+    PlantedBug("grown beyond what was asked for", Elasticity, "_grow", _grow_beyond_what_was_asked_for),
     PlantedBug("queue deadline of one that runs", Scheduler, "admit", _admitted_is_forgotten),
 )
 

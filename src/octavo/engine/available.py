@@ -1,0 +1,82 @@
+"""How much memory and how many cores there are for this process, as the system tells it.
+
+Two bounds count, and the smaller one is the answer: `MemAvailable` of the machine, and what each control
+group around the process leaves of its own limit. A group's file pages count as available, as they do in
+`MemAvailable`: the kernel takes them back before it kills anybody.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+RESERVE_PART, RESERVE_BYTES_MAX = 20, 512 * 2**20  # 5 % of what there is, or 512 MiB if that is less
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes to be had without swapping. `root`: where proc and sys are, for tests.
+
+    Raises OSError or ValueError where the system does not tell.
+    """
+    available = _meminfo(root, "MemAvailable")
+    return min([available, *_left_in_groups(root)])
+
+
+def default_reserve(root: Path = Path("/")) -> int:
+    """Bytes that shall stay available to others where nobody has said otherwise: a part of the machine, or of
+    the smallest control group around the process."""
+    limits = (_limit_of(group) for group in _groups(root))
+    total = min([_meminfo(root, "MemTotal"), *(limit for limit in limits if limit is not None)])
+    return min(total // RESERVE_PART, RESERVE_BYTES_MAX)
+
+
+def _meminfo(root: Path, field: str) -> int:
+    for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
+        name, _, rest = line.partition(":")
+        if name == field:
+            return int(rest.split()[0]) * 1024
+    raise ValueError(f"/proc/meminfo has no {field}")
+
+
+def _left_in_groups(root: Path) -> list[int]:
+    """What each group with a limit leaves."""
+    left = (_left_in_group(group) for group in _groups(root))
+    return [bytes_left for bytes_left in left if bytes_left is not None]
+
+
+def _groups(root: Path) -> list[Path]:
+    """The folders of the groups around the process, from its own up to the root."""
+    mount = root / "sys/fs/cgroup"
+    groups = [Path()]
+    if (root / "proc/self/cgroup").exists():
+        for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            hierarchy, controllers, path = line.split(":", 2)
+            if hierarchy == "0" and controllers == "":
+                own = Path(path.lstrip("/"))
+                groups += [own, *own.parents]
+    # In a container the path may be the host's, which is not there: then the mount itself is the own group.
+    return [mount / group for group in dict.fromkeys(groups) if ".." not in group.parts]
+
+
+def _limit_of(group: Path) -> int | None:
+    """Bytes that the group may have; None where it has no limit of its own."""
+    limit = group / "memory.max"
+    given = limit.read_text(encoding="ascii").strip() if limit.exists() else "max"
+    return int(given) if given.isdigit() else None
+
+
+def _left_in_group(group: Path) -> int | None:
+    """Bytes below the limit of a group; None where it has none."""
+    limit, used, stat = _limit_of(group), group / "memory.current", group / "memory.stat"
+    if limit is None or not used.exists():
+        return None
+    file_pages = 0
+    if stat.exists():
+        fields = (line.split() for line in stat.read_text(encoding="ascii").splitlines())
+        file_pages = sum(int(value) for name, value in fields if name in {"inactive_file", "active_file"})
+    return max(0, limit - int(used.read_text(encoding="ascii")) + file_pages)

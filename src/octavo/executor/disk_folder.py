@@ -1,0 +1,140 @@
+"""The folder of a disk cache as a whole: the namespaces in it, how large they are, when they were last used,
+and how one goes away.
+
+Only what looks like a namespace is looked at: a folder of 32 hex digits. One goes away only if nothing is in
+it but what a store makes, and only while its lock is held here, so never under a process that has it open.
+Before that it gets another name, so that a store that is opened meanwhile begins a namespace of its own. It
+does not know models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+_NAMESPACE = re.compile(r"[0-9a-f]{32}(\.removed)?")
+_FILES = ("blocks", "index.sqlite-wal", "index.sqlite-shm", "index.sqlite-journal", "index.sqlite", "lock")
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """What one fingerprint of model and KV layout keeps in the folder."""
+
+    path: Path
+    num_bytes: int  # that it takes on the medium
+    used_at: float  # seconds since 1970
+    in_use: bool  # a process has it open
+    num_blocks: int | None  # that a restart would find; None: not known
+
+    @property
+    def name(self) -> str:
+        """The folder's name: see `octavo.executor.disk.namespace_of`."""
+        return self.path.name
+
+
+def survey(folder: Path) -> list[Namespace]:
+    """The namespaces in the folder, longest unused first; none where there is no such folder. It changes
+    nothing."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if _NAMESPACE.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+                found.append(_look_at(path))
+    return sorted(found, key=lambda namespace: namespace.used_at)
+
+
+def bytes_free(folder: Path) -> int | None:
+    """Of the medium that the folder is on, or would be; None: not known."""
+    for path in (folder, *folder.parents):
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(path).free
+    return None
+
+
+def remove(namespace: Namespace) -> bool:
+    """Remove it with all its blocks. False, and it stays, when a process has it open, something else is in it
+    or the system refuses."""
+    path = namespace.path
+    with _locked(path) as is_ours:
+        if not is_ours:
+            return False
+        if not path.exists():
+            return True  # somebody was faster
+        try:
+            if set(os.listdir(path)).difference(_FILES):
+                return False  # somebody keeps something else in it
+            gone = path.with_name(path.name.removesuffix(".removed") + ".removed")
+            if gone != path:
+                if gone.exists():  # left by somebody who was killed while removing
+                    _empty(gone)
+                path.rename(gone)
+            _empty(gone)
+        except OSError:
+            return False
+    return True
+
+
+def remove_unused(folder: Path, keep: str, before: float) -> list[Namespace]:
+    """Remove the namespaces that were last used before that time and that nobody has open, but not the one
+    named `keep`; returns those that are gone."""
+    old = [n for n in survey(folder) if n.name != keep and n.used_at < before and not n.in_use]
+    return [namespace for namespace in old if remove(namespace)]
+
+
+def _look_at(path: Path) -> Namespace:
+    num_bytes, used_at = 0, 0.0
+    for name in _FILES:
+        with contextlib.suppress(OSError):
+            stat = (path / name).stat()
+            num_bytes += stat.st_blocks * 512
+            used_at = max(used_at, stat.st_mtime)
+    with _locked(path) as is_ours:
+        num_blocks = _count_blocks(path / "index.sqlite") if is_ours else None
+    return Namespace(path, num_bytes, used_at, not is_ours, num_blocks)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Whether the namespace is nobody else's until the end of the block. One without a lock is nobody's."""
+    try:
+        fd = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True
+        return
+    except OSError:
+        yield False
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_ours = True
+    except OSError:
+        is_ours = False
+    try:
+        yield is_ours
+    finally:
+        os.close(fd)
+
+
+def _count_blocks(index: Path) -> int | None:
+    """Rows of an index that nobody writes, read without changing it; what only its log knows is left out."""
+    try:
+        database = sqlite3.connect(f"file:{quote(str(index))}?mode=ro&immutable=1", uri=True)
+        with contextlib.closing(database):
+            return int(database.execute("SELECT count(*) FROM blocks").fetchone()[0])
+    except (sqlite3.Error, UnicodeDecodeError):
+        return None
+
+
+def _empty(path: Path) -> None:
+    """Remove a namespace's files, then the folder. Raises OSError, also when something else is in it."""
+    for name in _FILES:
+        (path / name).unlink(missing_ok=True)
+    path.rmdir()

@@ -1,0 +1,115 @@
+"""Host memory as a tier below the pool: blocks in an arena, gone with the process; alone, or before a disk.
+
+    TieredStore   slots [ 0 ... H - 1 | H ... H + D - 1 ]
+                          HostStore     DiskStore
+
+It is of use where the pool is small and dear: beside a GPU, or on a CPU where it is kept small on purpose.
+There is no index and no checksum: nobody else writes to this memory, and no restart finds it.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+
+from octavo.errors import ConfigError
+from octavo.executor.disk import DiskStore
+
+_PAGE = 4096
+
+
+class HostStore:
+    """A `BlockStore` in memory. A page of the arena is taken when it is first written. One thread makes all
+    calls."""
+
+    def __init__(self, num_bytes: int, block_bytes: int) -> None:
+        """Reserve the slots. Raises ConfigError when not even one fits or the address space is refused."""
+        slot_bytes = -(-block_bytes // _PAGE) * _PAGE
+        self.num_slots = num_bytes // slot_bytes
+        self.block_bytes = block_bytes
+        if self.num_slots < 1:
+            raise ConfigError(
+                f"host_cache is {num_bytes:,} bytes; allowed: 0 (none), or {slot_bytes:,} (one block) or more"
+            )
+        try:
+            arena = mmap.mmap(-1, self.num_slots * slot_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"host_cache of {num_bytes:,} bytes is refused by the system: {error}; allowed: what it can "
+                "reserve; give --host-cache less"
+            ) from None
+        self._slots = np.frombuffer(arena, np.uint8).reshape(self.num_slots, slot_bytes)
+        self._names: list[bytes | None] = [None] * self.num_slots
+
+    def entries(self) -> list[tuple[bytes, int]]:
+        """Name and slot of all that is there."""
+        return [(name, slot) for slot, name in enumerate(self._names) if name is not None]
+
+    def write(self, slot: int, name: bytes, data: memoryview) -> bool:
+        """Put a block into a slot, over whatever was there. It never fails."""
+        self._slots[slot, : self.block_bytes] = np.frombuffer(data, np.uint8)
+        self._names[slot] = name
+        return True
+
+    def read(self, slot: int, name: bytes, into: memoryview) -> bool:
+        """Copy a block into `into`; False, and nothing is copied, where the slot holds another name."""
+        if self._names[slot] != name:
+            return False
+        np.frombuffer(into, np.uint8)[:] = self._slots[slot, : self.block_bytes]
+        return True
+
+    def forget(self, slot: int) -> None:
+        """Empty a slot."""
+        self._names[slot] = None
+
+    def commit(self) -> bool:
+        """Nothing here survives."""
+        return True
+
+    def close(self) -> None:
+        """Let go of the memory. No call may follow."""
+        self._slots = np.empty((0, 0), np.uint8)
+        self._names = []
+
+
+class TieredStore:
+    """Host memory and disk as one `BlockStore`: host slots first."""
+
+    def __init__(self, host: HostStore, disk: DiskStore) -> None:
+        assert host.block_bytes == disk.block_bytes
+        self.num_slots = host.num_slots + disk.num_slots
+        self._host, self._disk = host, disk
+
+    def entries(self) -> list[tuple[bytes, int]]:
+        """Name and slot of all that is there, the longest unused of each first."""
+        on_disk = [(name, self._host.num_slots + slot) for name, slot in self._disk.entries()]
+        return self._host.entries() + on_disk
+
+    def write(self, slot: int, name: bytes, data: memoryview) -> bool:
+        """Whether the bytes are there."""
+        store, own = self._place(slot)
+        return store.write(own, name, data)
+
+    def read(self, slot: int, name: bytes, into: memoryview) -> bool:
+        """Whether `into` now holds the bytes that were written under that name; else it holds garbage."""
+        store, own = self._place(slot)
+        return store.read(own, name, into)
+
+    def forget(self, slot: int) -> None:
+        """What is in the slot is not listed any more."""
+        store, own = self._place(slot)
+        store.forget(own)
+
+    def commit(self) -> bool:
+        """Make what is on disk survive a crash."""
+        return self._disk.commit()
+
+    def close(self) -> None:
+        """Commit, and let go of both."""
+        self._disk.close()
+        self._host.close()
+
+    def _place(self, slot: int) -> tuple[HostStore | DiskStore, int]:
+        num_host = self._host.num_slots
+        return (self._host, slot) if slot < num_host else (self._disk, slot - num_host)

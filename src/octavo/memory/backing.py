@@ -1,0 +1,62 @@
+"""Which blocks may have memory behind them: the system gives a page to whoever first writes to it, and takes
+it back when it is told that nobody needs it any more.
+
+    taken          the block has memory from now on, whether it is held, cached or free
+    given back     it has none until it is taken again
+
+A block may be given back when it is unused: held by nobody and without a name, so that whoever reads it next
+has written it before. It knows neither bytes nor plans.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.memory.pool import BlockPool
+
+
+class Backing:
+    """One bit for each block. `count` is how many have memory."""
+
+    def __init__(self, capacity: int) -> None:
+        self.count = 0
+        self._has_memory = bytearray(capacity)
+
+    def __contains__(self, block: int) -> bool:
+        return bool(self._has_memory[block])
+
+    def note_taken(self, block: int) -> None:
+        """Somebody may write to it from now on."""
+        if not self._has_memory[block]:
+            self._has_memory[block] = 1
+            self.count += 1
+
+    def note_given_back(self, first: int, last: int) -> None:
+        """Blocks [first, last) have no memory when the plan that says so has run."""
+        self.count -= self._has_memory.count(1, first, last)
+        self._has_memory[first:last] = bytes(last - first)
+
+    def count_unused(self, pool: BlockPool) -> int:
+        """Blocks with memory that nobody holds and that have no name, parked ones too: whatever is held or
+        cached has memory. O(1)."""
+        held = pool.num_blocks - pool.num_unheld
+        return self.count - held - pool.num_cached
+
+    def unused_runs(self, pool: BlockPool) -> list[tuple[int, int]]:
+        """Ranges [first, last) of unused blocks, each with memory in it; parked ones too. O(blocks).
+
+        A range is as long as it can be: what the system gave in huge pages reaches beyond single blocks.
+        """
+        runs, first = [], 0
+        for block in range(pool.capacity + 1):
+            if block < pool.capacity and _is_unused(pool, block):
+                continue
+            if self._has_memory.find(1, first, block) >= 0:
+                runs.append((first, block))
+            first = block + 1
+        return runs
+
+
+def _is_unused(pool: BlockPool, block: int) -> bool:
+    return pool.holders[block] == 0 and pool.name_of[block] is None

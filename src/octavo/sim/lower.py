@@ -1,0 +1,58 @@
+"""The tiers below the pool, for random lives: host memory, disk, both or none, of which a restart finds the
+disk's part; moves between them fail now and then, and what is old is forgotten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from random import Random
+
+from octavo.memory.tiers import LowerTier
+from octavo.scheduler.scheduler import Scheduler
+from octavo.sim.oracle import OracleExecutor
+from octavo.types import Move, StepPlan, TransferDone
+
+Below = dict[int, tuple[bytes, list[tuple[int, int, int] | None]]]  # slot -> name, meanings
+
+
+class SimulatedTiers:
+    """Sizes drawn once; `new_ledger` begins a process."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._num_host = random.choice([0, 0, 2, 10])
+        self._num_slots = self._num_host + random.choice([0, 3, 20, 200])
+        self._move_failures = random.choice([0.0, 0.3])
+        self._max_age_s = random.choice([math.inf, math.inf, 60.0])
+
+    @property
+    def exist(self) -> bool:
+        """Whether there is anything below."""
+        return self._num_slots > 0
+
+    def new_ledger(self, stored: Mapping[bytes, int]) -> LowerTier | None:
+        """Of what is on disk."""
+        if not self.exist:
+            return None
+        return LowerTier(self._num_slots, stored.items(), num_host=self._num_host, max_age_s=self._max_age_s)
+
+    def after_restart(self, executor: OracleExecutor) -> Below:
+        """What is below then: host memory is gone."""
+        return {slot: found for slot, found in executor.below.items() if slot >= self._num_host}
+
+    def on_disk(self, tier: LowerTier) -> dict[bytes, int]:
+        """What the ledger lists there."""
+        return {name: slot for name, slot in tier.slots().items() if slot >= self._num_host}
+
+    def end_moves(self, plan: StepPlan, scheduler: Scheduler, executor: OracleExecutor) -> int:
+        """The moves of a plan have ended, well or not; how many there were."""
+        moves = [transfer for transfer in plan.transfers if transfer.move is Move.MOVE]
+        for transfer in moves:
+            assert transfer.source < self._num_host <= transfer.slot, "only host memory moves on to disk"
+            ok = self._random.random() >= self._move_failures
+            is_there = executor.below[transfer.slot][0] == transfer.name  # else something followed it already
+            if not ok and is_there:
+                executor.below[transfer.slot] = (b"", [])
+            scheduler.transfers.finish(TransferDone(transfer.transfer_id, ok))
+        return len(moves)

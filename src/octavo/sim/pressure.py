@@ -1,0 +1,78 @@
+"""A machine that is short of memory now and then, for random lives: others take and leave memory, the pool
+steps back and grows again, idle blocks give their memory back.
+
+What is available follows from which blocks of the oracle have bytes in them, so memory that is given back in
+words only is seen.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from octavo.scheduler.elasticity import CALM_S, Elasticity, ElasticityConfig
+from octavo.scheduler.events import EventKind
+from octavo.scheduler.scheduler import Scheduler
+from octavo.sim.oracle import OracleExecutor
+
+BLOCK_BYTES = 4096
+
+
+class SimulatedMachine:
+    """`look` as an engine would, at a random rate; `total` is the machine's memory, in blocks."""
+
+    def __init__(self, random: Random, capacity: int) -> None:
+        self.rate = random.choice([0.0, 0.05, 0.3])
+        self._random = random
+        self._total = 2 * capacity
+        self._others = 0  # blocks' worth of memory that others have
+        idle_return_s = random.choice([0.0, 0.5, 20.0])
+        reserve = random.randint(1, capacity // 2 + 1) * BLOCK_BYTES
+        self._policy = Elasticity(ElasticityConfig(BLOCK_BYTES, idle_return_s, reserve))
+
+    def look(self, scheduler: Scheduler, executor: OracleExecutor, now: float) -> float:
+        """Others may change their mind, then the pool may; returns what time it is now."""
+        r = self._random
+        if r.random() < 0.3:
+            self._others = r.choice([0, r.randint(0, self._total)])
+            now += r.choice([0.0, 1.0, CALM_S])
+        resident = count_resident(executor)
+        available = max(0, self._total - self._others - resident) * BLOCK_BYTES
+        scheduler.now = now
+        before = scheduler.memory.pool.num_blocks
+        self._policy.act(scheduler, now, r.choice([available, available, None]))
+        after, elastic = scheduler.memory.pool.num_blocks, scheduler.elastic
+        assert after <= elastic.blocks_wanted, "the pool became larger than was asked for"
+        assert after < elastic.blocks_wanted or not elastic.why_smaller, "a reason for nothing"
+        assert after == elastic.blocks_wanted or elastic.why_smaller, "it is smaller for no reason"
+        assert after <= before or available >= self._policy.config.reserve_bytes, "it grew under pressure"
+        return now
+
+    def rest(self, scheduler: Scheduler, now: float) -> None:
+        """Nothing has run for a long time."""
+        self._policy.act(scheduler, now, None)
+
+    def check_rested(self, scheduler: Scheduler, executor: OracleExecutor) -> None:
+        """After it: only blocks that are cached, or on their way below, have memory."""
+        if self._policy.config.idle_return_s:
+            assert scheduler.elastic.count_unused() == 0, "idle blocks kept their memory"
+            assert count_resident(executor) <= scheduler.memory.pool.backing.count
+
+
+def count_resident(executor: OracleExecutor) -> int:
+    """Blocks that have bytes in them."""
+    slots, size = executor.slots, executor.block_size
+    return sum(any(slots[first : first + size]) for first in range(0, len(slots), size))
+
+
+def check_resident(scheduler: Scheduler, executor: OracleExecutor) -> None:
+    """Every block that has bytes in it is one of which the ledger knows that it has memory."""
+    backing, size = scheduler.memory.pool.backing, executor.block_size
+    for block in range(scheduler.memory.pool.capacity):
+        has_bytes = any(executor.slots[block * size : (block + 1) * size])
+        assert block in backing or not has_bytes, f"block {block} has memory that nobody will give back"
+
+
+def count_acts(scheduler: Scheduler) -> tuple[int, int, int]:
+    """How often memory was returned by idle blocks, the pool stepped back, and grew again."""
+    counts = scheduler.events.counts
+    return counts[EventKind.RETURNED], counts[EventKind.PRESSED], counts[EventKind.RELIEVED]

@@ -1,0 +1,52 @@
+"""`octavo disk` lists what a folder keeps and removes it when told to; `octavo doctor` tells the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.executor.store import NAMESPACE, filled, open_store
+from typer.testing import CliRunner
+
+from octavo.cli.doctor import disk_lines
+from octavo.cli.main import app
+from octavo.config import StartOptions
+
+
+def said(*words: str, answer: str = "") -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["disk", *words], input=answer)
+    return result.exit_code, result.output
+
+
+def test_it_lists_asks_and_removes(tmp_path: Path) -> None:
+    filled(tmp_path)
+    code, text = said("list", str(tmp_path))
+    assert code == 0
+    assert f"{NAMESPACE}: " in text
+    assert "4 blocks, last used" in text
+    code, text = said("clean", str(tmp_path), answer="n\n")
+    assert code == 1
+    assert "remove these 1" in text
+    assert (tmp_path / NAMESPACE).exists()
+    assert "nothing to remove" in said("clean", str(tmp_path), "--older-than", "1")[1]
+    code, text = said("clean", str(tmp_path), "--yes")
+    assert (code, text.splitlines()[-1]) == (0, "removed 1 of 1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_open_is_listed_and_not_offered(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    assert "in use now" in said("list", str(tmp_path))[1]
+    assert "nothing to remove" in said("clean", str(tmp_path), "--yes")[1]
+    store.close()
+
+
+@pytest.mark.parametrize("own", [NAMESPACE, "0" * 32])
+def test_doctor_tells_the_disk_cache(tmp_path: Path, own: str) -> None:
+    filled(tmp_path)
+    lines = disk_lines(StartOptions(disk_cache=str(tmp_path)), own)
+    told = dict(lines)
+    assert "free there; this model may take 20.0 GiB" in told["disk cache"]
+    mine, others = told["  this model"], told.get("  another", "")
+    assert ("4 blocks" in mine, "4 blocks" in others) == (own == NAMESPACE, own != NAMESPACE)
+    assert "--disk-cache FOLDER" in disk_lines(StartOptions(), own)[0][1]
