@@ -120,6 +120,7 @@ def tiny_engine(
     kv: str = "f32",
     store: BlockStore | None = None,
     num_host: int = 0,
+    staging: int = 0,
     watch: MemoryWatch | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Engine:
@@ -127,7 +128,7 @@ def tiny_engine(
     model = model or tiny_model(ops)
     inbox = Inbox()
     worker = None if store is None else TransferWorker(store, inbox.put)
-    config_of_runner = RunnerConfig(num_blocks, block_size, rows, CONTEXT, frozenset([EOS]), kv)
+    config_of_runner = RunnerConfig(num_blocks + staging, block_size, rows, CONTEXT, frozenset([EOS]), kv)
     runner = Runner(model, ops, config_of_runner, worker)
     config = SchedulerConfig(
         rows,
@@ -138,6 +139,7 @@ def tiny_engine(
         prefix_caching=prefix_caching,
         pace=False,
         pin_blocks=num_blocks // 2,
+        staging_blocks=staging,
     )
 
     def scheduler() -> Scheduler:

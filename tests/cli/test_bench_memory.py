@@ -26,7 +26,8 @@ def test_every_row_is_a_line_of_json(monkeypatch, capsys):
     assert [kinds.count(kind) for kind in ("waste", "worked", "scattered", "bookkeeping", "sharing")] == [
         10, 2, 1, 2, 6,
     ]  # fmt: skip
-    assert len(kinds) == 21
+    assert kinds.count("oversubscribed") == 12  # three traces, two machines, with and without a tier
+    assert len(kinds) == 33
     assert rows[0]["worked"]["num_blocks"] == 38
     assert {row["waste"]["result"]["policy"] for row in rows if "waste" in row} >= {"Orca Max", "Octavo"}
 

@@ -55,7 +55,7 @@ def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
     house = House(tmp_path, request.param)
     # The tiny model computes a block about as fast as a disk reads one: what a busy machine measures must not
     # decide what is tested here.
-    with mock.patch.object(Transfers, "_is_worth_it", return_value=True):
+    with mock.patch.object(Transfers, "is_worth_it", return_value=True):
         yield house
         house.close()
 

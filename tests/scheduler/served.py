@@ -36,9 +36,16 @@ class Served:
         pins: int = 50,
         capacity: int | None = None,
         slots: int = 0,
+        staging: int = 0,
     ) -> None:
         config = SchedulerConfig(
-            rows, tokens, max_waiting=1000, context_length=100_000, pace=False, pin_blocks=pins
+            rows,
+            tokens,
+            max_waiting=1000,
+            context_length=100_000,
+            pace=False,
+            pin_blocks=pins,
+            staging_blocks=staging,
         )
         self.memory = Memory(blocks, block, capacity)
         tier = LowerTier(slots) if slots else None

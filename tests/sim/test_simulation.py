@@ -14,6 +14,9 @@ def test_random_lives_answer_as_without_paging_and_lose_nothing(overlap: int) ->
     # The runs must have met what they are for.
     assert sum(o.finished for o in outcomes) > 1000
     assert sum(o.preemptions for o in outcomes) > 100
+    assert sum(o.kept for o in outcomes) > 100
+    assert sum(o.recomputed for o in outcomes) > 100
+    assert sum(o.staged for o in outcomes) > 200
     assert sum(o.forks for o in outcomes) > 100
     assert sum(o.cancelled for o in outcomes) > 100
     assert sum(o.evictions for o in outcomes) > 1000

@@ -46,6 +46,7 @@ class Source:
 
 CHATS = Source("chats (as ShareGPT)", Lengths(161, 1.2, 1024), Lengths(338, 0.9, 1024))
 INSTRUCTIONS = Source("instructions (as Alpaca)", Lengths(19, 0.5, 256), Lengths(58, 0.9, 512))
+LONG_ANSWERS = Source("long answers", Lengths(64, 0.5, 256), Lengths(700, 0.5, 1024))  # those that grow most
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@
     scattered    memory that a contiguous allocator has and cannot give
     bookkeeping  what the ledger takes for a byte of KV
     sharing      blocks that several answers to one prompt need not have twice
+    oversubscribed   three times more demand than blocks, beside an admission that never preempts
 
 It measures no time: the same seed gives the same figures on every machine (bookkeeping aside, which depends
 on the Python that runs). Source: Kwon et al. 2023, sections 2.2 to 3.1, 6.1 to 6.3.
@@ -18,12 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from octavo.bench.lengths import Trace
+from octavo.bench.oversubscribed import Oversubscribed, oversubscribed
 from octavo.errors import ConfigError
 from octavo.memory.memory import Memory
 from octavo.memory.names import NameChain, root_name
 from octavo.memory.table import BlockTable
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.contiguous import FirstFit, rounded
+from octavo.sim.oversubscribed import DEMAND
 from octavo.sim.policies import Replayed, Window, replay_reserved, reservation_policies
 from octavo.sim.replay import Pool, replay_paged, requests_of, serve
 from octavo.types import Request
@@ -121,7 +124,7 @@ class Sharing:
     preemptions: int
 
 
-Row = Waste | Worked | Scattered | Bookkeeping | Sharing
+Row = Waste | Worked | Scattered | Bookkeeping | Sharing | Oversubscribed
 
 
 def measure(
@@ -129,8 +132,10 @@ def measure(
     shared_traces: Sequence[Trace],
     settings: Settings,
     tell: Callable[[str], None] = lambda text: None,
+    crowded_traces: Sequence[Trace] = (),
 ) -> Iterator[Row]:
-    """All of it, each row as soon as it is there: waste on `traces`, sharing on `shared_traces`.
+    """All of it, each row as soon as it is there: waste on `traces`, sharing on `shared_traces`,
+    oversubscription on `crowded_traces`.
 
     `tell` hears what comes next. Raises ConfigError.
     """
@@ -151,6 +156,9 @@ def measure(
         for n in PARALLEL_WIDTHS:
             tell(f"{trace.name}: {len(trace.jobs):,} requests, {n} answers each ...")
             yield parallel_sampling(trace, n, settings)
+    for trace in crowded_traces:
+        tell(f"{trace.name}: {len(trace.jobs):,} requests, {DEMAND:g} times more than fit ...")
+        yield from oversubscribed(trace, pool, settings.seed)
 
 
 def paged_waste(trace: Trace, settings: Settings) -> Waste:

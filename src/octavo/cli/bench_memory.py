@@ -10,14 +10,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from octavo.bench.lengths import CHATS, INSTRUCTIONS, Trace, read_trace, synthetic
+from octavo.bench.lengths import CHATS, INSTRUCTIONS, LONG_ANSWERS, Trace, read_trace, synthetic
 from octavo.bench.memory import Bookkeeping, Row, Scattered, Settings, Sharing, Waste, Worked, measure
+from octavo.bench.oversubscribed import Oversubscribed
 from octavo.cli.terminal import phases, write
 from octavo.units import format_bytes
 
-# Requests for waste, enough to fill the pool many times over under every policy; and for sharing, where each
-# has several answers.
-_NUM_REQUESTS = {CHATS: (240, 80), INSTRUCTIONS: (1600, 400)}
+# Requests for waste, enough to fill the pool many times over under every policy; for sharing, where each has
+# several answers; and for oversubscription.
+_NUM_REQUESTS = {CHATS: (240, 80, 240), INSTRUCTIONS: (1600, 400, 800), LONG_ANSWERS: (0, 0, 120)}
 _SHARED_PART = 3  # of a given number of requests
 
 _SHARES: tuple[tuple[str, Callable[[Waste], str]], ...] = (
@@ -35,9 +36,9 @@ _SHARES: tuple[tuple[str, Callable[[Waste], str]], ...] = (
 def run(settings: Settings, trace: Path | None, num_requests: int | None, *, as_json: bool) -> None:
     """Measure everything and print it. Raises ConfigError."""
     rows: list[Row] = []
-    traces, shared = _traces(settings, trace, num_requests)
+    traces, shared, crowded = _traces(settings, trace, num_requests)
     with phases() as tell:
-        for row in measure(traces, shared, settings, tell):
+        for row in measure(traces, shared, settings, tell, crowded):
             rows.append(row)
             if as_json:
                 write(json_line(row) + "\n")
@@ -64,24 +65,26 @@ def tables_of(rows: Sequence[Row], traces: Sequence[Trace], settings: Settings) 
         *(_scattered_table(row) for row in rows if isinstance(row, Scattered)),
         _bookkeeping_table([row for row in rows if isinstance(row, Bookkeeping)]),
         _sharing_table([row for row in rows if isinstance(row, Sharing)], settings),
+        *_oversubscribed_tables([row for row in rows if isinstance(row, Oversubscribed)]),
     ]
 
 
-def _traces(settings: Settings, path: Path | None, count: int | None) -> tuple[list[Trace], list[Trace]]:
-    """Those for waste, and smaller ones for sharing."""
+def _traces(settings: Settings, path: Path | None, count: int | None) -> tuple[list[Trace], ...]:
+    """Those for waste, smaller ones for sharing, and those for oversubscription."""
     if path is not None:
         trace = read_trace(path, settings.max_length, count)
         part = max(1, len(trace.jobs) // _SHARED_PART)
-        return [trace], [dataclasses.replace(trace, jobs=trace.jobs[:part])]
+        return [trace], [dataclasses.replace(trace, jobs=trace.jobs[:part])], [trace]
 
     def of_all(index: int) -> list[Trace]:
+        given = None if count is None else (count, max(1, count // _SHARED_PART), count)
         return [
-            synthetic(source, numbers[index], settings.seed, settings.max_length)
+            synthetic(source, (given or usual)[index], settings.seed, settings.max_length)
             for source, usual in _NUM_REQUESTS.items()
-            for numbers in [usual if count is None else (count, max(1, count // _SHARED_PART))]
+            if usual[index]
         ]
 
-    return of_all(0), of_all(1)
+    return of_all(0), of_all(1), of_all(2)
 
 
 def _waste_table(rows: Sequence[Waste], trace: Trace, settings: Settings) -> Table:
@@ -160,6 +163,31 @@ def _sharing_table(rows: Sequence[Sharing], settings: Settings) -> Table:
         name = f"{trace}\n{own[0].num_requests:,} requests"
         table.add_row(name, method, *(cells.get(width, "") for width in widths))
     return table
+
+
+def _oversubscribed_tables(rows: Sequence[Oversubscribed]) -> list[Table]:
+    """One for each kind of machine: throughput, gaps and requests at once beside an admission that knows all
+    lengths."""
+    tables = []
+    for costs in dict.fromkeys(row.costs for row in rows):
+        own = [row for row in rows if row.costs == costs]
+        table = _table(
+            f"{own[0].demand:g} times more demand than blocks, {costs},\n"
+            "beside an admission that knows every length and never preempts",
+            ("trace", "tier", "throughput", "p99 gap", "at once", "preempted\n(kept)", "again"),
+        )
+        for row in own:
+            table.add_row(
+                row.trace.split(" (")[0],
+                _yes(row.tier),
+                f"{row.throughput_ratio:.1%}",
+                f"{row.gap_p99_ratio:.2f}x",
+                f"{row.running:.1f}\nof {row.running_best:.1f}",
+                f"{row.preemptions:,}\n({row.kept:,})",
+                f"{row.recomputed / row.tokens:.1%}",
+            )
+        tables.append(table)
+    return tables
 
 
 def _yes(answer: bool) -> str:

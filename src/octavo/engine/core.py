@@ -257,6 +257,8 @@ class _Counters:
     steps: int = 0
     finished: int = 0
     preemptions_before: int = 0
+    kept_before: int = 0
+    tokens_recomputed_before: int = 0
     step_seconds: float = 0.0
     schedule_seconds: float = 0.0
 
@@ -274,10 +276,13 @@ class _Counters:
 
     def retire(self, scheduler: Scheduler) -> None:
         self.preemptions_before += scheduler.num_preemptions
+        self.kept_before += scheduler.staging.num_kept
+        self.tokens_recomputed_before += scheduler.staging.tokens_recomputed
 
     def snapshot(self, scheduler: Scheduler) -> EngineStats:
         counts, transfers = scheduler.memory.counts(), scheduler.transfers
-        size = scheduler.memory.block_size
+        size, preemptions = scheduler.memory.block_size, self.preemptions_before + scheduler.num_preemptions
+        kept = self.kept_before + scheduler.staging.num_kept
         waste = sum(len(s.table) * size - s.num_planned for s in scheduler.running if s.table is not None)
         return EngineStats(
             waiting=len(scheduler.waiting),
@@ -291,7 +296,10 @@ class _Counters:
             cached_tokens=self.cached_tokens,
             output_tokens=self.output_tokens,
             steps=self.steps,
-            preemptions=self.preemptions_before + scheduler.num_preemptions,
+            preemptions=preemptions,
+            preemptions_kept=kept,
+            preemptions_recomputed=preemptions - kept,
+            tokens_recomputed=self.tokens_recomputed_before + scheduler.staging.tokens_recomputed,
             requests_finished=self.finished,
             tail_slots_wasted=waste,
             step_seconds=self.step_seconds,

@@ -89,6 +89,9 @@ class EngineStats:
     output_tokens: int = 0
     steps: int = 0
     preemptions: int = 0
+    preemptions_kept: int = 0  # after which blocks were below
+    preemptions_recomputed: int = 0  # and others
+    tokens_recomputed: int = 0  # computed again because of a preemption
     requests_finished: int = 0
     tail_slots_wasted: int = 0  # allocated slots beyond the last planned position, now
     step_seconds: float = 0.0  # total time inside steps

@@ -32,6 +32,7 @@ from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.units import blocks_for, format_bytes
 
 Progress = Callable[[str], None]
+STAGING_MAX = 64  # blocks: one at a time is written, so more would only wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +44,22 @@ class Budget:
     bytes_per_block: int
     reason: str
     capacity: int  # blocks that the pool can grow to: address space, not memory
+    staging: int = 0  # blocks behind it, for what preempted sequences keep below
 
     @property
     def num_bytes(self) -> int:
         """The pool at its fullest."""
-        return self.num_blocks * self.bytes_per_block
+        return (self.num_blocks + self.staging) * self.bytes_per_block
 
     def in_words(self) -> str:
         """ "4,096 blocks of 16 tokens = 65,536 tokens = 2.9 GiB; 21 sequences of 3,000 tokens"."""
         tokens = self.num_blocks * self.block_size
         users = self.num_blocks // blocks_for(3000, self.block_size)
+        staging = self.staging * self.bytes_per_block
+        behind = f", and {self.staging:,} to stage in ({format_bytes(staging)})" if staging else ""
         return (
             f"{self.num_blocks:,} blocks of {self.block_size} tokens = {tokens:,} tokens = "
-            f"{format_bytes(self.num_bytes)}; {users:,} sequences of 3,000 tokens"
+            f"{format_bytes(self.num_bytes - staging)}; {users:,} sequences of 3,000 tokens{behind}"
         )
 
 
@@ -111,7 +115,12 @@ def engine_over(loaded: LoadedModel, ops: Ops, options: StartOptions) -> Started
         loaded.model,
         ops,
         RunnerConfig(
-            budget.capacity, budget.block_size, options.max_seqs, spec.context_length, stop_ids, options.kv
+            budget.capacity + budget.staging,
+            budget.block_size,
+            options.max_seqs,
+            spec.context_length,
+            stop_ids,
+            options.kv,
         ),
         None if below is None else TransferWorker(below.store, inbox.put),
     )
@@ -126,6 +135,7 @@ def engine_over(loaded: LoadedModel, ops: Ops, options: StartOptions) -> Started
         pace=options.pace is not False,
         pin_blocks=_pin_blocks(budget, options),
         bytes_per_block=budget.bytes_per_block,
+        staging_blocks=budget.staging,
     )
 
     def new_scheduler() -> Scheduler:
@@ -168,7 +178,13 @@ def size_pool(loaded: LoadedModel, options: StartOptions) -> Budget:
         )
     # It may grow to what all rows could use, as far as there is memory now.
     capacity = max(num_blocks, min(useful, available_memory() // per_block))
-    return Budget(num_blocks, options.block_size, per_block, reason, capacity)
+    staging = 0 if options.disk_cache is None else staging_blocks(num_blocks)
+    return Budget(num_blocks - staging, options.block_size, per_block, reason, capacity, staging)
+
+
+def staging_blocks(num_blocks: int) -> int:
+    """Of `num_blocks`, those that a tier below takes to stage in: a sixteenth, at most `STAGING_MAX`."""
+    return min(STAGING_MAX, num_blocks // 16)
 
 
 def _pin_blocks(budget: Budget, options: StartOptions) -> int:

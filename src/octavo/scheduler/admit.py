@@ -4,7 +4,8 @@
   block. This is decided anew every step, so a leader that is cancelled or preempted releases its followers. A
   follower never blocks those behind it, and lends its priority to its leader.
 - A sequence enters when the blocks of all its known tokens fit beside what running prompts were promised,
-  plus one block for each that runs: so a prompt never has to preempt, and back-pressure comes before thrash.
+  plus some for each that runs (headroom.py): so a prompt never has to preempt, and back-pressure comes before
+  thrash.
 - A huge one that does not fit does not block those behind it, but at most `BYPASS_MAX` may pass before the
   door closes until it fits: no starvation either way.
 - A higher priority may preempt strictly lower ones to enter.
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from octavo.scheduler.budget import share_by_priority
 from octavo.scheduler.fairness import Turns
-from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.sequence import Sequence, State
 from octavo.scheduler.waits import IN_FLIGHT, LOADING, STEP_TOKENS, Wait, WaitReason
 from octavo.units import blocks_for
 
@@ -145,11 +146,10 @@ class Admission:
                 self._preempt_all(victims, sequence)
             self._enter(sequence, num_hits)
 
-    def _preempt_all(self, victims: list[Sequence], winner: Sequence) -> None:
-        for victim in victims:
-            place = self._scheduler.place(victim)
-            self._contenders = [c for c in self._contenders if c[0] != place]
-            self._scheduler.preempt(victim, winner)
+    def _preempt_all(self, victims: Many[Sequence], winner: Sequence) -> None:
+        places = {self._scheduler.place(victim) for victim in victims}
+        self._contenders = [c for c in self._contenders if c[0] not in places]
+        self._scheduler.victims.preempt(victims, winner)
         self._note_change()
 
     def _own_room(self, sequence: Sequence, num_hits: int) -> int | None:
@@ -286,7 +286,8 @@ class Admission:
         needed = blocks_for(len(sequence.tokens), scheduler.memory.block_size) - num_hits
         if not scheduler.tenancy.allows(sequence, num_hits, scheduler.running, frozenset()):
             return scheduler.tenancy.why_not(sequence, num_hits)
-        promised = (self._promised or 0) + len(scheduler.running)
+        pool = scheduler.memory.pool
+        promised = (self._promised or 0) + scheduler.headroom.blocks(len(scheduler.running), pool.num_blocks)
         return Wait(WaitReason.BLOCKS, needed, scheduler.memory.num_unheld, promised)
 
     def _blocks_suffice(
@@ -304,7 +305,9 @@ class Admission:
         """
         memory = self._scheduler.memory
         left = memory.num_unheld + len(freed) - promised
-        left -= num_running + sequence.forks_left if num_running else 0
+        if num_running:
+            headroom = self._scheduler.headroom.blocks(num_running, memory.pool.num_blocks)
+            left -= headroom + sequence.forks_left
         left -= blocks_for(len(sequence.tokens), memory.block_size) - num_hits
         if left < 0:
             return False
@@ -320,7 +323,7 @@ class Admission:
         return total
 
     def _make_room(self, sequence: Sequence, num_hits: int) -> bool:
-        """Preempt strictly lower priorities, last in rank first, if that lets the sequence in; else change
+        """Preempt strictly lower priorities, as `victims` says, if that lets the sequence in; else change
         nothing."""
         scheduler = self._scheduler
         if not scheduler.running or scheduler.running[-1].request.priority >= sequence.priority:
@@ -330,10 +333,13 @@ class Admission:
         kept = [s for s in scheduler.running if s.priority >= sequence.priority or protects(s, sequence)]
         if not self.fits_beside(sequence, num_hits, kept, self._blocks_freed(sequence, lower)):
             return False
-        for victim in sorted(lower, key=lambda s: s.rank, reverse=True):
-            self._preempt_all([victim], sequence)
+        while lower:
+            why = self._why_not(sequence, num_hits)
+            missing = max(1, why.needed + why.promised - why.available)
+            self._preempt_all(scheduler.victims.find(lower, missing), sequence)
             if self._fits(sequence, num_hits):
                 return True
+            lower = [s for s in lower if s.state is State.RUNNING]
         raise AssertionError("preempting all lower priorities made less room than was counted")
 
     def _blocks_freed(self, sequence: Sequence, lower: list[Sequence]) -> set[int]:

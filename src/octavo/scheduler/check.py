@@ -25,6 +25,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
     assert memory.tables == set(holders), "a holder without a sequence or pin, or one without its holder"
     _check_pins(scheduler)
     _check_tier(scheduler)
+    _check_staging(scheduler)
     rows = [s.row for s in running]
     assert len(rows) == len(set(rows)), "two sequences share a row"
     assert scheduler.num_free_rows == scheduler.config.max_rows - len(rows) - sum(
@@ -75,3 +76,16 @@ def _check_tier(scheduler: Scheduler) -> None:
     assert len(taken) + tier.num_free == tier.num_slots, "a slot is lost"
     waiting = {s.seq_id for s in scheduler.waiting}
     assert scheduler.transfers.fetching() <= waiting, "a fetch for a sequence that does not wait"
+
+
+def _check_staging(scheduler: Scheduler) -> None:
+    """Every block of the arena is free, or one store is on its way from it to a slot that is not findable."""
+    staging, tier = scheduler.staging, scheduler.transfers.tier
+    staged, free = scheduler.transfers.staged(), staging.free
+    blocks = [block for block, _ in staged]
+    arena = range(staging.first, staging.first + staging.num_blocks)
+    assert sorted(blocks + free) == list(arena), "a block of the staging arena is lost, or used twice"
+    for block, name in staged:
+        assert tier is not None
+        assert tier.is_storing(name), f"block {block} is staged for nothing"
+        assert name not in tier, f"what block {block} holds can be found below before it is there"

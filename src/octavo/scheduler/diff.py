@@ -38,6 +38,10 @@ class PlanDiff:
         self.write_table(row, reservation.first_index, reservation.blocks)
         self._copies += reservation.copies
 
+    def copy(self, copy: BlockCopy) -> None:
+        """A block's bytes go elsewhere, after the copies that were noted before."""
+        self._copies.append(copy)
+
     def move(self, copies: tuple[BlockCopy, ...], discarded: tuple[int, int]) -> None:
         """The pool became shorter: blocks moved, and those of the range `discarded` are not used any more."""
         self._copies += copies

@@ -1,8 +1,8 @@
 """Who computes how many positions in a step, and where: grants, reservations, chunks.
 
-In order of rank: whoever finds no block takes one from a complete fetch behind it, then from the running
-sequence that ranks last, then from any complete fetch; with nobody left it pauses. Acts on the scheduler's
-sequences and on the plan in the making.
+In order of rank: whoever finds no block takes one from a complete fetch behind it, then from a running
+sequence that ranks after it (victims.py), then from any complete fetch; with nobody left it pauses. Acts on
+the scheduler's sequences and on the plan in the making.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from octavo.scheduler.budget import share_by_priority
 from octavo.scheduler.sequence import Sequence
 from octavo.types import Chunk
+from octavo.units import blocks_for
 
 if TYPE_CHECKING:
     from octavo.scheduler.scheduler import Scheduler
@@ -116,15 +117,15 @@ class Planner:
             tenant = sequence.request.tenant if room <= self._scheduler.memory.num_unheld else None
             if self._scheduler.transfers.give_back(sequence, others_too=False, tenant=tenant):
                 continue
-            victim = self._victim(sequence, tenant)
-            if victim is not None:
-                self._scheduler.preempt(victim, sequence)
+            victims = self._victims(sequence, start + grant, tenant)
+            if victims:
+                self._scheduler.victims.preempt(victims, sequence)
                 continue
             if self._scheduler.transfers.give_back(sequence, others_too=True, tenant=tenant):
                 continue
-            victim = None if tenant is not None else self._last_resort(sequence)
-            if victim is not None:
-                self._scheduler.preempt(victim, sequence)
+            victims = () if tenant is not None else self._last_resort(sequence)
+            if victims:
+                self._scheduler.victims.preempt(victims, sequence)
                 continue
             # Nobody ranks below: take what fits without a new block, else pause until somebody ahead ends.
             room = (len(sequence.table) + unheld) * self._scheduler.memory.block_size - start
@@ -132,33 +133,22 @@ class Planner:
                 return 0
             grant = room
 
-    def _victim(self, sequence: Sequence, tenant: str | None) -> Sequence | None:
-        """The last in rank of those that rank after `sequence` and have no chunk in the plan being made; of
-        one tenant, or of all that no guarantee protects. Whoever is within its guarantee comes before
-        borrowers of any rank."""
-        planned = {chunk.seq_id for chunk in self._scheduler.diff.chunks} | {
-            fork.child_seq_id for fork in self._scheduler.diff.forks
-        }
-        tenancy, own = self._scheduler.tenancy, sequence.request.tenant
-        claims = tenancy.quotas.covers(own, 1)
-        below = [
-            s
-            for s in self._scheduler.running
-            if s.seq_id not in planned
-            and tenant in (None, s.request.tenant)
-            and not tenancy.is_protected(s, sequence)
-            and (s.rank > sequence.rank or (claims and s.request.tenant != own))
-        ]
-        return max(below, key=lambda s: s.rank, default=None)
+    def _victims(self, sequence: Sequence, stop: int, tenant: str | None) -> tuple[Sequence, ...]:
+        """Who goes so that `sequence` may reach position `stop`: of its tenant, where that has no room, or of
+        all."""
+        assert sequence.table is not None
+        memory, victims = self._scheduler.memory, self._scheduler.victims
+        room = memory.num_unheld if tenant is None else memory.quotas.room(sequence.table.owner)
+        missing = blocks_for(stop, memory.block_size) - len(sequence.table) - room
+        eligible = [s for s in victims.behind(sequence) if tenant in (None, s.request.tenant)]
+        return victims.find(eligible, max(1, missing))
 
-    def _last_resort(self, sequence: Sequence) -> Sequence | None:
+    def _last_resort(self, sequence: Sequence) -> tuple[Sequence, ...]:
         """Guarantees fit the pool together, but prefixes that are held on after the operator ceased to share
-        them are charged to nobody's: then the best-ranked of all may preempt whoever ranks last."""
+        them are charged to nobody's: then the best-ranked of all may preempt whoever ranks after it."""
         scheduler = self._scheduler
         if not scheduler.memory.quotas.has_guarantees or scheduler.transfers.in_flight:
-            return None
+            return ()
         if min(scheduler.running, key=lambda s: s.rank) is not sequence:
-            return None
-        planned = {chunk.seq_id for chunk in scheduler.diff.chunks}
-        others = [s for s in scheduler.running if s is not sequence and s.seq_id not in planned]
-        return max(others, key=lambda s: s.rank, default=None)
+            return ()
+        return scheduler.victims.find(scheduler.victims.unplanned(sequence), 1)

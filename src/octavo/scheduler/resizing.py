@@ -2,7 +2,7 @@
 goes back to the system when that plan has run.
 
 It never becomes smaller than its floor: what pins may hold, what tenants are guaranteed, and the largest
-request that was taken. Running sequences beyond that are preempted, last in rank first.
+request that was taken. Running sequences beyond that are preempted (victims.py).
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def _tell_rows(scheduler: Scheduler, copies: tuple[BlockCopy, ...]) -> None:
 
 
 def _make_room(scheduler: Scheduler) -> bool:
-    """One holder less that may go: a complete fetch, or the running sequence that ranks last."""
+    """One holder less that may go: a complete fetch, or a running sequence."""
     if scheduler.transfers.give_back(None, others_too=True):
         return True
     if not scheduler.running:
         return False
-    scheduler.preempt(max(scheduler.running, key=lambda s: s.rank), None)
+    scheduler.victims.preempt(scheduler.victims.find(scheduler.running, 1), None)
     return True

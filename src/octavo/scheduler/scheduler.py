@@ -6,7 +6,7 @@ One call of `schedule` is one plan (`expire` comes before it, and ends whoever i
     1. followers     a waiting sequence whose next block is being computed lends its priority and steps aside
     2. admission     waiting sequences that fit in rows, blocks and the step's tokens, in turns (admit.py)
     3. grants        one position for each that continues; the rest is shared among prompts (budget.py)
-    4. reservation   in order of rank; whoever finds no block preempts the last in rank (planner.py)
+    4. reservation   in order of rank; whoever finds no block preempts one behind it (planner.py, victims.py)
     5. chunks        and forks, where a request with n > 1 reaches its first sample
 
 Liveness: the best-ranked running sequence gets at least one position in every step, it can preempt all
@@ -36,13 +36,16 @@ from octavo.scheduler.deadlines import Deadline, Deadlines
 from octavo.scheduler.diff import PlanDiff
 from octavo.scheduler.elastic import Elastic
 from octavo.scheduler.events import Event, EventKind, EventRing
+from octavo.scheduler.headroom import Headroom
 from octavo.scheduler.limits import check_fits
 from octavo.scheduler.pinning import Pinning
 from octavo.scheduler.planner import Flight, Planner
 from octavo.scheduler.queue import NamesInProgress, WaitingQueue
 from octavo.scheduler.sequence import Sequence, State
+from octavo.scheduler.staging import Staging
 from octavo.scheduler.tenancy import Tenancy
 from octavo.scheduler.transfers import Transfers
+from octavo.scheduler.victims import Victims
 from octavo.scheduler.waits import QUEUED, Wait, WaitReason
 from octavo.types import (
     FinishReason,
@@ -67,6 +70,7 @@ class SchedulerConfig:
     pace: bool = True  # hold prompts back while others decode, once step times are known
     pin_blocks: int = 0  # that all pins together may keep
     bytes_per_block: int = 0  # to tell, not to decide
+    staging_blocks: int = 0  # behind the pool's capacity, for what victims keep below
 
 
 class Scheduler:
@@ -109,6 +113,9 @@ class Scheduler:
         self.pinning = Pinning(self)
         self.transfers = Transfers(self, tier)
         self.elastic = Elastic(self)
+        self.headroom = Headroom()
+        self.staging = Staging(self, config.staging_blocks)
+        self.victims = Victims(self, self.tenancy.share_of)
 
     # -- what clients ask
     # ---------------------------------------------------------------------------------------
@@ -233,6 +240,7 @@ class Scheduler:
         assert result.step_id == plan.step_id
         self.now = now
         num_continuing = sum(chunk.length == 1 for chunk in plan.chunks)
+        self.headroom.observe(result.seconds)
         self.costs.observe(num_continuing, plan.num_tokens - num_continuing, result.seconds)
         return self._committer.commit(flights, result)
 
@@ -271,6 +279,8 @@ class Scheduler:
         assert adopted == num_hits
         self.transfers.let_go(sequence)
         sequence.num_computed = sequence.num_planned = adopted * self.memory.block_size
+        self.staging.tokens_recomputed += max(0, sequence.num_lost - sequence.num_planned)
+        sequence.num_lost = 0
         if not sequence.was_admitted:
             sequence.num_cached = sequence.num_served = sequence.num_planned
         sequence.was_admitted = True
@@ -283,8 +293,9 @@ class Scheduler:
         self.diff.admit(sequence.admitted_row(), sequence.table.blocks)
 
     def preempt(self, sequence: Sequence, winner: Sequence | None) -> None:
-        """Running -> waiting, for the sake of `winner`, or of a smaller pool: the table is dropped. Resuming
-        is an ordinary admission that finds its own blocks."""
+        """Running -> waiting, for the sake of `winner`, or of a smaller pool: the table is dropped, what is
+        cheaper to load than to compute is kept below. Resuming is an ordinary admission that finds its own
+        blocks."""
         assert sequence.table is not None
         blocks, loser = len(sequence.table), sequence.request
         text = f"request {loser.request_id} gave up {blocks:,} blocks for a smaller pool"
@@ -294,7 +305,9 @@ class Scheduler:
                 f"{winner.request.request_id}, which ranks before it (priority {winner.priority} and "
                 f"{loser.priority})"
             )
+        text += f"; {self.staging.note(self.staging.keep([sequence]))}"
         self.events.note(Event(self.now, EventKind.PREEMPTED, text, loser.request_id, loser.tenant, blocks))
+        sequence.num_lost = sequence.num_planned
         self._leave_row(sequence)
         sequence.state = State.WAITING
         sequence.epoch += 1

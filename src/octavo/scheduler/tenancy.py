@@ -55,7 +55,7 @@ class Tenancy:
             while policy.maximum is not None and self.quotas.charged(policy.name) > policy.maximum:
                 own = [s for s in scheduler.running if s.request.tenant == policy.name]
                 if own:
-                    scheduler.preempt(max(own, key=lambda s: s.rank), None)
+                    scheduler.victims.preempt(scheduler.victims.find(own, 1), None)
                 else:
                     gave_way = scheduler.transfers.give_back(None, others_too=True, tenant=policy.name)
                     assert gave_way, "a tenant holds more than its pins and loads, and nobody gives way"
@@ -226,6 +226,11 @@ class Tenancy:
             return False
         tenant = victim.request.tenant
         return tenant != winner.request.tenant and not self.quotas.is_borrower(tenant)
+
+    def share_of(self, request: Request) -> float:
+        """How many blocks its tenant borrows, for its weight: who borrows most gives way first."""
+        policy = self.quotas.policy(request.tenant)
+        return max(0, self.quotas.charged(request.tenant) - policy.guaranteed) / policy.weight
 
     def victims_for(self, sequence: Sequence, num_hits: int) -> list[Sequence] | None:
         """Borrowers to be preempted, in order, so that a sequence that its guarantee covers fits; None: that

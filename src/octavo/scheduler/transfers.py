@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 STORES_MAX = 8  # on their way down at once
 LOADS_MAX = 256  # on their way up at once, over all fetches
-_SMOOTHING = 0.2
-_HALF_LIFE_S = 20.0
+SMOOTHING = 0.2
+HALF_LIFE_S = 20.0  # a measurement counts half after it
 _IDS = itertools.count(1)  # over all schedulers of the process: an answer never finds the wrong question
 
 
@@ -47,7 +47,8 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class _Moving:
-    """A transfer that has not ended: a store holds its block by `table`, a load by its fetch."""
+    """A transfer that has not ended: a store holds its block by `table`, a load by its fetch; a staged block
+    has neither."""
 
     transfer: Transfer
     table: BlockTable | None
@@ -85,7 +86,7 @@ class Transfers:
         waiting = self._scheduler.memory.pool.newly_cached
         if self.tier is not None and self.tier.dropped:
             return True
-        return bool(waiting) and self._num_stores < STORES_MAX and not self._no_slot and self._is_worth_it()
+        return bool(waiting) and self._num_stores < STORES_MAX and not self._no_slot and self.is_worth_it()
 
     def tables(self) -> list[BlockTable]:
         """Every holder that a transfer or a fetch is: for checks."""
@@ -100,7 +101,13 @@ class Transfers:
 
     def blocks(self) -> set[int]:
         """Blocks whose bytes are on their way: they cannot move."""
-        return {moving.transfer.block for moving in self._moving.values()}
+        staged = self._scheduler.staging.first
+        return {m.transfer.block for m in self._moving.values() if m.transfer.block < staged}
+
+    def staged(self) -> list[tuple[int, bytes]]:
+        """Blocks of the staging arena whose bytes are on their way down, and their names: for checks."""
+        moving = [m.transfer for m in self._moving.values() if m.table is None and m.fetch is None]
+        return [(transfer.block, transfer.name) for transfer in moving]
 
     def fetching(self) -> set[int]:
         """The sequences for whom blocks are loaded or held: for checks."""
@@ -115,10 +122,8 @@ class Transfers:
         if tier is None or pool.newly_cached is None:
             return
         tier.expire(self._scheduler.now)
-        while tier.dropped:  # before their slots can be taken again
-            gone = Transfer(next(_IDS), -1, tier.dropped.pop(), b"", Move.FORGET)
-            self._scheduler.diff.transfers.append(gone)
-        if not self._is_worth_it():
+        self._send_forgets(tier)
+        if not self.is_worth_it():
             return
         self._no_slot = False
         while pool.newly_cached and self._num_stores < STORES_MAX:
@@ -146,6 +151,24 @@ class Transfers:
             self._scheduler.diff.transfers.append(transfer)
         tier.moved.clear()
 
+    def store_staged(self, block: int, name: bytes) -> bool:
+        """Send a block of the staging arena down, which the plan in the making copies. False, and nothing is
+        changed, when every slot below is on its way somewhere."""
+        assert self.tier is not None
+        self._send_forgets(self.tier)
+        slot = self.tier.begin_store(name)
+        if slot is None:
+            return False
+        self._begin_moves(self.tier)
+        self._begin(_Moving(Transfer(next(_IDS), block, slot, name, Move.STORE), None, None))
+        return True
+
+    def _send_forgets(self, tier: LowerTier) -> None:
+        """Before the slots can be taken again."""
+        while tier.dropped:
+            gone = Transfer(next(_IDS), -1, tier.dropped.pop(), b"", Move.FORGET)
+            self._scheduler.diff.transfers.append(gone)
+
     # -- up
     # ----------------------------------------------------------------------------------------------------
 
@@ -165,7 +188,7 @@ class Transfers:
     def below(self, names: Many[bytes]) -> int:
         """How many of these names, from the first on, can be had from the pool or below, if loading them is
         thought to be cheaper than computing them."""
-        if self.tier is None or not self._is_worth_it():
+        if self.tier is None or not self.is_worth_it():
             return 0
         pool = self._scheduler.memory.pool
         for count, name in enumerate(names):
@@ -236,10 +259,13 @@ class Transfers:
         self._no_slot = False
         if not done.ok:
             self._note_failure(transfer)
-        if moving.table is not None:
-            self._num_stores -= 1
+        if transfer.move is Move.STORE:
             self.num_stored += done.ok
             self.tier.end_store(transfer.name, done.ok)
+            if moving.table is None:
+                self._scheduler.staging.finish(transfer.block, done)
+                return
+            self._num_stores -= 1
             memory.close(moving.table)
             waiting = memory.pool.newly_cached
             if waiting and waiting[-1] == transfer.block:
@@ -251,7 +277,7 @@ class Transfers:
             self.num_loaded += 1
             self._loaded_at = self._scheduler.now
             old = self._load_s
-            self._load_s = done.seconds if old is None else old + _SMOOTHING * (done.seconds - old)
+            self._load_s = done.seconds if old is None else old + SMOOTHING * (done.seconds - old)
         if self._loading.get(transfer.name) == transfer.transfer_id:
             del self._loading[transfer.name]
         if self.tier.end_load(transfer.name, done.ok):
@@ -274,16 +300,24 @@ class Transfers:
         self._moving[moving.transfer.transfer_id] = moving
         self._scheduler.diff.transfers.append(moving.transfer)
 
-    def _is_worth_it(self) -> bool:
-        """Loading a block is thought cheaper than computing it; also while nobody knows.
+    @property
+    def load_s(self) -> float | None:
+        """Seconds to load a block; None: nobody knows. A measurement counts half after each `HALF_LIFE_S`, so
+        that one slow spell is tried again."""
+        if self._load_s is None:
+            return None
+        return self._load_s * math.exp2(-(self._scheduler.now - self._loaded_at) / HALF_LIFE_S)
 
-        A measurement counts half after each `_HALF_LIFE_S`, so that one slow spell is tried again.
-        """
-        token_s = self._scheduler.costs.token_s
-        if self._load_s is None or token_s is None:
+    def is_worth_it(self) -> bool:
+        """Loading a block is thought cheaper than computing it; also while nobody knows."""
+        load_s, token_s = self.load_s, self._scheduler.costs.token_s
+        if load_s is None or token_s is None:
             return True
-        age = self._scheduler.now - self._loaded_at
-        return self._load_s * math.exp2(-age / _HALF_LIFE_S) < token_s * self._scheduler.memory.block_size
+        return load_s < token_s * self._scheduler.memory.block_size
+
+    def is_below(self, name: bytes) -> bool:
+        """True when its bytes are below, or on their way down."""
+        return self.tier is not None and (name in self.tier or self.tier.is_storing(name))
 
     def _note_failure(self, transfer: Transfer) -> None:
         self.num_failed += 1

@@ -27,6 +27,7 @@ from octavo.scheduler.limits import check_fits
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.resizing import resize
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.sim.liveness import best_running, check_best_stays
 from octavo.sim.lower import SimulatedTiers
 from octavo.sim.oracle import OracleExecutor, next_token
 from octavo.sim.pressure import SimulatedMachine, check_resident, count_acts
@@ -68,6 +69,9 @@ class Outcome:
     relieved: int = 0
     prompts_scored: int = 0
     preemptions: int = 0
+    kept: int = 0  # preemptions after which blocks were below
+    recomputed: int = 0  # and others
+    staged: int = 0  # blocks that were copied for it
     cached_tokens: int = 0
     forks: int = 0
     steps: int = 0
@@ -100,8 +104,9 @@ class Simulation:
             stop_ids=frozenset([EOS]),
             pin_blocks=r.choice([0, num_blocks // 2, num_blocks - 1]),
         )
-        self._config, self._num_blocks = config, num_blocks
-        self._tiers = SimulatedTiers(r)
+        self._num_blocks, self._tiers = num_blocks, SimulatedTiers(r)
+        staging = r.choice([0, 1, 2, 5, 30]) if self._tiers.exist else 0
+        self._config = replace(config, staging_blocks=staging)
         self._transfer_rate = r.choice([0.1, 0.5, 1.0])
         self._transfer_failures = r.choice([0.0, 0.0, 0.1, 0.9])
         self._capacity = num_blocks + r.randint(0, 20)  # that the pool may grow to
@@ -128,7 +133,8 @@ class Simulation:
         tier = self._tiers.new_ledger(stored)
         roots = {name: root_name(name.encode()) for name in [*map(str, range(TENANTS)), SHARED]}
         self.scheduler = Scheduler(self.memory, self._config, roots.__getitem__, tier)
-        self.executor = OracleExecutor(self._capacity, self.block_size, VOCAB, tenant_of_seed)
+        with_staging = self._capacity + self._config.staging_blocks
+        self.executor = OracleExecutor(with_staging, self.block_size, VOCAB, tenant_of_seed)
         self.executor.shared = self._shared
         self._watch = GuaranteeWatch()
         try_policies(self.scheduler, self._policies)
@@ -167,6 +173,9 @@ class Simulation:
         """Add what this scheduler counted to the outcome."""
         outcome, transfers = self.outcome, self.scheduler.transfers
         outcome.preemptions += self.scheduler.num_preemptions
+        outcome.kept += self.scheduler.staging.num_kept
+        outcome.recomputed += self.scheduler.staging.num_recomputed
+        outcome.staged += self.scheduler.staging.num_staged
         outcome.evictions += self.memory.pool.num_evictions
         outcome.stored += transfers.num_stored
         outcome.loaded += transfers.num_loaded
@@ -295,7 +304,9 @@ class Simulation:
         if self.random.random() < self._machine.rate:
             self.clock = self._machine.look(self.scheduler, self.executor, self.clock)
             check_scheduler(self.scheduler)
+        best = best_running(self.scheduler)
         plan = self.scheduler.schedule(self.clock)
+        check_best_stays(self.scheduler, best)
         check_scheduler(self.scheduler)
         if self.outcome.steps % SIGHT_EVERY == 0:
             check_sights(self.scheduler, self.clock)

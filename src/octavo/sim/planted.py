@@ -4,12 +4,10 @@ simulator must notice every one. `python -m octavo.sim.planted` prints the table
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from unittest import mock
+from collections.abc import Callable
+from dataclasses import replace
 
 from octavo.memory import backing
 from octavo.memory import names as names_module
@@ -32,25 +30,12 @@ from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.tenancy import Tenancy
 from octavo.scheduler.transfers import Transfers, _Moving
+from octavo.scheduler.victims import Victims
 from octavo.scheduler.views import MapView, RequestView, view_map, view_request
 from octavo.sim.driver import drive
+from octavo.sim.planted_preemption import PREEMPTION_BUGS
+from octavo.sim.planting import PlantedBug
 from octavo.types import FinishReason, Move, TransferDone, Update, Usage
-
-
-@dataclass(frozen=True, slots=True)
-class PlantedBug:
-    """`target.attribute` is replaced by `broken` while the bug is planted."""
-
-    name: str
-    target: object
-    attribute: str
-    broken: object
-
-    @contextlib.contextmanager
-    def planted(self) -> Iterator[None]:
-        """Break it, and mend it on the way out."""
-        with mock.patch.object(self.target, self.attribute, self.broken):
-            yield
 
 
 def _reserve_without_copies(self: Memory, table: BlockTable, start: int, stop: int) -> Reservation | None:
@@ -105,8 +90,8 @@ def _preempt_in_the_same_epoch(self: Scheduler, sequence: Sequence, winner: Sequ
     sequence.epoch -= 1
 
 
-def _victim_already_planned(self: Planner, sequence: Sequence, tenant: str | None) -> Sequence | None:
-    return next((s for s in self._scheduler.running if s is not sequence), None)
+def _victim_already_planned(self: Victims, winner: Sequence) -> list[Sequence]:
+    return [s for s in self._scheduler.running if s is not winner]
 
 
 def _readmit_with_samples_in_flight(self: Admission, prompts: list[Sequence], budget: int) -> None:
@@ -294,7 +279,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("first block leaked on drop", Memory, "close", _close_leaking),
     PlantedBug("whole prompt served from the cache", Admission, "_find_hits", _hit_everything),
     PlantedBug("published after the drop", Scheduler, "preempt", _preempt_in_the_same_epoch),
-    PlantedBug("victim's blocks reused in its own plan", Planner, "_victim", _victim_already_planned),
+    PlantedBug("victim's blocks reused in its own plan", Victims, "behind", _victim_already_planned),
     PlantedBug("resumed with a sample in flight", Admission, "admit", _readmit_with_samples_in_flight),
     PlantedBug("leader's names never released", NamesInProgress, "end", _never_released),
     PlantedBug("fork that is not a holder", Memory, "fork", _fork_without_holding),
@@ -320,6 +305,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("fetches never give way", Transfers, "give_back", lambda self, sequence, others_too: False),
     PlantedBug("poisoned block found after a restart", LowerTier, "_drop", _drop_for_this_process_alone),
     PlantedBug("poisoned block found below", Transfers, "forget", lambda self, names: None),
+    *PREEMPTION_BUGS,
     PlantedBug("moved block is not copied", PlanDiff, "move", _move_without_copies),
     PlantedBug(
         "moved block, and its row is not told", resizing, "_tell_rows", lambda scheduler, copies: None

@@ -55,13 +55,15 @@ class SimulatedMachine:
         """After it: only blocks that are cached, or on their way below, have memory."""
         if self._policy.config.idle_return_s:
             assert scheduler.elastic.count_unused() == 0, "idle blocks kept their memory"
-            assert count_resident(executor) <= scheduler.memory.pool.backing.count
+            pool = scheduler.memory.pool
+            assert count_resident(executor, pool.capacity) <= pool.backing.count
 
 
-def count_resident(executor: OracleExecutor) -> int:
-    """Blocks that have bytes in them."""
+def count_resident(executor: OracleExecutor, capacity: int | None = None) -> int:
+    """Blocks that have bytes in them: all, or those of the pool without its staging arena."""
     slots, size = executor.slots, executor.block_size
-    return sum(any(slots[first : first + size]) for first in range(0, len(slots), size))
+    end = len(slots) if capacity is None else capacity * size
+    return sum(any(slots[first : first + size]) for first in range(0, end, size))
 
 
 def check_resident(scheduler: Scheduler, executor: OracleExecutor) -> None:

@@ -1,0 +1,159 @@
+"""Whom to preempt: what each candidate would lose and free, and a pure choice among them.
+
+    candidate   a running sequence, or all sequences of a request (n > 1, a beam group): they go as one
+    gain        blocks that nobody else holds: the pool has them again at once
+    loss        work to be where it was again, in positions: what must be computed, and what can be loaded at
+                the price that loading was measured to have
+
+Worst first: the lowest priority, then the largest part above its fair share, then the least loss. A candidate
+that frees too little must be followed by others, so it comes after those that free enough, by its loss for
+each block; ties go to the last in rank.
+
+Liveness: only sequences that rank after the winner are candidates, whatever they would lose. Ranks are a
+strict order, so of two sequences only one can ever preempt the other, and the best-ranked that runs is
+nobody's victim: it advances in every step until it ends, or until one of better rank enters. That makes the
+best rank better, which can happen only as often as there are requests, so some request ends. What ends never
+comes back, and tokens that were sampled are never lost. Least loss decides among the others, where rank
+decided before.
+Source: Kwon et al. 2023, section 4.5, for preempting a request's sequences together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.scheduler.sequence import Sequence, State
+from octavo.types import Request
+
+if TYPE_CHECKING:
+    from octavo.scheduler.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What sequences have to do again to be where they were. Positions of shared blocks count once."""
+
+    recomputed: int  # positions
+    loaded: int  # blocks, `stored` and those that are below already
+    stored: tuple[int, ...] = ()  # blocks that must be copied and sent below first, heads before tails
+
+    def price(self, load_price: float) -> float:
+        """In positions, where loading a block costs as much as computing `load_price` of them."""
+        return self.recomputed + self.loaded * load_price
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Sequences that would go together."""
+
+    members: tuple[Sequence, ...]  # last in rank first
+    priority: int
+    share: float  # of what its tenant has, beyond what is fair; larger goes first
+    gain: int
+    loss: float
+
+    def key(self, needed: int) -> tuple[int, float, bool, bool, float, tuple[int, ...]]:
+        """Smaller goes first, where `needed` blocks are missing."""
+        enough = self.gain >= needed
+        price = self.loss if enough else self.loss / max(1, self.gain)
+        last = tuple(-part for part in self.members[0].rank)
+        return self.priority, -self.share, not enough, self.gain == 0, price, last
+
+
+def choose(candidates: Iterable[Candidate], needed: int) -> Candidate | None:
+    """The one to preempt where `needed` blocks are missing; None where there is none."""
+    return min(candidates, key=lambda candidate: candidate.key(needed), default=None)
+
+
+def grouped(eligible: Iterable[Sequence], running: Iterable[Sequence]) -> list[tuple[Sequence, ...]]:
+    """Eligible sequences as they would go: a request's together, last in rank first; one by one where some
+    other sequence of the request runs and is not eligible."""
+    groups: dict[int, list[Sequence]] = {}
+    for sequence in eligible:
+        groups.setdefault(sequence.request.request_id, []).append(sequence)
+    sizes = Counter(s.request.request_id for s in running) if any(len(g) > 1 for g in groups.values()) else {}
+    found: list[tuple[Sequence, ...]] = []
+    for request_id, members in groups.items():
+        if len(members) > 1 and sizes[request_id] == len(members):
+            found.append(tuple(sorted(members, key=lambda s: s.rank, reverse=True)))
+        else:
+            found += [(member,) for member in members]
+    return found
+
+
+class Victims:
+    """Finds and preempts them among the scheduler's running sequences. `share_of` says how far beyond its
+    fair share a request's tenant is."""
+
+    def __init__(
+        self, scheduler: Scheduler, share_of: Callable[[Request], float] = lambda request: 0.0
+    ) -> None:
+        self._scheduler = scheduler
+        self._share_of = share_of
+
+    def behind(self, winner: Sequence) -> list[Sequence]:
+        """Those that rank after `winner`, have no chunk in the plan being made, and are protected by no
+        guarantee; whoever is within its own guarantee comes before borrowers of any rank."""
+        tenancy, own = self._scheduler.tenancy, winner.request.tenant
+        claims = tenancy.quotas.covers(own, 1)
+        return [
+            s
+            for s in self.unplanned(winner)
+            if not tenancy.is_protected(s, winner)
+            and (s.rank > winner.rank or (claims and s.request.tenant != own))
+        ]
+
+    def unplanned(self, winner: Sequence) -> list[Sequence]:
+        """All others that have no chunk in the plan being made."""
+        diff = self._scheduler.diff
+        planned = {chunk.seq_id for chunk in diff.chunks} | {fork.child_seq_id for fork in diff.forks}
+        return [s for s in self._scheduler.running if s is not winner and s.seq_id not in planned]
+
+    def find(self, eligible: Collection[Sequence], needed: int) -> tuple[Sequence, ...]:
+        """Who of them is to go, together; () where there is nobody. O(blocks of those that priority and share
+        leave)."""
+        groups = grouped(eligible, self._scheduler.running)
+        if len(groups) <= 1:
+            return groups[0] if groups else ()
+        order = [(max(s.priority for s in g), -self._share_of(g[0].request)) for g in groups]
+        first = min(order)
+        candidates = [
+            self._candidate(group, priority, -share, needed)
+            for group, (priority, share) in zip(groups, order, strict=True)
+            if (priority, share) == first
+        ]
+        chosen = choose(candidates, needed)
+        assert chosen is not None
+        return chosen.members
+
+    def preempt(self, members: Many[Sequence], winner: Sequence | None) -> None:
+        """They go, and what is worth it is kept below: together, so that heads have the first turn."""
+        self._scheduler.staging.keep(members)
+        for member in members:
+            if member.state is State.RUNNING:
+                self._scheduler.preempt(member, winner)
+
+    def _candidate(
+        self, members: tuple[Sequence, ...], priority: int, share: float, needed: int
+    ) -> Candidate:
+        staging = self._scheduler.staging
+        loss = staging.loss_of(members).price(staging.load_price)
+        return Candidate(members, priority, share, self._gain(members, needed), loss)
+
+    def _gain(self, members: tuple[Sequence, ...], needed: int) -> int:
+        """Blocks that only they hold; counting ends at `needed`. Own blocks are at the tail."""
+        holders = self._scheduler.memory.pool.holders
+        counted: Counter[int] = Counter()
+        gain = 0
+        for member in members:
+            assert member.table is not None
+            for block in reversed(member.table.blocks):
+                counted[block] += 1
+                gain += counted[block] == holders[block]
+                if gain >= needed:
+                    return gain
+        return gain
