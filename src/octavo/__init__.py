@@ -15,15 +15,16 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from octavo.engine.client import AsyncLLM
     from octavo.engine.llm import LLM
-    from octavo.types import SamplingParams
+    from octavo.types import BeamParams, SamplingParams
 
 _HOMES = {
     "LLM": "octavo.engine.llm",
     "AsyncLLM": "octavo.engine.client",
+    "BeamParams": "octavo.types",
     "SamplingParams": "octavo.types",
 }
 
-__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "BeamParams", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> object:

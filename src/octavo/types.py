@@ -16,6 +16,7 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from octavo.errors import InvalidRequest, require_range
 
@@ -30,6 +31,8 @@ SEED_MAX = 2**63 - 1
 TOKENS_MAX = 2**31 - 1
 PRIORITY_MAX = 1000
 TIMEOUT_S_MAX = 86_400.0
+BEAM_WIDTH_MAX = 16
+LENGTH_PENALTY_MAX = 10.0
 
 
 class FinishReason(enum.StrEnum):
@@ -40,6 +43,54 @@ class FinishReason(enum.StrEnum):
     TIMEOUT = "timeout"  # a deadline of the request passed; what was made until then stands
     CANCELLED = "cancelled"  # the client went away or asked for it
     ERROR = "error"  # this request failed, alone; `Update.error` says why
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Beam search instead of sampling: the `width` likeliest continuations are kept at every step. Validates
+    itself.
+
+    A hypothesis that has ended scores the sum of its logprobs / (output tokens ** `length_penalty`): above 0
+    favours long ones. `early_stopping` True: the search ends when `width` have ended; False: when the best
+    running beam, at its length, does not beat the worst of them; "never": when no continuation of it could.
+    The rules are those of transformers.
+    """
+
+    width: int = 2
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+    def __post_init__(self) -> None:
+        require_range("beam_width", self.width, 1, BEAM_WIDTH_MAX)
+        require_range("length_penalty", self.length_penalty, -LENGTH_PENALTY_MAX, LENGTH_PENALTY_MAX)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidRequest(
+                f'early_stopping is {self.early_stopping!r:.80}; allowed: false, true or "never"',
+                param="early_stopping",
+            )
+
+    def num_candidates(self, num_ends: int) -> int:
+        """Continuations to look at in each step: so many that `width` go on whichever of `num_ends` tokens
+        end a beam."""
+        return max(2, 1 + num_ends) * self.width
+
+
+# What a search for the likeliest has no use for, with the values under which it means nothing. A seed is
+# taken: the answer is the same with any.
+_NOT_WITH_BEAMS: Mapping[str, tuple[object, ...]] = {
+    "temperature": (0.0,),
+    "top_k": (0,),
+    "top_p": (1.0,),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "logit_bias": ((),),
+    "min_tokens": (0,),
+    "stop": ((),),
+    "logprobs": (None, 0),
+    "prompt_logprobs": (None,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +120,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     seed: int | None = None
     include_stop: bool = False  # keep the stop string in the text
+    beams: BeamParams | None = None  # search instead of sampling; most other fields are then refused
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -101,6 +153,16 @@ class SamplingParams:
                 require_range(name, given, 0, LOGPROBS_MAX)
         if self.seed is not None:
             require_range("seed", self.seed, -SEED_MAX, SEED_MAX)
+        for name, allowed in _NOT_WITH_BEAMS.items() if self.beams is not None else ():
+            if getattr(self, name) not in allowed:
+                words = " or ".join("none" if value in (None, ()) else repr(value) for value in allowed)
+                raise InvalidRequest(
+                    f"{name} is {getattr(self, name)!r:.80}; allowed with beam search: {words}", param=name
+                )
+
+    def end_ids(self, stop_ids: frozenset[int]) -> frozenset[int]:
+        """The tokens that end an output, where `stop_ids` are the model's end-of-sequence tokens."""
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else stop_ids)
 
     @property
     def greedy(self) -> bool:
@@ -161,7 +223,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class SampledToken:
     """A token, the logprob of it under the raw logits, and (if asked) the likeliest (token, logprob)
-    pairs."""
+    pairs, likeliest first; a row of a beam search tells its candidates so."""
 
     token: int
     logprob: float = math.nan
@@ -202,6 +264,16 @@ class TableWrite:
     row: int
     index: int
     block: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWrite:
+    """Position `index` of the row becomes `token`, and is its last. Only rows of a beam search are written
+    so: which of its candidates goes on there is decided by the group."""
+
+    row: int
+    index: int
+    token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +349,8 @@ class StepPlan:
     """What one step does, as a diff against the executor's rows. The executor applies the fields in this
     order:
 
-    retired, admitted, table_writes, copies, discarded, transfers begin, then the forward pass over chunks,
-    then forks, then sampling. A plan may have no chunks.
+    retired, admitted, token_writes, table_writes, copies, discarded, transfers begin, then the forward pass
+    over chunks, then forks, then sampling. A plan may have no chunks.
     """
 
     step_id: int
@@ -290,6 +362,7 @@ class StepPlan:
     forks: tuple[Fork, ...]
     transfers: tuple[Transfer, ...] = ()
     discarded: tuple[tuple[int, int], ...] = ()  # blocks [first, last) whose memory goes back to the system
+    token_writes: tuple[TokenWrite, ...] = ()
 
     @property
     def num_tokens(self) -> int:

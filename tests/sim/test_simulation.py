@@ -31,6 +31,9 @@ def test_random_lives_answer_as_without_paging_and_lose_nothing(overlap: int) ->
     assert sum(o.transfers_failed for o in outcomes) > 20
     assert sum(o.resized for o in outcomes) > 50
     assert sum(o.resizes_refused for o in outcomes) > 20
+    assert sum(o.beams_searched for o in outcomes) > 200
+    assert sum(o.beams_preempted for o in outcomes) > 20
+    assert sum(o.beams_told_in_part for o in outcomes) > 0
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)

@@ -279,6 +279,9 @@ def memory(
     max_length: Annotated[int, typer.Option(help="Tokens of a request at most.", min=2)] = 2048,
     step_ms: Annotated[float, typer.Option(help="Virtual time of a step, for arrivals.", min=0.001)] = 30.0,
     seed: Annotated[int, typer.Option(help="The same seed, the same figures.")] = 0,
+    beams: Annotated[
+        bool, typer.Option("--beams", help="Sharing among beams too, searched by the default model: minutes.")
+    ] = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Show what KV memory is wasted under policies that reserve, and in blocks, and what sharing saves."""
@@ -286,4 +289,4 @@ def memory(
     from octavo.cli.bench_memory import run
 
     settings = Settings(pool_tokens, block_size, max_length, step_ms / 1000, seed)
-    run(settings, trace, requests, as_json=as_json)
+    run(settings, trace, requests, beams=beams, as_json=as_json)

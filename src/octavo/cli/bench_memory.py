@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -20,6 +20,7 @@ from octavo.units import format_bytes
 # several answers; and for oversubscription.
 _NUM_REQUESTS = {CHATS: (240, 80, 240), INSTRUCTIONS: (1600, 400, 800), LONG_ANSWERS: (0, 0, 120)}
 _SHARED_PART = 3  # of a given number of requests
+_SEARCHED_PART = 10  # of those for sharing: a real model computes them
 
 _SHARES: tuple[tuple[str, Callable[[Waste], str]], ...] = (
     ("token states", lambda row: f"{row.result.stored:.1%}"),
@@ -33,12 +34,15 @@ _SHARES: tuple[tuple[str, Callable[[Waste], str]], ...] = (
 )
 
 
-def run(settings: Settings, trace: Path | None, num_requests: int | None, *, as_json: bool) -> None:
-    """Measure everything and print it. Raises ConfigError."""
+def run(
+    settings: Settings, trace: Path | None, num_requests: int | None, *, beams: bool, as_json: bool
+) -> None:
+    """Measure everything and print it; `beams`: also with searches by the default model, which takes
+    minutes. Raises ConfigError."""
     rows: list[Row] = []
     traces, shared, crowded = _traces(settings, trace, num_requests)
     with phases() as tell:
-        for row in measure(traces, shared, settings, tell, crowded):
+        for row in _measured(traces, shared, settings, tell, crowded, beams=beams):
             rows.append(row)
             if as_json:
                 write(json_line(row) + "\n")
@@ -46,6 +50,26 @@ def run(settings: Settings, trace: Path | None, num_requests: int | None, *, as_
         console = Console(highlight=False, markup=False)  # a file's name is no markup
         for table in tables_of(rows, traces, settings):
             console.print(table)
+
+
+def _measured(
+    traces: list[Trace],
+    shared: list[Trace],
+    settings: Settings,
+    tell: Callable[[str], None],
+    crowded: list[Trace],
+    *,
+    beams: bool,
+) -> Iterator[Row]:
+    yield from measure(traces, shared, settings, tell, crowded)
+    if beams:
+        from octavo.bench.beams import measure_beams
+
+        fewer = [
+            dataclasses.replace(trace, jobs=trace.jobs[: max(1, len(trace.jobs) // _SEARCHED_PART)])
+            for trace in shared
+        ]
+        yield from measure_beams(None, fewer, settings, tell)
 
 
 def json_line(row: Row) -> str:
@@ -154,7 +178,7 @@ def _sharing_table(rows: Sequence[Sharing], settings: Settings) -> Table:
     """A row for each trace, a column for each number of answers."""
     widths = sorted({row.width for row in rows})
     table = _table(
-        f"Blocks saved by sharing a prompt among its answers, blocks of {settings.block_size}",
+        f"Blocks saved by sharing among the answers to a prompt, blocks of {settings.block_size}",
         ("trace", "method", *(f"n = {width}" for width in widths)),
     )
     for trace, method in dict.fromkeys((row.trace, row.method) for row in rows):

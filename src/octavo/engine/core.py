@@ -201,8 +201,8 @@ class Engine:
         updates = []
         reason = f"the engine found its own state broken and started afresh: {type(error).__name__}: {error}"
         for request_id in self.scheduler.live_requests():
-            for sequence in self.scheduler.sequences_of(request_id):
-                for choice in (sequence.choice, *range(1, 1 + sequence.forks_left)):
+            for sequence in self.scheduler.heads_of(request_id):
+                for choice in sequence.choices_left:
                     usage = sequence.usage(self.clock())
                     updates.append(Update(request_id, choice, (), usage, FinishReason.ERROR, error=reason))
         old = self.scheduler

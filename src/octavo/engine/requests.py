@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from octavo.engine.core import Engine
 from octavo.engine.outputs import ChatMessage
-from octavo.errors import InvalidRequest, RequestTooLarge
-from octavo.scheduler.limits import check_fits
+from octavo.errors import InvalidRequest, RequestTooLarge, require_range
+from octavo.scheduler.limits import check_fits, tokens_that_fit
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import NO_TIMEOUTS, Request, SamplingParams, Timeouts
 
@@ -50,11 +50,15 @@ def make_request(
     # A pin's own request may take the blocks that are kept for it; the engine checks that again.
     pool = engine.scheduler.memory.pool
     num_blocks = pool.num_blocks if fills_pin else engine.scheduler.tenancy.room(tenant)
-    room = min(facts.context_length, num_blocks * block_size + 1) - len(prompt)
+    room = min(
+        facts.context_length - len(prompt), tokens_that_fit(len(prompt), params, num_blocks, block_size)
+    )
     max_tokens = params.max_tokens if params.max_tokens is not None else max(1, room)
     check_tokens("prompt", prompt, facts.vocab_size)
     check_tokens("stop_token_ids", params.stop_token_ids, facts.vocab_size)
     check_tokens("logit_bias", [token for token, _ in params.logit_bias], facts.vocab_size)
+    if params.beams is not None:
+        require_range("beam_width", params.beams.width, 1, facts.vocab_size, hint="the vocabulary")
     seed = params.seed if params.seed is not None else secrets.randbits(63)
     if len(prompt) >= facts.context_length:
         raise RequestTooLarge(

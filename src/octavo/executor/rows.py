@@ -49,12 +49,15 @@ class Rows:
         return found
 
     def apply(self, plan: StepPlan) -> None:
-        """Retire, admit, write tables: in this order."""
+        """Retire, admit, write tokens, write tables: in this order."""
         for row in plan.retired:
             assert self._rows[row] is not None, f"row {row} is retired twice"
             self._rows[row] = None
         for admitted in plan.admitted:
             self._admit(admitted)
+        for said in plan.token_writes:
+            assert said.index == self[said.row].length, "a beam's token is not the next one of its row"
+            self.append(said.row, said.token)
         for write in plan.table_writes:
             self.tables[write.row, write.index] = write.block
 

@@ -144,12 +144,12 @@ class Runner:
             seq_id = self._rows[row].seq_id
             if isinstance(outcome, SampleFailure):
                 failures[seq_id] = outcome.reason
-                self._rows.append(
-                    row, 0
-                )  # a plan in flight may count on a token being there; it will be dropped
+                token = 0  # a plan in flight may count on a token being there; it will be dropped
             else:
                 samples[seq_id] = (outcome,)
-                self._rows.append(row, outcome.token)
+                token = outcome.token
+            if self._rows[row].params.beams is None:  # else a later plan says which token it is
+                self._rows.append(row, token)
         return samples, failures
 
     def _sample_row(self, row: int) -> SampleRow:

@@ -149,11 +149,12 @@ class Memory:
         return twin
 
     def truncate(self, table: BlockTable, num_positions: int) -> None:
-        """Give back the blocks that hold no position below `num_positions`, tail first."""
+        """Give back the blocks that hold no position below `num_positions`, tail first. A published block
+        that is cut stays held, and is copied before it is written; for this table it is not published."""
         keep = blocks_for(num_positions, self.block_size)
         while len(table.blocks) > keep:
             self.pool.release(table.blocks.pop())
-        table.num_published = min(table.num_published, keep)
+        table.num_published = min(table.num_published, num_positions // self.block_size)
 
     def publish(self, table: BlockTable, names: Sequence[bytes], num_computed: int) -> list[int]:
         """Name the blocks that committed positions [0, num_computed) fill; returns table indices whose

@@ -37,8 +37,7 @@ def adjust(
         add_bias(row, params.logit_bias)
     if output.shape[0] < params.min_tokens:
         # With ignore_eos an end-of-sequence token ends nothing, so there is nothing to forbid about it.
-        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else stop_ids)
-        forbid(row, ends)
+        forbid(row, params.end_ids(stop_ids))
 
 
 def penalise_repetition(row: Floats, seen: Ints, penalty: float) -> None:

@@ -74,7 +74,13 @@ class Sampler:
                     outcomes[index] = drawn
                 else:
                     tokens[index] = drawn
-        return _with_logprobs(logits, rows, tokens, outcomes)
+        return _with_logprobs(logits, [self._num_top(row.params) for row in rows], tokens, outcomes)
+
+    def _num_top(self, params: SamplingParams) -> int | None:
+        """How many of the likeliest tokens a row tells; None: no logprob at all."""
+        if params.beams is None:
+            return params.logprobs
+        return params.beams.num_candidates(len(params.end_ids(self._stop_ids)))
 
     def _draw(self, raw: Floats, row: SampleRow) -> int | SampleFailure:
         """Sample one row (V,) that is more than a plain argmax."""
@@ -116,20 +122,18 @@ def _check(logits: Floats) -> list[SampleFailure | None]:
 
 
 def _with_logprobs(
-    logits: Floats, rows: Sequence[SampleRow], tokens: Ints, outcomes: list[SampleFailure | None]
+    logits: Floats, tops: Sequence[int | None], tokens: Ints, outcomes: list[SampleFailure | None]
 ) -> list[SampledToken | SampleFailure]:
     """The outcomes as the caller sees them; only rows that asked for logprobs pay for them."""
-    asked = [i for i, row in enumerate(rows) if row.params.logprobs is not None and outcomes[i] is None]
-    subset = logits if len(asked) == len(rows) else logits[asked]
+    asked = [i for i, top in enumerate(tops) if top is not None and outcomes[i] is None]
+    subset = logits if len(asked) == len(tops) else logits[asked]
     normalisers = dict(zip(asked, log_normalisers(subset).tolist(), strict=True)) if asked else {}
     results: list[SampledToken | SampleFailure] = []
-    for index, (row, failure) in enumerate(zip(rows, outcomes, strict=True)):
+    for index, (top, failure) in enumerate(zip(tops, outcomes, strict=True)):
         if failure is not None:
             results.append(failure)
-        elif row.params.logprobs is None:
+        elif top is None:
             results.append(SampledToken(int(tokens[index])))
         else:
-            results.append(
-                with_logprob(logits[index], normalisers[index], int(tokens[index]), row.params.logprobs)
-            )
+            results.append(with_logprob(logits[index], normalisers[index], int(tokens[index]), top))
     return results

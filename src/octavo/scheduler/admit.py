@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from octavo.scheduler.budget import share_by_priority
 from octavo.scheduler.fairness import Turns
 from octavo.scheduler.sequence import Sequence, State
+from octavo.scheduler.victims import whole_groups
 from octavo.scheduler.waits import IN_FLIGHT, LOADING, STEP_TOKENS, Wait, WaitReason
-from octavo.units import blocks_for
 
 if TYPE_CHECKING:
     from octavo.scheduler.scheduler import Scheduler
@@ -160,7 +160,7 @@ class Admission:
         if policy.maximum is None and policy.max_running is None:
             return num_hits
         own = [s for s in scheduler.running if s.request.tenant == tenant]
-        lower = [s for s in own if s.priority < sequence.priority]
+        lower = whole_groups([s for s in own if s.priority < sequence.priority])
         kept = [s for s in scheduler.running if s not in lower]
         while not scheduler.tenancy.allows(sequence, num_hits, kept, self._held_only_by(lower)):
             if scheduler.transfers.give_back(sequence, others_too=False, tenant=tenant):
@@ -283,7 +283,7 @@ class Admission:
         rows = 1 + sequence.forks_left
         if rows > scheduler.num_free_rows:
             return Wait(WaitReason.ROWS, rows, max(0, scheduler.num_free_rows))
-        needed = blocks_for(len(sequence.tokens), scheduler.memory.block_size) - num_hits
+        needed = sequence.blocks_known(scheduler.memory.block_size) - num_hits
         if not scheduler.tenancy.allows(sequence, num_hits, scheduler.running, frozenset()):
             return scheduler.tenancy.why_not(sequence, num_hits)
         pool = scheduler.memory.pool
@@ -308,7 +308,7 @@ class Admission:
         if num_running:
             headroom = self._scheduler.headroom.blocks(num_running, memory.pool.num_blocks)
             left -= headroom + sequence.forks_left
-        left -= blocks_for(len(sequence.tokens), memory.block_size) - num_hits
+        left -= sequence.blocks_known(memory.block_size) - num_hits
         if left < 0:
             return False
         blocks = memory.blocks_of(sequence.chain.names[:num_hits])
@@ -319,7 +319,7 @@ class Admission:
         size, total = self._scheduler.memory.block_size, 0
         for s in running:
             assert s.table is not None
-            total += max(0, blocks_for(s.known, size) - len(s.table))
+            total += max(0, s.blocks_known(size) - len(s.table))
         return total
 
     def _make_room(self, sequence: Sequence, num_hits: int) -> bool:
@@ -329,8 +329,10 @@ class Admission:
         if not scheduler.running or scheduler.running[-1].request.priority >= sequence.priority:
             return False  # the common case, in O(1)
         protects = scheduler.tenancy.is_protected
-        lower = [s for s in scheduler.running if s.priority < sequence.priority and not protects(s, sequence)]
-        kept = [s for s in scheduler.running if s.priority >= sequence.priority or protects(s, sequence)]
+        lower = whole_groups(
+            [s for s in scheduler.running if s.priority < sequence.priority and not protects(s, sequence)]
+        )
+        kept = [s for s in scheduler.running if s not in lower]
         if not self.fits_beside(sequence, num_hits, kept, self._blocks_freed(sequence, lower)):
             return False
         while lower:

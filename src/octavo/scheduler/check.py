@@ -26,6 +26,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
     _check_pins(scheduler)
     _check_tier(scheduler)
     _check_staging(scheduler)
+    _check_beams(scheduler)
     rows = [s.row for s in running]
     assert len(rows) == len(set(rows)), "two sequences share a row"
     assert scheduler.num_free_rows == scheduler.config.max_rows - len(rows) - sum(
@@ -89,3 +90,32 @@ def _check_staging(scheduler: Scheduler) -> None:
         assert tier is not None
         assert tier.is_storing(name), f"block {block} is staged for nothing"
         assert name not in tier, f"what block {block} holds can be found below before it is there"
+
+
+def _check_beams(scheduler: Scheduler) -> None:
+    """A group runs with all its beams or waits with its leader alone, has its rows, and keeps to its worst
+    case."""
+    for request in scheduler.requests():
+        sequences = scheduler.sequences_of(request.request_id)
+        group = sequences[0].group
+        if group is None:
+            continue
+        assert set(sequences) == set(group.sequences()), (
+            "a beam without a sequence, or a sequence without a beam"
+        )
+        assert group.leader.forks_left == sum(s.forks_left for s in sequences), (
+            "rows promised to another beam"
+        )
+        assert len(sequences) + group.leader.forks_left == group.params.width, "a group has lost a row"
+        for beam in group.beams:
+            s = beam.sequence
+            assert s is None or len(s.tokens) == s.num_prompt + beam.length, (
+                "a beam's tokens are not its path"
+            )
+            assert beam.candidates is None or (s is not None and s.pending == 0), "delivered, and in flight"
+        if group.leader.state is not State.RUNNING:
+            assert sequences == [group.leader], "a beam runs while its leader waits"
+            continue
+        held = {block for s in sequences if s.table is not None for block in s.table.blocks}
+        needed = blocks_needed(request, scheduler.memory.block_size)
+        assert len(held) <= needed, "a group holds more than its worst case"

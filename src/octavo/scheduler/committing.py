@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo.scheduler.beam_rows import is_over
 from octavo.scheduler.events import Event, EventKind
 from octavo.scheduler.planner import Flight
 from octavo.scheduler.sequence import Sequence, State
@@ -31,24 +32,36 @@ class Committer:
             if flight.sequence.state is not State.FINISHED and flight.sequence.seq_id not in result.failures:
                 updates += self._commit_flight(flight, result)
         # Last, so that no sibling publishes under a name that was just taken away.
-        for flight in flights if result.failures else ():
-            sequence = flight.sequence
-            if sequence.state is not State.FINISHED and sequence.seq_id in result.failures:
-                scheduler.memory.forget(sequence.chain.names)
-                scheduler.transfers.forget(sequence.chain.names)
-                scheduler.pinning.drop_nameless()
+        failed = [
+            flight.sequence
+            for flight in (flights if result.failures else ())
+            if flight.sequence.state is not State.FINISHED and flight.sequence.seq_id in result.failures
+        ]
+        for sequence in failed:  # all of them first: the end of one beam is the end of its group
+            scheduler.memory.forget(sequence.chain.names)
+            scheduler.transfers.forget(sequence.chain.names)
+            scheduler.pinning.drop_nameless()
+        for sequence in failed:
+            if sequence.state is not State.FINISHED:
                 reason, request = result.failures[sequence.seq_id], sequence.request
                 text = f"request {request.request_id} failed: {reason}"
                 scheduler.events.note(
                     Event(scheduler.now, EventKind.FAILED, text, request.request_id, request.tenant)
                 )
                 updates += scheduler.end(sequence, FinishReason.ERROR, result.failures[sequence.seq_id])
-        return updates
+        groups = {id(f.sequence.group): f.sequence.group for f in flights if f.sequence.group is not None}
+        return updates + scheduler.beams.settle(group for group in groups.values() if not is_over(group))
 
     def _commit_flight(self, flight: Flight, result: StepResult) -> list[Update]:
         """One sequence's share of a commit."""
         scheduler = self._scheduler
         sequence = flight.sequence
+        if sequence.group is not None:
+            if flight.epoch == sequence.epoch:  # else it will be computed again, with the same candidates
+                self._publish(sequence, flight.stop)
+                if flight.num_samples:
+                    scheduler.beams.deliver(sequence, result.samples[sequence.seq_id][0])
+            return []
         samples: tuple[SampledToken, ...] = ()
         if flight.num_samples:
             samples = result.samples[sequence.seq_id]

@@ -7,7 +7,7 @@ its canonical block) wait here for the next plan; order makes that safe.
 from __future__ import annotations
 
 from octavo.memory.memory import Reservation
-from octavo.types import AdmittedRow, BlockCopy, Chunk, Fork, StepPlan, TableWrite, Transfer
+from octavo.types import AdmittedRow, BlockCopy, Chunk, Fork, StepPlan, TableWrite, TokenWrite, Transfer
 
 
 class PlanDiff:
@@ -17,6 +17,7 @@ class PlanDiff:
         self._retired: list[int] = []
         self._admitted: list[AdmittedRow] = []
         self._writes: list[TableWrite] = []
+        self._tokens: list[TokenWrite] = []
         self._copies: list[BlockCopy] = []
         self.chunks: list[Chunk] = []
         self.forks: list[Fork] = []
@@ -32,6 +33,10 @@ class PlanDiff:
     def write_table(self, row: int, first_index: int, blocks: list[int] | tuple[int, ...]) -> None:
         """Entries from `first_index` on become `blocks`."""
         self._writes += [TableWrite(row, first_index + i, block) for i, block in enumerate(blocks)]
+
+    def write_token(self, row: int, index: int, token: int) -> None:
+        """A beam goes on in its row, with this token as its last."""
+        self._tokens.append(TokenWrite(row, index, token))
 
     def reserve(self, row: int, reservation: Reservation) -> None:
         """A table grew or had a block replaced."""
@@ -60,6 +65,7 @@ class PlanDiff:
     def retire(self, row: int) -> None:
         """A sequence leaves its row. What was noted for it is void: the next occupant must not inherit it."""
         self._writes = [write for write in self._writes if write.row != row]
+        self._tokens = [write for write in self._tokens if write.row != row]
         if any(admitted.row == row for admitted in self._admitted):  # admitted and dropped between two plans
             self._admitted = [admitted for admitted in self._admitted if admitted.row != row]
         else:
@@ -82,7 +88,9 @@ class PlanDiff:
             tuple(self.forks),
             tuple(self.transfers),
             tuple(self._discarded),
+            tuple(self._tokens),
         )
+        self._tokens = []
         self._retired, self._admitted, self._writes, self._copies = [], [], [], []
         self.chunks, self.forks, self.transfers, self._discarded = [], [], [], []
         return plan

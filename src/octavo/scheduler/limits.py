@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo.errors import InvalidRequest, RequestTooLarge
-from octavo.types import Request
+from octavo.types import Request, SamplingParams
 from octavo.units import blocks_for
 
 if TYPE_CHECKING:
@@ -13,8 +13,23 @@ if TYPE_CHECKING:
 
 
 def blocks_needed(request: Request, block_size: int) -> int:
-    """Blocks of one of its sequences at its longest: the last token is sampled, never computed."""
-    return blocks_for(len(request.prompt) + request.max_tokens - 1, block_size)
+    """Blocks of one of its sequences at its longest: the last token is sampled, never computed.
+
+    Beams run together or not at all, so they count together: they share the full blocks of the prompt.
+    """
+    longest = blocks_for(len(request.prompt) + request.max_tokens - 1, block_size)
+    beams = request.params.beams
+    if beams is None:
+        return longest
+    shared = len(request.prompt) // block_size
+    return shared + beams.width * (longest - shared)
+
+
+def tokens_that_fit(num_prompt: int, params: SamplingParams, num_blocks: int, block_size: int) -> int:
+    """The greatest max_tokens whose `blocks_needed` are no more than `num_blocks`; below 1: there is none."""
+    shared, width = (0, 1) if params.beams is None else (num_prompt // block_size, params.beams.width)
+    each = shared + (num_blocks - shared) // width
+    return each * block_size + 1 - num_prompt
 
 
 def check_fits(request: Request, config: SchedulerConfig, num_blocks: int, block_size: int) -> None:
@@ -31,9 +46,11 @@ def check_fits(request: Request, config: SchedulerConfig, num_blocks: int, block
         )
     needed = blocks_needed(request, block_size)
     if needed > num_blocks:
+        beams = request.params.beams
+        in_beams = "" if beams is None else f" in {beams.width} beams"
         raise RequestTooLarge(
-            f"prompt of {len(request.prompt):,} tokens plus max_tokens of {request.max_tokens:,} needs "
-            f"{needed:,} KV blocks; allowed: {num_blocks:,}, what pins leave of the pool (setting "
+            f"prompt of {len(request.prompt):,} tokens plus max_tokens of {request.max_tokens:,}{in_beams} "
+            f"needs {needed:,} KV blocks; allowed: {num_blocks:,}, what pins leave of the pool (setting "
             "kv_memory); ask for fewer tokens",
             param="max_tokens",
             code="kv_pool_exceeded",
@@ -41,4 +58,21 @@ def check_fits(request: Request, config: SchedulerConfig, num_blocks: int, block
     if not 1 <= request.n <= config.max_rows:
         raise InvalidRequest(
             f"n is {request.n}; allowed: 1 to {config.max_rows} (setting max_seqs)", param="n"
+        )
+    _check_beams(request, config)
+
+
+def _check_beams(request: Request, config: SchedulerConfig) -> None:
+    """Raise unless the best of the request's beams can be returned, and all of them can run at once."""
+    beams = request.params.beams
+    if beams is None:
+        return
+    if beams.width > config.max_rows:
+        raise InvalidRequest(
+            f"beam_width is {beams.width}; allowed: 1 to {config.max_rows} (setting max_seqs)",
+            param="beam_width",
+        )
+    if request.n > beams.width:
+        raise InvalidRequest(
+            f"n is {request.n} and beam_width {beams.width}; allowed: no more than beam_width", param="n"
         )

@@ -37,9 +37,11 @@ class Planner:
 
     def ready(self) -> tuple[list[Sequence], list[Sequence]]:
         """The running sequences with something to compute: those that continue by one position, and
-        prompts."""
+        prompts. A beam's next token is not its own sample, so nothing follows one that is in flight."""
         continuing, prompts = [], []
         for s in self._scheduler.running:
+            if s.pending and s.group is not None:
+                continue
             known = len(s.tokens) + s.pending
             if known < s.max_length:  # else all its samples are in flight
                 if known == s.num_planned + 1:
@@ -97,7 +99,7 @@ class Planner:
         sequence.pending += num_samples
         self._scheduler.tenancy.service.count(sequence, stop)
         flights.append(Flight(sequence, sequence.epoch, stop, num_samples))
-        if num_samples and sequence.forks_left:
+        if num_samples and sequence.forks_left and sequence.group is None:
             self._scheduler.fork(sequence, flights)
 
     def _reserve(self, sequence: Sequence, grant: int) -> int:

@@ -30,6 +30,7 @@ from octavo.memory.pins import Pins
 from octavo.memory.quota import TenantPolicy
 from octavo.memory.tiers import LowerTier
 from octavo.scheduler.admit import Admission, Place
+from octavo.scheduler.beam_rows import BeamRows
 from octavo.scheduler.budget import Pace
 from octavo.scheduler.committing import Committer
 from octavo.scheduler.deadlines import Deadline, Deadlines
@@ -110,6 +111,7 @@ class Scheduler:
         self._planner = Planner(self)
         self._committer = Committer(self)
         self.tenancy = Tenancy(self)
+        self.beams = BeamRows(self)
         self.pinning = Pinning(self)
         self.transfers = Transfers(self, tier)
         self.elastic = Elastic(self)
@@ -132,13 +134,14 @@ class Scheduler:
             )
         assert request.request_id not in self._live, "request ids are unique"
         sequence = Sequence(
-            seq_id=self._new_seq_id(),
+            seq_id=self.new_seq_id(),
             request=request,
             choice=0,
             tokens=array("I", request.prompt),
             chain=self.tenancy.chain_for(request.tenant, array("I", request.prompt)),
             forks_left=request.n - 1,
         )
+        self.beams.begin(sequence)
         self._live[request.request_id] = [sequence]
         self._deadlines.add(request)
         self.tenancy.service.enter(request.tenant)
@@ -150,8 +153,10 @@ class Scheduler:
         One of several choices that are still one sequence ends when it becomes its own, with its first token.
         """
         updates = []
-        for sequence in self.sequences_of(request_id):
-            if choice is not None and sequence.forks_left:
+        for sequence in self.heads_of(request_id):
+            if choice is not None and sequence.group is not None:
+                updates += self.beams.cancel_choice(sequence.group, choice)
+            elif choice is not None and sequence.forks_left:
                 sequence.unwanted.add(choice)
             elif choice is None or sequence.choice == choice:
                 updates += self.end(sequence, FinishReason.CANCELLED)
@@ -173,7 +178,7 @@ class Scheduler:
 
     def _time_out(self, request_id: int, deadline: Deadline) -> list[Update]:
         """End the request's unfinished choices, unless what was wanted has happened."""
-        sequences = self.sequences_of(request_id)
+        sequences = self.heads_of(request_id)
         if deadline is Deadline.QUEUE:
             sequences = [s for s in sequences if not s.was_admitted]
         if deadline is Deadline.FIRST_TOKEN and any(len(s.tokens) > s.num_prompt for s in sequences):
@@ -205,6 +210,11 @@ class Scheduler:
     def sequences_of(self, request_id: int) -> list[Sequence]:
         """The unfinished sequences of a request."""
         return list(self._live.get(request_id, ()))
+
+    def heads_of(self, request_id: int) -> list[Sequence]:
+        """The same, but of a beam group its leader alone, which stands for all."""
+        sequences = self.sequences_of(request_id)
+        return [s for s in sequences if s.group is None or s.group.leader is s]
 
     # -- the step
     # -----------------------------------------------------------------------------------------------
@@ -255,7 +265,7 @@ class Scheduler:
         assert parent.table is not None
         for choice in range(1, parent.request.n):
             table, row = self.memory.fork(parent.table), self._free_rows.pop()
-            child = parent.child(self._new_seq_id(), choice, table, row)
+            child = parent.child(self.new_seq_id(), choice, table, row)
             child.count_blocks(self.now)
             self._live[parent.request.request_id].append(child)
             self.tenancy.service.enter(child.request.tenant)
@@ -296,6 +306,8 @@ class Scheduler:
         """Running -> waiting, for the sake of `winner`, or of a smaller pool: the table is dropped, what is
         cheaper to load than to compute is kept below. Resuming is an ordinary admission that finds its own
         blocks."""
+        if sequence.group is not None:
+            sequence = self.beams.gather(sequence.group)
         assert sequence.table is not None
         blocks, loser = len(sequence.table), sequence.request
         text = f"request {loser.request_id} gave up {blocks:,} blocks for a smaller pool"
@@ -315,6 +327,22 @@ class Scheduler:
         sequence.preemptions += 1
         self.num_preemptions += 1
         self.waiting.add(sequence)
+
+    def enter_row(self, beam: Sequence) -> None:
+        """A beam was forked: it runs in a row that was promised to its group."""
+        beam.state = State.RUNNING
+        beam.row = self._free_rows.pop()
+        beam.count_blocks(self.now)
+        assert beam.table is not None
+        self._live[beam.request.request_id].append(beam)
+        self.tenancy.service.enter(beam.request.tenant)
+        bisect.insort(self.running, beam, key=lambda s: s.own_rank)
+        self.diff.admit(beam.admitted_row(), beam.table.blocks)
+
+    def promise_rows(self, sequence: Sequence, count: int) -> None:
+        """The group of a running sequence may still want so many rows."""
+        self._rows_promised += count - sequence.forks_left
+        sequence.forks_left = count
 
     def may_enter(self, sequence: Sequence) -> bool:
         """False when rows alone keep this waiting sequence out, and whoever ranks behind it. O(1)."""
@@ -356,9 +384,11 @@ class Scheduler:
     def end(self, sequence: Sequence, finish: FinishReason, error: str = "") -> list[Update]:
         """The sequence and, if it has not forked yet, the choices that it was to become: one final update
         each."""
+        if sequence.group is not None:
+            return self.beams.end(sequence.group, finish, error)
         if sequence.request.fills_pin:
             self.pinning.give_up(sequence.request)
-        choices = [sequence.choice, *range(1, 1 + sequence.forks_left)]
+        choices = sequence.choices_left
         self.close(sequence)
         request_id, usage = sequence.request.request_id, sequence.usage(self.now)
         return [Update(request_id, choice, (), usage, finish, error=error) for choice in choices]
@@ -378,6 +408,7 @@ class Scheduler:
             if len(self._deadlines) > 64 + 6 * len(self._live):
                 self._deadlines.keep(set(self._live))
 
-    def _new_seq_id(self) -> int:
+    def new_seq_id(self) -> int:
+        """One that no sequence had before."""
         self._next_seq_id += 1
         return self._next_seq_id

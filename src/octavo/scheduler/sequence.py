@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 
 from octavo.memory.names import NameChain
 from octavo.memory.table import BlockTable
+from octavo.scheduler.beams import BeamGroup
 from octavo.scheduler.waits import QUEUED, Wait
 from octavo.types import AdmittedRow, FinishReason, Request, Usage
+from octavo.units import blocks_for
 
 
 class State(enum.StrEnum):
@@ -30,8 +32,8 @@ class State(enum.StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One choice of a request. `forks_left` > 0 on the first choice of n until the step that samples is
-    planned."""
+    """One choice of a request, or one beam. `forks_left` > 0 on the first choice of n until the step that
+    samples is planned; on the leader of a beam group, the rows that the group may still want."""
 
     seq_id: int
     request: Request
@@ -64,17 +66,19 @@ class Sequence:
     unwanted: set[int] = field(
         default_factory=set
     )  # choices cancelled before they existed; one set for all choices
+    group: BeamGroup | None = None  # its beam search; then `choice` only tells beams apart, for people
     num_prompt: int = field(init=False)  # tokens of the prompt
     max_length: int = field(init=False)  # tokens of prompt and output, at most
     # Sort keys: whoever comes first runs first, and is preempted last: by priority, then arrival, then
-    # choice.
+    # choice. Beams of a group rank as one, so none is ever the victim of another.
     own_rank: tuple[int, int, int] = field(init=False)
     rank: tuple[int, int, int] = field(init=False)  # with the priority that a follower lends, for one step
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.request.prompt)
         self.max_length = self.num_prompt + self.request.max_tokens
-        self.own_rank = self.rank = (-self.request.priority, self.request.request_id, self.choice)
+        place = self.choice if self.group is None else 0
+        self.own_rank = self.rank = (-self.request.priority, self.request.request_id, place)
 
     @property
     def known(self) -> int:
@@ -85,6 +89,20 @@ class Sequence:
     def remaining(self) -> int:
         """Positions that can be planned now: 1 when decoding, more when blocks are (again) to be filled."""
         return self.known - self.num_planned
+
+    @property
+    def choices_left(self) -> list[int]:
+        """Choices that end when this sequence ends."""
+        if self.group is not None:
+            return self.group.choices
+        return [self.choice, *range(1, 1 + self.forks_left)]
+
+    def blocks_known(self, block_size: int) -> int:
+        """Blocks that its known tokens fill, and those of beams that wait for it. O(1) without beams."""
+        tails = (
+            0 if self.group is None or self.group.leader is not self else self.group.tail_blocks(block_size)
+        )
+        return blocks_for(self.known, block_size) + tails
 
     @property
     def priority(self) -> int:

@@ -25,7 +25,6 @@ from octavo.scheduler.limits import blocks_needed
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.waits import Wait, WaitReason
 from octavo.types import Request
-from octavo.units import blocks_for
 
 if TYPE_CHECKING:
     from octavo.scheduler.scheduler import Scheduler
@@ -179,7 +178,7 @@ class Tenancy:
             pool.owner[b] == owner and (pool.holders[b] == 0 or b in pool.uncharged or b in freed)
             for b in hits
         )
-        return blocks_for(len(sequence.tokens), memory.block_size) - num_hits + adopted + sequence.forks_left
+        return sequence.blocks_known(memory.block_size) - num_hits + adopted + sequence.forks_left
 
     def allows(
         self, sequence: Sequence, num_hits: int, running: Many[Sequence], freed: set[int] | frozenset[int]
@@ -201,7 +200,7 @@ class Tenancy:
         promised, alone = 0, True
         for s in running:
             if s.request.tenant == tenant and s.table is not None:
-                promised += max(0, blocks_for(s.known, size) - len(s.table))
+                promised += max(0, s.blocks_known(size) - len(s.table))
                 alone = False
         back = sum(pool.owner[b] == owner and b not in pool.uncharged for b in freed)
         needed = self.charge_of(sequence, num_hits, freed)
@@ -263,7 +262,7 @@ class Tenancy:
         were promised stands back, because guarantees fit the pool together."""
         memory = self._scheduler.memory
         left = memory.num_unheld + len(freed) - sequence.forks_left
-        left -= blocks_for(len(sequence.tokens), memory.block_size) - num_hits
+        left -= sequence.blocks_known(memory.block_size) - num_hits
         hits = memory.blocks_of(sequence.chain.names[:num_hits])
         left -= sum(memory.pool.holders[block] == 0 or block in freed for block in hits)
         return (

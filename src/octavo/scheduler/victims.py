@@ -85,6 +85,13 @@ def grouped(eligible: Iterable[Sequence], running: Iterable[Sequence]) -> list[t
     return found
 
 
+def whole_groups(eligible: list[Sequence]) -> list[Sequence]:
+    """Without beams of a group some of whose beams are not among them: a group goes as one, or not at all."""
+    if all(s.group is None for s in eligible):
+        return eligible
+    return [s for s in eligible if s.group is None or all(beam in eligible for beam in s.group.sequences())]
+
+
 class Victims:
     """Finds and preempts them among the scheduler's running sequences. `share_of` says how far beyond its
     fair share a request's tenant is."""
@@ -100,18 +107,21 @@ class Victims:
         guarantee; whoever is within its own guarantee comes before borrowers of any rank."""
         tenancy, own = self._scheduler.tenancy, winner.request.tenant
         claims = tenancy.quotas.covers(own, 1)
-        return [
-            s
-            for s in self.unplanned(winner)
-            if not tenancy.is_protected(s, winner)
-            and (s.rank > winner.rank or (claims and s.request.tenant != own))
-        ]
+        return whole_groups(
+            [
+                s
+                for s in self.unplanned(winner)
+                if not tenancy.is_protected(s, winner)
+                and (s.rank > winner.rank or (claims and s.request.tenant != own))
+            ]
+        )
 
     def unplanned(self, winner: Sequence) -> list[Sequence]:
         """All others that have no chunk in the plan being made."""
         diff = self._scheduler.diff
         planned = {chunk.seq_id for chunk in diff.chunks} | {fork.child_seq_id for fork in diff.forks}
-        return [s for s in self._scheduler.running if s is not winner and s.seq_id not in planned]
+        others = [s for s in self._scheduler.running if s is not winner and s.seq_id not in planned]
+        return whole_groups(others)
 
     def find(self, eligible: Collection[Sequence], needed: int) -> tuple[Sequence, ...]:
         """Who of them is to go, together; () where there is nobody. O(blocks of those that priority and share

@@ -21,6 +21,7 @@ from octavo.types import (
     PRIORITY_MAX,
     STOP_STRINGS_MAX,
     STOP_TOKENS_MAX,
+    BeamParams,
     SamplingParams,
     Timeouts,
 )
@@ -42,7 +43,6 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "guided_regex": (None,),
     "guided_choice": (None,),
     "guided_grammar": (None,),
-    "use_beam_search": (None, False),
     "chat_template": (None,),
     "add_generation_prompt": (None, True),
     "continue_final_message": (None, False),
@@ -50,6 +50,13 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "allowed_token_ids": (None,),
     "truncate_prompt_tokens": (None,),
     "skip_special_tokens": (None, True),
+}
+
+# Fields of beam search, with the values that mean nothing without it.
+_OF_BEAMS: Final[Mapping[str, tuple[object, ...]]] = {
+    "beam_width": (None,),
+    "length_penalty": (None, 1.0),
+    "early_stopping": (None, False),
 }
 
 # `SamplingParams` measures; a client knows fields.
@@ -104,6 +111,10 @@ class GenerationBody(BaseModel):
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: int | None = None
     priority: int | None = None
+    use_beam_search: bool | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
     # Our own: seconds.
     timeout: float | None = None
     queue_timeout: float | None = None
@@ -115,6 +126,20 @@ class GenerationBody(BaseModel):
         count = 1 if self.n is None else self.n
         require_range("n", count, 1, CHOICES_MAX)
         return count
+
+    @property
+    def beams(self) -> BeamParams | None:
+        """The beam search that is asked for. `beam_width` is by default `n`, and at least 2."""
+        if not self.use_beam_search:
+            for name, harmless in _OF_BEAMS.items():
+                if getattr(self, name) not in harmless:
+                    raise InvalidRequest(f"{name} is only allowed with use_beam_search true", param=name)
+            return None
+        return BeamParams(
+            max(2, self.num_choices) if self.beam_width is None else self.beam_width,
+            _or(self.length_penalty, 1.0),
+            self.early_stopping or False,  # type: ignore[arg-type]  # BeamParams checks the word
+        )
 
     @property
     def engine_priority(self) -> int:
@@ -180,10 +205,11 @@ def sampling_params(
     prompt_logprobs: int | None,
 ) -> SamplingParams:
     """The engine's parameters; raises InvalidRequest that names the client's field."""
+    beams = body.beams
     try:
         return SamplingParams(
             max_tokens=max_tokens,
-            temperature=_or(body.temperature, 1.0),
+            temperature=_or(body.temperature, 1.0 if beams is None else 0.0),
             top_k=0 if body.top_k is None or body.top_k == -1 else body.top_k,
             top_p=_or(body.top_p, 1.0),
             min_p=_or(body.min_p, 0.0),
@@ -199,6 +225,7 @@ def sampling_params(
             prompt_logprobs=prompt_logprobs,
             seed=body.seed,
             include_stop=bool(body.include_stop_str_in_output),
+            beams=beams,
         )
     except InvalidRequest as error:
         field = _FIELD_OF.get(error.param or "", error.param)

@@ -27,6 +27,7 @@ from octavo.scheduler.limits import check_fits
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.resizing import resize
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.sim.beams import BeamBooks, check_apart, with_beams
 from octavo.sim.liveness import best_running, check_best_stays
 from octavo.sim.lower import SimulatedTiers
 from octavo.sim.oracle import OracleExecutor, next_token
@@ -76,6 +77,9 @@ class Outcome:
     forks: int = 0
     steps: int = 0
     evictions: int = 0
+    beams_searched: int = 0
+    beams_told_in_part: int = 0
+    beams_preempted: int = 0
 
 
 @dataclass(slots=True)
@@ -120,6 +124,7 @@ class Simulation:
         self.clock = 0.0
         self.pipe: deque[tuple[StepPlan, StepResult]] = deque()
         self.books = _Books()
+        self.beams = BeamBooks(VOCAB, config.stop_ids)
         self.outcome = Outcome()
         longest = 200 if roomy else 40
         self._prefixes = [[r.randrange(1, VOCAB) for _ in range(r.randint(1, longest))] for _ in range(3)]
@@ -133,8 +138,13 @@ class Simulation:
         tier = self._tiers.new_ledger(stored)
         roots = {name: root_name(name.encode()) for name in [*map(str, range(TENANTS)), SHARED]}
         self.scheduler = Scheduler(self.memory, self._config, roots.__getitem__, tier)
-        with_staging = self._capacity + self._config.staging_blocks
-        self.executor = OracleExecutor(with_staging, self.block_size, VOCAB, tenant_of_seed)
+        self.executor = OracleExecutor(
+            self._capacity + self._config.staging_blocks,
+            self.block_size,
+            VOCAB,
+            tenant_of_seed,
+            stop_ids=frozenset([EOS]),
+        )
         self.executor.shared = self._shared
         self._watch = GuaranteeWatch()
         try_policies(self.scheduler, self._policies)
@@ -226,6 +236,7 @@ class Simulation:
             arrival=self.clock,
             timeouts=self._timeouts(),
         )
+        request = with_beams(r, request, self.scheduler.config.max_rows)
         try:
             room = self.scheduler.tenancy.room(request.tenant)
             check_fits(request, self.scheduler.config, room, self.block_size)
@@ -314,6 +325,7 @@ class Simulation:
         if plan is not None:
             self.outcome.steps += 1
             self.outcome.forks += len(plan.forks)
+            check_apart(plan, [earlier for earlier, _ in self.pipe], self.scheduler)
             assert plan.num_tokens <= self.scheduler.config.step_tokens, "the step's budget was exceeded"
             self.pipe.append((plan, self._disturb(self.executor.run(plan))))
             self.outcome.moved += self._tiers.end_moves(plan, self.scheduler, self.executor)
@@ -379,6 +391,9 @@ class Simulation:
             self.restart()
             self._live(steps // 2)
         self._tell()
+        self.outcome.beams_searched = self.beams.searched
+        self.outcome.beams_told_in_part = self.beams.told_in_part
+        self.outcome.beams_preempted = self.beams.preempted
         return self.outcome
 
     def _live(self, steps: int) -> None:
@@ -413,6 +428,10 @@ class Simulation:
             key = (update.request_id, update.choice)
             assert key not in self.books.finals, "an update after the final one"
             request, output = self.books.requests[update.request_id], self.books.outputs.setdefault(key, [])
+            if request.params.beams is not None:
+                self.beams.check(request, update)
+                self._check_final(request, output, update)
+                continue
             for sampled in update.tokens:
                 wanted = next_token([*request.prompt, *output], request.seed, update.choice, VOCAB)
                 assert sampled.token == wanted, f"request {key}, output {len(output)}: wrong token"
@@ -442,6 +461,8 @@ class Simulation:
         self.outcome.finished += 1
         self.outcome.cached_tokens += update.usage.num_cached
         self.outcome.pins_filled += bool(request.fills_pin)
+        if request.params.beams is not None:
+            return
         stopped = bool(output) and output[-1] == EOS and not request.params.ignore_eos
         assert stopped == (finish is FinishReason.STOP)
         assert stopped or len(output) == request.max_tokens

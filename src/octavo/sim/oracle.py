@@ -10,6 +10,7 @@ the token depend on the last positions only, so that a step's cost does not grow
 from __future__ import annotations
 
 import hashlib
+import random
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,13 @@ def next_token(tokens: Sequence[int], seed: int, choice: int, vocab_size: int) -
     """The oracle's model: a strong hash of everything the token depends on."""
     data = array("Q", [seed, choice, *tokens]).tobytes()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") % vocab_size
+
+
+def likeliest(tokens: Sequence[int], seed: int, vocab_size: int, count: int) -> tuple[tuple[int, float], ...]:
+    """The same for a beam: the first `count` of the vocabulary with what stands for their logprobs."""
+    drawn = random.Random(next_token(tokens, seed, 0, 2**63))
+    ranked = sorted((drawn.expovariate(0.5), token) for token in range(vocab_size))
+    return tuple((token, -value) for value, token in ranked[:count])
 
 
 @dataclass(slots=True)
@@ -41,7 +49,9 @@ class OracleExecutor:
         vocab_size: int,
         tenant_of_seed: Callable[[int], int] = lambda seed: 0,
         window: int | None = None,
+        stop_ids: frozenset[int] = frozenset(),
     ) -> None:
+        self._stop_ids = stop_ids
         self.window = window
         self.block_size = block_size
         self.vocab_size = vocab_size
@@ -77,9 +87,7 @@ class OracleExecutor:
         samples = {}
         for row_id, context in contexts.items():
             row = self.rows[row_id]
-            token = next_token(context, row.admitted.seed, row.admitted.choice, self.vocab_size)
-            row.tokens.append(token)
-            samples[row.admitted.seq_id] = (SampledToken(token),)
+            samples[row.admitted.seq_id] = (self._sample(row, context),)
         return StepResult(plan.step_id, samples, prompt_logprobs)
 
     def _move_below(self, transfer: Transfer) -> None:
@@ -87,6 +95,17 @@ class OracleExecutor:
         name, meanings = self.below.pop(transfer.source)
         assert name == transfer.name, "a slot below has another's bytes"
         self.below[transfer.slot] = (name, meanings)
+
+    def _sample(self, row: _Row, context: list[int]) -> SampledToken:
+        """The row's next token; of a beam its candidates, of which a later plan takes one."""
+        admitted = row.admitted
+        beams = admitted.params.beams
+        if beams is None:
+            row.tokens.append(next_token(context, admitted.seed, admitted.choice, self.vocab_size))
+            return SampledToken(row.tokens[-1])
+        count = beams.num_candidates(len(admitted.params.end_ids(self._stop_ids)))
+        top = likeliest(context, admitted.seed, self.vocab_size, count)
+        return SampledToken(*top[0], top)
 
     def _begin_transfer(self, transfer: Transfer) -> None:
         """Every other one moves at once, at the first moment that it may; the rest at the last one."""
@@ -100,7 +119,9 @@ class OracleExecutor:
         if transfer.move is Move.STORE:
             return self.slots[own]
         name, meanings = self.below[transfer.slot]
-        assert name == transfer.name, "a slot below has another's bytes"
+        if not name:  # a move of the same plan has failed: its checksum says so
+            meanings = [None] * size
+        assert name in (transfer.name, b""), "a slot below has another's bytes"
         self.slots[own] = meanings
         return meanings
 
@@ -110,6 +131,8 @@ class OracleExecutor:
         moved = self._moved.pop(transfer.transfer_id, None) or self._move(transfer)
         if transfer.move is Move.STORE:
             self.below[transfer.slot] = (transfer.name if ok else b"", moved)
+        elif None in moved:
+            ok = False
         elif not ok:
             size = self.block_size
             self.slots[transfer.block * size : (transfer.block + 1) * size] = [None] * size
@@ -121,6 +144,9 @@ class OracleExecutor:
         for admitted in plan.admitted:
             assert admitted.row not in self.rows, "a row is admitted before it was retired"
             self.rows[admitted.row] = _Row(admitted, list(admitted.tokens))
+        for said in plan.token_writes:
+            assert said.index == len(self.rows[said.row].tokens), "a beam's token is not the next of its row"
+            self.rows[said.row].tokens.append(said.token)
         for write in plan.table_writes:
             blocks = self.rows[write.row].blocks
             assert write.index <= len(blocks), "a table has no holes"

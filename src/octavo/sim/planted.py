@@ -17,8 +17,10 @@ from octavo.memory.pool import BlockPool
 from octavo.memory.quota import Quotas
 from octavo.memory.table import BlockTable
 from octavo.memory.tiers import LowerTier
-from octavo.scheduler import own_views, resizing
+from octavo.scheduler import beam_rows, beams, limits, own_views, resizing
 from octavo.scheduler.admit import Admission
+from octavo.scheduler.beam_rows import BeamRows
+from octavo.scheduler.beams import BeamGroup
 from octavo.scheduler.deadlines import Deadlines
 from octavo.scheduler.diff import PlanDiff
 from octavo.scheduler.elastic import Elastic
@@ -32,6 +34,7 @@ from octavo.scheduler.tenancy import Tenancy
 from octavo.scheduler.transfers import Transfers, _Moving
 from octavo.scheduler.victims import Victims
 from octavo.scheduler.views import MapView, RequestView, view_map, view_request
+from octavo.sim import planted_beams
 from octavo.sim.driver import drive
 from octavo.sim.planted_preemption import PREEMPTION_BUGS
 from octavo.sim.planting import PlantedBug
@@ -343,6 +346,25 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("stepped back below the floor", Elasticity, "_smaller", _step_back_below_the_floor),
     PlantedBug("grown beyond what was asked for", Elasticity, "_grow", _grow_beyond_what_was_asked_for),
     PlantedBug("queue deadline of one that runs", Scheduler, "admit", _admitted_is_forgotten),
+    PlantedBug("leader preempted without its beams", BeamRows, "gather", planted_beams.gather_nobody),
+    PlantedBug("group preempted but for one beam", BeamRows, "gather", planted_beams.gather_half),
+    PlantedBug("beam passed over keeps its blocks", BeamRows, "_drop", planted_beams.drop_leaking),
+    PlantedBug("beams without promised rows", BeamRows, "begin", planted_beams.begin_without_rows),
+    PlantedBug(
+        "cancelled hypothesis told again", BeamRows, "cancel_choice", planted_beams.cancel_choice_twice
+    ),
+    PlantedBug("group counted as one beam", limits, "blocks_needed", planted_beams.blocks_of_one_beam),
+    PlantedBug(
+        "beams share one token too many", beam_rows, "shared_length", planted_beams.share_one_too_many
+    ),
+    PlantedBug(
+        "forked beam keeps its parent's tail", Memory, "truncate", lambda self, table, positions: None
+    ),
+    PlantedBug("beam's token not told to its row", PlanDiff, "write_token", lambda self, row, i, token: None),
+    PlantedBug("hypotheses of all lengths alike", beams, "penalised", planted_beams.penalised_never),
+    PlantedBug("beam planned ahead of its choice", Planner, "ready", planted_beams.ready_ahead),
+    PlantedBug("beam preempts its sibling", Planner, "_victims", planted_beams.victim_in_the_group),
+    PlantedBug("too few candidates", BeamGroup, "advance", planted_beams.advance_with_one_too_few),
 )
 
 

@@ -1,0 +1,113 @@
+"""What beams of one search share: the real engine over a real model, because how soon beams part, and which
+of them live on, is the model's doing.
+
+Prompts are slices of a text (`text.py`), prompts and outputs as long as a trace says, no output ends early.
+Blocks are counted as `memory.sharing` does, at every step those that tables list against those that are held,
+and the mean is over all steps: a model serves few searches, and there is no time in which all of memory is in
+use.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+
+from octavo.bench.lengths import Trace
+from octavo.bench.memory import Settings, Sharing
+from octavo.bench.text import sample_text
+from octavo.config import StartOptions
+from octavo.engine.core import Engine
+from octavo.engine.start import build_engine
+from octavo.executor.executor import Executor
+from octavo.types import BeamParams, Request, SamplingParams, StepPlan, StepResult
+
+BEAM_WIDTHS = (2, 4, 6)
+_MAX_ROWS = 96
+
+
+class _Watched:
+    """An executor with a look at each plan before it runs: what it writes is reserved, nobody has left."""
+
+    def __init__(self, inner: Executor, look: Callable[[], None]) -> None:
+        self._inner = inner
+        self._look = look
+
+    def submit(self, plan: StepPlan) -> Future[StepResult]:
+        self._look()
+        return self._inner.submit(plan)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def measure_beams(
+    model: str | None,
+    traces: Sequence[Trace],
+    settings: Settings,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Iterator[Sharing]:
+    """A row for each trace and width, as soon as it is there. Raises ConfigError, ModelError,
+    RequestTooLarge."""
+    options = StartOptions(
+        block_size=settings.block_size,
+        context_length=settings.max_length,
+        max_seqs=_MAX_ROWS,
+        prefix_caching=False,  # nothing is shared but what beams share
+        pace=False,
+    )
+    started = build_engine(model, options, tell)
+    tokens = started.loaded.tokenizer.encode(sample_text(None).text)
+    for trace in traces:
+        for width in BEAM_WIDTHS:
+            tell(f"{trace.name}: {len(trace.jobs):,} searches with {width} beams ...")
+            requests = searches(trace, width, tokens, settings.seed)
+            yield beam_sharing(trace.name, width, requests, started.engine)
+
+
+def searches(trace: Trace, width: int, tokens: Sequence[int], seed: int) -> list[Request]:
+    """A search for each of the trace's lengths, with a prompt from somewhere in `tokens`; arrivals aside."""
+    generator, found = random.Random(f"searches {seed}"), []
+    for request_id, job in enumerate(trace.jobs):
+        start = generator.randrange(max(1, len(tokens) - job.prompt))
+        params = SamplingParams(temperature=0.0, ignore_eos=True, beams=BeamParams(width))
+        found.append(
+            Request(
+                request_id,
+                tuple(tokens[start : start + job.prompt]),
+                params,
+                max_tokens=job.output,
+                seed=0,
+                n=width,
+            )
+        )
+    return found
+
+
+def beam_sharing(trace: str, width: int, requests: Sequence[Request], engine: Engine) -> Sharing:
+    """Serve the searches, all there from the beginning, and count blocks at every step."""
+    saved: list[float] = []
+    scheduler = engine.scheduler
+    steps_before, preemptions_before = engine.stats.steps, scheduler.num_preemptions
+
+    def look() -> None:
+        listed = sum(len(table) for table in scheduler.memory.tables)
+        saved.append((listed - scheduler.memory.counts().held) / listed)
+
+    plain, engine.executor = engine.executor, _Watched(engine.executor, look)
+    try:
+        for request in requests:
+            scheduler.submit(request)
+        while engine.has_work:
+            engine.step()
+    finally:
+        engine.executor = plain
+    return Sharing(
+        trace,
+        "beam search",
+        width,
+        len(requests),
+        sum(saved) / len(saved),
+        engine.stats.steps - steps_before,
+        scheduler.num_preemptions - preemptions_before,
+    )

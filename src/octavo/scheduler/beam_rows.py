@@ -1,0 +1,230 @@
+"""Beam groups in rows and blocks: what `beams` decides, done by forks of block tables alone.
+
+    admitted      the leader computes its known tokens        rows for all beams are promised to it
+    spread        the other beams fork the leader's table, cut to what they share, and compute their tails
+                                                              (after a preemption)
+    advanced      a beam goes on in its parent's row if it is the first child, else it forks the parent's
+                  table; who has no child leaves              (when all have delivered)
+    gathered      all but the leader leave, and it goes back to the queue as any preempted sequence does
+
+No bytes move but by copy-on-write: a block that beams share is copied when the first of them writes to it. A
+group is one thing for rows, admission and preemption, so two of them never wait for each other's blocks.
+Source: Kwon et al. 2023, section 4.4.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from octavo.scheduler.beams import Beam, BeamGroup, Child, Hypothesis, PathStep, shared_length, steps_of
+from octavo.scheduler.sequence import Sequence, State
+from octavo.types import FinishReason, SampledToken, Update, Usage
+
+if TYPE_CHECKING:
+    from octavo.scheduler.scheduler import Scheduler
+
+
+class BeamRows:
+    """Acts on the scheduler's sequences; called on its thread, through it."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def begin(self, sequence: Sequence) -> None:
+        """A new sequence of a prompt becomes the leader of its request's group, if there are to be beams."""
+        request = sequence.request
+        if request.params.beams is None:
+            return
+        ends = request.params.end_ids(self._scheduler.config.stop_ids)
+        group = BeamGroup(request, request.params.beams, ends)
+        group.beams[0].sequence = sequence
+        sequence.group = group
+        sequence.forks_left = group.params.width - 1
+
+    def deliver(self, sequence: Sequence, sampled: SampledToken) -> None:
+        """The candidates of one beam are here."""
+        assert sequence.group is not None
+        sequence.group.beam_of(sequence).candidates = sampled.top
+
+    def settle(self, groups: Iterable[BeamGroup]) -> list[Update]:
+        """After a commit: each of these groups that can go on does, and one that is over ends."""
+        updates: list[Update] = []
+        for group in groups:
+            if any(beam.sequence is None for beam in group.beams):
+                if group.beams[0].candidates is not None:
+                    self._spread(group)
+            elif group.has_delivered:
+                updates += self._advance(group)
+        return updates
+
+    def end(self, group: BeamGroup, finish: FinishReason, error: str = "") -> list[Update]:
+        """All beams leave. A deadline that has passed tells the best hypotheses as far as they came."""
+        best = group.best() if finish is FinishReason.TIMEOUT else []
+        return self._close(group, best, finish, error)
+
+    def cancel_choice(self, group: BeamGroup, choice: int) -> list[Update]:
+        """Nobody waits for one of the choices any more; with the last one all beams leave."""
+        if choice not in group.choices:
+            return []
+        if len(group.choices) == 1:
+            return self.end(group, FinishReason.CANCELLED)
+        group.cancelled.add(choice)
+        usage = Usage(len(group.request.prompt), 0, 0, 0)
+        return [Update(group.request.request_id, choice, (), usage, FinishReason.CANCELLED)]
+
+    def gather(self, group: BeamGroup) -> Sequence:
+        """The group is preempted: all but the leader, which is returned, leave rows and blocks, and what was
+        delivered is forgotten."""
+        self._count_blocks(group)
+        group.preemptions += 1
+        for beam in group.beams[1:]:
+            self._drop(group, beam)
+        for beam in group.beams:
+            beam.candidates = None
+        self._promise(group)
+        return group.leader
+
+    def _advance(self, group: BeamGroup) -> list[Update]:
+        """All have delivered: who has no child leaves, the others fork, then the first children go on."""
+        children = group.advance()
+        if not children:
+            return self._close(group, group.ended, FinishReason.LENGTH, "")
+        self._count_blocks(group)
+        parents = {id(child.parent) for child in children}
+        for beam in group.beams:
+            if id(beam) not in parents:
+                self._drop(group, beam)
+        going_on: dict[int, Child] = {}  # by parent
+        beams: list[Beam] = []
+        for child in children:
+            parent = child.parent.sequence
+            assert parent is not None
+            beam = Beam(child.score, child.path)
+            if going_on.setdefault(id(child.parent), child) is child:
+                beam.sequence = parent
+            else:
+                beam.sequence = self._fork(parent, len(parent.tokens), [child.path])
+            beams.append(beam)
+        for child in going_on.values():
+            self._go_on(child)
+        group.beams = beams
+        self._promise(group)
+        return []
+
+    def _go_on(self, child: Child) -> None:
+        """The parent's sequence, row and table are the child's now."""
+        sequence = child.parent.sequence
+        assert sequence is not None
+        self._scheduler.diff.write_token(sequence.row, len(sequence.tokens), child.path.token)
+        sequence.tokens.append(child.path.token)
+        sequence.chain.extend(sequence.tokens)
+
+    def _spread(self, group: BeamGroup) -> None:
+        """The leader has computed its known tokens, after a preemption: the others share what they can."""
+        leader = group.leader
+        for beam in group.beams[1:]:
+            shared = shared_length(group.beams[0].path, beam.path)
+            tail = steps_of(beam.path)[shared:]
+            beam.sequence = self._fork(leader, leader.num_prompt + shared, tail)
+        self._promise(group)
+
+    def _fork(self, parent: Sequence, num_shared: int, tail: list[PathStep]) -> Sequence:
+        """A beam in a row of its own: the parent's first `num_shared` positions, which are computed, and then
+        tokens of its own, which are not."""
+        scheduler = self._scheduler
+        assert parent.table is not None
+        assert num_shared <= parent.num_computed
+        table = scheduler.memory.fork(parent.table)
+        scheduler.memory.truncate(table, num_shared)
+        tokens = parent.tokens[:num_shared] + array("I", [step.token for step in tail])
+        chain = parent.chain.copy()
+        del chain.names[num_shared // scheduler.memory.block_size :]
+        chain.extend(tokens)
+        beam = Sequence(
+            seq_id=scheduler.new_seq_id(),
+            request=parent.request,
+            choice=0,
+            tokens=tokens,
+            chain=chain,
+            table=table,
+            num_computed=num_shared,
+            num_planned=num_shared,
+            num_cached=parent.num_cached,
+            num_served=len(tokens) - 1,  # the tail was computed before, but for the newest token
+            was_admitted=True,
+            group=parent.group,
+        )
+        scheduler.enter_row(beam)
+        return beam
+
+    def _drop(self, group: BeamGroup, beam: Beam) -> None:
+        """The beam holds nothing any more."""
+        sequence = beam.sequence
+        if sequence is None:
+            return
+        self._scheduler.close(sequence)
+        group.block_seconds += sequence.block_seconds
+        beam.sequence = None
+
+    def _promise(self, group: BeamGroup) -> None:
+        """The leader keeps the rows that the group does not fill now: it never has to wait for one."""
+        sequences = group.sequences()
+        for sequence in sequences:
+            self._scheduler.promise_rows(sequence, 0)
+        self._scheduler.promise_rows(group.leader, group.params.width - len(sequences))
+        for index, sequence in enumerate(sequences):
+            sequence.choice = index
+
+    def _close(
+        self, group: BeamGroup, best: list[Hypothesis], finish: FinishReason, error: str
+    ) -> list[Update]:
+        """One final update for each choice, best first. Where the search came to its end (`finish` is
+        LENGTH), a hypothesis that ends with a token to stop at has stopped."""
+        request = group.request
+        self._count_blocks(group)
+        num_cached = group.leader.num_cached
+        for beam in group.beams:
+            self._drop(group, beam)
+        updates = []
+        for choice in group.choices:
+            found = best[choice] if choice < len(best) else Hypothesis(0.0, None)
+            whole = Usage(
+                len(request.prompt),
+                0 if found.path is None else found.path.length,
+                num_cached,
+                group.preemptions,
+                group.blocks_peak,
+                group.block_seconds,
+            )
+            has_stopped = finish is FinishReason.LENGTH and found.stop_token is not None
+            updates.append(
+                Update(
+                    request.request_id,
+                    choice,
+                    found.tokens,
+                    whole if choice == group.choices[0] else _of_another(whole),
+                    FinishReason.STOP if has_stopped else finish,
+                    found.stop_token,
+                    error,
+                )
+            )
+        return updates
+
+    def _count_blocks(self, group: BeamGroup) -> None:
+        """How many blocks all beams hold now. O(table entries)."""
+        held: set[int] = set()
+        for sequence in group.sequences():
+            held.update(sequence.table.blocks if sequence.table is not None else ())
+        group.blocks_peak = max(group.blocks_peak, len(held))
+
+
+def _of_another(usage: Usage) -> Usage:
+    """What the group cost is told once, with its best choice."""
+    return Usage(usage.num_prompt, usage.num_output, usage.num_cached, 0)
+
+
+def is_over(group: BeamGroup) -> bool:
+    """True when its beams have left."""
+    return group.beams[0].sequence is None or group.leader.state is State.FINISHED
