@@ -51,7 +51,8 @@ class SimulatedTiers:
         for transfer in moves:
             assert transfer.source < self._num_host <= transfer.slot, "only host memory moves on to disk"
             ok = self._random.random() >= self._move_failures
-            is_there = executor.below[transfer.slot][0] == transfer.name  # else something followed it already
+            name, _ = executor.below.get(transfer.slot, (b"", []))
+            is_there = name == transfer.name  # else something followed it already
             if not ok and is_there:
                 executor.below[transfer.slot] = (b"", [])
             scheduler.transfers.finish(TransferDone(transfer.transfer_id, ok))
