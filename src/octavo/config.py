@@ -15,6 +15,7 @@ BLOCK_SIZES = (16, 32, 64)
 BACKENDS = ("cpu", "reference")
 WEIGHTS = ("auto", "f32", "bf16", "int8", "q4")
 KV_KINDS = ("f32", "bf16", "int8")
+SESSION_TTL_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class StartOptions:
     idle_return_s: int = 300  # after so long without work unused blocks' memory goes back; 0: never
     memory_reserve_bytes: int | None = None  # to stay available to others; None: 5 %, at most 512 MiB; 0: any
     pin_memory_bytes: int | None = None  # bytes that pins may keep; None: half of the pool
+    session_ttl_s: int = SESSION_TTL_S  # seconds that a chat session lives after its last turn
     max_seqs: int = 64  # sequences that run at once
     step_tokens: int = 512  # positions computed per step at most
     max_queue: int = 1024  # requests that may wait
@@ -56,6 +58,7 @@ class StartOptions:
         _within("idle_return", self.idle_return_s, 0, 10_000_000)
         _within("memory_reserve", self.memory_reserve_bytes, 0, 2**50)
         _within("pin_memory", self.pin_memory_bytes, 0, 2**50)
+        _within("session_ttl", self.session_ttl_s, 1, 30 * 86_400)
         _within("max_seqs", self.max_seqs, 1, 4096)
         _within("step_tokens", self.step_tokens, 1, 65_536)
         _within("max_queue", self.max_queue, 0, 1_000_000)

@@ -4,9 +4,12 @@
     ├── InvalidRequest        the client's request is wrong                     HTTP 400
     │   ├── RequestTooLarge   it can never fit the context or the pool          HTTP 400
     │   ├── UnknownModel      it names a model that is not served               HTTP 404
-    │   └── UnknownPin        it names a pin that is not there                  HTTP 404
+    │   ├── UnknownPin        it names a pin that is not there                  HTTP 404
+    │   └── UnknownSession    it names a session that is not there              HTTP 404
     ├── QueueFull             too many requests are waiting; try again          HTTP 429
     ├── PinRefused            the pins' budget, or the pool, is too small       HTTP 409
+    ├── SessionBusy           a turn of the session runs, or it moves           HTTP 409
+    ├── SessionRefused        there is no room for it, or no disk               HTTP 409
     ├── ResizeRefused         the pool cannot become that small or that large   HTTP 409
     ├── TenantsRefused        guarantees do not fit the pool                    exit status 2
     ├── TimedOut              a deadline passed before anything was made        HTTP 408
@@ -48,6 +51,18 @@ class UnknownModel(InvalidRequest):
 
 class UnknownPin(InvalidRequest):
     """The request names a pin that is not there, or is another tenant's."""
+
+
+class UnknownSession(InvalidRequest):
+    """The request names a session that is not there, has expired, or is another tenant's."""
+
+
+class SessionBusy(OctavoError):
+    """One turn of a session at a time, and none while its blocks are on their way."""
+
+
+class SessionRefused(OctavoError):
+    """A session cannot be made, suspended or resumed here; the message says what is missing."""
 
 
 class PinRefused(OctavoError):

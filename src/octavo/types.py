@@ -218,6 +218,8 @@ class Request:
     arrival: float = 0.0  # on the engine's clock, in seconds
     timeouts: Timeouts = NO_TIMEOUTS
     fills_pin: str = ""  # the name of the pin that takes over this request's full blocks when it ends
+    session: str = ""  # id of the session whose turn this is
+    session_ttl: float = 0.0  # seconds that it lives after its last turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,24 @@ def test_pins_are_added_listed_renewed_and_deleted(octavo: Callable[..., str]) -
         octavo("pins", "delete", "a b")
 
 
+def test_sessions_are_listed_shown_suspended_resumed_and_deleted(
+    octavo: Callable[..., str], url: str
+) -> None:
+    import httpx
+
+    assert octavo("sessions", "list") == "no sessions\n"
+    made = httpx.post(f"{url}/v1/sessions", json={"ttl": 60.0}, headers={"Authorization": "Bearer secret"})
+    assert made.status_code == 201
+    line = "s0: idle, 0 tokens, 3 blocks in pool and disk: 2.0 KiB in memory, 1000 B on disk, 60 s left\n"
+    assert octavo("sessions", "list") == line
+    assert octavo("sessions", "suspend", "s0").startswith("s0: suspended, ")
+    assert octavo("sessions", "resume", "s0").startswith("s0: idle, ")
+    assert "blocks_kept_below  0\n" in octavo("sessions", "show", "s0")
+    assert octavo("sessions", "delete", "s0") == "s0 is deleted\n"
+    with pytest.raises(RequestFailed, match="there is no session 's0'"):
+        octavo("sessions", "show", "s0")
+
+
 def test_the_pool_is_shown_and_resized(octavo: Callable[..., str]) -> None:
     assert octavo("pool", "show").startswith("10 blocks (3.5 MiB): 3 held, 2 cached, 5 free; can grow to 20")
     assert octavo("pool", "resize", "5MiB").startswith("14 blocks")

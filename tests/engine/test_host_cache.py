@@ -28,7 +28,7 @@ BLOCK = bytes_per_block(KvShape(2, 2, 16, 16, "bf16"))
 @pytest.fixture(autouse=True)
 def always_worth_it() -> Iterator[None]:
     """The tiny model computes a block faster than it is copied."""
-    with mock.patch.object(Transfers, "_is_worth_it", return_value=True):
+    with mock.patch.object(Transfers, "is_worth_it", return_value=True):
         yield
 
 

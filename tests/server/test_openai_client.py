@@ -55,6 +55,19 @@ def test_chat(client):
     assert answer.usage.prompt_tokens_details.cached_tokens == 4
 
 
+def test_a_chat_of_a_session_by_the_client_s_own_means(client):
+    answer = client.chat.completions.with_raw_response.create(
+        model="fake-model", messages=MESSAGES, extra_body={"session": "new"}
+    )
+    session = answer.headers["x-octavo-session"]
+    again = client.chat.completions.create(
+        model="fake-model", messages=MESSAGES, extra_headers={"X-Octavo-Session": session}
+    )
+    assert again.model_extra["session"]["id"] == session
+    with pytest.raises(NotFoundError, match="there is no session 'gone'"):
+        client.chat.completions.create(model="fake-model", messages=MESSAGES, extra_body={"session": "gone"})
+
+
 def test_streamed_chat(client):
     chunks = list(
         client.chat.completions.create(

@@ -29,6 +29,11 @@ def test_random_lives_answer_as_without_paging_and_lose_nothing(overlap: int) ->
     assert sum(o.stored for o in outcomes) > 1000
     assert sum(o.loaded for o in outcomes) > 200
     assert sum(o.transfers_failed for o in outcomes) > 20
+    assert sum(o.turns for o in outcomes) > 300
+    assert sum(o.suspended for o in outcomes) > 50
+    assert sum(o.suspensions_refused for o in outcomes) > 50
+    assert sum(o.resumed for o in outcomes) > 5
+    assert sum(o.sessions_restored for o in outcomes) > 3
     assert sum(o.resized for o in outcomes) > 50
     assert sum(o.resizes_refused for o in outcomes) > 20
     assert sum(o.beams_searched for o in outcomes) > 200

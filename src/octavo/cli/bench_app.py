@@ -290,3 +290,27 @@ def memory(
 
     settings = Settings(pool_tokens, block_size, max_length, step_ms / 1000, seed)
     run(settings, trace, requests, beams=beams, as_json=as_json)
+
+
+@bench_app.command()
+def sessions(
+    model: opt.Model = None,
+    n: Annotated[int, typer.Option("--n", help="Chats that are suspended.", min=1, max=1000)] = 50,
+    lines: Annotated[
+        int, typer.Option(help="Lines of the first question, 12 tokens or so each.", min=1)
+    ] = 60,
+    out: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 32,
+    folder: Annotated[
+        str | None,
+        typer.Option(help="Folder for the disk cache. Default: a temporary one.", show_default=False),
+    ] = None,
+    kv_memory: Annotated[str, typer.Option(help="KV memory of the servers.")] = "256MiB",
+    disk_size: Annotated[str, typer.Option(help="Size of the disk cache's file.")] = "2GiB",
+    as_json: opt.AsJson = False,
+) -> None:
+    """Suspend chats, kill the server with -9, start it again: what the next turns cost."""
+    from octavo.bench.sessions import Scenario
+    from octavo.cli.bench_sessions import run
+
+    words = [*([model] if model else []), "--kv-memory", kv_memory, "--disk-size", disk_size]
+    run(words, folder, Scenario(n, lines, out), as_json=as_json)

@@ -19,6 +19,7 @@ from octavo.cli.disk_app import disk_app
 from octavo.cli.pins_app import pins_app
 from octavo.cli.pool_app import pool_app
 from octavo.cli.remote import DEFAULT_URL, ApiKey, Url
+from octavo.cli.sessions_app import sessions_app
 from octavo.cli.tenants_app import tenants_app
 from octavo.errors import ConfigError, InvalidRequest, OctavoError, TenantsRefused
 
@@ -33,6 +34,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(disk_app, name="disk")
 app.add_typer(pins_app, name="pins")
 app.add_typer(pool_app, name="pool")
+app.add_typer(sessions_app, name="sessions")
 app.add_typer(tenants_app, name="tenants")
 
 
@@ -81,6 +83,7 @@ def serve(
     disk_cache: opt.DiskCache = None,
     disk_size: opt.DiskSize = "20GiB",
     disk_max_age: opt.DiskMaxAge = 30,
+    session_ttl: opt.SessionTtl = 86_400,
     block_size: opt.BlockSize = 16,
     max_seqs: opt.MaxSeqs = 64,
     step_tokens: opt.StepTokens = 512,
@@ -106,6 +109,7 @@ def serve(
         disk_cache=disk_cache,
         disk_size=disk_size,
         disk_max_age=disk_max_age,
+        session_ttl=session_ttl,
         block_size=block_size,
         max_seqs=max_seqs,
         step_tokens=step_tokens,

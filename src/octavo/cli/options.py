@@ -97,6 +97,9 @@ DiskMaxAge = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+SessionTtl = Annotated[
+    int, typer.Option(help="Seconds that a chat session lives after its last turn.", rich_help_panel=_ENGINE)
+]
 BlockSize = Annotated[int, typer.Option(help="Tokens in a block.", rich_help_panel=_ENGINE)]
 MaxSeqs = Annotated[int, typer.Option(help="Sequences that run at once.", rich_help_panel=_ENGINE)]
 StepTokens = Annotated[
@@ -159,6 +162,7 @@ def start_options(
     disk_cache: str | None = None,
     disk_size: str = "20GiB",
     disk_max_age: int = 30,
+    session_ttl: int = 86_400,
     max_seqs: int = 64,
     step_tokens: int = 512,
     max_queue: int = 1024,
@@ -187,6 +191,7 @@ def start_options(
         if memory_reserve is None
         else parse_bytes(memory_reserve, "--memory-reserve"),
         pin_memory_bytes=None if pin_memory is None else parse_bytes(pin_memory, "--pin-memory"),
+        session_ttl_s=session_ttl,
         max_seqs=max_seqs,
         step_tokens=step_tokens,
         max_queue=max_queue,

@@ -28,6 +28,7 @@ class Below:
     store: BlockStore
     num_host: int  # slots in host memory: the first ones
     max_age_s: float
+    namespace: Path | None = None  # the disk's folder for this model and layout
 
     def new_ledger(self) -> LowerTier:
         """Of what is there now."""
@@ -41,14 +42,16 @@ def open_below(options: StartOptions, block_bytes: int, fingerprint: bytes) -> B
     max_age_s = options.disk_max_age_days * 86_400.0 or math.inf
     disk = open_disk(options, block_bytes, fingerprint, max_age_s)
     if not options.host_cache_bytes:
-        return None if disk is None else Below(disk, 0, max_age_s)
+        return None if disk is None else Below(disk, 0, max_age_s, disk.namespace)
     try:
         host = HostStore(options.host_cache_bytes, block_bytes)
     except ConfigError:
         if disk is not None:
             disk.close()
         raise
-    return Below(host if disk is None else TieredStore(host, disk), host.num_slots, max_age_s)
+    if disk is None:
+        return Below(host, host.num_slots, max_age_s)
+    return Below(TieredStore(host, disk), host.num_slots, max_age_s, disk.namespace)
 
 
 def open_disk(

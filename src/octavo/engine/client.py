@@ -24,7 +24,9 @@ from octavo.engine.ledger import Ledger
 from octavo.engine.loop import EngineLoop
 from octavo.engine.outputs import ChatMessage, EngineStats
 from octavo.engine.requests import ModelFacts, make_request, render_chat
+from octavo.engine.sessions import Sessions, SessionSupport
 from octavo.engine.stream import DeltaStream, call_soon, end_all
+from octavo.engine.turns import Composed, TurnRecorder, compose
 from octavo.errors import EngineStopped, QueueFull, RequestFailed, RequestTooLarge
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.scheduler import Scheduler
@@ -43,7 +45,14 @@ AnswerT = TypeVar("AnswerT")
 class AsyncLLM:
     """A served model for asyncio programs, `octavo.engine.outputs.ServedModel`; `start_engine` makes one."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, facts: ModelFacts, max_queue: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        facts: ModelFacts,
+        max_queue: int,
+        sessions: SessionSupport | None = None,
+    ) -> None:
         self.facts = facts
         self.tokenizer = tokenizer
         self._engine = engine
@@ -58,6 +67,8 @@ class AsyncLLM:
         self._tokenizers = ThreadPoolExecutor(TOKENIZER_THREADS, "octavo-tokenizer")
         self.gave_up: str | None = None  # why the engine ended by itself
         self.ledger = Ledger(self)
+        self._session_support = sessions or SessionSupport()
+        self.sessions = Sessions(self, self._session_support)
         self._loop = EngineLoop(engine, self._deliver, self._recovered, self._give_up)
         self._loop.start()
 
@@ -97,6 +108,12 @@ class AsyncLLM:
         text = render_chat(self.tokenizer, messages)
         self._check_length(text)
         return self.tokenizer.encode(text, add_bos=False)  # the template writes its own begin token
+
+    async def compose(self, said: Sequence[int], messages: Sequence[ChatMessage]) -> Composed:
+        """The prompt of a session's next turn. Raises as `encode_chat`."""
+        return await self._on_tokenizer_thread(
+            lambda: compose(self.tokenizer, said, messages, self._check_length)
+        )
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for."""
@@ -157,7 +174,7 @@ class AsyncLLM:
             self._engine,
             self.facts,
             tenant=order.tenant,
-            fills_pin=order.name,
+            fills_pin=order.pin_name,
         )
 
         def open_and_submit(scheduler: Scheduler, now: float) -> None:
@@ -169,13 +186,52 @@ class AsyncLLM:
                 raise
 
         stream = self._open(request, lambda: None)
+        await self._ask_to_submit(request, open_and_submit)
+        return stream
+
+    async def submit_turn(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        recorder: TurnRecorder,
+        *,
+        session_id: str,
+        session_ttl: float,
+        priority: int = 0,
+        tenant: str = "",
+        timeouts: Timeouts = NO_TIMEOUTS,
+    ) -> DeltaStream:
+        """Queue the turn of a session, which `recorder` follows. Raises as `submit`, or SessionBusy."""
+        request = make_request(
+            next(self._ids),
+            prompt,
+            params,
+            self._engine,
+            self.facts,
+            priority=priority,
+            tenant=tenant,
+            timeouts=timeouts,
+            session=session_id,
+            session_ttl=session_ttl,
+        )
+
+        def stop(num_told: int) -> None:
+            self.tell(lambda s, now: s.sessions.stop_turn(session_id, request.request_id, num_told))
+
+        recorder.stop = stop
+        stream = self._open(request, lambda: None)
+        stream.recorder = recorder
+        await self._ask_to_submit(request, lambda scheduler, now: scheduler.submit(request))
+        return stream
+
+    async def _ask_to_submit(self, request: Request, question: Callable[[Scheduler, float], None]) -> None:
+        """Put a question that queues the request, whose stream is open; undone where it raises."""
         try:
-            await self.ask(open_and_submit)
+            await self.ask(question)
         except BaseException:
             self._forget(request.request_id)
             self._loop.cancel(request.request_id)  # should the question have been put, and we not have waited
             raise
-        return stream
 
     async def ask(self, question: Callable[[Scheduler, float], AnswerT]) -> AnswerT:
         """What the scheduler answers between two steps. Raises what `question` raises, or EngineStopped."""
@@ -249,10 +305,11 @@ class AsyncLLM:
         with self._lock:
             self._closed = self._closed or "the engine has stopped"
         self._loop.stop()
+        self._session_support.store.close()
         self._tokenizers.shutdown(wait=False, cancel_futures=True)
         self._end_all(self._closed)
 
-    async def _on_tokenizer_thread(self, encode: Callable[[], list[int]]) -> list[int]:
+    async def _on_tokenizer_thread(self, encode: Callable[[], AnswerT]) -> AnswerT:
         """Raises EngineStopped after `close`, which ends the pool's threads."""
         try:
             future = self._tokenizers.submit(encode)

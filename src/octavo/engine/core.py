@@ -312,5 +312,7 @@ class _Counters:
             blocks_stored=transfers.num_stored,
             blocks_loaded=transfers.num_loaded,
             transfers_failed=transfers.num_failed,
+            sessions=len(scheduler.sessions),
+            blocks_kept_below=0 if transfers.tier is None else transfers.tier.num_kept,
             events={kind.value: scheduler.events.counts[kind] for kind in EventKind},
         )

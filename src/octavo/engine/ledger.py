@@ -94,9 +94,11 @@ class Ledger:
         )
 
     async def pins(self, tenant: str | None = None) -> list[PinView]:
-        """All pins, or the tenant's, oldest first."""
+        """All pins that clients have named, or the tenant's of them, oldest first."""
         return await self._llm.ask(
-            lambda s, now: [view_pin(p, now) for p in s.pins.all() if tenant in (None, p.tenant)]
+            lambda s, now: [
+                view_pin(p, now) for p in s.pins.all() if tenant in (None, p.tenant) and not p.is_of_session
+            ]
         )
 
     async def pin(self, order: PinOrder) -> PinView:
@@ -135,7 +137,7 @@ class Ledger:
 
 
 def _find(scheduler: Scheduler, order: PinOrder, now: float) -> PinView | None:
-    pin = scheduler.pins.find(order.tenant, order.name)
+    pin = scheduler.pins.find(order.tenant, order.pin_name)
     return None if pin is None else view_pin(pin, now)
 
 

@@ -13,6 +13,8 @@ from octavo.memory.quota import TenantPolicy
 from octavo.scheduler.own_views import OwnKvView
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.sequence import State
+from octavo.scheduler.session_views import SessionBlocks
+from octavo.scheduler.sessions import SessionState
 from octavo.scheduler.uses import TenantUse
 from octavo.scheduler.views import BlockView, KvView, MapView, PinView, RequestView, SequenceView, TierView
 from octavo.types import NO_TIMEOUTS, ChatMessage, FinishReason, SamplingParams, Timeouts, Usage
@@ -31,6 +33,9 @@ __all__ = [
     "RequestView",
     "SequenceView",
     "ServedModel",
+    "SessionBlocks",
+    "SessionState",
+    "SessionView",
     "State",
     "Stream",
     "Strength",
@@ -38,6 +43,7 @@ __all__ = [
     "TenantUse",
     "TierView",
     "TokenInfo",
+    "Turn",
 ]
 
 
@@ -104,6 +110,8 @@ class EngineStats:
     blocks_stored: int = 0  # sent down, brought up, and lost on the way, since the start
     blocks_loaded: int = 0
     transfers_failed: int = 0
+    sessions: int = 0  # that the scheduler knows
+    blocks_kept_below: int = 0  # that only damage drops from the tier below
     events: dict[str, int] = field(default_factory=dict)  # by kind
 
 
@@ -121,6 +129,64 @@ class Stream(Protocol):
 
     def cancel(self) -> None:
         """Stop generating; idempotent, thread-safe, never raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """A chat session. Times are in seconds."""
+
+    session_id: str
+    tenant: str
+    num_tokens: int  # said so far: prompts and outputs of its turns
+    age: float
+    seconds_left: float  # until it is forgotten, unless a turn comes before
+    blocks: SessionBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn of a session that was taken."""
+
+    session_id: str
+    prompt: tuple[int, ...]
+    reused_tokens: int  # of the prompt: they were said before, and were not tokenised again
+    fallback: str  # why there are none, though something was said before
+    stream: Stream
+
+    def told(self) -> dict[str, object]:
+        """As the client is told."""
+        told: dict[str, object] = {"id": self.session_id, "reused_tokens": self.reused_tokens}
+        return told | ({"fallback": self.fallback} if self.fallback else {})
+
+
+class SessionsView(Protocol):
+    """Sessions as the HTTP edge sees them; `octavo.engine.sessions.Sessions` is the real one, and says what
+    each raises."""
+
+    async def create(self, tenant: str, ttl_s: float | None) -> SessionView: ...
+
+    async def all(self, tenant: str) -> list[SessionView]: ...
+
+    async def find(self, tenant: str, session_id: str) -> SessionView: ...
+
+    def tokens(self, tenant: str, session_id: str) -> tuple[int, ...]: ...
+
+    async def delete(self, tenant: str, session_id: str) -> SessionView: ...
+
+    async def turn(
+        self,
+        tenant: str,
+        session_id: str,
+        messages: Sequence[ChatMessage],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        timeouts: Timeouts = NO_TIMEOUTS,
+    ) -> Turn: ...
+
+    async def suspend(self, tenant: str, session_id: str) -> SessionView: ...
+
+    async def resume(self, tenant: str, session_id: str) -> SessionView: ...
 
 
 class LedgerView(Protocol):
@@ -202,6 +268,10 @@ class ServedModel(Protocol):
     @property
     def ledger(self) -> LedgerView:
         """Views of pool and requests, and pins."""
+
+    @property
+    def sessions(self) -> SessionsView:
+        """Chats whose blocks are kept between their turns."""
 
     @property
     def gave_up(self) -> str | None:

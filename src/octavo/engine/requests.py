@@ -44,12 +44,17 @@ def make_request(
     tenant: str = "",
     timeouts: Timeouts = NO_TIMEOUTS,
     fills_pin: str = "",
+    session: str = "",
+    session_ttl: float = 0.0,
 ) -> Request:
     """A checked Request: token ids in the vocabulary, max_tokens resolved, a missing seed drawn."""
     config, block_size = engine.scheduler.config, engine.scheduler.memory.block_size
-    # A pin's own request may take the blocks that are kept for it; the engine checks that again.
+    # A pin's own request may take the blocks that are kept for it, and a session's turn those that are its
+    # own; the engine checks that again.
     pool = engine.scheduler.memory.pool
-    num_blocks = pool.num_blocks if fills_pin else engine.scheduler.tenancy.room(tenant)
+    num_blocks = engine.scheduler.tenancy.room(tenant)
+    if fills_pin or session:
+        num_blocks = pool.num_blocks
     room = min(
         facts.context_length - len(prompt), tokens_that_fit(len(prompt), params, num_blocks, block_size)
     )
@@ -79,6 +84,8 @@ def make_request(
         engine.clock(),
         timeouts,
         fills_pin,
+        session,
+        session_ttl,
     )
     check_fits(request, config, num_blocks, block_size)
     return request

@@ -3,9 +3,12 @@ front door."""
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from octavo import _native
 from octavo.config import StartOptions
@@ -15,6 +18,8 @@ from octavo.engine.client import AsyncLLM
 from octavo.engine.core import Engine, Inbox
 from octavo.engine.elasticity import MemoryWatch
 from octavo.engine.requests import ModelFacts
+from octavo.engine.session_store import SessionStore
+from octavo.engine.sessions import SessionSupport, restore
 from octavo.errors import ConfigError
 from octavo.executor.executor import InlineExecutor, ThreadedExecutor
 from octavo.executor.runner import Runner, RunnerConfig, kv_shape
@@ -32,6 +37,7 @@ from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.units import blocks_for, format_bytes
 
 Progress = Callable[[str], None]
+log = logging.getLogger("octavo.start")
 STAGING_MAX = 64  # blocks: one at a time is written, so more would only wait
 
 
@@ -73,6 +79,7 @@ class Started:
     budget: Budget
     ops: Ops
     fingerprint: bytes  # what its blocks below are bound to
+    sessions: SessionSupport
 
 
 def start_engine(model: str | None, options: StartOptions, progress: Progress) -> AsyncLLM:
@@ -82,7 +89,9 @@ def start_engine(model: str | None, options: StartOptions, progress: Progress) -
 
 def client_of(started: Started, options: StartOptions) -> AsyncLLM:
     """Start the engine's thread."""
-    return AsyncLLM(started.engine, started.loaded.tokenizer, started.facts, options.max_queue)
+    return AsyncLLM(
+        started.engine, started.loaded.tokenizer, started.facts, options.max_queue, started.sessions
+    )
 
 
 def build_engine(model: str | None, options: StartOptions, progress: Progress) -> Started:
@@ -111,6 +120,7 @@ def engine_over(loaded: LoadedModel, ops: Ops, options: StartOptions) -> Started
     identity = (loaded.model.fingerprint, b"", options.kv.encode(), ops.arithmetic_id.encode())
     fingerprint = root_name(b"disk", *identity, str(budget.block_size).encode())
     inbox, below = Inbox(), open_below(options, budget.bytes_per_block, fingerprint)
+    worker = None if below is None else TransferWorker(below.store, inbox.put)
     runner = Runner(
         loaded.model,
         ops,
@@ -122,7 +132,7 @@ def engine_over(loaded: LoadedModel, ops: Ops, options: StartOptions) -> Started
             stop_ids,
             options.kv,
         ),
-        None if below is None else TransferWorker(below.store, inbox.put),
+        worker,
     )
     config = SchedulerConfig(
         max_rows=options.max_seqs,
@@ -146,7 +156,27 @@ def engine_over(loaded: LoadedModel, ops: Ops, options: StartOptions) -> Started
     executor = ThreadedExecutor(runner) if options.overlap else InlineExecutor(runner)
     watch = watch_memory(options, budget)
     engine = Engine(new_scheduler, executor, runner.reset, options.overlap, time.perf_counter, inbox, watch)
-    return Started(engine, loaded, facts, budget, ops, fingerprint)
+    sessions = SessionSupport(
+        open_sessions(None if below is None else below.namespace),
+        options.session_ttl_s,
+        None if worker is None else worker.sync,
+    )
+    restore(engine.scheduler, sessions.store, engine.clock())
+    return Started(engine, loaded, facts, budget, ops, fingerprint, sessions)
+
+
+def open_sessions(namespace: Path | None) -> SessionStore:
+    """The sessions beside the blocks on disk; without a disk cache they end with the process."""
+    if namespace is None:
+        return SessionStore()
+    path = namespace / "sessions.sqlite"
+    try:
+        sessions = SessionStore.open(path)
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(f"the sessions in {path} cannot be used: {error}; make room, or move it") from None
+    if sessions.opened_afresh:
+        log.warning("the sessions in %s are lost: %s", path, sessions.opened_afresh)
+    return sessions
 
 
 def watch_memory(options: StartOptions, budget: Budget) -> MemoryWatch:

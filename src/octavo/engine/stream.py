@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 from octavo.engine.assemble import Assembler
 from octavo.engine.outputs import Delta
+from octavo.engine.turns import TurnRecorder
 from octavo.types import FinishReason, Update, Usage
 
 
@@ -24,6 +25,7 @@ class DeltaStream:
         self._cancel = cancel
         self.loop = loop
         self.assembler = assembler
+        self.recorder: TurnRecorder | None = None  # of a session's turn
         self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
 
     @property
@@ -51,6 +53,8 @@ class DeltaStream:
             delta = self.assembler.take(update)
             if delta is None:
                 continue
+            if self.recorder is not None:
+                self.recorder.take(delta)  # first: whoever has read the end may begin the next turn
             self._deltas.put_nowait(delta)
             if delta.finish is not None and update.finish is None:
                 self._cancel(self._request_id, update.choice)  # a stop string: the engine need not go on

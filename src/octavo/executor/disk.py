@@ -100,6 +100,7 @@ class DiskStore:
                 )
                 resources.callback(index.close)
                 store = cls(files, fd, index, block_bytes, slot_bytes, num_slots, clock)
+                store.namespace = namespace
                 store._fit(max_age_s)
                 files.sync_folder(namespace)
                 files.sync_folder(folder)
@@ -118,6 +119,7 @@ class DiskStore:
         num_slots: int,
         clock: Callable[[], float],
     ) -> None:
+        self.namespace = Path()  # the folder of this fingerprint
         self.block_bytes = block_bytes
         self.slot_bytes = slot_bytes
         self.num_slots = num_slots
@@ -198,6 +200,11 @@ class DiskStore:
         self._touch(slot)
         self.reads += 1
         return True
+
+    def is_listed(self, slot: int, name: bytes) -> bool:
+        """Whether a restart would find that name in the slot: what the last `commit` made of it."""
+        record = self._records[slot]
+        return record is not None and slot not in self._uncommitted and self._name(slot) == name
 
     def forget(self, slot: int) -> None:
         """Empty a slot. Until the next `commit`, a crash may bring the block back, sound; never after it."""

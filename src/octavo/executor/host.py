@@ -63,6 +63,10 @@ class HostStore:
         """Empty a slot."""
         self._names[slot] = None
 
+    def is_listed(self, slot: int, name: bytes) -> bool:
+        """No restart finds anything here."""
+        return False
+
     def commit(self) -> bool:
         """Nothing here survives."""
         return True
@@ -100,6 +104,11 @@ class TieredStore:
         """What is in the slot is not listed any more."""
         store, own = self._place(slot)
         store.forget(own)
+
+    def is_listed(self, slot: int, name: bytes) -> bool:
+        """Whether a restart finds that name in the slot."""
+        store, own = self._place(slot)
+        return store.is_listed(own, name)
 
     def commit(self) -> bool:
         """Make what is on disk survive a crash."""

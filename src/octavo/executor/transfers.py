@@ -10,7 +10,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.kernels.contract import Bytes
@@ -38,6 +40,9 @@ class BlockStore(Protocol):
     def read(self, slot: int, name: bytes, into: memoryview) -> bool:
         """Whether `into` now holds the bytes that were written under that name; else it holds garbage."""
 
+    def is_listed(self, slot: int, name: bytes) -> bool:
+        """Whether a restart finds that name in the slot."""
+
     def commit(self) -> bool:
         """Make what was written survive a crash."""
 
@@ -49,6 +54,14 @@ class _Clear:
     """Forget everything."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Sync:
+    """Commit, and tell which of these slots and names a restart would not find."""
+
+    wanted: Sequence[tuple[int, bytes]]
+    lost: Future[list[bytes]]
+
+
 class TransferWorker:
     """One thread, one store. `done` is called on it for every transfer."""
 
@@ -57,7 +70,7 @@ class TransferWorker:
         self._done = done
         self._pool: Bytes | None = None  # (N, bytes of a block)
         self._passing = bytearray()  # a block on its way from slot to slot
-        self._queue: queue.Queue[Transfer | _Clear | None] = queue.Queue()
+        self._queue: queue.Queue[Transfer | _Clear | _Sync | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="octavo-transfers", daemon=True)
         self._thread.start()
 
@@ -69,6 +82,13 @@ class TransferWorker:
         """Queue them. They happen in this order, one at a time; a load waits for the few stores before it."""
         for transfer in transfers:
             self._queue.put(transfer)
+
+    def sync(self, wanted: Sequence[tuple[int, bytes]]) -> Future[list[bytes]]:
+        """Wait for data, then index, to be on the medium, behind all that was begun before. Those of the
+        names that a restart would not find in their slots."""
+        lost: Future[list[bytes]] = Future()
+        self._queue.put(_Sync(wanted, lost))
+        return lost
 
     def clear(self) -> None:
         """Wait until everything that was begun has ended, and forget all that is below."""
@@ -86,6 +106,12 @@ class TransferWorker:
         while (transfer := self._queue.get()) is not None:
             if isinstance(transfer, _Clear):
                 self._forget_everything()
+                self._queue.task_done()
+                continue
+            if isinstance(transfer, _Sync):
+                self._commit()
+                found = self._store.is_listed
+                transfer.lost.set_result([n for slot, n in transfer.wanted if not found(slot, n)])
                 self._queue.task_done()
                 continue
             begun = time.perf_counter()

@@ -2,6 +2,7 @@
 
     filling     its prompt is being computed by an ordinary request; the pin holds nothing, its budget is kept
     holding     it lists the prompt's full blocks
+    let go      warm, and all of its blocks are stored below under names that the tier keeps: it lists none
 
 Only full blocks can be shared, so only full blocks are pinned. All pins together stay within `budget`
 blocks, and pins plus the largest request that was taken fit the pool: so no set of pins, orphans or cancels
@@ -11,8 +12,9 @@ wedges the engine. A pin whose request fails or is cancelled is gone with it.
 from __future__ import annotations
 
 import enum
+import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo.memory.memory import Memory
 from octavo.memory.quota import SHARED
@@ -24,7 +26,7 @@ class Strength(enum.StrEnum):
     """How fast a pin holds."""
 
     HOT = "hot"  # stays in the pool
-    WARM = "warm"  # may move to a lower tier, but is never dropped; it stays in the pool as well today
+    WARM = "warm"  # moves to the tier below, where nothing but damage drops it; without a tier it is hot
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +42,8 @@ class Pin:
     created: float
     expires: float
     table: BlockTable | None = None
+    is_kept: bool = False  # the tier keeps its names; see scheduler.holding
+    missing: set[bytes] = field(default_factory=set)  # while it is kept: names that are not below yet
 
     @property
     def key(self) -> tuple[str, str]:
@@ -47,9 +51,19 @@ class Pin:
         return self.tenant, self.name
 
     @property
+    def is_of_session(self) -> bool:
+        """True for those that no client has named."""
+        return ":" in self.name
+
+    @property
     def num_blocks(self) -> int:
-        """What it may hold: its part of the budget, from the beginning."""
+        """What it keeps, in the pool or below."""
         return len(self.names)
+
+    @property
+    def num_held(self) -> int:
+        """What it may hold in the pool: its part of the budget, from the beginning."""
+        return len(self.names) if self.table is None else len(self.table)
 
 
 class Pins:
@@ -58,9 +72,10 @@ class Pins:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._pins: dict[tuple[str, str], Pin] = {}
-        self.num_blocks = 0  # of all pins, filling ones included
-        self._by_tenant: Counter[str] = Counter()
+        self.num_blocks = 0  # that all pins may hold in the pool, filling ones included
+        self._by_tenant: Counter[str] = Counter()  # of these
         self.shared_names: Counter[bytes] = Counter()  # that the operator shares with all tenants, held now
+        self._soonest = math.inf  # no pin expires before
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -70,7 +85,7 @@ class Pins:
         return list(self._pins.values())
 
     def blocks_of(self, tenant: str) -> int:
-        """Blocks of all its pins, filling ones included."""
+        """Blocks that all its pins may hold in the pool, filling ones included."""
         return self._by_tenant.get(tenant, 0)
 
     def find(self, tenant: str, name: str) -> Pin | None:
@@ -86,33 +101,58 @@ class Pins:
         """Keep the pin's budget. The caller has checked that it fits and that the name is new."""
         assert pin.key not in self._pins
         self._pins[pin.key] = pin
-        self.num_blocks += pin.num_blocks
-        self._by_tenant[pin.tenant] += pin.num_blocks
+        self._soonest = min(self._soonest, pin.expires)
+        self._count(pin, pin.num_held)
 
     def fill(self, pin: Pin) -> None:
         """Become one more holder of the pin's blocks; all of them are published now."""
+        self.hold(pin, pin.names)
+
+    def hold(self, pin: Pin, names: list[bytes]) -> None:
+        """Become one more holder of those of the pin's blocks that are named; all of them are published."""
         assert pin.table is None
+        self._count(pin, -pin.num_held)
         pin.table = self._memory.open(pin.tenant)
-        adopted = self._memory.adopt(pin.table, pin.names)
-        assert adopted == pin.num_blocks, "a pin was filled before its blocks were published"
+        adopted = self._memory.adopt(pin.table, names)
+        assert adopted == len(names), "a pin was filled before its blocks were published"
+        self._count(pin, pin.num_held)
         if pin.tenant == SHARED:
             self.shared_names.update(pin.names)
+
+    def let_go(self, pin: Pin) -> None:
+        """Hold nothing in the pool any more: all of it is below."""
+        assert pin.table is not None
+        self._count(pin, -pin.num_held)
+        self._memory.close(pin.table)
+        pin.table = self._memory.open(pin.tenant)
 
     def remove(self, pin: Pin) -> None:
         """Hold nothing any more. The blocks stay findable until they are taken."""
         del self._pins[pin.key]
-        self.num_blocks -= pin.num_blocks
-        self._by_tenant[pin.tenant] -= pin.num_blocks
+        self._count(pin, -pin.num_held)
         if pin.table is not None:
             self._memory.close(pin.table)
             pin.table = None
             if pin.tenant == SHARED:
                 self.shared_names = +(self.shared_names - Counter(pin.names))
 
+    def renew(self, pin: Pin, expires: float) -> None:
+        """Let it expire then."""
+        pin.expires = expires
+        self._soonest = min(self._soonest, expires)
+
     def expired(self, now: float) -> list[Pin]:
-        """Pins whose time has passed. O(pins)."""
+        """Pins whose time has passed. O(pins) where there may be one, else O(1)."""
+        if now < self._soonest:
+            return []
+        self._soonest = min((pin.expires for pin in self._pins.values()), default=math.inf)
         return [pin for pin in self._pins.values() if pin.expires <= now]
 
     def next_time(self) -> float | None:
         """When the next one that is held expires. O(pins)."""
-        return min((pin.expires for pin in self._pins.values() if pin.table is not None), default=None)
+        times = (pin.expires for pin in self._pins.values() if pin.table is not None)
+        return min((at for at in times if at < math.inf), default=None)
+
+    def _count(self, pin: Pin, change: int) -> None:
+        self.num_blocks += change
+        self._by_tenant[pin.tenant] += change

@@ -15,13 +15,16 @@ comes before the store that takes its slot, and before any later load.
 
 A name may be in the pool and below at once: evicting it from the pool is then free. It does not know blocks,
 and time is an argument.
+
+A name may be *kept*, by several keepers, also before it is stored: on disk alone, and then nothing but damage
+takes its slot. At most `kept_max` names are, so that there is always room for others.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _HOST, _DISK = 0, 1
@@ -46,10 +49,13 @@ class LowerTier:
         *,
         num_host: int = 0,
         max_age_s: float = math.inf,
+        kept_max: int | None = None,
     ) -> None:
         assert 0 <= num_host <= num_slots
         self.num_slots = num_slots
         self.num_host = num_host
+        # Names that may be kept: only on disk, where a restart finds them, and never all of it.
+        self.kept_max = (num_slots - num_host) * 3 // 4 if kept_max is None else kept_max
         self.num_evictions = 0
         self.num_expired = 0
         self.dropped: list[int] = []  # slots whose bytes must not be found again, not after a restart either
@@ -65,6 +71,7 @@ class LowerTier:
         assert len(taken) == len(self._slot_of), "two names in one slot"
         free = [slot for slot in range(num_slots - 1, -1, -1) if slot not in taken]
         self._free = tuple([slot for slot in free if self._tier_of(slot) == tier] for tier in (_HOST, _DISK))
+        self._keepers: Counter[bytes] = Counter()  # of names that are stored or not
         self._storing: dict[bytes, int] = {}
         self._loading: Counter[bytes] = Counter()
         self._doomed: set[bytes] = set()  # forgotten while they were on their way
@@ -76,6 +83,11 @@ class LowerTier:
     def num_stored(self) -> int:
         """Names that can be found."""
         return len(self._slot_of)
+
+    @property
+    def num_kept(self) -> int:
+        """Names that somebody keeps, stored or not."""
+        return len(self._keepers)
 
     @property
     def num_in_host(self) -> int:
@@ -92,19 +104,58 @@ class LowerTier:
         return name in self._storing
 
     def names(self) -> list[bytes]:
-        """All that can be found, tier by tier from below, least recently used first."""
-        return [name for used in reversed(self._used) for name in used if name not in self._doomed]
+        """All that can be found, tier by tier from below, least recently used first, kept ones last."""
+        used = [name for tier in reversed(self._used) for name in tier]
+        kept = [name for name in self._keepers if name in self._slot_of]
+        return [name for name in used + kept if name not in self._doomed]
 
     def slots(self) -> dict[bytes, int]:
         """Every slot that is taken, by name: for checks."""
         return self._slot_of | self._storing
 
+    def slot_of(self, name: bytes) -> int | None:
+        """Where it can be found."""
+        return self._slot_of[name] if name in self else None
+
+    def can_keep(self, name: bytes) -> bool:
+        """True when it can be found on disk."""
+        return name in self and self._tier_of(self._slot_of[name]) == _DISK
+
+    def keepers(self) -> Counter[bytes]:
+        """How many keep each name: for checks."""
+        return Counter(self._keepers)
+
+    def keep(self, names: Sequence[bytes]) -> bool:
+        """Nobody takes the slots of these names from now on, also of those that are stored later. False, and
+        nothing is changed, when more names would be kept than may be. What is in host memory is forgotten
+        there: it must be stored again, on disk. O(names)."""
+        in_host = [name for name in names if self._slot_of.get(name, self.num_host) < self.num_host]
+        if self.num_kept + sum(name not in self._keepers for name in names) > self.kept_max:
+            return False
+        for name in in_host:
+            self.forget(name)
+        for name in names:
+            self._keepers[name] += 1
+            for used in self._used:
+                used.pop(name, None)
+        return True
+
+    def unkeep(self, names: Sequence[bytes]) -> None:
+        """One keeper less; without any, a name is the most recently used of those that may be taken."""
+        for name in names:
+            self._keepers[name] -= 1
+            if self._keepers[name] == 0:
+                del self._keepers[name]
+                if name in self._slot_of:
+                    self._put(name, self._slot_of[name], self._now)
+
     def begin_store(self, name: bytes) -> int | None:
         """A slot for `name`, whose bytes will now be written: a free one, or that of the least recently used
-        name, which moves on or is forgotten. None when every slot is on its way somewhere."""
+        name that nobody keeps, which moves on or is forgotten; a kept name goes to disk at once. None when
+        every slot is kept or on its way somewhere."""
         assert name not in self._slot_of
         assert name not in self._storing
-        slot = self._take(_HOST)
+        slot = None if name in self._keepers else self._take(_HOST)
         if slot is None:
             slot = self._take(_DISK)
         if slot is not None:
@@ -138,7 +189,7 @@ class LowerTier:
         self._loading[name] -= 1
         if self._loading[name] == 0:
             del self._loading[name]
-        wanted = ok and name in self._slot_of and name not in self._doomed
+        wanted = ok and name in self
         if not wanted:
             self.forget(name)
         return wanted
@@ -193,7 +244,8 @@ class LowerTier:
         """The name is in that slot, and the most recently used one of its tier."""
         used = self._used[self._tier_of(slot)]
         used.pop(name, None)
-        used[name] = used_at
+        if name not in self._keepers:
+            used[name] = used_at
         self._slot_of[name] = slot
 
     def _remove(self, name: bytes) -> int:

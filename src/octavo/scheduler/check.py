@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from octavo.memory.check import check
 from octavo.scheduler.limits import blocks_needed
 from octavo.scheduler.scheduler import Scheduler
@@ -27,6 +29,8 @@ def check_scheduler(scheduler: Scheduler) -> None:
     _check_tier(scheduler)
     _check_staging(scheduler)
     _check_beams(scheduler)
+    _check_kept(scheduler)
+    _check_sessions(scheduler)
     rows = [s.row for s in running]
     assert len(rows) == len(set(rows)), "two sequences share a row"
     assert scheduler.num_free_rows == scheduler.config.max_rows - len(rows) - sum(
@@ -53,14 +57,15 @@ def check_scheduler(scheduler: Scheduler) -> None:
 def _check_pins(scheduler: Scheduler) -> None:
     """Pins keep to their budgets, hold what they name, and whoever fills one is alive."""
     pins, pool = scheduler.pins.all(), scheduler.memory.pool
-    assert scheduler.pins.num_blocks == sum(pin.num_blocks for pin in pins) <= scheduler.config.pin_blocks
+    assert scheduler.pins.num_blocks == sum(pin.num_held for pin in pins) <= scheduler.config.pin_blocks
     fillers = {r.request_id for r in scheduler.requests()}
     for pin in pins:
         if pin.table is None:
             assert pin.filler in fillers, f"pin {pin.name} is filled by nobody"
-        else:
-            names = [pool.name_of[block] for block in pin.table.blocks]
-            assert names == pin.names, f"pin {pin.name} holds other blocks than it names"
+            continue
+        held = [pool.name_of[block] for block in pin.table.blocks]
+        wanted = [name for name in pin.names if name in set(held)] if pin.is_kept else pin.names
+        assert held == wanted, f"pin {pin.name} holds other blocks than it names"
     for request in scheduler.requests():
         room = scheduler.tenancy.room_with_own_pin(request)
         needed = blocks_needed(request, scheduler.memory.block_size)
@@ -119,3 +124,33 @@ def _check_beams(scheduler: Scheduler) -> None:
         held = {block for s in sequences if s.table is not None for block in s.table.blocks}
         needed = blocks_needed(request, scheduler.memory.block_size)
         assert len(held) <= needed, "a group holds more than its worst case"
+
+
+def _check_kept(scheduler: Scheduler) -> None:
+    """Every name that the tier keeps is kept for a pin, and is below or held by that pin in the pool."""
+    tier, pool, kept = scheduler.transfers.tier, scheduler.memory.pool, Counter[bytes]()
+    for pin in scheduler.pins.all():
+        if not pin.is_kept:
+            continue
+        assert tier is not None
+        assert pin.table is not None
+        kept.update(pin.names)
+        held = {pool.name_of[block] for block in pin.table.blocks}
+        assert pin.missing <= held, f"pin {pin.name} waits for a store of what it does not hold"
+        for name in pin.names:
+            assert name in tier or name in pin.missing, f"a block of pin {pin.name} is kept nowhere"
+            assert (pin in scheduler.holding.waiting().get(name, ())) == (name in pin.missing)
+        assert pin.missing or not held, f"pin {pin.name} is below and holds its blocks still"
+    if tier is not None:
+        assert tier.keepers() == kept, "names are kept below for nobody, or are not kept"
+        assert tier.num_kept <= tier.kept_max
+
+
+def _check_sessions(scheduler: Scheduler) -> None:
+    """A session's turn is a live request, and pins of sessions have theirs."""
+    live = {r.request_id: r.session for r in scheduler.requests()}
+    owned = {pin for s in scheduler.sessions.all() for pin in scheduler.sessions.pins_of(s)}
+    for session in scheduler.sessions.all():
+        assert session.turn is None or live.get(session.turn) == session.session_id, "a turn of nobody"
+    for pin in scheduler.pins.all():
+        assert not pin.is_of_session or pin in owned, f"pin {pin.name} belongs to no session"

@@ -105,6 +105,8 @@ class Committer:
                 error = scheduler.pinning.fill(sequence.request)
                 finish = FinishReason.ERROR if error else finish
             scheduler.close(sequence)
+            if sequence.request.session:
+                scheduler.sessions.end_turn(sequence)
         request_id, usage = sequence.request.request_id, sequence.usage(scheduler.now)
         return [
             Update(request_id, sequence.choice, samples, usage, finish, stop_token, error, prompt_logprobs)

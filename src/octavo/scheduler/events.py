@@ -28,6 +28,11 @@ class EventKind(enum.StrEnum):
     PINNED = "pinned"
     UNPINNED = "unpinned"
     PIN_EXPIRED = "pin_expired"
+    SESSION_BEST_EFFORT = "session_best_effort"  # nothing keeps a session's blocks between its turns
+    SESSION_FELL_BACK = "session_fell_back"  # a turn did not extend what the session had
+    SESSION_SUSPENDED = "session_suspended"
+    SESSION_RESUMED = "session_resumed"
+    SESSION_EXPIRED = "session_expired"
 
 
 @dataclass(frozen=True, slots=True)

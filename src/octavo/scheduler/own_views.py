@@ -77,7 +77,7 @@ def view_own_map(scheduler: Scheduler, tenant: str, now: float) -> MapView:
                 owner[block] = len(owners) - 1 if owner[block] < 0 else owner[block]
     for pin in scheduler.pins.all():
         if pin.tenant == tenant:
-            owners.append(f"pin {pin.name}")
+            owners.append(pin.name.replace(":", " ") if pin.is_of_session else f"pin {pin.name}")
             for block in pin.table.blocks if pin.table is not None else ():
                 states[block], owner[block] = "p", len(owners) - 1
     return MapView("".join(states), tuple(owner), tuple(owners))

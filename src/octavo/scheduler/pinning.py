@@ -41,14 +41,25 @@ class PinOrder:
     ttl_s: float
     strength: Strength = Strength.HOT
     tenant: str = ""
+    is_resumed_session: bool = False  # then `name` is the session's id
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
+        if not self.is_resumed_session and not _NAME.fullmatch(self.name):
             raise InvalidRequest(
                 f"name is {self.name[:80]!r}; allowed: 1 to 64 letters, digits, dots, dashes and underscores",
                 param="name",
             )
         require_range("ttl", self.ttl_s, 1.0, TTL_S_MAX, hint="seconds")
+
+    @property
+    def pin_name(self) -> str:
+        """The pin's: no client can choose one with a colon."""
+        return resumed_name(self.name) if self.is_resumed_session else self.name
+
+
+def resumed_name(session_id: str) -> str:
+    """The hot pin that a resumed session holds its blocks with."""
+    return f"resumed:{session_id}"
 
 
 class Pinning:
@@ -67,7 +78,7 @@ class Pinning:
         size = scheduler.memory.block_size
         if not scheduler.config.prefix_caching:
             raise PinRefused("pins need prefix caching, which is off (setting prefix_caching)")
-        if self._pins.find(order.tenant, order.name) is not None:
+        if self._pins.find(order.tenant, order.pin_name) is not None:
             raise InvalidRequest(
                 f"there is a pin named {order.name!r} already; renew it, or delete it first", param="name"
             )
@@ -78,10 +89,12 @@ class Pinning:
                 "blocks of that many tokens can be pinned",
                 param="prompt",
             )
+        if order.is_resumed_session:
+            scheduler.sessions.check_resume(scheduler.sessions.find(order.tenant, order.name))
         self._check_budget(len(chain.names), order)
         expires = now + order.ttl_s
         pin = Pin(
-            order.tenant, order.name, order.strength, chain.names, filler, len(order.tokens), now, expires
+            order.tenant, order.pin_name, order.strength, chain.names, filler, len(order.tokens), now, expires
         )
         self._pins.add(pin)
         return pin
@@ -97,6 +110,9 @@ class Pinning:
             return PREEMPTED_LATE
         self._pins.fill(pin)
         self._note(EventKind.PINNED, pin, f"pin {pin.name} holds {pin.num_blocks:,} blocks")
+        self._scheduler.holding.begin(pin)
+        if pin.is_of_session:
+            self._scheduler.sessions.note_resumed(pin)
         return ""
 
     def give_up(self, request: Request) -> None:
@@ -109,71 +125,91 @@ class Pinning:
         """Let it expire `ttl_s` from now. Raises UnknownPin or InvalidRequest."""
         require_range("ttl", ttl_s, 1.0, TTL_S_MAX, hint="seconds")
         pin = self.find(tenant, name)
-        pin.expires = now + ttl_s
+        self._pins.renew(pin, now + ttl_s)
         return pin
 
     def release(self, tenant: str, name: str) -> Pin:
         """Hold nothing any more; the blocks stay findable until they are taken. Raises UnknownPin."""
         pin = self.find(tenant, name)
-        self._pins.remove(pin)
+        self.remove(pin)
         self._note(EventKind.UNPINNED, pin, f"pin {pin.name} was deleted")
         return pin
 
     def drop(self, order: PinOrder, filler: int) -> None:
         """Whoever asked for this pin wants it no more; there may be none, or another's."""
-        pin = self._pins.find(order.tenant, order.name)
+        pin = self._pins.find(order.tenant, order.pin_name)
         if pin is not None and pin.filler == filler:
-            self.release(order.tenant, order.name)
+            self.release(order.tenant, order.pin_name)
 
     def expire(self, now: float) -> None:
         """Let go of pins whose time has passed. One that is being filled goes with its request."""
         for pin in self._pins.expired(now):
             if pin.table is not None:
-                self._pins.remove(pin)
+                self.remove(pin)
                 self._note(EventKind.PIN_EXPIRED, pin, f"pin {pin.name} expired")
 
     def drop_nameless(self) -> None:
         """Names were taken away because what they stood for was poisoned: pins on them keep nothing."""
         for pin in self._pins.all():
-            held = pin.table is not None
-            if held and self._scheduler.memory.find_prefix(pin.names) < pin.num_blocks:
-                self._pins.remove(pin)
+            if pin.table is not None and not self._is_whole(pin):
+                self.remove(pin)
                 self._note(EventKind.UNPINNED, pin, f"pin {pin.name} held blocks that were found poisoned")
+
+    def remove(self, pin: Pin) -> None:
+        """Hold and keep nothing any more."""
+        self._scheduler.holding.end(pin)
+        self._pins.remove(pin)
+
+    def _is_whole(self, pin: Pin) -> bool:
+        """False when names that it holds or keeps have been taken away."""
+        pool, tier = self._scheduler.memory.pool, self._scheduler.transfers.tier
+        assert pin.table is not None
+        if any(pool.name_of[block] is None for block in pin.table.blocks):
+            return False
+        return not pin.is_kept or tier is None or all(n in tier for n in pin.names if n not in pin.missing)
 
     def _check_budget(self, num_blocks: int, order: PinOrder) -> None:
         scheduler = self._scheduler
-        if len(self._pins) >= PINS_MAX:
-            raise PinRefused(f"there are {len(self._pins):,} pins; allowed: {PINS_MAX:,}")
-        budget, kept = scheduler.config.pin_blocks, self._pins.num_blocks
+        num_pins = sum(not pin.is_of_session for pin in self._pins.all())
+        if num_pins >= PINS_MAX and not order.is_resumed_session:
+            raise PinRefused(f"there are {num_pins:,} pins; allowed: {PINS_MAX:,}")
+        reason = self.shortage(num_blocks, order.tenant, f"pin {order.name}")
+        if reason:
+            event = Event(scheduler.now, EventKind.REFUSED, reason, None, order.tenant, num_blocks)
+            scheduler.events.note(event)
+            raise PinRefused(reason)
+
+    def shortage(self, num_blocks: int, tenant: str, what: str, given_up: int = 0) -> str:
+        """Why `what` may not hold `num_blocks` in place of `given_up` ones, or ""."""
+        scheduler = self._scheduler
+        budget, kept = scheduler.config.pin_blocks, self._pins.num_blocks - given_up
         largest = max(
             (blocks_needed(r, scheduler.memory.block_size) for r in scheduler.requests()), default=1
         )
         pool, tenancy = scheduler.memory.pool.num_blocks, scheduler.tenancy
         missing = max(
             kept + num_blocks - budget,
-            tenancy.floor(order.tenant, num_blocks) - pool,
-            tenancy.over_maximum(order.tenant, num_blocks),
+            tenancy.floor(tenant, num_blocks - given_up) - pool,
+            tenancy.over_maximum(tenant, num_blocks - given_up),
         )
         if tenancy.quotas.has_guarantees:  # pins use only what is their tenant's own
-            own = self._pins.blocks_of(order.tenant)
-            missing = max(missing, own + num_blocks - tenancy.quotas.policy(order.tenant).guaranteed)
+            own = self._pins.blocks_of(tenant) - given_up
+            missing = max(missing, own + num_blocks - tenancy.quotas.policy(tenant).guaranteed)
         if missing <= 0:
-            return
-        holders = sorted(self._pins.all(), key=lambda pin: -pin.num_blocks)
-        who = ", ".join(f"{pin.name} {pin.num_blocks:,}" for pin in holders[:5] if pin.tenant == order.tenant)
-        reason = (
-            f"pin {order.name} needs {num_blocks:,} blocks and {missing:,} are missing: pins keep {kept:,} "
+            return ""
+        holders = sorted(self._pins.all(), key=lambda pin: -pin.num_held)
+        who = ", ".join(f"{pin.name} {pin.num_held:,}" for pin in holders[:5] if pin.tenant == tenant)
+        return (
+            f"{what} needs {num_blocks:,} blocks and {missing:,} are missing: pins keep {kept:,} "
             f"of {budget:,} that they may (setting pin_memory), and the largest request needs {largest:,} of "
             f"the pool's {pool:,}"
             + (
-                f"; tenant {order.tenant} is guaranteed {tenancy.quotas.policy(order.tenant).guaranteed:,}"
+                f"; tenant {tenant} is guaranteed {tenancy.quotas.policy(tenant).guaranteed:,}"
                 if tenancy.quotas.has_guarantees
                 else ""
             )
             + (f"; held by pins {who}" if who else "")
         )
-        scheduler.events.note(Event(scheduler.now, EventKind.REFUSED, reason, None, order.tenant, num_blocks))
-        raise PinRefused(reason)
 
     def find(self, tenant: str, name: str) -> Pin:
         """The tenant's pin. Raises UnknownPin."""

@@ -70,6 +70,8 @@ class Planner:
         share = [(s, 1) for s in continuing]
         if prompts:
             grants = share_by_priority([(s.priority, s.remaining) for s in prompts], budget)
+            if len(prompts) > 1:
+                self._leave_one_to_the_first(prompts, grants)
             share += [(s, grant) for s, grant in zip(prompts, grants, strict=True) if grant]
         quotas = self._scheduler.memory.quotas
         if quotas.has_guarantees:  # who is within a guarantee before borrowers, who may have to give way
@@ -77,6 +79,15 @@ class Planner:
         else:
             share.sort(key=lambda item: item[0].rank)
         return share
+
+    def _leave_one_to_the_first(self, prompts: list[Sequence], grants: list[int]) -> None:
+        """Turns may put a prompt of another tenant before the best-ranked one, which alone may preempt all:
+        it gets a position all the same, so that somebody always advances."""
+        first = min(range(len(prompts)), key=lambda i: prompts[i].rank)
+        if grants[first] == 0 and any(grants):
+            largest = max(range(len(grants)), key=grants.__getitem__)
+            grants[largest] -= 1
+            grants[first] = 1
 
     def plan_chunk(self, sequence: Sequence, grant: int, flights: list[Flight]) -> None:
         """Reserve and plan up to `grant` positions; fewer, or none, when blocks are short and nobody ranks

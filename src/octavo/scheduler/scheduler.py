@@ -38,11 +38,13 @@ from octavo.scheduler.diff import PlanDiff
 from octavo.scheduler.elastic import Elastic
 from octavo.scheduler.events import Event, EventKind, EventRing
 from octavo.scheduler.headroom import Headroom
+from octavo.scheduler.holding import Holding
 from octavo.scheduler.limits import check_fits
 from octavo.scheduler.pinning import Pinning
 from octavo.scheduler.planner import Flight, Planner
 from octavo.scheduler.queue import NamesInProgress, WaitingQueue
 from octavo.scheduler.sequence import Sequence, State
+from octavo.scheduler.sessions import Sessions
 from octavo.scheduler.staging import Staging
 from octavo.scheduler.tenancy import Tenancy
 from octavo.scheduler.transfers import Transfers
@@ -113,6 +115,8 @@ class Scheduler:
         self.tenancy = Tenancy(self)
         self.beams = BeamRows(self)
         self.pinning = Pinning(self)
+        self.holding = Holding(self)
+        self.sessions = Sessions(self)
         self.transfers = Transfers(self, tier)
         self.elastic = Elastic(self)
         self.headroom = Headroom()
@@ -123,8 +127,15 @@ class Scheduler:
     # ---------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises RequestTooLarge, InvalidRequest or QueueFull; then nothing was queued."""
-        room = self.tenancy.room_with_own_pin(request)
+        """Queue a request. Raises RequestTooLarge, InvalidRequest, QueueFull or SessionBusy; then nothing was
+        queued."""
+        chain = self.tenancy.chain_for(request.tenant, array("I", request.prompt))
+        if request.session:
+            self.sessions.check_turn(request)
+            own = self.sessions.own_blocks(request, chain.names)
+        else:
+            own = self.own_blocks(request)
+        room = self.tenancy.room(request.tenant, fills_pin=bool(request.fills_pin), own=own)
         check_fits(request, self.config, room, self.memory.block_size)
         self.tenancy.check_queue(request.tenant)
         if len(self.waiting) >= self.config.max_waiting:
@@ -138,10 +149,12 @@ class Scheduler:
             request=request,
             choice=0,
             tokens=array("I", request.prompt),
-            chain=self.tenancy.chain_for(request.tenant, array("I", request.prompt)),
+            chain=chain,
             forks_left=request.n - 1,
         )
         self.beams.begin(sequence)
+        if request.session:
+            self.sessions.begin_turn(request, chain.names, self.now)
         self._live[request.request_id] = [sequence]
         self._deadlines.add(request)
         self.tenancy.service.enter(request.tenant)
@@ -169,12 +182,13 @@ class Scheduler:
         while (due := self._deadlines.pop_due(now)) is not None:
             updates += self._time_out(*due)
         self.pinning.expire(now)
+        self.sessions.expire(now)
         return updates
 
     def next_event(self) -> float | None:
         """When `expire` next has something to do; None: never."""
-        times = [t for t in (self._deadlines.next_time(), self.pins.next_time()) if t is not None]
-        return min(times, default=None)
+        times = (self._deadlines.next_time(), self.pins.next_time(), self.sessions.next_time())
+        return min((t for t in times if t is not None), default=None)
 
     def _time_out(self, request_id: int, deadline: Deadline) -> list[Update]:
         """End the request's unfinished choices, unless what was wanted has happened."""
@@ -198,6 +212,12 @@ class Scheduler:
     def set_tenants(self, policies: Many[TenantPolicy]) -> None:
         """These tenants' bounds from now on. Raises TenantsRefused; then nothing changed."""
         self.tenancy.set_policies(policies)
+
+    def own_blocks(self, request: Request) -> int:
+        """Blocks that count with the pins and are an unfinished request's own: those that it fills, or that
+        its session holds for it."""
+        own_pin = self.pins.filled_by(request)
+        return self.sessions.own_blocks_of(request) + (own_pin.num_blocks if own_pin is not None else 0)
 
     def live_requests(self) -> list[int]:
         """Ids of unfinished requests."""
@@ -390,6 +410,8 @@ class Scheduler:
             self.pinning.give_up(sequence.request)
         choices = sequence.choices_left
         self.close(sequence)
+        if sequence.request.session:
+            self.sessions.give_up_turn(sequence)
         request_id, usage = sequence.request.request_id, sequence.usage(self.now)
         return [Update(request_id, choice, (), usage, finish, error=error) for choice in choices]
 

@@ -92,10 +92,10 @@ class Tenancy:
         """Blocks that others may borrow, but never count on; `more`: with as many more pinned."""
         return max(self.quotas.policy(tenant).guaranteed, self._scheduler.pins.blocks_of(tenant) + more)
 
-    def room(self, tenant: str, *, fills_pin: bool = False) -> int:
-        """Blocks that the largest request of this tenant may take; one that fills a pin is bounded by the
-        pins' budget, not by the tenant's maximum of a request."""
-        policy, pinned = self.quotas.policy(tenant), self._scheduler.pins.blocks_of(tenant)
+    def room(self, tenant: str, *, fills_pin: bool = False, own: int = 0) -> int:
+        """Blocks that the largest request of this tenant may take, of which `own` count with the pins; one
+        that fills a pin is bounded by the pins' budget, not by the tenant's maximum of a request."""
+        policy, pinned = self.quotas.policy(tenant), self._scheduler.pins.blocks_of(tenant) - own
         others = sum(self.reserved(p.name) for p in self.quotas.policies() if p.name != tenant)
         room = self._scheduler.memory.pool.num_blocks - others - pinned
         if policy.maximum is not None:
@@ -105,10 +105,10 @@ class Tenancy:
         return room
 
     def room_with_own_pin(self, request: Request) -> int:
-        """The same for this very request: one that fills a pin uses what is kept for it."""
-        own = self._scheduler.pins.filled_by(request)
-        room = self.room(request.tenant, fills_pin=bool(request.fills_pin))
-        return room + (own.num_blocks if own is not None else 0)
+        """The same for this very request, which was taken: one that fills a pin uses what is kept for it, a
+        session's turn what the session holds."""
+        own = self._scheduler.own_blocks(request)
+        return self.room(request.tenant, fills_pin=bool(request.fills_pin), own=own)
 
     def floor(self, pinned_for: str = "", more: int = 0) -> int:
         """Blocks that the pool needs at least for all that was promised, if as many `more` were pinned for
@@ -134,10 +134,9 @@ class Tenancy:
         return self._scheduler.pins.blocks_of(tenant) + more + max(own, default=1) - maximum
 
     def _needed(self, request: Request) -> int:
-        """Its worst case, without what is kept for the pin that it fills."""
-        own = self._scheduler.pins.filled_by(request)
+        """Its worst case, without what counts with the pins and is its own."""
         needed = blocks_needed(request, self._scheduler.memory.block_size)
-        return needed - (own.num_blocks if own is not None else 0)
+        return needed - self._scheduler.own_blocks(request)
 
     def check_queue(self, tenant: str) -> None:
         """Raise QueueFull when the tenant has as many requests waiting as it may."""

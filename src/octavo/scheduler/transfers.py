@@ -1,6 +1,7 @@
 """Blocks on their way between the pool and the tier below, and who waits for them.
 
     write-behind   a cached block is copied down before its place is needed; evicting it is then free
+    promised       a block of a warm pin is copied down at once, before any of the others (holding.py)
     fetch          a waiting sequence's next blocks are below: they are loaded, then it is admitted as usual
 
 A transfer is a holder until it ends, so nobody takes its block meanwhile. A fetch takes all its blocks at
@@ -84,7 +85,11 @@ class Transfers:
     def could_store(self) -> bool:
         """True when a plan made now would change what is below: an engine without other work makes one."""
         waiting = self._scheduler.memory.pool.newly_cached
-        if self.tier is not None and self.tier.dropped:
+        if self.tier is None:
+            return False
+        if self.tier.dropped:
+            return True
+        if self._scheduler.holding.has_wishes and self._num_stores < STORES_MAX and not self._no_slot:
             return True
         return bool(waiting) and self._num_stores < STORES_MAX and not self._no_slot and self.is_worth_it()
 
@@ -123,25 +128,45 @@ class Transfers:
             return
         tier.expire(self._scheduler.now)
         self._send_forgets(tier)
-        if not self.is_worth_it():
-            return
         self._no_slot = False
+        self._store_promised(tier)
+        if self._no_slot or not self.is_worth_it():
+            return
         while pool.newly_cached and self._num_stores < STORES_MAX:
             block = pool.newly_cached.popleft()
             name = pool.name_of[block]
             if name is None or pool.holders[block] or not self._is_missing_below(name):
                 continue
-            slot = tier.begin_store(name)
-            if slot is None:
+            if not self._begin_store(tier, name, block):
                 pool.newly_cached.appendleft(block)
-                self._no_slot = True
                 return
-            self._begin_moves(tier)
-            table = self._scheduler.memory.open(charges=False)
-            self._scheduler.memory.adopt(table, [name])
-            transfer = Transfer(next(_IDS), block, slot, name, Move.STORE)
-            self._num_stores += 1
-            self._begin(_Moving(transfer, table, None))
+
+    def _store_promised(self, tier: LowerTier) -> None:
+        """Send down what warm pins hold and wait for."""
+        holding = self._scheduler.holding
+        while self._num_stores < STORES_MAX and (name := holding.next_wish()) is not None:
+            if tier.is_storing(name):
+                continue  # its end is told to whoever waits
+            block = self._scheduler.memory.pool.find(name)
+            assert block is not None, "a warm pin waits for a block that it does not hold"
+            if name in self._loading:
+                holding.put_off(name)  # damaged, and others still read it
+            elif not self._begin_store(tier, name, block):
+                holding.wish_again(name)
+                return
+
+    def _begin_store(self, tier: LowerTier, name: bytes, block: int) -> bool:
+        """False when every slot that may be taken is on its way somewhere."""
+        slot = tier.begin_store(name)
+        if slot is None:
+            self._no_slot = True
+            return False
+        self._begin_moves(tier)
+        table = self._scheduler.memory.open(charges=False)
+        self._scheduler.memory.adopt(table, [name])
+        self._num_stores += 1
+        self._begin(_Moving(Transfer(next(_IDS), block, slot, name, Move.STORE), table, None))
+        return True
 
     def _begin_moves(self, tier: LowerTier) -> None:
         """What leaves host memory for disk does so before its slot is written again."""
@@ -249,8 +274,11 @@ class Transfers:
         """A transfer has ended. One of an earlier scheduler is ignored."""
         moved = self._moves.pop(done.transfer_id, None)
         if moved is not None and self.tier is not None:
+            was_there = moved.name in self.tier
             self.tier.end_move(moved, done.ok)
             self.num_failed += not done.ok
+            if was_there and moved.name not in self.tier:
+                self._scheduler.holding.lost(moved.name)
             return
         moving = self._moving.pop(done.transfer_id, None)
         if moving is None or self.tier is None:
@@ -262,6 +290,7 @@ class Transfers:
         if transfer.move is Move.STORE:
             self.num_stored += done.ok
             self.tier.end_store(transfer.name, done.ok)
+            self._tell_stored(transfer.name, done.ok)
             if moving.table is None:
                 self._scheduler.staging.finish(transfer.block, done)
                 return
@@ -282,9 +311,32 @@ class Transfers:
             del self._loading[transfer.name]
         if self.tier.end_load(transfer.name, done.ok):
             memory.publish_loaded(transfer.block, transfer.name)
+        elif not done.ok:
+            self._scheduler.holding.lost(transfer.name)
+        self._scheduler.holding.try_again()
         fetch.pending.discard(transfer.transfer_id)
         if fetch.abandoned and not fetch.pending:
             memory.close(fetch.table)
+
+    def _tell_stored(self, name: bytes, ok: bool) -> None:
+        """Whoever waits for the store learns how it ended."""
+        assert self.tier is not None
+        holding = self._scheduler.holding
+        if name in self.tier:
+            holding.stored(name)
+            holding.try_again()
+        elif ok:
+            holding.wish_again(name)  # it was forgotten on its way, and has been computed anew since
+        else:
+            holding.put_off(name)
+
+    def lose(self, names: Many[bytes]) -> None:
+        """The store below has given up what it had taken: nobody finds these there."""
+        for name in names if self.tier is not None else ():
+            assert self.tier is not None
+            if name in self.tier:
+                self.tier.forget(name)
+                self._scheduler.holding.lost(name)
 
     def forget(self, names: Many[bytes]) -> None:
         """What was found poisoned is not found below either."""

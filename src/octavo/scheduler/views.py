@@ -69,6 +69,8 @@ class PinView:
     filling: bool
     age: float
     seconds_left: float
+    num_held: int = 0  # of its blocks, in the pool
+    num_below: int = 0  # of its blocks, kept below for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class KvView:
     blocks_resident: int = 0  # that have memory behind them
     blocks_wanted: int = 0  # the size that was asked for
     why_smaller: str = ""  # in words, while the pool is smaller than that
+    sessions: int = 0
+    held_by_sessions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,7 @@ def view_map(scheduler: Scheduler, now: float) -> MapView:
             owner[block] = len(owners) - 1 if owner[block] < 0 else owner[block]
             states[block] = "t" if states[block] in ".c" else states[block]
     for pin in scheduler.pins.all():
-        owners.append(f"pin {pin.name}")
+        owners.append(pin.name.replace(":", " ") if pin.is_of_session else f"pin {pin.name}")
         for block in pin.table.blocks if pin.table is not None else ():
             owner[block] = len(owners) - 1
             states[block] = "p"
@@ -183,6 +187,8 @@ def view_pin(pin: Pin, now: float) -> PinView:
         pin.table is None,
         now - pin.created,
         pin.expires - now,
+        0 if pin.table is None else len(pin.table),
+        len(pin.names) - len(pin.missing) if pin.is_kept else 0,
     )
 
 
@@ -196,9 +202,9 @@ def view_kv(scheduler: Scheduler, now: float) -> KvView:
         scheduler.config.bytes_per_block,
         memory.block_size,
         sum(len(s.table) for s in scheduler.running if s.table is not None),
-        sum(len(pin.table) for pin in pins if pin.table is not None),
+        sum(len(pin.table) for pin in pins if pin.table is not None and not pin.is_of_session),
         scheduler.config.pin_blocks,
-        tuple(view_pin(pin, now) for pin in pins),
+        tuple(view_pin(pin, now) for pin in pins if not pin.is_of_session),
         _view_tier(scheduler),
         len(scheduler.waiting),
         len(scheduler.running),
@@ -209,6 +215,8 @@ def view_kv(scheduler: Scheduler, now: float) -> KvView:
         memory.pool.backing.count,
         scheduler.elastic.blocks_wanted,
         scheduler.elastic.why_smaller,
+        len(scheduler.sessions),
+        sum(len(pin.table) for pin in pins if pin.table is not None and pin.is_of_session),
     )
 
 

@@ -46,12 +46,21 @@ from octavo.server.kv import (
 from octavo.server.metrics import CONTENT_TYPE, Metrics
 from octavo.server.roster import Roster
 from octavo.server.security import Guard
+from octavo.server.sessions import (
+    create_session,
+    delete_session,
+    list_sessions,
+    resume_session,
+    show_session,
+    suspend_session,
+)
 
 # Routes with a part that a client chooses, for metrics.
 _PARAMETRIC = (
     ("/v1/models/", "/v1/models/{model_id}"),
     ("/v1/kv/pins/", "/v1/kv/pins/{name}"),
     ("/v1/requests/", "/v1/requests/{request_id}"),
+    ("/v1/sessions/", "/v1/sessions/{session_id}"),
 )
 # nginx's word for a client that left; nobody reads it but the metrics.
 _CLIENT_CLOSED = 499
@@ -151,6 +160,12 @@ def _add_routes(app: FastAPI, edge: Edge) -> None:
     app.add_route("/v1/kv/pins", on(create_pin), ["POST"])
     app.add_route("/v1/kv/pins/{name}", on(renew_pin), ["PATCH"])
     app.add_route("/v1/kv/pins/{name}", on(delete_pin), ["DELETE"])
+    app.add_route("/v1/sessions", on(list_sessions), ["GET"])
+    app.add_route("/v1/sessions", on(create_session), ["POST"])
+    app.add_route("/v1/sessions/{session_id}", on(show_session), ["GET"])
+    app.add_route("/v1/sessions/{session_id}", on(delete_session), ["DELETE"])
+    app.add_route("/v1/sessions/{session_id}/suspend", on(suspend_session), ["POST"])
+    app.add_route("/v1/sessions/{session_id}/resume", on(resume_session), ["POST"])
     app.add_route("/v1/requests", on(list_requests), ["GET"])
     app.add_route("/v1/requests/{request_id}", on(show_request), ["GET"])
 

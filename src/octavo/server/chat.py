@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.engine.outputs import TokenInfo
 from octavo.errors import InvalidRequest, OctavoError
 from octavo.server.body import read_json, validate
 from octavo.server.errors import JsonObject, error_body, json_response
@@ -18,6 +19,7 @@ from octavo.server.generation import Choice, Edge, Generation, Piece, gather_for
 from octavo.server.logprobs import chat_logprobs, prompt_logprobs
 from octavo.server.openai_schema import ChatBody, check_stream_options, refuse_unsupported, sampling_params
 from octavo.server.prompts import chat_messages
+from octavo.server.sessions import session_of
 from octavo.server.sse import DONE, EventStream, event
 from octavo.server.tenant import terms_of
 from octavo.types import SamplingParams
@@ -54,8 +56,16 @@ async def chat_completions(edge: Edge, request: Request) -> Response:
     n, terms = body.num_choices, terms_of(request, body)
 
     messages = chat_messages(body.messages, edge.model.context_length)
-    prompt = await edge.model.encode_chat(messages)
-    generation = await submit_all(edge, [prompt], params, n=n, terms=terms, watch=watch)
+    session = session_of(request, body)
+    if session is not None:
+        turn = await edge.model.sessions.turn(
+            terms.tenant, session, messages, params, priority=terms.priority, timeouts=terms.timeouts
+        )
+        first = TokenInfo(turn.prompt[0], edge.model.token_bytes(turn.prompt[0]))
+        generation = Generation([turn.stream], [first], 1, watch, turn)
+    else:
+        prompt = await edge.model.encode_chat(messages)
+        generation = await submit_all(edge, [prompt], params, n=n, terms=terms, watch=watch)
     head = _Head(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), edge.model.name)
     if body.stream:
         events = _events(head, generation, params, with_usage=body.wants_usage)
@@ -95,6 +105,7 @@ def _answer(head: _Head, generation: Generation, choices: list[Choice], params: 
         for index, choice in enumerate(choices)
     ]
     answer = head.object("chat.completion", shaped) | {"usage": generation.usage()}
+    answer |= generation.told_session()
     if params.prompt_logprobs is not None:
         answer["prompt_logprobs"] = prompt_logprobs(generation.prompt_infos(0))
     return answer
@@ -111,9 +122,8 @@ async def _events(
             async for piece in pieces:
                 if piece.index not in begun:
                     begun.add(piece.index)
-                    yield event(
-                        _chunk(head, _choice(piece.index, {"role": "assistant", "content": ""})) | usage
-                    )
+                    chunk = _chunk(head, _choice(piece.index, {"role": "assistant", "content": ""}))
+                    yield event(chunk | usage | generation.told_session())
                 for choice in _choices(piece, params):
                     yield event(_chunk(head, choice) | usage)
         if with_usage:

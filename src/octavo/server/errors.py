@@ -22,9 +22,12 @@ from octavo.errors import (
     QueueFull,
     RequestTooLarge,
     ResizeRefused,
+    SessionBusy,
+    SessionRefused,
     TimedOut,
     UnknownModel,
     UnknownPin,
+    UnknownSession,
 )
 
 JsonObject = dict[str, object]
@@ -96,9 +99,9 @@ def status_of(error: BaseException) -> HTTPStatus:
     """The HTTP status of an exception, as the tree in `octavo.errors` promises it."""
     if isinstance(error, HttpRefusal):
         return error.status
-    if isinstance(error, UnknownModel | UnknownPin):
+    if isinstance(error, UnknownModel | UnknownPin | UnknownSession):
         return HTTPStatus.NOT_FOUND
-    if isinstance(error, PinRefused | ResizeRefused):
+    if isinstance(error, PinRefused | ResizeRefused | SessionBusy | SessionRefused):
         return HTTPStatus.CONFLICT
     if isinstance(error, TimedOut):
         return HTTPStatus.REQUEST_TIMEOUT
@@ -160,6 +163,12 @@ def _code_of(error: BaseException) -> str | None:
         return "model_not_found"
     if isinstance(error, UnknownPin):
         return "unknown_pin"
+    if isinstance(error, UnknownSession):
+        return "unknown_session"
+    if isinstance(error, SessionBusy):
+        return "session_busy"
+    if isinstance(error, SessionRefused):
+        return "session_refused"
     if isinstance(error, PinRefused):
         return "pin_refused"
     if isinstance(error, ResizeRefused):

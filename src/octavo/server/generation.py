@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from octavo.engine.outputs import Delta, ServedModel, Stream, TokenInfo
+from octavo.engine.outputs import Delta, ServedModel, Stream, TokenInfo, Turn
 from octavo.errors import EngineStopped, RequestFailed, TimedOut, UnknownModel
 from octavo.server.errors import JsonObject
 from octavo.server.metrics import Metrics, RequestWatch
@@ -23,6 +23,8 @@ from octavo.server.tenant import Terms
 from octavo.types import FinishReason, SamplingParams, Usage
 
 ResultT = TypeVar("ResultT")
+
+SESSION_HEADER = "X-Octavo-Session"
 
 
 class ClientGone(Exception):
@@ -70,8 +72,14 @@ class Generation:
     """The running streams of one request. Whoever holds it calls `cancel` in the end, whatever happened."""
 
     def __init__(
-        self, streams: Sequence[Stream], firsts: Sequence[TokenInfo], n: int, watch: RequestWatch
+        self,
+        streams: Sequence[Stream],
+        firsts: Sequence[TokenInfo],
+        n: int,
+        watch: RequestWatch,
+        turn: Turn | None = None,
     ) -> None:
+        self.turn = turn  # of a session, if that is what it is
         self._streams = streams
         self._firsts = firsts  # by prompt: its first token, which no logits predict
         self._n = n
@@ -81,8 +89,13 @@ class Generation:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The engine's id of each prompt's request: what /v1/requests/{id} takes."""
-        return {"X-Octavo-Request": ",".join(str(stream.request_id) for stream in self._streams)}
+        """The engine's id of each prompt's request: what /v1/requests/{id} takes; and the session's."""
+        headers = {"X-Octavo-Request": ",".join(str(stream.request_id) for stream in self._streams)}
+        return headers if self.turn is None else headers | {SESSION_HEADER: self.turn.session_id}
+
+    def told_session(self) -> JsonObject:
+        """The answer's field about the session, if there is one."""
+        return {} if self.turn is None else {"session": self.turn.told()}
 
     @property
     def num_choices(self) -> int:

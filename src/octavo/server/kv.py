@@ -32,7 +32,7 @@ from octavo.server.errors import HttpRefusal, JsonObject, json_response
 from octavo.server.generation import ClientGone, Edge
 from octavo.server.prompts import chat_messages, encode_prompts
 from octavo.server.sse import wait_for_disconnect
-from octavo.server.tenant import entry_of, owner_of, sight_of
+from octavo.server.tenant import entry_of, owner_of, sight_of, tenant_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -42,7 +42,7 @@ _REQUEST_ID_DIGITS_MAX = 18
 
 
 class PinBody(BaseModel):
-    """POST /v1/kv/pins. The prompt is given in one of three ways."""
+    """POST /v1/kv/pins. The prompt is given in one of four ways."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -50,6 +50,7 @@ class PinBody(BaseModel):
     prompt: object = None
     messages: object = None
     tokens: object = None
+    session: str | None = None
     ttl: float = _TTL_S
     strength: str = Strength.HOT.value
     tenant: str | None = None
@@ -153,7 +154,7 @@ async def create_pin(edge: Edge, request: Request) -> Response:
         raise InvalidRequest(
             f"there is no tenant {tenant[:80]!r}; allowed: one of the tenants file, or shared", param="tenant"
         )
-    order = PinOrder(body.name, await _tokens_of(body, edge), body.ttl, strength, tenant)
+    order = PinOrder(body.name, await _tokens_of(body, edge, tenant_of(request)), body.ttl, strength, tenant)
     work = asyncio.ensure_future(edge.model.ledger.pin(order))
     watcher = asyncio.create_task(wait_for_disconnect(request.receive))
     try:
@@ -181,14 +182,17 @@ async def delete_pin(edge: Edge, request: Request) -> Response:
     return json_response(_shaped(await edge.model.ledger.unpin(tenant, request.path_params["name"])))
 
 
-async def _tokens_of(body: PinBody, edge: Edge) -> tuple[int, ...]:
-    """The prompt's token ids, from whichever of the three ways was used."""
-    given = [name for name in ("prompt", "messages", "tokens") if getattr(body, name) is not None]
+async def _tokens_of(body: PinBody, edge: Edge, tenant: str) -> tuple[int, ...]:
+    """The prompt's token ids, from whichever of the four ways was used."""
+    given = [name for name in ("prompt", "messages", "tokens", "session") if getattr(body, name) is not None]
     if len(given) != 1:
         raise InvalidRequest(
-            f"given: {', '.join(given) or 'none of them'}; allowed: exactly one of prompt, messages, tokens",
+            f"given: {', '.join(given) or 'none of them'}; allowed: exactly one of prompt, messages, tokens, "
+            "session",
             param="prompt",
         )
+    if body.session is not None:
+        return edge.model.sessions.tokens(tenant, body.session)
     if body.messages is not None:
         messages = chat_messages(body.messages, edge.model.context_length)
         return tuple(await edge.model.encode_chat(messages))

@@ -30,6 +30,11 @@ _GAUGES = MappingProxyType(
         "blocks_wanted": ("octavo_blocks_wanted", "Blocks that the pool has while memory is not short"),
         "blocks_pinned": ("octavo_blocks_pinned", "Blocks that pins may hold"),
         "blocks_below": ("octavo_blocks_below", "Blocks that can be found in the tier below"),
+        "sessions": ("octavo_sessions", "Chat sessions that the engine knows"),
+        "blocks_kept_below": (
+            "octavo_blocks_kept_below",
+            "Blocks that only damage drops from the tier below",
+        ),
         "tail_slots_wasted": ("octavo_tail_slots_wasted", "Allocated slots beyond the last planned position"),
     }
 )

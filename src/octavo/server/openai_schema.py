@@ -166,6 +166,7 @@ class ChatBody(GenerationBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    session: str | None = None  # our own: "new", or the id of one
 
 
 class CompletionBody(GenerationBody):

@@ -35,6 +35,12 @@ TENANT_ROUTES = frozenset(
         ("POST", "/v1/kv/pins"),
         ("PATCH", "/v1/kv/pins/{name}"),
         ("DELETE", "/v1/kv/pins/{name}"),
+        ("GET", "/v1/sessions"),
+        ("POST", "/v1/sessions"),
+        ("GET", "/v1/sessions/{session_id}"),
+        ("DELETE", "/v1/sessions/{session_id}"),
+        ("POST", "/v1/sessions/{session_id}/suspend"),
+        ("POST", "/v1/sessions/{session_id}/resume"),
         ("GET", "/v1/requests"),
         ("GET", "/v1/requests/{request_id}"),
     }

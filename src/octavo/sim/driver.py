@@ -20,6 +20,7 @@ from types import MappingProxyType
 from octavo.errors import InvalidRequest, PinRefused, RequestTooLarge, ResizeRefused
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
+from octavo.memory.pins import Strength
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.memory.tiers import LowerTier
 from octavo.scheduler.check import check_scheduler
@@ -31,7 +32,9 @@ from octavo.sim.beams import BeamBooks, check_apart, with_beams
 from octavo.sim.liveness import best_running, check_best_stays
 from octavo.sim.lower import SimulatedTiers
 from octavo.sim.oracle import OracleExecutor, next_token
+from octavo.sim.outcome import Outcome
 from octavo.sim.pressure import SimulatedMachine, check_resident, count_acts
+from octavo.sim.sessions import SessionLives
 from octavo.sim.sights import check_sights
 from octavo.sim.tenants import GuaranteeWatch, random_policies, try_policies
 from octavo.types import FinishReason, Request, SamplingParams, StepPlan, StepResult, Timeouts, Update
@@ -44,42 +47,6 @@ SIGHT_EVERY = 16  # steps, between two looks at what each tenant sees
 def tenant_of_seed(seed: int) -> int:
     """The simulator hides the tenant in the seed, so that the oracle can tell whose slot it reads."""
     return seed % TENANTS
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a run did, for reports and for tests that a run was not empty."""
-
-    finished: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    timed_out: int = 0
-    pins_filled: int = 0
-    pins_refused: int = 0
-    stored: int = 0
-    loaded: int = 0
-    transfers_failed: int = 0
-    moved: int = 0
-    aged: int = 0
-    resized: int = 0
-    resizes_refused: int = 0
-    tenants_changed: int = 0
-    tenants_refused: int = 0
-    returned: int = 0
-    pressed: int = 0
-    relieved: int = 0
-    prompts_scored: int = 0
-    preemptions: int = 0
-    kept: int = 0  # preemptions after which blocks were below
-    recomputed: int = 0  # and others
-    staged: int = 0  # blocks that were copied for it
-    cached_tokens: int = 0
-    forks: int = 0
-    steps: int = 0
-    evictions: int = 0
-    beams_searched: int = 0
-    beams_told_in_part: int = 0
-    beams_preempted: int = 0
 
 
 @dataclass(slots=True)
@@ -128,6 +95,7 @@ class Simulation:
         self.outcome = Outcome()
         longest = 200 if roomy else 40
         self._prefixes = [[r.randrange(1, VOCAB) for _ in range(r.randint(1, longest))] for _ in range(3)]
+        self.sessions = SessionLives(self)
         self._failure_rate = r.choice([0.0, 0.01])
         self._is_timed = r.random() < 0.5
         self._is_hasty = r.random() < 0.5  # requests with deadlines
@@ -176,8 +144,10 @@ class Simulation:
         tier = self.scheduler.transfers.tier
         assert tier is not None
         assert kept == self._tiers.on_disk(tier), "what a restart finds is not what the ledger lists"
+        kept_of_sessions = self.sessions.restart()
         self._begin(kept)
         self.executor.below = below
+        self.sessions.restore(kept_of_sessions)
 
     def _tell(self) -> None:
         """Add what this scheduler counted to the outcome."""
@@ -219,7 +189,7 @@ class Simulation:
     def arrive(self) -> None:
         """Submit a random request that can fit."""
         r = self.random
-        prompt = r.choice(self._prefixes) + [r.randrange(1, VOCAB) for _ in range(r.randint(0, 6))]
+        prompt = self.some_prompt()
         request_id = len(self.books.requests)
         tenant = r.randrange(TENANTS)
         request = Request(
@@ -244,6 +214,11 @@ class Simulation:
             return
         self.books.requests[request_id] = request
         self.scheduler.submit(request)
+
+    def some_prompt(self) -> list[int]:
+        """One of a few prefixes, and perhaps a few tokens more."""
+        r = self.random
+        return r.choice(self._prefixes) + [r.randrange(1, VOCAB) for _ in range(r.randint(0, 6))]
 
     def _timeouts(self) -> Timeouts:
         r = self.random
@@ -278,7 +253,7 @@ class Simulation:
             fills_pin=name,
         )
         try:
-            order = PinOrder(name, prompt, r.choice([1.0, 20.0, 1000.0]), tenant=tenant)
+            order = PinOrder(name, prompt, r.choice([1.0, 20.0, 1000.0]), r.choice([*Strength]), tenant)
             pinning.open(order, request_id, self.clock)
         except (PinRefused, InvalidRequest):
             self.outcome.pins_refused += 1
@@ -297,6 +272,7 @@ class Simulation:
         self.clock += self.random.choice([0.0, 0.001, 0.1, 1.0])
         self._learn(self.scheduler.expire(self.clock))
         check_scheduler(self.scheduler)
+        self.sessions.check()
         for request_id in self.scheduler.live_requests():
             request = self.books.requests[request_id]
             sequences = self.scheduler.sequences_of(request_id)
@@ -366,7 +342,9 @@ class Simulation:
         for request in self.books.requests.values():
             for choice in range(request.n):
                 assert (request.request_id, choice) in self.books.finals, "a request was lost"
+        self.sessions.suspend_all()
         self._settle()
+        self.sessions.delete_unless_suspended()
         held = {block for pin in self.scheduler.pins.all() if pin.table for block in pin.table.blocks}
         assert self.memory.counts().held == len(held), "blocks are held by nobody that lives"
         self.clock += 10_000.0
@@ -380,9 +358,12 @@ class Simulation:
 
     def _settle(self) -> None:
         """Until nothing is in flight."""
-        while self.pipe or self.executor.moving or self.scheduler.transfers.could_store:
+        for _ in range(20_000):
+            if not (self.pipe or self.executor.moving or self.scheduler.transfers.could_store):
+                return
             self._move(everything=True)
             self.step()
+        raise AssertionError("it never comes to rest")
 
     def run(self, steps: int) -> Outcome:
         """A whole life of at least `steps` turns, with a restart in the middle where something is below."""
@@ -409,6 +390,9 @@ class Simulation:
             if self.random.random() < 0.05:
                 self.pin()
                 check_scheduler(self.scheduler)
+            if self.random.random() < 0.15:
+                self.sessions.act()
+                check_scheduler(self.scheduler)
             if self.random.random() < 0.05 and self.scheduler.live_requests():
                 self._cancel(self.random.choice(self.scheduler.live_requests()))
                 check_scheduler(self.scheduler)
@@ -422,6 +406,10 @@ class Simulation:
         updates = self.scheduler.cancel(request_id, choice)
         assert all(choice in (None, update.choice) for update in updates), "another choice was cancelled"
         self._learn(updates)
+
+    def cancel_request(self, request_id: int) -> None:
+        """All of it."""
+        self._learn(self.scheduler.cancel(request_id))
 
     def _learn(self, updates: list[Update]) -> None:
         for update in updates:

@@ -37,6 +37,7 @@ from octavo.scheduler.views import MapView, RequestView, view_map, view_request
 from octavo.sim import planted_beams
 from octavo.sim.driver import drive
 from octavo.sim.planted_preemption import PREEMPTION_BUGS
+from octavo.sim.planted_sessions import SESSION_BUGS
 from octavo.sim.planting import PlantedBug
 from octavo.types import FinishReason, Move, TransferDone, Update, Usage
 
@@ -200,7 +201,7 @@ def _load_is_not_a_holder(self: Transfers, sequence: Sequence) -> None:
 
 
 def _slot_taken_while_it_loads(self: LowerTier, name: bytes) -> int:
-    return self._slot_of[name]
+    return self.slots()[name]
 
 
 def _damage_is_not_noticed(self: Transfers, done: TransferDone) -> None:
@@ -305,7 +306,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("block of a load given away", Transfers, "let_go", _load_is_not_a_holder),
     PlantedBug("slot taken while it is read", LowerTier, "begin_load", _slot_taken_while_it_loads),
     PlantedBug("damage below is not noticed", Transfers, "finish", _damage_is_not_noticed),
-    PlantedBug("fetches never give way", Transfers, "give_back", lambda self, sequence, others_too: False),
+    PlantedBug("fetches never give way", Transfers, "give_back", lambda self, *given, **more: False),
     PlantedBug("poisoned block found after a restart", LowerTier, "_drop", _drop_for_this_process_alone),
     PlantedBug("poisoned block found below", Transfers, "forget", lambda self, names: None),
     *PREEMPTION_BUGS,
@@ -365,6 +366,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("beam planned ahead of its choice", Planner, "ready", planted_beams.ready_ahead),
     PlantedBug("beam preempts its sibling", Planner, "_victims", planted_beams.victim_in_the_group),
     PlantedBug("too few candidates", BeamGroup, "advance", planted_beams.advance_with_one_too_few),
+    *SESSION_BUGS,
 )
 
 

@@ -1,0 +1,45 @@
+"""`octavo bench sessions`: what a suspended chat's next turn costs after kill -9."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from octavo.bench.offline import quantile
+from octavo.bench.sessions import Resumed, Scenario, measure
+
+
+def run(words: Sequence[str], folder: str | None, scenario: Scenario, *, as_json: bool) -> None:
+    """Measure and print; the disk cache is in a folder of its own, which is removed, unless one is given."""
+    console = Console(stderr=True, highlight=False)
+    with tempfile.TemporaryDirectory() as temporary, console.status("starting a server") as status:
+        turns = measure(words, Path(folder or temporary), scenario, status.update)
+    out = Console(highlight=False, soft_wrap=True)
+    if as_json:
+        for turn in turns:
+            out.print_json(json.dumps(asdict(turn)), indent=None)
+        return
+    for line in lines_of(turns):
+        out.print(line)
+
+
+def lines_of(turns: Sequence[Resumed]) -> list[str]:
+    """The report."""
+    said, new = [turn.said for turn in turns], [turn.prompt_tokens - turn.said for turn in turns]
+    resumed = [turn.seconds_resumed * 1000 for turn in turns]
+    again = [turn.seconds_recomputed * 1000 for turn in turns]
+    return [
+        f"{len(turns)} sessions suspended, the server killed with -9 and started again",
+        f"said before: {quantile(said, 0.5):,.0f} tokens (p50), {max(said):,} at most; "
+        f"new in the next turn: {quantile(new, 0.5):,.0f}",
+        f"old tokens computed again: {max(turn.old_recomputed for turn in turns)} at most",
+        f"time to first token, resumed:    p50 {quantile(resumed, 0.5):8,.1f} ms   "
+        f"p95 {quantile(resumed, 0.95):8,.1f} ms",
+        f"time to first token, recomputed: p50 {quantile(again, 0.5):8,.1f} ms   "
+        f"p95 {quantile(again, 0.95):8,.1f} ms   ({sum(again) / sum(resumed):.1f} times as long)",
+    ]

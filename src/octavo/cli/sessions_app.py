@@ -1,0 +1,64 @@
+"""`octavo sessions`: the chat sessions of a running server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from octavo.cli.remote import DEFAULT_URL, ApiKey, Url, ask, path_part
+from octavo.units import format_bytes
+
+sessions_app = typer.Typer(
+    name="sessions", help="Chats whose KV memory is kept between their turns.", no_args_is_help=True
+)
+
+Id = Annotated[str, typer.Argument(help="As the server chose it: `octavo sessions list`.")]
+
+
+@sessions_app.command("list")
+def list_sessions(url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
+    """All sessions, with their bytes and where those are."""
+    sessions = ask(url, api_key, "GET", "/v1/sessions")["data"]
+    assert isinstance(sessions, list)
+    if not sessions:
+        typer.echo("no sessions")
+    for session in sessions:
+        typer.echo(line_of(session))
+
+
+@sessions_app.command("show")
+def show_session(session: Id, url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
+    """Everything about one session."""
+    for name, value in ask(url, api_key, "GET", f"/v1/sessions/{path_part(session)}").items():
+        typer.echo(f"{name:18s} {value}")
+
+
+@sessions_app.command("suspend")
+def suspend_session(session: Id, url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
+    """Send a session's blocks to disk; returns when all of it survives a crash."""
+    typer.echo(line_of(ask(url, api_key, "POST", f"/v1/sessions/{path_part(session)}/suspend")))
+
+
+@sessions_app.command("resume")
+def resume_session(session: Id, url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
+    """Bring a session's blocks back into memory and hold them there until its next turn has ended."""
+    typer.echo(line_of(ask(url, api_key, "POST", f"/v1/sessions/{path_part(session)}/resume")))
+
+
+@sessions_app.command("delete")
+def delete_session(session: Id, url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
+    """Forget a session; its blocks stay cached until they are needed."""
+    ask(url, api_key, "DELETE", f"/v1/sessions/{path_part(session)}")
+    typer.echo(f"{session} is deleted")
+
+
+def line_of(session: dict[str, object]) -> str:
+    """One session in a line."""
+    in_pool, below = int(str(session["bytes_in_pool"])), int(str(session["bytes_below"]))
+    note = f" ({session['note']})" if session["note"] else ""
+    return (
+        f"{session['id']}: {session['state']}, {session['num_tokens']:,} tokens, "
+        f"{session['num_blocks']:,} blocks in {session['tier']}: {format_bytes(in_pool)} in memory, "
+        f"{format_bytes(below)} on disk, {float(str(session['seconds_left'])):,.0f} s left{note}"
+    )

@@ -1,0 +1,249 @@
+"""Chat sessions as clients see them: made, told, suspended, resumed, deleted, and a turn of one at a time.
+Asynchronous, on any event loop.
+
+    suspend    the scheduler stores every block below  ->  data, then index, are synced  ->  the session's
+               record is synced  ->  the answer
+
+So whatever a crash leaves, a record that says suspended was written after all that it stands for. A restart
+finds the sessions in the store and the blocks by their names; whatever is missing is computed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo.config import SESSION_TTL_S
+from octavo.engine.outputs import SessionView, Turn
+from octavo.engine.session_store import SessionRecord, SessionStore
+from octavo.engine.turns import Composed, TurnRecorder
+from octavo.errors import InvalidRequest, RequestFailed, SessionRefused
+from octavo.memory.pins import Strength
+from octavo.scheduler.events import Event, EventKind
+from octavo.scheduler.pinning import PinOrder, resumed_name
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.session_views import SessionBlocks, view_session
+from octavo.scheduler.sessions import SessionState
+from octavo.types import NO_TIMEOUTS, ChatMessage, SamplingParams, Timeouts
+
+if TYPE_CHECKING:
+    from octavo.engine.client import AsyncLLM
+
+NEW = "new"  # in place of an id
+_PAUSE_S = 0.005
+_SUSPEND_TIMEOUT_S = 300.0  # for the blocks to go down; a disk that takes longer is broken
+
+# Slots and names below, to those of them that are not on the medium.
+SyncBlocks = Callable[[Sequence[tuple[int, bytes]]], "Future[list[bytes]]"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSupport:
+    """What `start_engine` gives to sessions. `sync` is None where there is no disk cache."""
+
+    store: SessionStore = field(default_factory=SessionStore)
+    ttl_s: float = SESSION_TTL_S  # where the client says nothing
+    sync: SyncBlocks | None = None
+
+
+class Sessions:
+    """What `AsyncLLM.sessions` offers. Raises UnknownSession for those of other tenants too, and
+    EngineStopped when there is nobody left to ask."""
+
+    def __init__(self, llm: AsyncLLM, support: SessionSupport) -> None:
+        self._llm = llm
+        self._store = support.store
+        self._ttl_s = support.ttl_s
+        self._sync = support.sync
+
+    async def create(self, tenant: str = "", ttl_s: float | None = None) -> SessionView:
+        """A session in which nothing was said. Raises InvalidRequest or SessionRefused."""
+        record = self._store.create(tenant, self._ttl_s if ttl_s is None else ttl_s)
+        return await self._view(record)
+
+    async def all(self, tenant: str = "") -> list[SessionView]:
+        """The tenant's sessions, oldest first."""
+        records = self._store.all(tenant)
+        blocks = await self._llm.ask(lambda s, now: [view_session(s, r.session_id) for r in records])
+        return [self._told(record, one) for record, one in zip(records, blocks, strict=True)]
+
+    async def find(self, tenant: str, session_id: str) -> SessionView:
+        """One of them."""
+        return await self._view(self._store.find(tenant, session_id))
+
+    def tokens(self, tenant: str, session_id: str) -> tuple[int, ...]:
+        """All that was said in it."""
+        return self._store.find(tenant, session_id).tokens
+
+    async def delete(self, tenant: str, session_id: str) -> SessionView:
+        """Forget it; what it held and kept can be taken from now on. A turn that runs goes on alone."""
+        view = await self.find(tenant, session_id)
+        self._store.delete(tenant, session_id)
+        await self._llm.ask(lambda s, now: _delete(s, tenant, session_id))
+        return view
+
+    async def turn(
+        self,
+        tenant: str,
+        session_id: str,
+        messages: Sequence[ChatMessage],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        timeouts: Timeouts = NO_TIMEOUTS,
+    ) -> Turn:
+        """The next turn of a session, or the first one of a new one (`NEW`).
+
+        Raises UnknownSession, SessionBusy, or as `AsyncLLM.submit`; then nothing was queued and nothing was
+        made.
+        """
+        is_new = session_id == NEW
+        record = self._store.create(tenant, self._ttl_s) if is_new else self._store.find(tenant, session_id)
+        try:
+            return await self._turn(record, messages, params, priority, timeouts)
+        except BaseException:
+            if is_new:
+                self._store.delete(tenant, record.session_id)
+            raise
+
+    async def _turn(
+        self,
+        record: SessionRecord,
+        messages: Sequence[ChatMessage],
+        params: SamplingParams,
+        priority: int,
+        timeouts: Timeouts,
+    ) -> Turn:
+        llm, session_id = self._llm, record.session_id
+        composed = await llm.compose(record.tokens, messages)
+        recorder = TurnRecorder(
+            composed.tokens, llm.token_bytes, lambda said: self._store.say(session_id, said)
+        )
+        stream = await llm.submit_turn(
+            composed.tokens,
+            params,
+            recorder,
+            session_id=session_id,
+            session_ttl=record.ttl_s,
+            priority=priority,
+            tenant=record.tenant,
+            timeouts=timeouts,
+        )
+        if composed.fallback:
+            llm.tell(lambda s, now: _note_fallback(s, now, record, composed))
+        return Turn(session_id, composed.tokens, composed.reused, composed.fallback, stream)
+
+    async def suspend(self, tenant: str, session_id: str) -> SessionView:
+        """Send all its blocks to disk; returns when they, their index and the session are on the medium.
+
+        Raises SessionRefused without a disk cache, SessionBusy, PinRefused, RequestFailed when the disk
+        failed.
+        """
+        record, sync = self._store.find(tenant, session_id), self._sync
+        if sync is None:
+            raise SessionRefused("a session is suspended to disk, and there is none (setting disk_cache)")
+        await self._know(record)
+        blocks = await self._llm.ask(lambda s, now: _suspend(s, record))
+        for _ in range(int(_SUSPEND_TIMEOUT_S / _PAUSE_S)):
+            if blocks.state is not SessionState.SUSPENDING or blocks.stuck:
+                break
+            await asyncio.sleep(_PAUSE_S)
+            blocks = await self._llm.ask(lambda s, now: view_session(s, session_id))
+        if blocks.state is SessionState.SUSPENDING:
+            await self._llm.ask(lambda s, now: s.sessions.give_up_suspending(session_id))
+            raise RequestFailed(
+                f"session {session_id} could not be suspended: {blocks.num_blocks - blocks.below:,} of its "
+                f"{blocks.num_blocks:,} blocks could not be written to disk; it stays in memory"
+            )
+        slots = await self._llm.ask(lambda s, now: s.sessions.slots(session_id))
+        lost = await asyncio.wrap_future(sync(slots))
+        if lost:
+            await self._llm.ask(lambda s, now: s.transfers.lose(lost))
+            raise RequestFailed(
+                f"{len(lost):,} of {len(slots):,} blocks of session {session_id} could not be synced to "
+                "disk; they will be recomputed"
+            )
+        if not await asyncio.wrap_future(self._store.sync(session_id)):
+            raise RequestFailed(f"session {session_id} could not be written to disk; its blocks are there")
+        self._llm.tell(lambda s, now: _note(s, now, EventKind.SESSION_SUSPENDED, record, len(slots)))
+        return await self.find(tenant, session_id)
+
+    async def resume(self, tenant: str, session_id: str) -> SessionView:
+        """Bring its blocks into the pool, computing what is damaged, and hold them until its next turn ends;
+        returns when that is done.
+
+        Raises PinRefused with the numbers where there is no room, SessionBusy, RequestFailed.
+        """
+        record = self._store.find(tenant, session_id)
+        await self._know(record)
+        is_held = await self._llm.ask(lambda s, now: _is_resumed(s, record))
+        size = self._llm.engine.scheduler.memory.block_size
+        num_tokens = min(len(record.tokens), self._llm.context_length - 1) // size * size
+        if num_tokens and not is_held:
+            order = PinOrder(
+                session_id,
+                record.tokens[:num_tokens],
+                record.ttl_s,
+                Strength.HOT,
+                tenant,
+                is_resumed_session=True,
+            )
+            await self._llm.ledger.pin(order)
+        return await self.find(tenant, session_id)
+
+    async def _know(self, record: SessionRecord) -> None:
+        """The scheduler shall know the session; it may have begun afresh."""
+        if not record.tokens:
+            raise InvalidRequest(f"nothing was said in session {record.session_id}", param="session")
+        left_s = self._store.seconds_left(record)
+        await self._llm.ask(lambda s, now: _know(s, now, record, left_s))
+
+    async def _view(self, record: SessionRecord) -> SessionView:
+        blocks = await self._llm.ask(lambda s, now: view_session(s, record.session_id))
+        return self._told(record, blocks)
+
+    def _told(self, record: SessionRecord, blocks: SessionBlocks) -> SessionView:
+        left_s = self._store.seconds_left(record)
+        age = record.ttl_s - left_s + record.used - record.created
+        return SessionView(
+            record.session_id, record.tenant, len(record.tokens), max(0.0, age), left_s, blocks
+        )
+
+
+def restore(scheduler: Scheduler, store: SessionStore, now: float) -> None:
+    """At start: every session that is remembered is a suspended one, with what is still below of it kept."""
+    for record in store.all():
+        _know(scheduler, now, record, store.seconds_left(record))
+
+
+def _know(scheduler: Scheduler, now: float, record: SessionRecord, left_s: float) -> None:
+    if scheduler.sessions.get(record.session_id) is None:
+        scheduler.sessions.restore(record.session_id, record.tenant, record.tokens, record.ttl_s, now, left_s)
+
+
+def _delete(scheduler: Scheduler, tenant: str, session_id: str) -> None:
+    if scheduler.sessions.get(session_id) is not None:
+        scheduler.sessions.delete(tenant, session_id)
+
+
+def _suspend(scheduler: Scheduler, record: SessionRecord) -> SessionBlocks:
+    scheduler.sessions.suspend(record.tenant, record.session_id)
+    return view_session(scheduler, record.session_id)
+
+
+def _is_resumed(scheduler: Scheduler, record: SessionRecord) -> bool:
+    pin = scheduler.pins.find(record.tenant, resumed_name(record.session_id))
+    return pin is not None and pin.table is not None
+
+
+def _note_fallback(scheduler: Scheduler, now: float, record: SessionRecord, composed: Composed) -> None:
+    text = f"session {record.session_id}: {composed.fallback}; its prompt was tokenised as a whole"
+    scheduler.events.note(Event(now, EventKind.SESSION_FELL_BACK, text, None, record.tenant))
+
+
+def _note(scheduler: Scheduler, now: float, kind: EventKind, record: SessionRecord, blocks: int) -> None:
+    text = f"session {record.session_id} was {kind.value.removeprefix('session_')}: {blocks:,} blocks"
+    scheduler.events.note(Event(now, kind, text, None, record.tenant, blocks))

@@ -1,0 +1,163 @@
+"""Warm pins on their way down: they hold their blocks in the pool until all of them are stored below.
+
+    held in the pool, names kept below --- every block stored ---> let go: nothing held, names kept below
+
+Keeping comes first: from then on the tier takes none of these slots. A pin that the tier cannot keep,
+because there is none or its kept part is full, stays hot in its budget; so does one whose store failed, which
+is tried again when another transfer ends well. The stores of pins go before write-behind, also where loading
+is slower than computing: they are promised, not an optimisation. Bytes that turn out damaged below are
+forgotten and told; what the pin still holds is stored again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from octavo.memory.pins import Pin, Strength
+from octavo.memory.quota import SHARED
+from octavo.scheduler.events import Event, EventKind
+
+if TYPE_CHECKING:
+    from octavo.scheduler.scheduler import Scheduler
+
+
+class Holding:
+    """Acts on the scheduler's pins and on the tier below; called on its thread, through it."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._waiting: dict[bytes, list[Pin]] = {}  # names that are to be stored, and for whom
+        self._wished: deque[bytes] = deque()  # of those, the ones whose store has not begun
+        self._failed: set[bytes] = set()  # of those, the ones whose store failed
+
+    @property
+    def has_wishes(self) -> bool:
+        """True when a store is wanted that has not begun."""
+        return bool(self._wished)
+
+    def begin(self, pin: Pin) -> None:
+        """A pin was filled: a warm one moves down, if there is where to."""
+        tier = self._scheduler.transfers.tier
+        if pin.strength is not Strength.WARM or tier is None:
+            return
+        why_not = self.keep(pin.tenant, pin.names)
+        if not why_not:
+            self.send_down(pin)
+            return
+        text = f"pin {pin.name} stays hot: {why_not}, and it has {pin.num_blocks:,}"
+        self._scheduler.events.note(
+            Event(self._scheduler.now, EventKind.REFUSED, text, None, pin.tenant, pin.num_blocks)
+        )
+
+    def keep(self, tenant: str, names: list[bytes]) -> str:
+        """Let the tier keep these names, or say why it does not, and change nothing."""
+        tier, limit = (
+            self._scheduler.transfers.tier,
+            self._scheduler.tenancy.quotas.policy(tenant).disk_maximum,
+        )
+        assert tier is not None
+        if tenant == SHARED:
+            return "what is shared with all tenants stays in the pool, because it is found while it is held"
+        if limit is not None:
+            pins = self._scheduler.pins.all()
+            own = {name for pin in pins if pin.is_kept and pin.tenant == tenant for name in pin.names}
+            if len(own.union(names)) > limit:
+                return f"the tier below keeps {len(own):,} blocks of {limit:,} that it may for this tenant"
+        if not tier.keep(names):
+            return f"the tier below keeps {tier.num_kept:,} blocks of {tier.kept_max:,} that it may"
+        return ""
+
+    def send_down(self, pin: Pin) -> None:
+        """The tier keeps the pin's names; store what is not there yet, then let the blocks go."""
+        tier = self._scheduler.transfers.tier
+        assert tier is not None
+        pin.is_kept = True
+        pin.missing = {name for name in pin.names if name not in tier}
+        for name in pin.names:
+            if name in pin.missing:
+                self._wish(name, pin)
+        self._settle(pin)
+
+    def end(self, pin: Pin) -> None:
+        """The pin is about to go: nobody keeps its names for it any more."""
+        if not pin.is_kept:
+            return
+        tier = self._scheduler.transfers.tier
+        assert tier is not None
+        for name in pin.missing:
+            self._waiting[name].remove(pin)
+            if not self._waiting[name]:
+                del self._waiting[name]
+                self._failed.discard(name)
+        tier.unkeep(pin.names)
+        pin.is_kept = False
+        pin.missing.clear()
+
+    def next_wish(self) -> bytes | None:
+        """The next name whose store is wanted; None when there is none."""
+        while self._wished:
+            name = self._wished.popleft()
+            if name in self._waiting:
+                return name
+        return None
+
+    def wish_again(self, name: bytes) -> None:
+        """Its store cannot begin now."""
+        if name in self._waiting:
+            self._wished.appendleft(name)
+
+    def put_off(self, name: bytes) -> None:
+        """Its store cannot begin, or failed: it is tried again when another transfer has ended well."""
+        if name in self._waiting:
+            self._failed.add(name)
+
+    def stored(self, name: bytes) -> None:
+        """Its bytes are below."""
+        for pin in self._waiting.pop(name, ()):
+            pin.missing.discard(name)
+            self._settle(pin)
+        self._failed.discard(name)
+
+    def try_again(self) -> None:
+        """A transfer has ended well: what had failed is worth another try."""
+        self._wished.extend(self._failed)
+        self._failed.clear()
+
+    def is_stuck(self, pin: Pin) -> bool:
+        """True while blocks of the pin could not be stored."""
+        return not pin.missing.isdisjoint(self._failed)
+
+    def lost(self, name: bytes) -> None:
+        """The bytes of a kept name were found damaged below. O(blocks of all pins), which is rare."""
+        tier = self._scheduler.transfers.tier
+        for pin in self._scheduler.pins.all():
+            if not pin.is_kept or name in pin.missing or name not in pin.names:
+                continue
+            assert tier is not None
+            assert pin.table is not None
+            block = self._scheduler.memory.pool.find(name)
+            if block is not None and block in pin.table.blocks:
+                pin.missing.add(name)
+                self._wish(name, pin)
+                continue
+            pin.names.remove(name)
+            tier.unkeep([name])
+            text = f"a block of pin {pin.name} was damaged below; it will be recomputed when it is needed"
+            self._scheduler.events.note(
+                Event(self._scheduler.now, EventKind.TRANSFER_FAILED, text, None, pin.tenant, 1)
+            )
+
+    def waiting(self) -> dict[bytes, list[Pin]]:
+        """Who waits for which store: for checks."""
+        return self._waiting
+
+    def _wish(self, name: bytes, pin: Pin) -> None:
+        if name not in self._waiting:
+            self._waiting[name] = []
+            self._wished.append(name)
+        self._waiting[name].append(pin)
+
+    def _settle(self, pin: Pin) -> None:
+        if not pin.missing and pin.table is not None:
+            self._scheduler.pins.let_go(pin)

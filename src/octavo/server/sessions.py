@@ -1,0 +1,101 @@
+"""/v1/sessions: the chats of a tenant whose blocks are kept between their turns, and how a request names one.
+
+A turn is an ordinary POST /v1/chat/completions with `session` ("new", or an id) or the header
+X-Octavo-Session. An id is looked up, never part of a path of the file system.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.engine.outputs import SessionView
+from octavo.errors import InvalidRequest
+from octavo.server.body import read_json, validate
+from octavo.server.errors import JsonObject, json_response
+from octavo.server.generation import SESSION_HEADER, Edge
+from octavo.server.openai_schema import ChatBody
+from octavo.server.tenant import tenant_of
+
+
+class SessionBody(BaseModel):
+    """POST /v1/sessions."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    ttl: float | None = None
+
+
+def session_of(request: Request, body: ChatBody) -> str | None:
+    """The session that a chat request names; None: it is no session's turn. Raises InvalidRequest."""
+    header = request.headers.get(SESSION_HEADER)
+    if header and body.session and header != body.session:
+        raise InvalidRequest(
+            f"the field session and the header {SESSION_HEADER} name two sessions; allowed: one",
+            param="session",
+        )
+    session = body.session or header
+    if session and body.num_choices != 1:
+        raise InvalidRequest(f"n is {body.num_choices}; allowed with a session: 1", param="n")
+    return session or None
+
+
+async def create_session(edge: Edge, request: Request) -> Response:
+    """POST /v1/sessions."""
+    body = validate(SessionBody, await read_json(request, edge.body_bytes_max))
+    view = await edge.model.sessions.create(tenant_of(request), body.ttl)
+    return json_response(_shaped(view), status=HTTPStatus.CREATED)
+
+
+async def list_sessions(edge: Edge, request: Request) -> Response:
+    """GET /v1/sessions: the tenant's."""
+    views = await edge.model.sessions.all(tenant_of(request))
+    return json_response({"object": "list", "data": [_shaped(view) for view in views]})
+
+
+async def show_session(edge: Edge, request: Request) -> Response:
+    """GET /v1/sessions/{id}."""
+    return json_response(_shaped(await edge.model.sessions.find(*_named(request))))
+
+
+async def delete_session(edge: Edge, request: Request) -> Response:
+    """DELETE /v1/sessions/{id}."""
+    return json_response(_shaped(await edge.model.sessions.delete(*_named(request))))
+
+
+async def suspend_session(edge: Edge, request: Request) -> Response:
+    """POST /v1/sessions/{id}/suspend: answers when data, index and session are on the medium."""
+    return json_response(_shaped(await edge.model.sessions.suspend(*_named(request))))
+
+
+async def resume_session(edge: Edge, request: Request) -> Response:
+    """POST /v1/sessions/{id}/resume: answers when its blocks are in the pool and held there."""
+    return json_response(_shaped(await edge.model.sessions.resume(*_named(request))))
+
+
+def _named(request: Request) -> tuple[str, str]:
+    return tenant_of(request), request.path_params["session_id"]
+
+
+def _shaped(view: SessionView) -> JsonObject:
+    blocks = view.blocks
+    return {
+        "id": view.session_id,
+        "object": "session",
+        "state": blocks.state.value,
+        "tier": blocks.tier,
+        "num_tokens": view.num_tokens,
+        "num_blocks": blocks.num_blocks,
+        "blocks_in_pool": blocks.in_pool,
+        "blocks_held": blocks.held,
+        "blocks_below": blocks.below,
+        "blocks_kept_below": blocks.kept,
+        "bytes_in_pool": blocks.in_pool * blocks.bytes_per_block,
+        "bytes_below": blocks.below * blocks.bytes_per_block,
+        "age": round(view.age, 3),
+        "seconds_left": round(view.seconds_left, 3),
+        "note": blocks.note,
+    }

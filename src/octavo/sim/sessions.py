@@ -1,0 +1,243 @@
+"""Sessions in the simulator: turns that extend or rewrite what was said, stop in the middle, fail; suspending
+and resuming over a tier whose transfers fail; deletes, expiries, restarts. All at random, by the seed.
+
+What must hold beside the scheduler's own invariants: one turn of a session at a time; a suspended session
+holds nothing in the pool, and all of it is below; what is kept below is there after a restart; an idle
+session does not outlive its time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.errors import InvalidRequest, PinRefused, RequestTooLarge, SessionBusy, SessionRefused
+from octavo.memory.names import NameChain
+from octavo.memory.pins import Strength
+from octavo.scheduler.check import check_scheduler
+from octavo.scheduler.pinning import PinOrder
+from octavo.scheduler.sessions import Session, SessionState
+from octavo.types import FinishReason, Request, SamplingParams, Timeouts
+
+if TYPE_CHECKING:
+    from octavo.sim.driver import Simulation
+
+_SESSIONS_MAX = 6
+_MOVING = (SessionState.SUSPENDING, SessionState.RESUMING)
+
+
+@dataclass(slots=True)
+class _Life:
+    """What a client knows of its session."""
+
+    tenant: int
+    ttl_s: float
+    tokens: list[int]  # said so far
+    turn: int | None = None  # id of the request that runs
+    seed: int = 0
+
+
+class SessionLives:
+    """The sessions of one simulation."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._lives: dict[str, _Life] = {}
+        self._num_made = 0
+
+    def act(self) -> None:
+        """One thing that a client may do with a session."""
+        self._learn()
+        r = self._simulation.random
+        known = self._known()
+        if len(known) < _SESSIONS_MAX and (not known or r.random() < 0.2):
+            self._make()
+            return
+        session_id = r.choice(known)
+        acts = [self._say, self._say, self._say, self._suspend, self._suspend, self._resume]
+        acts += [self._stop, self._lose, self._delete]
+        r.choice(acts)(session_id)
+
+    def check(self) -> None:
+        """What must hold between two steps."""
+        simulation = self._simulation
+        scheduler, below = simulation.scheduler, simulation.executor.below
+        tier = scheduler.transfers.tier
+        for session in scheduler.sessions.all():
+            state = scheduler.sessions.state_of(session)
+            is_bound = state is SessionState.ACTIVE or state in _MOVING
+            assert is_bound or session.expires > simulation.clock, "a session outlived its time"
+            if state is SessionState.SUSPENDED:
+                pins = [pin for pin in scheduler.sessions.pins_of(session) if pin is not None]
+                assert not any(pin.table for pin in pins if pin.table), "suspended, and it holds blocks"
+                for slot, name in scheduler.sessions.slots(session.session_id):
+                    assert below[slot][0] == name, "suspended, and its block is not below"
+            if state is SessionState.SUSPENDING and scheduler.sessions.is_stuck(session):
+                scheduler.sessions.give_up_suspending(session.session_id)
+        for slot, name in self._kept_slots() if tier is not None else ():
+            assert below[slot][0] == name, "a kept block is not below"
+
+    def suspend_all(self) -> None:
+        """The life ends: what can be is sent below."""
+        for session_id in self._known():
+            self._suspend(session_id)
+
+    def delete_unless_suspended(self) -> None:
+        """So that nothing in the pool is held for a session."""
+        sessions = self._simulation.scheduler.sessions
+        for session in sessions.all():
+            if sessions.state_of(session) is not SessionState.SUSPENDED:
+                sessions.delete(session.tenant, session.session_id)
+        check_scheduler(self._simulation.scheduler)
+
+    def restart(self) -> dict[str, list[bytes]]:
+        """The process is about to end: what it keeps below of each session."""
+        self._learn()
+        sessions = self._simulation.scheduler.sessions
+        return {s.session_id: [name for _, name in sessions.slots(s.session_id)] for s in sessions.all()}
+
+    def restore(self, kept: dict[str, list[bytes]]) -> None:
+        """It has begun anew: sessions come back, with all that was kept of them."""
+        scheduler, clock = self._simulation.scheduler, self._simulation.clock
+        self._lives = {session_id: life for session_id, life in self._lives.items() if session_id in kept}
+        for session_id, life in self._lives.items():
+            life.turn = None
+            session = scheduler.sessions.restore(
+                session_id, str(life.tenant), life.tokens, life.ttl_s, clock, 100_000.0
+            )
+            found = [name for _, name in scheduler.sessions.slots(session.session_id)]
+            chain = NameChain(scheduler.root_of_tenant(str(life.tenant)), self._simulation.block_size)
+            chain.extend_with(life.tokens)
+            whole = [name for name in chain.names if name in kept[session_id]]
+            assert set(whole) <= set(found), "a session lost what was kept of it"
+            self._simulation.outcome.sessions_restored += bool(whole)
+            check_scheduler(scheduler)
+
+    def _kept_slots(self) -> list[tuple[int, bytes]]:
+        sessions = self._simulation.scheduler.sessions
+        return [pair for session in sessions.all() for pair in sessions.slots(session.session_id)]
+
+    def _known(self) -> list[str]:
+        alive = {session.session_id for session in self._simulation.scheduler.sessions.all()}
+        return [session_id for session_id in self._lives if session_id in alive]
+
+    def _find(self, session_id: str) -> Session:
+        tenant = str(self._lives[session_id].tenant)
+        return self._simulation.scheduler.sessions.find(tenant, session_id)
+
+    def _make(self) -> None:
+        """The first turn makes it."""
+        simulation, r = self._simulation, self._simulation.random
+        self._num_made += 1
+        ttl_s = r.choice([1.0, 20.0, 1000.0, 100_000.0])
+        session_id = f"s{self._num_made}"
+        self._lives[session_id] = _Life(r.randrange(3), ttl_s, simulation.some_prompt())
+        self._say(session_id)
+
+    def _say(self, session_id: str) -> None:
+        """A turn: mostly it extends what was said."""
+        simulation, r, life = self._simulation, self._simulation.random, self._lives[session_id]
+        said = life.tokens if r.random() < 0.8 else life.tokens[: r.randint(0, len(life.tokens))]
+        prompt = (*said, *(r.randrange(1, 50) for _ in range(r.randint(1, 12))))
+        request_id = len(simulation.books.requests)
+        request = Request(
+            request_id,
+            prompt,
+            SamplingParams(ignore_eos=r.random() < 0.5, prompt_logprobs=0 if r.random() < 0.1 else None),
+            max_tokens=r.randint(1, 12),
+            seed=r.randrange(1000) * 3 + life.tenant,
+            tenant=str(life.tenant),
+            priority=r.choice([0, 0, 5]),
+            arrival=simulation.clock,
+            timeouts=Timeouts() if r.random() < 0.9 else Timeouts(5.0),
+            session=session_id,
+            session_ttl=life.ttl_s,
+        )
+        try:
+            simulation.scheduler.submit(request)
+        except (RequestTooLarge, SessionBusy):
+            return
+        assert life.turn is None or self._has_ended(life.turn), "two turns of one session at once"
+        simulation.books.requests[request_id] = request
+        simulation.outcome.turns += 1
+        life.turn = request_id
+
+    def _stop(self, session_id: str) -> None:
+        """The client finds a stop string: what it was told so far was said."""
+        simulation, life = self._simulation, self._lives[session_id]
+        if life.turn is None or self._has_ended(life.turn):
+            return
+        request = simulation.books.requests[life.turn]
+        output = simulation.books.outputs.get((life.turn, 0), [])
+        told = len(request.prompt) + simulation.random.randint(0, len(output))
+        simulation.scheduler.sessions.stop_turn(session_id, life.turn, told)
+        simulation.cancel_request(life.turn)
+        life.tokens = [*request.prompt, *output][:told]
+        life.turn = None
+
+    def _suspend(self, session_id: str) -> None:
+        simulation, tenant = self._simulation, str(self._lives[session_id].tenant)
+        try:
+            simulation.scheduler.sessions.suspend(tenant, session_id)
+        except (SessionBusy, SessionRefused, PinRefused):
+            simulation.outcome.suspensions_refused += 1
+            return
+        simulation.outcome.suspended += 1
+
+    def _resume(self, session_id: str) -> None:
+        """As a pin is filled: by an ordinary request."""
+        simulation, life = self._simulation, self._lives[session_id]
+        tenant, pinning = str(life.tenant), simulation.scheduler.pinning
+        session = self._find(session_id)
+        prompt = tuple(life.tokens[: len(session.names) * simulation.block_size])
+        request_id = len(simulation.books.requests)
+        try:
+            order = PinOrder(session_id, prompt, 20.0, Strength.HOT, tenant, is_resumed_session=True)
+            pinning.open(order, request_id, simulation.clock)
+        except (SessionBusy, PinRefused, InvalidRequest):
+            return
+        seed = simulation.random.randrange(1000) * 3 + life.tenant
+        request = Request(
+            request_id,
+            prompt,
+            SamplingParams(ignore_eos=True),
+            max_tokens=1,
+            seed=seed,
+            tenant=tenant,
+            arrival=simulation.clock,
+            fills_pin=order.pin_name,
+        )
+        try:
+            simulation.scheduler.submit(request)
+        except RequestTooLarge:
+            pinning.give_up(request)
+            return
+        simulation.books.requests[request_id] = request
+        simulation.outcome.resumed += 1
+
+    def _lose(self, session_id: str) -> None:
+        """The store below says that it has lost a block of it."""
+        if self._simulation.random.random() < 0.5:
+            return
+        slots = self._simulation.scheduler.sessions.slots(session_id)
+        if slots:
+            self._simulation.scheduler.transfers.lose([self._simulation.random.choice(slots)[1]])
+
+    def _delete(self, session_id: str) -> None:
+        if self._simulation.random.random() < 0.3:
+            tenant = str(self._lives[session_id].tenant)
+            self._simulation.scheduler.sessions.delete(tenant, session_id)
+            del self._lives[session_id]
+
+    def _learn(self) -> None:
+        """Turns that have ended: those that ended well were said."""
+        books = self._simulation.books
+        for life in self._lives.values():
+            if life.turn is None or not self._has_ended(life.turn):
+                continue
+            if books.finals[life.turn, 0] in (FinishReason.STOP, FinishReason.LENGTH):
+                life.tokens = [*books.requests[life.turn].prompt, *books.outputs[life.turn, 0]]
+            life.turn = None
+
+    def _has_ended(self, request_id: int) -> bool:
+        return (request_id, 0) in self._simulation.books.finals

@@ -1,0 +1,118 @@
+"""Sessions over HTTP: a turn by field or header, streamed or whole; the routes; who may see what."""
+
+import json
+
+import pytest
+
+from octavo.engine.outputs import ChatMessage
+from octavo.errors import PinRefused, SessionBusy, SessionRefused, UnknownSession
+from octavo.server.errors import error_body, status_of
+from octavo.types import SamplingParams
+
+HI = {"role": "user", "content": "hi"}
+
+
+def test_a_turn_names_its_session_by_field_or_header_and_the_answer_tells_it(edge):
+    first = edge.chat(session="new")
+    assert first.headers["x-octavo-session"] == "s0"
+    assert first.json()["session"] == {"id": "s0", "reused_tokens": 0}
+    said = len("user:hi\n")
+    body = {"messages": [HI, {"role": "assistant", "content": "Hello"}, HI]}
+    second = edge.post("/v1/chat/completions", body, headers={"X-Octavo-Session": "s0"})
+    assert second.json()["session"] == {"id": "s0", "reused_tokens": said}
+    third = edge.chat(session="s0")
+    assert "do not extend" in third.json()["session"]["fallback"]
+    assert "session" not in edge.chat().json()
+    assert "x-octavo-session" not in edge.chat().headers
+
+
+def test_a_streamed_turn_tells_its_session_in_the_header_and_the_first_chunk(edge):
+    answer = edge.chat(session="new", stream=True)
+    assert answer.headers["x-octavo-session"] == "s0"
+    chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert [chunk.get("session") for chunk in chunks[:2]] == [{"id": "s0", "reused_tokens": 0}, None]
+    text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])
+    assert text == "Hello wörld!"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "message"),
+    [
+        ({"session": "nobody's"}, 404, "there is no session"),
+        ({"session": "../../etc/passwd"}, 404, "there is no session"),
+        ({"session": 5}, 400, "session: Input should be a valid string"),
+        ({"session": "new", "n": 2}, 400, "n is 2; allowed with a session: 1"),
+    ],
+)
+def test_a_turn_that_is_wrong_is_refused(edge, fields, status, message):
+    answer = edge.chat(**fields)
+    assert answer.status_code == status
+    assert message in answer.json()["error"]["message"]
+
+
+def test_field_and_header_may_not_differ(edge):
+    body = {"messages": [HI], "session": "new"}
+    answer = edge.post("/v1/chat/completions", body, headers={"X-Octavo-Session": "s1"})
+    assert answer.status_code == 400
+    assert "name two sessions" in answer.json()["error"]["message"]
+
+
+def test_sessions_are_made_listed_shown_moved_and_deleted(edge):
+    made = edge.post("/v1/sessions", {"ttl": 30.0})
+    assert (made.status_code, made.json()["id"], made.json()["seconds_left"]) == (201, "s0", 30.0)
+    assert (made.json()["tier"], made.json()["bytes_in_pool"]) == ("pool and disk", 2000)
+    assert [one["id"] for one in edge.get("/v1/sessions").json()["data"]] == ["s0"]
+    assert edge.post("/v1/sessions/s0/suspend").json()["state"] == "suspended"
+    assert edge.post("/v1/sessions/s0/resume").json()["state"] == "idle"
+    assert edge.request("DELETE", "/v1/sessions/s0").status_code == 200
+    for method, path in (("GET", "s0"), ("DELETE", "s0"), ("POST", "s0/suspend"), ("POST", "s0/resume")):
+        gone = edge.request(method, f"/v1/sessions/{path}")
+        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "unknown_session")
+
+
+@pytest.mark.parametrize("body", [{"ttl": "5"}, {"name": "x"}, {"ttl": float("inf")}])
+def test_a_wrong_session_body_is_refused(edge, body):
+    assert edge.request("POST", "/v1/sessions", content=json.dumps(body)).status_code == 400
+
+
+def test_a_pin_is_made_of_what_was_said_in_a_session(edge, model):
+    edge.chat(session="new")
+    assert edge.post("/v1/kv/pins", {"name": "a", "session": "s0"}).status_code == 201
+    assert model.ledger.orders[0].tokens == tuple(b"user:hi\n")
+    both = edge.post("/v1/kv/pins", {"name": "b", "session": "s0", "prompt": "x"})
+    assert both.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (UnknownSession("x"), 404, "unknown_session"),
+        (SessionBusy("x"), 409, "session_busy"),
+        (SessionRefused("x"), 409, "session_refused"),
+        (PinRefused("x"), 409, "pin_refused"),
+    ],
+)
+def test_every_refusal_has_its_status_and_code(error, status, code):
+    assert status_of(error) == status
+    assert error_body(error)["error"]["code"] == code
+
+
+def test_metrics_tell_sessions(edge):
+    text = edge.get("/metrics").text
+    assert "octavo_sessions 0.0" in text
+    assert "octavo_blocks_kept_below 0.0" in text
+    edge.get("/v1/sessions/guess1")
+    edge.get("/v1/sessions/guess2")
+    assert 'octavo_http_requests_total{route="/v1/sessions/{session_id}",status="404"} 2.0' in (
+        edge.get("/metrics").text
+    )
+
+
+def test_another_tenants_session_is_unknown(edge, model):
+    import asyncio
+
+    view = asyncio.run(model.sessions.create("somebody", None))
+    assert edge.get("/v1/sessions").json()["data"] == []
+    assert edge.get(f"/v1/sessions/{view.session_id}").status_code == 404
+    with pytest.raises(UnknownSession):
+        asyncio.run(model.sessions.turn("", view.session_id, [ChatMessage("user", "x")], SamplingParams()))
