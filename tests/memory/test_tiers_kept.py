@@ -95,3 +95,32 @@ def test_a_store_of_a_kept_name_that_fails_leaves_its_slot_free(ok: bool) -> Non
     tier.end_store(name(1), ok)
     assert (name(1) in tier) == ok
     assert tier.num_free == 3 + (not ok)
+
+
+def test_what_is_kept_while_it_goes_to_host_memory_is_stored_again_on_disk() -> None:
+    tier = LowerTier(4, num_host=2)
+    name = b"a" * 32
+    assert tier.begin_store(name) == 0 or tier.slots()[name] < 2
+    assert tier.keep([name])
+    tier.end_store(name, ok=True)
+    assert name not in tier
+    slot = tier.begin_store(name)
+    assert slot is not None
+    assert slot >= 2
+    tier.end_store(name, ok=True)
+    assert tier.can_keep(name)
+
+
+def test_what_is_in_host_memory_leaves_it_to_be_kept() -> None:
+    tier = LowerTier(4, num_host=2)
+    name = b"b" * 32
+    tier.begin_store(name)
+    tier.end_store(name, ok=True)
+    assert name in tier
+    assert not tier.can_keep(name)
+    assert tier.keep([name])
+    assert name not in tier
+
+
+def test_host_memory_alone_keeps_nothing() -> None:
+    assert not LowerTier(4, num_host=4).keep([b"c" * 32])

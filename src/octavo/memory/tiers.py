@@ -163,9 +163,11 @@ class LowerTier:
         return slot
 
     def end_store(self, name: bytes, ok: bool) -> None:
-        """The bytes are there, or could not be written."""
+        """The bytes are there, or could not be written. Where the name came to be kept meanwhile, host memory
+        is not the place: it must be stored again."""
         slot = self._storing.pop(name)
-        if ok and name not in self._doomed:
+        is_in_place = name not in self._keepers or self._tier_of(slot) == _DISK
+        if ok and is_in_place and name not in self._doomed:
             self._put(name, slot, self._now)
         else:
             self._drop(slot)
