@@ -13,8 +13,8 @@ from octavo.types import ChatMessage
 
 pytestmark = pytest.mark.real_model
 
-MAX_TOKENS = 32
-CHATS = ("What is an octavo? Answer in one sentence.", "Name a colour.", "Say hello to Anna.")
+MAX_TOKENS = 24
+CHATS = ("What is an octavo? Answer in one sentence.", "Name a colour.")
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class Quotas:
         self._owners: dict[str, int] = {"": 0}
         self._policies: list[TenantPolicy] = [TenantPolicy("")]
         self.has_guarantees = False
+        self.disk_limits: list[tuple[int, int]] = []  # owner and slots, of tenants that have such a bound
         self.shared = self.owner(SHARED)
 
     def owner(self, tenant: str) -> int:
@@ -59,6 +60,8 @@ class Quotas:
             self._policies[owner] = policy
         self._pool.weights = [policy.weight for policy in self._policies]
         self.has_guarantees = any(policy.guaranteed for policy in policies)
+        limits = ((owner, policy.disk_maximum) for owner, policy in enumerate(self._policies))
+        self.disk_limits = [(owner, limit) for owner, limit in limits if limit is not None]
 
     def policy(self, tenant: str) -> TenantPolicy:
         """The tenant's bounds."""
@@ -82,6 +85,10 @@ class Quotas:
         if maximum is None:
             return self._pool.num_blocks
         return maximum - self._pool.charged[owner]
+
+    def disk_maximum(self, owner: int) -> int | None:
+        """Slots that it may take in the tier below."""
+        return self._policies[owner].disk_maximum
 
     def is_borrower(self, tenant: str) -> bool:
         """True when it holds more than it was guaranteed."""

@@ -72,6 +72,8 @@ class LowerTier:
         free = [slot for slot in range(num_slots - 1, -1, -1) if slot not in taken]
         self._free = tuple([slot for slot in free if self._tier_of(slot) == tier] for tier in (_HOST, _DISK))
         self._keepers: Counter[bytes] = Counter()  # of names that are stored or not
+        self._owner_of: dict[bytes, int] = {}  # of names that this ledger stored
+        self._names_of: dict[int, dict[bytes, None]] = {}  # by owner, least recently used first
         self._storing: dict[bytes, int] = {}
         self._loading: Counter[bytes] = Counter()
         self._doomed: set[bytes] = set()  # forgotten while they were on their way
@@ -149,7 +151,18 @@ class LowerTier:
                 if name in self._slot_of:
                     self._put(name, self._slot_of[name], self._now)
 
-    def begin_store(self, name: bytes) -> int | None:
+    def count_of(self, owner: int) -> int:
+        """Names that were stored for that owner since this ledger began, those on their way included."""
+        return len(self._names_of.get(owner, ()))
+
+    def oldest_of(self, owner: int) -> bytes | None:
+        """The one of them that it can best do without; None: all are kept, or on their way somewhere."""
+        for name in self._names_of.get(owner, ()):
+            if not (name in self._keepers or name in self._storing or name in self._loading):
+                return name
+        return None
+
+    def begin_store(self, name: bytes, owner: int = 0) -> int | None:
         """A slot for `name`, whose bytes will now be written: a free one, or that of the least recently used
         name that nobody keeps, which moves on or is forgotten; a kept name goes to disk at once. None when
         every slot is kept or on its way somewhere."""
@@ -160,6 +173,8 @@ class LowerTier:
             slot = self._take(_DISK)
         if slot is not None:
             self._storing[name] = slot
+            self._owner_of[name] = owner
+            self._names_of.setdefault(owner, {})[name] = None
         return slot
 
     def end_store(self, name: bytes, ok: bool) -> None:
@@ -171,6 +186,7 @@ class LowerTier:
             self._put(name, slot, self._now)
         else:
             self._drop(slot)
+            self._disown(name)
         self._doomed.discard(name)
 
     def end_move(self, moved: Moved, ok: bool) -> None:
@@ -206,6 +222,7 @@ class LowerTier:
             self._doomed.discard(name)
             if name in self._slot_of:
                 self._drop(self._remove(name))
+                self._disown(name)
 
     def expire(self, now: float, at_most: int = 16) -> None:
         """Forget up to so many names on disk that nobody has used for `max_age_s`. O(names forgotten).
@@ -237,6 +254,7 @@ class LowerTier:
         target = self._take(_DISK) if tier == _HOST else None
         if target is None:
             self.num_evictions += 1
+            self._disown(oldest)
         else:
             self._put(oldest, target, used_at)
             self.moved.append(Moved(oldest, slot, target))
@@ -249,6 +267,16 @@ class LowerTier:
         if name not in self._keepers:
             used[name] = used_at
         self._slot_of[name] = slot
+        own = self._names_of.get(self._owner_of.get(name, -1))
+        if own is not None:
+            own[name] = own.pop(name)
+
+    def _disown(self, name: bytes) -> None:
+        owner = self._owner_of.pop(name, None)
+        if owner is not None:
+            del self._names_of[owner][name]
+            if not self._names_of[owner]:
+                del self._names_of[owner]
 
     def _remove(self, name: bytes) -> int:
         slot = self._slot_of.pop(name)

@@ -127,6 +127,8 @@ class Transfers:
         if tier is None or pool.newly_cached is None:
             return
         tier.expire(self._scheduler.now)
+        for owner, limit in self._scheduler.memory.quotas.disk_limits:
+            self._trim(tier, owner, limit)
         self._send_forgets(tier)
         self._no_slot = False
         self._store_promised(tier)
@@ -137,6 +139,8 @@ class Transfers:
             name = pool.name_of[block]
             if name is None or pool.holders[block] or not self._is_missing_below(name):
                 continue
+            if not self._has_room_below(tier, block):
+                continue  # its tenant has all that it may below, and none of it can go now
             if not self._begin_store(tier, name, block):
                 pool.newly_cached.appendleft(block)
                 return
@@ -149,15 +153,31 @@ class Transfers:
                 continue  # its end is told to whoever waits
             block = self._scheduler.memory.pool.find(name)
             assert block is not None, "a warm pin waits for a block that it does not hold"
-            if name in self._loading:
-                holding.put_off(name)  # damaged, and others still read it
+            if name in self._loading or not self._has_room_below(tier, block):
+                holding.put_off(name)  # damaged, and others still read it; or its tenant must wait
             elif not self._begin_store(tier, name, block):
                 holding.wish_again(name)
                 return
 
+    def _has_room_below(self, tier: LowerTier, block: int) -> bool:
+        """Whether the tenant of a block of the pool may store one more, once its least recently used one is
+        forgotten if need be."""
+        owner = self._scheduler.memory.pool.owner[block]
+        limit = self._scheduler.memory.quotas.disk_maximum(owner)
+        if limit is None:
+            return True
+        self._trim(tier, owner, limit - 1)
+        self._send_forgets(tier)
+        return tier.count_of(owner) < limit
+
+    def _trim(self, tier: LowerTier, owner: int, limit: int) -> None:
+        """Forget what an owner has below beyond the limit, as far as it can go now."""
+        while tier.count_of(owner) > limit and (oldest := tier.oldest_of(owner)) is not None:
+            tier.forget(oldest)
+
     def _begin_store(self, tier: LowerTier, name: bytes, block: int) -> bool:
         """False when every slot that may be taken is on its way somewhere."""
-        slot = tier.begin_store(name)
+        slot = tier.begin_store(name, self._scheduler.memory.pool.owner[block])
         if slot is None:
             self._no_slot = True
             return False
@@ -177,11 +197,15 @@ class Transfers:
         tier.moved.clear()
 
     def store_staged(self, block: int, name: bytes) -> bool:
-        """Send a block of the staging arena down, which the plan in the making copies. False, and nothing is
-        changed, when every slot below is on its way somewhere."""
+        """Send a block of the staging arena down, which the plan in the making copies. False when every slot
+        below, or all that its tenant may have there, is on its way somewhere."""
         assert self.tier is not None
         self._send_forgets(self.tier)
-        slot = self.tier.begin_store(name)
+        source = self._scheduler.memory.pool.find(name)
+        assert source is not None, "a staged block is a copy of one of the pool"
+        if not self._has_room_below(self.tier, source):
+            return False
+        slot = self.tier.begin_store(name, self._scheduler.memory.pool.owner[source])
         if slot is None:
             return False
         self._begin_moves(self.tier)

@@ -173,8 +173,8 @@ def _extend_unsalted(self: names_module.NameChain, tokens: array[int]) -> None:
     self.num_shared = count
 
 
-def _findable_before_it_is_stored(self: LowerTier, name: bytes) -> int | None:
-    slot = _BEGIN_STORE(self, name)
+def _findable_before_it_is_stored(self: LowerTier, name: bytes, owner: int = 0) -> int | None:
+    slot = _BEGIN_STORE(self, name, owner)
     if slot is not None:
         self._slot_of[name] = slot
     return slot
@@ -321,6 +321,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("why a request waits names another", own_views, "_own_words", lambda s, sequence, why: why),
     PlantedBug("quota forgotten at admission", Tenancy, "allows", lambda self, *given: True),
     PlantedBug("quota forgotten when a table grows", Quotas, "room", lambda self, owner: 1 << 30),
+    PlantedBug("quota forgotten below", Quotas, "disk_maximum", lambda self, owner: None),
     PlantedBug("guarantees that nobody can claim", Admission, "_claim_guarantees", lambda self: None),
     PlantedBug("guarantees lent for good", Tenancy, "reserved", lambda self, tenant, more=0: 0),
     PlantedBug("shared blocks charged to each holder", BlockPool, "retain", _retain_charging_again),

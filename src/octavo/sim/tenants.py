@@ -28,6 +28,7 @@ def random_policies(r: random.Random, names: Many[str], num_blocks: int) -> list
                 guaranteed=guaranteed if maximum is None else min(guaranteed, maximum),
                 maximum=maximum,
                 request_maximum=r.choice([None, None, r.randint(1, num_blocks)]),
+                disk_maximum=r.choice([None, None, r.randint(0, 20)]),
                 max_running=r.choice([None, None, 1, 2]),
             )
         )
@@ -51,9 +52,21 @@ class GuaranteeWatch:
 
     def look(self, scheduler: Scheduler) -> None:
         """Call it after each plan."""
+        self._check_below(scheduler)
         kept_out = {s.seq_id for s in self._kept_out(scheduler)}
         self._steps = Counter({seq_id: self._steps[seq_id] + 1 for seq_id in kept_out})
         assert all(steps <= PATIENCE for steps in self._steps.values()), "guaranteed blocks were not obtained"
+
+    def _check_below(self, scheduler: Scheduler) -> None:
+        tier, quotas = scheduler.transfers.tier, scheduler.memory.quotas
+        for policy in quotas.policies() if tier is not None else ():
+            owner = quotas.owner(policy.name)
+            assert tier is not None
+            assert (
+                policy.disk_maximum is None
+                or tier.count_of(owner) <= policy.disk_maximum
+                or tier.oldest_of(owner) is None
+            ), "a tenant has more below than it may"
 
     def _kept_out(self, scheduler: Scheduler) -> list[Sequence]:
         quotas, seen, found = scheduler.memory.quotas, set[str](), []
