@@ -12,7 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from octavo.memory.check import check
 from octavo.memory.memory import Memory
 from octavo.memory.names import NameChain, root_name
+from octavo.memory.quota import TenantPolicy
 from octavo.memory.table import BlockTable
+from octavo.types import BlockCopy
 
 
 class Holder:
@@ -25,10 +27,12 @@ class Holder:
 class Ledger(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(3, 12), block_size=st.sampled_from([1, 2, 4]))
     def start(self, num_blocks: int, block_size: int) -> None:
-        self.memory = Memory(num_blocks, block_size)
+        capacity = num_blocks + 4
+        self.memory = Memory(num_blocks, block_size, capacity)
         self.size = block_size
-        self.slots: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
+        self.slots: list[tuple[int, int] | None] = [None] * (capacity * block_size)
         self.holders: list[Holder] = []
+        self.stores: list[BlockTable] = []  # copies on their way down
 
     def names(self, tenant: int, tokens: list[int]) -> list[bytes]:
         chain = NameChain(root_name(bytes([tenant])), self.size)
@@ -40,8 +44,9 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(tenant=st.integers(0, 1), tokens=st.lists(st.integers(0, 1), max_size=10))
     def open_and_adopt(self, tenant: int, tokens: list[int]) -> None:
-        table = self.memory.open()
-        hits = self.memory.adopt(table, self.names(tenant, tokens))
+        table = self.memory.open(str(tenant))
+        room = self.memory.quotas.room(table.owner)  # admission does not adopt beyond it either
+        hits = self.memory.adopt(table, self.names(tenant, tokens)[: max(0, room)])
         self.holders.append(Holder(table, tenant, tokens[: hits * self.size]))
 
     @rule(data=st.data(), new=st.lists(st.integers(0, 1), min_size=1, max_size=6))
@@ -54,13 +59,57 @@ class Ledger(RuleBasedStateMachine):
         if reservation is None:
             assert holder.table.blocks == before
             return
-        for copy in reservation.copies:
-            source = self.slots[copy.source * self.size : (copy.source + 1) * self.size]
-            self.slots[copy.target * self.size : (copy.target + 1) * self.size] = source
+        self.copy(reservation.copies)
         holder.tokens += new
         for position in range(start, stop):
             block = holder.table.blocks[position // self.size]
             self.slots[block * self.size + position % self.size] = (holder.tenant, holder.tokens[position])
+
+    def copy(self, copies: tuple[BlockCopy, ...]) -> None:
+        for copy in copies:
+            source = self.slots[copy.source * self.size : (copy.source + 1) * self.size]
+            self.slots[copy.target * self.size : (copy.target + 1) * self.size] = source
+
+    @rule(data=st.data())
+    def begin_store(self, data: st.DataObject) -> None:
+        pool = self.memory.pool
+        cached = [block for block in pool.line() if pool.name_of[block] is not None]
+        if cached and len(self.stores) < 2:
+            name = pool.name_of[data.draw(st.sampled_from(cached))]
+            assert name is not None
+            before = list(pool.charged)
+            self.stores.append(self.memory.open(charges=False))
+            assert self.memory.adopt(self.stores[-1], [name]) == 1
+            assert list(pool.charged) == before, "a copy on its way is charged to somebody"
+
+    @rule()
+    def end_store(self) -> None:
+        if self.stores:
+            self.memory.close(self.stores.pop(0))
+
+    @rule(tenant=st.integers(0, 1), more=st.integers(0, 6), weight=st.sampled_from([0.5, 1.0, 3.0]))
+    def bound(self, tenant: int, more: int, weight: float) -> None:
+        held = self.memory.quotas.charged(str(tenant))
+        policy = TenantPolicy(str(tenant), weight, min(more, held), max(1, held + more))
+        others = [p for p in self.memory.quotas.policies() if p.name != str(tenant)]
+        self.memory.quotas.set_policies([*others, policy])
+
+    @rule(change=st.integers(-4, 4))
+    def resize(self, change: int) -> None:
+        pool = self.memory.pool
+        target = min(pool.capacity, max(1, pool.num_blocks + change))
+        fixed = {block for table in self.stores for block in table.blocks}
+        copies = self.memory.resize(target, fixed)
+        if copies is None:
+            assert pool.num_blocks != target
+        else:
+            self.copy(copies)
+            assert pool.num_blocks == target
+
+    @rule(count=st.integers(0, 3))
+    def drop_cached(self, count: int) -> None:
+        cached = self.memory.counts().cached
+        assert self.memory.pool.drop_cached(count) == min(count, cached)
 
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
