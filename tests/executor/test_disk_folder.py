@@ -65,6 +65,15 @@ def test_what_others_have_not_used_for_long_is_removed_and_the_rest_stays(tmp_pa
     assert {namespace.name for namespace in survey(tmp_path)} == {NAMESPACE, namespace_of(b"p" * 32)}
 
 
+def test_a_namespace_goes_with_the_sessions_that_were_in_it(tmp_path: Path) -> None:
+    namespace = other(tmp_path)
+    for name in ("sessions.sqlite", "sessions.sqlite-wal", "sessions.sqlite-shm"):
+        (namespace / name).write_bytes(b"chats")
+    last_used(namespace, NOW - 3 * DAY)
+    assert len(remove_unused(tmp_path, "", before=NOW - DAY)) == 1
+    assert not namespace.exists()
+
+
 def test_what_is_no_namespace_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "lock").touch()

@@ -66,3 +66,13 @@ def test_a_sync_that_the_medium_refuses_names_what_is_lost(tmp_path: Path) -> No
     assert worker.sync(wanted).result(10) == [name_of(1), name_of(2)]
     armed = False
     worker.close()
+
+
+def test_whoever_left_before_a_sync_was_answered_stops_nobody(tmp_path: Path) -> None:
+    worker, done = worker_over(open_store(tmp_path))
+    gone = worker.sync([(0, name_of(0))])
+    gone.cancel()
+    worker.begin(stores(2))
+    assert worker.sync([(0, name_of(0)), (1, name_of(1))]).result(10) == []
+    assert [one.ok for one in done] == [True] * 2
+    worker.close()

@@ -11,7 +11,7 @@ from octavo.scheduler.fairness import OUTPUT_COST
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.sequence import State
 from octavo.scheduler.waits import WaitReason
-from octavo.types import FinishReason
+from octavo.types import FinishReason, Timeouts
 
 
 def test_nobody_holds_more_than_its_maximum() -> None:
@@ -174,10 +174,23 @@ def test_a_prefix_is_another_tenants_only_when_the_operator_shares_it() -> None:
 def test_pins_use_only_their_tenants_guarantee() -> None:
     served = Served(blocks=40, block=16, pins=20, tokens=64)
     served.scheduler.set_tenants([TenantPolicy("a", guaranteed=4)])
-    with pytest.raises(PinRefused, match="tenant b is guaranteed 0"):
+    with pytest.raises(PinRefused, match="tenant b keep 0, and it is guaranteed 0"):
         served.scheduler.pinning.open(PinOrder("p", tuple(range(32)), 60.0, tenant="b"), 99, 0.0)
-    with pytest.raises(PinRefused, match="1 are missing"):
+    with pytest.raises(PinRefused, match="needs 5 blocks.*it is guaranteed 4"):
         served.scheduler.pinning.open(PinOrder("p", tuple(range(80)), 60.0, tenant="a"), 99, 0.0)
+
+
+def test_a_tenant_is_told_no_number_that_others_move() -> None:
+    served = Served(blocks=10, block=16, pins=20, tokens=64)
+    served.add(tuple(range(100, 180)), 20, tenant="b")
+    served.step()
+    late = served.add(tuple(range(70)), 40, tenant="a", timeouts=Timeouts(queue=1.0))
+    served.scheduler.schedule(0.5)
+    (waiting,) = served.scheduler.sequences_of(late)
+    assert waiting.wait.reason is WaitReason.BLOCKS
+    (final,) = served.scheduler.expire(2.0)
+    assert final.error.endswith("waiting: too few blocks are unheld for it")
+    assert "unheld, of which" in served.scheduler.events.recent(1)[0].text, "the operator is told all"
 
 
 def test_bounds_that_do_not_fit_are_refused_and_change_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from rich.console import Console
@@ -25,6 +26,8 @@ def run(
 ) -> None:
     """Serve until a signal. The port is taken and the tenants are read before the model is loaded, so what is
     wrong with them is known at once."""
+    if tenants is not None:  # which ends a process that does not expect it; the server will
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     listener = bind(host, port)
     roster = None if tenants is None else Roster(Path(tenants))
     settings = ServerSettings(host=host, api_keys=api_keys, drain_timeout_s=drain_timeout_s, roster=roster)

@@ -263,7 +263,7 @@ class AsyncLLM:
                 raise EngineStopped(self._closed)
             if len(self._streams) >= self._max_open:
                 raise QueueFull(
-                    f"{len(self._streams):,} requests are waiting or running; allowed: {self._max_open:,} "
+                    f"too many requests are waiting or running; allowed: {self._max_open:,} "
                     "(settings max_queue and max_seqs); try again shortly"
                 )
             self._streams[request.request_id] = stream

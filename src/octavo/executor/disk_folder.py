@@ -21,7 +21,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 _NAMESPACE = re.compile(r"[0-9a-f]{32}(\.removed)?")
-_FILES = ("blocks", "index.sqlite-wal", "index.sqlite-shm", "index.sqlite-journal", "index.sqlite", "lock")
+_DATABASES = ("sessions.sqlite", "index.sqlite")
+_FILES = (
+    "blocks",
+    *(f"{name}{end}" for name in _DATABASES for end in ("-wal", "-shm", "-journal", "")),
+    "lock",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,8 +110,9 @@ class TransferWorker:
                 continue
             if isinstance(transfer, _Sync):
                 self._commit()
-                found = self._store.is_listed
-                transfer.lost.set_result([n for slot, n in transfer.wanted if not found(slot, n)])
+                if transfer.lost.set_running_or_notify_cancel():  # else whoever asked has gone
+                    found = self._store.is_listed
+                    transfer.lost.set_result([n for slot, n in transfer.wanted if not found(slot, n)])
                 self._queue.task_done()
                 continue
             begun = time.perf_counter()

@@ -65,6 +65,8 @@ class Holding:
             if len(own.union(names)) > limit:
                 return f"the tier below keeps {len(own):,} blocks of {limit:,} that it may for this tenant"
         if not tier.keep(names):
+            if tenant:  # no number that others move
+                return "the tier below keeps as many blocks as it may"
             return f"the tier below keeps {tier.num_kept:,} blocks of {tier.kept_max:,} that it may"
         return ""
 

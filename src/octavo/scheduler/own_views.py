@@ -15,19 +15,12 @@ from typing import TYPE_CHECKING
 from octavo.scheduler.events import EVENTS_MAX, Event, EventKind
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.views import EVENTS_TOLD, MapView, PinView, RequestView, view_pin, view_request
-from octavo.scheduler.waits import WaitReason
 
 if TYPE_CHECKING:
     from octavo.scheduler.scheduler import Scheduler
 
 # Kinds whose text is about one request or pin alone.
 _TOLD_AS_THEY_ARE = frozenset({EventKind.FAILED, EventKind.PINNED, EventKind.UNPINNED, EventKind.PIN_EXPIRED})
-# Waits whose words hold numbers or ids of others.
-_WORDS = {
-    WaitReason.ROWS: "as many sequences run as may (setting max_seqs)",
-    WaitReason.BLOCKS: "too few blocks are unheld for it",
-    WaitReason.FOLLOWS: "the prefix that it needs is being computed",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +50,7 @@ def view_own_kv(scheduler: Scheduler, tenant: str, now: float) -> OwnKvView:
         scheduler.memory.block_size,
         sum(len(s.table) for s in running if s.table is not None),
         sum(len(pin.table) for pin in pins if pin.table is not None),
-        tuple(view_pin(pin, now) for pin in pins),
+        tuple(view_pin(pin, now) for pin in pins if not pin.is_of_session),
         sum(s.request.tenant == tenant for s in scheduler.waiting),
         len(running),
         tuple(_own_event(event) for event in events[:EVENTS_TOLD]),
@@ -105,7 +98,7 @@ def view_own_request(scheduler: Scheduler, tenant: str, request_id: int, now: fl
 
 
 def _own_words(scheduler: Scheduler, sequence: Sequence, why: str) -> str:
-    return _WORDS.get(scheduler.why_waiting(sequence).reason, why) if why else ""
+    return scheduler.why_waiting(sequence).in_words_of(sequence.request.tenant) if why else ""
 
 
 def _own_event(event: Event) -> Event:

@@ -139,7 +139,8 @@ class Pinning:
         """Whoever asked for this pin wants it no more; there may be none, or another's."""
         pin = self._pins.find(order.tenant, order.pin_name)
         if pin is not None and pin.filler == filler:
-            self.release(order.tenant, order.pin_name)
+            self.remove(pin)
+            self._note(EventKind.UNPINNED, pin, f"pin {pin.name} was deleted")
 
     def expire(self, now: float) -> None:
         """Let go of pins whose time has passed. One that is being filled goes with its request."""
@@ -199,22 +200,22 @@ class Pinning:
             return ""
         holders = sorted(self._pins.all(), key=lambda pin: -pin.num_held)
         who = ", ".join(f"{pin.name} {pin.num_held:,}" for pin in holders[:5] if pin.tenant == tenant)
+        if tenant:  # no number that others move
+            return (
+                f"{what} needs {num_blocks:,} blocks, more than are left to pins now; those of tenant "
+                f"{tenant} keep {self._pins.blocks_of(tenant) - given_up:,}, and it is guaranteed "
+                f"{tenancy.quotas.policy(tenant).guaranteed:,}" + (f"; held by pins {who}" if who else "")
+            )
         return (
             f"{what} needs {num_blocks:,} blocks and {missing:,} are missing: pins keep {kept:,} "
             f"of {budget:,} that they may (setting pin_memory), and the largest request needs {largest:,} of "
-            f"the pool's {pool:,}"
-            + (
-                f"; tenant {tenant} is guaranteed {tenancy.quotas.policy(tenant).guaranteed:,}"
-                if tenancy.quotas.has_guarantees
-                else ""
-            )
-            + (f"; held by pins {who}" if who else "")
+            f"the pool's {pool:,}" + (f"; held by pins {who}" if who else "")
         )
 
     def find(self, tenant: str, name: str) -> Pin:
-        """The tenant's pin. Raises UnknownPin."""
+        """The tenant's pin. Raises UnknownPin, also for a session's: clients do not name those."""
         pin = self._pins.find(tenant, name)
-        if pin is None:
+        if pin is None or pin.is_of_session:
             raise UnknownPin(f"there is no pin named {name[:80]!r}", param="name")
         return pin
 

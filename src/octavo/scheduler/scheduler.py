@@ -139,9 +139,9 @@ class Scheduler:
         check_fits(request, self.config, room, self.memory.block_size)
         self.tenancy.check_queue(request.tenant)
         if len(self.waiting) >= self.config.max_waiting:
+            many = "too many" if request.tenant else f"{len(self.waiting)}"  # no number that others move
             raise QueueFull(
-                f"{len(self.waiting)} requests are waiting; allowed: {self.config.max_waiting} "
-                "(setting max_queue)"
+                f"{many} requests are waiting; allowed: {self.config.max_waiting} (setting max_queue)"
             )
         assert request.request_id not in self._live, "request ids are unique"
         sequence = Sequence(
@@ -200,12 +200,13 @@ class Scheduler:
         updates = []
         for s in sequences:
             waited = self.now - s.request.arrival
-            doing = f"waiting: {self.why_waiting(s).in_words()}" if s.state is State.WAITING else "running"
-            text = (
-                f"{deadline.value} of request {request_id} passed after {waited:.2f} s while it was {doing}"
-            )
+            wait = self.why_waiting(s) if s.state is State.WAITING else None
+            begin = f"{deadline.value} of request {request_id} passed after {waited:.2f} s while it was "
+            text = begin + ("running" if wait is None else f"waiting: {wait.in_words()}")
             blocks = 0 if s.table is None else len(s.table)
             self.events.note(Event(self.now, EventKind.TIMED_OUT, text, request_id, s.request.tenant, blocks))
+            if wait is not None:
+                text = f"{begin}waiting: {wait.in_words_of(s.request.tenant)}"
             updates += self.end(s, FinishReason.TIMEOUT, text)
         return updates
 

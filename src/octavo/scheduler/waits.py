@@ -30,6 +30,10 @@ class Wait:
     promised: int = 0
     request_id: int | None = None
 
+    def in_words_of(self, tenant: str) -> str:
+        """The same for a tenant, who is told no number and no id of others; "" is nobody's."""
+        return _OWN_WORDS.get(self.reason, self.in_words()) if tenant else self.in_words()
+
     def in_words(self) -> str:
         """One clause for a person."""
         match self.reason:
@@ -59,6 +63,12 @@ class Wait:
                 return "it was preempted while a step ran, and waits for that step's token"
 
 
+# Of reasons whose words hold numbers or ids of others.
+_OWN_WORDS = {
+    WaitReason.ROWS: "as many sequences run as may (setting max_seqs)",
+    WaitReason.BLOCKS: "too few blocks are unheld for it",
+    WaitReason.FOLLOWS: "the prefix that it needs is being computed",
+}
 QUEUED = Wait(WaitReason.QUEUED)
 IN_FLIGHT = Wait(WaitReason.IN_FLIGHT)
 LOADING = Wait(WaitReason.LOADING)
