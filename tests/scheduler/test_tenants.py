@@ -176,7 +176,7 @@ def test_pins_use_only_their_tenants_guarantee() -> None:
     served.scheduler.set_tenants([TenantPolicy("a", guaranteed=4)])
     with pytest.raises(PinRefused, match="tenant b keep 0, and it is guaranteed 0"):
         served.scheduler.pinning.open(PinOrder("p", tuple(range(32)), 60.0, tenant="b"), 99, 0.0)
-    with pytest.raises(PinRefused, match="needs 5 blocks.*it is guaranteed 4"):
+    with pytest.raises(PinRefused, match=r"needs 5 blocks.*it is guaranteed 4"):
         served.scheduler.pinning.open(PinOrder("p", tuple(range(80)), 60.0, tenant="a"), 99, 0.0)
 
 
