@@ -198,7 +198,7 @@ class BlockPool:
 
     def _most_cached(self) -> int:
         """The owner with most cached blocks for its weight, who is above its share if anybody is."""
-        if len(self.cached) == 1:
+        if self.cached[0] == self.num_cached:
             return 0
         return max(range(len(self.cached)), key=lambda owner: self.cached[owner] / self.weights[owner])
 

@@ -73,7 +73,8 @@ class LowerTier:
         self._free = tuple([slot for slot in free if self._tier_of(slot) == tier] for tier in (_HOST, _DISK))
         self._keepers: Counter[bytes] = Counter()  # of names that are stored or not
         self._owner_of: dict[bytes, int] = {}  # of names that this ledger stored
-        self._names_of: dict[int, dict[bytes, None]] = {}  # by owner, least recently used first
+        self._names_of: dict[int, dict[bytes, None]] = {}  # that nobody keeps, least recently used first
+        self._kept_of: Counter[int] = Counter()  # by owner
         self._storing: dict[bytes, int] = {}
         self._loading: Counter[bytes] = Counter()
         self._doomed: set[bytes] = set()  # forgotten while they were on their way
@@ -137,6 +138,10 @@ class LowerTier:
         for name in in_host:
             self.forget(name)
         for name in names:
+            if name not in self._keepers:
+                self._uncount(name)
+                self._keepers[name] = 0
+                self._own(name)
             self._keepers[name] += 1
             for used in self._used:
                 used.pop(name, None)
@@ -147,20 +152,20 @@ class LowerTier:
         for name in names:
             self._keepers[name] -= 1
             if self._keepers[name] == 0:
+                self._uncount(name)
                 del self._keepers[name]
+                self._own(name)
                 if name in self._slot_of:
                     self._put(name, self._slot_of[name], self._now)
 
     def count_of(self, owner: int) -> int:
         """Names that were stored for that owner since this ledger began, those on their way included."""
-        return len(self._names_of.get(owner, ()))
+        return len(self._names_of.get(owner, ())) + self._kept_of[owner]
 
     def oldest_of(self, owner: int) -> bytes | None:
         """The one of them that it can best do without; None: all are kept, or on their way somewhere."""
-        for name in self._names_of.get(owner, ()):
-            if not (name in self._keepers or name in self._storing or name in self._loading):
-                return name
-        return None
+        own = self._names_of.get(owner, ())
+        return next((name for name in own if not (name in self._storing or name in self._loading)), None)
 
     def begin_store(self, name: bytes, owner: int = 0) -> int | None:
         """A slot for `name`, whose bytes will now be written: a free one, or that of the least recently used
@@ -174,7 +179,7 @@ class LowerTier:
         if slot is not None:
             self._storing[name] = slot
             self._owner_of[name] = owner
-            self._names_of.setdefault(owner, {})[name] = None
+            self._own(name)
         return slot
 
     def end_store(self, name: bytes, ok: bool) -> None:
@@ -268,15 +273,31 @@ class LowerTier:
             used[name] = used_at
         self._slot_of[name] = slot
         own = self._names_of.get(self._owner_of.get(name, -1))
-        if own is not None:
+        if own is not None and name in own:
             own[name] = own.pop(name)
 
-    def _disown(self, name: bytes) -> None:
-        owner = self._owner_of.pop(name, None)
-        if owner is not None:
+    def _own(self, name: bytes) -> None:
+        """Count it with its owner's, kept ones apart."""
+        owner = self._owner_of.get(name)
+        if owner is None:
+            return
+        if name in self._keepers:
+            self._kept_of[owner] += 1
+        else:
+            self._names_of.setdefault(owner, {})[name] = None
+
+    def _uncount(self, name: bytes) -> None:
+        owner = self._owner_of.get(name)
+        if owner is None:
+            return
+        if name in self._keepers:
+            self._kept_of[owner] -= 1
+        else:
             del self._names_of[owner][name]
-            if not self._names_of[owner]:
-                del self._names_of[owner]
+
+    def _disown(self, name: bytes) -> None:
+        self._uncount(name)
+        self._owner_of.pop(name, None)
 
     def _remove(self, name: bytes) -> int:
         slot = self._slot_of.pop(name)

@@ -47,7 +47,7 @@ class Admission:
         # Blocks that the running sequences will still take, and those that a priority could free: kept while
         # nothing changes.
         self._promised: int | None = None
-        self._freed: dict[tuple[int, str], set[int]] = {}
+        self._freed: dict[tuple[int, str, int], set[int]] = {}
 
     def give_back_priorities(self) -> None:
         """What was lent in the last step ends."""
@@ -138,13 +138,28 @@ class Admission:
             if not covered or self._is_better_loaded(sequence, num_hits):
                 done.add(tenant)
                 continue
-            if not scheduler.tenancy.claim_fits(sequence, num_hits, scheduler.num_free_rows, frozenset()):
+            while not self._claim_fits(sequence, num_hits) and self._let_a_borrowed_fetch_go(sequence):
+                num_hits = self._find_hits(sequence)
+            if not self._claim_fits(sequence, num_hits):
                 victims = scheduler.tenancy.victims_for(sequence, num_hits)
                 if victims is None:
                     done.add(tenant)
                     continue
                 self._preempt_all(victims, sequence)
             self._enter(sequence, num_hits)
+
+    def _claim_fits(self, sequence: Sequence, num_hits: int) -> bool:
+        rows = self._scheduler.num_free_rows
+        return self._scheduler.tenancy.claim_fits(sequence, num_hits, rows, frozenset())
+
+    def _let_a_borrowed_fetch_go(self, sequence: Sequence) -> bool:
+        """What borrowers hold while they wait keeps no guarantee from its tenant."""
+        scheduler, own = self._scheduler, sequence.request.tenant
+        for tenant in scheduler.transfers.fetchers():
+            if tenant != own and scheduler.memory.quotas.is_borrower(tenant):
+                self._note_change()
+                return scheduler.transfers.give_back(None, others_too=True, tenant=tenant)
+        return False
 
     def _preempt_all(self, victims: Many[Sequence], winner: Sequence) -> None:
         places = {self._scheduler.place(victim) for victim in victims}
@@ -163,6 +178,7 @@ class Admission:
         lower = whole_groups([s for s in own if s.priority < sequence.priority])
         kept = [s for s in scheduler.running if s not in lower]
         while not scheduler.tenancy.allows(sequence, num_hits, kept, self._held_only_by(lower)):
+            self._note_change()
             if scheduler.transfers.give_back(sequence, others_too=False, tenant=tenant):
                 continue
             if own or not scheduler.transfers.give_back(None, others_too=True, tenant=tenant):
@@ -235,6 +251,7 @@ class Admission:
         while not self._fits(sequence, num_hits):
             if not self._scheduler.transfers.give_back(None, others_too=True):
                 break
+            self._note_change()
             num_hits = self._find_hits(sequence)
         return num_hits
 
@@ -256,13 +273,8 @@ class Admission:
 
     def _fits(self, sequence: Sequence, num_hits: int) -> bool:
         """Whether rows and blocks suffice as things stand."""
-        scheduler = self._scheduler
-        if self._promised is None:
-            self._promised = self._blocks_promised(scheduler.running)
-        return (
-            1 + sequence.forks_left <= scheduler.num_free_rows
-            and self._blocks_suffice(sequence, num_hits, self._promised, len(scheduler.running), frozenset())
-            and scheduler.tenancy.allows(sequence, num_hits, scheduler.running, frozenset())
+        return self._fits_but_for_its_tenant(sequence, num_hits) and self._scheduler.tenancy.allows(
+            sequence, num_hits, self._scheduler.running, frozenset()
         )
 
     def fits_beside(
@@ -275,6 +287,15 @@ class Admission:
             1 + sequence.forks_left <= rows
             and self._blocks_suffice(sequence, num_hits, self._blocks_promised(running), len(running), freed)
             and scheduler.tenancy.allows(sequence, num_hits, running, freed)
+        )
+
+    def _fits_but_for_its_tenant(self, sequence: Sequence, num_hits: int) -> bool:
+        """Whether rows and blocks suffice, so that only bounds of its tenant keep it out."""
+        scheduler = self._scheduler
+        if self._promised is None:
+            self._promised = self._blocks_promised(scheduler.running)
+        return 1 + sequence.forks_left <= scheduler.num_free_rows and self._blocks_suffice(
+            sequence, num_hits, self._promised, len(scheduler.running), frozenset()
         )
 
     def _why_not(self, sequence: Sequence, num_hits: int) -> Wait:
@@ -328,10 +349,10 @@ class Admission:
         scheduler = self._scheduler
         if not scheduler.running or scheduler.running[-1].request.priority >= sequence.priority:
             return False  # the common case, in O(1)
-        protects = scheduler.tenancy.is_protected
-        lower = whole_groups(
-            [s for s in scheduler.running if s.priority < sequence.priority and not protects(s, sequence)]
-        )
+        lower = [s for s in scheduler.running if s.priority < sequence.priority]
+        if self._fits_but_for_its_tenant(sequence, num_hits):  # then only the tenant's own can help
+            lower = [s for s in lower if s.request.tenant == sequence.request.tenant]
+        lower = whole_groups(scheduler.tenancy.lenders(lower, sequence))
         kept = [s for s in scheduler.running if s not in lower]
         if not self.fits_beside(sequence, num_hits, kept, self._blocks_freed(sequence, lower)):
             return False
@@ -346,7 +367,7 @@ class Admission:
 
     def _blocks_freed(self, sequence: Sequence, lower: list[Sequence]) -> set[int]:
         """The blocks that only `lower` hold, which are all that may be preempted for `sequence`."""
-        key = (sequence.priority, sequence.request.tenant)
+        key = (sequence.priority, sequence.request.tenant, len(lower))
         if key not in self._freed:
             self._freed[key] = self._held_only_by(lower)
         return self._freed[key]

@@ -30,6 +30,7 @@ class Service:
 
     def __init__(self, weight_of: Callable[[str], float]) -> None:
         self._weight_of = weight_of
+        self._weights: dict[str, float] = {}  # as they were when last asked for
         self.served: Counter[str] = Counter()  # tokens by tenant, by the costs above
         self._counter: dict[str, float] = {}
         self._live: Counter[str] = Counter()  # unfinished sequences by tenant
@@ -66,17 +67,26 @@ class Service:
         weight = min(self._weight_of(passer), self._weight_of(head))
         return passer == head or (self.of(passer) - self.of(head)) * weight < OUTPUT_COST * slots
 
+    def reweigh(self) -> None:
+        """Weights have changed."""
+        self._weights.clear()
+
     def count(self, sequence: Sequence, stop: int) -> None:
         """Positions up to `stop` are, or will be, computed for it."""
         first = sequence.num_served
         if stop <= first:
             return
         sequence.num_served = stop
-        outputs = max(0, stop - max(first, sequence.num_prompt))
-        cost = (stop - first - outputs) + OUTPUT_COST * outputs
+        outputs = stop - first
+        if first < sequence.num_prompt:
+            outputs = max(0, stop - sequence.num_prompt)
+        cost = stop - first + (OUTPUT_COST - 1) * outputs
         tenant = sequence.request.tenant
+        weight = self._weights.get(tenant)
+        if weight is None:
+            weight = self._weights[tenant] = self._weight_of(tenant)
         self.served[tenant] += cost
-        self._counter[tenant] = self.of(tenant) + cost / self._weight_of(tenant)
+        self._counter[tenant] += cost / weight
 
 
 class Turns:

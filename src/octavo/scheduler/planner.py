@@ -162,6 +162,6 @@ class Planner:
         scheduler = self._scheduler
         if not scheduler.memory.quotas.has_guarantees or scheduler.transfers.in_flight:
             return ()
-        if min(scheduler.running, key=lambda s: s.rank) is not sequence:
+        if min(s.rank for s in scheduler.running) < sequence.rank:  # beams of a group share theirs
             return ()
         return scheduler.victims.find(scheduler.victims.unplanned(sequence), 1)

@@ -88,9 +88,11 @@ class Staging:
                     continue
                 seen.add(block)
                 is_below = findable and name is not None and worth_it and transfers.is_below(name)
+                # One that was forgotten below while others still read it there cannot be stored yet.
+                can_store = findable and name is not None and not transfers.is_loading(name)
                 if is_below:
                     loaded += 1
-                elif findable and name is not None and len(stored) < room:
+                elif can_store and len(stored) < room:
                     loaded += 1
                     stored.append(block)
                 else:

@@ -50,14 +50,16 @@ class Tenancy:
         except TenantsRefused:
             self.quotas.set_policies(before)
             raise
+        self.service.reweigh()
         for policy in policies:
+            if policy.name == SHARED:
+                continue  # what is shared is held by sequences of all
             while policy.maximum is not None and self.quotas.charged(policy.name) > policy.maximum:
                 own = [s for s in scheduler.running if s.request.tenant == policy.name]
                 if own:
                     scheduler.victims.preempt(scheduler.victims.find(own, 1), None)
-                else:
-                    gave_way = scheduler.transfers.give_back(None, others_too=True, tenant=policy.name)
-                    assert gave_way, "a tenant holds more than its pins and loads, and nobody gives way"
+                elif not scheduler.transfers.give_back(None, others_too=True, tenant=policy.name):
+                    break  # what is on its way down is let go when it is there; till then nothing is taken
 
     def _check(self) -> None:
         pool, size = self._scheduler.memory.pool.num_blocks, self._scheduler.memory.block_size
@@ -229,6 +231,26 @@ class Tenancy:
         """How many blocks its tenant borrows, for its weight: who borrows most gives way first."""
         policy = self.quotas.policy(request.tenant)
         return max(0, self.quotas.charged(request.tenant) - policy.guaranteed) / policy.weight
+
+    def lenders(self, candidates: Many[Sequence], winner: Sequence) -> list[Sequence]:
+        """Of these, who may be preempted for a sequence of another tenant until their own are down to their
+        guarantee; last in rank first. O(blocks of the candidates)."""
+        if not self.quotas.has_guarantees:
+            return list(candidates)
+        pool, charged, listed = self._scheduler.memory.pool, Counter[int](), Counter[int]()
+        found = []
+        for victim in sorted(candidates, key=lambda s: s.rank, reverse=True):
+            tenant = victim.request.tenant
+            owner = self.quotas.owner(tenant)
+            left = pool.charged[owner] - charged[owner]
+            if tenant != winner.request.tenant and left <= self.quotas.policy(tenant).guaranteed:
+                continue
+            found.append(victim)
+            for block in victim.table.blocks if victim.table is not None else ():
+                listed[block] += 1
+                if listed[block] == pool.holders[block]:
+                    charged[pool.owner[block]] += 1
+        return found
 
     def victims_for(self, sequence: Sequence, num_hits: int) -> list[Sequence] | None:
         """Borrowers to be preempted, in order, so that a sequence that its guarantee covers fits; None: that

@@ -230,6 +230,10 @@ class Transfers:
         """True when its fetch has ended, well or not, and what came of it is held."""
         return sequence.seq_id in self._fetches
 
+    def fetchers(self) -> list[str]:
+        """Tenants of those for whom a fetch is complete."""
+        return [fetch.sequence.request.tenant for fetch in self._fetches.values() if not fetch.pending]
+
     def is_loading(self, name: bytes) -> bool:
         """True while the bytes of that name are on their way up, for whomever."""
         return name in self._loading
@@ -263,6 +267,8 @@ class Transfers:
             assert block is not None
             memory.pool.retain(block)
             table.blocks.append(block)
+        shared = set(sequence.chain.names[: sequence.chain.num_shared])
+        table.num_shared = len(table.blocks) + sum(name in shared for name in missing)
         for name, block in zip(missing, memory.take(table, len(missing)), strict=True):
             transfer = Transfer(next(_IDS), block, self.tier.begin_load(name), name, Move.LOAD)
             fetch.pending.add(transfer.transfer_id)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from octavo.scheduler.scheduler import Scheduler
 
 
+CANDIDATES_MAX = 32  # whose losses are compared
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """What sequences have to do again to be where they were. Positions of shared blocks count once."""
@@ -131,11 +134,11 @@ class Victims:
             return groups[0] if groups else ()
         order = [(max(s.priority for s in g), -self._share_of(g[0].request)) for g in groups]
         first = min(order)
-        candidates = [
-            self._candidate(group, priority, -share, needed)
-            for group, (priority, share) in zip(groups, order, strict=True)
-            if (priority, share) == first
-        ]
+        alike = [group for group, place in zip(groups, order, strict=True) if place == first]
+        if len(alike) > CANDIDATES_MAX:  # a bound on the work: those that rank last are looked at
+            alike = sorted(alike, key=lambda group: group[0].rank)[-CANDIDATES_MAX:]
+        priority, share = first
+        candidates = [self._candidate(group, priority, -share, needed) for group in alike]
         chosen = choose(candidates, needed)
         assert chosen is not None
         return chosen.members
