@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from tests.scheduler.served import Served
 
@@ -11,7 +13,7 @@ from octavo.scheduler.fairness import OUTPUT_COST
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.sequence import State
 from octavo.scheduler.waits import WaitReason
-from octavo.types import FinishReason, Timeouts
+from octavo.types import FinishReason, Timeouts, TransferDone
 
 
 def test_nobody_holds_more_than_its_maximum() -> None:
@@ -228,3 +230,59 @@ def test_eviction_takes_first_from_who_has_most_cached_for_its_weight() -> None:
     served.drain()
     assert served.memory.quotas.cached("small") == before, "the longest unheld are small's, and stay"
     assert served.memory.quotas.cached("large") < 12
+
+
+def test_a_higher_priority_leaves_a_lender_its_guarantee() -> None:
+    served = Served(blocks=20, block=16, tokens=200)
+    served.scheduler.set_tenants([TenantPolicy("a", guaranteed=10), TenantPolicy("b")])
+    for i in range(4):
+        served.add(tuple(range(i * 100, i * 100 + 40)), 8, tenant="a")
+    for _ in range(3):
+        served.step()
+    assert served.memory.quotas.charged("a") == 12
+    served.add(tuple(range(5000, 5150)), 4, tenant="b", priority=9)
+    served.scheduler.schedule(0.0)
+    assert served.memory.quotas.charged("a") >= 9, (
+        "one of its sequences may go, which takes it below by a part"
+    )
+
+
+def test_what_only_a_tenants_own_bounds_lack_costs_nobody_else() -> None:
+    served = Served(blocks=100, block=16, tokens=200)
+    served.scheduler.set_tenants([TenantPolicy("a", maximum=6), TenantPolicy("b")])
+    others = [served.add(tuple(range(i * 100, i * 100 + 40)), 60, tenant="b") for i in range(3)]
+    own = served.add(tuple(range(9000, 9080)), 12, tenant="a")
+    for _ in range(3):
+        served.step()
+    first = served.add(tuple(range(7000, 7080)), 4, tenant="a", priority=5)
+    served.step()
+    assert served.state(first) is State.RUNNING
+    assert served.state(own) is State.WAITING
+    served.drain()
+    assert [served.usage(other).preemptions for other in others] == [0, 0, 0]
+
+
+def test_what_borrowers_fetched_and_wait_with_gives_way_to_a_guarantee() -> None:
+    served = Served(blocks=30, block=16, rows=1, tokens=200, slots=100)
+    served.scheduler.set_tenants([TenantPolicy("a", guaranteed=12), TenantPolicy("b")])
+    prompts = [tuple(range(i * 1000, i * 1000 + 160)) for i in range(3)]
+    tier = served.scheduler.transfers.tier
+    assert tier is not None
+    for prompt in prompts:  # all of it is below, and nothing in the pool
+        chain = served.scheduler.tenancy.chain_for("b", array("I", prompt))
+        for name in chain.names:
+            tier.begin_store(name)
+            tier.end_store(name, ok=True)
+    served.add(tuple(range(50_000, 50_020)), 60, tenant="b")
+    served.step()
+    for prompt in prompts:
+        served.add(prompt, 4, tenant="b")
+    for _ in range(4):
+        plan = served.plan()
+        for transfer in plan.transfers:
+            served.scheduler.transfers.finish(TransferDone(transfer.transfer_id, ok=True, seconds=0.001))
+        served.commit(plan)
+    wanted = served.add(tuple(range(70_000, 70_170)), 4, tenant="a")
+    for _ in range(2):
+        served.step()
+    assert served.state(wanted) is State.RUNNING
