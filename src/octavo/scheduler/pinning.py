@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from octavo.scheduler.scheduler import Scheduler
 
 PINS_MAX = 1024
+BEYOND_MAXIMUM = "its tenant holds as many blocks as it may; try again when some of its requests have ended"
 PREEMPTED_LATE = "its request was preempted at the last moment; pin it again"
 TTL_S_MAX = 30 * 86_400.0
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -108,6 +109,9 @@ class Pinning:
         if self._scheduler.memory.find_prefix(pin.names) < pin.num_blocks:
             self._pins.remove(pin)
             return PREEMPTED_LATE
+        if not self._scheduler.tenancy.may_hold(pin.tenant, pin.names):  # preempted late, and others took it
+            self._pins.remove(pin)
+            return BEYOND_MAXIMUM
         self._pins.fill(pin)
         self._note(EventKind.PINNED, pin, f"pin {pin.name} holds {pin.num_blocks:,} blocks")
         self._scheduler.holding.begin(pin)

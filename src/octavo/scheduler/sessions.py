@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from octavo.errors import InvalidRequest, PinRefused, SessionBusy, SessionRefused, UnknownSession
 from octavo.memory.pins import Pin, Strength
 from octavo.scheduler.events import Event, EventKind
-from octavo.scheduler.pinning import resumed_name
+from octavo.scheduler.pinning import BEYOND_MAXIMUM, resumed_name
 from octavo.scheduler.sequence import Sequence
 from octavo.types import Request
 
@@ -225,6 +225,8 @@ class Sessions:
         names = session.names[: next((i for i, found in enumerate(there) if not found), len(session.names))]
         missing = [name for name in names if not tier.can_keep(name)]
         reason = self._shortage(session, len(missing))
+        if not reason and not scheduler.tenancy.may_hold(tenant, missing):
+            reason = BEYOND_MAXIMUM
         if reason:
             raise PinRefused(reason)
         why_not = self._beyond_maximum(session, len(names)) or scheduler.holding.keep(tenant, names)
@@ -306,6 +308,8 @@ class Sessions:
         scheduler = self._scheduler
         names = session.names[: scheduler.memory.find_prefix(session.names)]
         session.note = self._beyond_maximum(session, len(names)) or self._shortage(session, len(names))
+        if not session.note and not scheduler.tenancy.may_hold(session.tenant, names):
+            session.note = BEYOND_MAXIMUM
         if not names:
             session.note = "its turns fill no block, or prefix caching is off (setting prefix_caching)"
         if session.note:

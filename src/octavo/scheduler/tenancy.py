@@ -90,6 +90,17 @@ class Tenancy:
         tables = [table for table in self._scheduler.transfers.tables_in_flight() if table.charges]
         return len({block for table in tables for block in table.blocks if pool.owner[block] == owner})
 
+    def may_hold(self, tenant: str, names: Many[bytes]) -> bool:
+        """Whether its maximum lets the tenant hold these published names too."""
+        memory, owner = self._scheduler.memory, self.quotas.owner(tenant)
+        pool = memory.pool
+        blocks = (pool.find(name) for name in names)
+        new = sum(
+            b is not None and pool.owner[b] == owner and (pool.holders[b] == 0 or b in pool.uncharged)
+            for b in blocks
+        )
+        return new <= self.quotas.room(owner)
+
     def reserved(self, tenant: str, more: int = 0) -> int:
         """Blocks that others may borrow, but never count on; `more`: with as many more pinned."""
         return max(self.quotas.policy(tenant).guaranteed, self._scheduler.pins.blocks_of(tenant) + more)
