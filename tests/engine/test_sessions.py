@@ -15,8 +15,10 @@ from tests.engine.chats import Chat, PairTokenizer, open_chat, plain
 from tests.engine.served import wait_until
 
 from octavo.engine.session_store import SESSIONS_MAX, SessionStore
+from octavo.engine.start import open_sessions
 from octavo.engine.turns import compose
 from octavo.errors import (
+    ConfigError,
     InvalidRequest,
     PinRefused,
     RequestFailed,
@@ -28,7 +30,7 @@ from octavo.files import OsFiles
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.sessions import SessionState
 from octavo.scheduler.transfers import Transfers
-from octavo.sim.faults import FaultKind, FaultyFiles, seeded
+from octavo.sim.faults import Fault, FaultKind, FaultyFiles, scripted, seeded
 from octavo.types import ChatMessage, FinishReason, SamplingParams
 
 HELLO = "tell me of the blocks and pages that were bound in leather long ago"
@@ -383,6 +385,60 @@ def test_a_damaged_file_is_begun_afresh(tmp_path: Path, damage: str) -> None:
     again = SessionStore.open(path)
     assert [r.session_id for r in again.all()] == [record.session_id]
     again.close()
+
+
+def test_a_file_that_another_process_has_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.sqlite"
+    store = SessionStore.open(path)
+    record = store.create("", 60.0)
+    store.close()
+    other = sqlite3.connect(path)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        SessionStore.open(path)
+    with pytest.raises(ConfigError, match="cannot be used: database is locked"):
+        open_sessions(tmp_path)
+    other.close()
+    again = SessionStore.open(path)
+    assert (again.opened_afresh, again.all()[0].session_id) == ("", record.session_id)
+    again.close()
+
+
+def test_a_disk_that_fails_at_start_costs_no_session(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.sqlite"
+    store = SessionStore.open(path)
+    record = store.create("", 60.0)
+    store.close()
+    refused = 0
+    for point in range(6):
+        files = FaultyFiles(OsFiles(), scripted({point: Fault(FaultKind.EIO)}))
+        try:
+            SessionStore.open(path, files).close()
+        except (OSError, sqlite3.OperationalError):
+            refused += 1
+        again = SessionStore.open(path)
+        assert [r.session_id for r in again.all()] == [record.session_id]
+        again.close()
+    assert refused > 2
+
+
+def test_the_last_words_are_in_the_file_before_the_disk_is_let_go(tmp_path: Path) -> None:
+    chat = open_chat(tmp_path)
+    assert chat.store is not None
+    path, let_go = chat.store.namespace / "sessions.sqlite", chat.store.close
+    found: list[tuple[int, ...]] = []
+
+    def close() -> None:
+        other = SessionStore.open(path)
+        found.extend(record.tokens for record in other.all())
+        other.close()
+        let_go()
+
+    record = chat.llm._session_support.store.create("", 60.0)
+    chat.llm._session_support.store.say(record.session_id, [5, 6])
+    with mock.patch.object(chat.store, "close", close):
+        chat.close()
+    assert found == [(5, 6)]
 
 
 def test_rows_that_make_no_sense_are_left_out(tmp_path: Path) -> None:

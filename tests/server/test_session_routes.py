@@ -42,6 +42,7 @@ def test_a_streamed_turn_tells_its_session_in_the_header_and_the_first_chunk(edg
         ({"session": "../../etc/passwd"}, 404, "there is no session"),
         ({"session": 5}, 400, "session: Input should be a valid string"),
         ({"session": "new", "n": 2}, 400, "n is 2; allowed with a session: 1"),
+        ({"session": "new", "use_beam_search": True}, 400, "use_beam_search is true; allowed with a session"),
     ],
 )
 def test_a_turn_that_is_wrong_is_refused(edge, fields, status, message):

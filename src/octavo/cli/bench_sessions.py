@@ -33,13 +33,14 @@ def lines_of(turns: Sequence[Resumed]) -> list[str]:
     said, new = [turn.said for turn in turns], [turn.prompt_tokens - turn.said for turn in turns]
     resumed = [turn.seconds_resumed * 1000 for turn in turns]
     again = [turn.seconds_recomputed * 1000 for turn in turns]
+    times = f"{sum(again) / sum(resumed):.1f} times as long" if sum(resumed) else "no text came first"
     return [
         f"{len(turns)} sessions suspended, the server killed with -9 and started again",
-        f"said before: {quantile(said, 0.5):,.0f} tokens (p50), {max(said):,} at most; "
+        f"said before: {quantile(said, 0.5):,.0f} tokens (p50), {max(said, default=0):,} at most; "
         f"new in the next turn: {quantile(new, 0.5):,.0f}",
-        f"old tokens computed again: {max(turn.old_recomputed for turn in turns)} at most",
+        f"old tokens computed again: {max((turn.old_recomputed for turn in turns), default=0)} at most",
         f"time to first token, resumed:    p50 {quantile(resumed, 0.5):8,.1f} ms   "
         f"p95 {quantile(resumed, 0.95):8,.1f} ms",
         f"time to first token, recomputed: p50 {quantile(again, 0.5):8,.1f} ms   "
-        f"p95 {quantile(again, 0.95):8,.1f} ms   ({sum(again) / sum(resumed):.1f} times as long)",
+        f"p95 {quantile(again, 0.95):8,.1f} ms   ({times})",
     ]

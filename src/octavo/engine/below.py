@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.config import StartOptions
+from octavo.engine.session_store import SESSIONS_FILE, longest_ttl
 from octavo.errors import ConfigError
 from octavo.executor.disk import DiskStore, namespace_of
 from octavo.executor.disk_folder import remove_unused, survey
@@ -66,7 +67,14 @@ def open_disk(
         return None
     folder = Path(options.disk_cache).expanduser()
     tidy(folder, namespace_of(fingerprint), max_age_s, time.time())
-    store = DiskStore.open(folder, options.disk_size_bytes, block_bytes, fingerprint, max_age_s=max_age_s)
+    store = DiskStore.open(
+        folder,
+        options.disk_size_bytes,
+        block_bytes,
+        fingerprint,
+        max_age_s=max_age_s,
+        needed_s=lambda namespace: longest_ttl(namespace / SESSIONS_FILE, time.time()),
+    )
     if store.opened_afresh:
         log.warning("the disk cache in %s begins afresh: %s", folder, store.opened_afresh)
     if store.aged:

@@ -194,6 +194,7 @@ class AsyncLLM:
         prompt: Sequence[int],
         params: SamplingParams,
         recorder: TurnRecorder,
+        submit: Callable[[Scheduler, Request], None],
         *,
         session_id: str,
         session_ttl: float,
@@ -201,7 +202,8 @@ class AsyncLLM:
         tenant: str = "",
         timeouts: Timeouts = NO_TIMEOUTS,
     ) -> DeltaStream:
-        """Queue the turn of a session, which `recorder` follows. Raises as `submit`, or SessionBusy."""
+        """Queue the turn of a session, which `recorder` follows; `submit` does it, on the engine's thread.
+        Raises what that raises, QueueFull or EngineStopped."""
         request = make_request(
             next(self._ids),
             prompt,
@@ -221,13 +223,19 @@ class AsyncLLM:
         recorder.stop = stop
         stream = self._open(request, lambda: None)
         stream.recorder = recorder
-        await self._ask_to_submit(request, lambda scheduler, now: scheduler.submit(request))
+
+        def submit_fitted(scheduler: Scheduler, now: float) -> None:
+            # Only here it is known what of the room is the session's own.
+            fitted = request if params.max_tokens is not None else scheduler.sessions.fitted(request)
+            submit(scheduler, fitted)
+
+        await self._ask_to_submit(request, submit_fitted)
         return stream
 
     async def _ask_to_submit(self, request: Request, question: Callable[[Scheduler, float], None]) -> None:
         """Put a question that queues the request, whose stream is open; undone where it raises."""
         try:
-            await self.ask(question)
+            await self._ask(question, request.request_id)
         except BaseException:
             self._forget(request.request_id)
             self._loop.cancel(request.request_id)  # should the question have been put, and we not have waited
@@ -235,10 +243,15 @@ class AsyncLLM:
 
     async def ask(self, question: Callable[[Scheduler, float], AnswerT]) -> AnswerT:
         """What the scheduler answers between two steps. Raises what `question` raises, or EngineStopped."""
+        return await self._ask(question)
+
+    async def _ask(
+        self, question: Callable[[Scheduler, float], AnswerT], request_id: int | None = None
+    ) -> AnswerT:
         with self._lock:
             if self._closed is not None and not self._streams:
                 raise EngineStopped(self._closed)
-            answer = ask(self._engine.inbox, question)
+            answer = ask(self._engine.inbox, question, request_id)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(answer), ANSWER_TIMEOUT_S)
         except TimeoutError:
@@ -304,8 +317,9 @@ class AsyncLLM:
         """Stop the engine's thread after the step that runs. Streams still open end with an error."""
         with self._lock:
             self._closed = self._closed or "the engine has stopped"
+        self._loop.end()
+        self._session_support.store.close()  # its file is under the disk cache's lock
         self._loop.stop()
-        self._session_support.store.close()
         self._tokenizers.shutdown(wait=False, cancel_futures=True)
         self._end_all(self._closed)
 
@@ -366,6 +380,11 @@ class AsyncLLM:
             for command in unread:
                 inbox.put(command)
             unread_ids = {command.request.request_id for command in unread if isinstance(command, Submit)}
+            unread_ids |= {
+                command.request_id
+                for command in unread
+                if isinstance(command, Ask) and command.request_id is not None
+            }
             lost = {i: stream for i, stream in self._streams.items() if i not in unread_ids}
             for request_id in lost:
                 del self._streams[request_id], self._left[request_id]

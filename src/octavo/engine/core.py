@@ -51,14 +51,17 @@ class Ask:
 
     question: Callable[[Scheduler, float], None]
     fail: Callable[[OctavoError], None]  # instead, when there is nobody left to answer
+    request_id: int | None = None  # of the request that the question queues, if it does
 
 
 Command = Submit | Cancel | Ask | TransferDone
 
 
-def ask(inbox: Inbox, question: Callable[[Scheduler, float], AnswerT]) -> Future[AnswerT]:
+def ask(
+    inbox: Inbox, question: Callable[[Scheduler, float], AnswerT], request_id: int | None = None
+) -> Future[AnswerT]:
     """The answer to a question that is put to the scheduler on the engine's thread; an OctavoError is an
-    answer too."""
+    answer too. `request_id` is that of the request which the question queues."""
     answer: Future[AnswerT] = Future()
 
     def put(scheduler: Scheduler, now: float) -> None:
@@ -76,7 +79,7 @@ def ask(inbox: Inbox, question: Callable[[Scheduler, float], AnswerT]) -> Future
         if answer.set_running_or_notify_cancel():
             answer.set_exception(error)
 
-    inbox.put(Ask(put, fail))
+    inbox.put(Ask(put, fail, request_id))
     return answer
 
 

@@ -54,12 +54,16 @@ class EngineLoop:
         """End a request, or one choice of it; any thread."""
         self._engine.inbox.put(Cancel(request_id, choice))
 
-    def stop(self) -> None:
+    def end(self) -> None:
         """Finish the step that runs, then end the thread. Idempotent."""
         self._stopping = True
         self._engine.inbox.wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def stop(self) -> None:
+        """The same, and let go of what the executor has: memory, the disk cache and its lock. Idempotent."""
+        self.end()
         self._engine.executor.close()
 
     def _run(self) -> None:

@@ -23,10 +23,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo.errors import SessionRefused, UnknownSession, require_range
+from octavo.executor.disk_index import is_trouble
 from octavo.files import Database, Files, OsFiles
 
 log = logging.getLogger("octavo.sessions")
 
+SESSIONS_FILE = "sessions.sqlite"  # in the disk cache's namespace
 SESSIONS_MAX = 1024  # of a tenant
 TTL_S_MAX = 30 * 86_400.0
 _ID_BYTES = 18
@@ -58,6 +60,7 @@ class SessionStore:
         self.errors = 0  # writes that failed
         self._clock = clock
         self._records: dict[str, SessionRecord] = {}  # guarded by _lock
+        self._turns: dict[object, str] = {}  # guarded by _lock: turns that run, and the ids of their sessions
         self._lock = threading.Lock()
         self._database: Database | None = None
         self._writer: ThreadPoolExecutor | None = None
@@ -67,18 +70,20 @@ class SessionStore:
         cls, path: Path, files: Files | None = None, clock: Callable[[], float] = time.time
     ) -> SessionStore:
         """The sessions in a file, or a new file. Raises sqlite3.Error or OSError for trouble with the disk
-        itself."""
+        itself, or where another process has the file; then it is left as it is."""
         files, store = files or OsFiles(), cls(clock)
         if path.exists():
             try:
                 store._database = _connect(files, path)
                 store._load()
             except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-                store.opened_afresh = f"its file was damaged ({error})"
-                store._records.clear()
                 if store._database is not None:
                     with contextlib.suppress(sqlite3.Error):
                         store._database.close()
+                if isinstance(error, sqlite3.Error) and is_trouble(error):
+                    raise
+                store.opened_afresh = f"its file was damaged ({error})"
+                store._records.clear()
                 store._database = None
         if store._database is None:
             for suffix in ("-wal", "-shm", "-journal", ""):
@@ -109,7 +114,8 @@ class SessionStore:
         """The tenant's session. Raises UnknownSession, also for one that has expired or is another's."""
         with self._lock:
             record = self._records.get(session_id)
-        if record is None or record.tenant != tenant or record.expires <= self._clock():
+            is_busy = session_id in self._turns.values()
+        if record is None or record.tenant != tenant or (record.expires <= self._clock() and not is_busy):
             raise UnknownSession(
                 f"there is no session {session_id[:40]!r}: it never was, has expired or was deleted",
                 param="session",
@@ -126,15 +132,23 @@ class SessionStore:
         """Until it is forgotten."""
         return max(0.0, record.expires - self._clock())
 
-    def say(self, session_id: str, tokens: Sequence[int]) -> None:
-        """A turn has ended: these are all tokens so far."""
+    def begin_turn(self, session_id: str, turn: object) -> None:
+        """A turn runs: until `end_turn`, the session does not expire. `turn` is any key of the turn's own."""
         with self._lock:
-            record = self._records.get(session_id)
-            if record is None:
-                return  # it was deleted meanwhile
-            record = replace(record, tokens=tuple(tokens), used=self._clock())
-            self._records[session_id] = record
-            self._put(record)
+            self._turns[turn] = session_id
+            self._use(session_id)
+
+    def end_turn(self, turn: object) -> None:
+        """It does not run any more. Again, or of one that never began, does nothing."""
+        with self._lock:
+            session_id = self._turns.pop(turn, None)
+            if session_id is not None:
+                self._use(session_id)
+
+    def say(self, session_id: str, tokens: Sequence[int]) -> bool:
+        """A turn has ended well: these are all tokens so far. False: the session was deleted meanwhile."""
+        with self._lock:
+            return self._use(session_id, tuple(tokens))
 
     def delete(self, tenant: str, session_id: str) -> SessionRecord:
         """Remember nothing of it. Raises UnknownSession."""
@@ -164,11 +178,22 @@ class SessionStore:
                 self._database.close()
 
     def _purge(self, now: float) -> None:
-        """Forget whoever has expired."""
-        gone = [record.session_id for record in self._records.values() if record.expires <= now]
+        """Forget whoever has expired, unless a turn runs."""
+        busy = set(self._turns.values())
+        gone = [r.session_id for r in self._records.values() if r.expires <= now and r.session_id not in busy]
         for session_id in gone:
             del self._records[session_id]
             self._remove(session_id)
+
+    def _use(self, session_id: str, tokens: tuple[int, ...] | None = None) -> bool:
+        """It was used now, and has these tokens. False: there is none."""
+        record = self._records.get(session_id)
+        if record is None:
+            return False
+        record = replace(record, used=self._clock(), tokens=record.tokens if tokens is None else tokens)
+        self._records[session_id] = record
+        self._put(record)
+        return True
 
     # Under the lock, so that the file sees changes in the order in which they were made.
 
@@ -226,6 +251,23 @@ class SessionStore:
             if record is not None:
                 self._records[record.session_id] = record
         self._records = dict(sorted(self._records.items(), key=lambda item: item[1].created))
+
+
+def longest_ttl(path: Path, now: float, files: Files | None = None) -> float:
+    """The longest ttl, in seconds, of the sessions in a file that have not expired at `now`; 0.0 where there
+    is none, and the longest that may be where the file does not tell."""
+    if not path.exists():
+        return 0.0
+    try:
+        database = _connect(files or OsFiles(), path)
+        try:
+            sql = "SELECT max(ttl_ms) FROM sessions WHERE used_ms + ttl_ms > ?"
+            [found] = database.execute(sql, (int(now * 1000),)).fetchone()
+        finally:
+            database.close()
+    except sqlite3.Error:
+        return TTL_S_MAX
+    return min(found / 1000, TTL_S_MAX) if isinstance(found, int) else 0.0
 
 
 def _record(

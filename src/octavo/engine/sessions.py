@@ -11,6 +11,7 @@ finds the sessions in the store and the blocks by their names; whatever is missi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -20,14 +21,14 @@ from octavo.config import SESSION_TTL_S
 from octavo.engine.outputs import SessionView, Turn
 from octavo.engine.session_store import SessionRecord, SessionStore
 from octavo.engine.turns import Composed, TurnRecorder
-from octavo.errors import InvalidRequest, RequestFailed, SessionRefused
+from octavo.errors import InvalidRequest, RequestFailed, SessionRefused, UnknownSession
 from octavo.memory.pins import Strength
 from octavo.scheduler.events import Event, EventKind
 from octavo.scheduler.pinning import PinOrder, resumed_name
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.session_views import SessionBlocks, view_session
 from octavo.scheduler.sessions import SessionState
-from octavo.types import NO_TIMEOUTS, ChatMessage, SamplingParams, Timeouts
+from octavo.types import NO_TIMEOUTS, ChatMessage, Request, SamplingParams, Timeouts
 
 if TYPE_CHECKING:
     from octavo.engine.client import AsyncLLM
@@ -106,7 +107,8 @@ class Sessions:
             return await self._turn(record, messages, params, priority, timeouts)
         except BaseException:
             if is_new:
-                self._store.delete(tenant, record.session_id)
+                with contextlib.suppress(UnknownSession):
+                    self._store.delete(tenant, record.session_id)
             raise
 
     async def _turn(
@@ -117,21 +119,35 @@ class Sessions:
         priority: int,
         timeouts: Timeouts,
     ) -> Turn:
-        llm, session_id = self._llm, record.session_id
+        llm, store, tenant, session_id = self._llm, self._store, record.tenant, record.session_id
         composed = await llm.compose(record.tokens, messages)
-        recorder = TurnRecorder(
-            composed.tokens, llm.token_bytes, lambda said: self._store.say(session_id, said)
-        )
-        stream = await llm.submit_turn(
-            composed.tokens,
-            params,
-            recorder,
-            session_id=session_id,
-            session_ttl=record.ttl_s,
-            priority=priority,
-            tenant=record.tenant,
-            timeouts=timeouts,
-        )
+        turn = object()
+
+        def submit(scheduler: Scheduler, request: Request) -> None:
+            store.find(tenant, session_id)  # it may have been deleted, or have expired, meanwhile
+            scheduler.submit(request)
+            store.begin_turn(session_id, turn)
+
+        def say(said: Sequence[int]) -> None:
+            if not store.say(session_id, said):
+                llm.tell(lambda s, now: _delete(s, tenant, session_id))
+
+        recorder = TurnRecorder(composed.tokens, llm.token_bytes, say, end=lambda: store.end_turn(turn))
+        try:
+            stream = await llm.submit_turn(
+                composed.tokens,
+                params,
+                recorder,
+                submit,
+                session_id=session_id,
+                session_ttl=record.ttl_s,
+                priority=priority,
+                tenant=tenant,
+                timeouts=timeouts,
+            )
+        except BaseException:
+            llm.tell(lambda s, now: store.end_turn(turn))  # behind the question, which may yet begin it
+            raise
         if composed.fallback:
             llm.tell(lambda s, now: _note_fallback(s, now, record, composed))
         return Turn(session_id, composed.tokens, composed.reused, composed.fallback, stream)
@@ -158,8 +174,9 @@ class Sessions:
                 f"session {session_id} could not be suspended: {blocks.num_blocks - blocks.below:,} of its "
                 f"{blocks.num_blocks:,} blocks could not be written to disk; it stays in memory"
             )
-        slots = await self._llm.ask(lambda s, now: s.sessions.slots(session_id))
+        slots = await self._llm.ask(lambda s, now: _slots_of_suspended(s, record))
         lost = await asyncio.wrap_future(sync(slots))
+        self._store.find(tenant, session_id)  # it may have been deleted meanwhile
         if lost:
             await self._llm.ask(lambda s, now: s.transfers.lose(lost))
             raise RequestFailed(
@@ -167,6 +184,7 @@ class Sessions:
                 "disk; they will be recomputed"
             )
         if not await asyncio.wrap_future(self._store.sync(session_id)):
+            self._store.find(tenant, session_id)
             raise RequestFailed(f"session {session_id} could not be written to disk; its blocks are there")
         self._llm.tell(lambda s, now: _note(s, now, EventKind.SESSION_SUSPENDED, record, len(slots)))
         return await self.find(tenant, session_id)
@@ -198,8 +216,12 @@ class Sessions:
         """The scheduler shall know the session; it may have begun afresh."""
         if not record.tokens:
             raise InvalidRequest(f"nothing was said in session {record.session_id}", param="session")
-        left_s = self._store.seconds_left(record)
-        await self._llm.ask(lambda s, now: _know(s, now, record, left_s))
+
+        def know(scheduler: Scheduler, now: float) -> None:
+            found = self._store.find(record.tenant, record.session_id)  # it may have been deleted meanwhile
+            _know(scheduler, now, found, self._store.seconds_left(found))
+
+        await self._llm.ask(know)
 
     async def _view(self, record: SessionRecord) -> SessionView:
         blocks = await self._llm.ask(lambda s, now: view_session(s, record.session_id))
@@ -232,6 +254,19 @@ def _delete(scheduler: Scheduler, tenant: str, session_id: str) -> None:
 def _suspend(scheduler: Scheduler, record: SessionRecord) -> SessionBlocks:
     scheduler.sessions.suspend(record.tenant, record.session_id)
     return view_session(scheduler, record.session_id)
+
+
+def _slots_of_suspended(scheduler: Scheduler, record: SessionRecord) -> list[tuple[int, bytes]]:
+    """Where its blocks are. Raises UnknownSession, SessionBusy where somebody began a turn or resumed it, or
+    RequestFailed, unless it is suspended."""
+    session = scheduler.sessions.find(record.tenant, record.session_id)
+    scheduler.sessions.check_resume(session)
+    state = scheduler.sessions.state_of(session)
+    if state is not SessionState.SUSPENDED:
+        raise RequestFailed(
+            f"session {record.session_id} is {state.value}: it was used meanwhile; suspend it again"
+        )
+    return scheduler.sessions.slots(record.session_id)
 
 
 def _is_resumed(scheduler: Scheduler, record: SessionRecord) -> bool:

@@ -18,7 +18,7 @@ from octavo.engine.client import AsyncLLM
 from octavo.engine.core import Engine, Inbox
 from octavo.engine.elasticity import MemoryWatch
 from octavo.engine.requests import ModelFacts
-from octavo.engine.session_store import SessionStore
+from octavo.engine.session_store import SESSIONS_FILE, SessionStore
 from octavo.engine.sessions import SessionSupport, restore
 from octavo.errors import ConfigError
 from octavo.executor.executor import InlineExecutor, ThreadedExecutor
@@ -169,7 +169,7 @@ def open_sessions(namespace: Path | None) -> SessionStore:
     """The sessions beside the blocks on disk; without a disk cache they end with the process."""
     if namespace is None:
         return SessionStore()
-    path = namespace / "sessions.sqlite"
+    path = namespace / SESSIONS_FILE
     try:
         sessions = SessionStore.open(path)
     except (OSError, sqlite3.Error) as error:

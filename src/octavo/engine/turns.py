@@ -70,12 +70,14 @@ def compose(
 class TurnRecorder:
     """Follows the deltas of a turn on their way to the client. When it ends well, `say` gets all tokens that
     were said: the prompt, and of the output those whose text the client was told. Where a stop string ended
-    it, `stop` is told before, because the engine will see a request that was cancelled."""
+    it, `stop` is told before, because the engine will see a request that was cancelled. However it ends,
+    `end` is told last."""
 
     prompt: tuple[int, ...]
     token_bytes: Callable[[int], bytes]
     say: Callable[[list[int]], None]
     stop: Callable[[int], None] = lambda num_told: None
+    end: Callable[[], None] = lambda: None
     _tokens: list[int] = field(default_factory=list)
     _text: list[str] = field(default_factory=list)
 
@@ -83,12 +85,14 @@ class TurnRecorder:
         """The next delta, before anybody reads it."""
         self._tokens += [info.token for info in delta.tokens]
         self._text.append(delta.text)
-        if delta.finish not in (FinishReason.STOP, FinishReason.LENGTH):
-            return  # it goes on, or it failed, was cancelled or timed out: then nothing has changed
-        said = [*self.prompt, *self._told()]
-        if isinstance(delta.stop, str):
-            self.stop(len(said))
-        self.say(said)
+        if delta.finish is None:
+            return
+        if delta.finish in (FinishReason.STOP, FinishReason.LENGTH):  # else nothing has changed
+            said = [*self.prompt, *self._told()]
+            if isinstance(delta.stop, str):
+                self.stop(len(said))
+            self.say(said)
+        self.end()
 
     def _told(self) -> list[int]:
         """The tokens whose bytes begin the text that was told: no end token, and nothing of a stop string."""

@@ -70,14 +70,15 @@ class DiskStore:
         files: Files | None = None,
         *,
         max_age_s: float = math.inf,
+        needed_s: Callable[[Path], float] = lambda namespace: 0.0,
         clock: Callable[[], float] = time.time,
     ) -> DiskStore:
         """The store of this fingerprint in `folder`, with as much of its content as is sound and still fits.
 
         Takes the space of all slots now, so that a full disk is met here. A store that grew or shrank keeps
         the blocks of the slots that it still has; blocks that were last used more than `max_age_s` ago are
-        dropped. Raises ConfigError for a folder that cannot be used, is in
-        use, or has no room. O(blocks stored), without reading them.
+        dropped; `needed_s`, which is asked under the store's lock, may say a longer time. Raises ConfigError
+        for a folder that cannot be used, is in use, or has no room. O(blocks stored), without reading them.
         """
         assert len(fingerprint) >= 16, "a fingerprint is a strong hash"
         files = files or OsFiles()
@@ -101,7 +102,7 @@ class DiskStore:
                 resources.callback(index.close)
                 store = cls(files, fd, index, block_bytes, slot_bytes, num_slots, clock)
                 store.namespace = namespace
-                store._fit(max_age_s)
+                store._fit(max_age_s if max_age_s == math.inf else max(max_age_s, needed_s(namespace)))
                 files.sync_folder(namespace)
                 files.sync_folder(folder)
             except (OSError, sqlite3.Error) as error:

@@ -45,6 +45,11 @@ _TROUBLES = {
 }
 
 
+def is_trouble(error: sqlite3.Error) -> bool:
+    """True when it blames the disk, the folder or another process: the file's content may be well."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _TROUBLES
+
+
 @dataclass(frozen=True, slots=True)
 class Binding:
     """What a namespace holds. Another number of slots is adapted to; another anything begins afresh."""
@@ -164,7 +169,7 @@ def _continue(files: Files, path: Path, binding: Binding) -> DiskIndex | str:
     except UnicodeDecodeError:
         return "its index was damaged (so badly that SQLite's words about it are no text)"
     except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _TROUBLES:
+        if is_trouble(error):
             raise
         return f"its index was damaged ({error})"
 

@@ -20,12 +20,13 @@ import enum
 import heapq
 from array import array
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from octavo.errors import InvalidRequest, PinRefused, SessionBusy, SessionRefused, UnknownSession
 from octavo.memory.pins import Pin, Strength
 from octavo.scheduler.events import Event, EventKind
+from octavo.scheduler.limits import tokens_that_fit
 from octavo.scheduler.pinning import BEYOND_MAXIMUM, resumed_name
 from octavo.scheduler.sequence import Sequence
 from octavo.types import Request
@@ -118,6 +119,11 @@ class Sessions:
         """Raise SessionBusy, UnknownSession or InvalidRequest unless this turn may begin."""
         if request.n != 1:
             raise InvalidRequest(f"n is {request.n}; allowed with a session: 1", param="n")
+        if request.params.beams is not None:
+            raise InvalidRequest(
+                "beam search is not for a session's turn; allowed with a session: use_beam_search false",
+                param="use_beam_search",
+            )
         if request.session in self._sessions:
             self._check_still(self.find(request.tenant, request.session))
 
@@ -135,6 +141,14 @@ class Sessions:
                     break
                 num_own += 1
         return num_own
+
+    def fitted(self, request: Request) -> Request:
+        """The same turn, which has not begun, with no more max_tokens than there is room for. O(tokens)."""
+        tenancy, size = self._scheduler.tenancy, self._scheduler.memory.block_size
+        chain = tenancy.chain_for(request.tenant, array("I", request.prompt))
+        room = tenancy.room(request.tenant, own=self.own_blocks(request, chain.names))
+        fits = tokens_that_fit(len(request.prompt), request.params, room, size)
+        return replace(request, max_tokens=max(1, min(request.max_tokens, fits)))
 
     def own_blocks_of(self, request: Request) -> int:
         """The same for a turn that runs."""

@@ -40,6 +40,10 @@ def session_of(request: Request, body: ChatBody) -> str | None:
     session = body.session or header
     if session and body.num_choices != 1:
         raise InvalidRequest(f"n is {body.num_choices}; allowed with a session: 1", param="n")
+    if session and body.use_beam_search:
+        raise InvalidRequest(
+            "use_beam_search is true; allowed with a session: false", param="use_beam_search"
+        )
     return session or None
 
 

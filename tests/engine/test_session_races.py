@@ -1,0 +1,287 @@
+"""Turns that are refused, and sessions to which something happens while something else is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from tests.engine.chats import BLOCK_BYTES, open_chat, plain
+from tests.engine.served import Turnstile, read, wait_until
+from tests.engine.test_sessions import HELLO, Clock, run
+
+from octavo.config import StartOptions
+from octavo.engine.below import open_disk
+from octavo.engine.core import Ask
+from octavo.engine.session_store import SESSIONS_FILE, TTL_S_MAX, SessionStore, longest_ttl
+from octavo.errors import (
+    InvalidRequest,
+    SessionBusy,
+    UnknownSession,
+)
+from octavo.executor.disk import DiskStore
+from octavo.memory.quota import TenantPolicy
+from octavo.scheduler.pinning import PinOrder
+from octavo.scheduler.session_views import view_session
+from octavo.scheduler.sessions import SessionState
+from octavo.types import BeamParams, ChatMessage, FinishReason, SamplingParams
+
+
+def test_a_turn_in_beams_is_refused_and_the_session_stays_usable() -> None:
+    async def work() -> None:
+        chat = open_chat()
+        try:
+            await chat.say(HELLO)
+            more = [*chat.messages, ChatMessage("user", "more")]
+            beams = SamplingParams(max_tokens=8, temperature=0.0, beams=BeamParams(2, 1.0, False))
+            with pytest.raises(
+                InvalidRequest, match="allowed with a session: use_beam_search false"
+            ) as error:
+                await chat.llm.sessions.turn("", chat.session_id, more, beams)
+            assert error.value.param == "use_beam_search"
+            turn, told = await chat.say("more")
+            plain(turn.prompt, told)
+        finally:
+            chat.close()
+
+    run(work())
+
+
+def test_a_turn_without_max_tokens_gets_what_its_tenant_has_room_for() -> None:
+    async def work() -> None:
+        chat = open_chat()
+        sessions, messages = chat.llm.sessions, [ChatMessage("user", HELLO)]
+        params = SamplingParams(temperature=1.0, seed=7, ignore_eos=True)
+        try:
+            policies = [TenantPolicy("bob", maximum=7)]
+            await chat.llm.ledger.set_tenants(policies)
+            first = await sessions.turn("bob", "new", messages, replace(params, max_tokens=3))
+            [told] = await read(first.stream)
+            view = await sessions.find("bob", first.session_id)
+            assert view.blocks.held > 2  # of its maximum; they are its own
+            messages += [ChatMessage("assistant", told.text), ChatMessage("user", "go on")]
+            turn = await sessions.turn("bob", first.session_id, messages, params)
+            [told] = await read(turn.stream)
+            assert told.finishes == [FinishReason.LENGTH]
+            assert len(turn.prompt) + len(told.answer.tokens) == 7 * 16 + 1
+        finally:
+            chat.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("act", ["turn", "suspend"])
+def test_a_session_deleted_while_something_is_prepared_leaves_nothing_behind(
+    tmp_path: Path, act: str
+) -> None:
+    async def work() -> None:
+        chat = open_chat(tmp_path)
+        sessions = chat.llm.sessions
+        find = sessions._store.find
+        try:
+            await chat.say(HELLO)
+            more = [*chat.messages, ChatMessage("user", "more")]
+            turn = partial(sessions.turn, messages=more, params=SamplingParams(max_tokens=5))
+            record = find("", chat.session_id)
+            await sessions.delete("", chat.session_id)
+            # As if it had been deleted just after it was looked up.
+            with (
+                mock.patch.object(sessions._store, "find", side_effect=[record, UnknownSession("gone")]),
+                pytest.raises(UnknownSession),
+            ):
+                await (turn if act == "turn" else sessions.suspend)("", chat.session_id)
+            assert await chat.llm.ask(lambda s, now: (len(s.sessions), s.live_requests())) == (0, [])
+        finally:
+            chat.close()
+
+    run(work())
+
+
+def test_blocks_of_a_session_outlive_a_shorter_age_of_the_disk_cache(tmp_path: Path) -> None:
+    day = 86_400.0
+    store = SessionStore.open(tmp_path / SESSIONS_FILE, clock=lambda: 1000.0)
+    store.create("", 3 * day)
+    store.create("", 5 * day)
+    store.close()
+    assert longest_ttl(tmp_path / SESSIONS_FILE, 1000.0) == 5 * day
+    assert longest_ttl(tmp_path / SESSIONS_FILE, 1000.0 + 6 * day) == 0.0
+    assert longest_ttl(tmp_path / "nothing", 0.0) == 0.0
+    (tmp_path / "damaged").write_bytes(b"no database at all" * 100)
+    assert longest_ttl(tmp_path / "damaged", 0.0) == TTL_S_MAX
+
+    async def work() -> None:
+        chat = open_chat(tmp_path)
+        await chat.say(HELLO)
+        record = chat.llm.sessions._store.find("", chat.session_id)
+        chat.llm.sessions._store._records[chat.session_id] = replace(record, ttl_s=3 * day)
+        view = await chat.llm.sessions.suspend("", chat.session_id)
+        chat.close()
+        assert chat.store is not None
+        folder, size = chat.store.namespace.parent, 200 * (BLOCK_BYTES + 4096)
+        options = StartOptions(disk_cache=str(folder), disk_size_bytes=size, disk_max_age_days=1)
+        for days, left in ((2, view.blocks.kept), (4, 0)):
+            now = time.time() + days * day
+            opened = partial(DiskStore.open, clock=partial(float, now))
+            with mock.patch("time.time", return_value=now), mock.patch.object(DiskStore, "open", opened):
+                store = open_disk(options, BLOCK_BYTES, b"f" * 32, day)
+            assert store is not None
+            assert len(store.entries()) == left
+            store.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("when", ["blocks", "sync", "record"])
+def test_a_session_deleted_while_it_is_suspended_is_unknown(tmp_path: Path, when: str) -> None:
+    async def work() -> None:
+        chat = open_chat(tmp_path)
+        sessions = chat.llm.sessions
+        try:
+            await chat.say(HELLO)
+            delete = partial(sessions.delete, "", chat.session_id)
+            if when == "blocks":
+
+                async def pause(seconds: float) -> None:
+                    await delete()
+
+                busy = replace(view_session(chat.engine.scheduler, ""), state=SessionState.SUSPENDING)
+                with (
+                    mock.patch("octavo.engine.sessions._suspend", return_value=busy),
+                    mock.patch("octavo.engine.sessions.asyncio.sleep", pause),
+                    pytest.raises(UnknownSession),
+                ):
+                    await sessions.suspend("", chat.session_id)
+                return
+            done: Future[object] = Future()
+            asked = asyncio.Event()
+
+            def wait(*given: object) -> Future[object]:
+                asked.set()
+                return done
+
+            target = (sessions, "_sync") if when == "sync" else (sessions._store, "sync")
+            with mock.patch.object(*target, side_effect=wait):
+                suspending = asyncio.ensure_future(sessions.suspend("", chat.session_id))
+                await asked.wait()
+                await delete()
+                done.set_result([b"a name"] if when == "sync" else False)
+                with pytest.raises(UnknownSession):
+                    await suspending
+        finally:
+            chat.close()
+
+    run(work())
+
+
+def test_a_turn_whose_session_the_store_has_lost_takes_it_from_the_engine_too() -> None:
+    async def work() -> None:
+        chat = open_chat()
+        store = chat.llm.sessions._store
+        say = store.say
+
+        def lose_and_say(session_id: str, said: Sequence[int]) -> bool:
+            store.delete("", session_id)
+            return say(session_id, said)
+
+        try:
+            with mock.patch.object(store, "say", lose_and_say):
+                await chat.say(HELLO)
+            assert await chat.llm.ask(lambda s, now: len(s.sessions)) == 0
+        finally:
+            chat.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_a_session_is_not_forgotten_during_its_turn(ends_well: bool) -> None:
+    async def work() -> None:
+        clock = Clock()
+        chat = open_chat()
+        sessions = chat.llm.sessions
+        sessions._store._clock = clock
+        try:
+            view = await sessions.create("", 10.0)
+            clock.now += 9.0
+            message = [ChatMessage("user", HELLO)]
+            params = SamplingParams(max_tokens=300, ignore_eos=True, temperature=0.0)
+            turn = await sessions.turn("", view.session_id, message, params)
+            assert (await sessions.find("", view.session_id)).seconds_left == 10.0
+            clock.now += 50.0
+            await sessions.create("somebody", 10.0)  # whoever has expired is forgotten now
+            assert [v.session_id for v in await sessions.all()] == [view.session_id]
+            if not ends_well:
+                turn.stream.cancel()
+            await read(turn.stream)
+            assert (await sessions.find("", view.session_id)).seconds_left == 10.0
+            assert bool(sessions.tokens("", view.session_id)) is ends_well
+            clock.now += 11.0
+            assert await sessions.all() == []
+        finally:
+            chat.close()
+
+    run(work())
+
+
+def test_a_turn_that_is_refused_does_not_keep_its_session_alive() -> None:
+    async def work() -> None:
+        chat = open_chat()
+        store = chat.llm.sessions._store
+        try:
+            await chat.say(HELLO)
+            more = [*chat.messages, ChatMessage("user", "more")]
+            params = SamplingParams(max_tokens=300, ignore_eos=True)
+            turn = await chat.llm.sessions.turn("", chat.session_id, more, params)
+            with pytest.raises(SessionBusy):
+                await chat.llm.sessions.turn("", chat.session_id, more, params)
+            assert list(store._turns.values()) == [chat.session_id]
+            turn.stream.cancel()
+            await read(turn.stream)
+            assert store._turns == {}
+        finally:
+            chat.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("kind", ["turn", "pin"])
+def test_what_was_on_its_way_to_an_engine_that_broke_is_served_by_the_next_one(kind: str) -> None:
+    async def work() -> None:
+        chat = open_chat()
+        gate = chat.engine.executor = Turnstile(chat.engine.executor)
+        llm, params = chat.llm, SamplingParams(max_tokens=40, ignore_eos=True)
+        try:
+            prompt = await llm.encode_chat([ChatMessage("user", HELLO)])
+            gate.open.clear()
+            stream = await llm.submit(prompt, params)
+            assert await asyncio.to_thread(gate.reached.wait, 20)  # the engine is in a step, which will break
+            messages = [ChatMessage("user", "hello")]
+            if kind == "turn":
+                asked = asyncio.ensure_future(llm.sessions.turn("", "new", messages, params))
+            else:
+                asked = asyncio.ensure_future(llm.ledger.pin(PinOrder("a", tuple(prompt), 60.0)))
+            commands = chat.engine.inbox._commands
+            await asyncio.to_thread(wait_until, lambda: any(isinstance(c, Ask) for c in commands))
+            gate.failures = 1
+            gate.open.set()
+            [told] = await read(stream)
+            assert told.finishes == [FinishReason.ERROR]
+            if kind == "turn":
+                turn = await asked
+                [told] = await read(turn.stream)
+                assert told.finishes == [FinishReason.LENGTH]
+                assert llm.sessions.tokens("", turn.session_id)
+            else:
+                assert (await asked).num_blocks == len(prompt) // 16
+            assert await llm.ask(lambda s, now: s.live_requests()) == []
+        finally:
+            gate.open.set()
+            chat.close()
+
+    run(work())
