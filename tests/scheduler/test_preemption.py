@@ -327,3 +327,38 @@ def test_headroom_grows_with_what_preemptions_undo_and_shrinks_without() -> None
         headroom.observe(1.0)
     assert headroom.each == LEAST
     assert headroom.blocks(7, 1000) == 2
+
+
+def test_what_is_forgotten_below_while_others_read_it_there_is_not_staged() -> None:
+    served = Served(blocks=40, slots=50, staging=8, tokens=64)
+    prompt = tuple(range(100, 135))
+
+    def turn() -> list[Transfer]:
+        plan = served.scheduler.schedule(0.0)
+        check_scheduler(served.scheduler)
+        if plan is None:
+            return []
+        served.commit(plan)
+        return list(plan.transfers)
+
+    def finish(transfers: list[Transfer]) -> None:
+        for transfer in transfers:
+            served.scheduler.transfers.finish(TransferDone(transfer.transfer_id, ok=True))
+
+    first = served.add(prompt, 1)
+    while served.state(first) is not State.FINISHED or served.scheduler.transfers.could_store:
+        finish(turn())
+    table = served.memory.open()
+    served.memory.reserve(table, 0, served.memory.num_unheld * served.memory.block_size)
+    served.memory.close(table)  # all of it is below, and nothing in the pool
+    served.add(prompt, 2)
+    loads = turn()
+    assert [load.move for load in loads] == [Move.LOAD] * 8
+    served.scheduler.transfers.lose([load.name for load in loads])
+    scored = served.add(prompt, 6, prompt_logprobs=0)  # which takes no hit, and publishes the same names
+    turn()
+    turn()
+    served.scheduler.victims.preempt([sequence_of(served, scored)], None)
+    check_scheduler(served.scheduler)
+    finish(loads)
+    served.drain()

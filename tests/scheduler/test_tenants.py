@@ -286,3 +286,18 @@ def test_what_borrowers_fetched_and_wait_with_gives_way_to_a_guarantee() -> None
     for _ in range(2):
         served.step()
     assert served.state(wanted) is State.RUNNING
+
+
+def test_a_smaller_maximum_of_what_is_shared_waits_for_those_who_hold_it() -> None:
+    served = Served(blocks=60, block=4, tokens=64, pins=20)
+    order = PinOrder("x", tuple(range(100, 128)), 60.0, tenant=SHARED)
+    served.scheduler.pinning.open(order, served.next_id, 0.0)
+    served.add(order.tokens, 1, tenant=SHARED, fills_pin="x")
+    served.drain()
+    reader = served.add((*order.tokens, 1, 2, 3), 30, tenant="a")
+    served.step()
+    served.scheduler.pinning.release(SHARED, "x")
+    served.scheduler.set_tenants([TenantPolicy(SHARED, maximum=4), TenantPolicy("a")])
+    served.drain()
+    assert served.finished(reader) == {0: FinishReason.LENGTH}
+    assert served.usage(reader).preemptions == 0
