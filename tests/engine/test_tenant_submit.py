@@ -51,7 +51,7 @@ def test_a_refusal_is_the_engines_and_leaves_nothing(served: Served) -> None:
         waiting = submit(served, 2, 4)
         refused = submit(served, 3, 4)
         served.turnstile.open.set()
-        with pytest.raises(QueueFull, match="1 requests are waiting; allowed: 1"):
+        with pytest.raises(QueueFull, match="too many requests are waiting; allowed: 1"):
             await asyncio.wait_for(refused, 20)
         running.cancel()
         (told,) = await read(await waiting)
