@@ -65,7 +65,7 @@ class Planner:
         prompts.sort(key=place)
         if len(continuing) >= limit:
             continuing.sort(key=lambda s: s.rank)
-            budget = int(bool(prompts) and prompts[0].rank < continuing[limit - 1].rank)
+            budget = int(any(s.rank < continuing[limit - 1].rank for s in prompts))
             del continuing[limit - budget :]
         share = [(s, 1) for s in continuing]
         if prompts:
