@@ -19,7 +19,7 @@ serve: $(VENV)/.installed
 	$(BIN)/octavo serve $(MODEL) --port $(PORT)
 
 test: $(VENV)/.installed-for-tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check src tests bench

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from octavo.bench.offline import FIRST_TOKEN
@@ -25,6 +26,7 @@ from octavo.types import SamplingParams, Timeouts
 
 IN_FLIGHT = 24
 _POLL_S = 0.02
+_PIN_TENANTS, _PIN_NAMES = ("", "a"), ("x", "y", "z")
 _CONTAINERS = (list, dict, set, deque)
 
 
@@ -124,6 +126,10 @@ def _attributes(item: object) -> Iterator[tuple[str, object]]:
 
 
 async def _settle(llm: AsyncLLM) -> None:
+    """Until nothing runs, and nothing is kept: which pins live just now is a matter of the clock."""
+    for tenant, name in product(_PIN_TENANTS, _PIN_NAMES):
+        with suppress(OctavoError):  # there may be none of that name
+            await llm.ledger.unpin(tenant, name)
     while await llm.ask(lambda s, now: s.has_work or bool(s.transfers.in_flight)):
         await asyncio.sleep(_POLL_S)
 
@@ -168,7 +174,7 @@ async def _one(llm: AsyncLLM, generator: random.Random, shared: list[list[int]])
 
 
 async def _pin(llm: AsyncLLM, r: random.Random, prompt: list[int]) -> None:
-    tenant, name = r.choice(["", "a"]), r.choice("xyz")
+    tenant, name = r.choice(_PIN_TENANTS), r.choice(_PIN_NAMES)
     with suppress(OctavoError):  # there may be one of that name, or too few blocks
         await llm.ledger.pin(PinOrder(name, tuple(prompt), r.choice([1.0, 60.0]), tenant=tenant))
     if r.random() < 0.7:
