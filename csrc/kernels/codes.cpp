@@ -12,13 +12,13 @@
 #include "kernels/encode.hpp"
 #include "kernels/integers.hpp"
 #include "kernels/panels.hpp"
+#include "kernels/quantise.hpp"
 #include "kernels/superblocks.hpp"
 #include "kernels/table.hpp"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int largest_code = 127;
 constexpr int block_bytes_max = 34;  // of what is quantised anew
 
 OCTAVO_INLINE void write_codes(const uint8_t* codes, Kind kind, int64_t lane, uint8_t* group) {
@@ -85,25 +85,15 @@ void unpack_codes(const uint8_t* panels, Kind kind, int64_t inputs, int64_t inde
 }
 
 void quantise_row(const float* x, Kind kind, int64_t row, const Activations& out) {
-  const Lanes shifter = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest even integer
-  const IntLanes magnitude = broadcast_int(0x7FFFFFFF), shifter_bits = broadcast_int(0x4B400000);
-  const Lanes high = broadcast(largest_code), low = broadcast(-largest_code);
   for (int64_t g = 0; g < out.inputs / quant_group; ++g) {
     const int64_t at = g * out.rows + row;
     int8_t* codes = out.codes + at * quant_group;
     const Lanes half[2] = {load(x + g * quant_group), load(x + g * quant_group + lane_count)};
-    // 1. The largest magnitude. As integers, magnitudes compare like floats, with infinities and NaN above
-    //    all: those must not be lost, so their scale is NaN.
-    const IntLanes bits[2] = {bits_of(half[0]) & magnitude, bits_of(half[1]) & magnitude};
-    const int32_t top = largest_lane(larger(bits[0], bits[1]));
-    const float largest = float_of_bits(static_cast<uint32_t>(top));
-    const float scale = top >= 0x7F800000 ? __builtin_nanf("") : largest / largest_code;
-    // 2. The codes, clamped because a subnormal scale may have been rounded far down.
+    const auto [scale, inverse] =
+        scale_of(largest_lane(larger(magnitude_bits(half[0]), magnitude_bits(half[1]))));
     IntLanes rounded[2];
     for (int h = 0; h < 2; ++h) {
-      Lanes ratio = scale > 0.0f ? half[h] / broadcast(scale) : broadcast(0.0f);
-      ratio = select(less(high, ratio), high, select(less(ratio, low), low, ratio));
-      rounded[h] = bits_of(ratio + shifter) - shifter_bits;
+      rounded[h] = codes_of(half[h], {scale, inverse});
       store_bytes(codes + h * lane_count, rounded[h]);
     }
     out.scales[at] = scale;

@@ -9,11 +9,6 @@ namespace octavo::OCTAVO_ISA {
 
 constexpr uint16_t half_nan = 0x7E00;
 
-OCTAVO_INLINE Lanes clamped(const Lanes& x, float low, float high) {
-  const Lanes not_less = select(less(x, broadcast(low)), broadcast(low), x);
-  return select(less(broadcast(high), not_less), broadcast(high), not_less);
-}
-
 // Towards zero; x is far within 32 bits.
 OCTAVO_INLINE IntLanes truncated(const Lanes& x) {
   IntLanes out;

@@ -13,18 +13,13 @@ namespace octavo::OCTAVO_ISA {
 constexpr float infinity = __builtin_inff();
 
 OCTAVO_INLINE Lanes exponential(const Lanes& x) {
-  // 1. Clamp, so that n fits: exp(-104) rounds to 0, exp(89) is infinite. NaN fails both tests and passes
-  // through.
-  const Lanes low = broadcast(-104.0f), high = broadcast(89.0f);
-  Lanes clamped = select(less(x, low), low, x);
-  clamped = select(less(high, clamped), high, clamped);
-  // 2. n = x / ln 2 to nearest: adding 1.5 * 2^23 leaves it in the low bits of the sum.
+  // 1. Clamp, so that n fits: exp(-104) rounds to 0, exp(89) is infinite. NaN passes through.
+  const Lanes within = clamped(x, -104.0f, 89.0f);
+  // 2. n = x / ln 2 to nearest: adding 1.5 * 2^23 rounds.
   const Lanes shifter = broadcast(12582912.0f);
-  const Lanes shifted = fma(clamped, broadcast(1.44269504088896341f), shifter);
-  const Lanes n = shifted - shifter;
-  const IntLanes n_bits = bits_of(shifted) - broadcast_int(0x4B400000);
+  const Lanes n = fma(within, broadcast(1.44269504088896341f), shifter) - shifter;
   // 3. r = x - n ln 2, with ln 2 in two pieces of which the first times n is exact.
-  Lanes r = fma(n, broadcast(-0.693359375f), clamped);
+  Lanes r = fma(n, broadcast(-0.693359375f), within);
   r = fma(n, broadcast(2.12194440e-4f), r);
   // 4. exp(r) by its Taylor polynomial; its error is below 2^-27 here.
   Lanes p = broadcast(1.0f / 5040.0f);
@@ -35,13 +30,7 @@ OCTAVO_INLINE Lanes exponential(const Lanes& x) {
   p = fma(p, r, broadcast(0.5f));
   p = fma(p, r, broadcast(1.0f));
   p = fma(p, r, broadcast(1.0f));
-  // 5. Times 2^n in two steps, because n may be below -126.
-  const IntLanes half = shift_right(n_bits, 1);
-  const IntLanes bias = broadcast_int(127);
-  const Lanes first = floats_of(shift_left(half + bias, 23));
-  const Lanes second = floats_of(shift_left(n_bits - half + bias, 23));
-  const Lanes result = p * first * second;
-  return select(less(x, low), broadcast(0.0f), result);
+  return times_power_of_two(p, n);
 }
 
 OCTAVO_INLINE Lanes hyperbolic_tangent(const Lanes& x) {

@@ -6,6 +6,7 @@
 //   y   = fma(m, s sum(q_x), y)                       Q4_1 only: its minimum m
 //
 // So bits depend on nothing but the row and the output: neither on tiles, nor threads, nor registers.
+#include "kernels/ahead.hpp"
 #include "kernels/halves.hpp"
 #include "kernels/integers.hpp"
 #include "kernels/superblocks.hpp"
@@ -46,6 +47,8 @@ struct Codes {
   int64_t first, last;  // groups
 };
 
+constexpr int fetching_rows = 2;  // up to these, memory never waits, and the processor foresees what is read
+
 constexpr int wide_bytes = panel_width * quant_group;
 constexpr int64_t wide_groups = 24;  // unpacked at a time: two panels of them take half of the nearest cache
 constexpr int64_t wide_tiles = 3;    // of rows: for fewer, unpacking costs more than it saves
@@ -78,12 +81,13 @@ OCTAVO_INLINE void sum_group(const uint8_t* codes, int64_t stride, const int8_t*
 
 // y of R rows and P panels: what the groups of `given` add to it. A group's codes are bytes where `wide`.
 template <Kind kind, bool wide, int R, int P>
-void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t panel) {
+void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t panel, Ahead& next) {
   constexpr int64_t group_bytes = wide ? wide_bytes : code_bytes(kind);
   const int64_t groups = a.x.inputs / quant_group, stride = code_panel_bytes(kind, a.x.inputs);
   const uint8_t* codes = given.data;
   const uint8_t* scales =
       a.panels + panel * stride + groups * code_bytes(kind) + given.first * scale_bytes(kind);
+  Ahead ahead = next;  // in registers
   Lanes acc[R][P];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -98,6 +102,7 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
   }
   for (int64_t g = given.first; g < given.last; ++g, codes += group_bytes, scales += scale_bytes(kind)) {
     const int64_t at = g * a.x.rows + row;
+    if constexpr (R > fetching_rows) fetch_some(ahead);
     IntLanes sum[R][P];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -120,6 +125,8 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
       }
     }
   }
+  next = ahead;
+  end_when_done(next);
   const bool with_bias = a.bias && given.last == groups;
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) {
@@ -135,20 +142,20 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
 
 // All rows beside P panels, in tiles of R or R - 1 rows.
 template <Kind kind, bool wide, int R, int P>
-void tiles_beside(const IntegerProduct& a, const Codes& codes, int64_t tiles, int64_t panel) {
+void tiles_beside(const IntegerProduct& a, const Codes& codes, int64_t tiles, int64_t panel, Ahead& next) {
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t row = a.x.rows * t / tiles, rows = a.x.rows * (t + 1) / tiles - row;
     if (rows == R) {
-      tile<kind, wide, R, P>(a, codes, row, panel);
+      tile<kind, wide, R, P>(a, codes, row, panel, next);
     } else {
-      tile<kind, wide, (R > 1 ? R - 1 : 1), P>(a, codes, row, panel);
+      tile<kind, wide, (R > 1 ? R - 1 : 1), P>(a, codes, row, panel, next);
     }
   }
 }
 
 // The same for many rows: four-bit codes are unpacked once for all of them, some groups at a time.
 template <Kind kind, int R, int P>
-void tiles_beside_unpacked(const IntegerProduct& a, int64_t tiles, int64_t panel) {
+void tiles_beside_unpacked(const IntegerProduct& a, int64_t tiles, int64_t panel, Ahead& next) {
   alignas(64) uint8_t unpacked[P * wide_groups * wide_bytes];
   constexpr int64_t stride = wide_groups * wide_bytes;
   const int64_t groups = a.x.inputs / quant_group, panel_bytes = code_panel_bytes(kind, a.x.inputs);
@@ -162,19 +169,20 @@ void tiles_beside_unpacked(const IntegerProduct& a, int64_t tiles, int64_t panel
         store_words(out + 2 * i + 64, high_codes(codes + i));
       }
     }
-    tiles_beside<kind, true, R, P>(a, {unpacked, stride, first, last}, tiles, panel);
+    tiles_beside<kind, true, R, P>(a, {unpacked, stride, first, last}, tiles, panel, next);
   }
 }
 
 // A few panels stay in the nearest cache while all rows pass over them.
 template <Kind kind, int R, int P>
 OCTAVO_INLINE void rows_beside(const IntegerProduct& a, int64_t tiles, int64_t panel) {
+  const int64_t stride = code_panel_bytes(kind, a.x.inputs), groups = a.x.inputs / quant_group;
+  const uint8_t* codes = a.panels + panel * stride;
+  Ahead next = fetched_within(codes + P * stride, P * stride, tiles * groups);
   if constexpr (kind != Kind::q8_0 && R > 1) {
-    if (tiles >= wide_tiles) return tiles_beside_unpacked<kind, R, P>(a, tiles, panel);
+    if (tiles >= wide_tiles) return tiles_beside_unpacked<kind, R, P>(a, tiles, panel, next);
   }
-  const int64_t stride = code_panel_bytes(kind, a.x.inputs);
-  tiles_beside<kind, false, R, P>(a, {a.panels + panel * stride, stride, 0, a.x.inputs / quant_group}, tiles,
-                                  panel);
+  tiles_beside<kind, false, R, P>(a, {codes, stride, 0, groups}, tiles, panel, next);
 }
 
 template <Kind kind, int R>

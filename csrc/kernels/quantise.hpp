@@ -6,35 +6,52 @@
 
 namespace octavo::OCTAVO_ISA {
 
+// What numbers of a largest magnitude become: codes = round(x * inverse), and x is about scale * code. The
+// scale is NaN, and codes 0, where an infinity or NaN is among them; what is below 2^-100 counts as zero, so
+// that neither factor leaves float32.
+struct Scale {
+  float scale, inverse;
+};
+
+// `top`: the bits of the largest magnitude. As integers, magnitudes compare like floats, with infinities and
+// NaN above all.
+OCTAVO_INLINE Scale scale_of(int32_t top) {
+  constexpr int32_t infinite = 0x7F800000, least = 0x0D800000;
+  if (top >= infinite) return {__builtin_nanf(""), 0.0f};
+  if (top < least) return {0.0f, 0.0f};
+  const float largest = float_of_bits(static_cast<uint32_t>(top));
+  return {largest / 127.0f, 127.0f / largest};
+}
+
+// To the nearest integer, ties to even; adding 1.5 * 2^23 does that. Zeros where the scale has no inverse,
+// whatever x is.
+OCTAVO_INLINE IntLanes codes_of(const Lanes& x, const Scale& scale) {
+  if (scale.inverse == 0.0f) return broadcast_int(0);
+  return bits_of(fma(x, broadcast(scale.inverse), broadcast(12582912.0f))) - broadcast_int(0x4B400000);
+}
+
+OCTAVO_INLINE IntLanes magnitude_bits(const Lanes& x) { return bits_of(x) & broadcast_int(0x7FFFFFFF); }
+
 struct Quantised {
-  float scale;  // largest magnitude / 127; NaN if the row holds an infinity or NaN
+  float scale;
   int32_t sum;  // of the codes
 };
 
-// codes[i] = round(x[i] / scale), ties to even, for `size` elements (any number). Writes whole vectors: codes
-// has room for `size` rounded up to 16, and zeros beyond `size`.
+// Codes of `size` elements (any number) with one scale. Writes whole vectors: codes has room for `size`
+// rounded up to 16, and zeros beyond `size`.
 OCTAVO_INLINE Quantised quantise(const float* x, int64_t size, int8_t* codes) {
-  const Lanes shifter = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest even integer
-  const IntLanes magnitude = broadcast_int(0x7FFFFFFF), shifter_bits = broadcast_int(0x4B400000);
-  // 1. The largest magnitude. As integers, magnitudes compare like floats, with infinities and NaN above all.
-  IntLanes top_bits = broadcast_int(0);
+  IntLanes top = broadcast_int(0);
   for (int64_t i = 0; i < size; i += lane_count) {
-    top_bits = larger(top_bits, bits_of(load_first(x + i, size - i)) & magnitude);
+    top = larger(top, magnitude_bits(load_first(x + i, size - i)));
   }
-  const int32_t top = largest_lane(top_bits);
-  const float scale =
-      top >= 0x7F800000 ? __builtin_nanf("") : float_of_bits(static_cast<uint32_t>(top)) / 127.0f;
-  // 2. The codes, clamped because a subnormal scale may have been rounded far down.
-  const Lanes high = broadcast(127.0f), low = broadcast(-127.0f);
+  const Scale scale = scale_of(largest_lane(top));
   IntLanes sums = broadcast_int(0);
   for (int64_t i = 0; i < size; i += lane_count) {
-    Lanes ratio = scale > 0.0f ? load_first(x + i, size - i) / broadcast(scale) : broadcast(0.0f);
-    ratio = select(less(high, ratio), high, select(less(ratio, low), low, ratio));
-    const IntLanes code = bits_of(ratio + shifter) - shifter_bits;
+    const IntLanes code = codes_of(load_first(x + i, size - i), scale);
     store_bytes(codes + i, code);
     sums = sums + code;
   }
-  return {scale, sum_of_lanes(sums)};
+  return {scale.scale, sum_of_lanes(sums)};
 }
 
 // To the nearest even; what is NaN stays NaN.

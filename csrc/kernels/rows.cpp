@@ -46,6 +46,18 @@ OCTAVO_INLINE Lanes gelu(const Lanes& x) {
   return load(lane);
 }
 
+// Calls `use` with the function of a vector that `function` names.
+template <class Use>
+OCTAVO_INLINE void with_function(Map function, Use use) {
+  switch (function) {
+    case Map::exp: return use([](const Lanes& v) { return exponential(v); });
+    case Map::tanh: return use([](const Lanes& v) { return hyperbolic_tangent(v); });
+    case Map::silu: return use([](const Lanes& v) { return silu(v); });
+    case Map::gelu_tanh: return use([](const Lanes& v) { return gelu_tanh(v); });
+    case Map::gelu: return use([](const Lanes& v) { return gelu(v); });
+  }
+}
+
 float mean_of_squares(const float* x, int64_t size) {
   Lanes sum = broadcast(0.0f);
   for (int64_t i = 0; i < size; i += lane_count) {
@@ -92,18 +104,13 @@ void rope(const float* x, const float* cos, const float* sin, int64_t heads, int
 }
 
 void map(Map function, const float* x, int64_t count, float* out) {
-  switch (function) {
-    case Map::exp: return each(x, count, out, [](const Lanes& v) { return exponential(v); });
-    case Map::tanh: return each(x, count, out, [](const Lanes& v) { return hyperbolic_tangent(v); });
-    case Map::silu: return each(x, count, out, [](const Lanes& v) { return silu(v); });
-    case Map::gelu_tanh: return each(x, count, out, [](const Lanes& v) { return gelu_tanh(v); });
-    case Map::gelu: return each(x, count, out, [](const Lanes& v) { return gelu(v); });
-  }
+  with_function(function, [&](auto f) { each(x, count, out, f); });
 }
 
 void gated(Map function, const float* gate, const float* up, int64_t count, float* out) {
-  map(function, gate, count, out);
-  each_pair(out, up, count, out, [](const Lanes& g, const Lanes& u) { return g * u; });
+  with_function(function, [&](auto f) {
+    each_pair(gate, up, count, out, [&](const Lanes& g, const Lanes& u) { return f(g) * u; });
+  });
 }
 
 void add(const float* x, const float* y, int64_t count, float* out) {

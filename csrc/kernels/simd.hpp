@@ -145,8 +145,31 @@ OCTAVO_INLINE IntLanes select(const IntLanes& where, const IntLanes& x, const In
   return out;
 }
 
-// The larger of the two; y where x is NaN.
-OCTAVO_INLINE Lanes larger(const Lanes& x, const Lanes& y) { return select(less(y, x), x, y); }
+// The larger of the two, the smaller of the two; y where either is NaN, or both are equal.
+OCTAVO_INLINE Lanes larger(const Lanes& x, const Lanes& y) {
+#if defined(__AVX512F__)
+  return {{(NativeFloats)_mm512_max_ps(x.part[0], y.part[0])}};
+#elif defined(__AVX2__)
+  return {{_mm256_max_ps(x.part[0], y.part[0]), _mm256_max_ps(x.part[1], y.part[1])}};
+#else
+  return select(less(y, x), x, y);
+#endif
+}
+
+OCTAVO_INLINE Lanes smaller(const Lanes& x, const Lanes& y) {
+#if defined(__AVX512F__)
+  return {{(NativeFloats)_mm512_min_ps(x.part[0], y.part[0])}};
+#elif defined(__AVX2__)
+  return {{_mm256_min_ps(x.part[0], y.part[0]), _mm256_min_ps(x.part[1], y.part[1])}};
+#else
+  return select(less(x, y), x, y);
+#endif
+}
+
+// x within [low, high]; NaN stays NaN.
+OCTAVO_INLINE Lanes clamped(const Lanes& x, float low, float high) {
+  return smaller(broadcast(high), larger(broadcast(low), x));
+}
 
 OCTAVO_INLINE IntLanes bits_of(const Lanes& x) {
   IntLanes out;
@@ -201,6 +224,19 @@ OCTAVO_INLINE IntLanes shift_right(const IntLanes& x, int bits) {
   IntLanes out;
   OCTAVO_EACH_PART out.part[i] = x.part[i] >> bits;
   return out;
+}
+
+// x times 2^n with one rounding, for whole n from -150 to 128 and x near 1.
+OCTAVO_INLINE Lanes times_power_of_two(const Lanes& x, const Lanes& n) {
+#if defined(__AVX512F__)
+  return {{(NativeFloats)_mm512_scalef_ps(x.part[0], n.part[0])}};
+#else
+  // In two steps, of which the first is exact, because n may be below -126. Adding 1.5 * 2^23 leaves n in the
+  // low bits.
+  const IntLanes whole = bits_of(n + broadcast(12582912.0f)) - broadcast_int(0x4B400000);
+  const IntLanes half = shift_right(whole, 1), bias = broadcast_int(127);
+  return x * floats_of(shift_left(half + bias, 23)) * floats_of(shift_left(whole - half + bias, 23));
+#endif
 }
 
 // f over all lanes as a fixed tree: of halves, then quarters, ... so the order never varies.

@@ -5,6 +5,7 @@
 // so the processor foresees little beyond each piece; products therefore ask for what comes next themselves.
 #pragma once
 
+#include "kernels/ahead.hpp"
 #include "kernels/attention.hpp"
 #include "kernels/halves.hpp"
 #include "kernels/integers.hpp"
@@ -87,8 +88,6 @@ OCTAVO_INLINE Lanes widened(const uint8_t* source) {
   if constexpr (kind == KvKind::bf16) return load(reinterpret_cast<const Brain*>(source));
   if constexpr (kind == KvKind::int8) return converted(load_bytes(source));
 }
-
-OCTAVO_INLINE void prefetch(const uint8_t* source) { __builtin_prefetch(source, 0, 2); }
 
 // acc[r][p] += sum over i of x[r][i] * w[p][i], i ascending, as `multiply` (tile.hpp) does it.
 // Beside each step the same offset from `ahead` is fetched, for every `every`-th vector.

@@ -1,6 +1,7 @@
 // The register tile that both the product and attention are made of: R rows times P vectors of 16 outputs.
 #pragma once
 
+#include "kernels/ahead.hpp"
 #include "kernels/halves.hpp"
 
 namespace octavo::OCTAVO_ISA {
@@ -9,14 +10,17 @@ namespace octavo::OCTAVO_ISA {
 // 16 bits that are widened exactly, once for all rows of the tile.
 //
 // Each output lane is one chain of fused multiply-adds over i, whatever R and P are: so its bits depend
-// neither on the rows and outputs that share the tile nor on the width of the machine's registers.
+// neither on the rows and outputs that share the tile nor on the width of the machine's registers. `next` is
+// fetched meanwhile.
 template <int R, int P, class Stored>
 OCTAVO_INLINE void multiply(const float* x, int64_t x_stride, const Stored* const* w, int64_t w_stride,
-                            int64_t steps, Lanes (&acc)[R][P]) {
+                            int64_t steps, Lanes (&acc)[R][P], Ahead& next) {
+  Ahead ahead = next;  // in registers
   const Stored* column[P];
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) column[p] = w[p];
   for (int64_t i = 0; i < steps; ++i) {
+    fetch_some(ahead);
     Lanes weight[P];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) weight[p] = load(column[p] + i * w_stride);
@@ -27,6 +31,8 @@ OCTAVO_INLINE void multiply(const float* x, int64_t x_stride, const Stored* cons
       for (int p = 0; p < P; ++p) accumulate(acc[r][p], value, weight[p]);
     }
   }
+  next = ahead;
+  end_when_done(next);
 }
 
 // The tallest tile, and how many vectors stand beside R rows so that the accumulators fill the registers:

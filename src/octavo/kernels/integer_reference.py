@@ -1,7 +1,7 @@
 """The product with integer weights in NumPy: the executable specification of `integers.multiply`.
 
-    s[t, g]   = largest magnitude of x[t] in group g of 32 / 127
-    q[t, i]   = round(x[t, i] / s[t, g]), ties to even
+    s[t, g]   = top / 127, top = largest magnitude of x[t] in group g of 32
+    q[t, i]   = round(x[t, i] * (127 / top)), ties to even; the product is not rounded before
     y[t, o]   = for g ascending: y = fma(sum of q * code, d[o, g] * s[t, g], y)
                    with minima:  y = fma(m[o, g], s[t, g] * sum of q, y)
 
@@ -26,6 +26,7 @@ from octavo.kernels.contract import Bytes, Floats, Ints, RawTensor
 from octavo.kernels.packed import BLOCKS, QUANT_GROUP, unpack_vector
 
 _LARGEST_CODE = np.float32(127)
+_LEAST_MAGNITUDE = np.float32(2.0**-100)  # below it, numbers count as zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +89,13 @@ def multiply(x: Floats, weight: ReferenceIntegers, bias: Floats | None) -> Float
 def quantised(group: Floats) -> tuple[Floats, Floats]:
     """(T, 32) -> scales (T, 1) and codes (T, 32), integers as float32; the scale is NaN if an element is not
     finite, and codes are 0 where it is NaN or 0."""
-    scale = np.abs(group).max(axis=1, keepdims=True) / _LARGEST_CODE
-    scale = np.where(np.isfinite(group).all(axis=1, keepdims=True), scale, np.float32(np.nan))
-    codes = np.where(scale > 0, np.rint(group / scale), np.float32(0))
-    return scale, np.clip(codes, -_LARGEST_CODE, _LARGEST_CODE)
+    top = np.abs(group).max(axis=1, keepdims=True)
+    is_finite = np.isfinite(group).all(axis=1, keepdims=True)
+    has_codes = is_finite & (top >= _LEAST_MAGNITUDE)
+    inverse = _LARGEST_CODE / np.where(has_codes, top, np.float32(1))
+    exact = np.where(has_codes, group, np.float32(0)).astype(np.float64) * inverse
+    scale = np.where(has_codes, top / _LARGEST_CODE, np.where(is_finite, np.float32(0), np.float32(np.nan)))
+    return scale, np.rint(exact).astype(np.float32)
 
 
 def requantised(raw: RawTensor, kind: str) -> RawTensor:

@@ -1,0 +1,33 @@
+// Fetching what comes next while something is computed.
+#pragma once
+
+#include "kernels/simd.hpp"
+
+namespace octavo::OCTAVO_ISA {
+
+OCTAVO_INLINE void prefetch(const void* source) { __builtin_prefetch(source, 0, 2); }
+
+// Bytes that are wanted soon: some lines of them are fetched with each step of what is computed until then.
+// Where many rows pass over the same weights, only the first tile of rows reads new bytes; left to itself the
+// processor would wait for memory there, and leave memory idle for the rest of the time.
+struct Ahead {
+  const uint8_t *next, *end;
+  int64_t lines;  // of 64 bytes, with each step
+};
+
+OCTAVO_INLINE Ahead fetched_within(const void* first, int64_t bytes, int64_t steps) {
+  const uint8_t* begin = static_cast<const uint8_t*>(first);
+  return {begin, begin + bytes, (bytes + 64 * steps - 1) / (64 * steps)};
+}
+
+OCTAVO_INLINE void fetch_some(Ahead& ahead) {
+  for (int64_t i = 0; i < ahead.lines; ++i) prefetch(ahead.next + 64 * i);
+  ahead.next += 64 * ahead.lines;
+}
+
+// Between two tiles: nothing is fetched twice.
+OCTAVO_INLINE void end_when_done(Ahead& ahead) {
+  if (ahead.next >= ahead.end) ahead.lines = 0;
+}
+
+}  // namespace octavo::OCTAVO_ISA
