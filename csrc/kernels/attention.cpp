@@ -122,23 +122,18 @@ OCTAVO_INLINE void sum_codes(const Rows& rows, int64_t r, const uint8_t* const* 
   }
 }
 
-// From a sum to a score: scaled, capped, biased by distance.
-template <KvKind kind>
-OCTAVO_INLINE Lanes score_of(const Attention& a, const Rows& rows, int64_t r, const Partition& part,
-                             int64_t vector, Lanes sum) {
-  if constexpr (kind == KvKind::int8) {
-    sum = sum * load(reinterpret_cast<const float*>(part.key_scales[vector]));
-  }
-  Lanes score = sum * broadcast(rows.factors[r]);
+// From a sum to a score: capped, biased by distance. Rare, and apart, so that what is not pays nothing.
+__attribute__((noinline)) void cap_and_bias(const Attention& a, const Rows& rows, int64_t r, int64_t first,
+                                            float* scores) {
   const Lanes cap = broadcast(a.soft_cap);
+  Lanes score = load(scores);
   if (a.soft_cap > 0.0f) score = cap * hyperbolic_tangent(score / cap);
   if (a.slopes) {
     alignas(64) float ahead_of[lane_count];  // minus the distance: exact below 2^24
-    const int64_t first = part.base + vector * lane_count - (rows.high[r] - 1);
-    for (int i = 0; i < lane_count; ++i) ahead_of[i] = static_cast<float>(first + i);
+    for (int i = 0; i < lane_count; ++i) ahead_of[i] = static_cast<float>(first - (rows.high[r] - 1) + i);
     score = fma(broadcast(rows.slopes[r]), load(ahead_of), score);
   }
-  return score;
+  store(scores, score);
 }
 
 template <KvKind kind, int R, int P>
@@ -153,10 +148,22 @@ OCTAVO_INLINE void score_tile(const Attention& a, Rows& rows, int64_t r, const P
     multiply_stored<kind, 1, R, P>(rows.q[r], head_size_max, keys, ahead, part.key_stride, a.kv.head_size,
                                    acc);
   }
+#pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
+    const Lanes factor = broadcast(rows.factors[r + i]);
+#pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
-      store(rows.scores[r + i] + (vector + p) * lane_count,
-            score_of<kind>(a, rows, r + i, part, vector + p, acc[i][p]));
+      Lanes sum = acc[i][p];
+      if constexpr (kind == KvKind::int8) {
+        sum = sum * load(reinterpret_cast<const float*>(part.key_scales[vector + p]));
+      }
+      store(rows.scores[r + i] + (vector + p) * lane_count, sum * factor);
+    }
+  }
+  if (a.soft_cap > 0.0f || a.slopes) {
+    for (int64_t i = 0; i < R * P; ++i) {
+      const int64_t at = (vector + i % P) * lane_count;
+      cap_and_bias(a, rows, r + i / P, part.base + at, rows.scores[r + i / P] + at);
     }
   }
 }
@@ -206,7 +213,9 @@ OCTAVO_INLINE void weigh_tile(Rows& rows, int64_t r, const Partition& part, Rang
   constexpr int64_t vector_bytes = lane_count * kv_element_bytes(kind);
   constexpr int every = static_cast<int>(64 / vector_bytes);  // one prefetch for each 64 bytes
   Lanes acc[R][P];
+#pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 8
     for (int p = 0; p < P; ++p) acc[i][p] = load(rows.part[r + i] + (vector + p) * lane_count);
   }
   for (int64_t position = range.first; position < range.last;) {
@@ -221,7 +230,9 @@ OCTAVO_INLINE void weigh_tile(Rows& rows, int64_t r, const Partition& part, Rang
                                        part.value_stride, count, acc);
     position += count;
   }
+#pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 8
     for (int p = 0; p < P; ++p) store(rows.part[r + i] + (vector + p) * lane_count, acc[i][p]);
   }
 }
