@@ -21,6 +21,7 @@ from tests.engine.test_client import LONG, greedy, nothing_is_left, prompt_of
 import octavo.engine.loop
 from octavo.errors import EngineStopped
 from octavo.executor.executor import Executor
+from octavo.scheduler.scheduler import Scheduler
 from octavo.server.app import ServerSettings, create_app
 from octavo.server.testing import FakeModel
 from octavo.types import FinishReason, StepPlan, StepResult, Update
@@ -137,7 +138,7 @@ def test_a_request_that_the_broken_step_had_just_ended_is_told_too(
 def test_a_request_that_the_broken_step_was_just_taking_is_told_too(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commands that were drained with the one that broke are lost."""
+    """And what was drained with the command that broke is served by the engine that begins afresh."""
 
     def refuse(request: object) -> None:
         raise AssertionError("a broken invariant")
@@ -149,12 +150,59 @@ def test_a_request_that_the_broken_step_was_just_taking_is_told_too(
         streams = [await served.llm.submit(prompt_of(i), greedy(4)) for i in (2, 3)]
         monkeypatch.setattr(served.engine.scheduler, "submit", refuse)
         served.turnstile.open.set()
-        for stream in (running, *streams):
+        for stream in (running, streams[0]):
             assert (await read(stream))[0].finishes == [FinishReason.ERROR]
+        assert (await read(streams[1]))[0].finishes == [FinishReason.LENGTH]
         await works(served)
 
     asyncio.run(scenario())
     nothing_is_left(served)
+
+
+def test_a_question_that_breaks_the_engine_keeps_nobody_behind_it_waiting(served: Served) -> None:
+    def break_it(scheduler: Scheduler, now: float) -> None:
+        raise AssertionError("a broken invariant")
+
+    async def scenario() -> None:
+        llm = served.llm
+        served.turnstile.open.clear()
+        running = await llm.submit(prompt_of(1), greedy(2))
+        await asyncio.to_thread(served.turnstile.reached.wait)
+        asked = [llm.ask(lambda s, now: 1), llm.ask(break_it), llm.ask(lambda s, now: 2), llm.ask(break_it)]
+        tasks = [asyncio.ensure_future(question) for question in asked]
+        await asyncio.sleep(0)  # all of them lie in the inbox
+        stream = await llm.submit(prompt_of(2), greedy(3))
+        tasks.append(asyncio.ensure_future(llm.ask(lambda s, now: 3)))
+        await asyncio.sleep(0)
+        assert len(served.engine.inbox._commands) == 6
+        served.turnstile.open.set()
+        answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+        assert [answers[i] for i in (0, 2, 4)] == [1, 2, 3]
+        assert all(isinstance(answers[i], AssertionError) for i in (1, 3))
+        assert (await read(running))[0].finishes == [FinishReason.ERROR]
+        assert (await read(stream))[0].finishes == [FinishReason.LENGTH]
+
+    asyncio.run(scenario())
+
+
+def test_whoever_waits_behind_the_failure_that_was_one_too_many_is_told_so(served: Served) -> None:
+    def break_it(scheduler: Scheduler, now: float) -> None:
+        raise AssertionError("a broken invariant")
+
+    async def scenario() -> None:
+        llm = served.llm
+        served.turnstile.open.clear()
+        await llm.submit(prompt_of(1), greedy(2))
+        await asyncio.to_thread(served.turnstile.reached.wait)
+        asked = [*(llm.ask(break_it) for _ in range(3)), llm.ask(lambda s, now: 2)]
+        tasks = [asyncio.ensure_future(question) for question in asked]
+        await asyncio.sleep(0)
+        served.turnstile.open.set()
+        answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+        assert isinstance(answers[3], EngineStopped)
+        assert "repeated failures" in str(answers[3])
+
+    asyncio.run(scenario())
 
 
 def break_three_times(served: Served) -> list[str]:
@@ -239,7 +287,7 @@ from tests.engine.served import serve_tiny
 
 served = serve_tiny()
 served.turnstile.failures = 3
-octavo.engine.start.start_engine = lambda model, options, progress: served.llm
+octavo.engine.start.start_engine = lambda *given: served.llm
 sys.argv = ["octavo", "serve", "--port", "0"]
 main()
 """

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from unittest import mock
 
@@ -11,10 +14,11 @@ import pytest
 from tests.engine.chats import Chat, open_chat, plain
 from tests.engine.test_sessions import HELLO, _copy_as_killed
 
-from octavo.errors import OctavoError
-from octavo.files import OsFiles
+from octavo.engine.session_store import SessionStore
+from octavo.errors import OctavoError, RequestFailed
+from octavo.files import Database, OsFiles, SqlValue
 from octavo.scheduler.transfers import Transfers
-from octavo.sim.faults import Crashed, Fault, FaultKind, FaultyFiles, scripted
+from octavo.sim.faults import Crashed, Fault, FaultKind, FaultyFiles, scripted, seeded
 
 QUESTIONS = (HELLO, "and then", "Why")
 
@@ -80,3 +84,85 @@ async def one_death(folder: Path, point: int, kind: FaultKind) -> int:
     finally:
         again.close()
     return num_turns
+
+
+class _Watched:
+    """A database that writes down what it is told."""
+
+    def __init__(self, inner: Database, told: list[str]) -> None:
+        self._inner = inner
+        self._told = told
+
+    def execute(self, sql: str, parameters: Sequence[SqlValue] = (), /) -> sqlite3.Cursor:
+        self._told.append(sql)
+        return self._inner.execute(sql, parameters)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+
+class _WatchedFiles(OsFiles):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def connect(self, path: Path) -> Database:
+        return _Watched(super().connect(path), self.told)  # type: ignore[return-value]
+
+
+def test_a_deletion_is_on_the_medium_before_it_is_answered(tmp_path: Path) -> None:
+    files = _WatchedFiles()
+    store = SessionStore.open(tmp_path / "sessions.sqlite", files)
+    record = store.create("", 60.0)
+    assert store.sync(record.session_id).result(10)
+    store.begin_turn(record.session_id, "turn")  # not waited for: this one need not be synced
+    assert store.delete("", record.session_id).result(10)
+    assert files.told[-4:] == [
+        "PRAGMA synchronous=FULL",
+        "BEGIN IMMEDIATE",
+        "DELETE FROM sessions WHERE id = ?",
+        "COMMIT",
+    ]
+    assert "PRAGMA synchronous=NORMAL" in files.told
+    (tmp_path / "copy").mkdir()
+    for path in tmp_path.glob("sessions.sqlite*"):  # as a process that dies now leaves them
+        (tmp_path / "copy" / path.name).write_bytes(path.read_bytes())
+    again = SessionStore.open(tmp_path / "copy" / "sessions.sqlite")
+    assert (again.opened_afresh, again.all()) == ("", [])
+    again.close()
+    store.close()
+
+
+def test_delete_answers_when_the_row_is_off_the_medium_and_says_so_when_it_is_not(tmp_path: Path) -> None:
+    async def work() -> None:
+        chat = open_chat(tmp_path)
+        store, done = chat.llm.sessions._store, Future[bool]()
+        try:
+            await chat.say(HELLO)
+            with mock.patch.object(store, "delete", return_value=done):
+                deleting = asyncio.ensure_future(chat.llm.sessions.delete("", chat.session_id))
+                while await chat.llm.ask(lambda s, now: len(s.sessions)):
+                    await asyncio.sleep(0)
+                assert not deleting.done()
+                done.set_result(False)
+                with pytest.raises(RequestFailed, match="after a crash it may be there again"):
+                    await deleting
+        finally:
+            chat.close()
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_a_row_that_could_not_be_deleted_goes_at_the_end(tmp_path: Path) -> None:
+    armed = False
+    faults = seeded(1, 1.0, [FaultKind.ENOSPC])
+    files = FaultyFiles(OsFiles(), lambda call, operation: faults(call, operation) if armed else None)
+    store = SessionStore.open(tmp_path / "sessions.sqlite", files)
+    records = [store.create("", 60.0) for _ in range(2)]
+    assert store.sync(records[1].session_id).result(10)
+    armed = True
+    assert not store.delete("", records[0].session_id).result(10)
+    armed = False
+    store.close()
+    again = SessionStore.open(tmp_path / "sessions.sqlite")
+    assert [record.session_id for record in again.all()] == [records[1].session_id]
+    again.close()

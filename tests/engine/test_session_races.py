@@ -19,7 +19,9 @@ from tests.engine.test_sessions import HELLO, Clock, run
 from octavo.config import StartOptions
 from octavo.engine.below import open_disk
 from octavo.engine.core import Ask
+from octavo.engine.outputs import Delta
 from octavo.engine.session_store import SESSIONS_FILE, TTL_S_MAX, SessionStore, longest_ttl
+from octavo.engine.turns import TurnRecorder
 from octavo.errors import (
     InvalidRequest,
     SessionBusy,
@@ -185,9 +187,9 @@ def test_a_turn_whose_session_the_store_has_lost_takes_it_from_the_engine_too() 
         store = chat.llm.sessions._store
         say = store.say
 
-        def lose_and_say(session_id: str, said: Sequence[int]) -> bool:
+        def lose_and_say(session_id: str, said: Sequence[int], num_shared: int) -> bool:
             store.delete("", session_id)
-            return say(session_id, said)
+            return say(session_id, said, num_shared)
 
         try:
             with mock.patch.object(store, "say", lose_and_say):
@@ -282,6 +284,104 @@ def test_what_was_on_its_way_to_an_engine_that_broke_is_served_by_the_next_one(k
             assert await llm.ask(lambda s, now: s.live_requests()) == []
         finally:
             gate.open.set()
+            chat.close()
+
+    run(work())
+
+
+def test_a_turn_that_was_prepared_before_another_one_ended_is_refused() -> None:
+    """Its prompt goes on from older tokens than those that it would replace."""
+
+    async def work() -> None:
+        chat = open_chat()
+        llm, params = chat.llm, SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+        compose, prepared, go_on = llm.compose, asyncio.Event(), asyncio.Event()
+
+        async def compose_slowly(said, messages):  # type: ignore[no-untyped-def]
+            composed = await compose(said, messages)
+            prepared.set()
+            await go_on.wait()
+            return composed
+
+        try:
+            await chat.say(HELLO)
+            late = [*chat.messages, ChatMessage("user", "late")]
+            with mock.patch.object(llm, "compose", compose_slowly):
+                slow = asyncio.ensure_future(llm.sessions.turn("", chat.session_id, late, params))
+                await prepared.wait()
+            await chat.say("in between")
+            said = llm.sessions.tokens("", chat.session_id)
+            go_on.set()
+            with pytest.raises(SessionBusy, match="another turn has ended meanwhile"):
+                await slow
+            assert llm.sessions.tokens("", chat.session_id) == said
+            turn, told = await chat.say("and then")
+            assert turn.prompt[: len(said)] == said
+            plain(turn.prompt, told)
+        finally:
+            chat.close()
+
+    run(work())
+
+
+def test_a_turn_begins_only_when_what_the_one_before_it_said_is_noted() -> None:
+    """The engine has ended a turn before its client's loop has read the end."""
+
+    async def work() -> None:
+        chat = open_chat()
+        llm, params = chat.llm, SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+        try:
+            taken: list[tuple[TurnRecorder, Delta]] = []
+            with mock.patch.object(TurnRecorder, "take", lambda self, delta: taken.append((self, delta))):
+                turn = await llm.sessions.turn("", "new", [ChatMessage("user", HELLO)], params)
+                [told] = await read(turn.stream)  # as if the loop had not come to it yet
+            more = [ChatMessage("user", HELLO), ChatMessage("assistant", told.text), ChatMessage("user", "b")]
+            with pytest.raises(SessionBusy, match="is active"):
+                await llm.sessions.turn("", turn.session_id, more, params)
+            for recorder, delta in taken:
+                recorder.take(delta)
+            said = llm.sessions.tokens("", turn.session_id)
+            assert len(said) == len(turn.prompt) + 5
+            after = await llm.sessions.turn("", turn.session_id, more, params)
+            assert after.prompt[: len(said)] == said
+            await read(after.stream)
+        finally:
+            chat.close()
+
+    run(work())
+
+
+def test_a_turn_whose_event_loop_is_closed_keeps_its_session_from_nobody() -> None:
+    chat = open_chat()
+    params = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
+    messages = [ChatMessage("user", HELLO)]
+    try:
+        turn = asyncio.run(chat.llm.sessions.turn("", "new", messages, params))
+        wait_until(lambda: not chat.llm.sessions._store._turns)
+
+        async def again() -> None:
+            await read((await chat.llm.sessions.turn("", turn.session_id, messages, params)).stream)
+
+        run(again())
+    finally:
+        chat.close()
+
+
+def test_a_turn_that_ends_after_its_session_was_deleted_brings_nothing_back(tmp_path: Path) -> None:
+    async def work() -> None:
+        chat = open_chat(tmp_path)
+        params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.0)
+        try:
+            await chat.say(HELLO)
+            more = [*chat.messages, ChatMessage("user", "more")]
+            turn = await chat.llm.sessions.turn("", chat.session_id, more, params)
+            await chat.llm.sessions.delete("", chat.session_id)
+            [told] = await read(turn.stream)
+            assert told.finishes == [FinishReason.LENGTH]
+            assert await chat.llm.sessions.all() == []
+            assert await chat.llm.ask(lambda s, now: len(s.sessions)) == 0
+            assert not await asyncio.wrap_future(chat.llm.sessions._store.sync(chat.session_id))
+        finally:
             chat.close()
 
     run(work())

@@ -94,9 +94,10 @@ def test_what_a_broken_step_was_just_taking_fails_at_once(
         await asyncio.sleep(0)
         monkeypatch.setattr(served.engine.scheduler, "submit", refuse)
         served.turnstile.open.set()
-        for one in both:
-            with pytest.raises(RequestFailed, match="started afresh"):
-                await asyncio.wait_for(one, 20)
+        with pytest.raises(RequestFailed, match="started afresh"):
+            await asyncio.wait_for(both[0], 20)
+        (told,) = await read(await asyncio.wait_for(both[1], 20))  # behind it, and taken by who began afresh
+        assert told.finishes == [FinishReason.LENGTH]
         assert (await read(running))[0].finishes == [FinishReason.ERROR]
         (told,) = await read(await submit(served, 4, 5))
         assert told.answer.essence == alone(prompt_of(4), 5, ignore_eos=True)[0].essence

@@ -15,7 +15,7 @@ from octavo.errors import (
     UnknownSession,
 )
 from octavo.memory.pins import Strength
-from octavo.memory.quota import TenantPolicy
+from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.events import EventKind
 from octavo.scheduler.pinning import PinOrder
@@ -305,7 +305,9 @@ def test_an_idle_session_lets_go_in_the_step_after_its_time() -> None:
 
 def test_a_turn_may_use_what_its_own_session_holds_and_a_stranger_may_not() -> None:
     chats = Chats(blocks=10, pins=6)
-    chats.whole_turn("a", PROMPT)  # 5 held
+    chats.whole_turn("a", PROMPT)
+    resume(chats, PROMPT[:20])  # 5 held, and they give way to nobody
+    chats.drain()
     longer = (*PROMPT, 7, *range(900, 915))  # 38 tokens, 39 positions: the whole pool
     with pytest.raises(RequestTooLarge, match="allowed: 5, what pins leave"):
         chats.say("b", longer)
@@ -362,3 +364,96 @@ def test_a_restored_session_keeps_what_is_still_below() -> None:
     assert (chats.blocks("b").num_blocks, chats.blocks("b").kept) == (6, 5)
     assert chats.blocks("b").state is SessionState.SUSPENDED
     assert session.expires == 5.0
+
+
+def share(chats: Chats, tokens: tuple[int, ...]) -> None:
+    """What an operator pins for all."""
+    order = PinOrder("rules", tokens, 60.0, tenant=SHARED)
+    chats.scheduler.pinning.open(order, chats.next_id, 0.0)
+    chats.add(tokens, 1, tenant=SHARED, fills_pin="rules")
+    while chats.scheduler.has_work:
+        chats.moving += turn(chats)
+
+
+def test_a_session_keeps_the_shared_names_that_it_began_with_when_they_are_unpinned_and_pinned_again() -> (
+    None
+):
+    chats = Chats(blocks=60)
+    share(chats, PROMPT[:8])
+    chats.whole_turn("a", PROMPT)
+    assert chats.scheduler.sessions.find("", "a").num_shared == 2
+    chats.scheduler.pinning.release(SHARED, "rules")
+    longer = (*PROMPT, 7, 8)
+    chats.whole_turn("a", longer)
+    assert chats.updates[-1].usage.num_cached == 20
+    share(chats, PROMPT[:16])  # and more of it
+    chats.whole_turn("a", (*longer, 7, 9))
+    assert chats.updates[-1].usage.num_cached == 24
+    assert chats.scheduler.sessions.find("", "a").num_shared == 2
+    chats.whole_turn("a", (*PROMPT[:8], *range(700, 712)))  # it extends the shared names, and no more
+    assert (chats.updates[-1].usage.num_cached, chats.scheduler.sessions.find("", "a").num_shared) == (8, 2)
+    chats.whole_turn("a", (*PROMPT[:4], *range(700, 712)))  # not even these: what is pinned now counts
+    assert chats.scheduler.sessions.find("", "a").num_shared == 1
+
+
+def test_a_session_that_began_under_its_own_names_keeps_them_when_its_prefix_is_shared() -> None:
+    chats = Chats(blocks=60)
+    chats.whole_turn("a", PROMPT)
+    share(chats, PROMPT[:8])
+    chats.whole_turn("a", (*PROMPT, 7, 8))
+    assert chats.updates[-1].usage.num_cached == 20
+    assert chats.scheduler.sessions.find("", "a").num_shared == 0
+    chats.whole_turn("b", PROMPT)
+    assert chats.scheduler.sessions.find("", "b").num_shared == 2
+
+
+def test_a_restored_session_finds_its_blocks_below_although_their_shared_prefix_is_not_pinned() -> None:
+    chats = Chats(blocks=60, slots=50)
+    share(chats, PROMPT[:8])
+    chats.whole_turn("a", PROMPT)
+    chats.settle()
+    num_shared = chats.scheduler.sessions.find("", "a").num_shared
+    chats.scheduler.sessions.delete("", "a")
+    chats.scheduler.pinning.release(SHARED, "rules")
+    chats.settle()
+    chats.scheduler.sessions.restore("a", "", PROMPT, 60.0, 0.0, 5.0, num_shared)
+    check_scheduler(chats.scheduler)
+    assert (chats.blocks().num_blocks, chats.blocks().kept) == (5, 5)
+    chats.evict_all()
+    request = resume(chats, PROMPT[:20])
+    finish(chats, turn(chats))
+    while chats.scheduler.has_work:
+        chats.moving += turn(chats)
+    assert chats.finished(request)
+    assert chats.blocks().held == 5
+    chats.whole_turn("a", (*PROMPT, 7, 8))
+    assert chats.updates[-1].usage.num_cached == 20
+
+
+def test_keeping_a_session_below_looks_at_its_own_names_alone_however_many_its_tenant_keeps() -> None:
+    chats = Chats(blocks=60, slots=200)
+    chats.scheduler.set_tenants([TenantPolicy("", disk_maximum=100)])
+    chats.whole_turn("a", PROMPT)
+    chats.settle()
+    looked_at = []
+
+    class Watched(list[bytes]):
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            looked_at.append(self)
+            return super().__iter__()
+
+    _, hold = chats.scheduler.sessions.pins_of(chats.scheduler.sessions.find("", "a"))
+    assert hold is not None
+    hold.names = Watched(hold.names)
+    assert chats.scheduler.holding.keep("", [bytes(32)]) == ""
+    assert looked_at == []
+
+
+def test_a_session_all_of_whose_blocks_were_lost_below_can_be_deleted() -> None:
+    chats = Chats(blocks=60, slots=200)
+    chats.whole_turn("a", PROMPT)
+    chats.settle()
+    chats.scheduler.transfers.lose(list(chats.scheduler.sessions.find("", "a").names))
+    check_scheduler(chats.scheduler)
+    chats.scheduler.sessions.delete("", "a")
+    check_scheduler(chats.scheduler)

@@ -301,3 +301,36 @@ def test_a_smaller_maximum_of_what_is_shared_waits_for_those_who_hold_it() -> No
     served.drain()
     assert served.finished(reader) == {0: FinishReason.LENGTH}
     assert served.usage(reader).preemptions == 0
+
+
+def test_a_tenant_that_is_gone_keeps_its_bounds_until_nothing_of_it_is_left() -> None:
+    served = Served(blocks=40, block=16, tokens=64)
+    bounds = TenantPolicy("a", maximum=6, guaranteed=4, weight=2.0)
+    served.scheduler.set_tenants([bounds, TenantPolicy("b")])
+    for i in range(4):
+        served.add(tuple(range(i * 100, i * 100 + 40)), 20, tenant="a")
+    served.step()
+    served.scheduler.set_tenants([TenantPolicy("b", guaranteed=40 - 6)])
+    quotas = served.memory.quotas
+    assert (quotas.policy("a").maximum, quotas.policy("a").weight, quotas.policy("a").guaranteed) == (6, 2, 0)
+    while served.scheduler.has_work:
+        served.step()
+        assert quotas.charged("a") <= 6
+    assert sum(update.finish is FinishReason.LENGTH for update in served.updates) == 4
+    served.scheduler.expire(1.0)
+    assert quotas.policy("a") == TenantPolicy("a")
+
+
+def test_a_pin_of_a_tenant_that_is_gone_keeps_its_bounds_and_one_that_comes_back_has_its_new_ones() -> None:
+    served = Served(blocks=40, block=16, tokens=64)
+    served.scheduler.set_tenants([TenantPolicy("a", maximum=6)])
+    order = PinOrder("p", tuple(range(32)), 60.0, tenant="a")
+    served.scheduler.pinning.open(order, served.next_id, 0.0)
+    served.add(order.tokens, 1, tenant="a", fills_pin="p")
+    served.drain()
+    served.scheduler.set_tenants([])
+    served.scheduler.expire(1.0)
+    assert served.memory.quotas.policy("a").maximum == 6
+    served.scheduler.set_tenants([TenantPolicy("a", maximum=9)])
+    served.scheduler.expire(60.0)  # the pin's time has passed
+    assert served.memory.quotas.policy("a").maximum == 9

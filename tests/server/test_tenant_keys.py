@@ -116,6 +116,17 @@ def test_an_operator_reaches_everything(house):
     assert house.get("/nothing", **by(BOSS)).status_code == 404
 
 
+def test_sessions_are_listed_to_their_tenant_and_to_an_operator(house):
+    for key in (ALICE, BOB):
+        assert house.request("POST", "/v1/sessions", json={}, **by(key)).status_code == 201
+    listed = {
+        key: [(one["id"], one["tenant"]) for one in house.get("/v1/sessions", **by(key)).json()["data"]]
+        for key in (ALICE, BOB, BOSS)
+    }
+    assert listed == {ALICE: [("s0", "alice")], BOB: [("s1", "bob")], BOSS: [("s0", "alice"), ("s1", "bob")]}
+    assert house.get("/v1/sessions/s0", **by(BOSS)).status_code == 404, "seen, and still another's"
+
+
 def test_what_a_client_says_of_itself_changes_nothing(house, model):
     headers = {"Authorization": f"Bearer {ALICE}", "X-Octavo-Tenant": "bob", "Host": "bob"}
     body = {"prompt": "hi", "user": "bob", "tenant": "bob", "max_tokens": 3}

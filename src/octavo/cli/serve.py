@@ -32,7 +32,8 @@ def run(
     roster = None if tenants is None else Roster(Path(tenants))
     settings = ServerSettings(host=host, api_keys=api_keys, drain_timeout_s=drain_timeout_s, roster=roster)
     with_key = bool(api_keys) or roster is not None
-    with running_engine(model, options) as llm:
+    policies_of = None if roster is None else roster.tenants.policies
+    with running_engine(model, options, policies_of) as llm:
         serve(llm, listener, settings, lambda url: show_ready(url, llm.name, with_key=with_key))
 
 

@@ -15,19 +15,23 @@ from octavo.errors import ConfigError
 if TYPE_CHECKING:
     from octavo.config import StartOptions
     from octavo.engine.client import AsyncLLM
+    from octavo.engine.start import PoliciesOf
     from octavo.kernels.probe import Machine
 
 LOG_INTERVAL_S = 2.0
 
 
 @contextmanager
-def running_engine(model: str | None, options: StartOptions) -> Iterator[AsyncLLM]:
-    """A started engine; phases of the start are shown on standard error while they last."""
+def running_engine(
+    model: str | None, options: StartOptions, policies_of: PoliciesOf | None = None
+) -> Iterator[AsyncLLM]:
+    """A started engine, with tenants' bounds if there are any; phases of the start are shown on standard
+    error while they last."""
     from octavo.engine.start import start_engine
 
     look_at_machine()
     with phases() as report:
-        llm = start_engine(model, options, report)
+        llm = start_engine(model, options, report, policies_of)
     try:
         yield llm
     finally:

@@ -1,4 +1,5 @@
-"""`octavo top`: a running server's KV memory, live: its blocks, who waits and why, what happened lately."""
+"""`octavo top`: a running server's KV memory, live: its blocks, who waits and why, its chat sessions, what
+happened lately."""
 
 from __future__ import annotations
 
@@ -20,6 +21,8 @@ _LEGEND = (
 )
 _MAP_CELLS = 600  # more blocks than that share cells
 _EVENTS = 6
+_SESSIONS = 10
+_SESSION_STATES = ("active", "resuming", "suspending", "idle", "suspended")  # who is shown first
 _STATES = ".ctsSp"  # what a cell shows is the last of its blocks' states in this order
 
 
@@ -42,7 +45,9 @@ def _screen(url: str, api_key: str) -> RenderableType:
     kv: dict[str, Any] = ask(url, api_key, "GET", "/v1/kv")
     states = str(ask(url, api_key, "GET", "/v1/kv/map")["states"])
     requests: Any = ask(url, api_key, "GET", "/v1/requests")["data"]
-    return Group(_summary(url, kv), Panel(_map(states), title=_LEGEND), _requests(requests), _events(kv))
+    sessions: Any = ask(url, api_key, "GET", "/v1/sessions")["data"]
+    shown: list[RenderableType] = [_summary(url, kv), Panel(_map(states), title=_LEGEND), _requests(requests)]
+    return Group(*shown, *([_sessions(sessions)] if sessions else []), _events(kv))
 
 
 def _summary(url: str, kv: dict[str, Any]) -> Text:
@@ -84,6 +89,22 @@ def _requests(views: list[dict[str, Any]]) -> Table:
                 str(usage["preemptions"]),
                 sequence["why"],
             )
+    return table
+
+
+def _sessions(views: list[dict[str, Any]]) -> Table:
+    """Those that do something first, the newest of each kind in front."""
+    newest_first = enumerate(reversed(views))
+    ranked = sorted((_SESSION_STATES.index(view["state"]), i, view) for i, view in newest_first)
+    views = [view for _, _, view in ranked]
+    more = len(views) - _SESSIONS
+    table = Table(expand=True, caption=f"and {more:,} sessions more" if more > 0 else None)
+    for column in ("session", "tenant", "state", "tokens", "blocks", "held", "tier", "left"):
+        table.add_column(column)
+    for view in views[:_SESSIONS]:
+        counts = (f"{view[name]:,}" for name in ("num_tokens", "num_blocks", "blocks_held"))
+        left = f"{view['seconds_left']:,.0f} s"
+        table.add_row(view["id"], view["tenant"], view["state"], *counts, view["tier"], left)
     return table
 
 

@@ -365,6 +365,7 @@ class AsyncLLM:
             if not call_soon(loop, work):
                 for stream, _ in work:
                     stream.cancel()  # its event loop was closed: nobody will read it
+                    stream.abandon()
 
     def _recovered(self, updates: list[Update], error: BaseException) -> None:
         """On the engine thread, after a broken step: end every stream that the engine had taken.

@@ -4,14 +4,15 @@
 
 A broken invariant, or an executor that raises, fails every live request with a clear error; the ledger and
 all names are dropped and the engine goes on with empty ones (`recover`). It never answers from a doubtful
-cache.
+cache. A command that raises takes no other with it: those behind it are applied to the engine that begins
+afresh.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
@@ -109,6 +110,12 @@ class Inbox:
             commands, self._commands = list(self._commands), deque()
         return commands
 
+    def put_back(self, commands: Iterable[Command]) -> None:
+        """These were drained and not applied: they come before all that has arrived since."""
+        with self._arrived:
+            self._commands = deque([*commands, *self._commands])
+            self._arrived.notify()
+
     def wait(self, timeout_s: float | None = None) -> None:
         """Until a command is there, `wake` was called, or the time has passed."""
         with self._arrived:
@@ -150,8 +157,13 @@ class Engine:
         """Drain the inbox, plan, run, commit. Returns what clients must learn; empty when there is nothing to
         do."""
         updates: list[Update] = []
-        for command in self.inbox.drain():
-            updates += self._apply(command)
+        commands = deque(self.inbox.drain())
+        try:
+            while commands:
+                updates += self._apply(commands.popleft())
+        except BaseException:
+            self.inbox.put_back(commands)  # they have done nothing wrong: they are for whoever goes on
+            raise
         started = self.clock()
         updates += self.scheduler.expire(started)
         if self._watch is not None:
@@ -212,7 +224,7 @@ class Engine:
         self._reset_executor()  # first: no transfer of the old ledger may reach the new one's blocks
         self.scheduler = self._new_scheduler()
         self.scheduler.memory.resize(old.memory.pool.num_blocks, ())
-        self.scheduler.set_tenants(old.memory.quotas.policies())
+        self.scheduler.set_tenants(old.tenancy.named())
         self.scheduler.elastic.continue_from(old.elastic)
         self._stalled = False
         self._counters.retire(old)

@@ -52,12 +52,15 @@ def make_request(
     # A pin's own request may take the blocks that are kept for it, and a session's turn those that are its
     # own; the engine checks that again.
     pool = engine.scheduler.memory.pool
-    num_blocks = engine.scheduler.tenancy.room(tenant)
-    if fills_pin or session:
-        num_blocks = pool.num_blocks
-    room = min(
-        facts.context_length - len(prompt), tokens_that_fit(len(prompt), params, num_blocks, block_size)
-    )
+    num_blocks = left = pool.num_blocks
+    if not (fills_pin or session):
+        num_blocks = engine.scheduler.tenancy.room(tenant, firm=True)
+        left = engine.scheduler.tenancy.room(tenant)
+    # What is kept of idle sessions gives way to what was asked for, and to the prompt, but not to a guess.
+    fits = tokens_that_fit(len(prompt), params, left, block_size)
+    if fits < 1:
+        fits = tokens_that_fit(len(prompt), params, num_blocks, block_size)
+    room = min(facts.context_length - len(prompt), fits)
     max_tokens = params.max_tokens if params.max_tokens is not None else max(1, room)
     check_tokens("prompt", prompt, facts.vocab_size)
     check_tokens("stop_token_ids", params.stop_token_ids, facts.vocab_size)

@@ -1,11 +1,14 @@
 """What is remembered of chat sessions: whose they are, and the token ids of all that was said.
 
-    sessions.sqlite    sessions: id | tenant | tokens | ttl_ms | created_ms | used_ms
+    sessions.sqlite    sessions: id | tenant | tokens | ttl_ms | created_ms | used_ms | num_shared
 
 It answers from memory. With a file, which lies in the disk cache's namespace and so belongs to one model and
-one tokenizer, every change is written behind by a thread of its own; `sync` waits until one is on the medium.
+one tokenizer, every change is written behind by a thread of its own; `sync` waits until one is on the medium,
+and so may whoever deletes one. Rows that could not be deleted are tried again with the next one, and at the
+end.
 A file that SQLite finds damaged costs the sessions in it, never an answer, and is begun afresh. Times are of
-the wall clock, because they outlive the process. Any thread may call. It does not know blocks.
+the wall clock, because they outlive the process. Any thread may call. It does not know blocks: `num_shared`
+is a number that the scheduler gave it with the tokens, and gets back with them.
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from octavo.errors import SessionRefused, UnknownSession, require_range
+from octavo.errors import SessionBusy, SessionRefused, UnknownSession, require_range
 from octavo.executor.disk_index import is_trouble
 from octavo.files import Database, Files, OsFiles
 
@@ -32,19 +35,24 @@ SESSIONS_FILE = "sessions.sqlite"  # in the disk cache's namespace
 SESSIONS_MAX = 1024  # of a tenant
 TTL_S_MAX = 30 * 86_400.0
 _ID_BYTES = 18
-_SCHEMA = "CREATE TABLE sessions (id PRIMARY KEY, tenant, tokens, ttl_ms, created_ms, used_ms)"
+_COLUMNS = "id PRIMARY KEY, tenant, tokens, ttl_ms, created_ms, used_ms"
+_NUM_SHARED = "num_shared DEFAULT 0"  # came later than the others
+_FIRST_SCHEMA = f"CREATE TABLE sessions ({_COLUMNS})"
+_SCHEMA = f"CREATE TABLE sessions ({_COLUMNS}, {_NUM_SHARED})"
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """One session. Times are seconds of the wall clock."""
+    """One session. Times are seconds of the wall clock. Nobody changes the tokens."""
 
     session_id: str
     tenant: str
     ttl_s: float
     created: float
     used: float
-    tokens: tuple[int, ...] = ()  # prompt and output of its turns so far
+    # Prompt and output of its turns so far. An array, because there may be very many: 4 bytes each.
+    tokens: array[int] = field(default_factory=lambda: array("I"))
+    num_shared: int = 0  # of the blocks that they fill, the leading ones under names of all tenants
 
     @property
     def expires(self) -> float:
@@ -64,6 +72,7 @@ class SessionStore:
         self._lock = threading.Lock()
         self._database: Database | None = None
         self._writer: ThreadPoolExecutor | None = None
+        self._undeleted: set[str] = set()  # rows that should not be there; the writer's
 
     @classmethod
     def open(
@@ -132,6 +141,19 @@ class SessionStore:
         """Until it is forgotten."""
         return max(0.0, record.expires - self._clock())
 
+    def check_turn(self, record: SessionRecord) -> None:
+        """Raise SessionBusy unless a turn that goes on from this record may begin: another one has not told
+        yet what was said in it, or has done so since."""
+        with self._lock:
+            is_active = record.session_id in self._turns.values()
+            now = self._records.get(record.session_id, record)
+        if is_active or now.tokens is not record.tokens:
+            what = "session {} is active" if is_active else "another turn has ended meanwhile in session {}"
+            raise SessionBusy(
+                f"{what.format(record.session_id)}; allowed: one turn at a time, which sends what was said "
+                "in the one before it"
+            )
+
     def begin_turn(self, session_id: str, turn: object) -> None:
         """A turn runs: until `end_turn`, the session does not expire. `turn` is any key of the turn's own."""
         with self._lock:
@@ -145,18 +167,21 @@ class SessionStore:
             if session_id is not None:
                 self._use(session_id)
 
-    def say(self, session_id: str, tokens: Sequence[int]) -> bool:
-        """A turn has ended well: these are all tokens so far. False: the session was deleted meanwhile."""
+    def say(self, session_id: str, tokens: Sequence[int], num_shared: int = 0) -> bool:
+        """A turn has ended well: these are all tokens so far, and so many of their leading blocks have names
+        of all tenants. False: the session was deleted meanwhile."""
         with self._lock:
-            return self._use(session_id, tuple(tokens))
+            return self._use(session_id, array("I", tokens), num_shared)
 
-    def delete(self, tenant: str, session_id: str) -> SessionRecord:
-        """Remember nothing of it. Raises UnknownSession."""
-        record = self.find(tenant, session_id)
+    def delete(self, tenant: str, session_id: str) -> Future[bool]:
+        """Remember nothing of it. True when the medium does not either: no crash brings it back. Raises
+        UnknownSession."""
+        self.find(tenant, session_id)
         with self._lock:
             self._records.pop(session_id, None)
-            self._remove(session_id)
-        return record
+            if self._writer is not None:
+                return self._writer.submit(self._erase, session_id, durable=True)
+        return self._without_file()
 
     def sync(self, session_id: str) -> Future[bool]:
         """True when the session, as it is now, is on the medium; at once where there is no file."""
@@ -164,18 +189,23 @@ class SessionStore:
             record = self._records.get(session_id)
             if self._writer is not None:
                 return self._writer.submit(lambda: record is not None and self._write(record, durable=True))
-        done: Future[bool] = Future()
-        done.set_result(self._database is None)
-        return done
+        return self._without_file()
 
     def close(self) -> None:
         """Write what is left, and let go of the file. Again does nothing."""
         with self._lock:
             writer, self._writer = self._writer, None
         if writer is not None and self._database is not None:
+            writer.submit(lambda: not self._undeleted or self._erase("", durable=True))
             writer.shutdown(wait=True)
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
+
+    def _without_file(self) -> Future[bool]:
+        """True where there never was a file to wait for; False when it was closed."""
+        done: Future[bool] = Future()
+        done.set_result(self._database is None)
+        return done
 
     def _purge(self, now: float) -> None:
         """Forget whoever has expired, unless a turn runs."""
@@ -183,14 +213,17 @@ class SessionStore:
         gone = [r.session_id for r in self._records.values() if r.expires <= now and r.session_id not in busy]
         for session_id in gone:
             del self._records[session_id]
-            self._remove(session_id)
+            if self._writer is not None:  # should it be there again, it has expired all the same
+                self._writer.submit(self._erase, session_id, durable=False)
 
-    def _use(self, session_id: str, tokens: tuple[int, ...] | None = None) -> bool:
+    def _use(self, session_id: str, tokens: array[int] | None = None, num_shared: int = 0) -> bool:
         """It was used now, and has these tokens. False: there is none."""
         record = self._records.get(session_id)
         if record is None:
             return False
-        record = replace(record, used=self._clock(), tokens=record.tokens if tokens is None else tokens)
+        record = replace(record, used=self._clock())
+        if tokens is not None:
+            record = replace(record, tokens=tokens, num_shared=num_shared)
         self._records[session_id] = record
         self._put(record)
         return True
@@ -201,22 +234,27 @@ class SessionStore:
         if self._writer is not None:
             self._writer.submit(self._write, record, durable=False)
 
-    def _remove(self, session_id: str) -> None:
-        if self._writer is not None:
-            sql = "DELETE FROM sessions WHERE id = ?"
-            self._writer.submit(self._execute, sql, (session_id,), durable=False)
+    def _erase(self, session_id: str, *, durable: bool) -> bool:
+        """On the writer's thread: its row goes, and whatever should have gone before."""
+        self._undeleted.add(session_id)
+        for one in sorted(self._undeleted):
+            if not self._execute("DELETE FROM sessions WHERE id = ?", (one,), durable=durable):
+                return False
+            self._undeleted.discard(one)
+        return True
 
     def _write(self, record: SessionRecord, *, durable: bool) -> bool:
         row = (
             record.session_id,
             record.tenant,
-            array("I", record.tokens).tobytes(),
+            record.tokens.tobytes(),
             int(record.ttl_s * 1000),
             int(record.created * 1000),
             int(record.used * 1000),
+            record.num_shared,
         )
         return self._execute(
-            "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?)", row, durable=durable
+            "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?)", row, durable=durable
         )
 
     def _execute(self, sql: str, row: tuple[int | str | bytes, ...], *, durable: bool) -> bool:
@@ -244,9 +282,12 @@ class SessionStore:
         assert database is not None
         verdict = database.execute("PRAGMA quick_check(1)").fetchone()
         schema = database.execute("SELECT sql FROM sqlite_master WHERE type = 'table'").fetchall()
-        if verdict != ("ok",) or schema != [(_SCHEMA,)]:
+        if verdict != ("ok",) or schema not in ([(_SCHEMA,)], [(_FIRST_SCHEMA,)]):
             raise sqlite3.DatabaseError(f"{verdict[0]}, or other tables")
-        for row in database.execute("SELECT id, tenant, tokens, ttl_ms, created_ms, used_ms FROM sessions"):
+        if schema == [(_FIRST_SCHEMA,)]:  # one statement: it is done, or the file is as it was
+            database.execute(f"ALTER TABLE sessions ADD COLUMN {_NUM_SHARED}")
+        columns = "id, tenant, tokens, ttl_ms, created_ms, used_ms, num_shared"
+        for row in database.execute(f"SELECT {columns} FROM sessions"):
             record = _record(*row)
             if record is not None:
                 self._records[record.session_id] = record
@@ -271,7 +312,13 @@ def longest_ttl(path: Path, now: float, files: Files | None = None) -> float:
 
 
 def _record(
-    session_id: object, tenant: object, tokens: object, ttl_ms: object, created_ms: object, used_ms: object
+    session_id: object,
+    tenant: object,
+    tokens: object,
+    ttl_ms: object,
+    created_ms: object,
+    used_ms: object,
+    num_shared: object,
 ) -> SessionRecord | None:
     """A row as a record, unless it makes no sense."""
     if not (isinstance(session_id, str) and isinstance(tenant, str) and isinstance(tokens, bytes)):
@@ -280,9 +327,12 @@ def _record(
         return None
     if len(tokens) % 4 or not 0 < ttl_ms <= TTL_S_MAX * 1000:
         return None
+    if not isinstance(num_shared, int) or not 0 <= num_shared <= len(tokens) // 4:
+        return None
     said = array("I")
     said.frombytes(tokens)
-    return SessionRecord(session_id, tenant, ttl_ms / 1000, created_ms / 1000, used_ms / 1000, tuple(said))
+    times = ttl_ms / 1000, created_ms / 1000, used_ms / 1000
+    return SessionRecord(session_id, tenant, *times, said, num_shared)
 
 
 def _connect(files: Files, path: Path) -> Database:

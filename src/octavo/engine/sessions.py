@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 NEW = "new"  # in place of an id
 _PAUSE_S = 0.005
+_VIEWED_AT_ONCE = 32  # each costs its blocks, and steps wait meanwhile
 _SUSPEND_TIMEOUT_S = 300.0  # for the blocks to go down; a disk that takes longer is broken
 
 # Slots and names below, to those of them that are not on the medium.
@@ -65,9 +66,14 @@ class Sessions:
         record = self._store.create(tenant, self._ttl_s if ttl_s is None else ttl_s)
         return await self._view(record)
 
-    async def all(self, tenant: str = "") -> list[SessionView]:
-        """The tenant's sessions, oldest first."""
-        records = self._store.all(tenant)
+    async def all(self, tenant: str | None = "") -> list[SessionView]:
+        """The tenant's sessions, or everybody's, oldest first."""
+        views, records = [], self._store.all(tenant)
+        for first in range(0, len(records), _VIEWED_AT_ONCE):
+            views += await self._view_each(records[first : first + _VIEWED_AT_ONCE])
+        return views
+
+    async def _view_each(self, records: Sequence[SessionRecord]) -> list[SessionView]:
         blocks = await self._llm.ask(lambda s, now: [view_session(s, r.session_id) for r in records])
         return [self._told(record, one) for record, one in zip(records, blocks, strict=True)]
 
@@ -77,13 +83,19 @@ class Sessions:
 
     def tokens(self, tenant: str, session_id: str) -> tuple[int, ...]:
         """All that was said in it."""
-        return self._store.find(tenant, session_id).tokens
+        return tuple(self._store.find(tenant, session_id).tokens)
 
     async def delete(self, tenant: str, session_id: str) -> SessionView:
-        """Forget it; what it held and kept can be taken from now on. A turn that runs goes on alone."""
+        """Forget it; what it held and kept can be taken from now on. A turn that runs goes on alone. Returns
+        when no crash can bring it back, or raises RequestFailed when the disk failed."""
         view = await self.find(tenant, session_id)
-        self._store.delete(tenant, session_id)
+        gone = self._store.delete(tenant, session_id)
         await self._llm.ask(lambda s, now: _delete(s, tenant, session_id))
+        if not await asyncio.wrap_future(gone):
+            raise RequestFailed(
+                f"session {session_id} is deleted, but could not be taken off the disk: after a crash it may "
+                "be there again; that is tried again with the next one deleted, and when the server ends"
+            )
         return view
 
     async def turn(
@@ -123,13 +135,20 @@ class Sessions:
         composed = await llm.compose(record.tokens, messages)
         turn = object()
 
+        num_shared = 0
+
         def submit(scheduler: Scheduler, request: Request) -> None:
-            store.find(tenant, session_id)  # it may have been deleted, or have expired, meanwhile
+            nonlocal num_shared
+            found = store.find(tenant, session_id)  # it may have been deleted, or have expired, meanwhile
+            if found.tokens:  # the engine may have begun afresh
+                _know(scheduler, scheduler.now, found, store.seconds_left(found))
+            store.check_turn(record)  # turns begin on this thread alone, so the answer holds
             scheduler.submit(request)
             store.begin_turn(session_id, turn)
+            num_shared = scheduler.sequences_of(request.request_id)[0].chain.num_shared
 
         def say(said: Sequence[int]) -> None:
-            if not store.say(session_id, said):
+            if not store.say(session_id, said, num_shared):
                 llm.tell(lambda s, now: _delete(s, tenant, session_id))
 
         recorder = TurnRecorder(composed.tokens, llm.token_bytes, say, end=lambda: store.end_turn(turn))
@@ -203,7 +222,7 @@ class Sessions:
         if num_tokens and not is_held:
             order = PinOrder(
                 session_id,
-                record.tokens[:num_tokens],
+                tuple(record.tokens[:num_tokens]),
                 record.ttl_s,
                 Strength.HOT,
                 tenant,
@@ -236,14 +255,17 @@ class Sessions:
 
 
 def restore(scheduler: Scheduler, store: SessionStore, now: float) -> None:
-    """At start: every session that is remembered is a suspended one, with what is still below of it kept."""
-    for record in store.all():
+    """At start: every session that is remembered is a suspended one, with what is still below of it kept, as
+    far as its tenant's bounds let it: those that were used last come first."""
+    for record in sorted(store.all(), key=lambda record: record.used, reverse=True):
         _know(scheduler, now, record, store.seconds_left(record))
 
 
 def _know(scheduler: Scheduler, now: float, record: SessionRecord, left_s: float) -> None:
     if scheduler.sessions.get(record.session_id) is None:
-        scheduler.sessions.restore(record.session_id, record.tenant, record.tokens, record.ttl_s, now, left_s)
+        scheduler.sessions.restore(
+            record.session_id, record.tenant, record.tokens, record.ttl_s, now, left_s, record.num_shared
+        )
 
 
 def _delete(scheduler: Scheduler, tenant: str, session_id: str) -> None:
@@ -264,7 +286,8 @@ def _slots_of_suspended(scheduler: Scheduler, record: SessionRecord) -> list[tup
     state = scheduler.sessions.state_of(session)
     if state is not SessionState.SUSPENDED:
         raise RequestFailed(
-            f"session {record.session_id} is {state.value}: it was used meanwhile; suspend it again"
+            f"session {record.session_id} is {state.value}: it was used meanwhile, or gave way; "
+            "suspend it again"
         )
     return scheduler.sessions.slots(record.session_id)
 

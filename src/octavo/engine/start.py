@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from octavo.kernels.pool import bytes_per_block
 from octavo.kernels.reference import ReferenceOps
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
+from octavo.memory.quota import TenantPolicy
 from octavo.model.hub import resolve
 from octavo.model.loader import LoadedModel, load_model
 from octavo.scheduler.elasticity import Elasticity, ElasticityConfig
@@ -37,6 +38,7 @@ from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.units import blocks_for, format_bytes
 
 Progress = Callable[[str], None]
+PoliciesOf = Callable[[int], Sequence[TenantPolicy]]  # tenants' bounds, for blocks of so many bytes
 log = logging.getLogger("octavo.start")
 STAGING_MAX = 64  # blocks: one at a time is written, so more would only wait
 
@@ -82,9 +84,12 @@ class Started:
     sessions: SessionSupport
 
 
-def start_engine(model: str | None, options: StartOptions, progress: Progress) -> AsyncLLM:
-    """Load a model, start its engine. Raises ModelError or ConfigError; `progress` is told each phase."""
-    return client_of(build_engine(model, options, progress), options)
+def start_engine(
+    model: str | None, options: StartOptions, progress: Progress, policies_of: PoliciesOf | None = None
+) -> AsyncLLM:
+    """Load a model, start its engine. Raises ModelError or ConfigError, or TenantsRefused where the tenants'
+    guarantees do not fit; `progress` is told each phase."""
+    return client_of(build_engine(model, options, progress, policies_of), options)
 
 
 def client_of(started: Started, options: StartOptions) -> AsyncLLM:
@@ -94,7 +99,9 @@ def client_of(started: Started, options: StartOptions) -> AsyncLLM:
     )
 
 
-def build_engine(model: str | None, options: StartOptions, progress: Progress) -> Started:
+def build_engine(
+    model: str | None, options: StartOptions, progress: Progress, policies_of: PoliciesOf | None = None
+) -> Started:
     """The same without a thread: whoever calls `engine.step()` turns it."""
     _native.set_num_threads(options.threads or available_cores())
     ops: Ops = NativeOps(options.weights) if options.backend == "cpu" else ReferenceOps(options.weights)
@@ -104,13 +111,17 @@ def build_engine(model: str | None, options: StartOptions, progress: Progress) -
         raise ConfigError(
             f"context_length is {options.context_length:,}; allowed: up to {own:,}, the model's own"
         )
-    return engine_over(loaded, ops, options)
+    return engine_over(loaded, ops, options, policies_of)
 
 
-def engine_over(loaded: LoadedModel, ops: Ops, options: StartOptions) -> Started:
-    """An engine, with a pool of its own, over weights that `ops` has loaded; several may share them.
+def engine_over(
+    loaded: LoadedModel, ops: Ops, options: StartOptions, policies_of: PoliciesOf | None = None
+) -> Started:
+    """An engine, with a pool of its own, over weights that `ops` has loaded; several may share them. Tenants'
+    bounds hold before their sessions are found again.
 
-    Raises ConfigError when the pool would be too small. Native threads are the process's, so
+    Raises ConfigError when the pool would be too small, or what `policies_of` or the bounds raise. Native
+    threads are the process's, so
     `options.threads` does nothing here.
     """
     spec = loaded.model.spec
@@ -161,6 +172,8 @@ def engine_over(loaded: LoadedModel, ops: Ops, options: StartOptions) -> Started
         options.session_ttl_s,
         None if worker is None else worker.sync,
     )
+    if policies_of is not None:
+        engine.scheduler.set_tenants(policies_of(budget.bytes_per_block))
     restore(engine.scheduler, sessions.store, engine.clock())
     return Started(engine, loaded, facts, budget, ops, fingerprint, sessions)
 

@@ -47,6 +47,11 @@ class DeltaStream:
         """Stop generating; idempotent, any thread."""
         self._cancel(self._request_id, None)
 
+    def abandon(self) -> None:
+        """Its event loop was closed, so nobody will feed it: a session's turn has ended without a word."""
+        if self.recorder is not None:
+            self.recorder.end()
+
     def feed(self, updates: list[Update]) -> None:
         """Updates of one step, on the stream's event loop."""
         for update in updates:
@@ -70,7 +75,8 @@ def end_all(streams: dict[int, DeltaStream], reason: str) -> None:
             Update(request_id, choice, (), usage, FinishReason.ERROR, error=reason)
             for choice in range(stream.assembler.num_choices)
         ]
-        call_soon(stream.loop, [(stream, finals)])
+        if not call_soon(stream.loop, [(stream, finals)]):
+            stream.abandon()
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, work: list[tuple[DeltaStream, list[Update]]]) -> bool:

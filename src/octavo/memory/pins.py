@@ -21,6 +21,8 @@ from octavo.memory.quota import SHARED
 from octavo.memory.table import BlockTable
 from octavo.types import Request
 
+IDLE = "session:"  # before a session's id: the pin that keeps its blocks between two turns
+
 
 class Strength(enum.StrEnum):
     """How fast a pin holds."""
@@ -56,6 +58,11 @@ class Pin:
         return ":" in self.name
 
     @property
+    def gives_way(self) -> bool:
+        """True for what is kept of an idle session: nobody asked for it."""
+        return self.name.startswith(IDLE)
+
+    @property
     def num_blocks(self) -> int:
         """What it keeps, in the pool or below."""
         return len(self.names)
@@ -73,7 +80,10 @@ class Pins:
         self._memory = memory
         self._pins: dict[tuple[str, str], Pin] = {}
         self.num_blocks = 0  # that all pins may hold in the pool, filling ones included
-        self._by_tenant: Counter[str] = Counter()  # of these
+        self.num_yielding = 0  # of these, those of pins that give way
+        self._by_tenant: Counter[str] = Counter()  # of all of them
+        self._pins_of: Counter[str] = Counter()  # how many
+        self._yielding: Counter[str] = Counter()  # of those that give way
         self.shared_names: Counter[bytes] = Counter()  # that the operator shares with all tenants, held now
         self._soonest = math.inf  # no pin expires before
 
@@ -84,9 +94,14 @@ class Pins:
         """Every pin, oldest first."""
         return list(self._pins.values())
 
-    def blocks_of(self, tenant: str) -> int:
-        """Blocks that all its pins may hold in the pool, filling ones included."""
-        return self._by_tenant.get(tenant, 0)
+    def blocks_of(self, tenant: str, *, firm: bool = False) -> int:
+        """Blocks that all its pins may hold in the pool, filling ones included; `firm`: but for those that
+        give way."""
+        return self._by_tenant.get(tenant, 0) - (self._yielding.get(tenant, 0) if firm else 0)
+
+    def num_of(self, tenant: str) -> int:
+        """How many pins it has, those of its sessions included."""
+        return self._pins_of.get(tenant, 0)
 
     def find(self, tenant: str, name: str) -> Pin | None:
         """The tenant's pin of that name."""
@@ -101,6 +116,7 @@ class Pins:
         """Keep the pin's budget. The caller has checked that it fits and that the name is new."""
         assert pin.key not in self._pins
         self._pins[pin.key] = pin
+        self._pins_of[pin.tenant] += 1
         self._soonest = min(self._soonest, pin.expires)
         self._count(pin, pin.num_held)
 
@@ -129,6 +145,7 @@ class Pins:
     def remove(self, pin: Pin) -> None:
         """Hold nothing any more. The blocks stay findable until they are taken."""
         del self._pins[pin.key]
+        self._pins_of[pin.tenant] -= 1
         self._count(pin, -pin.num_held)
         if pin.table is not None:
             self._memory.close(pin.table)
@@ -156,3 +173,6 @@ class Pins:
     def _count(self, pin: Pin, change: int) -> None:
         self.num_blocks += change
         self._by_tenant[pin.tenant] += change
+        if pin.gives_way:
+            self.num_yielding += change
+            self._yielding[pin.tenant] += change

@@ -40,7 +40,7 @@ class Quotas:
         self._pool = pool
         self._owners: dict[str, int] = {"": 0}
         self._policies: list[TenantPolicy] = [TenantPolicy("")]
-        self.has_guarantees = False
+        self.num_guaranteed = 0  # to all together
         self.disk_limits: list[tuple[int, int]] = []  # owner and slots, of tenants that have such a bound
         self.shared = self.owner(SHARED)
 
@@ -59,9 +59,14 @@ class Quotas:
             owner = self.owner(policy.name)
             self._policies[owner] = policy
         self._pool.weights = [policy.weight for policy in self._policies]
-        self.has_guarantees = any(policy.guaranteed for policy in policies)
+        self.num_guaranteed = sum(policy.guaranteed for policy in self._policies)
         limits = ((owner, policy.disk_maximum) for owner, policy in enumerate(self._policies))
         self.disk_limits = [(owner, limit) for owner, limit in limits if limit is not None]
+
+    @property
+    def has_guarantees(self) -> bool:
+        """True where any tenant has one."""
+        return self.num_guaranteed > 0
 
     def policy(self, tenant: str) -> TenantPolicy:
         """The tenant's bounds."""

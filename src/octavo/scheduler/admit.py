@@ -11,6 +11,8 @@
 - A higher priority may preempt strictly lower ones to enter.
 - Tenants take turns within a priority (fairness.py); one whose own bounds keep its first out is passed over,
   and never closes the door to others. What its guarantee covers enters first, by preempting borrowers.
+- What is kept of idle sessions gives way to the first in line, where that could never run beside it
+  (giving_way.py).
 """
 
 from __future__ import annotations
@@ -79,6 +81,12 @@ class Admission:
             if head is not None and not self._may_pass(sequence, head):
                 turns.pass_over(sequence.request.tenant)
                 continue
+            if scheduler.giving_way.is_crowded(sequence.request):
+                if head is not None:  # it is not its turn to take what is kept of sessions
+                    sequence.wait = self._why_not(sequence, num_hits)
+                    continue
+                scheduler.giving_way.make_way(sequence.request)
+                self._note_change()
             room_for_hits = self._own_room(sequence, num_hits)
             if room_for_hits is None:
                 sequence.wait = scheduler.tenancy.why_not(sequence, num_hits)
@@ -138,6 +146,7 @@ class Admission:
             if not covered or self._is_better_loaded(sequence, num_hits):
                 done.add(tenant)
                 continue
+            scheduler.giving_way.make_way(sequence.request)
             while not self._claim_fits(sequence, num_hits) and self._let_a_borrowed_fetch_go(sequence):
                 num_hits = self._find_hits(sequence)
             if not self._claim_fits(sequence, num_hits):

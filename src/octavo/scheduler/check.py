@@ -67,9 +67,11 @@ def _check_pins(scheduler: Scheduler) -> None:
         wanted = [name for name in pin.names if name in set(held)] if pin.is_kept else pin.names
         assert held == wanted, f"pin {pin.name} holds other blocks than it names"
     for request in scheduler.requests():
-        room = scheduler.tenancy.room_with_own_pin(request)
+        room = scheduler.tenancy.room_with_own_pin(request, firm=True)
         needed = blocks_needed(request, scheduler.memory.block_size)
         assert needed <= room, "pins or guarantees crowd a request out"
+    for request in scheduler.running_requests():
+        assert not scheduler.giving_way.is_crowded(request), "idle sessions crowd out a request that runs"
 
 
 def _check_tier(scheduler: Scheduler) -> None:
@@ -141,6 +143,9 @@ def _check_kept(scheduler: Scheduler) -> None:
             assert name in tier or name in pin.missing, f"a block of pin {pin.name} is kept nowhere"
             assert (pin in scheduler.holding.waiting().get(name, ())) == (name in pin.missing)
         assert pin.missing or not held, f"pin {pin.name} is below and holds its blocks still"
+    for tenant in {pin.tenant for pin in scheduler.pins.all()}:
+        own = [name for p in scheduler.pins.all() if p.is_kept and p.tenant == tenant for name in p.names]
+        assert scheduler.holding.kept_of(tenant) == Counter(own), "a tenant's kept names are miscounted"
     if tier is not None:
         assert tier.keepers() == kept, "names are kept below for nobody, or are not kept"
         assert tier.num_kept <= tier.kept_max

@@ -29,6 +29,7 @@ class EventKind(enum.StrEnum):
     UNPINNED = "unpinned"
     PIN_EXPIRED = "pin_expired"
     SESSION_BEST_EFFORT = "session_best_effort"  # nothing keeps a session's blocks between its turns
+    SESSION_GAVE_WAY = "session_gave_way"  # something that was asked for needed its blocks
     SESSION_FELL_BACK = "session_fell_back"  # a turn did not extend what the session had
     SESSION_SUSPENDED = "session_suspended"
     SESSION_RESUMED = "session_resumed"

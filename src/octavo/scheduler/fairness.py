@@ -41,6 +41,10 @@ class Service:
         """Tenants that have an unfinished sequence."""
         return len(self._live)
 
+    def is_active(self, tenant: str) -> bool:
+        """True while it has an unfinished sequence."""
+        return tenant in self._live
+
     def enter(self, tenant: str) -> None:
         """One more unfinished sequence."""
         if not self._live[tenant]:

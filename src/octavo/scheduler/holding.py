@@ -11,7 +11,8 @@ forgotten and told; what the pin still holds is stored again.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from octavo.memory.pins import Pin, Strength
@@ -30,6 +31,7 @@ class Holding:
         self._waiting: dict[bytes, list[Pin]] = {}  # names that are to be stored, and for whom
         self._wished: deque[bytes] = deque()  # of those, the ones whose store has not begun
         self._failed: set[bytes] = set()  # of those, the ones whose store failed
+        self._kept: dict[str, Counter[bytes]] = {}  # by tenant: how many of its pins are kept under a name
 
     @property
     def has_wishes(self) -> bool:
@@ -51,7 +53,7 @@ class Holding:
         )
 
     def keep(self, tenant: str, names: list[bytes]) -> str:
-        """Let the tier keep these names, or say why it does not, and change nothing."""
+        """Let the tier keep these names, or say why it does not, and change nothing. O(names)."""
         tier, limit = (
             self._scheduler.transfers.tier,
             self._scheduler.tenancy.quotas.policy(tenant).disk_maximum,
@@ -60,9 +62,8 @@ class Holding:
         if tenant == SHARED:
             return "what is shared with all tenants stays in the pool, because it is found while it is held"
         if limit is not None:
-            pins = self._scheduler.pins.all()
-            own = {name for pin in pins if pin.is_kept and pin.tenant == tenant for name in pin.names}
-            if len(own.union(names)) > limit:
+            own = self.kept_of(tenant)
+            if len(own) + sum(name not in own for name in set(names)) > limit:
                 return f"the tier below keeps {len(own):,} blocks of {limit:,} that it may for this tenant"
         if not tier.keep(names):
             if tenant:  # no number that others move
@@ -75,6 +76,7 @@ class Holding:
         tier = self._scheduler.transfers.tier
         assert tier is not None
         pin.is_kept = True
+        self._kept.setdefault(pin.tenant, Counter()).update(pin.names)
         pin.missing = {name for name in pin.names if name not in tier}
         for name in pin.names:
             if name in pin.missing:
@@ -93,6 +95,7 @@ class Holding:
                 del self._waiting[name]
                 self._failed.discard(name)
         tier.unkeep(pin.names)
+        self._uncount(pin.tenant, pin.names)
         pin.is_kept = False
         pin.missing.clear()
 
@@ -145,6 +148,7 @@ class Holding:
                 continue
             pin.names.remove(name)
             tier.unkeep([name])
+            self._uncount(pin.tenant, [name])
             text = f"a block of pin {pin.name} was damaged below; it will be recomputed when it is needed"
             self._scheduler.events.note(
                 Event(self._scheduler.now, EventKind.TRANSFER_FAILED, text, None, pin.tenant, 1)
@@ -153,6 +157,19 @@ class Holding:
     def waiting(self) -> dict[bytes, list[Pin]]:
         """Who waits for which store: for checks."""
         return self._waiting
+
+    def kept_of(self, tenant: str) -> Counter[bytes]:
+        """Names that the tier keeps for the tenant's pins, and for how many of them. O(1)."""
+        return self._kept.get(tenant, Counter())
+
+    def _uncount(self, tenant: str, names: Iterable[bytes]) -> None:
+        own = self.kept_of(tenant)  # none, where all that its pins kept was lost
+        for name in names:
+            own[name] -= 1
+            if not own[name]:
+                del own[name]
+        if not own:
+            self._kept.pop(tenant, None)
 
     def _wish(self, name: bytes, pin: Pin) -> None:
         if name not in self._waiting:

@@ -8,6 +8,8 @@ engine:
 
     blocks of all pins                                        <= budget (setting pin_memory)
     blocks of all pins + worst case of the largest request    <= pool
+
+What is kept of idle sessions counts in both, and gives way to whatever was asked for (giving_way.py).
 """
 
 from __future__ import annotations
@@ -63,6 +65,11 @@ def resumed_name(session_id: str) -> str:
     return f"resumed:{session_id}"
 
 
+def session_of(pin_name: str) -> str:
+    """Whose blocks a resumed session's pin holds; "" for one that clients have named."""
+    return pin_name.partition(":")[2]
+
+
 class Pinning:
     """Acts on the scheduler's pins; called on its thread, through it."""
 
@@ -83,7 +90,8 @@ class Pinning:
             raise InvalidRequest(
                 f"there is a pin named {order.name!r} already; renew it, or delete it first", param="name"
             )
-        chain = scheduler.tenancy.chain_for(order.tenant, array("I", order.tokens))
+        session_id = order.name if order.is_resumed_session else ""
+        chain = scheduler.sessions.chain_of(order.tenant, session_id, array("I", order.tokens))
         if not chain.names:
             raise InvalidRequest(
                 f"the prompt has {len(order.tokens)} tokens; allowed: at least {size}, because only full "
@@ -93,6 +101,7 @@ class Pinning:
         if order.is_resumed_session:
             scheduler.sessions.check_resume(scheduler.sessions.find(order.tenant, order.name))
         self._check_budget(len(chain.names), order)
+        scheduler.giving_way.make_way_for_pin(len(chain.names), order.tenant, session_id)
         expires = now + order.ttl_s
         pin = Pin(
             order.tenant, order.pin_name, order.strength, chain.names, filler, len(order.tokens), now, expires
@@ -178,36 +187,41 @@ class Pinning:
         num_pins = sum(not pin.is_of_session for pin in self._pins.all())
         if num_pins >= PINS_MAX and not order.is_resumed_session:
             raise PinRefused(f"there are {num_pins:,} pins; allowed: {PINS_MAX:,}")
-        reason = self.shortage(num_blocks, order.tenant, f"pin {order.name}")
+        reason = self.shortage(num_blocks, order.tenant, f"pin {order.name}", firm=True)
         if reason:
             event = Event(scheduler.now, EventKind.REFUSED, reason, None, order.tenant, num_blocks)
             scheduler.events.note(event)
             raise PinRefused(reason)
 
-    def shortage(self, num_blocks: int, tenant: str, what: str, given_up: int = 0) -> str:
-        """Why `what` may not hold `num_blocks` in place of `given_up` ones, or ""."""
-        scheduler = self._scheduler
-        budget, kept = scheduler.config.pin_blocks, self._pins.num_blocks - given_up
+    def shortage(
+        self, num_blocks: int, tenant: str, what: str, given_up: int = 0, *, firm: bool = False
+    ) -> str:
+        """Why `what` may not hold `num_blocks` in place of `given_up` ones, or "". `firm`: once all pins that
+        give way have done so."""
+        scheduler, pins = self._scheduler, self._pins
+        budget, kept = scheduler.config.pin_blocks, pins.num_blocks - given_up
+        kept -= pins.num_yielding if firm else 0
         largest = max(
             (blocks_needed(r, scheduler.memory.block_size) for r in scheduler.requests()), default=1
         )
         pool, tenancy = scheduler.memory.pool.num_blocks, scheduler.tenancy
         missing = max(
             kept + num_blocks - budget,
-            tenancy.floor(tenant, num_blocks - given_up) - pool,
-            tenancy.over_maximum(tenant, num_blocks - given_up),
+            tenancy.floor(tenant, num_blocks - given_up, firm=firm) - pool,
+            tenancy.over_maximum(tenant, num_blocks - given_up, firm=firm),
         )
         if tenancy.quotas.has_guarantees:  # pins use only what is their tenant's own
-            own = self._pins.blocks_of(tenant) - given_up
+            own = pins.blocks_of(tenant, firm=firm) - given_up
             missing = max(missing, own + num_blocks - tenancy.quotas.policy(tenant).guaranteed)
         if missing <= 0:
             return ""
-        holders = sorted(self._pins.all(), key=lambda pin: -pin.num_held)
+        holders = [pin for pin in pins.all() if not (firm and pin.gives_way)]
+        holders.sort(key=lambda pin: -pin.num_held)
         who = ", ".join(f"{pin.name} {pin.num_held:,}" for pin in holders[:5] if pin.tenant == tenant)
         if tenant:  # no number that others move
             return (
                 f"{what} needs {num_blocks:,} blocks, more than are left to pins now; those of tenant "
-                f"{tenant} keep {self._pins.blocks_of(tenant) - given_up:,}, and it is guaranteed "
+                f"{tenant} keep {pins.blocks_of(tenant, firm=firm) - given_up:,}, and it is guaranteed "
                 f"{tenancy.quotas.policy(tenant).guaranteed:,}" + (f"; held by pins {who}" if who else "")
             )
         return (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def floor_of(scheduler: Scheduler) -> int:
     """Blocks below which somebody who was let in could not be served."""
-    return scheduler.tenancy.floor()
+    return max(scheduler.tenancy.floor(firm=True), scheduler.tenancy.floor(firm=False))
 
 
 def resize(scheduler: Scheduler, num_blocks: int, *, for_now: bool = False) -> bool:

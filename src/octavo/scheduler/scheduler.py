@@ -37,6 +37,7 @@ from octavo.scheduler.deadlines import Deadline, Deadlines
 from octavo.scheduler.diff import PlanDiff
 from octavo.scheduler.elastic import Elastic
 from octavo.scheduler.events import Event, EventKind, EventRing
+from octavo.scheduler.giving_way import GivingWay
 from octavo.scheduler.headroom import Headroom
 from octavo.scheduler.holding import Holding
 from octavo.scheduler.limits import check_fits
@@ -117,6 +118,7 @@ class Scheduler:
         self.pinning = Pinning(self)
         self.holding = Holding(self)
         self.sessions = Sessions(self)
+        self.giving_way = GivingWay(self)
         self.transfers = Transfers(self, tier)
         self.elastic = Elastic(self)
         self.headroom = Headroom()
@@ -129,13 +131,13 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises RequestTooLarge, InvalidRequest, QueueFull or SessionBusy; then nothing was
         queued."""
-        chain = self.tenancy.chain_for(request.tenant, array("I", request.prompt))
+        chain = self.sessions.chain_for(request)
         if request.session:
             self.sessions.check_turn(request)
-            own = self.sessions.own_blocks(request, chain.names)
+            own = self.sessions.own_blocks(request, chain.names, firm=True)
         else:
-            own = self.own_blocks(request)
-        room = self.tenancy.room(request.tenant, fills_pin=bool(request.fills_pin), own=own)
+            own = self.own_blocks(request, firm=True)
+        room = self.tenancy.room(request.tenant, fills_pin=bool(request.fills_pin), own=own, firm=True)
         check_fits(request, self.config, room, self.memory.block_size)
         self.tenancy.check_queue(request.tenant)
         if len(self.waiting) >= self.config.max_waiting:
@@ -183,6 +185,7 @@ class Scheduler:
             updates += self._time_out(*due)
         self.pinning.expire(now)
         self.sessions.expire(now)
+        self.tenancy.see_off()
         return updates
 
     def next_event(self) -> float | None:
@@ -214,11 +217,12 @@ class Scheduler:
         """These tenants' bounds from now on. Raises TenantsRefused; then nothing changed."""
         self.tenancy.set_policies(policies)
 
-    def own_blocks(self, request: Request) -> int:
+    def own_blocks(self, request: Request, *, firm: bool = False) -> int:
         """Blocks that count with the pins and are an unfinished request's own: those that it fills, or that
-        its session holds for it."""
+        its session holds for it. `firm`: only of pins that do not give way."""
         own_pin = self.pins.filled_by(request)
-        return self.sessions.own_blocks_of(request) + (own_pin.num_blocks if own_pin is not None else 0)
+        filled = own_pin.num_blocks if own_pin is not None else 0
+        return self.sessions.own_blocks_of(request, firm=firm) + filled
 
     def live_requests(self) -> list[int]:
         """Ids of unfinished requests."""
@@ -227,6 +231,10 @@ class Scheduler:
     def requests(self) -> list[Request]:
         """The unfinished requests."""
         return [sequences[0].request for sequences in self._live.values()]
+
+    def running_requests(self) -> list[Request]:
+        """Those of which something runs."""
+        return list({s.request.request_id: s.request for s in self.running}.values())
 
     def sequences_of(self, request_id: int) -> list[Sequence]:
         """The unfinished sequences of a request."""

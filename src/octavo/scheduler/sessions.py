@@ -24,10 +24,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from octavo.errors import InvalidRequest, PinRefused, SessionBusy, SessionRefused, UnknownSession
-from octavo.memory.pins import Pin, Strength
+from octavo.memory.names import NameChain
+from octavo.memory.pins import IDLE, Pin, Strength
 from octavo.scheduler.events import Event, EventKind
 from octavo.scheduler.limits import tokens_that_fit
-from octavo.scheduler.pinning import BEYOND_MAXIMUM, resumed_name
+from octavo.scheduler.pinning import BEYOND_MAXIMUM, resumed_name, session_of
 from octavo.scheduler.sequence import Sequence
 from octavo.types import Request
 
@@ -57,6 +58,7 @@ class Session:
     ttl_s: float
     expires: float
     names: list[bytes] = field(default_factory=list)
+    num_shared: int = 0  # of these, the leading ones that all tenants have in common
     turn: int | None = None  # id of the request that runs
     shared: list[bytes] = field(default_factory=list)  # of that turn: names of blocks that can be hits
     num_told: int | None = None  # of that turn: tokens that its client was told, where it was stopped there
@@ -66,7 +68,7 @@ class Session:
 
 def hold_name(session_id: str) -> str:
     """The warm pin that keeps a session's blocks between its turns."""
-    return f"session:{session_id}"
+    return IDLE + session_id
 
 
 class Sessions:
@@ -127,14 +129,27 @@ class Sessions:
         if request.session in self._sessions:
             self._check_still(self.find(request.tenant, request.session))
 
-    def own_blocks(self, request: Request, names: Many[bytes]) -> int:
+    def chain_for(self, request: Request) -> NameChain:
+        """The names of a request's full blocks; a turn, or one that resumes a session, goes on under those
+        that the session has. O(tokens)."""
+        session_id = request.session or session_of(request.fills_pin)
+        return self.chain_of(request.tenant, session_id, array("I", request.prompt))
+
+    def chain_of(self, tenant: str, session_id: str, tokens: array[int]) -> NameChain:
+        """The same for tokens that a session may have said; "": none has."""
+        session = self._sessions.get(session_id)
+        if session is None or session.tenant != tenant:
+            return self._scheduler.tenancy.chain_for(tenant, tokens)
+        return self._scheduler.tenancy.chain_for(tenant, tokens, session.names, session.num_shared)
+
+    def own_blocks(self, request: Request, names: Many[bytes], *, firm: bool = False) -> int:
         """Blocks of the pins' budget that this turn, whose tokens have these names, finds and shares: it
-        needs no others for them. O(blocks)."""
+        needs no others for them. `firm`: only of pins that do not give way. O(blocks)."""
         session = self._sessions.get(request.session)
         if session is None or request.params.prompt_logprobs is not None:
             return 0
         num_own, pool = 0, self._scheduler.memory.pool
-        for pin in self.pins_of(session):
+        for pin in self.pins_of(session)[: 1 if firm else 2]:
             held = set(pin.table.blocks) if pin is not None and pin.table is not None else set()
             for name in names[: self._num_hits_max(request)]:
                 if pool.find(name) not in held:
@@ -145,15 +160,19 @@ class Sessions:
     def fitted(self, request: Request) -> Request:
         """The same turn, which has not begun, with no more max_tokens than there is room for. O(tokens)."""
         tenancy, size = self._scheduler.tenancy, self._scheduler.memory.block_size
-        chain = tenancy.chain_for(request.tenant, array("I", request.prompt))
+        chain = self.chain_for(request)
         room = tenancy.room(request.tenant, own=self.own_blocks(request, chain.names))
         fits = tokens_that_fit(len(request.prompt), request.params, room, size)
+        if fits < 1:  # what is kept of other sessions gives way
+            own = self.own_blocks(request, chain.names, firm=True)
+            room = tenancy.room(request.tenant, own=own, firm=True)
+            fits = tokens_that_fit(len(request.prompt), request.params, room, size)
         return replace(request, max_tokens=max(1, min(request.max_tokens, fits)))
 
-    def own_blocks_of(self, request: Request) -> int:
-        """The same for a turn that runs."""
+    def own_blocks_of(self, request: Request, *, firm: bool = False) -> int:
+        """The same for a turn that was taken."""
         session = self._turn_of(request)
-        return 0 if session is None else self.own_blocks(request, session.shared)
+        return 0 if session is None else self.own_blocks(request, session.shared, firm=firm)
 
     def begin_turn(self, request: Request, names: Many[bytes], now: float) -> None:
         """Its request was taken. A session that is not known here (it was made just now, or the engine began
@@ -182,6 +201,7 @@ class Sessions:
         if session.num_told is not None:
             num_tokens = min(num_tokens, session.num_told)
         session.names = sequence.chain.names[: num_tokens // self._scheduler.memory.block_size]
+        session.num_shared = min(sequence.chain.num_shared, len(session.names))
         session.is_suspended = False
         self._close_turn(session)
         self._hold(session)
@@ -200,20 +220,32 @@ class Sessions:
     # ----------------------------------------------------------------------------------------------------
 
     def restore(
-        self, session_id: str, tenant: str, tokens: Many[int], ttl_s: float, now: float, left_s: float = 0.0
+        self,
+        session_id: str,
+        tenant: str,
+        tokens: Many[int],
+        ttl_s: float,
+        now: float,
+        left_s: float = 0.0,
+        num_shared: int = 0,
     ) -> Session:
         """A session that this scheduler does not know, with what is still below of the blocks of its tokens
-        kept there. It counts as suspended."""
+        kept there; the first `num_shared` of them have names that all tenants have in common, whether they
+        are pinned now or not. It counts as suspended."""
         assert session_id not in self._sessions
         session = Session(session_id, tenant, ttl_s, now + (left_s or ttl_s))
         self._sessions[session_id] = session
-        session.names = self._scheduler.tenancy.chain_for(tenant, array("I", tokens)).names
+        session.names = self._scheduler.tenancy.chain_as_named(tenant, array("I", tokens), num_shared).names
+        session.num_shared = min(num_shared, len(session.names))
         session.is_suspended = True
         self._push(session)
         tier = self._scheduler.transfers.tier
         below = [name for name in session.names if tier is not None and tier.can_keep(name)]
-        if tier is not None and below and not self._scheduler.holding.keep(tenant, below):
-            self._replace(session, below, [], is_kept=True)
+        if below:
+            why_not = self._beyond_maximum(session, len(below))
+            session.note = why_not or self._scheduler.holding.keep(tenant, below)
+            if not session.note:
+                self._replace(session, below, [], is_kept=True)
         return session
 
     def suspend(self, tenant: str, session_id: str) -> Session:
@@ -282,7 +314,7 @@ class Sessions:
 
     def note_resumed(self, pin: Pin) -> None:
         """A session's blocks are in the pool, by a hot pin, until its next turn ends."""
-        session = self.find(pin.tenant, pin.name.partition(":")[2])
+        session = self.find(pin.tenant, session_of(pin.name))
         session.is_suspended = False
         self._note(EventKind.SESSION_RESUMED, session, f"session {session.session_id} was resumed")
 

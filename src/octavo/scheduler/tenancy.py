@@ -5,9 +5,11 @@
     protected  a tenant within its guarantee loses no block to another tenant, whatever the priorities
     claim      a tenant's waiting sequence that its guarantee covers enters at once: borrowers are preempted
 
-Liveness: for every request, the guarantees of the other tenants (or their pins, where these keep more), the
-pins of its own and its worst case fit the pool together. Borrowers can be preempted down to their guarantee,
-a tenant's own sequences by rank: so the best-ranked of a tenant, or of all borrowers, always advances.
+Liveness: for every request that runs, the guarantees of the other tenants (or their pins, where these keep
+more), the pins of its own and its worst case fit the pool together. Borrowers can be preempted down to their
+guarantee, a tenant's own sequences by rank: so the best-ranked of a tenant, or of all borrowers, always
+advances. One that waits need only fit beside *firm* pins: what is kept of idle sessions gives way to it
+(giving_way.py).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo.errors import QueueFull, TenantsRefused
@@ -37,20 +40,27 @@ class Tenancy:
         self._scheduler = scheduler
         self.quotas = scheduler.memory.quotas
         self.service = Service(lambda tenant: self.quotas.policy(tenant).weight)
+        self._leaving: set[str] = set()  # tenants that are gone, while something of theirs is left
 
     def set_policies(self, policies: Many[TenantPolicy]) -> None:
-        """These tenants from now on. Whoever runs beyond a smaller maximum is preempted.
+        """These tenants from now on. Whoever runs beyond a smaller maximum is preempted. One that is not
+        among them keeps its last bounds, but for its guarantee, until nothing of it is left.
 
         Raises TenantsRefused, and changes nothing, where guarantees do not fit beside what was let in.
         """
         scheduler, before = self._scheduler, self.quotas.policies()
-        self.quotas.set_policies(policies)
+        named = {policy.name for policy in policies}
+        gone = (p for p in before if p.name not in named and p != TenantPolicy(p.name))
+        leaving = [replace(p, guaranteed=0) for p in gone if self._has_anything(p.name)]
+        self.quotas.set_policies([*policies, *leaving])
         try:
             self._check()
         except TenantsRefused:
             self.quotas.set_policies(before)
             raise
+        self._leaving = {policy.name for policy in leaving}
         self.service.reweigh()
+        scheduler.giving_way.keep_to_bounds()
         for policy in policies:
             if policy.name == SHARED:
                 continue  # what is shared is held by sequences of all
@@ -58,26 +68,45 @@ class Tenancy:
                 own = [s for s in scheduler.running if s.request.tenant == policy.name]
                 if own:
                     scheduler.victims.preempt(scheduler.victims.find(own, 1), None)
+                elif scheduler.giving_way.give_for(policy.name):
+                    continue
                 elif not scheduler.transfers.give_back(None, others_too=True, tenant=policy.name):
                     break  # what is on its way down is let go when it is there; till then nothing is taken
 
+    def named(self) -> list[TenantPolicy]:
+        """The bounds that were set last."""
+        return [policy for policy in self.quotas.policies() if policy.name not in self._leaving]
+
+    def see_off(self) -> None:
+        """Tenants that are gone, and of whom nothing is left, have no bounds any more. O(1) without any."""
+        gone = {tenant for tenant in self._leaving if not self._has_anything(tenant)}
+        if gone:
+            self._leaving -= gone
+            self.quotas.set_policies([p for p in self.quotas.policies() if p.name not in gone])
+            self.service.reweigh()
+
+    def _has_anything(self, tenant: str) -> bool:
+        """Whether it has a request, a pin or a held block. O(1)."""
+        pins = self._scheduler.pins
+        return self.service.is_active(tenant) or pins.num_of(tenant) > 0 or self.quotas.charged(tenant) > 0
+
     def _check(self) -> None:
         pool, size = self._scheduler.memory.pool.num_blocks, self._scheduler.memory.block_size
-        total = sum(self.reserved(policy.name) for policy in self.quotas.policies())
+        total = sum(self.reserved(policy.name, firm=True) for policy in self.quotas.policies())
         if total > pool:
             raise TenantsRefused(
                 f"tenants are guaranteed {total:,} blocks together, pins beyond a guarantee "
                 f"included; allowed: {pool:,}, the pool (setting kv_memory)"
             )
         for request in self._scheduler.requests():
-            needed, room = blocks_needed(request, size), self.room_with_own_pin(request)
+            needed, room = blocks_needed(request, size), self.room_with_own_pin(request, firm=True)
             if needed > room:
                 raise TenantsRefused(
                     f"request {request.request_id}, which was let in, may need {needed:,} blocks, and these "
                     f"guarantees and bounds would leave it {room:,}; try again when it has ended"
                 )
         for policy in self.quotas.policies():
-            kept = self._scheduler.pins.blocks_of(policy.name) + self._num_loading(policy.name)
+            kept = self._scheduler.pins.blocks_of(policy.name, firm=True) + self._num_loading(policy.name)
             if policy.maximum is not None and kept > policy.maximum:
                 raise TenantsRefused(
                     f"tenant {policy.name} has pinned, or is loading, {kept:,} blocks, and its maximum would "
@@ -101,15 +130,19 @@ class Tenancy:
         )
         return new <= self.quotas.room(owner)
 
-    def reserved(self, tenant: str, more: int = 0) -> int:
-        """Blocks that others may borrow, but never count on; `more`: with as many more pinned."""
-        return max(self.quotas.policy(tenant).guaranteed, self._scheduler.pins.blocks_of(tenant) + more)
+    def reserved(self, tenant: str, more: int = 0, *, firm: bool = False) -> int:
+        """Blocks that others may borrow, but never count on; `more`: with as many more pinned; `firm`: but
+        for pins that give way."""
+        pinned = self._scheduler.pins.blocks_of(tenant, firm=firm)
+        return max(self.quotas.policy(tenant).guaranteed, pinned + more)
 
-    def room(self, tenant: str, *, fills_pin: bool = False, own: int = 0) -> int:
+    def room(self, tenant: str, *, fills_pin: bool = False, own: int = 0, firm: bool = False) -> int:
         """Blocks that the largest request of this tenant may take, of which `own` count with the pins; one
-        that fills a pin is bounded by the pins' budget, not by the tenant's maximum of a request."""
-        policy, pinned = self.quotas.policy(tenant), self._scheduler.pins.blocks_of(tenant) - own
-        others = sum(self.reserved(p.name) for p in self.quotas.policies() if p.name != tenant)
+        that fills a pin is bounded by the pins' budget, not by the tenant's maximum of a request. `firm`:
+        once all pins that give way have done so."""
+        policy = self.quotas.policy(tenant)
+        pinned = self._scheduler.pins.blocks_of(tenant, firm=firm) - own
+        others = sum(self.reserved(p.name, firm=firm) for p in self.quotas.policies() if p.name != tenant)
         room = self._scheduler.memory.pool.num_blocks - others - pinned
         if policy.maximum is not None:
             room = min(room, policy.maximum - pinned)
@@ -117,39 +150,45 @@ class Tenancy:
             room = min(room, policy.request_maximum)
         return room
 
-    def room_with_own_pin(self, request: Request) -> int:
+    def room_with_own_pin(self, request: Request, *, firm: bool = False) -> int:
         """The same for this very request, which was taken: one that fills a pin uses what is kept for it, a
         session's turn what the session holds."""
-        own = self._scheduler.own_blocks(request)
-        return self.room(request.tenant, fills_pin=bool(request.fills_pin), own=own)
+        own = self._scheduler.own_blocks(request, firm=firm)
+        return self.room(request.tenant, fills_pin=bool(request.fills_pin), own=own, firm=firm)
 
-    def floor(self, pinned_for: str = "", more: int = 0) -> int:
-        """Blocks that the pool needs at least for all that was promised, if as many `more` were pinned for
-        that tenant."""
+    def floor(self, pinned_for: str = "", more: int = 0, *, firm: bool) -> int:
+        """Blocks that the pool needs at least if as many `more` were pinned for that tenant. `firm`: for
+        firm pins and all that was taken; else for all pins and all that runs."""
         self.quotas.owner(pinned_for)  # one that was never seen before is among them
         extra = {pinned_for: more}
-        reserved = {p.name: self.reserved(p.name, extra.get(p.name, 0)) for p in self.quotas.policies()}
+        reserved = {
+            p.name: self.reserved(p.name, extra.get(p.name, 0), firm=firm) for p in self.quotas.policies()
+        }
         total = sum(reserved.values())
         floor = total + 1
-        for request in self._scheduler.requests():
+        for request in self._counted(firm=firm):
             tenant = request.tenant
-            pinned = self._scheduler.pins.blocks_of(tenant) + extra.get(tenant, 0)
-            floor = max(floor, total - reserved[tenant] + pinned + self._needed(request))
+            pinned = self._scheduler.pins.blocks_of(tenant, firm=firm) + extra.get(tenant, 0)
+            floor = max(floor, total - reserved[tenant] + pinned + self._needed(request, firm=firm))
         return floor
 
-    def over_maximum(self, tenant: str, more: int) -> int:
+    def over_maximum(self, tenant: str, more: int, *, firm: bool) -> int:
         """Blocks by which the tenant's pins and its largest request would exceed its maximum with as many
         `more` pinned; 0 or less: they would not."""
         maximum = self.quotas.policy(tenant).maximum
         if maximum is None:
             return 0
-        own = (self._needed(r) for r in self._scheduler.requests() if r.tenant == tenant)
-        return self._scheduler.pins.blocks_of(tenant) + more + max(own, default=1) - maximum
+        own = (self._needed(r, firm=firm) for r in self._counted(firm=firm) if r.tenant == tenant)
+        return self._scheduler.pins.blocks_of(tenant, firm=firm) + more + max(own, default=1) - maximum
 
-    def _needed(self, request: Request) -> int:
+    def _counted(self, *, firm: bool) -> list[Request]:
+        """The requests that must have room beside firm pins, or beside all."""
+        return self._scheduler.requests() if firm else self._scheduler.running_requests()
+
+    def _needed(self, request: Request, *, firm: bool) -> int:
         """Its worst case, without what counts with the pins and is its own."""
         needed = blocks_needed(request, self._scheduler.memory.block_size)
-        return needed - self._scheduler.own_blocks(request)
+        return needed - self._scheduler.own_blocks(request, firm=firm)
 
     def check_queue(self, tenant: str) -> None:
         """Raise QueueFull when the tenant has as many requests waiting as it may."""
@@ -162,17 +201,40 @@ class Tenancy:
                 f"{len(waiting):,} of your requests are waiting; allowed: {limit:,} (your max_queue)"
             )
 
-    def chain_for(self, tenant: str, tokens: array[int]) -> NameChain:
+    def chain_for(
+        self, tenant: str, tokens: array[int], said: Many[bytes] = (), num_shared: int = 0
+    ) -> NameChain:
         """The names of its full blocks: those that the operator shares, as far as they go, then the tenant's
-        own. O(tokens)."""
+        own. O(tokens).
+
+        `said`: names that a session has, the first `num_shared` of them shared ones. Tokens that extend these
+        go on as the session began, whatever is pinned now: their blocks have no other names.
+        """
         scheduler, size = self._scheduler, self._scheduler.memory.block_size
         chain = NameChain(scheduler.root_of_tenant(tenant), size)
         shared = scheduler.pins.shared_names
-        if shared and tenant != SHARED:
+        if tenant != SHARED and (shared or num_shared):
             whole = NameChain(scheduler.root_of_tenant(SHARED), size)
             whole.extend(tokens)
             count = next((i for i, name in enumerate(whole.names) if name not in shared), len(whole.names))
+            if num_shared and whole.names[:num_shared] == list(said[:num_shared]):
+                count = num_shared
+            elif said and not num_shared:
+                own = NameChain(chain.root, size)
+                own.extend(tokens[:size])
+                count = 0 if own.names == [said[0]] else count
             chain.begin_with_shared(whole.names[:count])
+        chain.extend(tokens)
+        return chain
+
+    def chain_as_named(self, tenant: str, tokens: array[int], num_shared: int) -> NameChain:
+        """The names that these tokens had when the first `num_shared` of them were shared ones. O(tokens)."""
+        scheduler, size = self._scheduler, self._scheduler.memory.block_size
+        chain = NameChain(scheduler.root_of_tenant(tenant), size)
+        if num_shared:
+            whole = NameChain(scheduler.root_of_tenant(SHARED), size)
+            whole.extend(tokens[: num_shared * size])
+            chain.begin_with_shared(whole.names)
         chain.extend(tokens)
         return chain
 

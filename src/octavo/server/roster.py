@@ -4,8 +4,8 @@
 
 Nothing changes before everything is known to be right: a file with a mistake, or guarantees that do not fit,
 leave the old tenants as they were, and the log says why. Requests that run go on; those of a tenant that is
-gone end as they would have, while its keys stop at once. Its pins stay until they expire, or an operator
-deletes them.
+gone end as they would have, within its last bounds, while its keys stop at once. Its pins stay until they
+expire, or an operator deletes them.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from octavo.server.body import read_json, validate
 from octavo.server.errors import JsonObject, json_response
 from octavo.server.generation import SESSION_HEADER, Edge
 from octavo.server.openai_schema import ChatBody
-from octavo.server.tenant import tenant_of
+from octavo.server.tenant import sight_of, tenant_of
 
 
 class SessionBody(BaseModel):
@@ -55,8 +55,8 @@ async def create_session(edge: Edge, request: Request) -> Response:
 
 
 async def list_sessions(edge: Edge, request: Request) -> Response:
-    """GET /v1/sessions: the tenant's."""
-    views = await edge.model.sessions.all(tenant_of(request))
+    """GET /v1/sessions: the tenant's, or everybody's for an operator."""
+    views = await edge.model.sessions.all(sight_of(request))
     return json_response({"object": "list", "data": [_shaped(view) for view in views]})
 
 
@@ -89,6 +89,7 @@ def _shaped(view: SessionView) -> JsonObject:
     return {
         "id": view.session_id,
         "object": "session",
+        "tenant": view.tenant,
         "state": blocks.state.value,
         "tier": blocks.tier,
         "num_tokens": view.num_tokens,

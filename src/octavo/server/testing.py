@@ -333,9 +333,9 @@ class FakeSessions:
         self._said[session_id] = ()
         return self._views[session_id]
 
-    async def all(self, tenant: str) -> list[SessionView]:
-        """The tenant's."""
-        return [view for view in self._views.values() if view.tenant == tenant]
+    async def all(self, tenant: str | None) -> list[SessionView]:
+        """The tenant's, or everybody's."""
+        return [view for view in self._views.values() if tenant in (None, view.tenant)]
 
     async def find(self, tenant: str, session_id: str) -> SessionView:
         """Raises UnknownSession."""

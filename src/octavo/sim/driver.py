@@ -24,6 +24,7 @@ from octavo.memory.pins import Strength
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.memory.tiers import LowerTier
 from octavo.scheduler.check import check_scheduler
+from octavo.scheduler.events import EventKind
 from octavo.scheduler.limits import check_fits
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.resizing import resize
@@ -161,6 +162,7 @@ class Simulation:
         outcome.loaded += transfers.num_loaded
         outcome.transfers_failed += transfers.num_failed
         outcome.aged += transfers.tier.num_expired if transfers.tier is not None else 0
+        outcome.gave_way += self.scheduler.events.counts[EventKind.SESSION_GAVE_WAY]
         returned, pressed, relieved = count_acts(self.scheduler)
         outcome.returned, outcome.pressed = outcome.returned + returned, outcome.pressed + pressed
         outcome.relieved += relieved
@@ -208,7 +210,7 @@ class Simulation:
         )
         request = with_beams(r, request, self.scheduler.config.max_rows)
         try:
-            room = self.scheduler.tenancy.room(request.tenant)
+            room = self.scheduler.tenancy.room(request.tenant, firm=True)
             check_fits(request, self.scheduler.config, room, self.block_size)
         except RequestTooLarge:
             return

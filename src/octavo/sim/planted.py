@@ -326,7 +326,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("quota forgotten when a table grows", Quotas, "room", lambda self, owner: 1 << 30),
     PlantedBug("quota forgotten below", Quotas, "disk_maximum", lambda self, owner: None),
     PlantedBug("guarantees that nobody can claim", Admission, "_claim_guarantees", lambda self: None),
-    PlantedBug("guarantees lent for good", Tenancy, "reserved", lambda self, tenant, more=0: 0),
+    PlantedBug("guarantees lent for good", Tenancy, "reserved", lambda *a, **k: 0),
     PlantedBug("shared blocks charged to each holder", BlockPool, "retain", _retain_charging_again),
     PlantedBug(
         "tenant's salt dropped after a shared prefix", names_module.NameChain, "extend", _extend_unsalted

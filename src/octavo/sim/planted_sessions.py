@@ -6,6 +6,7 @@ from collections.abc import Sequence as Many
 
 from octavo.memory.pins import Pin
 from octavo.memory.tiers import LowerTier
+from octavo.scheduler.giving_way import GivingWay
 from octavo.scheduler.holding import Holding
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.sessions import Session, Sessions
@@ -53,8 +54,22 @@ def _restore_without_keeping(
     ttl_s: float,
     now: float,
     left_s: float = 0.0,
+    num_shared: int = 0,
 ) -> Session:
-    return _RESTORE(self, session_id, tenant, (), ttl_s, now, left_s)
+    return _RESTORE(self, session_id, tenant, (), ttl_s, now, left_s, num_shared)
+
+
+def _restore_by_own_names(
+    self: Sessions,
+    session_id: str,
+    tenant: str,
+    tokens: Many[int],
+    ttl_s: float,
+    now: float,
+    left_s: float = 0.0,
+    num_shared: int = 0,
+) -> Session:
+    return _RESTORE(self, session_id, tenant, tokens, ttl_s, now, left_s)
 
 
 def _suspend_what_was_resumed(self: Sessions, tenant: str, session_id: str) -> Session:
@@ -86,7 +101,9 @@ SESSION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("session that never expires", Sessions, "expire", lambda self, now: None),
     PlantedBug("deleted session keeps its blocks", Sessions, "delete", _delete_leaving_its_pins),
     PlantedBug("restored session keeps nothing", Sessions, "restore", _restore_without_keeping),
+    PlantedBug("shared prefix of a restored session forgotten", Sessions, "restore", _restore_by_own_names),
     PlantedBug("suspended, and still in the pool", Sessions, "suspend", _suspend_what_was_resumed),
     PlantedBug("turn that never ends", Sessions, "end_turn", _end_turn_without_turn),
-    PlantedBug("diverging turn counts its session's blocks", Sessions, "own_blocks", lambda *a: 5),
+    PlantedBug("idle session that never gives way", GivingWay, "make_way", lambda self, request: None),
+    PlantedBug("diverging turn counts its session's blocks", Sessions, "own_blocks", lambda *a, **k: 5),
 )

@@ -1,0 +1,113 @@
+"""What a server does before it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from tests.engine.chats import PairTokenizer
+from tests.engine.served import read
+from tests.engine.test_sessions import HELLO
+from tests.tiny import tiny_model
+
+from octavo.cli import serve
+from octavo.config import StartOptions
+from octavo.engine.client import AsyncLLM
+from octavo.engine.start import client_of, engine_over
+from octavo.kernels.native_ops import NativeOps
+from octavo.memory.quota import TenantPolicy
+from octavo.model.loader import LoadedModel
+from octavo.scheduler.transfers import Transfers
+from octavo.types import ChatMessage, SamplingParams
+
+
+def start(folder: Path, *policies: TenantPolicy) -> AsyncLLM:
+    ops = NativeOps()
+    model = tiny_model(ops)
+    model = replace(model, spec=replace(model.spec, context_length=512))
+    options = StartOptions(
+        kv="f32", kv_memory_bytes=4 << 20, disk_cache=str(folder), disk_size_bytes=16 << 20, max_seqs=8
+    )
+    loaded = LoadedModel(model, PairTokenizer())  # type: ignore[arg-type]
+    return client_of(engine_over(loaded, ops, options, lambda size: policies), options)
+
+
+async def chat(llm: AsyncLLM, text: str) -> str:
+    """A session of tenant "t", whose turn has ended and which is suspended."""
+    params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+    turn = await llm.sessions.turn("t", "new", [ChatMessage("user", text)], params)
+    await read(turn.stream)
+    view = await llm.sessions.suspend("t", turn.session_id)
+    assert view.blocks.kept == 4
+    return turn.session_id
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [
+        (TenantPolicy("t"), [4, 4]),
+        (TenantPolicy("t", disk_maximum=6), [0, 4]),
+        (TenantPolicy("t", session_maximum=3), [0, 0]),
+    ],
+)
+def test_sessions_are_found_again_within_their_tenants_bounds(
+    tmp_path: Path, policy: TenantPolicy, kept: list[int]
+) -> None:
+    async def before() -> list[str]:
+        llm = start(tmp_path)
+        try:
+            return [await chat(llm, HELLO), await chat(llm, HELLO[::-1])]
+        finally:
+            llm.close()
+
+    async def after(ids: list[str]) -> None:
+        llm = start(tmp_path, policy)
+        try:
+            views = [await llm.sessions.find("t", session_id) for session_id in ids]
+            assert [view.blocks.kept for view in views] == kept, "the one that was used last comes first"
+            for view in views:
+                assert ("may" in view.blocks.note) == (view.blocks.kept == 0)
+        finally:
+            llm.close()
+
+    with mock.patch.object(Transfers, "is_worth_it", return_value=True):
+        asyncio.run(asyncio.wait_for(after(asyncio.run(asyncio.wait_for(before(), 60))), 60))
+
+
+def test_serve_gives_the_engine_its_tenants_before_anything_is_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Started(Exception):
+        pass
+
+    given: list[Callable[[int], Sequence[TenantPolicy]]] = []
+
+    def start_engine(*arguments: Any) -> None:
+        given.append(arguments[3])
+        raise Started
+
+    path = tmp_path / "tenants.toml"
+    path.write_text(f'[[tenant]]\nname = "t"\nkey_sha256 = "{"0" * 64}"\nmaximum = 5\n')
+    monkeypatch.setattr("octavo.engine.start.start_engine", start_engine)
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        with pytest.raises(Started):
+            serve.run(
+                None,
+                StartOptions(),
+                host="127.0.0.1",
+                port=0,
+                api_keys=(),
+                drain_timeout_s=1.0,
+                tenants=str(path),
+            )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    [policies_of] = given
+    assert policies_of(4096) == (TenantPolicy("t", maximum=5),)
