@@ -73,10 +73,12 @@ struct ActivationMemory {
   Activations view;
 
   ActivationMemory(int64_t rows, int64_t inputs) {
-    const int64_t groups = rows * (inputs / quant_group), code_words = rows * inputs / 4;
+    const int64_t stride = code_stride(rows);
+    const int64_t groups = stride * (inputs / quant_group), code_words = stride * inputs / 4;
     words = std::make_unique_for_overwrite<int32_t[]>(static_cast<size_t>(code_words + 3 * groups));
     int32_t* behind = words.get() + code_words;
     view = {rows,
+            stride,
             inputs,
             reinterpret_cast<int8_t*>(words.get()),
             reinterpret_cast<float*>(behind),

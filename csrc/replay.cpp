@@ -1,4 +1,8 @@
 // Replaying: phase after phase, each shared out over the team.
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
 #include <chrono>
 #include <new>
@@ -13,9 +17,12 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t page = 4096;
+constexpr int64_t page = 4096, huge_page = 1 << 21;
 constexpr int64_t row_work_min = 1 << 13;      // floats below which sharing costs more than it saves
 constexpr int64_t product_work_min = 1 << 17;  // multiply-adds, likewise
+
+// What a buffer has room for: quantised rows are spread a little.
+constexpr int64_t rows_with_padding(int64_t rows) { return rows + code_padding; }
 
 // Output panels of a product that a tile takes at once: tasks begin at their multiples.
 int64_t panel_unit(const Linear& op, int64_t rows, int64_t panels, int64_t wanted) {
@@ -42,7 +49,7 @@ struct Replay {
 
   float* base(BufferId id) const {
     const Buffer& buffer = program.buffer(id);
-    return arena + buffer.place * input.num_tokens;
+    return arena + buffer.place * rows_with_padding(input.num_tokens);
   }
   float* row_of(BufferId id, int64_t row) const { return base(id) + row * program.buffer(id).width; }
   const float* read(BufferId id, int64_t row) const {
@@ -53,9 +60,11 @@ struct Replay {
   // The quantised rows of a buffer, in one piece: codes, scales, starts, shifts.
   Activations codes(BufferId id) const {
     const Buffer& buffer = program.buffer(id);
-    const int64_t rows = count(buffer.rows), groups = rows * (buffer.width / quant_group);
-    float* scales = base(id) + rows * buffer.width / 4;
+    const int64_t rows = count(buffer.rows), stride = code_stride(rows);
+    const int64_t groups = stride * (buffer.width / quant_group);
+    float* scales = base(id) + stride * buffer.width / 4;
     return {rows,
+            stride,
             buffer.width,
             reinterpret_cast<int8_t*>(base(id)),
             scales,
@@ -204,9 +213,14 @@ const float* Program::run(const StepInput& input) {
   if (input.num_tokens > arena_rows_) {
     arena_rows_ = 0;  // should there be no memory for the new one
     arena_.reset();
-    const auto bytes = static_cast<size_t>((floats_per_row_ * input.num_tokens * 4 + page - 1) / page * page);
-    arena_.reset(static_cast<float*>(std::aligned_alloc(page, bytes)), std::free);
+    const int64_t floats = floats_per_row_ * rows_with_padding(input.num_tokens);
+    const int64_t unit = floats * 4 < huge_page ? page : huge_page;
+    const auto bytes = static_cast<size_t>((floats * 4 + unit - 1) / unit * unit);
+    arena_.reset(static_cast<float*>(std::aligned_alloc(static_cast<size_t>(unit), bytes)), std::free);
     if (!arena_) throw std::bad_alloc();
+#if defined(__linux__)
+    if (unit == huge_page) madvise(arena_.get(), bytes, MADV_HUGEPAGE);  // a wish: no harm if it is refused
+#endif
     arena_rows_ = input.num_tokens;
   }
   const Replay replay{*this, input, kernels(), arena_.get()};

@@ -62,11 +62,12 @@ void integer_product(Random& random, Kind kind, int64_t rows, int64_t inputs, in
                                                    std::free);
   k.pack_codes({data.data(), kind, outputs, inputs, panels.get(), kind}, 0, panels_of(outputs));
   const std::vector<float> x = random.values(rows * inputs);
-  const size_t groups = static_cast<size_t>(rows * inputs / quant_group);
-  std::vector<int8_t> codes(static_cast<size_t>(rows * inputs));
+  const int64_t stride = code_stride(rows);
+  const size_t groups = static_cast<size_t>(stride * inputs / quant_group);
+  std::vector<int8_t> codes(static_cast<size_t>(stride * inputs));
   std::vector<float> scales(groups), shifts(groups), y(static_cast<size_t>(rows * outputs));
   std::vector<int32_t> starts(groups);
-  const Activations given{rows, inputs, codes.data(), scales.data(), starts.data(), shifts.data()};
+  const Activations given{rows, stride, inputs, codes.data(), scales.data(), starts.data(), shifts.data()};
   for (int64_t r = 0; r < rows; ++r) k.quantise_row(x.data() + r * inputs, kind, r, given);
   IntegerProduct product{};
   product.x = given;
@@ -82,8 +83,8 @@ void integer_product(Random& random, Kind kind, int64_t rows, int64_t inputs, in
     for (int64_t r = 0; r < rows; ++r) {
       double sum = 0;
       for (int64_t i = 0; i < inputs; ++i) {
-        const size_t at = static_cast<size_t>((i / quant_group * rows + r) * quant_group + i % quant_group);
-        const size_t group = static_cast<size_t>(i / quant_group * rows + r);
+        const size_t at = static_cast<size_t>((i / quant_group * stride + r) * quant_group + i % quant_group);
+        const size_t group = static_cast<size_t>(i / quant_group * stride + r);
         sum += static_cast<double>(codes[at]) * scales[group] * row[static_cast<size_t>(i)];
       }
       CHECK(close(y[static_cast<size_t>(r * outputs + o)], sum, 1e-3));

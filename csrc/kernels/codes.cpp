@@ -86,7 +86,7 @@ void unpack_codes(const uint8_t* panels, Kind kind, int64_t inputs, int64_t inde
 
 void quantise_row(const float* x, Kind kind, int64_t row, const Activations& out) {
   for (int64_t g = 0; g < out.inputs / quant_group; ++g) {
-    const int64_t at = g * out.rows + row;
+    const int64_t at = g * out.stride + row;
     int8_t* codes = out.codes + at * quant_group;
     const Lanes half[2] = {load(x + g * quant_group), load(x + g * quant_group + lane_count)};
     const auto [scale, inverse] =

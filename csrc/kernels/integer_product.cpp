@@ -101,7 +101,7 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
     }
   }
   for (int64_t g = given.first; g < given.last; ++g, codes += group_bytes, scales += scale_bytes(kind)) {
-    const int64_t at = g * a.x.rows + row;
+    const int64_t at = g * a.x.stride + row;
     if constexpr (R > fetching_rows) fetch_some(ahead);
     IntLanes sum[R][P];
 #pragma GCC unroll 8

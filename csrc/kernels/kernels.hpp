@@ -81,9 +81,14 @@ constexpr int64_t code_panel_bytes(Kind kind, int64_t inputs) {
   return (inputs / quant_group * (code_bytes(kind) + scale_bytes(kind)) + 63) / 64 * 64;
 }
 
-// Quantised rows, group by group: codes [groups][rows][32]; scales, starts and shifts [groups][rows].
+// Rows from one group of a row to its next one. Not a multiple of 16: a tile walks a few rows group by group, and
+// at distances of a power of two all that it reads would fall into the same few sets of the nearest cache.
+constexpr int64_t code_padding = 3;  // rows at most
+constexpr int64_t code_stride(int64_t rows) { return rows % 16 == 0 ? rows + code_padding : rows; }
+
+// Quantised rows, group by group: codes [groups][stride][32]; scales, starts and shifts [groups][stride].
 struct Activations {
-  int64_t rows, inputs;
+  int64_t rows, stride, inputs;
   int8_t* codes;    // round(x / scale), ties to even
   float* scales;    // largest magnitude / 127; NaN if the group holds an infinity or NaN
   int32_t* starts;  // minus the sum of codes times the weights' code_zero; Q6_K: of the first 16 codes

@@ -158,7 +158,7 @@ void tile(const IntegerProduct& a, int64_t row, int64_t panel) {
     const uint8_t* halves = scales + block * groups_per_block * scale_bytes(kind);
     const Lanes d = load_halves(halves);
     for (int64_t g = 0; g < groups_per_block; ++g, codes += code_bytes(kind)) {
-      const int64_t at = (block * groups_per_block + g) * a.x.rows + row;
+      const int64_t at = (block * groups_per_block + g) * a.x.stride + row;
       const uint8_t* own = halves + halves_bytes(kind) + g * group_scale_bytes;
       if constexpr (kind == Kind::q4_k) {
         const Lanes minus_dmin = load_halves(halves + 2 * panel_width);
