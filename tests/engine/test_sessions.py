@@ -19,6 +19,7 @@ from tests.engine.chats import Chat, PairTokenizer, open_chat, plain
 from tests.engine.served import wait_until
 
 from octavo.engine.session_store import SESSIONS_MAX, SessionStore
+from octavo.engine.sessions import restore
 from octavo.engine.start import open_sessions
 from octavo.engine.turns import compose
 from octavo.errors import (
@@ -31,9 +32,13 @@ from octavo.errors import (
     UnknownSession,
 )
 from octavo.files import OsFiles
+from octavo.memory.memory import Memory
+from octavo.memory.names import NameChain, root_name
 from octavo.memory.quota import SHARED
+from octavo.memory.tiers import LowerTier
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.pinning import PinOrder
+from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.scheduler.sessions import SessionState
 from octavo.scheduler.transfers import Transfers
 from octavo.sim.faults import Fault, FaultKind, FaultyFiles, scripted, seeded
@@ -120,6 +125,8 @@ def test_suspended_killed_and_started_again_a_turn_is_equal_and_computes_a_block
             found = await again.llm.sessions.find("", chat.session_id)
             assert (found.blocks.state, found.num_tokens) == (SessionState.SUSPENDED, view.num_tokens)
             assert found.blocks.kept == view.blocks.kept
+            store = again.llm._session_support.store  # type: ignore[union-attr]
+            assert store.find("", chat.session_id).num_suspended == view.blocks.kept
             if resumed:
                 held = await again.llm.sessions.resume("", chat.session_id)
                 assert (held.blocks.state, held.blocks.held) == (SessionState.IDLE, view.num_tokens // 16)
@@ -339,6 +346,42 @@ class Clock:
         return self.now
 
 
+def test_after_a_restart_what_was_suspended_is_kept_before_what_was_not() -> None:
+    root = root_name(b"")
+    said, suspended = list(range(100, 108)), list(range(200, 208))  # two blocks each
+    names = [name for tokens in (said, suspended) for name in names_of(root, tokens)]
+    tier = LowerTier(4, [(name, slot) for slot, name in enumerate(names)])  # of which three may be kept
+    scheduler = Scheduler(Memory(20, 4), SchedulerConfig(pin_blocks=10), lambda tenant: root, tier)
+    clock = Clock()
+    store = SessionStore(clock)
+    first, second = store.create("", 60.0).session_id, store.create("", 60.0).session_id
+    store.say(second, suspended)
+    store.note_suspended(store.find("", second), 2)
+    clock.now += 1.0
+    store.say(first, said)  # was used last, and comes second all the same
+    restore(scheduler, store, 0.0)
+    assert [len(scheduler.sessions.slots(session_id)) for session_id in (first, second)] == [0, 2]
+
+
+def test_a_session_is_suspended_no_more_when_a_turn_has_ended_well() -> None:
+    store = SessionStore()
+    session_id = store.create("", 60.0).session_id
+    store.say(session_id, [5, 6])
+    suspended = store.find("", session_id)
+    store.note_suspended(suspended, 2)
+    assert store.find("", session_id).num_suspended == 2
+    store.say(session_id, [5])
+    assert store.find("", session_id).num_suspended == 0
+    store.note_suspended(suspended, 2)  # somebody learns only now that it had been
+    assert store.find("", session_id).num_suspended == 0
+
+
+def names_of(root: bytes, tokens: list[int]) -> list[bytes]:
+    chain = NameChain(root, 4)
+    chain.extend_with(tokens)
+    return chain.names
+
+
 def test_the_store_forgets_whom_nobody_used_for_its_ttl() -> None:
     clock = Clock()
     store = SessionStore(clock)
@@ -370,33 +413,40 @@ def test_the_store_finds_again_what_was_said_and_not_what_was_deleted(tmp_path: 
     store = SessionStore.open(path)
     kept, gone = store.create("t", 60.0), store.create("t", 60.0)
     store.say(kept.session_id, [5, 6, 70_000], 2)
+    store.note_suspended(store.find("t", kept.session_id), 3)
     store.delete("t", gone.session_id)
     assert store.sync(kept.session_id).result(10)
     store.close()
     again = SessionStore.open(path)
     [found] = again.all()
     assert (found.session_id, list(found.tokens), found.ttl_s) == (kept.session_id, [5, 6, 70_000], 60.0)
-    assert found.num_shared == 2
+    assert (found.num_shared, found.num_suspended) == (2, 3)
     again.say(kept.session_id, [5, 6])  # another beginning, which nobody shares
-    assert again.find("t", kept.session_id).num_shared == 0
+    now = again.find("t", kept.session_id)
+    assert (now.num_shared, now.num_suspended) == (0, 0)
     again.close()
 
 
-def test_a_file_of_a_version_that_knew_no_shared_names_is_read_and_written_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("later", "num_shared"), [("", 0), (", num_shared DEFAULT 0", 1)])
+def test_a_file_of_an_earlier_version_is_read_and_written_on(
+    tmp_path: Path, later: str, num_shared: int
+) -> None:
     path = tmp_path / "sessions.sqlite"
     now = int(time.time() * 1000)
+    row = ["old", "t", array("I", [5, 6]).tobytes(), 60_000, now, now] + [num_shared] * bool(later)
     with sqlite3.connect(path) as database:
         database.execute(
-            "CREATE TABLE sessions (id PRIMARY KEY, tenant, tokens, ttl_ms, created_ms, used_ms)"
+            f"CREATE TABLE sessions (id PRIMARY KEY, tenant, tokens, ttl_ms, created_ms, used_ms{later})"
         )
-        said = array("I", [5, 6]).tobytes()
-        database.execute("INSERT INTO sessions VALUES ('old', 't', ?, 60000, ?, ?)", (said, now, now))
+        database.execute(f"INSERT INTO sessions VALUES ({', '.join('?' * len(row))})", row)
     database.close()
-    for wanted in (0, 1):
+    for wanted in ((num_shared, 0), (2, 1)):
         store = SessionStore.open(path)
         [found] = store.all()
-        assert (store.opened_afresh, list(found.tokens), found.num_shared) == ("", [5, 6], wanted)
-        store.say("old", [5, 6], 1)
+        assert (store.opened_afresh, list(found.tokens)) == ("", [5, 6])
+        assert (found.num_shared, found.num_suspended) == wanted
+        store.say("old", [5, 6], 2)
+        store.note_suspended(store.find("t", "old"), 1)
         store.close()
 
 
@@ -487,14 +537,16 @@ def test_rows_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
     store.close()
     with sqlite3.connect(path) as database:
         for row in (
-            ("b", 5, b"", 1, 1, 1, 0),
-            ("c", "", b"abc", 1, 1, 1, 0),
-            ("d", "", b"", -1, 1, 1, 0),
-            ("e", "", b"", 1, 1, 1, "x"),
-            ("f", "", b"1234", 1, 1, 1, 2),
-            (7, "", b"", 1, 1, 1, 0),
+            ("b", 5, b"", 1, 1, 1, 0, 0),
+            ("c", "", b"abc", 1, 1, 1, 0, 0),
+            ("d", "", b"", -1, 1, 1, 0, 0),
+            ("e", "", b"", 1, 1, 1, "x", 0),
+            ("f", "", b"1234", 1, 1, 1, 2, 0),
+            ("g", "", b"", 1, 1, 1, 0, -1),
+            ("h", "", b"1234", 1, 1, 1, 0, 2),
+            (7, "", b"", 1, 1, 1, 0, 0),
         ):
-            database.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            database.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
     database.close()
     again = SessionStore.open(path)
     assert [r.session_id for r in again.all()] == [record.session_id]

@@ -366,6 +366,18 @@ def test_a_restored_session_keeps_what_is_still_below() -> None:
     assert session.expires == 5.0
 
 
+def test_stores_that_failed_are_tried_again_in_the_order_of_their_failing() -> None:
+    chats = Chats(blocks=30, slots=30)
+    chats.whole_turn("a", tuple(range(100, 130)))  # 7 blocks
+    stores = [transfer for transfer in turn(chats) if transfer.move is Move.STORE]
+    assert len(stores) == 7
+    failing = [stores[i] for i in (3, 0, 5, 1, 6, 2)]
+    finish(chats, failing, ok=False)
+    finish(chats, [stores[4]])
+    again = [transfer.name for transfer in turn(chats) if transfer.move is Move.STORE]
+    assert again == [transfer.name for transfer in failing]
+
+
 def share(chats: Chats, tokens: tuple[int, ...]) -> None:
     """What an operator pins for all."""
     order = PinOrder("rules", tokens, 60.0, tenant=SHARED)

@@ -12,3 +12,7 @@ def test_random_lives_step_back_grow_again_and_give_idle_memory_back() -> None:
     assert sum(o.relieved for o in outcomes) > 5
     assert sum(o.moved for o in outcomes) > 100
     assert sum(o.aged for o in outcomes) > 10
+
+
+def test_what_is_on_its_way_from_host_memory_between_two_plans_is_not_thought_forgotten() -> None:
+    drive(69, 1)  # a resize preempts, and its staged blocks push others on to disk

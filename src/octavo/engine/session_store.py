@@ -1,6 +1,7 @@
 """What is remembered of chat sessions: whose they are, and the token ids of all that was said.
 
-    sessions.sqlite    sessions: id | tenant | tokens | ttl_ms | created_ms | used_ms | num_shared
+    sessions.sqlite    sessions: id | tenant | tokens | ttl_ms | created_ms | used_ms
+                                 | num_shared | num_suspended
 
 It answers from memory. With a file, which lies in the disk cache's namespace and so belongs to one model and
 one tokenizer, every change is written behind by a thread of its own; `sync` waits until one is on the medium,
@@ -8,7 +9,7 @@ and so may whoever deletes one. Rows that could not be deleted are tried again w
 end.
 A file that SQLite finds damaged costs the sessions in it, never an answer, and is begun afresh. Times are of
 the wall clock, because they outlive the process. Any thread may call. It does not know blocks: `num_shared`
-is a number that the scheduler gave it with the tokens, and gets back with them.
+and `num_suspended` are numbers that the scheduler gave it, and gets back with the tokens.
 """
 
 from __future__ import annotations
@@ -36,9 +37,8 @@ SESSIONS_MAX = 1024  # of a tenant
 TTL_S_MAX = 30 * 86_400.0
 _ID_BYTES = 18
 _COLUMNS = "id PRIMARY KEY, tenant, tokens, ttl_ms, created_ms, used_ms"
-_NUM_SHARED = "num_shared DEFAULT 0"  # came later than the others
-_FIRST_SCHEMA = f"CREATE TABLE sessions ({_COLUMNS})"
-_SCHEMA = f"CREATE TABLE sessions ({_COLUMNS}, {_NUM_SHARED})"
+_LATER = ("num_shared DEFAULT 0", "num_suspended DEFAULT 0")  # columns that older files lack, as they came
+_SCHEMAS = [f"CREATE TABLE sessions ({', '.join((_COLUMNS, *_LATER[:n]))})" for n in range(len(_LATER) + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class SessionRecord:
     # Prompt and output of its turns so far. An array, because there may be very many: 4 bytes each.
     tokens: array[int] = field(default_factory=lambda: array("I"))
     num_shared: int = 0  # of the blocks that they fill, the leading ones under names of all tenants
+    num_suspended: int = 0  # of these blocks, those that were suspended, and no turn has ended well since
 
     @property
     def expires(self) -> float:
@@ -98,7 +99,7 @@ class SessionStore:
             for suffix in ("-wal", "-shm", "-journal", ""):
                 files.remove(path.with_name(path.name + suffix))
             store._database = _connect(files, path)
-            store._database.execute(_SCHEMA)
+            store._database.execute(_SCHEMAS[-1])
         store._writer = ThreadPoolExecutor(1, "octavo-sessions")
         return store
 
@@ -173,6 +174,15 @@ class SessionStore:
         with self._lock:
             return self._use(session_id, array("I", tokens), num_shared)
 
+    def note_suspended(self, record: SessionRecord, num_blocks: int) -> None:
+        """It was suspended, as this record says, with so many blocks: a restart keeps these first. Does
+        nothing if a turn has ended well since, or it was deleted."""
+        with self._lock:
+            now = self._records.get(record.session_id)
+            if now is not None and now.tokens is record.tokens:
+                self._records[now.session_id] = now = replace(now, num_suspended=num_blocks)
+                self._put(now)
+
     def delete(self, tenant: str, session_id: str) -> Future[bool]:
         """Remember nothing of it. True when the medium does not either: no crash brings it back. Raises
         UnknownSession."""
@@ -223,7 +233,7 @@ class SessionStore:
             return False
         record = replace(record, used=self._clock())
         if tokens is not None:
-            record = replace(record, tokens=tokens, num_shared=num_shared)
+            record = replace(record, tokens=tokens, num_shared=num_shared, num_suspended=0)
         self._records[session_id] = record
         self._put(record)
         return True
@@ -252,10 +262,10 @@ class SessionStore:
             int(record.created * 1000),
             int(record.used * 1000),
             record.num_shared,
+            record.num_suspended,
         )
-        return self._execute(
-            "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?)", row, durable=durable
-        )
+        sql = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        return self._execute(sql, row, durable=durable)
 
     def _execute(self, sql: str, row: tuple[int | str | bytes, ...], *, durable: bool) -> bool:
         """On the writer's thread. False: it is not in the file, and the log says why."""
@@ -282,12 +292,12 @@ class SessionStore:
         assert database is not None
         verdict = database.execute("PRAGMA quick_check(1)").fetchone()
         schema = database.execute("SELECT sql FROM sqlite_master WHERE type = 'table'").fetchall()
-        if verdict != ("ok",) or schema not in ([(_SCHEMA,)], [(_FIRST_SCHEMA,)]):
+        if verdict != ("ok",) or schema not in [[(one,)] for one in _SCHEMAS]:
             raise sqlite3.DatabaseError(f"{verdict[0]}, or other tables")
-        if schema == [(_FIRST_SCHEMA,)]:  # one statement: it is done, or the file is as it was
-            database.execute(f"ALTER TABLE sessions ADD COLUMN {_NUM_SHARED}")
-        columns = "id, tenant, tokens, ttl_ms, created_ms, used_ms, num_shared"
-        for row in database.execute(f"SELECT {columns} FROM sessions"):
+        # Each adds one column, in one statement: after a crash in between, the next start goes on from there.
+        for later in _LATER[_SCHEMAS.index(schema[0][0]) :]:
+            database.execute(f"ALTER TABLE sessions ADD COLUMN {later}")
+        for row in database.execute("SELECT * FROM sessions"):  # in the schema's order
             record = _record(*row)
             if record is not None:
                 self._records[record.session_id] = record
@@ -319,6 +329,7 @@ def _record(
     created_ms: object,
     used_ms: object,
     num_shared: object,
+    num_suspended: object,
 ) -> SessionRecord | None:
     """A row as a record, unless it makes no sense."""
     if not (isinstance(session_id, str) and isinstance(tenant, str) and isinstance(tokens, bytes)):
@@ -327,12 +338,14 @@ def _record(
         return None
     if len(tokens) % 4 or not 0 < ttl_ms <= TTL_S_MAX * 1000:
         return None
-    if not isinstance(num_shared, int) or not 0 <= num_shared <= len(tokens) // 4:
+    if not (isinstance(num_shared, int) and isinstance(num_suspended, int)):
+        return None
+    if not 0 <= min(num_shared, num_suspended) <= max(num_shared, num_suspended) <= len(tokens) // 4:
         return None
     said = array("I")
     said.frombytes(tokens)
     times = ttl_ms / 1000, created_ms / 1000, used_ms / 1000
-    return SessionRecord(session_id, tenant, *times, said, num_shared)
+    return SessionRecord(session_id, tenant, *times, said, num_shared, num_suspended)
 
 
 def _connect(files: Files, path: Path) -> Database:

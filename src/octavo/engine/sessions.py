@@ -202,6 +202,7 @@ class Sessions:
                 f"{len(lost):,} of {len(slots):,} blocks of session {session_id} could not be synced to "
                 "disk; they will be recomputed"
             )
+        self._store.note_suspended(record, await self._llm.ask(lambda s, now: _num_suspended(s, record)))
         if not await asyncio.wrap_future(self._store.sync(session_id)):
             self._store.find(tenant, session_id)
             raise RequestFailed(f"session {session_id} could not be written to disk; its blocks are there")
@@ -256,15 +257,23 @@ class Sessions:
 
 def restore(scheduler: Scheduler, store: SessionStore, now: float) -> None:
     """At start: every session that is remembered is a suspended one, with what is still below of it kept, as
-    far as its tenant's bounds let it: those that were used last come first."""
-    for record in sorted(store.all(), key=lambda record: record.used, reverse=True):
+    far as its tenant's bounds let it: of those that were suspended first, for that is what they were
+    promised, then of those that were used last."""
+    for record in sorted(store.all(), key=lambda record: (record.num_suspended == 0, -record.used)):
         _know(scheduler, now, record, store.seconds_left(record))
 
 
 def _know(scheduler: Scheduler, now: float, record: SessionRecord, left_s: float) -> None:
     if scheduler.sessions.get(record.session_id) is None:
         scheduler.sessions.restore(
-            record.session_id, record.tenant, record.tokens, record.ttl_s, now, left_s, record.num_shared
+            record.session_id,
+            record.tenant,
+            record.tokens,
+            record.ttl_s,
+            now,
+            left_s,
+            record.num_shared,
+            record.num_suspended,
         )
 
 
@@ -290,6 +299,11 @@ def _slots_of_suspended(scheduler: Scheduler, record: SessionRecord) -> list[tup
             "suspend it again"
         )
     return scheduler.sessions.slots(record.session_id)
+
+
+def _num_suspended(scheduler: Scheduler, record: SessionRecord) -> int:
+    session = scheduler.sessions.get(record.session_id)
+    return 0 if session is None else scheduler.sessions.num_suspended(session)
 
 
 def _is_resumed(scheduler: Scheduler, record: SessionRecord) -> bool:

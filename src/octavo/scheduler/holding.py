@@ -30,7 +30,7 @@ class Holding:
         self._scheduler = scheduler
         self._waiting: dict[bytes, list[Pin]] = {}  # names that are to be stored, and for whom
         self._wished: deque[bytes] = deque()  # of those, the ones whose store has not begun
-        self._failed: set[bytes] = set()  # of those, the ones whose store failed
+        self._failed: dict[bytes, None] = {}  # of those, the ones whose store failed, in that order
         self._kept: dict[str, Counter[bytes]] = {}  # by tenant: how many of its pins are kept under a name
 
     @property
@@ -93,7 +93,7 @@ class Holding:
             self._waiting[name].remove(pin)
             if not self._waiting[name]:
                 del self._waiting[name]
-                self._failed.discard(name)
+                self._failed.pop(name, None)
         tier.unkeep(pin.names)
         self._uncount(pin.tenant, pin.names)
         pin.is_kept = False
@@ -115,14 +115,14 @@ class Holding:
     def put_off(self, name: bytes) -> None:
         """Its store cannot begin, or failed: it is tried again when another transfer has ended well."""
         if name in self._waiting:
-            self._failed.add(name)
+            self._failed[name] = None
 
     def stored(self, name: bytes) -> None:
         """Its bytes are below."""
         for pin in self._waiting.pop(name, ()):
             pin.missing.discard(name)
             self._settle(pin)
-        self._failed.discard(name)
+        self._failed.pop(name, None)
 
     def try_again(self) -> None:
         """A transfer has ended well: what had failed is worth another try."""

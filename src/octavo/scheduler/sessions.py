@@ -228,10 +228,12 @@ class Sessions:
         now: float,
         left_s: float = 0.0,
         num_shared: int = 0,
+        num_suspended: int = 0,
     ) -> Session:
         """A session that this scheduler does not know, with what is still below of the blocks of its tokens
-        kept there; the first `num_shared` of them have names that all tenants have in common, whether they
-        are pinned now or not. It counts as suspended."""
+        kept there: of all, or of the first `num_suspended`, if it was suspended with so many. The first
+        `num_shared` of them have names that all tenants have in common, whether they are pinned now or not.
+        It counts as suspended. Those that were come first, else others may take the room that they had."""
         assert session_id not in self._sessions
         session = Session(session_id, tenant, ttl_s, now + (left_s or ttl_s))
         self._sessions[session_id] = session
@@ -240,7 +242,8 @@ class Sessions:
         session.is_suspended = True
         self._push(session)
         tier = self._scheduler.transfers.tier
-        below = [name for name in session.names if tier is not None and tier.can_keep(name)]
+        names = session.names[: num_suspended or None]
+        below = [name for name in names if tier is not None and tier.can_keep(name)]
         if below:
             why_not = self._beyond_maximum(session, len(below))
             session.note = why_not or self._scheduler.holding.keep(tenant, below)
@@ -285,6 +288,13 @@ class Sessions:
         session.is_suspended = True
         session.note = ""
         return session
+
+    def num_suspended(self, session: Session) -> int:
+        """Its first blocks that a restart finds, as far as they stay undamaged; 0: it is not suspended."""
+        _, hold = self.pins_of(session)
+        if self.state_of(session) is not SessionState.SUSPENDED or hold is None or not hold.names:
+            return 0
+        return session.names.index(hold.names[-1]) + 1
 
     def is_stuck(self, session: Session) -> bool:
         """True while blocks of it could not be stored."""

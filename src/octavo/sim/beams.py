@@ -63,9 +63,9 @@ class BeamBooks:
         self.preempted += update.usage.preemptions > 0
 
 
-def with_beams(r: random.Random, request: Request, max_rows: int) -> Request:
+def with_beams(r: random.Random, request: Request, max_rows: int, rate: float = 0.15) -> Request:
     """The same request, now and then with a beam search instead of sampling."""
-    if r.random() >= 0.15:
+    if r.random() >= rate:
         return request
     width = r.randint(1, min(max_rows, r.choice([2, 4, 16])))
     beams = BeamParams(width, r.choice([1.0, 0.0, -1.0, 2.0]), r.choice([False, True, "never"]))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from octavo.errors import InvalidRequest, PinRefused, RequestTooLarge, ResizeRefused
@@ -25,20 +25,20 @@ from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.memory.tiers import LowerTier
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.events import EventKind
-from octavo.scheduler.limits import check_fits
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.resizing import resize
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
-from octavo.sim.beams import BeamBooks, check_apart, with_beams
+from octavo.sim.beams import check_apart, with_beams
+from octavo.sim.books import Books
 from octavo.sim.liveness import best_running, check_best_stays
 from octavo.sim.lower import SimulatedTiers
-from octavo.sim.oracle import OracleExecutor, next_token
+from octavo.sim.oracle import OracleExecutor
 from octavo.sim.outcome import Outcome
 from octavo.sim.pressure import SimulatedMachine, check_resident, count_acts
 from octavo.sim.sessions import SessionLives
 from octavo.sim.sights import check_sights
 from octavo.sim.tenants import GuaranteeWatch, random_policies, try_policies
-from octavo.types import FinishReason, Request, SamplingParams, StepPlan, StepResult, Timeouts, Update
+from octavo.types import Request, SamplingParams, StepPlan, StepResult, Timeouts, Transfer, Update
 
 VOCAB, EOS = 50, 0
 TENANTS = 3
@@ -50,21 +50,11 @@ def tenant_of_seed(seed: int) -> int:
     return seed % TENANTS
 
 
-@dataclass(slots=True)
-class _Books:
-    requests: dict[int, Request] = field(default_factory=dict)
-    outputs: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    finals: dict[tuple[int, int], FinishReason] = field(default_factory=dict)
-    prompt_positions: dict[int, list[int]] = field(
-        default_factory=dict
-    )  # asked for their logprobs, by request
-
-
 class Simulation:
-    """One random life. `step()` until `steps` have passed, then `drain()`."""
+    """One random life: `run` is all of it; its parts are for who decides himself what happens next."""
 
-    def __init__(self, seed: int, overlap: int) -> None:
-        self.random = r = random.Random(seed)
+    def __init__(self, r: random.Random, overlap: int) -> None:
+        self.random = r
         self.block_size = r.choice([1, 2, 4, 16])
         roomy = r.random() < 0.2  # a larger pool, and prompts of many steps
         num_blocks = r.randint(100, 300) if roomy else r.randint(8, 40)
@@ -91,9 +81,8 @@ class Simulation:
         self.overlap = overlap
         self.clock = 0.0
         self.pipe: deque[tuple[StepPlan, StepResult]] = deque()
-        self.books = _Books()
-        self.beams = BeamBooks(VOCAB, config.stop_ids)
         self.outcome = Outcome()
+        self.books = Books(VOCAB, EOS, self.outcome)
         longest = 200 if roomy else 40
         self._prefixes = [[r.randrange(1, VOCAB) for _ in range(r.randint(1, longest))] for _ in range(3)]
         self.sessions = SessionLives(self)
@@ -118,6 +107,11 @@ class Simulation:
         self._watch = GuaranteeWatch()
         try_policies(self.scheduler, self._policies)
 
+    @property
+    def has_tier(self) -> bool:
+        """Whether anything outlives the process."""
+        return self._tiers.exist
+
     def resize(self) -> None:
         """Make the pool larger or smaller, if that may be."""
         try:
@@ -139,15 +133,28 @@ class Simulation:
         """The process ends with nothing in flight and begins anew: the pool is lost, what is below is not."""
         assert not self.pipe
         assert not self.executor.moving
-        self._tell()
-        below = self._tiers.after_restart(self.executor)
-        kept = {name: slot for slot, (name, _) in below.items() if name}
         tier = self.scheduler.transfers.tier
         assert tier is not None
-        assert kept == self._tiers.on_disk(tier), "what a restart finds is not what the ledger lists"
+        found = {name: slot for slot, (name, _) in self._tiers.after_restart(self.executor).items() if name}
+        assert found == self._tiers.on_disk(tier), "what a restart finds is not what the ledger lists"
+        self._begin_again()
+
+    def crash(self) -> None:
+        """The process dies: nobody is answered, what was on its way below has arrived whole or not at all."""
+        for transfer in list(self.executor.moving):
+            self.executor.end_transfer(transfer, self.random.random() >= self._transfer_failures)
+        self.pipe.clear()
+        self.books.lose(self.scheduler.live_requests())
+        self.outcome.crashes += 1
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._tell()
+        below = self._tiers.after_restart(self.executor)
+        stored = {name: slot for slot, (name, _) in below.items() if name}
         kept_of_sessions = self.sessions.restart()
-        self._begin(kept)
-        self.executor.below = below
+        self._begin(stored)
+        self.executor.below = {slot: found for slot, found in below.items() if stored.get(found[0]) == slot}
         self.sessions.restore(kept_of_sessions)
 
     def _tell(self) -> None:
@@ -167,35 +174,42 @@ class Simulation:
         outcome.returned, outcome.pressed = outcome.returned + returned, outcome.pressed + pressed
         outcome.relieved += relieved
 
-    def _move(self, everything: bool = False) -> None:
+    def end_transfers(self, everything: bool = False) -> None:
         """End some of the transfers that have begun, in any order."""
         moving = [t for t in self.executor.moving if everything or self.random.random() < self._transfer_rate]
         self.random.shuffle(moving)
         for transfer in moving:
-            ok = self.random.random() >= self._transfer_failures
-            self.scheduler.transfers.finish(self.executor.end_transfer(transfer, ok))
-            check_scheduler(self.scheduler)
+            self.end_transfer(transfer, self.random.random() >= self._transfer_failures)
 
-    def _check_below(self) -> None:
+    def end_transfer(self, transfer: Transfer, ok: bool) -> None:
+        """One of them, well or not."""
+        self.scheduler.transfers.finish(self.executor.end_transfer(transfer, ok))
+        check_scheduler(self.scheduler)
+
+    def check_below(self) -> None:
         """What a restart would find now is listed by the ledger, or about to be overwritten or forgotten."""
         tier = self.scheduler.transfers.tier
         if tier is None:
             return
         listed = tier.slots()
         leaving = {slot for name, slot in listed.items() if tier.is_storing(name)} | set(tier.dropped)
+        leaving |= {transfer.slot for transfer in self.scheduler.diff.transfers}  # of the next plan
         for slot, (name, _) in self.executor.below.items():
             assert not name or listed.get(name) == slot or slot in leaving, (
                 "forgotten, and found by a restart"
             )
 
     def arrive(self) -> None:
-        """Submit a random request that can fit."""
+        """Submit a random request, if it can fit."""
+        self.submit(self.some_request())
+
+    def some_request(self) -> Request:
+        """Of any kind; the next one to be submitted."""
         r = self.random
         prompt = self.some_prompt()
-        request_id = len(self.books.requests)
         tenant = r.randrange(TENANTS)
         request = Request(
-            request_id=request_id,
+            request_id=len(self.books.requests),
             prompt=tuple(prompt),
             params=SamplingParams(
                 ignore_eos=r.random() < 0.5, prompt_logprobs=0 if r.random() < 0.15 else None
@@ -208,14 +222,16 @@ class Simulation:
             arrival=self.clock,
             timeouts=self._timeouts(),
         )
-        request = with_beams(r, request, self.scheduler.config.max_rows)
+        return with_beams(r, request, self.scheduler.config.max_rows)
+
+    def submit(self, request: Request) -> bool:
+        """Whether there is room for such a request at all."""
         try:
-            room = self.scheduler.tenancy.room(request.tenant, firm=True)
-            check_fits(request, self.scheduler.config, room, self.block_size)
+            self.scheduler.submit(request)
         except RequestTooLarge:
-            return
-        self.books.requests[request_id] = request
-        self.scheduler.submit(request)
+            return False
+        self.books.requests[request.request_id] = request
+        return True
 
     def some_prompt(self) -> list[int]:
         """One of a few prefixes, and perhaps a few tokens more."""
@@ -241,6 +257,11 @@ class Simulation:
         if found is not None:
             pinning.release(tenant, name)
             return
+        self.open_pin(owner, tenant, name)
+
+    def open_pin(self, owner: int, tenant: str, name: str) -> None:
+        """Pin a random prompt; that of the shared tenant is computed in the name of `owner`."""
+        r, pinning = self.random, self.scheduler.pinning
         prompt = tuple(r.choice(self._prefixes))[: r.randint(1, 100)]
         request_id = len(self.books.requests)
         request = Request(
@@ -260,39 +281,46 @@ class Simulation:
         except (PinRefused, InvalidRequest):
             self.outcome.pins_refused += 1
             return
-        try:
-            self.scheduler.submit(request)
-        except RequestTooLarge:
+        if not self.submit(request):
             pinning.give_up(request)
             return
-        self.books.requests[request_id] = request
         if tenant == SHARED:
             self._shared.append(prompt)
 
-    def _expire(self) -> None:
+    def pass_time(self, seconds: float) -> None:
         """Deadlines pass: nobody may outlive the one that counts."""
-        self.clock += self.random.choice([0.0, 0.001, 0.1, 1.0])
-        self._learn(self.scheduler.expire(self.clock))
+        self.clock += seconds
+        self.learn(self.scheduler.expire(self.clock))
         check_scheduler(self.scheduler)
         self.sessions.check()
         for request_id in self.scheduler.live_requests():
             request = self.books.requests[request_id]
             sequences = self.scheduler.sequences_of(request_id)
-            waited, timeouts = self.clock - request.arrival, request.timeouts
-            assert timeouts.total is None or waited < timeouts.total, "it outlived its deadline"
-            if timeouts.queue is not None and waited >= timeouts.queue:
+            timeouts, begun = request.timeouts, request.arrival
+            assert timeouts.total is None or self.clock < begun + timeouts.total, "it outlived its deadline"
+            if timeouts.queue is not None and self.clock >= begun + timeouts.queue:
                 assert all(s.was_admitted for s in sequences), "it waits beyond its deadline"
-            if timeouts.first_token is not None and waited >= timeouts.first_token:
+            if timeouts.first_token is not None and self.clock >= begun + timeouts.first_token:
                 assert any(len(s.tokens) > s.num_prompt for s in sequences), "no token in time, and it lives"
 
     def step(self) -> None:
         """One turn of the engine's loop."""
-        self._check_below()
-        self._expire()
-        self._move()
+        self.check_below()
+        self.pass_time(self.random.choice([0.0, 0.001, 0.1, 1.0]))
+        self.end_transfers()
         if self.random.random() < self._machine.rate:
-            self.clock = self._machine.look(self.scheduler, self.executor, self.clock)
-            check_scheduler(self.scheduler)
+            self.look_at_machine()
+        planned = self.plan()
+        if self.pipe and (not planned or len(self.pipe) > self.overlap):
+            self.commit()
+
+    def look_at_machine(self) -> None:
+        """Memory may be short, or to be had again, or idle."""
+        self.clock = self._machine.look(self.scheduler, self.executor, self.clock)
+        check_scheduler(self.scheduler)
+
+    def plan(self) -> bool:
+        """Make a plan and run it; False when there is nothing to be computed before a commit."""
         best = best_running(self.scheduler)
         plan = self.scheduler.schedule(self.clock)
         check_best_stays(self.scheduler, best)
@@ -300,22 +328,20 @@ class Simulation:
         if self.outcome.steps % SIGHT_EVERY == 0:
             check_sights(self.scheduler, self.clock)
         self._watch.look(self.scheduler)
-        if plan is not None:
-            self.outcome.steps += 1
-            self.outcome.forks += len(plan.forks)
-            check_apart(plan, [earlier for earlier, _ in self.pipe], self.scheduler)
-            assert plan.num_tokens <= self.scheduler.config.step_tokens, "the step's budget was exceeded"
-            self.pipe.append((plan, self._disturb(self.executor.run(plan))))
-            self.outcome.moved += self._tiers.end_moves(plan, self.scheduler, self.executor)
-            if plan.discarded or plan.step_id % 8 == 0:
-                check_resident(self.scheduler, self.executor)
-        if not self.pipe:
-            assert not self.scheduler.has_work or self.executor.moving, (
+        if plan is None:
+            assert self.pipe or self.executor.moving or not self.scheduler.has_work, (
                 "wedged: work is left, nothing is planned, nothing is in flight"
             )
-        elif plan is None or len(self.pipe) > self.overlap:
-            self._commit(*self.pipe.popleft())
-            check_scheduler(self.scheduler)
+            return False
+        self.outcome.steps += 1
+        self.outcome.forks += len(plan.forks)
+        check_apart(plan, [earlier for earlier, _ in self.pipe], self.scheduler)
+        assert plan.num_tokens <= self.scheduler.config.step_tokens, "the step's budget was exceeded"
+        self.pipe.append((plan, self._disturb(self.executor.run(plan))))
+        self.outcome.moved += self._tiers.end_moves(plan, self.scheduler, self.executor)
+        if plan.discarded or plan.step_id % 8 == 0:
+            check_resident(self.scheduler, self.executor)
+        return True
 
     def _disturb(self, result: StepResult) -> StepResult:
         """The same result with a step time, and now and then with a sequence that failed."""
@@ -325,14 +351,17 @@ class Simulation:
         seconds = r.choice([0.001, 0.01, 1.0]) * r.random() if self._is_timed else 0.0
         return replace(result, samples=samples, failures=failures, seconds=seconds)
 
-    def _commit(self, plan: StepPlan, result: StepResult) -> None:
+    def commit(self) -> None:
+        """Take the result of the oldest plan in flight."""
+        plan, result = self.pipe.popleft()
         live = [s for i in self.scheduler.live_requests() for s in self.scheduler.sequences_of(i)]
         poisoned = [name for s in live if s.seq_id in result.failures for name in s.chain.names]
-        self._learn(self.scheduler.commit(plan, result, self.clock))
+        self.learn(self.scheduler.commit(plan, result, self.clock))
         tier = self.scheduler.transfers.tier or LowerTier(0)
         assert not any(name in self.memory.pool.by_name or name in tier for name in poisoned), (
             "a poisoned block can be found"
         )
+        check_scheduler(self.scheduler)
 
     def drain(self) -> None:
         """No more arrivals: everything must finish (liveness)."""
@@ -341,42 +370,44 @@ class Simulation:
                 break
             self.step()
         assert not self.scheduler.has_work, "livelock: 20,000 steps did not finish the work"
-        for request in self.books.requests.values():
-            for choice in range(request.n):
-                assert (request.request_id, choice) in self.books.finals, "a request was lost"
+        self.books.check_complete()
         self.sessions.suspend_all()
-        self._settle()
+        self.settle()
         self.sessions.delete_unless_suspended()
         held = {block for pin in self.scheduler.pins.all() if pin.table for block in pin.table.blocks}
         assert self.memory.counts().held == len(held), "blocks are held by nobody that lives"
         self.clock += 10_000.0
-        self._learn(self.scheduler.expire(self.clock))
+        self.learn(self.scheduler.expire(self.clock))
         assert self.memory.counts().held == 0, "blocks are held by pins that have expired"
         assert self.scheduler.pins.num_blocks == 0
         self._machine.rest(self.scheduler, self.clock)
         self.step()
         self._machine.check_rested(self.scheduler, self.executor)
-        self._settle()
+        self.settle()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Until nothing is in flight."""
         for _ in range(20_000):
             if not (self.pipe or self.executor.moving or self.scheduler.transfers.could_store):
                 return
-            self._move(everything=True)
+            self.end_transfers(everything=True)
             self.step()
         raise AssertionError("it never comes to rest")
 
     def run(self, steps: int) -> Outcome:
         """A whole life of at least `steps` turns, with a restart in the middle where something is below."""
-        self._live(steps // 2 if self._tiers.exist else steps)
-        if self._tiers.exist:
+        self._live(steps // 2 if self.has_tier else steps)
+        if self.has_tier:
             self.restart()
             self._live(steps // 2)
+        return self.end()
+
+    def end(self) -> Outcome:
+        """What all of it came to."""
         self._tell()
-        self.outcome.beams_searched = self.beams.searched
-        self.outcome.beams_told_in_part = self.beams.told_in_part
-        self.outcome.beams_preempted = self.beams.preempted
+        self.outcome.beams_searched = self.books.beams.searched
+        self.outcome.beams_told_in_part = self.books.beams.told_in_part
+        self.outcome.beams_preempted = self.books.beams.preempted
         return self.outcome
 
     def _live(self, steps: int) -> None:
@@ -396,73 +427,27 @@ class Simulation:
                 self.sessions.act()
                 check_scheduler(self.scheduler)
             if self.random.random() < 0.05 and self.scheduler.live_requests():
-                self._cancel(self.random.choice(self.scheduler.live_requests()))
+                self.cancel(self.random.choice(self.scheduler.live_requests()))
                 check_scheduler(self.scheduler)
             self.step()
         self.drain()
 
-    def _cancel(self, request_id: int) -> None:
+    def cancel(self, request_id: int) -> None:
         """All choices of the request, or one of them."""
-        choices = range(self.books.requests[request_id].n)
-        choice = self.random.choice([None, *choices])
+        choice = self.random.choice([None, *range(self.books.requests[request_id].n)])
         updates = self.scheduler.cancel(request_id, choice)
         assert all(choice in (None, update.choice) for update in updates), "another choice was cancelled"
-        self._learn(updates)
+        self.learn(updates)
 
     def cancel_request(self, request_id: int) -> None:
         """All of it."""
-        self._learn(self.scheduler.cancel(request_id))
+        self.learn(self.scheduler.cancel(request_id))
 
-    def _learn(self, updates: list[Update]) -> None:
-        for update in updates:
-            key = (update.request_id, update.choice)
-            assert key not in self.books.finals, "an update after the final one"
-            request, output = self.books.requests[update.request_id], self.books.outputs.setdefault(key, [])
-            if request.params.beams is not None:
-                self.beams.check(request, update)
-                self._check_final(request, output, update)
-                continue
-            for sampled in update.tokens:
-                wanted = next_token([*request.prompt, *output], request.seed, update.choice, VOCAB)
-                assert sampled.token == wanted, f"request {key}, output {len(output)}: wrong token"
-                output.append(sampled.token)
-            scored = self.books.prompt_positions.setdefault(update.request_id, [])
-            scored += [int(sampled.logprob) for sampled in update.prompt_logprobs]
-            assert scored == list(range(1, len(scored) + 1)), "a prompt position is scored twice or left out"
-            if update.finish is not None:
-                self._check_final(request, output, update)
-
-    def _check_final(self, request: Request, output: list[int], update: Update) -> None:
-        self.books.finals[update.request_id, update.choice] = finish = update.finish or FinishReason.ERROR
-        if finish is FinishReason.CANCELLED:
-            self.outcome.cancelled += 1
-            return
-        if finish is FinishReason.TIMEOUT:
-            given = [
-                t for t in (request.timeouts.total, request.timeouts.queue, request.timeouts.first_token) if t
-            ]
-            assert self.clock - request.arrival >= min(given), "it was ended before its time"
-            self.outcome.timed_out += 1
-            return
-        if finish is FinishReason.ERROR:
-            assert update.error == "poisoned" or request.fills_pin, update.error
-            self.outcome.failed += 1
-            return
-        self.outcome.finished += 1
-        self.outcome.cached_tokens += update.usage.num_cached
-        self.outcome.pins_filled += bool(request.fills_pin)
-        if request.params.beams is not None:
-            return
-        stopped = bool(output) and output[-1] == EOS and not request.params.ignore_eos
-        assert stopped == (finish is FinishReason.STOP)
-        assert stopped or len(output) == request.max_tokens
-        assert EOS not in output[:-1] or request.params.ignore_eos, "tokens after the end"
-        if update.choice == 0 and request.params.prompt_logprobs is not None:
-            scored = self.books.prompt_positions[request.request_id]
-            assert len(scored) == len(request.prompt) - 1, "a prompt position was never scored"
-            self.outcome.prompts_scored += 1
+    def learn(self, updates: list[Update]) -> None:
+        """What clients are told."""
+        self.books.learn(updates, self.clock)
 
 
 def drive(seed: int, overlap: int, steps: int = 300) -> Outcome:
     """Run one random life and return what it did; an AssertionError names what broke."""
-    return Simulation(seed, overlap).run(steps)
+    return Simulation(random.Random(seed), overlap).run(steps)

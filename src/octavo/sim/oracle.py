@@ -61,6 +61,7 @@ class OracleExecutor:
         self.shared: Sequence[Sequence[int]] = ()  # prompts whose slots every tenant may read
         self.below: dict[int, tuple[bytes, list[tuple[int, int, int] | None]]] = {}  # slot -> name, meanings
         self.moving: list[Transfer] = []  # begun, and not ended by `end_transfer`
+        self._num_begun = 0
         self._moved: dict[int, list[tuple[int, int, int] | None]] = {}  # of those, what has moved at once
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -110,14 +111,17 @@ class OracleExecutor:
     def _begin_transfer(self, transfer: Transfer) -> None:
         """Every other one moves at once, at the first moment that it may; the rest at the last one."""
         self.moving.append(transfer)
-        if transfer.transfer_id % 2:
+        self._num_begun += 1  # its id also counts those of other lives in this process
+        if self._num_begun % 2:
             self._moved[transfer.transfer_id] = self._move(transfer)
 
     def _move(self, transfer: Transfer) -> list[tuple[int, int, int] | None]:
         size = self.block_size
         own = slice(transfer.block * size, (transfer.block + 1) * size)
         if transfer.move is Move.STORE:
-            return self.slots[own]
+            stored = self.slots[own]
+            assert None not in stored, "a block is stored that nothing was written to"
+            return stored
         name, meanings = self.below[transfer.slot]
         if not name:  # a move of the same plan has failed: its checksum says so
             meanings = [None] * size

@@ -42,6 +42,7 @@ class Outcome:
     forks: int = 0
     steps: int = 0
     evictions: int = 0
+    crashes: int = 0
     beams_searched: int = 0
     beams_told_in_part: int = 0
     beams_preempted: int = 0

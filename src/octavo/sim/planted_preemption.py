@@ -65,6 +65,7 @@ PREEMPTION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         "kept block findable before it is stored", Transfers, "store_staged", _findable_while_it_is_staged
     ),
+    PlantedBug("kept block is not copied", PlanDiff, "copy", lambda self, copy: None),
     PlantedBug("kept block is copied the wrong way", PlanDiff, "copy", _copied_the_wrong_way),
     PlantedBug("kept block is stored after its reuse", Staging, "keep", _stored_from_the_pool),
     PlantedBug("victim that ranks before the winner", Victims, "behind", _victims_before_the_winner),

@@ -55,8 +55,13 @@ def _restore_without_keeping(
     now: float,
     left_s: float = 0.0,
     num_shared: int = 0,
+    num_suspended: int = 0,
 ) -> Session:
-    return _RESTORE(self, session_id, tenant, (), ttl_s, now, left_s, num_shared)
+    session = _RESTORE(self, session_id, tenant, tokens, ttl_s, now, left_s, num_shared, num_suspended)
+    for pin in self.pins_of(session):
+        if pin is not None:
+            self._scheduler.pinning.remove(pin)
+    return session
 
 
 def _restore_by_own_names(
@@ -68,8 +73,9 @@ def _restore_by_own_names(
     now: float,
     left_s: float = 0.0,
     num_shared: int = 0,
+    num_suspended: int = 0,
 ) -> Session:
-    return _RESTORE(self, session_id, tenant, tokens, ttl_s, now, left_s)
+    return _RESTORE(self, session_id, tenant, tokens, ttl_s, now, left_s, 0, num_suspended)
 
 
 def _suspend_what_was_resumed(self: Sessions, tenant: str, session_id: str) -> Session:

@@ -43,6 +43,7 @@ class _Kept:
     below: set[bytes]
     names: list[bytes]
     num_shared: int
+    num_suspended: int
 
 
 class SessionLives:
@@ -55,15 +56,14 @@ class SessionLives:
 
     def act(self) -> None:
         """One thing that a client may do with a session."""
-        self._learn()
         r = self._simulation.random
-        known = self._known()
+        known = self.known()
         if len(known) < _SESSIONS_MAX and (not known or r.random() < 0.2):
-            self._make()
+            self.make()
             return
         session_id = r.choice(known)
-        acts = [self._say, self._say, self._say, self._suspend, self._suspend, self._resume]
-        acts += [self._stop, self._lose, self._delete]
+        acts = [self.say, self.say, self.say, self.suspend, self.suspend, self.resume]
+        acts += [self.stop, self._lose_perhaps, self._delete_perhaps]
         r.choice(acts)(session_id)
 
     def check(self) -> None:
@@ -87,8 +87,8 @@ class SessionLives:
 
     def suspend_all(self) -> None:
         """The life ends: what can be is sent below."""
-        for session_id in self._known():
-            self._suspend(session_id)
+        for session_id in self.known():
+            self.suspend(session_id)
 
     def delete_unless_suspended(self) -> None:
         """So that nothing in the pool is held for a session."""
@@ -99,32 +99,47 @@ class SessionLives:
         check_scheduler(self._simulation.scheduler)
 
     def restart(self) -> dict[str, _Kept]:
-        """The process is about to end: what it keeps below of each session."""
+        """The process is about to end: what is below of each session."""
         self._learn()
         sessions = self._simulation.scheduler.sessions
         return {
             s.session_id: _Kept(
-                {name for _, name in sessions.slots(s.session_id)}, list(s.names), s.num_shared
+                {name for _, name in sessions.slots(s.session_id)},
+                list(s.names),
+                s.num_shared,
+                sessions.num_suspended(s),
             )
             for s in sessions.all()
         }
 
     def restore(self, kept: dict[str, _Kept]) -> None:
-        """It has begun anew: sessions come back, with all that was kept of them."""
+        """It has begun anew: sessions come back, first of all those that were suspended, with all that was
+        kept of them."""
         scheduler, clock = self._simulation.scheduler, self._simulation.clock
-        self._lives = {session_id: life for session_id, life in self._lives.items() if session_id in kept}
+        known = sorted((s for s in self._lives if s in kept), key=lambda s: kept[s].num_suspended == 0)
+        self._lives = {session_id: self._lives[session_id] for session_id in known}
         for session_id, life in self._lives.items():
             life.turn = None
             before = kept[session_id]
             session = scheduler.sessions.restore(
-                session_id, str(life.tenant), life.tokens, life.ttl_s, clock, 100_000.0, before.num_shared
+                session_id,
+                str(life.tenant),
+                life.tokens,
+                life.ttl_s,
+                clock,
+                100_000.0,
+                before.num_shared,
+                before.num_suspended,
             )
             found = {name for _, name in scheduler.sessions.slots(session.session_id)}
             size = self._simulation.block_size
             still_said = before.names[: len(life.tokens) // size]  # its client may have stopped a turn early
             assert session.names[: len(still_said)] == still_said, "its blocks came back under other names"
             whole = before.below.intersection(still_said)
-            assert whole <= found, "a session lost what was kept of it"
+            is_bounded = scheduler.memory.quotas.policy(str(life.tenant)).disk_maximum is not None
+            assert whole <= found or is_bounded or not before.num_suspended, (
+                "a suspended session lost what was kept of it"
+            )
             self._simulation.outcome.sessions_restored += bool(whole)
             check_scheduler(scheduler)
 
@@ -132,7 +147,9 @@ class SessionLives:
         sessions = self._simulation.scheduler.sessions
         return [pair for session in sessions.all() for pair in sessions.slots(session.session_id)]
 
-    def _known(self) -> list[str]:
+    def known(self) -> list[str]:
+        """Ids of the sessions that live; what ended turns said is known then."""
+        self._learn()
         alive = {session.session_id for session in self._simulation.scheduler.sessions.all()}
         return [session_id for session_id in self._lives if session_id in alive]
 
@@ -140,16 +157,16 @@ class SessionLives:
         tenant = str(self._lives[session_id].tenant)
         return self._simulation.scheduler.sessions.find(tenant, session_id)
 
-    def _make(self) -> None:
+    def make(self) -> None:
         """The first turn makes it."""
         simulation, r = self._simulation, self._simulation.random
         self._num_made += 1
         ttl_s = r.choice([1.0, 20.0, 1000.0, 100_000.0])
         session_id = f"s{self._num_made}"
         self._lives[session_id] = _Life(r.randrange(3), ttl_s, simulation.some_prompt())
-        self._say(session_id)
+        self.say(session_id)
 
-    def _say(self, session_id: str) -> None:
+    def say(self, session_id: str) -> None:
         """A turn: mostly it extends what was said."""
         simulation, r, life = self._simulation, self._simulation.random, self._lives[session_id]
         said = life.tokens if r.random() < 0.8 else life.tokens[: r.randint(0, len(life.tokens))]
@@ -177,7 +194,7 @@ class SessionLives:
         simulation.outcome.turns += 1
         life.turn = request_id
 
-    def _stop(self, session_id: str) -> None:
+    def stop(self, session_id: str) -> None:
         """The client finds a stop string: what it was told so far was said."""
         simulation, life = self._simulation, self._lives[session_id]
         if life.turn is None or self._has_ended(life.turn):
@@ -190,7 +207,8 @@ class SessionLives:
         life.tokens = [*request.prompt, *output][:told]
         life.turn = None
 
-    def _suspend(self, session_id: str) -> None:
+    def suspend(self, session_id: str) -> None:
+        """Send it below, if that may be."""
         simulation, tenant = self._simulation, str(self._lives[session_id].tenant)
         try:
             simulation.scheduler.sessions.suspend(tenant, session_id)
@@ -199,7 +217,7 @@ class SessionLives:
             return
         simulation.outcome.suspended += 1
 
-    def _resume(self, session_id: str) -> None:
+    def resume(self, session_id: str) -> None:
         """As a pin is filled: by an ordinary request."""
         simulation, life = self._simulation, self._lives[session_id]
         tenant, pinning = str(life.tenant), simulation.scheduler.pinning
@@ -230,19 +248,25 @@ class SessionLives:
         simulation.books.requests[request_id] = request
         simulation.outcome.resumed += 1
 
-    def _lose(self, session_id: str) -> None:
+    def lose(self, session_id: str) -> None:
         """The store below says that it has lost a block of it."""
-        if self._simulation.random.random() < 0.5:
-            return
         slots = self._simulation.scheduler.sessions.slots(session_id)
         if slots:
             self._simulation.scheduler.transfers.lose([self._simulation.random.choice(slots)[1]])
 
-    def _delete(self, session_id: str) -> None:
+    def delete(self, session_id: str) -> None:
+        """Nobody wants it any more."""
+        tenant = str(self._lives[session_id].tenant)
+        self._simulation.scheduler.sessions.delete(tenant, session_id)
+        del self._lives[session_id]
+
+    def _lose_perhaps(self, session_id: str) -> None:
+        if self._simulation.random.random() >= 0.5:
+            self.lose(session_id)
+
+    def _delete_perhaps(self, session_id: str) -> None:
         if self._simulation.random.random() < 0.3:
-            tenant = str(self._lives[session_id].tenant)
-            self._simulation.scheduler.sessions.delete(tenant, session_id)
-            del self._lives[session_id]
+            self.delete(session_id)
 
     def _learn(self) -> None:
         """Turns that have ended: those that ended well were said."""
