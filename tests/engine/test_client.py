@@ -6,12 +6,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 from tests.engine.served import POISON, Served, alone, poisoned_model, read, serve_tiny, wait_until
 from tests.tiny import CONTEXT, EOS, random_prompt
 
+from octavo.engine import client
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestTooLarge
 from octavo.scheduler.check import check_scheduler
 from octavo.types import ChatMessage, FinishReason, SamplingParams
@@ -305,3 +307,22 @@ def test_a_poisoned_request_fails_alone_and_its_blocks_are_not_found_again(depth
     asyncio.run(scenario())
     nothing_is_left(served)
     served.llm.close()
+
+
+@pytest.mark.parametrize("turns", range(5))  # of the event loop, between the answer and the cancellation
+def test_a_cancellation_that_meets_the_answer_is_not_swallowed(
+    turns: int, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        answer: Future[int] = Future()
+        monkeypatch.setattr(client, "ask", lambda *arguments: answer)
+        asking = asyncio.create_task(served.llm.ask(lambda scheduler, now: 1))
+        await asyncio.sleep(0)
+        answer.set_result(1)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        was_asking = asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled() == was_asking
+
+    asyncio.run(scenario())

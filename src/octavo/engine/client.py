@@ -253,7 +253,9 @@ class AsyncLLM:
                 raise EngineStopped(self._closed)
             answer = ask(self._engine.inbox, question, request_id)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(answer), ANSWER_TIMEOUT_S)
+            # Not `wait_for`: in Python 3.11 it swallows a cancellation that meets the answer.
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await asyncio.wrap_future(answer)
         except TimeoutError:
             raise EngineStopped(
                 f"the engine did not answer within {ANSWER_TIMEOUT_S:.0f} s: it stopped, or hangs in a step"
