@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.scheduler.budget import Pace, share_budget, share_by_priority
+from octavo.scheduler.budget import Pace, share_budget, share_in_turn
 
 
 def test_the_oldest_prompt_keeps_half_and_the_shortest_goes_first_in_the_rest() -> None:
@@ -22,7 +22,7 @@ def test_a_herd_of_equal_prompts_is_served_one_after_the_other() -> None:
 
 
 def test_a_higher_priority_is_served_before_a_lower_one() -> None:
-    assert share_by_priority([(5, 60), (0, 60), (0, 5)], 80) == [60, 15, 5]
+    assert share_in_turn([(5, 60), (0, 60), (0, 5)], 80) == [60, 15, 5]
 
 
 @given(st.lists(st.integers(1, 500), max_size=20), st.integers(0, 600))

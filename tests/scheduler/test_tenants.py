@@ -334,3 +334,18 @@ def test_a_pin_of_a_tenant_that_is_gone_keeps_its_bounds_and_one_that_comes_back
     served.scheduler.set_tenants([TenantPolicy("a", maximum=9)])
     served.scheduler.expire(60.0)  # the pin's time has passed
     assert served.memory.quotas.policy("a").maximum == 9
+
+
+def test_the_prompt_of_a_tenant_that_was_served_less_is_computed_before_those_of_one_that_floods() -> None:
+    served = Served(blocks=64, block=16, tokens=32)
+    served.scheduler.set_tenants([TenantPolicy("quiet", guaranteed=8), TenantPolicy("flood")])
+    for i in range(6):
+        served.add(tuple(range(i * 100, i * 100 + 70)), 4, tenant="flood")
+    for _ in range(3):
+        served.step()  # some of the flood's prompts have few positions left
+    wanted = served.add(tuple(range(5000, 5060)), 4, tenant="quiet")
+    served.step()  # both were served alike when it came
+    served.step()
+    (sequence,) = served.scheduler.sequences_of(wanted)
+    decoding = sum(len(s.tokens) > s.num_prompt for s in served.scheduler.running)
+    assert sequence.num_computed >= 31 - decoding, "the whole step but one position, and not a half of it"

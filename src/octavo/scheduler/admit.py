@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
-from octavo.scheduler.budget import share_by_priority
+from octavo.scheduler.budget import share_in_turn
 from octavo.scheduler.fairness import Turns
 from octavo.scheduler.sequence import Sequence, State
 from octavo.scheduler.victims import whole_groups
@@ -268,7 +268,7 @@ class Admission:
         contender = self._contender(sequence, num_hits)
         place = bisect.bisect(self._contenders, contender)
         prompts = [*self._contenders[:place], contender, *self._contenders[place:]]
-        return share_by_priority([(-at[0], remaining) for at, remaining in prompts], budget)[place] > 0
+        return share_in_turn([(at[:2], remaining) for at, remaining in prompts], budget)[place] > 0
 
     def _contender(self, sequence: Sequence, num_hits: int) -> Contender:
         remaining = len(sequence.tokens) - num_hits * self._scheduler.memory.block_size

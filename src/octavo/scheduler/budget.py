@@ -7,6 +7,9 @@ Sequences that continue (one position each) come first. What is left of the step
     the rest     to the shortest remaining first            so a short one is never stuck behind a long one
     what is over to the oldest again, then by age
 
+That is among prompts of one turn: a higher priority, and a tenant that was served less, come first with all of
+theirs.
+
 A herd of equal prompts is thus served one after the other, which is what makes the mean time to first token
 least. Source: chunked prefill is Sarathi (Agrawal et al. 2023); shortest remaining first is Schrage 1968.
 """
@@ -14,6 +17,8 @@ least. Source: chunked prefill is Sarathi (Agrawal et al. 2023); shortest remain
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 
 
 def share_budget(remaining: Sequence[int], budget: int) -> list[int]:
@@ -33,17 +38,12 @@ def share_budget(remaining: Sequence[int], budget: int) -> list[int]:
     return grants
 
 
-def share_by_priority(prompts: Sequence[tuple[int, int]], budget: int) -> list[int]:
-    """Grants for (priority, remaining) pairs in order of rank: a higher priority is served before a lower
-    one."""
+def share_in_turn(prompts: Sequence[tuple[object, int]], budget: int) -> list[int]:
+    """Grants for (turn, remaining) pairs, those of one turn side by side: an earlier turn is served before a
+    later one."""
     grants: list[int] = []
-    while len(grants) < len(prompts):
-        first = len(grants)
-        priority = prompts[first][0]
-        end = first
-        while end < len(prompts) and prompts[end][0] == priority:
-            end += 1
-        granted = share_budget([remaining for _, remaining in prompts[first:end]], budget)
+    for _, of_one_turn in groupby(prompts, key=itemgetter(0)):
+        granted = share_budget([remaining for _, remaining in of_one_turn], budget)
         grants += granted
         budget -= sum(granted)
     return grants

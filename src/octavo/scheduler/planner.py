@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.scheduler.budget import share_by_priority
+from octavo.scheduler.budget import share_in_turn
 from octavo.scheduler.sequence import Sequence
 from octavo.types import Chunk
 from octavo.units import blocks_for
@@ -69,7 +69,7 @@ class Planner:
             del continuing[limit - budget :]
         share = [(s, 1) for s in continuing]
         if prompts:
-            grants = share_by_priority([(s.priority, s.remaining) for s in prompts], budget)
+            grants = share_in_turn([(place(s)[:2], s.remaining) for s in prompts], budget)
             if len(prompts) > 1:
                 self._leave_one_to_the_first(prompts, grants)
             share += [(s, grant) for s, grant in zip(prompts, grants, strict=True) if grant]
