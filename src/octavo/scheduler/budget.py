@@ -7,8 +7,8 @@ Sequences that continue (one position each) come first. What is left of the step
     the rest     to the shortest remaining first            so a short one is never stuck behind a long one
     what is over to the oldest again, then by age
 
-That is among prompts of one turn: a higher priority, and a tenant that was served less, come first with all of
-theirs.
+That is among prompts of one turn: a higher priority, and a tenant that was served less, come first with all
+of theirs.
 
 A herd of equal prompts is thus served one after the other, which is what makes the mean time to first token
 least. Source: chunked prefill is Sarathi (Agrawal et al. 2023); shortest remaining first is Schrage 1968.
