@@ -7,7 +7,8 @@ from tests.scheduler.served import State
 from tests.scheduler.test_session_holds import PROMPT, Chats, resume
 from tests.scheduler.test_transfers import finish, turn
 
-from octavo.errors import PinRefused, RequestTooLarge, TenantsRefused
+from octavo.errors import PinRefused, QueueFull, RequestTooLarge, TenantsRefused
+from octavo.memory.pins import Pins
 from octavo.memory.quota import TenantPolicy
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.events import EventKind
@@ -112,11 +113,11 @@ def test_a_new_pin_takes_the_budget_that_idle_sessions_fill() -> None:
 
 
 def test_a_session_whose_blocks_are_on_their_way_down_goes_last_and_is_not_called_suspended() -> None:
-    chats = Chats(blocks=12, pins=10, slots=50)
+    chats = Chats(blocks=16, pins=10, slots=50)
     chats.whole_turn("a", PROMPT)
     chats.scheduler.sessions.suspend("", "a")
     assert chats.blocks().state is SessionState.SUSPENDING
-    chats.add(30, 11)  # 10 blocks
+    chats.add(30, 19)  # 12 blocks
     chats.moving += turn(chats)
     assert (chats.blocks().state, chats.blocks().held) == (SessionState.IDLE, 0)
     moving, chats.moving = chats.moving, []
@@ -169,3 +170,121 @@ def test_another_tenant_s_hold_within_its_guarantee_is_left_alone() -> None:
     chats.drain()
     assert chats.finished(request)
     assert (chats.blocks("a").held, chats.blocks("b").held) == (5, 0)
+
+
+def told(first: int) -> tuple[int, ...]:
+    """A prompt of 5 blocks and two tokens."""
+    return tuple(range(1000 * first, 1000 * first + 22))
+
+
+def say_all(chats: Chats, tenant: str, *sessions: str) -> None:
+    for session in sessions:
+        chats.say(session, told(1 + ord(session[-1])), tenant=tenant)
+        chats.drain()
+
+
+def test_a_request_that_only_its_own_tenant_s_maximum_keeps_out_takes_nothing_of_others() -> None:
+    chats = Chats(blocks=60, pins=50)
+    chats.scheduler.set_tenants([TenantPolicy("t", maximum=8)])
+    say_all(chats, "t", "a")
+    say_all(chats, "u", "b", "c")
+    request = chats.say("a", told(1), 2, tenant="t")  # 6 blocks: it shares nothing with what was said
+    chats.drain()
+    assert chats.finished(request)
+    assert [chats.blocks(session).held for session in "abc"] == [5, 5, 5]
+    assert gave_way(chats) == 1, "its own went, and those of its last turn are kept"
+
+
+def test_a_request_short_of_its_maximum_and_of_the_pool_takes_of_others_only_what_the_pool_lacks() -> None:
+    chats = Chats(blocks=26, pins=20)
+    chats.scheduler.set_tenants([TenantPolicy("t", maximum=17)])
+    say_all(chats, "t", "a")
+    say_all(chats, "u", "b", "c")
+    request = chats.add(60, 5, tenant="t")  # 16 blocks: 12 are left of its maximum, 11 of the pool
+    chats.drain()
+    assert chats.finished(request)
+    assert [chats.blocks(session).held for session in "abc"] == [0, 5, 5]
+
+
+def test_a_pin_takes_nothing_that_another_tenant_is_guaranteed_for_what_its_own_tenant_lacks() -> None:
+    chats = Chats(blocks=100, pins=90, slots=200)
+    chats.scheduler.set_tenants([TenantPolicy("t", guaranteed=8), TenantPolicy("u", guaranteed=40)])
+    for tenant, session in (("t", "a"), ("u", "b"), ("u", "c")):
+        chats.say(session, told(1 + ord(session)), tenant=tenant)
+        while chats.scheduler.sessions.find(tenant, session).turn is not None:
+            chats.moving += turn(chats)
+    chats.scheduler.sessions.suspend("t", "a")  # it goes last of its tenant's
+    chats.scheduler.pinning.open(PinOrder("rules", OTHER[:20], 60.0, tenant="t"), chats.next_id, 0.0)
+    chats.add(OTHER[:20], 1, fills_pin="rules", tenant="t")
+    assert [chats.blocks(session).held for session in "abc"] == [0, 5, 5]
+
+
+def test_a_pin_whose_request_is_not_taken_takes_nothing() -> None:
+    chats = Chats(blocks=40, pins=8)
+    chats.scheduler.set_tenants([TenantPolicy("t", max_waiting=0)])
+    say_all(chats, "u", "a")
+    with pytest.raises(QueueFull):
+        pin(chats, "rules", OTHER[:20], tenant="t")
+    assert (chats.blocks().held, gave_way(chats)) == (5, 0)
+
+
+def test_what_gives_way_at_once_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    chats = Chats(blocks=90, pins=80)
+    say_all(chats, "", *"abcdefghijkl")
+    looks = []
+    look = Pins.all
+    monkeypatch.setattr(Pins, "all", lambda pins: looks.append(1) or look(pins))
+    request = chats.add(4 * 88, 1)
+    chats.scheduler.schedule(0.0)
+    assert (chats.state(request), gave_way(chats)) == (State.RUNNING, 12)
+    by_a_request, looks[:] = len(looks), []
+    assert by_a_request <= 3
+    chats = Chats(blocks=90, pins=60)
+    say_all(chats, "", *"abcdefghijkl")
+    looks.clear()
+    chats.scheduler.pinning.open(PinOrder("rules", tuple(range(240)), 60.0), chats.next_id, 0.0)
+    chats.add(tuple(range(240)), 1, fills_pin="rules")
+    assert (gave_way(chats), len(looks) <= 3) == (12, True)
+
+
+def test_a_request_that_other_bounds_keep_out_takes_nothing_however_long_it_waits() -> None:
+    chats = Chats(blocks=30, pins=25, tokens=64)
+    chats.scheduler.set_tenants([TenantPolicy("t", max_running=1)])
+    say_all(chats, "u", "a")
+    chats.add(4, 40, tenant="t")
+    chats.step()
+    large = chats.add(84, 20, tenant="t")  # 26 blocks
+    for _ in range(10):
+        chats.step()
+        assert (chats.state(large), chats.blocks().held) == (State.WAITING, 5)
+    chats.drain()
+    assert (chats.state(large), chats.blocks().held, gave_way(chats)) == (State.FINISHED, 0, 1)
+
+
+def test_a_request_without_a_row_or_without_blocks_for_its_prompt_takes_nothing() -> None:
+    for rows, prompt in ((1, 8), (8, 60)):
+        chats = Chats(blocks=20, pins=6, rows=rows)
+        chats.whole_turn("a", PROMPT)
+        first = chats.add(20, 16)
+        chats.step()
+        large = chats.add(prompt, 80 - prompt)  # all of the pool
+        while chats.state(first) is State.RUNNING:
+            chats.step()
+            if chats.state(first) is State.RUNNING:
+                assert (chats.state(large), chats.blocks().held) == (State.WAITING, 5)
+        chats.drain()
+        assert (chats.finished(large) != {}, chats.blocks().held) == (True, 0)
+
+
+def test_what_a_guarantee_covers_takes_holds_only_when_it_enters() -> None:
+    chats = Chats(blocks=40, pins=20)
+    chats.scheduler.set_tenants([TenantPolicy("t", guaranteed=12, maximum=12, max_running=1)])
+    say_all(chats, "t", "a")
+    first = chats.add(4, 12, tenant="t")
+    chats.step()
+    second = chats.add(4, 33, tenant="t")  # 9 blocks beside 5, of which its first is covered
+    while chats.state(first) is State.RUNNING:
+        assert (chats.state(second), chats.blocks().held) == (State.WAITING, 5)
+        chats.step()
+    chats.drain()
+    assert (chats.finished(second) != {}, chats.blocks().held, gave_way(chats)) == (True, 0, 1)

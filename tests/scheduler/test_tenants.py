@@ -298,6 +298,7 @@ def test_a_smaller_maximum_of_what_is_shared_waits_for_those_who_hold_it() -> No
     served.step()
     served.scheduler.pinning.release(SHARED, "x")
     served.scheduler.set_tenants([TenantPolicy(SHARED, maximum=4), TenantPolicy("a")])
+    assert served.memory.quotas.charged(SHARED) == 0, "it is not shared any more"
     served.drain()
     assert served.finished(reader) == {0: FinishReason.LENGTH}
     assert served.usage(reader).preemptions == 0

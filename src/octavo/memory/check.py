@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 
 from octavo.memory.memory import Memory
-from octavo.memory.quota import SHARED
 
 
 def check(memory: Memory) -> None:
@@ -39,7 +38,7 @@ def check(memory: Memory) -> None:
         assert pool.charged[owner] == charged[owner], f"owner {owner} is charged for what it does not hold"
         assert pool.cached[owner] == cached[owner], f"owner {owner}: wrong count of cached blocks"
     for policy in memory.quotas.policies():
-        if policy.maximum is not None and policy.name != SHARED:
+        if policy.maximum is not None:
             charged_now = memory.quotas.charged(policy.name)
             assert charged_now <= policy.maximum, f"tenant {policy.name!r} exceeds its maximum"
     for name, block in pool.by_name.items():

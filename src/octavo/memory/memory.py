@@ -68,8 +68,8 @@ class Memory:
         return BlockCounts(pool.num_blocks, pool.num_blocks - pool.num_unheld, pool.num_cached, free)
 
     def open(self, tenant: str = "", num_shared: int = 0, *, charges: bool = True) -> BlockTable:
-        """A new holder, of nothing yet. What it takes is charged to `tenant`, its first `num_shared` to the
-        tenant `shared`; one that does not charge keeps what it holds for a moment only."""
+        """A new holder, of nothing yet. What it takes is charged to `tenant`, its first `num_shared` only
+        until they are published; one that does not charge keeps what it holds for a moment only."""
         table = BlockTable(owner=self.quotas.owner(tenant), num_shared=num_shared, charges=charges)
         self.tables.add(table)
         return table
@@ -127,7 +127,7 @@ class Memory:
             return None
         copies = []
         for index in stale:
-            old, new = table.blocks[index], pool.take(self._owner(table, index))
+            old, new = table.blocks[index], pool.take(table.owner)
             if index * size < start:
                 copies.append(BlockCopy(old, new))
             pool.release(old)
@@ -135,7 +135,7 @@ class Memory:
         table.num_published = min(table.num_published, first)  # the rest is about to be rewritten
         changed_from = stale[0] if stale else len(table.blocks)
         while len(table.blocks) < end:
-            table.blocks.append(pool.take(self._owner(table, len(table.blocks))))
+            table.blocks.append(pool.take(table.owner))
         return Reservation(changed_from, tuple(table.blocks[changed_from:end]), tuple(copies))
 
     def fork(self, table: BlockTable) -> BlockTable:
@@ -175,6 +175,8 @@ class Memory:
                 if existing is not None and pool.holders[existing] == 0:
                     pool.forget(names[index])
                 canonical = pool.publish(block, names[index])
+                if canonical == block and (index < table.num_shared or table.owner == self.quotas.shared):
+                    pool.hand_over(block, self.quotas.once_shared)  # what is pinned now is there already
                 if canonical != block:
                     self.pool.retain(canonical)
                     self.pool.release(block)
@@ -186,18 +188,14 @@ class Memory:
     def take(self, table: BlockTable, count: int) -> list[int]:
         """`count` new private blocks at the end of the table; the caller has checked that they are unheld."""
         before = len(table.blocks)
-        for index in range(before, before + count):
-            table.blocks.append(self.pool.take(self._owner(table, index)))
+        table.blocks += [self.pool.take(table.owner) for _ in range(count)]
         return table.blocks[before:]
 
-    def _owner(self, table: BlockTable, index: int) -> int:
-        """To whom a new block at that place is charged."""
-        return self.quotas.shared if index < table.num_shared else table.owner
-
-    def publish_loaded(self, block: int, name: bytes) -> None:
-        """A block of a holder has been filled with the bytes of `name`. Where that name exists already, the
-        block stays private and is of no more use."""
-        self.pool.publish(block, name)
+    def publish_loaded(self, block: int, name: bytes, *, is_shared: bool = False) -> None:
+        """A block of a holder has been filled with the bytes of `name`, which may be one that all tenants
+        have in common. Where that name exists already, the block stays private and is of no more use."""
+        if self.pool.publish(block, name) == block and is_shared:
+            self.pool.hand_over(block, self.quotas.once_shared)
 
     def resize(self, num_blocks: int, fixed: Collection[int]) -> tuple[BlockCopy, ...] | None:
         """Make the pool `num_blocks` large. Held blocks beyond its new end move to unheld ones before it (the

@@ -134,6 +134,8 @@ class Pins:
         self._count(pin, pin.num_held)
         if pin.tenant == SHARED:
             self.shared_names.update(pin.names)
+            for block in pin.table.blocks:
+                self._memory.pool.hand_over(block, self._memory.quotas.shared)
 
     def let_go(self, pin: Pin) -> None:
         """Hold nothing in the pool any more: all of it is below."""
@@ -147,11 +149,13 @@ class Pins:
         del self._pins[pin.key]
         self._pins_of[pin.tenant] -= 1
         self._count(pin, -pin.num_held)
-        if pin.table is not None:
-            self._memory.close(pin.table)
-            pin.table = None
-            if pin.tenant == SHARED:
-                self.shared_names = +(self.shared_names - Counter(pin.names))
+        if pin.table is None:
+            return
+        if pin.tenant == SHARED:
+            self.shared_names = +(self.shared_names - Counter(pin.names))
+            self._cease_to_share(pin.table)
+        self._memory.close(pin.table)
+        pin.table = None
 
     def renew(self, pin: Pin, expires: float) -> None:
         """Let it expire then."""
@@ -169,6 +173,14 @@ class Pins:
         """When the next one that is held expires. O(pins)."""
         times = (pin.expires for pin in self._pins.values() if pin.table is not None)
         return min((at for at in times if at < math.inf), default=None)
+
+    def _cease_to_share(self, table: BlockTable) -> None:
+        """Whoever holds these blocks on, the tenant `shared` is charged no more for those that no other pin
+        shares."""
+        pool = self._memory.pool
+        for block in table.blocks:
+            if pool.name_of[block] not in self.shared_names:
+                pool.hand_over(block, self._memory.quotas.once_shared)
 
     def _count(self, pin: Pin, change: int) -> None:
         self.num_blocks += change

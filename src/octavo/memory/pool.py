@@ -146,6 +146,14 @@ class BlockPool:
             self._unlink(block)
             self._link(block, before=self._next[self._free])
 
+    def hand_over(self, block: int, owner: int) -> None:
+        """A held block is that owner's from now on."""
+        assert self.holders[block] > 0, "a cached block stands in its owner's line"
+        if block not in self.uncharged:
+            self.charged[self.owner[block]] -= 1
+            self.charged[owner] += 1
+        self.owner[block] = owner
+
     def drop_cached(self, count: int) -> int:
         """Evict the `count` longest cached blocks; they are free now. Returns how many that were.
         O(unheld)."""

@@ -1,8 +1,10 @@
 """What a tenant may have, and what it holds: counts over its blocks, nothing else.
 
 A block belongs to the tenant whose key names it, a private one to its sequence's. It is charged once while it
-is held, however many hold it; prefixes that the operator shares belong to the tenant `shared`. Guaranteed
-blocks are lent while their tenant does not want them:
+is held, however many hold it. Blocks under names that all tenants have in common belong to the tenant
+`shared` while the operator pins them, and to nobody with bounds before and after: whoever still uses them
+keeps neither `shared` nor another tenant from what it may have. Guaranteed blocks are lent while their tenant
+does not want them:
 
     held within its guarantee       nobody else's need takes them
     held beyond it                  borrowed: whoever claims a guarantee may take them back
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 from octavo.memory.pool import BlockPool
 
 SHARED = "shared"  # the tenant to whom prefixes belong that the operator shares with all
+ONCE_SHARED = "once shared"  # nobody's name, for those that the operator does not share now; it has no bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Quotas:
         self.num_guaranteed = 0  # to all together
         self.disk_limits: list[tuple[int, int]] = []  # owner and slots, of tenants that have such a bound
         self.shared = self.owner(SHARED)
+        self.once_shared = self.owner(ONCE_SHARED)
 
     def owner(self, tenant: str) -> int:
         """The tenant's number in the pool; an unknown one has no bounds and no guarantee."""
@@ -59,6 +63,7 @@ class Quotas:
             owner = self.owner(policy.name)
             self._policies[owner] = policy
         self._pool.weights = [policy.weight for policy in self._policies]
+        self._pool.weights[self.once_shared] = self._pool.weights[self.shared]  # of what stays cached
         self.num_guaranteed = sum(policy.guaranteed for policy in self._policies)
         limits = ((owner, policy.disk_maximum) for owner, policy in enumerate(self._policies))
         self.disk_limits = [(owner, limit) for owner, limit in limits if limit is not None]
@@ -90,6 +95,10 @@ class Quotas:
         if maximum is None:
             return self._pool.num_blocks
         return maximum - self._pool.charged[owner]
+
+    def owner_below(self, owner: int) -> int:
+        """Whose share of the tier below a block of that owner takes."""
+        return self.shared if owner == self.once_shared else owner
 
     def disk_maximum(self, owner: int) -> int | None:
         """Slots that it may take in the tier below."""

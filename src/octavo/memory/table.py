@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 @dataclass(slots=True, eq=False)
 class BlockTable:
     """An ordered list of held block ids; the first `num_published` were published through it or adopted by
-    it. New blocks are charged to `owner`, the first `num_shared` to the tenant of shared prefixes."""
+    it. New blocks are charged to `owner`, the first `num_shared` only until all tenants can find them."""
 
     blocks: list[int] = field(default_factory=list)
     num_published: int = 0

@@ -11,8 +11,8 @@
 - A higher priority may preempt strictly lower ones to enter.
 - Tenants take turns within a priority (fairness.py); one whose own bounds keep its first out is passed over,
   and never closes the door to others. What its guarantee covers enters first, by preempting borrowers.
-- What is kept of idle sessions gives way to the first in line, where that could never run beside it
-  (giving_way.py).
+- What is kept of idle sessions gives way to the first in line, where that could never run beside it, and
+  enters, or is loaded, at once without it (giving_way.py).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
+from octavo.memory.table import BlockTable
 from octavo.scheduler.budget import share_in_turn
 from octavo.scheduler.fairness import Turns
 from octavo.scheduler.sequence import Sequence, State
@@ -50,6 +51,9 @@ class Admission:
         # nothing changes.
         self._promised: int | None = None
         self._freed: dict[tuple[int, str, int], set[int]] = {}
+        # Holds of idle sessions that go if the sequence that is looked at enters, and what only they hold.
+        self._yielding: list[BlockTable] = []
+        self._yielded: set[int] = set()
 
     def give_back_priorities(self) -> None:
         """What was lent in the last step ends."""
@@ -81,12 +85,13 @@ class Admission:
             if head is not None and not self._may_pass(sequence, head):
                 turns.pass_over(sequence.request.tenant)
                 continue
+            self._yield_to(None)
             if scheduler.giving_way.is_crowded(sequence.request):
                 if head is not None:  # it is not its turn to take what is kept of sessions
                     sequence.wait = self._why_not(sequence, num_hits)
                     continue
-                scheduler.giving_way.make_way(sequence.request)
-                self._note_change()
+                if self._may_enter_without_sessions(sequence, num_hits):
+                    self._yield_to(sequence)
             room_for_hits = self._own_room(sequence, num_hits)
             if room_for_hits is None:
                 sequence.wait = scheduler.tenancy.why_not(sequence, num_hits)
@@ -102,6 +107,7 @@ class Admission:
             if head is None and not scheduler.running:
                 num_hits = self._let_fetches_go(sequence, num_hits)
             if self._fits(sequence, num_hits) or self._make_room(sequence, num_hits):
+                self._let_sessions_go(sequence)
                 self._enter(sequence, num_hits)
                 if head is not None:
                     head.bypassed += 1
@@ -110,6 +116,33 @@ class Admission:
                 head = head or sequence
             if head is not None and head.bypassed >= BYPASS_MAX:
                 break
+
+    def _yield_to(self, sequence: Sequence | None) -> None:
+        """From now on it is asked what would be without the holds that keep this sequence out. O(holds)."""
+        if sequence is None and not self._yielding:
+            return
+        pins = [] if sequence is None else self._scheduler.giving_way.chosen_for(sequence.request)
+        self._yielding = [pin.table for pin in pins if pin.table is not None]
+        self._yielded = self._held_only_by([])
+        self._freed.clear()
+
+    def _let_sessions_go(self, sequence: Sequence) -> None:
+        """It does enter, or is loaded."""
+        if self._yielding:
+            self._scheduler.giving_way.make_way(sequence.request)
+            self._yielding, self._yielded = [], set()
+            self._note_change()
+
+    def _may_enter_without_sessions(self, sequence: Sequence, num_hits: int) -> bool:
+        """False where a crowded sequence would not fit even if no session held anything. O(1)."""
+        scheduler = self._scheduler
+        if not scheduler.running or scheduler.running[-1].request.priority < sequence.priority:
+            return True  # fetches, or lower priorities, may give way as well
+        if self._promised is None:
+            self._promised = self._blocks_promised(scheduler.running)
+        left = scheduler.memory.num_unheld + scheduler.pins.num_yielding - self._promised
+        needed = sequence.blocks_known(scheduler.memory.block_size) - num_hits
+        return needed <= left and 1 + sequence.forks_left <= scheduler.num_free_rows
 
     def _may_pass(self, sequence: Sequence, head: Sequence) -> bool:
         memory = self._scheduler.memory
@@ -142,24 +175,26 @@ class Admission:
             num_hits = self._look_at(sequence)
             if num_hits is None:
                 continue
+            self._yield_to(sequence)
             covered = quotas.covers(tenant, scheduler.tenancy.charge_of(sequence, num_hits))
             if not covered or self._is_better_loaded(sequence, num_hits):
                 done.add(tenant)
                 continue
-            scheduler.giving_way.make_way(sequence.request)
             while not self._claim_fits(sequence, num_hits) and self._let_a_borrowed_fetch_go(sequence):
                 num_hits = self._find_hits(sequence)
             if not self._claim_fits(sequence, num_hits):
-                victims = scheduler.tenancy.victims_for(sequence, num_hits)
+                victims = scheduler.tenancy.victims_for(sequence, num_hits, self._yielding, self._yielded)
                 if victims is None:
                     done.add(tenant)
                     continue
+                self._let_sessions_go(sequence)
                 self._preempt_all(victims, sequence)
+            self._let_sessions_go(sequence)
             self._enter(sequence, num_hits)
 
     def _claim_fits(self, sequence: Sequence, num_hits: int) -> bool:
         rows = self._scheduler.num_free_rows
-        return self._scheduler.tenancy.claim_fits(sequence, num_hits, rows, frozenset())
+        return self._scheduler.tenancy.claim_fits(sequence, num_hits, rows, self._yielded)
 
     def _let_a_borrowed_fetch_go(self, sequence: Sequence) -> bool:
         """What borrowers hold while they wait keeps no guarantee from its tenant."""
@@ -251,9 +286,12 @@ class Admission:
         on_their_way = next((i for i, name in enumerate(rest[:count]) if transfers.is_loading(name)), count)
         if count > 0 and on_their_way == 0:
             return True
-        if on_their_way == 0 or not self._fits(sequence, num_hits):
+        names = sequence.chain.names[: num_hits + on_their_way]
+        if on_their_way == 0 or not self._fits(sequence, num_hits) or not transfers.may_fetch(names):
             return False
-        return transfers.fetch(sequence, sequence.chain.names[: num_hits + on_their_way])
+        self._let_sessions_go(sequence)
+        transfers.fetch(sequence, names)
+        return True
 
     def _let_fetches_go(self, sequence: Sequence, num_hits: int) -> int:
         """Nobody runs: what complete fetches hold, its own too, must not keep the first in the queue out."""
@@ -281,9 +319,9 @@ class Admission:
         self._note_change()
 
     def _fits(self, sequence: Sequence, num_hits: int) -> bool:
-        """Whether rows and blocks suffice as things stand."""
+        """Whether rows and blocks suffice as things stand, but for holds that give way to it."""
         return self._fits_but_for_its_tenant(sequence, num_hits) and self._scheduler.tenancy.allows(
-            sequence, num_hits, self._scheduler.running, frozenset()
+            sequence, num_hits, self._scheduler.running, self._yielded
         )
 
     def fits_beside(
@@ -304,7 +342,7 @@ class Admission:
         if self._promised is None:
             self._promised = self._blocks_promised(scheduler.running)
         return 1 + sequence.forks_left <= scheduler.num_free_rows and self._blocks_suffice(
-            sequence, num_hits, self._promised, len(scheduler.running), frozenset()
+            sequence, num_hits, self._promised, len(scheduler.running), self._yielded
         )
 
     def _why_not(self, sequence: Sequence, num_hits: int) -> Wait:
@@ -365,6 +403,7 @@ class Admission:
         kept = [s for s in scheduler.running if s not in lower]
         if not self.fits_beside(sequence, num_hits, kept, self._blocks_freed(sequence, lower)):
             return False
+        self._let_sessions_go(sequence)
         while lower:
             why = self._why_not(sequence, num_hits)
             missing = max(1, why.needed + why.promised - why.available)
@@ -382,7 +421,10 @@ class Admission:
         return self._freed[key]
 
     def _held_only_by(self, running: list[Sequence]) -> set[int]:
+        """Blocks that nobody holds but these, and what gives way to the sequence that is looked at."""
         counted: Counter[int] = Counter()
+        for table in self._yielding:
+            counted.update(table.blocks)
         for s in running:
             assert s.table is not None
             counted.update(s.table.blocks)

@@ -66,6 +66,9 @@ def _check_pins(scheduler: Scheduler) -> None:
         held = [pool.name_of[block] for block in pin.table.blocks]
         wanted = [name for name in pin.names if name in set(held)] if pin.is_kept else pin.names
         assert held == wanted, f"pin {pin.name} holds other blocks than it names"
+    quotas, shared_names = scheduler.memory.quotas, scheduler.pins.shared_names
+    for name, block in pool.by_name.items():
+        assert (pool.owner[block] == quotas.shared) == (name in shared_names), "shared, and another's, or not"
     for request in scheduler.requests():
         room = scheduler.tenancy.room_with_own_pin(request, firm=True)
         needed = blocks_needed(request, scheduler.memory.block_size)

@@ -6,24 +6,32 @@
     firm pins + worst case of any request that was taken                   <= room    else it is refused
     firm and yielding pins + worst case of any request that runs           <= room    else holds are let go
 
-The second line is established here, when a request is the next to enter, and nobody breaks it afterwards: a
-hold is made where there is room beside all that runs. So a session loses its blocks only to what could not
-run beside them. Those of the tenant who needs room go first, the longest idle in front. Its next turn finds
-what is still cached, and computes the rest.
+The second line is established here, when a request is about to run, and nobody breaks it afterwards: a hold
+is made where there is room beside all that runs. So a session loses its blocks only to what could not run
+beside them, and only where that helps:
+
+    short of                       holds that help, the longest idle in front
+    its tenant's own bounds        its tenant's
+    the pool                       its tenant's, and others' beyond what these are guaranteed
+    the pins' budget (for a pin)   its tenant's, and everybody's: a guarantee is of memory, not of that budget
+
+A session's next turn finds what is still cached, and computes the rest.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from octavo.memory.pins import Pin
 from octavo.scheduler.events import Event, EventKind
 from octavo.scheduler.limits import blocks_needed
+from octavo.scheduler.pinning import session_of
 from octavo.types import Request
 
 if TYPE_CHECKING:
     from octavo.scheduler.scheduler import Scheduler
-    from octavo.scheduler.sessions import Session
 
 
 class GivingWay:
@@ -46,63 +54,122 @@ class GivingWay:
             return False
         return needed > scheduler.tenancy.room_with_own_pin(request)
 
-    def make_way(self, request: Request) -> None:
-        """A request that was taken is about to run: let go of holds until it may. O(sessions) for each."""
-        while self.is_crowded(request):
-            given = self._give_one(request.tenant, request.session)
-            assert given, "a request was taken that does not fit beside firm pins"
+    def chosen_for(self, request: Request) -> list[Pin]:
+        """The holds that must go before a request that was taken may run, no more than must. O(holds)."""
+        if not self.is_crowded(request):
+            return []
+        scheduler, tenant = self._scheduler, request.tenant
+        tenancy, pins, quotas = scheduler.tenancy, scheduler.pins, scheduler.memory.quotas
+        needed, own = blocks_needed(request, scheduler.memory.block_size), scheduler.own_blocks(request)
+        yielding = own - scheduler.own_blocks(request, firm=True)  # its own, of its session's hold
+        short_of_own = needed - tenancy.room_of_its_own(tenant, own=own)
+        short_of_pool = needed - tenancy.room_in_pool(tenant, own=own)
+        chosen: dict[Pin, None] = {}
+        pinned = Counter[str]()  # by tenant: what was chosen of its
+        candidates = self._candidates(tenant, request.session)
+        for pin in candidates:
+            if short_of_own > 0 and pin.tenant == tenant:
+                gain = pin.num_held - yielding * (session_of(pin.name) == request.session)
+                short_of_own, short_of_pool = short_of_own - gain, short_of_pool - gain
+                chosen[pin] = None
+        for pin in candidates:
+            if short_of_pool <= 0:
+                break
+            if pin in chosen:
+                continue
+            gain = pin.num_held - yielding * (session_of(pin.name) == request.session)
+            if pin.tenant != tenant:
+                beyond = (
+                    pins.blocks_of(pin.tenant) - pinned[pin.tenant] - quotas.policy(pin.tenant).guaranteed
+                )
+                gain = min(gain, beyond)
+                if gain <= 0:
+                    continue
+            pinned[pin.tenant] += pin.num_held
+            short_of_pool -= gain
+            chosen[pin] = None
+        return list(chosen)
 
-    def make_way_for_pin(self, num_blocks: int, tenant: str, session_id: str) -> None:
-        """The same for a pin that is about to be made, perhaps of that session."""
-        pinning = self._scheduler.pinning
-        while pinning.shortage(num_blocks, tenant, "") and self._give_one(tenant, session_id, any_helps=True):
-            pass
+    def make_way(self, request: Request) -> None:
+        """A request that was taken is about to run: let go of what keeps it out. O(holds)."""
+        for pin in self.chosen_for(request):
+            self._give(pin)
+        assert not self.is_crowded(request), "a request was taken that does not fit beside firm pins"
+
+    def make_way_for_pin(self, pin: Pin) -> None:
+        """The request that fills this pin was taken: the same for the pin, which counts already."""
+        pinning, tenant = self._scheduler.pinning, pin.tenant
+        if not self._scheduler.pins.num_yielding or pinning.missing(tenant).most <= 0:
+            return
+        candidates = self._candidates(tenant, session_of(pin.name))
+        own = (hold for hold in candidates if hold.tenant == tenant)
+        self._give_while(lambda: pinning.missing(tenant).own, own)
+        there = [hold for hold in candidates if hold.table is not None]
+        self._give_while(lambda: pinning.missing(tenant).pool, (h for h in there if self._helps(h, tenant)))
+        there = [hold for hold in candidates if hold.table is not None]
+        self._give_while(lambda: pinning.missing(tenant).budget, there)
+        assert pinning.missing(tenant).most <= 0, "a pin was taken that does not fit beside firm ones"
 
     def keep_to_bounds(self) -> None:
         """Tenants have other bounds now: holds beyond a maximum or a guarantee go, and those in the way of
         who runs."""
         scheduler = self._scheduler
         quotas, pins = scheduler.memory.quotas, scheduler.pins
-        for policy in quotas.policies() if pins.num_yielding else ():
-            limits = [policy.maximum] if policy.maximum is not None else []
-            limits += [policy.guaranteed] if quotas.has_guarantees else []
-            while any(pins.blocks_of(policy.name) > limit for limit in limits):
-                if not self._give_one(policy.name, only_its_own=True):
-                    break
+        by_tenant: dict[str, list[Pin]] = {}
+        for hold in self._candidates("", ""):
+            by_tenant.setdefault(hold.tenant, []).append(hold)
+        for tenant, holds in by_tenant.items():
+            policy = quotas.policy(tenant)
+            limit = scheduler.config.pin_blocks if policy.maximum is None else policy.maximum
+            limit = min(limit, policy.guaranteed) if quotas.has_guarantees else limit
+            self._give_while(lambda t=tenant, n=limit: pins.blocks_of(t) - n, holds)  # type: ignore[misc]
         for request in scheduler.running_requests():
             self.make_way(request)
 
     def give_for(self, tenant: str) -> bool:
-        """The tenant holds too much: one hold of its own less. False when there is none."""
-        return self._give_one(tenant, only_its_own=True)
+        """The tenant holds more than it may: so many of its holds less. False when there is none."""
+        quotas = self._scheduler.memory.quotas
+        maximum = quotas.policy(tenant).maximum
+        holds = [hold for hold in self._candidates(tenant, "") if hold.tenant == tenant]
+        if maximum is not None:
+            self._give_while(lambda: quotas.charged(tenant) - maximum, holds)
+        return bool(holds)
 
-    def _give_one(
-        self, tenant: str, session_id: str = "", *, any_helps: bool = False, only_its_own: bool = False
-    ) -> bool:
-        """Let the hold go that can best be spared for something of `tenant`, which may be that session's.
-        Blocks within another tenant's guarantee help nobody else, unless it is about the pins' budget."""
-        quotas, pins = self._scheduler.memory.quotas, self._scheduler.pins
-        found: list[tuple[tuple[bool, bool, bool, bool, float], Session, Pin]] = []
-        for session in self._scheduler.sessions.all() if pins.num_yielding else ():
-            hold = self._scheduler.sessions.pins_of(session)[1]
-            if hold is None or not hold.num_held:
-                continue
-            owner = session.tenant
-            helps = any_helps or pins.blocks_of(owner) > quotas.policy(owner).guaranteed
-            if owner != tenant and (only_its_own or not helps):
+    def _candidates(self, tenant: str, session_id: str) -> list[Pin]:
+        """All holds, in the order in which they can be spared for something of `tenant`, which may be that
+        session's. O(holds)."""
+        found: list[tuple[tuple[bool, bool, bool, bool, float], Pin]] = []
+        pins = self._scheduler.pins
+        for hold in pins.all() if pins.num_yielding else ():
+            session = self._scheduler.sessions.get(session_of(hold.name)) if hold.gives_way else None
+            if session is None or not hold.num_held:
                 continue
             is_own, is_promised = session.session_id == session_id, session.is_suspended
             used = session.expires - session.ttl_s
-            key = (is_own, is_promised, session.turn is not None, owner != tenant, used)
-            found.append((key, session, hold))
-        if not found:
-            return False
-        _, session, hold = min(found, key=lambda item: item[0])
-        self._give(session, hold)
-        return True
+            found.append(((is_own, is_promised, session.turn is not None, hold.tenant != tenant, used), hold))
+        return [hold for _, hold in sorted(found, key=lambda item: item[0])]
 
-    def _give(self, session: Session, hold: Pin) -> None:
+    def _helps(self, hold: Pin, tenant: str) -> bool:
+        """Whether the pool has more room for that tenant without it."""
+        beyond = self._scheduler.pins.blocks_of(hold.tenant)
+        return hold.tenant == tenant or beyond > self._scheduler.memory.quotas.policy(hold.tenant).guaranteed
+
+    def _give_while(self, missing: Callable[[], int], holds: Iterable[Pin]) -> None:
+        """Let these go, in order, while blocks are missing. None makes up for more than it holds: so it is
+        asked again only when that many went."""
+        line = iter(holds)
+        while (short := missing()) > 0:
+            while short > 0:
+                hold = next(line, None)
+                if hold is None:
+                    return
+                short -= hold.num_held
+                self._give(hold)
+
+    def _give(self, hold: Pin) -> None:
         scheduler, num_blocks = self._scheduler, hold.num_held
+        session = scheduler.sessions.get(session_of(hold.name))
+        assert session is not None, "a session's hold without a session"
         scheduler.pinning.remove(hold)
         session.is_suspended = False  # one on its way down is not there
         session.note = "its blocks were needed for what could not run beside them"

@@ -60,6 +60,19 @@ class PinOrder:
         return resumed_name(self.name) if self.is_resumed_session else self.name
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Blocks by which pins would exceed each of their bounds; 0 or less: they do not."""
+
+    own: int  # of their tenant: its maximum, its guarantee
+    pool: int
+    budget: int
+
+    @property
+    def most(self) -> int:
+        return max(self.own, self.pool, self.budget)
+
+
 def resumed_name(session_id: str) -> str:
     """The hot pin that a resumed session holds its blocks with."""
     return f"resumed:{session_id}"
@@ -78,7 +91,8 @@ class Pinning:
         self._pins = scheduler.pins
 
     def open(self, order: PinOrder, filler: int, now: float) -> Pin:
-        """Keep the budget of a new pin, which the request of id `filler` must then fill.
+        """Keep the budget of a new pin, which the request of id `filler` must then fill. What is kept of idle
+        sessions may stand in its way until that is taken (`taken`), or the pin given up.
 
         Raises InvalidRequest, or PinRefused, which says how many blocks are missing and who holds them.
         """
@@ -101,13 +115,18 @@ class Pinning:
         if order.is_resumed_session:
             scheduler.sessions.check_resume(scheduler.sessions.find(order.tenant, order.name))
         self._check_budget(len(chain.names), order)
-        scheduler.giving_way.make_way_for_pin(len(chain.names), order.tenant, session_id)
         expires = now + order.ttl_s
         pin = Pin(
             order.tenant, order.pin_name, order.strength, chain.names, filler, len(order.tokens), now, expires
         )
         self._pins.add(pin)
         return pin
+
+    def taken(self, request: Request) -> None:
+        """The request that fills a pin is in the queue: idle sessions give way to the pin."""
+        pin = self._pins.filled_by(request)
+        if pin is not None:
+            self._scheduler.giving_way.make_way_for_pin(pin)
 
     def fill(self, request: Request) -> str:
         """The request that computes the pin's prompt has just ended well. Returns why the pin could not be
@@ -199,22 +218,15 @@ class Pinning:
         """Why `what` may not hold `num_blocks` in place of `given_up` ones, or "". `firm`: once all pins that
         give way have done so."""
         scheduler, pins = self._scheduler, self._pins
+        missing = self.missing(tenant, num_blocks - given_up, firm=firm).most
+        if missing <= 0:
+            return ""
         budget, kept = scheduler.config.pin_blocks, pins.num_blocks - given_up
         kept -= pins.num_yielding if firm else 0
         largest = max(
             (blocks_needed(r, scheduler.memory.block_size) for r in scheduler.requests()), default=1
         )
         pool, tenancy = scheduler.memory.pool.num_blocks, scheduler.tenancy
-        missing = max(
-            kept + num_blocks - budget,
-            tenancy.floor(tenant, num_blocks - given_up, firm=firm) - pool,
-            tenancy.over_maximum(tenant, num_blocks - given_up, firm=firm),
-        )
-        if tenancy.quotas.has_guarantees:  # pins use only what is their tenant's own
-            own = pins.blocks_of(tenant, firm=firm) - given_up
-            missing = max(missing, own + num_blocks - tenancy.quotas.policy(tenant).guaranteed)
-        if missing <= 0:
-            return ""
         holders = [pin for pin in pins.all() if not (firm and pin.gives_way)]
         holders.sort(key=lambda pin: -pin.num_held)
         who = ", ".join(f"{pin.name} {pin.num_held:,}" for pin in holders[:5] if pin.tenant == tenant)
@@ -228,6 +240,21 @@ class Pinning:
             f"{what} needs {num_blocks:,} blocks and {missing:,} are missing: pins keep {kept:,} "
             f"of {budget:,} that they may (setting pin_memory), and the largest request needs {largest:,} of "
             f"the pool's {pool:,}" + (f"; held by pins {who}" if who else "")
+        )
+
+    def missing(self, tenant: str, more: int = 0, *, firm: bool = False) -> Missing:
+        """What as many `more` blocks pinned for that tenant would lack. O(tenants and requests)."""
+        scheduler, pins = self._scheduler, self._pins
+        tenancy = scheduler.tenancy
+        own = tenancy.over_maximum(tenant, more, firm=firm)
+        if tenancy.quotas.has_guarantees:  # pins use only what is their tenant's own
+            guaranteed = tenancy.quotas.policy(tenant).guaranteed
+            own = max(own, pins.blocks_of(tenant, firm=firm) + more - guaranteed)
+        kept = pins.num_blocks - (pins.num_yielding if firm else 0)
+        return Missing(
+            own,
+            tenancy.floor(tenant, more, firm=firm) - scheduler.memory.pool.num_blocks,
+            kept + more - scheduler.config.pin_blocks,
         )
 
     def find(self, tenant: str, name: str) -> Pin:

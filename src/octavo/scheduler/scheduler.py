@@ -161,6 +161,8 @@ class Scheduler:
         self._deadlines.add(request)
         self.tenancy.service.enter(request.tenant)
         self.waiting.add(sequence)
+        if request.fills_pin:
+            self.pinning.taken(request)
 
     def cancel(self, request_id: int, choice: int | None = None) -> list[Update]:
         """End all choices of a request, or one, now; the blocks are free for the next plan. Unknown: nothing.

@@ -17,12 +17,14 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Sequence as Many
+from collections.abc import Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo.errors import QueueFull, TenantsRefused
 from octavo.memory.names import NameChain
 from octavo.memory.quota import SHARED, TenantPolicy
+from octavo.memory.table import BlockTable
 from octavo.scheduler.fairness import Service
 from octavo.scheduler.limits import blocks_needed
 from octavo.scheduler.sequence import Sequence
@@ -62,8 +64,6 @@ class Tenancy:
         self.service.reweigh()
         scheduler.giving_way.keep_to_bounds()
         for policy in policies:
-            if policy.name == SHARED:
-                continue  # what is shared is held by sequences of all
             while policy.maximum is not None and self.quotas.charged(policy.name) > policy.maximum:
                 own = [s for s in scheduler.running if s.request.tenant == policy.name]
                 if own:
@@ -123,7 +123,10 @@ class Tenancy:
         """Whether its maximum lets the tenant hold these published names too."""
         memory, owner = self._scheduler.memory, self.quotas.owner(tenant)
         pool = memory.pool
-        blocks = (pool.find(name) for name in names)
+        blocks = [pool.find(name) for name in names]
+        if owner == self.quotas.shared:  # those that no other pin shares become its own
+            new = sum(b is not None and pool.owner[b] != owner for b in blocks)
+            return new <= self.quotas.room(owner)
         new = sum(
             b is not None and pool.owner[b] == owner and (pool.holders[b] == 0 or b in pool.uncharged)
             for b in blocks
@@ -140,15 +143,22 @@ class Tenancy:
         """Blocks that the largest request of this tenant may take, of which `own` count with the pins; one
         that fills a pin is bounded by the pins' budget, not by the tenant's maximum of a request. `firm`:
         once all pins that give way have done so."""
-        policy = self.quotas.policy(tenant)
+        room = self.room_in_pool(tenant, own=own, firm=firm)
+        room = min(room, self.room_of_its_own(tenant, own=own, firm=firm))
+        request_maximum = self.quotas.policy(tenant).request_maximum
+        return room if request_maximum is None or fills_pin else min(room, request_maximum)
+
+    def room_in_pool(self, tenant: str, *, own: int = 0, firm: bool = False) -> int:
+        """The same, as far as the pool goes."""
         pinned = self._scheduler.pins.blocks_of(tenant, firm=firm) - own
         others = sum(self.reserved(p.name, firm=firm) for p in self.quotas.policies() if p.name != tenant)
-        room = self._scheduler.memory.pool.num_blocks - others - pinned
-        if policy.maximum is not None:
-            room = min(room, policy.maximum - pinned)
-        if policy.request_maximum is not None and not fills_pin:
-            room = min(room, policy.request_maximum)
-        return room
+        return self._scheduler.memory.pool.num_blocks - others - pinned
+
+    def room_of_its_own(self, tenant: str, *, own: int = 0, firm: bool = False) -> int:
+        """The same, as far as its maximum goes."""
+        maximum = self.quotas.policy(tenant).maximum
+        bound = self._scheduler.memory.pool.num_blocks if maximum is None else maximum
+        return bound - (self._scheduler.pins.blocks_of(tenant, firm=firm) - own)
 
     def room_with_own_pin(self, request: Request, *, firm: bool = False) -> int:
         """The same for this very request, which was taken: one that fills a pin uses what is kept for it, a
@@ -238,6 +248,11 @@ class Tenancy:
         chain.extend(tokens)
         return chain
 
+    def common_names(self, sequence: Sequence) -> frozenset[bytes]:
+        """Of a sequence's names, those that all tenants have in common. O(names)."""
+        names, chain = sequence.chain.names, sequence.chain
+        return frozenset(names if sequence.request.tenant == SHARED else names[: chain.num_shared])
+
     # -- admission
     # ----------------------------------------------------------------------------------------------------
 
@@ -325,13 +340,16 @@ class Tenancy:
                     charged[pool.owner[block]] += 1
         return found
 
-    def victims_for(self, sequence: Sequence, num_hits: int) -> list[Sequence] | None:
-        """Borrowers to be preempted, in order, so that a sequence that its guarantee covers fits; None: that
-        would not help."""
+    def victims_for(
+        self, sequence: Sequence, num_hits: int, yielding: Many[BlockTable], yielded: Set[int]
+    ) -> list[Sequence] | None:
+        """Borrowers to be preempted, in order, so that a sequence that its guarantee covers fits, when these
+        tables have gone, which alone hold the blocks `yielded`; None: that would not help."""
         scheduler, pool = self._scheduler, self._scheduler.memory.pool
-        charged, victims = Counter[int](), list[Sequence]()
-        listed: Counter[int] = Counter()
-        freed: set[int] = set()
+        victims = list[Sequence]()
+        charged = Counter(pool.owner[block] for block in yielded if block not in pool.uncharged)
+        listed = Counter(block for table in yielding for block in table.blocks)
+        freed = set(yielded)
         rows = scheduler.num_free_rows
         for victim in self._borrowers(sequence):
             owner = self.quotas.owner(victim.request.tenant)

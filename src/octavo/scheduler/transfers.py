@@ -42,6 +42,7 @@ class Fetch:
 
     sequence: Sequence
     table: BlockTable
+    shared: frozenset[bytes]  # names that all tenants have in common
     pending: set[int] = field(default_factory=set)  # transfers that have not ended
     abandoned: bool = False  # its sequence needs it no more; the table is let go when nothing is pending
 
@@ -162,13 +163,16 @@ class Transfers:
     def _has_room_below(self, tier: LowerTier, block: int) -> bool:
         """Whether the tenant of a block of the pool may store one more, once its least recently used one is
         forgotten if need be."""
-        owner = self._scheduler.memory.pool.owner[block]
+        owner = self._owner_below(block)
         limit = self._scheduler.memory.quotas.disk_maximum(owner)
         if limit is None:
             return True
         self._trim(tier, owner, limit - 1)
         self._send_forgets(tier)
         return tier.count_of(owner) < limit
+
+    def _owner_below(self, block: int) -> int:
+        return self._scheduler.memory.quotas.owner_below(self._scheduler.memory.pool.owner[block])
 
     def _trim(self, tier: LowerTier, owner: int, limit: int) -> None:
         """Forget what an owner has below beyond the limit, as far as it can go now."""
@@ -177,7 +181,7 @@ class Transfers:
 
     def _begin_store(self, tier: LowerTier, name: bytes, block: int) -> bool:
         """False when every slot that may be taken is on its way somewhere."""
-        slot = tier.begin_store(name, self._scheduler.memory.pool.owner[block])
+        slot = tier.begin_store(name, self._owner_below(block))
         if slot is None:
             self._no_slot = True
             return False
@@ -205,7 +209,7 @@ class Transfers:
         assert source is not None, "a staged block is a copy of one of the pool"
         if not self._has_room_below(self.tier, source):
             return False
-        slot = self.tier.begin_store(name, self._scheduler.memory.pool.owner[source])
+        slot = self.tier.begin_store(name, self._owner_below(source))
         if slot is None:
             return False
         self._begin_moves(self.tier)
@@ -249,17 +253,20 @@ class Transfers:
                 return count
         return len(names)
 
-    def fetch(self, sequence: Sequence, names: Many[bytes]) -> bool:
+    def may_fetch(self, names: Many[bytes]) -> bool:
+        """False where too many loads are on their way."""
+        num_missing = sum(self._scheduler.memory.pool.find(name) is None for name in names)
+        return not self._loading or len(self._loading) + num_missing <= LOADS_MAX
+
+    def fetch(self, sequence: Sequence, names: Many[bytes]) -> None:
         """Hold these names for a waiting sequence: those in the pool at once, the others when they are
-        loaded. False, and nothing is changed, where too many loads are on their way."""
+        loaded. The caller has asked `may_fetch`."""
         assert self.tier is not None
         assert sequence.seq_id not in self._fetches
         memory = self._scheduler.memory
         missing = [name for name in names if memory.pool.find(name) is None]
-        if len(self._loading) + len(missing) > LOADS_MAX and self._loading:
-            return False
         table = memory.open(sequence.request.tenant)
-        fetch = Fetch(sequence, table)
+        fetch = Fetch(sequence, table, self._scheduler.tenancy.common_names(sequence))
         # Those in the pool first, so that taking blocks for the others does not evict them.
         held = [name for name in names if memory.pool.find(name) is not None]
         for name in held:
@@ -267,15 +274,12 @@ class Transfers:
             assert block is not None
             memory.pool.retain(block)
             table.blocks.append(block)
-        shared = set(sequence.chain.names[: sequence.chain.num_shared])
-        table.num_shared = len(table.blocks) + sum(name in shared for name in missing)
         for name, block in zip(missing, memory.take(table, len(missing)), strict=True):
             transfer = Transfer(next(_IDS), block, self.tier.begin_load(name), name, Move.LOAD)
             fetch.pending.add(transfer.transfer_id)
             self._loading[name] = transfer.transfer_id
             self._begin(_Moving(transfer, None, fetch))
         self._fetches[sequence.seq_id] = fetch
-        return True
 
     def let_go(self, sequence: Sequence) -> None:
         """The sequence was admitted, or has ended: its fetch holds nothing for it any more."""
@@ -340,7 +344,8 @@ class Transfers:
         if self._loading.get(transfer.name) == transfer.transfer_id:
             del self._loading[transfer.name]
         if self.tier.end_load(transfer.name, done.ok):
-            memory.publish_loaded(transfer.block, transfer.name)
+            is_shared = transfer.name in fetch.shared
+            memory.publish_loaded(transfer.block, transfer.name, is_shared=is_shared)
         elif not done.ok:
             self._scheduler.holding.lost(transfer.name)
         self._scheduler.holding.try_again()

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence as Many
 
 from octavo.errors import TenantsRefused
-from octavo.memory.quota import SHARED, TenantPolicy
+from octavo.memory.quota import ONCE_SHARED, TenantPolicy
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.waits import WaitReason
@@ -72,8 +72,8 @@ class GuaranteeWatch:
         quotas, seen, found = scheduler.memory.quotas, set[str](), []
         if not quotas.has_guarantees or scheduler.transfers.tables():
             return []  # what is on its way ends by itself
-        if quotas.charged(SHARED) > scheduler.tenancy.reserved(SHARED):
-            return []  # held on after the operator ceased to share it
+        if quotas.charged(ONCE_SHARED):
+            return []  # held on after the operator ceased to share it, or before
         borrowed = [s for s in scheduler.running if quotas.is_borrower(s.request.tenant)]
         for s in scheduler.waiting:
             tenant = s.request.tenant
