@@ -6,6 +6,7 @@
     │   ├── UnknownModel      it names a model that is not served               HTTP 404
     │   ├── UnknownPin        it names a pin that is not there                  HTTP 404
     │   └── UnknownSession    it names a session that is not there              HTTP 404
+    ├── UnknownTenant         its tenant was taken off the tenants file         HTTP 401
     ├── QueueFull             too many requests are waiting; try again          HTTP 429
     ├── PinRefused            the pins' budget, or the pool, is too small       HTTP 409
     ├── SessionBusy           a turn of the session runs, or it moves           HTTP 409
@@ -55,6 +56,10 @@ class UnknownPin(InvalidRequest):
 
 class UnknownSession(InvalidRequest):
     """The request names a session that is not there, has expired, or is another tenant's."""
+
+
+class UnknownTenant(OctavoError):
+    """The tenant was known when its key was looked at, and is not any more; nothing was queued."""
 
 
 class SessionBusy(OctavoError):

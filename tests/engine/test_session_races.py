@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -253,6 +254,51 @@ def test_a_turn_that_is_refused_does_not_keep_its_session_alive() -> None:
 
 
 @pytest.mark.parametrize("kind", ["turn", "pin"])
+def test_an_engine_that_breaks_as_a_stream_is_opened_leaves_no_request_that_runs_for_nobody(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        chat = open_chat()
+        gate = chat.engine.executor = Turnstile(chat.engine.executor)
+        llm, opened, recovered, done = chat.llm, chat.llm._open, chat.llm._loop._recovered, threading.Event()
+
+        def recover(*given):  # type: ignore[no-untyped-def]
+            recovered(*given)
+            done.set()
+
+        try:
+            turn, _ = await chat.say(HELLO)
+            gate.open.clear()
+            gate.reached.clear()
+            await llm.submit(turn.prompt, SamplingParams(max_tokens=40, ignore_eos=True))
+            assert await asyncio.to_thread(gate.reached.wait, 20)
+
+            def open_and_break(*given):  # type: ignore[no-untyped-def]
+                found = opened(*given)
+                gate.failures = 1
+                gate.open.set()
+                assert done.wait(20)  # it has told whom it lost
+                return found
+
+            monkeypatch.setattr(llm._loop, "_recovered", recover)
+            monkeypatch.setattr(llm, "_open", open_and_break)
+            if kind == "turn":
+                _, told = await chat.say("more", ignore_eos=True)
+                assert told.finishes == [FinishReason.LENGTH]
+                monkeypatch.setattr(llm, "_open", opened)
+                await chat.say("again")  # not busy
+            else:
+                view = await llm.ledger.pin(PinOrder("a", tuple(turn.prompt), 60.0))
+                assert view.num_blocks == len(turn.prompt) // 16
+            assert await llm.ask(lambda s, now: s.live_requests()) == []
+        finally:
+            gate.open.set()
+            chat.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("kind", ["turn", "pin"])
 def test_what_was_on_its_way_to_an_engine_that_broke_is_served_by_the_next_one(kind: str) -> None:
     async def work() -> None:
         chat = open_chat()
@@ -381,6 +427,60 @@ def test_a_turn_that_ends_after_its_session_was_deleted_brings_nothing_back(tmp_
             assert await chat.llm.sessions.all() == []
             assert await chat.llm.ask(lambda s, now: len(s.sessions)) == 0
             assert not await asyncio.wrap_future(chat.llm.sessions._store.sync(chat.session_id))
+        finally:
+            chat.close()
+
+    run(work())
+
+
+def test_a_session_that_is_deleted_while_it_is_viewed_is_not_told_as_idle() -> None:
+    async def work() -> None:
+        chat = open_chat()
+        sessions, ask = chat.llm.sessions, chat.llm.ask
+        try:
+            await chat.say(HELLO)
+            left = await sessions.create("")
+
+            async def ask_when_it_is_deleted(question):  # type: ignore[no-untyped-def]
+                chat.llm.ask = ask  # type: ignore[method-assign]
+                await sessions.delete("", gone)
+                return await ask(question)
+
+            gone = chat.session_id
+            chat.llm.ask = ask_when_it_is_deleted  # type: ignore[method-assign]
+            assert [view.session_id for view in await sessions.all()] == [left.session_id]
+            gone = left.session_id
+            chat.llm.ask = ask_when_it_is_deleted  # type: ignore[method-assign]
+            with pytest.raises(UnknownSession):
+                await sessions.find("", left.session_id)
+        finally:
+            chat.close()
+
+    run(work())
+
+
+def test_of_many_sessions_those_at_work_are_listed_then_those_that_were_used_last() -> None:
+    async def work() -> None:
+        clock = Clock()
+        chat = open_chat()
+        sessions, store = chat.llm.sessions, chat.llm.sessions._store
+        store._clock = clock
+        try:
+            ids = []
+            for _ in range(40):  # more than are viewed at once
+                clock.now += 0.1
+                ids.append((await sessions.create("", 60.0)).session_id)
+            await sessions.create("somebody", 60.0)
+            store.begin_turn(ids[0], turn := object())
+            clock.now += 0.1
+            store.say(ids[7], [1, 2, 3])
+            clock.now += 0.1
+            await sessions.create("", 60.0)
+            await sessions.delete("", (await sessions.all(""))[-1].session_id)
+            listed = {n: [view.session_id for view in await sessions.all("", n)] for n in (1, 2, 4, 100)}
+            assert listed == {1: ids[:1], 2: [ids[0], ids[7]], 4: [ids[0], ids[7], *ids[38:]], 100: ids}
+            assert (sessions.count(""), sessions.count(None)) == (40, 41)
+            store.end_turn(turn)
         finally:
             chat.close()
 

@@ -6,13 +6,24 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from tests.engine.chats import open_chat
 from tests.engine.served import Served, alone, read, serve_tiny
 from tests.engine.test_client import LONG, greedy, nothing_is_left, prompt_of
+from tests.engine.test_sessions import HELLO
 
 from octavo.engine.stream import DeltaStream
-from octavo.errors import EngineStopped, QueueFull, RequestFailed, RequestTooLarge, TenantsRefused
+from octavo.errors import (
+    EngineStopped,
+    QueueFull,
+    RequestFailed,
+    RequestTooLarge,
+    TenantsRefused,
+    UnknownTenant,
+)
 from octavo.memory.quota import TenantPolicy
-from octavo.types import FinishReason
+from octavo.scheduler.pinning import PinOrder
+from octavo.scheduler.sessions import SessionState
+from octavo.types import ChatMessage, FinishReason
 
 
 @pytest.fixture
@@ -143,5 +154,52 @@ def test_an_engine_that_ends_takes_nothing_and_says_so(served: Served) -> None:
         await closing
         with pytest.raises(EngineStopped):
             await asyncio.wait_for(waiting, 20)
+
+    asyncio.run(scenario())
+
+
+def test_a_tenant_that_is_gone_when_its_request_arrives_gets_nothing_in(served: Served) -> None:
+    """Its key was known when its body began to come; neither is it known to an engine that begins afresh."""
+
+    async def scenario() -> None:
+        llm = served.llm
+        await llm.ledger.set_tenants((TenantPolicy("alice", maximum=4), TenantPolicy("bob")))
+        await read(await submit(served, 1, 4))
+        await llm.ledger.set_tenants((TenantPolicy("bob"),))
+        for breaks in (False, True):
+            if breaks:
+                served.turnstile.failures = 1
+                await read(await llm.submit(prompt_of(2), greedy(4), tenant="bob"))
+            with pytest.raises(UnknownTenant):
+                await submit(served, 3, 4)
+            with pytest.raises(UnknownTenant):
+                await llm.ledger.pin(PinOrder("a", tuple(prompt_of(3)), 60.0, tenant="alice"))
+            assert await llm.ledger.pins() == []
+        assert await llm.drain(5), "a refused request is still counted as open"
+
+    asyncio.run(scenario())
+    nothing_is_left(served)
+
+
+def test_a_turn_of_a_tenant_that_is_gone_leaves_its_session_as_it_was() -> None:
+    async def scenario() -> None:
+        chat = open_chat()
+        llm, messages = chat.llm, [ChatMessage("user", HELLO)]
+        try:
+            await llm.ledger.set_tenants((TenantPolicy("alice"),))
+            turn = await llm.sessions.turn("alice", "new", messages, greedy(5))
+            [told] = await read(turn.stream)
+            await llm.ledger.set_tenants(())
+            messages += [ChatMessage("assistant", told.text), ChatMessage("user", "more")]
+            for session in ("new", turn.session_id):
+                with pytest.raises(UnknownTenant):
+                    await llm.sessions.turn("alice", session, messages, greedy(5))
+            [left] = await llm.sessions.all("alice")
+            assert (left.session_id, left.blocks.state) == (turn.session_id, SessionState.IDLE)
+            await llm.ledger.set_tenants((TenantPolicy("alice"),))
+            turn = await llm.sessions.turn("alice", turn.session_id, messages, greedy(5))
+            assert (await read(turn.stream))[0].finishes == [FinishReason.LENGTH]
+        finally:
+            chat.close()
 
     asyncio.run(scenario())

@@ -7,7 +7,7 @@ from array import array
 import pytest
 from tests.scheduler.served import Served
 
-from octavo.errors import PinRefused, QueueFull, RequestTooLarge, TenantsRefused
+from octavo.errors import PinRefused, QueueFull, RequestTooLarge, TenantsRefused, UnknownTenant
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.scheduler.fairness import OUTPUT_COST
 from octavo.scheduler.pinning import PinOrder
@@ -350,3 +350,34 @@ def test_the_prompt_of_a_tenant_that_was_served_less_is_computed_before_those_of
     (sequence,) = served.scheduler.sequences_of(wanted)
     decoding = sum(len(s.tokens) > s.num_prompt for s in served.scheduler.running)
     assert sequence.num_computed >= 31 - decoding, "the whole step but one position, and not a half of it"
+
+
+def test_a_tenant_that_is_gone_gets_nothing_in_until_it_is_named_again() -> None:
+    served = Served(blocks=40)
+    bounds = TenantPolicy("a", maximum=4, max_running=1, request_maximum=4)
+    served.scheduler.set_tenants([bounds, TenantPolicy(SHARED, maximum=8)])
+    served.add(4, 1, tenant="a")
+    served.drain()
+    for others in ([TenantPolicy("b")], [TenantPolicy("c")], []):
+        served.scheduler.set_tenants(others)
+        with pytest.raises(UnknownTenant, match="a is not a tenant any more; allowed: a key of one"):
+            served.add(60, 8, tenant="a")
+        assert not served.scheduler.has_work
+        served.scheduler.expire(1.0)
+    served.add(4, 1, tenant=SHARED)
+    served.add(4, 1, tenant="never named")
+    served.drain()
+    served.scheduler.set_tenants([bounds])
+    with pytest.raises(RequestTooLarge, match="allowed: 4"):
+        served.add(60, 8, tenant="a")
+    served.add(4, 1, tenant="a")
+    served.drain()
+
+
+def test_a_refused_reload_takes_nobody_off() -> None:
+    served = Served(blocks=40)
+    served.scheduler.set_tenants([TenantPolicy("a")])
+    with pytest.raises(TenantsRefused):
+        served.scheduler.set_tenants([TenantPolicy("b", guaranteed=41)])
+    served.add(4, 1, tenant="a")
+    served.drain()

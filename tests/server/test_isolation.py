@@ -1,6 +1,7 @@
 """Two tenants on a real engine: neither finds, sees or stops what is the other's."""
 
 import asyncio
+import json
 import threading
 
 import httpx
@@ -189,3 +190,32 @@ def test_what_only_the_engine_can_refuse_is_a_429_that_left_nothing(run):
         assert await house.cached(BOB) > 0
 
     run(scenario, rows=1, max_waiting=1)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "abc", "max_tokens": 4}),
+        ("/v1/kv/pins", {"name": "mine", "prompt": SECRET}),
+    ],
+)
+def test_a_tenant_taken_off_while_its_body_arrives_is_answered_as_an_unknown_key(run, roster, path, body):
+    async def scenario(house):
+        await roster.begin(house.llm.ledger)
+
+        async def slowly():
+            data = json.dumps(body).encode()
+            yield data[:9]
+            entries = roster.path.read_text().split("[[tenant]]")
+            roster.path.write_text("[[tenant]]".join(e for e in entries if '"alice"' not in e))
+            assert await roster.reload(house.llm.ledger)
+            yield data[9:]
+
+        headers = {"Authorization": f"Bearer {ALICE}"}
+        call = asyncio.ensure_future(house._client.post(path, content=slowly(), headers=headers))
+        answer = await house.finish(call)
+        assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+        assert await house.llm.ask(lambda s, now: (s.live_requests(), len(s.pins))) == ([], 0)
+
+    run(scenario)

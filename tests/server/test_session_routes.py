@@ -5,7 +5,7 @@ import json
 import pytest
 
 from octavo.engine.outputs import ChatMessage
-from octavo.errors import PinRefused, SessionBusy, SessionRefused, UnknownSession
+from octavo.errors import PinRefused, SessionBusy, SessionRefused, UnknownSession, UnknownTenant
 from octavo.server.errors import error_body, status_of
 from octavo.types import SamplingParams
 
@@ -91,6 +91,7 @@ def test_a_pin_is_made_of_what_was_said_in_a_session(edge, model):
         (SessionBusy("x"), 409, "session_busy"),
         (SessionRefused("x"), 409, "session_refused"),
         (PinRefused("x"), 409, "pin_refused"),
+        (UnknownTenant("x"), 401, "invalid_api_key"),
     ],
 )
 def test_every_refusal_has_its_status_and_code(error, status, code):
@@ -109,12 +110,32 @@ def test_metrics_tell_sessions(edge):
     )
 
 
-def test_another_tenants_session_is_unknown(edge, model):
+def test_what_tenants_left_is_unknown_to_a_server_without_tenants(edge, model):
     import asyncio
 
     view = asyncio.run(model.sessions.create("somebody", None))
-    [listed] = edge.get("/v1/sessions").json()["data"]  # who has no tenants sees all, as an operator does
-    assert (listed["id"], listed["tenant"]) == (view.session_id, "somebody")
-    assert edge.get(f"/v1/sessions/{view.session_id}").status_code == 404
+    own = edge.post("/v1/sessions", {}).json()
+    assert [one["id"] for one in edge.get("/v1/sessions").json()["data"]] == [own["id"]]
+    path = f"/v1/sessions/{view.session_id}"
+    assert edge.get(path).status_code == 404
+    named = edge.request("DELETE", f"{path}?tenant=somebody")
+    assert named.status_code == 400
+    assert "tenant is given; allowed: none, this server has no tenants" in named.json()["error"]["message"]
     with pytest.raises(UnknownSession):
         asyncio.run(model.sessions.turn("", view.session_id, [ChatMessage("user", "x")], SamplingParams()))
+
+
+def test_so_many_sessions_are_listed_as_are_asked_for(edge):
+    for _ in range(3):
+        edge.post("/v1/sessions", {})
+    listed = edge.get("/v1/sessions?limit=2").json()
+    assert ([one["id"] for one in listed["data"]], listed["total"]) == (["s1", "s2"], 3)
+    assert len(edge.get("/v1/sessions?limit=10000").json()["data"]) == 3
+    assert edge.get("/v1/sessions").json()["total"] == 3
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "10001", "", "x", "1.5", "9" * 5000, "\u0663"])
+def test_a_wrong_limit_is_refused_in_words(edge, limit):
+    answer = edge.get("/v1/sessions", params={"limit": limit})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
+    assert "allowed: 1 to 10,000, or none of it for all" in answer.json()["error"]["message"]

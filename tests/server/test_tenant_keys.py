@@ -101,6 +101,8 @@ def test_a_tenant_reaches_its_routes_and_no_other(house):
     ]:  # fmt: skip
         answer = house.request(method, path, json={"blocks": 12}, **by(ALICE))
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "operators_only"), path
+    for _, path in TENANT_ROUTES:
+        assert "/".join(path.split("/")[:3]) in answer.json()["error"]["message"], "what is allowed is named"
 
 
 def test_head_is_as_shut_as_get(house):
@@ -125,6 +127,27 @@ def test_sessions_are_listed_to_their_tenant_and_to_an_operator(house):
     }
     assert listed == {ALICE: [("s0", "alice")], BOB: [("s1", "bob")], BOSS: [("s0", "alice"), ("s1", "bob")]}
     assert house.get("/v1/sessions/s0", **by(BOSS)).status_code == 404, "seen, and still another's"
+
+
+def test_an_operator_names_the_tenant_whose_session_it_means(house, path):
+    for key in (ALICE, BOB):
+        house.request("POST", "/v1/sessions", json={}, **by(key))
+    alices = "/v1/sessions/s0{}?tenant=alice"
+    for method, action in (("GET", ""), ("POST", "/suspend"), ("POST", "/resume"), ("DELETE", "")):
+        assert house.request(method, alices.format(action), **by(BOB)).status_code == 403
+    suspended = house.request("POST", alices.format("/suspend"), **by(BOSS))
+    assert (suspended.json()["state"], suspended.json()["tenant"]) == ("suspended", "alice")
+    assert house.request("POST", alices.format("/resume"), **by(BOSS)).json()["state"] == "idle"
+    assert house.get(alices.format(""), **by(ALICE)).json()["state"] == "idle", "naming oneself is allowed"
+    path.write_text(entry("bob", BOB) + entry("boss", BOSS, lines="operator = true"))
+    house.roster.tenants = read_tenants(path)
+    assert house.get(alices.format(""), **by(BOSS)).json()["id"] == "s0", (
+        "its tenant is gone, and it is there"
+    )
+    resumed = house.request("POST", alices.format("/resume"), **by(BOSS))
+    assert (resumed.status_code, resumed.json()["error"]["param"]) == (400, "tenant")
+    assert house.request("DELETE", alices.format(""), **by(BOSS)).status_code == 200
+    assert [one["id"] for one in house.get("/v1/sessions", **by(BOSS)).json()["data"]] == ["s1"]
 
 
 def test_what_a_client_says_of_itself_changes_nothing(house, model):

@@ -22,6 +22,7 @@ _LEGEND = (
 _MAP_CELLS = 600  # more blocks than that share cells
 _EVENTS = 6
 _SESSIONS = 10
+_SESSIONS_LOOKED_AT = 100  # those that do something are among these
 _SESSION_STATES = ("active", "resuming", "suspending", "idle", "suspended")  # who is shown first
 _STATES = ".ctsSp"  # what a cell shows is the last of its blocks' states in this order
 
@@ -45,9 +46,10 @@ def _screen(url: str, api_key: str) -> RenderableType:
     kv: dict[str, Any] = ask(url, api_key, "GET", "/v1/kv")
     states = str(ask(url, api_key, "GET", "/v1/kv/map")["states"])
     requests: Any = ask(url, api_key, "GET", "/v1/requests")["data"]
-    sessions: Any = ask(url, api_key, "GET", "/v1/sessions")["data"]
+    sessions: Any = ask(url, api_key, "GET", f"/v1/sessions?limit={_SESSIONS_LOOKED_AT}")
     shown: list[RenderableType] = [_summary(url, kv), Panel(_map(states), title=_LEGEND), _requests(requests)]
-    return Group(*shown, *([_sessions(sessions)] if sessions else []), _events(kv))
+    listed = [_sessions(sessions["data"], sessions["total"])] if sessions["data"] else []
+    return Group(*shown, *listed, _events(kv))
 
 
 def _summary(url: str, kv: dict[str, Any]) -> Text:
@@ -92,12 +94,12 @@ def _requests(views: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _sessions(views: list[dict[str, Any]]) -> Table:
-    """Those that do something first, the newest of each kind in front."""
+def _sessions(views: list[dict[str, Any]], total: int) -> Table:
+    """Of `total` sessions those that do something first, the newest of each kind in front."""
     newest_first = enumerate(reversed(views))
     ranked = sorted((_SESSION_STATES.index(view["state"]), i, view) for i, view in newest_first)
     views = [view for _, _, view in ranked]
-    more = len(views) - _SESSIONS
+    more = total - min(len(views), _SESSIONS)
     table = Table(expand=True, caption=f"and {more:,} sessions more" if more > 0 else None)
     for column in ("session", "tenant", "state", "tokens", "blocks", "held", "tier", "left"):
         table.add_column(column)

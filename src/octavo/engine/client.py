@@ -14,7 +14,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from octavo.engine.answers import Answers
@@ -178,6 +178,7 @@ class AsyncLLM:
         )
 
         def open_and_submit(scheduler: Scheduler, now: float) -> None:
+            scheduler.tenancy.check_known(order.tenant)  # first: idle sessions give way to a pin
             scheduler.pinning.open(order, request.request_id, now)
             try:
                 scheduler.submit(request)
@@ -185,9 +186,7 @@ class AsyncLLM:
                 scheduler.pinning.give_up(request)
                 raise
 
-        stream = self._open(request, lambda: None)
-        await self._ask_to_submit(request, open_and_submit)
-        return stream
+        return await self._ask_to_submit(request, open_and_submit)
 
     async def submit_turn(
         self,
@@ -221,37 +220,45 @@ class AsyncLLM:
             self.tell(lambda s, now: s.sessions.stop_turn(session_id, request.request_id, num_told))
 
         recorder.stop = stop
-        stream = self._open(request, lambda: None)
-        stream.recorder = recorder
 
         def submit_fitted(scheduler: Scheduler, now: float) -> None:
             # Only here it is known what of the room is the session's own.
             fitted = request if params.max_tokens is not None else scheduler.sessions.fitted(request)
             submit(scheduler, fitted)
 
-        await self._ask_to_submit(request, submit_fitted)
-        return stream
+        return await self._ask_to_submit(request, submit_fitted, recorder)
 
-    async def _ask_to_submit(self, request: Request, question: Callable[[Scheduler, float], None]) -> None:
-        """Put a question that queues the request, whose stream is open; undone where it raises."""
+    async def _ask_to_submit(
+        self,
+        request: Request,
+        question: Callable[[Scheduler, float], None],
+        recorder: TurnRecorder | None = None,
+    ) -> DeltaStream:
+        """The stream of a request that `question` queues; undone where that raises."""
+        request_id, answers = request.request_id, list[Future[None]]()
+
+        def put() -> None:
+            answers.append(ask(self._engine.inbox, question, request_id))
+
+        # Under one lock, as in `submit`: what `_recovered` has ended the stream of must not run for nobody.
+        stream = self._open(request, put, recorder)
         try:
-            await self._ask(question, request.request_id)
+            await self._answer_to(answers[0])
         except BaseException:
-            self._forget(request.request_id)
-            self._loop.cancel(request.request_id)  # should the question have been put, and we not have waited
+            self._forget(request_id)
+            self._loop.cancel(request_id)  # should it have been queued, and we not have waited
             raise
+        return stream
 
     async def ask(self, question: Callable[[Scheduler, float], AnswerT]) -> AnswerT:
         """What the scheduler answers between two steps. Raises what `question` raises, or EngineStopped."""
-        return await self._ask(question)
-
-    async def _ask(
-        self, question: Callable[[Scheduler, float], AnswerT], request_id: int | None = None
-    ) -> AnswerT:
         with self._lock:
             if self._closed is not None and not self._streams:
                 raise EngineStopped(self._closed)
-            answer = ask(self._engine.inbox, question, request_id)
+            answer = ask(self._engine.inbox, question)
+        return await self._answer_to(answer)
+
+    async def _answer_to(self, answer: Future[AnswerT]) -> AnswerT:
         try:
             # Not `wait_for`: in Python 3.11 it swallows a cancellation that meets the answer.
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -265,7 +272,9 @@ class AsyncLLM:
         """Ask, and wait for no answer."""
         ask(self._engine.inbox, change)
 
-    def _open(self, request: Request, send: Callable[[], None]) -> DeltaStream:
+    def _open(
+        self, request: Request, send: Callable[[], None], recorder: TurnRecorder | None = None
+    ) -> DeltaStream:
         """The stream of a request, noted before `send` queues it. Raises QueueFull or EngineStopped."""
         stream = DeltaStream(
             request.request_id,
@@ -273,6 +282,7 @@ class AsyncLLM:
             Assembler(request, self._vocabulary),
             self._cancel,
         )
+        stream.recorder = recorder
         with self._lock:
             if self._closed is not None:
                 raise EngineStopped(self._closed)

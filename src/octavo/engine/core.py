@@ -225,6 +225,7 @@ class Engine:
         self.scheduler = self._new_scheduler()
         self.scheduler.memory.resize(old.memory.pool.num_blocks, ())
         self.scheduler.set_tenants(old.tenancy.named())
+        self.scheduler.tenancy.gone = old.tenancy.gone
         self.scheduler.elastic.continue_from(old.elastic)
         self._stalled = False
         self._counters.retire(old)

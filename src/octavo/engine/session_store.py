@@ -138,6 +138,15 @@ class SessionStore:
             self._purge(self._clock())
             return [record for record in self._records.values() if tenant in (None, record.tenant)]
 
+    def latest(self, tenant: str | None, limit: int) -> list[SessionRecord]:
+        """Up to so many of `all`, oldest first: those whose turn runs, then those that were used last."""
+        records = self.all(tenant)
+        with self._lock:
+            busy = set(self._turns.values())
+        ranked = sorted(records, key=lambda r: (r.session_id in busy, r.used), reverse=True)
+        chosen = {record.session_id for record in ranked[:limit]}
+        return [record for record in records if record.session_id in chosen]
+
     def seconds_left(self, record: SessionRecord) -> float:
         """Until it is forgotten."""
         return max(0.0, record.expires - self._clock())

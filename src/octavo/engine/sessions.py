@@ -66,16 +66,26 @@ class Sessions:
         record = self._store.create(tenant, self._ttl_s if ttl_s is None else ttl_s)
         return await self._view(record)
 
-    async def all(self, tenant: str | None = "") -> list[SessionView]:
-        """The tenant's sessions, or everybody's, oldest first."""
-        views, records = [], self._store.all(tenant)
+    def count(self, tenant: str | None = "") -> int:
+        """How many `all` would be."""
+        return len(self._store.all(tenant))
+
+    async def all(self, tenant: str | None = "", limit: int | None = None) -> list[SessionView]:
+        """The tenant's sessions, or everybody's, oldest first; or up to `limit` of them: those whose turn
+        runs, then those that were used last. Steps may run in between: the numbers are of several moments."""
+        store, views = self._store, list[SessionView]()
+        records = store.all(tenant) if limit is None else store.latest(tenant, limit)
         for first in range(0, len(records), _VIEWED_AT_ONCE):
             views += await self._view_each(records[first : first + _VIEWED_AT_ONCE])
         return views
 
     async def _view_each(self, records: Sequence[SessionRecord]) -> list[SessionView]:
         blocks = await self._llm.ask(lambda s, now: [view_session(s, r.session_id) for r in records])
-        return [self._told(record, one) for record, one in zip(records, blocks, strict=True)]
+        views = []
+        for record, one in zip(records, blocks, strict=True):
+            with contextlib.suppress(UnknownSession):  # deleted meanwhile
+                views.append(self._told(self._store.find(record.tenant, record.session_id), one))
+        return views
 
     async def find(self, tenant: str, session_id: str) -> SessionView:
         """One of them."""
@@ -245,7 +255,7 @@ class Sessions:
 
     async def _view(self, record: SessionRecord) -> SessionView:
         blocks = await self._llm.ask(lambda s, now: view_session(s, record.session_id))
-        return self._told(record, blocks)
+        return self._told(self._store.find(record.tenant, record.session_id), blocks)  # not deleted meanwhile
 
     def _told(self, record: SessionRecord, blocks: SessionBlocks) -> SessionView:
         left_s = self._store.seconds_left(record)

@@ -7,6 +7,9 @@ because there is none or its kept part is full, stays hot in its budget; so does
 is tried again when another transfer ends well. The stores of pins go before write-behind, also where loading
 is slower than computing: they are promised, not an optimisation. Bytes that turn out damaged below are
 forgotten and told; what the pin still holds is stored again.
+
+What is kept of sessions that nobody suspended is the server's own idea: it gives way to what somebody asked
+for, a suspension or a warm pin.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ class Holding:
         tier = self._scheduler.transfers.tier
         if pin.strength is not Strength.WARM or tier is None:
             return
-        why_not = self.keep(pin.tenant, pin.names)
+        why_not = (self.keep if pin.gives_way else self.keep_asked)(pin.tenant, pin.names)
         if not why_not:
             self.send_down(pin)
             return
@@ -70,6 +73,32 @@ class Holding:
                 return "the tier below keeps as many blocks as it may"
             return f"the tier below keeps {tier.num_kept:,} blocks of {tier.kept_max:,} that it may"
         return ""
+
+    def keep_asked(self, tenant: str, names: list[bytes], session_id: str = "") -> str:
+        """The same for what somebody asked for, perhaps of that session: if that is enough, what is kept of
+        other sessions that nobody suspended gives way. O(sessions + names kept) where it comes to that."""
+        sessions, why_not = self._scheduler.sessions, self.keep(tenant, names)
+        spare = sessions.kept_unasked(tenant, session_id) if why_not and tenant != SHARED else []
+        if not self._fits_without(spare, tenant, names):
+            return why_not
+        for hold in spare:
+            sessions.keep_no_more(hold)
+            if not self.keep(tenant, names):
+                return ""
+        raise AssertionError("names that fit were not kept")
+
+    def _fits_without(self, spare: list[Pin], tenant: str, names: list[bytes]) -> bool:
+        """Whether the tier would keep the names if it kept nothing for these pins."""
+        tier = self._scheduler.transfers.tier
+        assert tier is not None
+        kept, own = tier.keepers(), Counter(self.kept_of(tenant))
+        for pin in spare:
+            kept.subtract(pin.names)
+            if pin.tenant == tenant:
+                own.subtract(pin.names)
+        limit = self._scheduler.tenancy.quotas.policy(tenant).disk_maximum
+        num_own, num_kept = len({*names, *+own}), len({*names, *+kept})
+        return bool(spare) and num_kept <= tier.kept_max and (limit is None or num_own <= limit)
 
     def send_down(self, pin: Pin) -> None:
         """The tier keeps the pin's names; store what is not there yet, then let the blocks go."""

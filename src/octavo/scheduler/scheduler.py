@@ -129,8 +129,9 @@ class Scheduler:
     # ---------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises RequestTooLarge, InvalidRequest, QueueFull or SessionBusy; then nothing was
-        queued."""
+        """Queue a request. Raises RequestTooLarge, InvalidRequest, QueueFull, SessionBusy or UnknownTenant;
+        then nothing was queued."""
+        self.tenancy.check_known(request.tenant)
         chain = self.sessions.chain_for(request)
         if request.session:
             self.sessions.check_turn(request)

@@ -63,6 +63,7 @@ class Session:
     shared: list[bytes] = field(default_factory=list)  # of that turn: names of blocks that can be hits
     num_told: int | None = None  # of that turn: tokens that its client was told, where it was stopped there
     is_suspended: bool = False  # or will be, when its blocks are below
+    is_promised: bool = False  # a client asked for that, and no turn has ended well since
     note: str = ""  # why nothing keeps its blocks
 
 
@@ -202,7 +203,7 @@ class Sessions:
             num_tokens = min(num_tokens, session.num_told)
         session.names = sequence.chain.names[: num_tokens // self._scheduler.memory.block_size]
         session.num_shared = min(sequence.chain.num_shared, len(session.names))
-        session.is_suspended = False
+        session.is_suspended = session.is_promised = False
         self._close_turn(session)
         self._hold(session)
 
@@ -239,7 +240,7 @@ class Sessions:
         self._sessions[session_id] = session
         session.names = self._scheduler.tenancy.chain_as_named(tenant, array("I", tokens), num_shared).names
         session.num_shared = min(num_shared, len(session.names))
-        session.is_suspended = True
+        session.is_suspended, session.is_promised = True, num_suspended > 0
         self._push(session)
         tier = self._scheduler.transfers.tier
         names = session.names[: num_suspended or None]
@@ -262,13 +263,14 @@ class Sessions:
         if tier is None:
             raise SessionRefused("a session is suspended to disk, and there is none (setting disk_cache)")
         if self.state_of(session) in (SessionState.SUSPENDING, SessionState.SUSPENDED):
+            session.is_promised = True
             return session
         self._check_still(session)
         resumed, hold = self.pins_of(session)
         if hold is not None and hold.is_kept and hold.names == session.names:
             if resumed is not None:
                 scheduler.pinning.remove(resumed)
-            session.is_suspended = True
+            session.is_suspended = session.is_promised = True
             return session
         there = (tier.can_keep(name) or pool.find(name) is not None for name in session.names)
         names = session.names[: next((i for i, found in enumerate(there) if not found), len(session.names))]
@@ -278,14 +280,15 @@ class Sessions:
             reason = BEYOND_MAXIMUM
         if reason:
             raise PinRefused(reason)
-        why_not = self._beyond_maximum(session, len(names)) or scheduler.holding.keep(tenant, names)
+        why_not = self._beyond_maximum(session, len(names))
+        why_not = why_not or scheduler.holding.keep_asked(tenant, names, session_id)
         if why_not:
             raise SessionRefused(
                 f"session {session_id} has {len(names):,} blocks, and {why_not} (setting disk_size); delete "
-                "other sessions"
+                "other suspended sessions"
             )
         self._replace(session, names, missing, is_kept=True)
-        session.is_suspended = True
+        session.is_suspended = session.is_promised = True
         session.note = ""
         return session
 
@@ -305,7 +308,7 @@ class Sessions:
         """It stays in the pool as far as it is there."""
         session = self._sessions.get(session_id)
         if session is not None:
-            session.is_suspended = False
+            session.is_suspended = session.is_promised = False
 
     def slots(self, session_id: str) -> list[tuple[int, bytes]]:
         """Where the blocks that are kept of it are below, and under which names; none of one that is not
@@ -357,6 +360,28 @@ class Sessions:
 
     # -- what it keeps
     # ----------------------------------------------------------------------------------------------------
+
+    def kept_unasked(self, tenant: str, session_id: str) -> list[Pin]:
+        """The holds that the tier keeps of sessions that nobody suspended, but for that one's: who can best
+        be spared for something of `tenant` in front, the longest idle first. O(sessions)."""
+        found: list[tuple[tuple[bool, bool, float], int, Pin]] = []
+        for session in self._sessions.values():
+            hold = self.pins_of(session)[1]
+            if hold is None or not hold.is_kept or session.is_promised or session.session_id == session_id:
+                continue
+            is_busy = self.state_of(session) in (SessionState.ACTIVE, SessionState.RESUMING)
+            key = (session.tenant != tenant, is_busy, session.expires - session.ttl_s)
+            found.append((key, len(found), hold))
+        return [hold for _, _, hold in sorted(found)]
+
+    def keep_no_more(self, hold: Pin) -> None:
+        """A session's place below goes to what somebody asked for; its blocks stay there as any others do."""
+        session = self.find(hold.tenant, session_of(hold.name))
+        self._scheduler.pinning.remove(hold)
+        session.is_suspended = False
+        session.note = "its place below was needed for what somebody asked to keep there"
+        text = f"session {session.session_id}: {hold.num_blocks:,} blocks may be dropped: {session.note}"
+        self._note(EventKind.SESSION_GAVE_WAY, session, text)
 
     def _hold(self, session: Session) -> None:
         """A warm pin on its published blocks takes the place of what it had; without room for it, what it had

@@ -21,7 +21,7 @@ from collections.abc import Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from octavo.errors import QueueFull, TenantsRefused
+from octavo.errors import QueueFull, TenantsRefused, UnknownTenant
 from octavo.memory.names import NameChain
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.memory.table import BlockTable
@@ -42,7 +42,9 @@ class Tenancy:
         self._scheduler = scheduler
         self.quotas = scheduler.memory.quotas
         self.service = Service(lambda tenant: self.quotas.policy(tenant).weight)
-        self._leaving: set[str] = set()  # tenants that are gone, while something of theirs is left
+        self._named: set[str] = set()  # tenants whose bounds were set last
+        self.gone: set[str] = set()  # tenants that were named once, and are not now
+        self._leaving: set[str] = set()  # of these, the ones of whom something is left
 
     def set_policies(self, policies: Many[TenantPolicy]) -> None:
         """These tenants from now on. Whoever runs beyond a smaller maximum is preempted. One that is not
@@ -61,6 +63,8 @@ class Tenancy:
             self.quotas.set_policies(before)
             raise
         self._leaving = {policy.name for policy in leaving}
+        self.gone = (self.gone | self._named) - named - {SHARED}
+        self._named = named
         self.service.reweigh()
         scheduler.giving_way.keep_to_bounds()
         for policy in policies:
@@ -75,7 +79,14 @@ class Tenancy:
 
     def named(self) -> list[TenantPolicy]:
         """The bounds that were set last."""
-        return [policy for policy in self.quotas.policies() if policy.name not in self._leaving]
+        return [policy for policy in self.quotas.policies() if policy.name in self._named]
+
+    def check_known(self, tenant: str) -> None:
+        """Raise UnknownTenant for one that is gone: whoever let it in did so before."""
+        if tenant in self.gone:
+            raise UnknownTenant(
+                f"{tenant} is not a tenant any more; allowed: a key of one that the tenants file names"
+            )
 
     def see_off(self) -> None:
         """Tenants that are gone, and of whom nothing is left, have no bounds any more. O(1) without any."""

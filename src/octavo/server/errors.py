@@ -28,6 +28,7 @@ from octavo.errors import (
     UnknownModel,
     UnknownPin,
     UnknownSession,
+    UnknownTenant,
 )
 
 JsonObject = dict[str, object]
@@ -37,6 +38,8 @@ _log = logging.getLogger("octavo.server")
 # A message may quote what the client sent; what it sent may be megabytes.
 _MESSAGE_CHARS_MAX = 600
 _RETRY_AFTER_S = 1
+WANTS_KEY = {"WWW-Authenticate": "Bearer"}
+BAD_KEY = "invalid_api_key"
 
 
 class HttpRefusal(OctavoError):
@@ -80,6 +83,8 @@ def error_response(error: BaseException) -> Response:
         headers = error.headers
     elif isinstance(error, QueueFull):
         headers = {"Retry-After": str(_RETRY_AFTER_S)}
+    elif isinstance(error, UnknownTenant):
+        headers = WANTS_KEY
     return json_response(error_body(error), status=status, headers=headers)
 
 
@@ -101,6 +106,8 @@ def status_of(error: BaseException) -> HTTPStatus:
         return error.status
     if isinstance(error, UnknownModel | UnknownPin | UnknownSession):
         return HTTPStatus.NOT_FOUND
+    if isinstance(error, UnknownTenant):
+        return HTTPStatus.UNAUTHORIZED
     if isinstance(error, PinRefused | ResizeRefused | SessionBusy | SessionRefused):
         return HTTPStatus.CONFLICT
     if isinstance(error, TimedOut):
@@ -165,6 +172,8 @@ def _code_of(error: BaseException) -> str | None:
         return "unknown_pin"
     if isinstance(error, UnknownSession):
         return "unknown_session"
+    if isinstance(error, UnknownTenant):
+        return BAD_KEY
     if isinstance(error, SessionBusy):
         return "session_busy"
     if isinstance(error, SessionRefused):

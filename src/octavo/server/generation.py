@@ -14,7 +14,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from octavo.engine.outputs import Delta, ServedModel, Stream, TokenInfo, Turn
-from octavo.errors import EngineStopped, RequestFailed, TimedOut, UnknownModel
+from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, TimedOut, UnknownModel
 from octavo.server.errors import JsonObject
 from octavo.server.metrics import Metrics, RequestWatch
 from octavo.server.roster import Roster
@@ -45,6 +45,14 @@ class Edge:
         if name is not None and name != self.model.name:
             raise UnknownModel(
                 f"there is no model {name[:100]!r} here; this server has: {self.model.name}", param="model"
+            )
+
+    def check_tenant(self, name: str) -> None:
+        """Raise InvalidRequest unless there is a tenant whom an operator may mean."""
+        if self.roster is not None and not self.roster.tenants.has(name):
+            raise InvalidRequest(
+                f"there is no tenant {name[:80]!r}; allowed: one of the tenants file, or shared",
+                param="tenant",
             )
 
 

@@ -150,10 +150,8 @@ async def create_pin(edge: Edge, request: Request) -> Response:
         allowed = ", ".join(each.value for each in Strength)
         raise InvalidRequest(f"strength is {body.strength[:40]!r}; allowed: {allowed}", param="strength")
     tenant = owner_of(request, body.tenant)
-    if edge.roster is not None and not edge.roster.tenants.has(tenant):
-        raise InvalidRequest(
-            f"there is no tenant {tenant[:80]!r}; allowed: one of the tenants file, or shared", param="tenant"
-        )
+    if tenant != tenant_of(request):  # whether oneself still is one is asked when it is queued
+        edge.check_tenant(tenant)
     order = PinOrder(body.name, await _tokens_of(body, edge, tenant_of(request)), body.ttl, strength, tenant)
     work = asyncio.ensure_future(edge.model.ledger.pin(order))
     watcher = asyncio.create_task(wait_for_disconnect(request.receive))

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo.server.errors import HttpRefusal, error_response
+from octavo.server.errors import BAD_KEY, WANTS_KEY, HttpRefusal, error_response
 from octavo.server.roster import Roster
 from octavo.server.tenant import is_for_tenants, let_in
 from octavo.tenants import digest_of
@@ -108,8 +108,8 @@ def _let_tenant_in(scope: Scope, roster: Roster) -> HttpRefusal | None:
         return HttpRefusal(
             HTTPStatus.FORBIDDEN,
             f"{scope['method']} {scope['path'][:100]} is not for this key; allowed: /v1/models, "
-            "/v1/completions, /v1/chat/completions, /v1/requests, and to see and pin what is one's own in "
-            "/v1/kv; all else wants an operator's key",
+            "/v1/completions, /v1/chat/completions, /v1/sessions, /v1/requests, and to see and pin what is "
+            "one's own in /v1/kv; all else wants an operator's key",
             code="operators_only",
         )
     let_in(scope, tenant)
@@ -126,8 +126,8 @@ def _bad_key() -> HttpRefusal:
     return HttpRefusal(
         HTTPStatus.UNAUTHORIZED,
         "this server wants an API key that it knows: send 'Authorization: Bearer KEY'",
-        code="invalid_api_key",
-        headers={"WWW-Authenticate": "Bearer"},
+        code=BAD_KEY,
+        headers=WANTS_KEY,
     )
 
 

@@ -2,6 +2,9 @@
 
 A turn is an ordinary POST /v1/chat/completions with `session` ("new", or an id) or the header
 X-Octavo-Session. An id is looked up, never part of a path of the file system.
+
+An operator sees everybody's, and names another tenant by ?tenant=. Without tenants all is "", and sessions
+that tenants left on the disk are nobody's to see: they wait for their tenants until they expire.
 """
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ from octavo.server.body import read_json, validate
 from octavo.server.errors import JsonObject, json_response
 from octavo.server.generation import SESSION_HEADER, Edge
 from octavo.server.openai_schema import ChatBody
-from octavo.server.tenant import sight_of, tenant_of
+from octavo.server.tenant import owner_of, sight_of, tenant_of
+
+_LIMIT_MAX = 10_000
+_LIMIT_DIGITS_MAX = 9
 
 
 class SessionBody(BaseModel):
@@ -55,9 +61,11 @@ async def create_session(edge: Edge, request: Request) -> Response:
 
 
 async def list_sessions(edge: Edge, request: Request) -> Response:
-    """GET /v1/sessions: the tenant's, or everybody's for an operator."""
-    views = await edge.model.sessions.all(sight_of(request))
-    return json_response({"object": "list", "data": [_shaped(view) for view in views]})
+    """GET /v1/sessions: the tenant's, or everybody's for an operator; ?limit= of them, of `total`."""
+    tenant = tenant_of(request) if edge.roster is None else sight_of(request)
+    views = await edge.model.sessions.all(tenant, _limit_of(request))
+    total = edge.model.sessions.count(tenant)
+    return json_response({"object": "list", "data": [_shaped(view) for view in views], "total": total})
 
 
 async def show_session(edge: Edge, request: Request) -> Response:
@@ -77,11 +85,28 @@ async def suspend_session(edge: Edge, request: Request) -> Response:
 
 async def resume_session(edge: Edge, request: Request) -> Response:
     """POST /v1/sessions/{id}/resume: answers when its blocks are in the pool and held there."""
-    return json_response(_shaped(await edge.model.sessions.resume(*_named(request))))
+    tenant, session_id = _named(request)
+    if tenant != tenant_of(request):
+        edge.check_tenant(tenant)  # one that is gone gets no more memory
+    return json_response(_shaped(await edge.model.sessions.resume(tenant, session_id)))
+
+
+def _limit_of(request: Request) -> int | None:
+    """How many are asked for; None: all. Raises InvalidRequest."""
+    given = request.query_params.get("limit")
+    if given is None:
+        return None
+    limit = int(given) if given.isascii() and given.isdecimal() and len(given) <= _LIMIT_DIGITS_MAX else 0
+    if not 1 <= limit <= _LIMIT_MAX:
+        raise InvalidRequest(
+            f"limit is {given[:40]!r}; allowed: 1 to {_LIMIT_MAX:,}, or none of it for all", param="limit"
+        )
+    return limit
 
 
 def _named(request: Request) -> tuple[str, str]:
-    return tenant_of(request), request.path_params["session_id"]
+    """Whose session it is, and its id. Raises as `owner_of`."""
+    return owner_of(request, request.query_params.get("tenant")), request.path_params["session_id"]
 
 
 def _shaped(view: SessionView) -> JsonObject:

@@ -333,9 +333,14 @@ class FakeSessions:
         self._said[session_id] = ()
         return self._views[session_id]
 
-    async def all(self, tenant: str | None) -> list[SessionView]:
+    def count(self, tenant: str | None) -> int:
         """The tenant's, or everybody's."""
-        return [view for view in self._views.values() if tenant in (None, view.tenant)]
+        return sum(tenant in (None, view.tenant) for view in self._views.values())
+
+    async def all(self, tenant: str | None, limit: int | None) -> list[SessionView]:
+        """The same; the newest of them are those that were used last."""
+        views = [view for view in self._views.values() if tenant in (None, view.tenant)]
+        return views[-(len(views) if limit is None else limit) :]
 
     async def find(self, tenant: str, session_id: str) -> SessionView:
         """Raises UnknownSession."""
