@@ -88,11 +88,17 @@ def test_a_tail_is_shared_until_it_is_written():
     assert found.saved == pytest.approx((4 / 8 + 3 * 3 / 8) / 4)
 
 
-def test_the_ledgers_size_is_what_the_allocator_says():
+def traced_size():
     tracemalloc.start()
     memory = full_memory(512, 16, 512)
     traced = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
+    return traced, memory
+
+
+def test_the_ledgers_size_is_what_the_allocator_says():
+    tries = [traced_size() for _ in range(5)]  # other threads of the process may allocate meanwhile
+    traced, memory = min(tries, key=lambda one: one[0])
     assert deep_size(memory) == pytest.approx(traced, rel=0.1)
 
 
