@@ -34,9 +34,9 @@ for rows in (1, 2, 3, 6, 13):
 for kind in ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"):
     inputs = 512 if kind[-1] == "K" else 96
     integers = ops.matrix(random_tensor(kind, 150, inputs, rng))
-    wide = floats(13, inputs)
+    wide = floats(33, inputs)
     note(ops.embed(integers, np.arange(150, dtype=np.int32)))
-    for rows in (1, 2, 3, 13):
+    for rows in (1, 2, 3, 13, 16, 32, 33):  # rows of codes are spread at multiples of 16
         note(ops.linear(wide[:rows].copy(), integers, floats(150)))
     note(ops.vector(random_tensor(kind, 3, 256, rng)))
 for mode in ("bf16", "int8", "q4"):
