@@ -93,7 +93,7 @@ import tracemalloc
 from octavo.bench.memory import deep_size, full_memory
 
 tracemalloc.start()
-memory = full_memory(512, 16, 512)
+memory = full_memory(2048, 16, 512)
 traced = tracemalloc.get_traced_memory()[0]
 tracemalloc.stop()
 print(deep_size(memory), traced)
@@ -101,7 +101,7 @@ print(deep_size(memory), traced)
 
 
 def test_the_ledgers_size_is_what_the_allocator_says():
-    """In a process of its own: what earlier tests freed is kept by the interpreter and used again untraced."""
+    """In a process of its own: what earlier tests freed, the interpreter keeps and uses again, untraced."""
     done = subprocess.run(
         [sys.executable, "-c", TRACE], capture_output=True, text=True, check=True, timeout=60
     )
