@@ -15,7 +15,8 @@ from unittest import mock
 import pytest
 from tests.engine.chats import BLOCK_BYTES, open_chat, plain
 from tests.engine.served import Turnstile, read, wait_until
-from tests.engine.test_sessions import HELLO, Clock, run
+from tests.engine.test_session_store import Clock
+from tests.engine.test_sessions import HELLO, run
 
 from octavo.config import StartOptions
 from octavo.engine.below import open_disk

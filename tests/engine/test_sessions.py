@@ -5,10 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
-import sys
-import time
-from array import array
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +14,8 @@ import pytest
 from tests.engine.chats import Chat, PairTokenizer, open_chat, plain
 from tests.engine.served import wait_until
 
-from octavo.engine.session_store import SESSIONS_MAX, SessionStore
-from octavo.engine.sessions import restore
-from octavo.engine.start import open_sessions
 from octavo.engine.turns import compose
 from octavo.errors import (
-    ConfigError,
     InvalidRequest,
     PinRefused,
     RequestFailed,
@@ -32,16 +24,12 @@ from octavo.errors import (
     UnknownSession,
 )
 from octavo.files import OsFiles
-from octavo.memory.memory import Memory
-from octavo.memory.names import NameChain, root_name
 from octavo.memory.quota import SHARED
-from octavo.memory.tiers import LowerTier
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.pinning import PinOrder
-from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.scheduler.sessions import SessionState
 from octavo.scheduler.transfers import Transfers
-from octavo.sim.faults import Fault, FaultKind, FaultyFiles, scripted, seeded
+from octavo.sim.faults import FaultKind, FaultyFiles, seeded
 from octavo.types import ChatMessage, FinishReason, SamplingParams
 
 HELLO = "tell me of the blocks and pages that were bound in leather long ago"
@@ -333,236 +321,3 @@ def test_a_broken_engine_forgets_blocks_and_not_what_was_said(tmp_path: Path) ->
             chat.close()
 
     run(work())
-
-
-# -- the store
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_after_a_restart_what_was_suspended_is_kept_before_what_was_not() -> None:
-    root = root_name(b"")
-    said, suspended = list(range(100, 108)), list(range(200, 208))  # two blocks each
-    names = [name for tokens in (said, suspended) for name in names_of(root, tokens)]
-    tier = LowerTier(4, [(name, slot) for slot, name in enumerate(names)])  # of which three may be kept
-    scheduler = Scheduler(Memory(20, 4), SchedulerConfig(pin_blocks=10), lambda tenant: root, tier)
-    clock = Clock()
-    store = SessionStore(clock)
-    first, second = store.create("", 60.0).session_id, store.create("", 60.0).session_id
-    store.say(second, suspended)
-    store.note_suspended(store.find("", second), 2)
-    clock.now += 1.0
-    store.say(first, said)  # was used last, and comes second all the same
-    restore(scheduler, store, 0.0)
-    assert [len(scheduler.sessions.slots(session_id)) for session_id in (first, second)] == [0, 2]
-
-
-def test_a_session_is_suspended_no_more_when_a_turn_has_ended_well() -> None:
-    store = SessionStore()
-    session_id = store.create("", 60.0).session_id
-    store.say(session_id, [5, 6])
-    suspended = store.find("", session_id)
-    store.note_suspended(suspended, 2)
-    assert store.find("", session_id).num_suspended == 2
-    store.say(session_id, [5])
-    assert store.find("", session_id).num_suspended == 0
-    store.note_suspended(suspended, 2)  # somebody learns only now that it had been
-    assert store.find("", session_id).num_suspended == 0
-
-
-def names_of(root: bytes, tokens: list[int]) -> list[bytes]:
-    chain = NameChain(root, 4)
-    chain.extend_with(tokens)
-    return chain.names
-
-
-def test_the_store_forgets_whom_nobody_used_for_its_ttl() -> None:
-    clock = Clock()
-    store = SessionStore(clock)
-    first, second = store.create("", 10.0), store.create("", 20.0)
-    clock.now += 9.0
-    store.say(first.session_id, [1, 2])
-    clock.now += 9.0
-    assert store.find("", first.session_id).tokens == array("I", [1, 2])
-    clock.now += 2.0
-    for record in (first, second):
-        with pytest.raises(UnknownSession):
-            store.find("", record.session_id)
-    assert store.all() == []
-
-
-def test_the_store_bounds_the_sessions_of_a_tenant() -> None:
-    store = SessionStore()
-    for _ in range(SESSIONS_MAX):
-        store.create("one", 60.0)
-    with pytest.raises(SessionRefused, match="there are 1,024 sessions; allowed: 1,024"):
-        store.create("one", 60.0)
-    assert store.create("two", 60.0).tenant == "two"
-    with pytest.raises(InvalidRequest, match=r"ttl is 0\.5; allowed: 1\.0 to"):
-        store.create("two", 0.5)
-
-
-def test_the_store_finds_again_what_was_said_and_not_what_was_deleted(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.sqlite"
-    store = SessionStore.open(path)
-    kept, gone = store.create("t", 60.0), store.create("t", 60.0)
-    store.say(kept.session_id, [5, 6, 70_000], 2)
-    store.note_suspended(store.find("t", kept.session_id), 3)
-    store.delete("t", gone.session_id)
-    assert store.sync(kept.session_id).result(10)
-    store.close()
-    again = SessionStore.open(path)
-    [found] = again.all()
-    assert (found.session_id, list(found.tokens), found.ttl_s) == (kept.session_id, [5, 6, 70_000], 60.0)
-    assert (found.num_shared, found.num_suspended) == (2, 3)
-    again.say(kept.session_id, [5, 6])  # another beginning, which nobody shares
-    now = again.find("t", kept.session_id)
-    assert (now.num_shared, now.num_suspended) == (0, 0)
-    again.close()
-
-
-@pytest.mark.parametrize(("later", "num_shared"), [("", 0), (", num_shared DEFAULT 0", 1)])
-def test_a_file_of_an_earlier_version_is_read_and_written_on(
-    tmp_path: Path, later: str, num_shared: int
-) -> None:
-    path = tmp_path / "sessions.sqlite"
-    now = int(time.time() * 1000)
-    row = ["old", "t", array("I", [5, 6]).tobytes(), 60_000, now, now] + [num_shared] * bool(later)
-    with sqlite3.connect(path) as database:
-        database.execute(
-            f"CREATE TABLE sessions (id PRIMARY KEY, tenant, tokens, ttl_ms, created_ms, used_ms{later})"
-        )
-        database.execute(f"INSERT INTO sessions VALUES ({', '.join('?' * len(row))})", row)
-    database.close()
-    for wanted in ((num_shared, 0), (2, 1)):
-        store = SessionStore.open(path)
-        [found] = store.all()
-        assert (store.opened_afresh, list(found.tokens)) == ("", [5, 6])
-        assert (found.num_shared, found.num_suspended) == wanted
-        store.say("old", [5, 6], 2)
-        store.note_suspended(store.find("t", "old"), 1)
-        store.close()
-
-
-def test_what_was_said_takes_four_bytes_a_token() -> None:
-    store = SessionStore()
-    record = store.create("", 60.0)
-    store.say(record.session_id, list(range(100_000)))
-    assert sys.getsizeof(store.find("", record.session_id).tokens) < 4.2 * 100_000
-
-
-@pytest.mark.parametrize("damage", ["garbage", "another schema", "nothing"])
-def test_a_damaged_file_is_begun_afresh(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "sessions.sqlite"
-    if damage == "another schema":
-        with sqlite3.connect(path) as database:
-            database.execute("CREATE TABLE other (x)")
-        database.close()
-    else:
-        path.write_bytes(b"no database at all" * 100 if damage == "garbage" else b"")
-    store = SessionStore.open(path)
-    assert store.opened_afresh.startswith("its file was damaged")
-    record = store.create("", 60.0)
-    assert store.sync(record.session_id).result(10)
-    store.close()
-    again = SessionStore.open(path)
-    assert [r.session_id for r in again.all()] == [record.session_id]
-    again.close()
-
-
-def test_a_file_that_another_process_has_is_left_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.sqlite"
-    store = SessionStore.open(path)
-    record = store.create("", 60.0)
-    store.close()
-    other = sqlite3.connect(path)
-    other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(sqlite3.OperationalError, match="locked"):
-        SessionStore.open(path)
-    with pytest.raises(ConfigError, match="cannot be used: database is locked"):
-        open_sessions(tmp_path)
-    other.close()
-    again = SessionStore.open(path)
-    assert (again.opened_afresh, again.all()[0].session_id) == ("", record.session_id)
-    again.close()
-
-
-def test_a_disk_that_fails_at_start_costs_no_session(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.sqlite"
-    store = SessionStore.open(path)
-    record = store.create("", 60.0)
-    store.close()
-    refused = 0
-    for point in range(6):
-        files = FaultyFiles(OsFiles(), scripted({point: Fault(FaultKind.EIO)}))
-        try:
-            SessionStore.open(path, files).close()
-        except (OSError, sqlite3.OperationalError):
-            refused += 1
-        again = SessionStore.open(path)
-        assert [r.session_id for r in again.all()] == [record.session_id]
-        again.close()
-    assert refused > 2
-
-
-def test_the_last_words_are_in_the_file_before_the_disk_is_let_go(tmp_path: Path) -> None:
-    chat = open_chat(tmp_path)
-    assert chat.store is not None
-    path, let_go = chat.store.namespace / "sessions.sqlite", chat.store.close
-    found: list[tuple[int, ...]] = []
-
-    def close() -> None:
-        other = SessionStore.open(path)
-        found.extend(tuple(record.tokens) for record in other.all())
-        other.close()
-        let_go()
-
-    record = chat.llm._session_support.store.create("", 60.0)
-    chat.llm._session_support.store.say(record.session_id, [5, 6])
-    with mock.patch.object(chat.store, "close", close):
-        chat.close()
-    assert found == [(5, 6)]
-
-
-def test_rows_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.sqlite"
-    store = SessionStore.open(path)
-    record = store.create("", 60.0)
-    store.close()
-    with sqlite3.connect(path) as database:
-        for row in (
-            ("b", 5, b"", 1, 1, 1, 0, 0),
-            ("c", "", b"abc", 1, 1, 1, 0, 0),
-            ("d", "", b"", -1, 1, 1, 0, 0),
-            ("e", "", b"", 1, 1, 1, "x", 0),
-            ("f", "", b"1234", 1, 1, 1, 2, 0),
-            ("g", "", b"", 1, 1, 1, 0, -1),
-            ("h", "", b"1234", 1, 1, 1, 0, 2),
-            (7, "", b"", 1, 1, 1, 0, 0),
-        ):
-            database.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-    database.close()
-    again = SessionStore.open(path)
-    assert [r.session_id for r in again.all()] == [record.session_id]
-    again.close()
-
-
-def test_a_write_that_fails_is_told_and_counted(tmp_path: Path) -> None:
-    armed = False
-    faults = seeded(1, 1.0, [FaultKind.ENOSPC])
-    files = FaultyFiles(OsFiles(), lambda call, operation: faults(call, operation) if armed else None)
-    store = SessionStore.open(tmp_path / "sessions.sqlite", files)
-    record = store.create("", 60.0)
-    assert store.sync(record.session_id).result(10)
-    armed = True
-    assert not store.sync(record.session_id).result(10)
-    assert store.errors > 0
-    armed = False
-    assert store.sync(record.session_id).result(10)
-    store.close()

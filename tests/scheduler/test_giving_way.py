@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.scheduler.chats import PROMPT, Chats, resume
 from tests.scheduler.served import State
-from tests.scheduler.test_session_holds import PROMPT, Chats, resume
 from tests.scheduler.test_transfers import finish, turn
 
 from octavo.errors import PinRefused, QueueFull, RequestTooLarge, TenantsRefused

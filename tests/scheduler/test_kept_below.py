@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.scheduler.test_session_holds import Chats
+from tests.scheduler.chats import Chats
 from tests.scheduler.test_transfers import turn
 
 from octavo.errors import SessionRefused
