@@ -1,10 +1,13 @@
 // How a step's attention is shared out.
 //
-// A task is up to 36 rows of one kv head of one chunk, walking the partitions that they see. Where tasks are
-// few or unequal (one sequence with a long context has only as many as kv heads), a task is cut at borders of
-// partitions: each piece writes what it found in each partition, and a second pass merges them in ascending
+// A task is up to 36 rows of one chunk, of one kv head or, where a head has few, of several: in a block they
+// lie side by side, and decoding is bound by memory. It walks the partitions that the rows see. Where tasks
+// are few or unequal (one sequence with a long context has only as many as kv heads), a task is cut at borders
+// of partitions: each piece writes what it found in each partition, and a second pass merges them in ascending
 // order, with the operations of the uncut walk. So cutting changes no bit.
 #include "attention_step.hpp"
+
+#include <algorithm>
 
 #include "dispatch.hpp"
 #include "team.hpp"
@@ -13,30 +16,51 @@ namespace octavo {
 namespace {
 
 constexpr int64_t page = 4096;
+constexpr int64_t tasks_per_thread = 4;
+constexpr int64_t read_together = 8192;  // bytes of K or V side by side: longer pieces are read no faster
+constexpr int64_t rows_together = 18;    // of all heads of a task: more outgrow the nearest cache
 constexpr int64_t pieces_per_thread = 8;  // so that the last one to finish is not long alone
 constexpr int64_t read_cost = 16;         // reading a position's K and V, in rows that are computed with it
 constexpr int64_t alone_max = 1 << 18;    // cost times D: some microseconds, less than waking the team
 
 using Piece = AttentionScratch::Piece;
 
-// The task of rows [first, last): its first row sees the earliest position, its last one the latest.
-Piece task_of(const AttentionStep& step, int64_t chunk, int64_t head, int64_t first, int64_t last) {
+// The task of some rows of kv heads [first_head, last_head): of each head's rows [first, last) the first one
+// sees the earliest position, the last one the latest.
+Piece task_of(const AttentionStep& step, int64_t chunk, int64_t first_head, int64_t last_head, int64_t first,
+              int64_t last) {
   const int64_t group = step.heads / step.kv.kv_heads, start = step.starts[chunk];
   const int64_t hidden = step.window ? start + first / group - step.window + 1 : 0;
   const int64_t low = hidden > 0 ? hidden : 0, high = start + (last - 1) / group + 1;
   return {chunk,
-          (high - low) * (read_cost + last - first),
-          {head, first, last, low / partition_size, (high + partition_size - 1) / partition_size, nullptr}};
+          (high - low) * (read_cost + last - first) * (last_head - first_head),
+          {first_head, last_head, first, last, low / partition_size,
+           (high + partition_size - 1) / partition_size, nullptr}};
 }
 
-void list_tasks(const AttentionStep& step, std::vector<Piece>& tasks) {
-  const int64_t group = step.heads / step.kv.kv_heads;
+// How many kv heads share a task at most: what is read in one go shall be long, and each thread shall have
+// some tasks.
+int64_t heads_together(const AttentionStep& step, int64_t threads) {
+  int64_t walks = 0;  // of one head through one partition
+  for (int64_t c = 0; c < step.num_chunks; ++c) {
+    walks += step.kv.kv_heads * ((step.starts[c] + partition_size) / partition_size);
+  }
+  const int64_t bytes = kv_key_bytes(step.kv.kind, step.kv.head_size, step.kv.block_size);
+  const int64_t wanted = std::min(walks / (threads * tasks_per_thread), read_together / bytes);
+  return std::clamp<int64_t>(wanted, 1, step.kv.kv_heads);
+}
+
+void list_tasks(const AttentionStep& step, int64_t threads, std::vector<Piece>& tasks) {
+  const int64_t group = step.heads / step.kv.kv_heads, kv_heads = step.kv.kv_heads;
+  const int64_t together = heads_together(step, threads);
   for (int64_t c = 0; c < step.num_chunks; ++c) {
     const int64_t rows = (step.offsets[c + 1] - step.offsets[c]) * group;
-    for (int64_t head = 0; head < step.kv.kv_heads; ++head) {
+    if (rows == 0) continue;
+    const int64_t heads = std::max<int64_t>(1, std::min(together, rows_together / rows));
+    for (int64_t head = 0; head < kv_heads; head += heads) {
       for (int64_t row = 0; row < rows; row += attention_rows) {
-        const int64_t last = row + attention_rows < rows ? row + attention_rows : rows;
-        tasks.push_back(task_of(step, c, head, row, last));
+        tasks.push_back(task_of(step, c, head, std::min(head + heads, kv_heads), row,
+                                std::min<int64_t>(row + attention_rows, rows)));
       }
     }
   }
@@ -64,7 +88,7 @@ void cut_tasks(const AttentionStep& step, int64_t share, AttentionScratch& scrat
     }
     scratch.merges.push_back(whole);
     floats += (whole.task.last_partition - whole.task.first_partition) *
-              (whole.task.last_row - whole.task.first_row) * part_floats(step.kv.head_size);
+              rows_in(whole.task) * part_floats(step.kv.head_size);
   }
   scratch.pieces.resize(kept);
   if (scratch.parts.size() < static_cast<size_t>(floats)) scratch.parts.resize(static_cast<size_t>(floats));
@@ -73,7 +97,7 @@ void cut_tasks(const AttentionStep& step, int64_t share, AttentionScratch& scrat
     whole.task.parts = parts;
     const int64_t count = pieces_of(step, whole, share);
     const int64_t first = whole.task.first_partition, partitions = whole.task.last_partition - first;
-    const int64_t stride = (whole.task.last_row - whole.task.first_row) * part_floats(step.kv.head_size);
+    const int64_t stride = rows_in(whole.task) * part_floats(step.kv.head_size);
     for (int64_t i = 0; i < count; ++i) {
       Piece piece = whole;
       piece.task.first_partition = first + partitions * i / count;
@@ -129,10 +153,10 @@ void run_attention(const AttentionStep& step) {
   const Kernels& k = kernels();
   scratch.pieces.clear();
   scratch.merges.clear();
-  list_tasks(step, scratch.pieces);
+  const int64_t threads = Team::instance().size();
+  list_tasks(step, threads, scratch.pieces);
   int64_t cost = 0;
   for (const Piece& piece : scratch.pieces) cost += piece.cost;
-  const int64_t threads = Team::instance().size();
   const bool shared = threads > 1 && cost * step.kv.head_size >= alone_max;
   if (shared || step.piece_partitions) cut_tasks(step, cost / (threads * pieces_per_thread) + 1, scratch);
   run_pieces(step, scratch.pieces, k.attend, shared);

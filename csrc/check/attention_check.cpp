@@ -117,6 +117,8 @@ void check_attention() {
     check_case(random, {kind, 1, 1, 8, 16, 0});
     check_case(random, {kind, 1, 5, 80, 32, 100});
     check_case(random, {kind, 1, 8, 24, 64, 7});
+    check_case(random, {kind, 5, 2, 64, 16, 0});  // heads that share tasks, and a last one with fewer
+    check_case(random, {kind, 4, 3, 80, 16, 100});
   }
 }
 

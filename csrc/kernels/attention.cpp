@@ -31,7 +31,8 @@ constexpr int vectors_beside(int rows) {
 // What a task knows of its rows. A row is a (token, query head of the group) pair; it sees positions [low,
 // high).
 struct Rows {
-  int64_t count, padded_size;  // padded_size: D rounded up to 16
+  int64_t count, per_head;  // all of them, head after head
+  int64_t padded_size;      // D rounded up to 16
   int64_t low[attention_rows], high[attention_rows];
   float largest[attention_rows], total[attention_rows];
   float slopes[attention_rows];    // ALiBi's
@@ -53,18 +54,23 @@ OCTAVO_INLINE Range seen(const Rows& rows, int64_t r, int64_t base) {
   return {first, larger_of(first, smaller_of(rows.high[r] - base, partition_size))};
 }
 
-OCTAVO_INLINE int64_t token_of(const Attention& a, int64_t row) { return row / (a.heads / a.kv.kv_heads); }
+// Whose row r of the task is: a token of the chunk, and one of its query heads.
+struct Owner {
+  int64_t token, query_head;
+};
 
-OCTAVO_INLINE int64_t query_head_of(const Attention& a, const AttentionTask& task, int64_t row) {
-  const int64_t group = a.heads / a.kv.kv_heads;
-  return task.head * group + row % group;
+OCTAVO_INLINE Owner owner_of(const Attention& a, const AttentionTask& task, int64_t r) {
+  const int64_t group = a.heads / a.kv.kv_heads, per_head = task.last_row - task.first_row;
+  const int64_t row = task.first_row + r % per_head;
+  return {row / group, (task.first_head + r / per_head) * group + row % group};
 }
 
 void begin_rows(const Attention& a, const AttentionTask& task, Rows& rows) {
-  rows.count = task.last_row - task.first_row;
+  rows.count = rows_in(task);
+  rows.per_head = task.last_row - task.first_row;
   rows.padded_size = kv_padded_size(a.kv.head_size);
   for (int64_t r = 0; r < rows.count; ++r) {
-    const int64_t position = a.start + token_of(a, task.first_row + r);
+    const int64_t position = a.start + owner_of(a, task, r).token;
     rows.low[r] = a.window ? larger_of(0, position - a.window + 1) : 0;
     rows.high[r] = position + 1;
     rows.largest[r] = -infinity;
@@ -77,8 +83,8 @@ template <KvKind kind>
 void gather_queries(const Attention& a, const AttentionTask& task, Rows& rows) {
   const int64_t size = a.kv.head_size;
   for (int64_t r = 0; r < rows.count; ++r) {
-    const int64_t query_head = query_head_of(a, task, task.first_row + r);
-    const float* q = a.q + (token_of(a, task.first_row + r) * a.heads + query_head) * size;
+    const auto [token, query_head] = owner_of(a, task, r);
+    const float* q = a.q + (token * a.heads + query_head) * size;
     rows.slopes[r] = a.slopes ? a.slopes[query_head] : 0.0f;
     rows.factors[r] = a.scale;
     if constexpr (kind == KvKind::int8) {
@@ -139,8 +145,13 @@ __attribute__((noinline)) void cap_and_bias(const Attention& a, const Rows& rows
 template <KvKind kind, int R, int P>
 OCTAVO_INLINE void score_tile(const Attention& a, Rows& rows, int64_t r, const Partition& part,
                               int64_t vector) {
-  const uint8_t* const* keys = part.keys + vector;
-  const uint8_t* const* ahead = keys + (P > lead ? P : lead);
+  const int64_t head = r / rows.per_head;
+  const uint8_t *keys[P], *ahead[P];
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p) {
+    keys[p] = part.keys[vector + p] + head * part.key_bytes;
+    ahead[p] = part.keys[vector + p + (P > lead ? P : lead)] + head * part.key_bytes;
+  }
   Lanes acc[R][P]{};
   if constexpr (kind == KvKind::int8) {
     sum_codes<R, P>(rows, r, keys, ahead, part.key_stride, a.kv.head_size / 4, acc);
@@ -155,7 +166,8 @@ OCTAVO_INLINE void score_tile(const Attention& a, Rows& rows, int64_t r, const P
     for (int p = 0; p < P; ++p) {
       Lanes sum = acc[i][p];
       if constexpr (kind == KvKind::int8) {
-        sum = sum * load(reinterpret_cast<const float*>(part.key_scales[vector + p]));
+        const uint8_t* scales = part.key_scales[vector + p] + head * part.scale_bytes;
+        sum = sum * load(reinterpret_cast<const float*>(scales));
       }
       store(rows.scores[r + i] + (vector + p) * lane_count, sum * factor);
     }
@@ -168,13 +180,13 @@ OCTAVO_INLINE void score_tile(const Attention& a, Rows& rows, int64_t r, const P
   }
 }
 
-// scores[r ...] of R rows for the vectors that some row sees.
+// scores[r ...] of R rows for some vectors of positions.
 template <KvKind kind, int R>
-void score_rows(const Attention& a, Rows& rows, int64_t r, const Partition& part) {
+void score_rows(const Attention& a, Rows& rows, int64_t r, const Partition& part, Range vectors) {
   constexpr int P = vectors_beside(R);
-  int64_t vector = part.first;
-  for (; vector + P <= part.last; vector += P) score_tile<kind, R, P>(a, rows, r, part, vector);
-  for (; vector < part.last; ++vector) score_tile<kind, R, 1>(a, rows, r, part, vector);
+  int64_t vector = vectors.first;
+  for (; vector + P <= vectors.last; vector += P) score_tile<kind, R, P>(a, rows, r, part, vector);
+  for (; vector < vectors.last; ++vector) score_tile<kind, R, 1>(a, rows, r, part, vector);
 }
 
 struct Softmax {
@@ -199,10 +211,11 @@ Softmax soften(float* scores, Range range) {
   return {largest, sum_of_lanes(total)};
 }
 
-// Weights times the scales of V.
-void fold_scales(const Partition& part, float* weights, Range range) {
+// Weights times the scales of V of one head, the task's first one or a later one.
+void fold_scales(const Partition& part, int64_t head, float* weights, Range range) {
   for (int64_t i = range.first / lane_count; i * lane_count < range.last; ++i) {
-    const Lanes scale = load(reinterpret_cast<const float*>(part.value_scales[i]));
+    const uint8_t* scales = part.value_scales[i] + head * part.scale_bytes;
+    const Lanes scale = load(reinterpret_cast<const float*>(scales));
     store(weights + i * lane_count, load(weights + i * lane_count) * scale);
   }
 }
@@ -221,7 +234,8 @@ OCTAVO_INLINE void weigh_tile(Rows& rows, int64_t r, const Partition& part, Rang
   for (int64_t position = range.first; position < range.last;) {
     const int64_t slot = position % lane_count;
     const int64_t count = smaller_of(lane_count - slot, range.last - position);
-    const int64_t offset = slot * part.value_stride + vector * vector_bytes;
+    const int64_t offset =
+        r / rows.per_head * part.value_bytes + slot * part.value_stride + vector * vector_bytes;
     const uint8_t* const* values = part.values + position / lane_count;
     const uint8_t *column[P], *ahead[P];
     for (int p = 0; p < P; ++p) column[p] = values[0] + offset + p * vector_bytes;
@@ -246,62 +260,81 @@ void weigh_range(Rows& rows, int64_t r, const Partition& part, Range range) {
   for (; vector < vectors; ++vector) weigh_tile<kind, R, 1>(rows, r, part, range, vector);
 }
 
+// Of the positions that row r sees in a partition, those within some vectors.
+OCTAVO_INLINE Range seen_within(const Rows& rows, int64_t r, const Partition& part, Range vectors) {
+  const Range range = seen(rows, r, part.base);
+  return {larger_of(range.first, vectors.first * lane_count),
+          smaller_of(range.last, vectors.last * lane_count)};
+}
+
 // Rows of a tile see nearly the same positions: the common ones are done together, the rest row by row, so
 // that each row's chain has exactly its own positions, in order.
 template <KvKind kind, int R>
-void weigh_rows(Rows& rows, int64_t r, const Partition& part) {
-  Range common{0, partition_size};
+void weigh_rows(Rows& rows, int64_t r, const Partition& part, Range vectors) {
+  Range common{0, partition_size}, own[R];
   for (int i = 0; i < R; ++i) {
-    const Range range = seen(rows, r + i, part.base);
-    common.first = larger_of(common.first, range.first);
-    common.last = smaller_of(common.last, range.last);
+    own[i] = seen_within(rows, r + i, part, vectors);
+    common.first = larger_of(common.first, own[i].first);
+    common.last = smaller_of(common.last, own[i].last);
   }
   if (common.last <= common.first) {
-    for (int i = 0; i < R; ++i) weigh_range<kind, 1>(rows, r + i, part, seen(rows, r + i, part.base));
+    for (int i = 0; i < R; ++i) weigh_range<kind, 1>(rows, r + i, part, own[i]);
     return;
   }
-  for (int i = 0; i < R; ++i) {
-    weigh_range<kind, 1>(rows, r + i, part, {seen(rows, r + i, part.base).first, common.first});
-  }
+  for (int i = 0; i < R; ++i) weigh_range<kind, 1>(rows, r + i, part, {own[i].first, common.first});
   weigh_range<kind, R>(rows, r, part, common);
-  for (int i = 0; i < R; ++i) {
-    weigh_range<kind, 1>(rows, r + i, part, {common.last, seen(rows, r + i, part.base).last});
-  }
+  for (int i = 0; i < R; ++i) weigh_range<kind, 1>(rows, r + i, part, {common.last, own[i].last});
 }
 
 // Calls for the `count` rows from r on the function made for just that many.
 template <KvKind kind, int R = rows_max>
 OCTAVO_INLINE void score_tile_of(const Attention& a, Rows& rows, int64_t r, int64_t count,
-                                 const Partition& part) {
-  if (count == R) return score_rows<kind, R>(a, rows, r, part);
-  if constexpr (R > 1) score_tile_of<kind, R - 1>(a, rows, r, count, part);
+                                 const Partition& part, Range vectors) {
+  if (count == R) return score_rows<kind, R>(a, rows, r, part, vectors);
+  if constexpr (R > 1) score_tile_of<kind, R - 1>(a, rows, r, count, part, vectors);
 }
 
 template <KvKind kind, int R = rows_max>
-OCTAVO_INLINE void weigh_tile_of(Rows& rows, int64_t r, int64_t count, const Partition& part) {
-  if (count == R) return weigh_rows<kind, R>(rows, r, part);
-  if constexpr (R > 1) weigh_tile_of<kind, R - 1>(rows, r, count, part);
+OCTAVO_INLINE void weigh_tile_of(Rows& rows, int64_t r, int64_t count, const Partition& part, Range vectors) {
+  if (count == R) return weigh_rows<kind, R>(rows, r, part, vectors);
+  if constexpr (R > 1) weigh_tile_of<kind, R - 1>(rows, r, count, part, vectors);
+}
+
+// Calls body(first row, rows, vectors) for all tiles of rows, of nearly equal height, over all vectors. Heads
+// take turns after a few vectors, because in a block one head's bytes end where the next one's begin, and
+// longer pieces are read faster.
+template <class Body>
+OCTAVO_INLINE void each_tile(const Rows& rows, const Partition& part, Body&& body) {
+  const int64_t heads = rows.count / rows.per_head, tiles = (rows.per_head + rows_max - 1) / rows_max;
+  const int height = static_cast<int>(smaller_of(rows.per_head, rows_max));
+  const int64_t turn = heads == 1 ? vectors_per_partition : vectors_beside(height);
+  for (int64_t vector = part.first; vector < part.last; vector += turn) {
+    const Range vectors{vector, smaller_of(vector + turn, part.last)};
+    for (int64_t head = 0; head < heads; ++head) {
+      for (int64_t t = 0; t < tiles; ++t) {
+        const int64_t r = rows.per_head * t / tiles, next = rows.per_head * (t + 1) / tiles;
+        body(head * rows.per_head + r, next - r, vectors);
+      }
+    }
+  }
 }
 
 // The rows' softmax over one partition and, in rows.part, V under it.
 template <KvKind kind>
 void take_partition(const Attention& a, Rows& rows, const Partition& part, Softmax* softmax) {
-  const int64_t tiles = (rows.count + rows_max - 1) / rows_max;  // of nearly equal height
-  for (int64_t t = 0; t < tiles; ++t) {
-    const int64_t r = rows.count * t / tiles, next = rows.count * (t + 1) / tiles;
-    score_tile_of<kind>(a, rows, r, next - r, part);
-  }
+  each_tile(rows, part, [&](int64_t r, int64_t count, Range vectors) {
+    score_tile_of<kind>(a, rows, r, count, part, vectors);
+  });
   for (int64_t r = 0; r < rows.count; ++r) {
     const Range range = seen(rows, r, part.base);
     __builtin_memset(rows.part[r], 0, static_cast<uint64_t>(rows.padded_size) * 4);
     if (range.first == range.last) continue;  // nothing of this partition, and `first` may lie beyond it
     softmax[r] = soften(rows.scores[r], range);
-    if constexpr (kind == KvKind::int8) fold_scales(part, rows.scores[r], range);
+    if constexpr (kind == KvKind::int8) fold_scales(part, r / rows.per_head, rows.scores[r], range);
   }
-  for (int64_t t = 0; t < tiles; ++t) {
-    const int64_t r = rows.count * t / tiles, next = rows.count * (t + 1) / tiles;
-    weigh_tile_of<kind>(rows, r, next - r, part);
-  }
+  each_tile(rows, part, [&](int64_t r, int64_t count, Range vectors) {
+    weigh_tile_of<kind>(rows, r, count, part, vectors);
+  });
 }
 
 // out, total and largest of row r take in a partition's.
@@ -328,8 +361,7 @@ void finish_rows(const Attention& a, const AttentionTask& task, Rows& rows) {
   const int64_t size = a.kv.head_size;
   const float nothing[head_size_max]{};
   for (int64_t r = 0; r < rows.count; ++r) {
-    const int64_t token = token_of(a, task.first_row + r);
-    const int64_t query_head = query_head_of(a, task, task.first_row + r);
+    const auto [token, query_head] = owner_of(a, task, r);
     // A sink is one more partition, of one score whose value is zero.
     if (a.sinks) merge(rows, r, {a.sinks[query_head], 1.0f}, nothing);
     float* out = a.out + (token * a.heads + query_head) * size;
@@ -356,7 +388,7 @@ void attend_as(const Attention& a, const AttentionTask& task) {
   for (int64_t index = task.first_partition; index < task.last_partition; ++index) {
     Partition part;
     Softmax softmax[attention_rows];
-    find_partition<kind>(a, task.head, index * partition_size, low, high, part);
+    find_partition<kind>(a, task.first_head, index * partition_size, low, high, part);
     take_partition<kind>(a, rows, part, softmax);
     for (int64_t r = 0; r < rows.count; ++r) {
       if (!sees(rows, r, part.base)) continue;

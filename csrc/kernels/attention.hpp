@@ -75,14 +75,19 @@ struct Attention {
   const float* slopes;  // (H,) ALiBi: score -= slope * distance, or null
 };
 
-// Rows [first_row, last_row) of the length * H / K rows of a chunk that read kv head `head`, and the
-// partitions that the task walks. With `parts` null these are all that a row sees, and the task writes `out`;
-// else it writes what it found, for `merge_parts` to read.
+// Of kv heads [first_head, last_head) rows [first_row, last_row) each, of the length * H / K rows of a chunk
+// that read a kv head: at most `attention_rows` in all, head after head. And the partitions that the task
+// walks: with `parts` null these are all that a row sees, and the task writes `out`; else it writes what it
+// found, for `merge_parts` to read.
 struct AttentionTask {
-  int64_t head, first_row, last_row;
+  int64_t first_head, last_head, first_row, last_row;
   int64_t first_partition, last_partition;
   float* parts;  // [partitions][rows][part_floats]: largest score, total, 14 unused, output [D16]; or null
 };
+
+static constexpr int64_t rows_in(const AttentionTask& task) {
+  return (task.last_head - task.first_head) * (task.last_row - task.first_row);
+}
 
 static constexpr int64_t part_floats(int64_t head_size) { return kv_lanes + kv_padded_size(head_size); }
 

@@ -44,10 +44,12 @@ OCTAVO_INLINE Place place_of(const Attention& a, int64_t head, int64_t position)
           scales + ((kv.kv_heads + head) * kv.block_size + slot) * 4};
 }
 
-// One partition's bytes, by vector of 16 positions. Beyond `last` stands what will be read next, to be
-// prefetched: behind K this partition's V, behind V the next partition's K.
+// One partition's bytes, by vector of 16 positions, of one kv head; the next head's are so many bytes further
+// on. Beyond `last` stands what will be read next, to be prefetched: behind K this partition's V, behind V the
+// next partition's K.
 struct Partition {
   int64_t base;
+  int64_t key_bytes, value_bytes, scale_bytes;  // of a head in a block
   int64_t first, last;  // vectors that some row sees
   int64_t key_stride;   // bytes from one step of K (a dimension, or four in int8) to the next
   int64_t value_stride;
@@ -62,6 +64,9 @@ template <KvKind kind>
 OCTAVO_INLINE void find_partition(const Attention& a, int64_t head, int64_t base, int64_t low, int64_t high,
                                   Partition& part) {
   part.base = base;
+  part.key_bytes = kv_key_bytes(kind, a.kv.head_size, a.kv.block_size);
+  part.value_bytes = kv_value_bytes(kind, a.kv.head_size, a.kv.block_size);
+  part.scale_bytes = kv_scale_bytes(kind, a.kv.block_size);
   part.first = larger_of(low - base, 0) / lane_count;
   part.last = (smaller_of(high - base, partition_size) + lane_count - 1) / lane_count;
   part.key_stride = lane_bytes(kind) * a.kv.block_size;
