@@ -20,6 +20,7 @@ namespace {
 constexpr int64_t page = 4096, huge_page = 1 << 21;
 constexpr int64_t row_work_min = 1 << 13;      // floats below which sharing costs more than it saves
 constexpr int64_t product_work_min = 1 << 17;  // multiply-adds, likewise
+constexpr int64_t product_task_work = 1 << 23;  // beyond, a task is cut again, so that threads end together
 
 // What a buffer has room for: quantised rows are spread a little.
 constexpr int64_t rows_with_padding(int64_t rows) { return rows + code_padding; }
@@ -177,16 +178,20 @@ struct Replay {
     int64_t all = 0;
     for (const Linear& op : phase.products) all += op.weight.outputs * op.weight.inputs;
     const int64_t rows = count(program.buffer(phase.products[0].out).rows);
-    const int64_t wanted = tasks_for(all, rows * all, product_work_min, Team::instance().size());
+    const int64_t threads = Team::instance().size();
+    const int64_t finer = threads > 1 ? rows * all / product_task_work : 1;
+    const int64_t wanted = std::max(tasks_for(all, rows * all, product_work_min, threads), finer);
     for (const Linear& op : phase.products) {
       const int64_t panels = (op.weight.outputs + panel_width - 1) / panel_width;
       const int64_t own = op.weight.outputs * op.weight.inputs;
       const int64_t share = std::max<int64_t>(1, (wanted * own + all / 2) / all);
       const int64_t unit = panel_unit(op, rows, panels, share), units = (panels + unit - 1) / unit;
-      const int64_t parts = std::min(units, share);
-      for (int64_t part = 0; part < parts; ++part) {
-        tasks.push_back(
-            {&op, units * part / parts * unit, std::min(units * (part + 1) / parts * unit, panels)});
+      const int64_t parts = std::min(units, share), larger = units % parts;
+      int64_t first = 0;
+      for (int64_t part = 0; part < parts; ++part) {  // the larger ones come first: who ends late has less to do
+        const int64_t last = first + (units / parts + (part < larger)) * unit;
+        tasks.push_back({&op, first, std::min(last, panels)});
+        first = last;
       }
     }
     const ProductTask* first = tasks.data();  // of this thread: a worker has a vector of its own
