@@ -216,9 +216,12 @@ const float* Program::run(const StepInput& input) {
     ~Running() { flag.store(false); }
   } running{running_};
   if (input.num_tokens > arena_rows_) {
+    // A batch that grows row by row shall not begin in fresh memory each time. What no run has reached of an
+    // arena is address space alone.
+    const int64_t rows = std::max(input.num_tokens, 2 * arena_rows_);
     arena_rows_ = 0;  // should there be no memory for the new one
     arena_.reset();
-    const int64_t floats = floats_per_row_ * rows_with_padding(input.num_tokens);
+    const int64_t floats = floats_per_row_ * rows_with_padding(rows);
     const int64_t unit = floats * 4 < huge_page ? page : huge_page;
     const auto bytes = static_cast<size_t>((floats * 4 + unit - 1) / unit * unit);
     arena_.reset(static_cast<float*>(std::aligned_alloc(static_cast<size_t>(unit), bytes)), std::free);
@@ -226,7 +229,7 @@ const float* Program::run(const StepInput& input) {
 #if defined(__linux__)
     if (unit == huge_page) madvise(arena_.get(), bytes, MADV_HUGEPAGE);  // a wish: no harm if it is refused
 #endif
-    arena_rows_ = input.num_tokens;
+    arena_rows_ = rows;
   }
   const Replay replay{*this, input, kernels(), arena_.get()};
   const auto run_phase = [&](const Phase& phase) {

@@ -153,6 +153,7 @@ struct Kernels {
   void (*soft_cap)(const float* x, float cap, int64_t count, float* out);
 
   float (*log_sum_exp)(const float* x, int64_t count);
+  // The lowest index of the largest; -1 where there is NaN or +inf, or nothing but -inf.
   int32_t (*argmax)(const float* x, int64_t count);
   // Tokens [4 * first, 4 * first + count) of the noise.
   void (*gumbel)(uint64_t seed, uint32_t choice, uint32_t position, uint32_t first, int64_t count,

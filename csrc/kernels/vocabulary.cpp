@@ -1,5 +1,6 @@
 // What the sampler needs of a row of logits: its log-sum-exp, its largest, and reproducible noise.
 #include "kernels/functions.hpp"
+#include "kernels/integers.hpp"
 #include "kernels/table.hpp"
 
 namespace octavo::OCTAVO_ISA {
@@ -90,13 +91,18 @@ float log_sum_exp(const float* x, int64_t count) {
 }
 
 int32_t argmax(const float* x, int64_t count) {
-  // Each lane keeps its first largest; the lowest index among the lanes' largest wins.
+  // Each lane keeps its first largest; the lowest index among the lanes' largest wins. Magnitudes are compared
+  // as integers, where NaN is above all: one of them makes the row unsound.
+  const IntLanes magnitude_mask = broadcast_int(0x7FFFFFFF);
+  constexpr int32_t infinite = 0x7F800000;
+  IntLanes magnitude = broadcast_int(0);
   Lanes best = broadcast(-infinity);
   IntLanes best_index = broadcast_int(INT32_MAX), index = broadcast_int(0);
   for (int i = 0; i < lane_count; ++i) index.part[i * parts / lane_count][i % (lane_count / parts)] = i;
   const int64_t whole = count / lane_count * lane_count;
   for (int64_t i = 0; i < whole; i += lane_count, index = index + broadcast_int(lane_count)) {
     const Lanes value = load(x + i);
+    magnitude = larger(magnitude, bits_of(value) & magnitude_mask);
     const IntLanes better = less(best, value);
     best = select(better, value, best);
     best_index = select(better, index, best_index);
@@ -113,13 +119,15 @@ int32_t argmax(const float* x, int64_t count) {
       where = place[i];
     }
   }
+  bool has_nan = largest_lane(magnitude) > infinite;
   for (int64_t i = whole; i < count; ++i) {
+    has_nan = has_nan || x[i] != x[i];
     if (x[i] > top) {
       top = x[i];
       where = static_cast<int32_t>(i);
     }
   }
-  return where == INT32_MAX ? 0 : where;
+  return has_nan || !(top > -infinity && top < infinity) ? -1 : where;
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -68,7 +68,7 @@ def log_sum_exp(x: _Floats, out: _Floats) -> None:
     """(R, V) -> (R,): summed in double in a fixed order. NaN where a row holds NaN or +inf, or only -inf."""
 
 def argmax(x: _Floats, out: _Ints) -> None:
-    """(R, V) -> (R,): the lowest index of the largest value. NaN is never the largest."""
+    """(R, V) -> (R,): the lowest index of the largest value; -1 where a row holds NaN or +inf, or only -inf."""
 
 def gumbel(seed: int, choice: int, position: int, out: _Floats) -> None:
     """out[t] = -log(-log u), u = (word >> 8 + 1/2) / 2^24, the word being lane t % 4 of Philox 4x32-10.

@@ -108,17 +108,22 @@ def test_log_sum_exp_shows_a_poisoned_row() -> None:
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 48, 1000])
 def test_argmax_takes_the_lowest_of_equals(size: int, rng: np.random.Generator) -> None:
     x = rng.integers(-3, 4, (50, size)).astype(np.float32)
-    x[0], x[1, :] = -np.inf, -1.0
+    x[0, : size - 1], x[1, :] = -np.inf, -1.0
     out = np.empty(50, np.int32)
     _native.argmax(x, out)
     np.testing.assert_array_equal(out, x.argmax(axis=1))
 
 
-def test_argmax_passes_over_nan() -> None:
-    x = np.array([[np.nan, 1.0, np.nan, 2.0], [np.nan] * 4], np.float32)
-    out = np.empty(2, np.int32)
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 48, 1000])
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf])
+def test_argmax_of_a_row_that_holds_no_numbers(size: int, bad: float, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((size + 2, size), np.float32)
+    x[np.arange(size), np.arange(size)] = bad  # anywhere: among whole vectors, and behind them
+    x[size] = -np.inf
+    x[size + 1, 1:] = -np.inf
+    out = np.empty(size + 2, np.int32)
     _native.argmax(x, out)
-    assert out.tolist() == [3, 0]
+    assert out.tolist() == [-1] * (size + 1) + [0]
 
 
 def test_blocks_are_copied_in_order() -> None:

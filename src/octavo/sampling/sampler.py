@@ -25,6 +25,7 @@ from octavo.types import SampledToken, SamplingParams
 
 # Below this the division would overflow; the distribution is already a point.
 _TEMPERATURE_MIN = 1e-5
+_NO_NUMBERS = "the model made logits that are not numbers (NaN or infinity)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,9 @@ class Sampler:
         if not rows:
             return []
         logits = np.ascontiguousarray(logits, np.float32)
-        outcomes = _check(logits)
         tokens = np.empty(len(rows), np.int32)
         _native.argmax(logits, tokens)  # the whole answer for plain greedy rows, and cheap beside the others
+        outcomes = [None if token >= 0 else SampleFailure(_NO_NUMBERS) for token in tokens.tolist()]
 
         for index, row in enumerate(rows):
             if outcomes[index] is None and (not row.params.greedy or adjusts(row.params, row.num_output)):
@@ -112,13 +113,6 @@ def gumbel_noise(seed: int, choice: int, position: int, size: int) -> Floats:
     out = np.empty(size, np.float32)
     _native.gumbel(seed & 0xFFFF_FFFF_FFFF_FFFF, choice, position, out)
     return out
-
-
-def _check(logits: Floats) -> list[SampleFailure | None]:
-    """A failure for each row with NaN, +inf or nothing but -inf: one pass, because max passes NaN on."""
-    greatest = logits.max(axis=1)
-    reason = "the model made logits that are not numbers (NaN or infinity)"
-    return [None if sound else SampleFailure(reason) for sound in np.isfinite(greatest).tolist()]
 
 
 def _with_logprobs(
