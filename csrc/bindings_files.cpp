@@ -1,5 +1,9 @@
 // What reading a model file needs: strings, de-quantising, packing of weight matrices, and block copies.
 #include <nanobind/stl/string.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
 
 #include <cstring>
 
@@ -106,6 +110,20 @@ void copy_blocks(const PoolOut& pool, const IntVector& sources, const IntVector&
   }
 }
 
+// Pages behind whole pages of the data, as if they had been written to; false where the system can't.
+bool take_pages(const ByteVectorOut& data) {
+#if defined(__linux__)
+  constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, since Linux 5.14
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(data.data()), end = begin + data.size();
+  const uintptr_t first = (begin + page - 1) / page * page, last = end / page * page;
+  const nb::gil_scoped_release unlocked;
+  return first >= last || madvise(reinterpret_cast<void*>(first), last - first, populate_write) == 0;
+#else
+  return data.size() == 0;
+#endif
+}
+
 }  // namespace
 
 void bind_files(nb::module_& m) {
@@ -119,6 +137,7 @@ void bind_files(nb::module_& m) {
         nb::arg("inputs"), nb::arg("stored"), nb::arg("panels").noconvert());
   m.def("copy_blocks", copy_blocks, nb::arg("pool").noconvert(), nb::arg("sources").noconvert(),
         nb::arg("targets").noconvert());
+  m.def("take_pages", take_pages, nb::arg("data").noconvert());
 }
 
 }  // namespace octavo

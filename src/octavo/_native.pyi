@@ -62,13 +62,16 @@ def pack_codes(data: _Bytes, kind: str, outputs: int, inputs: int, stored: str, 
 def copy_blocks(pool: _Bytes, sources: _Ints, targets: _Ints) -> None:
     """pool[targets[i]] = pool[sources[i]], in order of i."""
 
+def take_pages(data: _Bytes) -> bool:
+    """Memory behind all whole pages of it, as if each had been written to; False where the system can't."""
+
 # -- the sampler -----------------------------------------------------------------------------------
 
 def log_sum_exp(x: _Floats, out: _Floats) -> None:
     """(R, V) -> (R,): summed in double in a fixed order. NaN where a row holds NaN or +inf, or only -inf."""
 
 def argmax(x: _Floats, out: _Ints) -> None:
-    """(R, V) -> (R,): the lowest index of the largest value; -1 where a row holds NaN or +inf, or only -inf."""
+    """(R, V) -> (R,): the lowest index of the largest value; -1 where there is NaN or +inf, or only -inf."""
 
 def gumbel(seed: int, choice: int, position: int, out: _Floats) -> None:
     """out[t] = -log(-log u), u = (word >> 8 + 1/2) / 2^24, the word being lane t % 4 of Philox 4x32-10.

@@ -27,6 +27,7 @@ class StartOptions:
     backend: str = "cpu"  # cpu (native kernels) or reference (NumPy, the specification; slow)
     context_length: int | None = None  # tokens of prompt and output together; None: the model's own
     kv_memory_bytes: int | None = None  # bytes of KV blocks; None: a quarter of the available memory
+    kv_ready_bytes: int = 0  # of these, taken from the system at start; the rest when first used
     block_size: int = 16  # tokens per block
     host_cache_bytes: int = 0  # of host memory below the pool; 0: none
     disk_cache: str | None = None  # folder of the tier below; None: there is none
@@ -52,6 +53,7 @@ class StartOptions:
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         _within("context_length", self.context_length, 16, 10_000_000)
         _within("kv_memory", self.kv_memory_bytes, 2**16, 2**50)
+        _within("kv_ready", self.kv_ready_bytes, 0, 2**50)
         _within("disk_size", self.disk_size_bytes, 2**20, 2**50)
         _within("host_cache", self.host_cache_bytes, 0, 2**50)
         _within("disk_max_age", self.disk_max_age_days, 0, 100_000)

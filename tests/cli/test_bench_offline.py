@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -156,10 +157,13 @@ def test_what_was_resolved_is_told_with_the_figures(monkeypatch, capsys, as_json
             pass
 
     engine = {"weights": "int8", "weight_bytes": 1 << 20, "kv": "f32"}
-    monkeypatch.setattr(bench, "build_engine", lambda *given: None)
+    readying = SimpleNamespace(wait=lambda: waited.append(True))
+    waited: list[bool] = []
+    monkeypatch.setattr(bench, "build_engine", lambda *given: SimpleNamespace(readying=readying))
     monkeypatch.setattr(bench, "client_of", lambda *given: Closable())
     monkeypatch.setattr(bench, "resolved_settings", lambda *given: engine)
     bench.run(None, StartOptions(), [w1(2, 8, 4, 1)], as_json=as_json)
+    assert waited  # for memory, which is not what is measured
     told = capsys.readouterr().out
     if as_json:
         first, second = map(json.loads, told.splitlines())

@@ -19,7 +19,7 @@ from tests.tiny import tiny_model
 from octavo.cli import serve
 from octavo.config import StartOptions
 from octavo.engine.client import AsyncLLM
-from octavo.engine.start import client_of, engine_over
+from octavo.engine.start import Budget, client_of, engine_over, ready_blocks
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.quota import TenantPolicy
 from octavo.model.loader import LoadedModel
@@ -111,3 +111,36 @@ def test_serve_gives_the_engine_its_tenants_before_anything_is_restored(
         signal.signal(signal.SIGHUP, before)
     [policies_of] = given
     assert policies_of(4096) == (TenantPolicy("t", maximum=5),)
+
+
+@pytest.mark.parametrize(
+    ("asked", "available", "ready"),
+    [
+        (0, 1 << 30, 0),
+        (1000 << 10, 1 << 30, 10),
+        (1 << 30, 1 << 30, 50),  # all there are
+        (1 << 30, (1 << 20) + (600 << 10), 3),  # half of what nobody else shall have
+        (1 << 30, 1 << 19, 0),
+    ],
+)
+def test_memory_that_is_taken_at_start_leaves_others_theirs(asked: int, available: int, ready: int) -> None:
+    budget = Budget(50, 16, 100 << 10, "", 60)
+    options = StartOptions(kv_ready_bytes=asked, memory_reserve_bytes=1 << 20)
+    assert ready_blocks(budget, options, available) == ready
+
+
+def test_blocks_that_are_ready_count_as_resident_and_go_back_like_others() -> None:
+    ops = NativeOps()
+    loaded = LoadedModel(tiny_model(ops), PairTokenizer())  # type: ignore[arg-type]
+    options = StartOptions(
+        kv="f32", kv_memory_bytes=4 << 20, kv_ready_bytes=1 << 20, max_seqs=8, memory_reserve_bytes=0
+    )
+    started = engine_over(loaded, ops, options)
+    engine = started.engine
+    expected = (1 << 20) // started.budget.bytes_per_block
+    assert engine.scheduler.memory.pool.backing.count == expected > 10
+    engine.scheduler.elastic.give_back()
+    engine.step()
+    assert engine.scheduler.memory.pool.backing.count == 0
+    assert started.readying._stopping.is_set()  # before the memory went back: it stays there
+    engine.executor.close()

@@ -49,6 +49,7 @@ def run(model: str | None, options: StartOptions, workloads: Sequence[Workload],
         started = build_engine(model, options, tell)
         resolved = resolved_settings(started, options)
         write(json.dumps({"engine": resolved}) + "\n" if as_json else _in_words(resolved))
+        started.readying.wait()
         llm = client_of(started, options)
         try:
             reports = asyncio.run(_measure_all(llm, workloads, tell, as_json=as_json))

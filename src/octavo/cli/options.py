@@ -39,6 +39,14 @@ KvMemory = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+KV_READY = "256MiB"  # some 11,000 tokens of the default model: less than a second's work of the system
+KvReady = Annotated[
+    str,
+    typer.Option(
+        help="KV memory to take from the system at start, such as 1GiB; the rest is taken when first used.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 PinMemory = Annotated[
     str | None,
     typer.Option(
@@ -154,6 +162,7 @@ def start_options(
     kv_memory: str | None,
     threads: int | None,
     kv: str = "bf16",
+    kv_ready: str | None = None,
     block_size: int = 16,
     pin_memory: str | None = None,
     idle_return: int = 300,
@@ -181,6 +190,7 @@ def start_options(
         backend=backend,
         context_length=context_length,
         kv_memory_bytes=None if kv_memory is None else parse_bytes(kv_memory, "--kv-memory"),
+        kv_ready_bytes=0 if kv_ready is None else parse_bytes(kv_ready, "--kv-ready"),
         block_size=block_size,
         disk_cache=disk_cache,
         host_cache_bytes=0 if host_cache is None else parse_bytes(host_cache, "--host-cache"),

@@ -27,6 +27,7 @@ from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import Ops
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
+from octavo.kernels.ready import Readying
 from octavo.kernels.reference import ReferenceOps
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
@@ -82,6 +83,7 @@ class Started:
     ops: Ops
     fingerprint: bytes  # what its blocks below are bound to
     sessions: SessionSupport
+    readying: Readying  # of the pool's first memory, beside all else
 
 
 def start_engine(
@@ -132,6 +134,7 @@ def engine_over(
     fingerprint = root_name(b"disk", *identity, str(budget.block_size).encode())
     inbox, below = Inbox(), open_below(options, budget.bytes_per_block, fingerprint)
     worker = None if below is None else TransferWorker(below.store, inbox.put)
+    ready = ready_blocks(budget, options, available_memory())
     runner = Runner(
         loaded.model,
         ops,
@@ -142,6 +145,7 @@ def engine_over(
             spec.context_length,
             stop_ids,
             options.kv,
+            ready,
         ),
         worker,
     )
@@ -167,6 +171,7 @@ def engine_over(
     executor = ThreadedExecutor(runner) if options.overlap else InlineExecutor(runner)
     watch = watch_memory(options, budget)
     engine = Engine(new_scheduler, executor, runner.reset, options.overlap, time.perf_counter, inbox, watch)
+    engine.scheduler.memory.pool.backing.note_ready(ready)
     sessions = SessionSupport(
         open_sessions(None if below is None else below.namespace),
         options.session_ttl_s,
@@ -175,7 +180,7 @@ def engine_over(
     if policies_of is not None:
         engine.scheduler.set_tenants(policies_of(budget.bytes_per_block))
     restore(engine.scheduler, sessions.store, engine.clock())
-    return Started(engine, loaded, facts, budget, ops, fingerprint, sessions)
+    return Started(engine, loaded, facts, budget, ops, fingerprint, sessions, runner.readying)
 
 
 def open_sessions(namespace: Path | None) -> SessionStore:
@@ -194,9 +199,13 @@ def open_sessions(namespace: Path | None) -> SessionStore:
 
 def watch_memory(options: StartOptions, budget: Budget) -> MemoryWatch:
     """What gives the pool's memory back when nobody needs it, or when the machine is short of it."""
-    reserve = default_reserve() if options.memory_reserve_bytes is None else options.memory_reserve_bytes
-    config = ElasticityConfig(budget.bytes_per_block, float(options.idle_return_s), reserve)
+    config = ElasticityConfig(budget.bytes_per_block, float(options.idle_return_s), _reserve(options))
     return MemoryWatch(Elasticity(config), available_memory)
+
+
+def _reserve(options: StartOptions) -> int:
+    """Bytes that are to stay available to others."""
+    return default_reserve() if options.memory_reserve_bytes is None else options.memory_reserve_bytes
 
 
 def size_pool(loaded: LoadedModel, options: StartOptions) -> Budget:
@@ -223,6 +232,13 @@ def size_pool(loaded: LoadedModel, options: StartOptions) -> Budget:
     capacity = max(num_blocks, min(useful, available_memory() // per_block))
     staging = 0 if options.disk_cache is None else staging_blocks(num_blocks)
     return Budget(num_blocks - staging, options.block_size, per_block, reason, capacity, staging)
+
+
+def ready_blocks(budget: Budget, options: StartOptions, available: int) -> int:
+    """Blocks whose memory is taken at start: as many as were asked for, of half of what is `available`
+    (bytes) beyond what is to stay available to others."""
+    spare = max(0, available - _reserve(options)) // 2
+    return min(min(options.kv_ready_bytes, spare) // budget.bytes_per_block, budget.num_blocks)
 
 
 def staging_blocks(num_blocks: int) -> int:

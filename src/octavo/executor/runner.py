@@ -18,6 +18,7 @@ import numpy as np
 from octavo.executor.rows import Rows
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import Batch, Floats, KvShape, Ops
+from octavo.kernels.ready import Readying
 from octavo.model.decoder import hidden_states, project
 from octavo.model.spec import Model
 from octavo.sampling.logprobs import logprobs_of
@@ -38,6 +39,7 @@ class RunnerConfig:
     context_length: int
     stop_ids: frozenset[int]
     kv: str = "f32"  # how K and V are held
+    ready_blocks: int = 0  # whose memory is asked for at once
 
 
 def kv_shape(model: Model, block_size: int, kv: str = "f32") -> KvShape:
@@ -58,6 +60,7 @@ class Runner:
         self._rows = Rows(config.max_rows, config.context_length, config.block_size)
         pool = ops.allocate_kv(kv_shape(model, config.block_size, config.kv), config.num_blocks)
         self._pool = pool
+        self.readying = Readying(pool, config.ready_blocks)
         self._transfers = transfers
         if transfers is not None:
             transfers.serve(pool.data)
@@ -74,6 +77,8 @@ class Runner:
         if plan.copies:
             sources, targets = [c.source for c in plan.copies], [c.target for c in plan.copies]
             self._ops.copy_blocks(self._pool, sources, targets)
+        if plan.discarded:
+            self.readying.stop()
         for first, last in plan.discarded:
             self._ops.discard_blocks(self._pool, first, last)
         if plan.transfers:  # behind the copies: a block that has moved may be on its way down already
@@ -99,6 +104,7 @@ class Runner:
 
     def close(self) -> None:
         """End the transfers that have begun."""
+        self.readying.stop()
         if self._transfers is not None:
             self._transfers.close()
 

@@ -32,6 +32,11 @@ class Backing:
             self._has_memory[block] = 1
             self.count += 1
 
+    def note_ready(self, count: int) -> None:
+        """The first `count` blocks get memory before anybody takes them."""
+        for block in range(count):
+            self.note_taken(block)
+
     def note_given_back(self, first: int, last: int) -> None:
         """Blocks [first, last) have no memory when the plan that says so has run."""
         self.count -= self._has_memory.count(1, first, last)

@@ -1,0 +1,79 @@
+"""Memory that a pool has before anybody writes to it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octavo import _native
+from octavo.kernels import ready
+from octavo.kernels.contract import KvPool, KvShape
+from octavo.kernels.pool import allocate_pool
+from octavo.kernels.ready import Readying
+
+LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes pages ahead")
+
+
+def resident_pages(pool: KvPool, first: int, last: int) -> int:
+    """Pages with memory among those of blocks [first, last), as the system tells."""
+    address, size = pool.data.ctypes.data, pool.bytes_per_block
+    with Path("/proc/self/pagemap").open("rb") as file:
+        file.seek((address + first * size) // 4096 * 8)
+        entries = np.frombuffer(file.read((last - first) * size // 4096 * 8), np.uint64)
+    return int((entries >> np.uint64(63)).sum())
+
+
+@pytest.fixture
+def pool() -> KvPool:
+    return allocate_pool(KvShape(30, 3, 64, 16, "bf16"), 400)  # 141 MiB
+
+
+@LINUX_ONLY
+def test_the_first_blocks_have_memory_and_the_last_ones_do_not(pool: KvPool) -> None:
+    pool.data[3, 5] = 7
+    Readying(pool, 100).wait()
+    assert resident_pages(pool, 0, 100) == 100 * pool.bytes_per_block // 4096
+    assert resident_pages(pool, 110, 400) == 0  # but for what a huge page has beyond them
+    assert (pool.data[3, 5], int(pool.data[:100].sum())) == (7, 7)
+
+
+@LINUX_ONLY
+def test_none_is_asked_for_after_a_stop(pool: KvPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def take(data: np.ndarray) -> bool:
+        asked.append(data.size)
+        if len(asked) == 2:
+            readying._stopping.set()  # somebody stops it meanwhile
+        return True
+
+    monkeypatch.setattr(ready._native, "take_pages", take)
+    readying = Readying(pool, 0)
+    readying._run(pool.data.reshape(-1))
+    assert asked == [ready.PIECE_BYTES] * 2
+    readying.stop()
+    readying._run(pool.data.reshape(-1))
+    assert len(asked) == 2
+
+
+def test_a_system_that_gives_none_is_asked_once(pool: KvPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(ready._native, "take_pages", lambda data: bool(asked.append(data.size)))
+    Readying(pool, 400).wait()
+    assert asked == [ready.PIECE_BYTES]
+
+
+def test_pieces_cover_every_byte_once(pool: KvPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(ready._native, "take_pages", lambda data: asked.append(data.size) is None)
+    Readying(pool, 399).wait()
+    assert sum(asked) == 399 * pool.bytes_per_block
+
+
+def test_less_than_a_page_is_left_alone() -> None:
+    assert _native.take_pages(np.empty(0, np.uint8))
+    if sys.platform == "linux":
+        assert _native.take_pages(np.zeros(100, np.uint8))
