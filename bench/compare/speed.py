@@ -146,7 +146,7 @@ def our_speeds(weights: str, kv: str, workload: str, concurrencies: Sequence[int
 
 
 def our_runs(workload: str, concurrencies: Sequence[int]) -> list[list[str]]:
-    """The options of the runs that a workload takes: a single stream sends fewer requests."""
+    """The options of the runs that a workload takes; of W1 a single stream sends fewer requests."""
     if workload == "W2":
         return [["--workload", "W2", "--prefix", str(SHARED), "--n", str(AT_ONCE)]]
     if workload == "W3":
@@ -154,11 +154,11 @@ def our_runs(workload: str, concurrencies: Sequence[int]) -> list[list[str]]:
         return [["--workload", "W3", "--prompt", str(DEEP), "--long-out", str(DEEP_OUT), *flags]]
     if workload == "prefill":
         return [["--workload", "W1", "--inp", str(LONG), "--out", "1", "--conc", "1", "--n", "4"]]
-    runs = []
+    words = ["--workload", "W1"]
     for count in concurrencies:
         requests = max(4, REQUESTS // 8) if count == 1 else max(REQUESTS, count)
-        runs.append(["--workload", "W1", "--conc", str(count), "--n", str(requests)])
-    return runs
+        words += ["--conc", str(count), "--n", str(requests)]
+    return [words]  # one after another in one process, as the peers run them
 
 
 def our_case(row: peers.Row, workload: str) -> Speeds:

@@ -150,6 +150,21 @@ def test_workloads_are_chosen_by_name():
         names("W9")
 
 
+def test_each_run_has_its_own_number_of_requests():
+    def numbers(*names, n, conc=None):
+        found = chosen(
+            names, num_requests=n, in_flight=conc, w1_tokens=(1, 2), w2_prefix=64, w3_tokens=(300, 4)
+        )
+        return [each.num_requests for each in found]
+
+    assert numbers("W1", n=None) == [4, 16, 64]
+    assert numbers("W1", "W2", n=[5]) == [5, 5, 5, 5]
+    assert numbers("W1", n=[4, 7], conc=[1, 8]) == [4, 7]
+    for names, given in ((("W1",), [1, 2]), (("W1", "W2"), [1, 2, 3])):
+        with pytest.raises(ConfigError, match="once for each of the 3 --conc"):
+            numbers(*names, n=given)
+
+
 @pytest.mark.parametrize("as_json", [True, False])
 def test_what_was_resolved_is_told_with_the_figures(monkeypatch, capsys, as_json):
     class Closable(FakeModel):

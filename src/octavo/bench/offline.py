@@ -105,7 +105,7 @@ def w3(prompt: int, concurrency: int, output: int = 64) -> Workload:
 def chosen(
     names: Sequence[str],
     *,
-    num_requests: int | None,
+    num_requests: Sequence[int] | None,
     in_flight: Sequence[int] | None,
     w1_tokens: tuple[int, int],
     w2_prefix: int,
@@ -113,18 +113,26 @@ def chosen(
 ) -> list[Workload]:
     """The workloads by name, in order; None takes each one's own default. Lengths are (prompt, output).
 
-    A prefix of 0 leaves W2 out. Raises ConfigError for an unknown name.
+    `num_requests` is one number for all runs, or one for each run of W1. A prefix of 0 leaves W2 out. Raises
+    ConfigError for an unknown name, or for as many numbers as there are neither.
     """
     workloads: list[Workload] = []
+    at_once = in_flight or (1, 8, 32)
+    given = tuple(num_requests or ())
+    if len(given) not in (0, 1, len(at_once)) or (len(given) > 1 and {n.upper() for n in names} != {"W1"}):
+        raise ConfigError(
+            f"--n is given {len(given)} times; allowed: once, or with W1 alone once for each of the "
+            f"{len(at_once)} --conc"
+        )
+    requests = given * len(at_once) if len(given) == 1 else given or [max(4, 2 * count) for count in at_once]
     for name in names:
         match name.upper():
             case "W1":
                 workloads += [
-                    w1(num_requests or max(4, 2 * count), *w1_tokens, count)
-                    for count in in_flight or (1, 8, 32)
+                    w1(count, *w1_tokens, together) for count, together in zip(requests, at_once, strict=True)
                 ]
             case "W2":
-                workloads += [w2(num_requests or 32, w2_prefix)] if w2_prefix else []
+                workloads += [w2(given[0] if given else 32, w2_prefix)] if w2_prefix else []
             case "W3":
                 workloads += [w3(w3_tokens[0], count, w3_tokens[1]) for count in in_flight or (1, 4)]
             case _:

@@ -21,9 +21,13 @@ def offline(
         typer.Option(help="W1, W2 or W3; repeatable. Default: W1 and W2.", show_default=False),
     ] = None,
     n: Annotated[
-        int | None,
+        list[int] | None,
         typer.Option(
-            "--n", help="Requests of each run of W1 (default: twice --conc, at least 4) and W2.", min=1
+            "--n",
+            help="Requests of each run of W1 (default: twice --conc, at least 4) and W2; repeatable with W1 "
+            "alone, once for each --conc.",
+            min=1,
+            show_default=False,
         ),
     ] = None,
     inp: Annotated[int, typer.Option(help="W1: prompt tokens.", min=1)] = 128,
