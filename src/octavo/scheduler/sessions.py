@@ -305,9 +305,9 @@ class Sessions:
         return hold is not None and self._scheduler.holding.is_stuck(hold)
 
     def give_up_suspending(self, session_id: str) -> None:
-        """It stays in the pool as far as it is there."""
+        """If it is not below yet, it stays in the pool as far as it is there."""
         session = self._sessions.get(session_id)
-        if session is not None:
+        if session is not None and self.state_of(session) is SessionState.SUSPENDING:
             session.is_suspended = session.is_promised = False
 
     def slots(self, session_id: str) -> list[tuple[int, bytes]]:
