@@ -195,6 +195,27 @@ def test_a_tenant_is_told_no_number_that_others_move() -> None:
     assert "unheld, of which" in served.scheduler.events.recent(1)[0].text, "the operator is told all"
 
 
+def test_a_refused_pin_is_told_its_tenants_pins_whatever_others_have_pinned() -> None:
+    told = []
+    for num_others in (0, 5):
+        served = Served(blocks=100, pins=60, tokens=64)
+        pin(served, "own", 8, "a")
+        for index in range(num_others):
+            pin(served, f"other{index}", 16, "b")
+        with pytest.raises(PinRefused, match="held by pins own 2") as refusal:
+            pin(served, "large", 4 * 70, "a")
+        told.append(str(refusal.value))
+    assert told[0] == told[1]
+
+
+def pin(served: Served, name: str, num_tokens: int, tenant: str) -> None:
+    first = served.next_id * 10_000
+    order = PinOrder(name, tuple(range(first, first + num_tokens)), 60.0, tenant=tenant)
+    served.scheduler.pinning.open(order, served.next_id, 0.0)
+    served.add(order.tokens, 1, tenant=tenant, fills_pin=name)
+    served.drain()
+
+
 def test_bounds_that_do_not_fit_are_refused_and_change_nothing() -> None:
     served = Served(blocks=10, block=16, tokens=64)
     served.scheduler.set_tenants([TenantPolicy("a", guaranteed=4)])

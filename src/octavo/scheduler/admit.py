@@ -127,9 +127,10 @@ class Admission:
         self._freed.clear()
 
     def _let_sessions_go(self, sequence: Sequence) -> None:
-        """It does enter, or is loaded."""
-        if self._yielding:
-            self._scheduler.giving_way.make_way(sequence.request)
+        """It does enter, or is loaded; perhaps only because fetches gave way since that was asked."""
+        giving_way = self._scheduler.giving_way
+        if self._yielding or giving_way.is_crowded(sequence.request):
+            giving_way.make_way(sequence.request)
             self._yielding, self._yielded = [], set()
             self._note_change()
 
