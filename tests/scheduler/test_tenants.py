@@ -208,11 +208,24 @@ def test_a_refused_pin_is_told_its_tenants_pins_whatever_others_have_pinned() ->
     assert told[0] == told[1]
 
 
-def pin(served: Served, name: str, num_tokens: int, tenant: str) -> None:
+def test_a_request_that_others_pins_keep_out_is_told_no_number_of_theirs() -> None:
+    served = Served(blocks=20, pins=10, tokens=64)
+    pin(served, "rules", 32, "b")
+    with pytest.raises(RequestTooLarge, match="allowed: fewer, because others have pinned some of the pool"):
+        served.add(60, 1, tenant="a")
+    with pytest.raises(RequestTooLarge, match="needs 21 KV blocks; allowed: 20, what pins leave of the pool"):
+        served.add(84, 1, tenant="a")
+
+
+def open_pin(served: Served, name: str, num_tokens: int, tenant: str) -> int:
     first = served.next_id * 10_000
     order = PinOrder(name, tuple(range(first, first + num_tokens)), 60.0, tenant=tenant)
     served.scheduler.pinning.open(order, served.next_id, 0.0)
-    served.add(order.tokens, 1, tenant=tenant, fills_pin=name)
+    return served.add(order.tokens, 1, tenant=tenant, fills_pin=name)
+
+
+def pin(served: Served, name: str, num_tokens: int, tenant: str) -> None:
+    open_pin(served, name, num_tokens, tenant)
     served.drain()
 
 
@@ -307,6 +320,17 @@ def test_what_borrowers_fetched_and_wait_with_gives_way_to_a_guarantee() -> None
     for _ in range(2):
         served.step()
     assert served.state(wanted) is State.RUNNING
+
+
+def test_what_is_computed_to_be_shared_is_left_room_for_although_nobody_is_charged_for_it_yet() -> None:
+    served = Served(blocks=60, tokens=20, pins=40)
+    served.scheduler.set_tenants([TenantPolicy(SHARED, maximum=9)])
+    requests = [open_pin(served, "long", 22, SHARED)]
+    served.step()  # five blocks of it have names, and are nobody's yet
+    requests.append(open_pin(served, "short", 14, SHARED))
+    served.drain()
+    assert [served.finished(request) for request in requests] == [{0: FinishReason.LENGTH}] * 2
+    assert served.memory.quotas.charged(SHARED) == 8
 
 
 def test_a_smaller_maximum_of_what_is_shared_waits_for_those_who_hold_it() -> None:

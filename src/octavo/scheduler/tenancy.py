@@ -155,7 +155,20 @@ class Tenancy:
         that fills a pin is bounded by the pins' budget, not by the tenant's maximum of a request. `firm`:
         once all pins that give way have done so."""
         room = self.room_in_pool(tenant, own=own, firm=firm)
-        room = min(room, self.room_of_its_own(tenant, own=own, firm=firm))
+        return min(room, self._bound_of_its_own(tenant, fills_pin=fills_pin, own=own, firm=firm))
+
+    def told_room(self, tenant: str, *, fills_pin: bool = False, own: int = 0) -> int:
+        """The same, once all pins that give way have done so, as the tenant may be told: others move it by no
+        pin of theirs, so there may be less."""
+        policies, pool = self.quotas.policies(), self._scheduler.memory.pool.num_blocks
+        if not tenant:
+            return self.room(tenant, fills_pin=fills_pin, own=own, firm=True)
+        pinned = self._scheduler.pins.blocks_of(tenant, firm=True) - own
+        room = pool - sum(p.guaranteed for p in policies if p.name != tenant) - pinned
+        return min(room, self._bound_of_its_own(tenant, fills_pin=fills_pin, own=own, firm=True))
+
+    def _bound_of_its_own(self, tenant: str, *, fills_pin: bool, own: int, firm: bool) -> int:
+        room = self.room_of_its_own(tenant, own=own, firm=firm)
         request_maximum = self.quotas.policy(tenant).request_maximum
         return room if request_maximum is None or fills_pin else min(room, request_maximum)
 
@@ -274,10 +287,13 @@ class Tenancy:
         memory, owner = self._scheduler.memory, self.quotas.owner(sequence.request.tenant)
         hits = memory.blocks_of(sequence.chain.names[:num_hits])
         pool = memory.pool
-        adopted = sum(
-            pool.owner[b] == owner and (pool.holders[b] == 0 or b in pool.uncharged or b in freed)
-            for b in hits
-        )
+        if owner == self.quotas.shared:  # what no pin shares yet becomes its own when this one's is filled
+            adopted = sum(pool.owner[b] != owner for b in hits)
+        else:
+            adopted = sum(
+                pool.owner[b] == owner and (pool.holders[b] == 0 or b in pool.uncharged or b in freed)
+                for b in hits
+            )
         return sequence.blocks_known(memory.block_size) - num_hits + adopted + sequence.forks_left
 
     def allows(
@@ -297,11 +313,13 @@ class Tenancy:
             self._scheduler.memory.pool,
             self.quotas.owner(tenant),
         )
-        promised, alone = 0, True
+        promised, alone, filled = 0, True, set[int]()
         for s in running:
             if s.request.tenant == tenant and s.table is not None:
                 promised += max(0, s.blocks_known(size) - len(s.table))
                 alone = False
+                filled.update(s.table.blocks if owner == self.quotas.shared else ())
+        promised += sum(pool.owner[b] == self.quotas.once_shared for b in filled)  # as in `charge_of`
         back = sum(pool.owner[b] == owner and b not in pool.uncharged for b in freed)
         needed = self.charge_of(sequence, num_hits, freed)
         needed -= sequence.forks_left if alone else 0  # one choice can always preempt the others
