@@ -228,6 +228,32 @@ def test_a_suspension_that_nobody_waits_for_leaves_no_session_busy_where_the_dis
     run(work())
 
 
+@pytest.mark.parametrize("act", ["create", "turn"])
+def test_a_new_session_for_which_nobody_waits_any_more_is_not_there(act: str) -> None:
+    async def work() -> None:
+        chat = open_chat()
+        llm, sessions, answer_to = chat.llm, chat.llm.sessions, chat.llm._answer_to
+
+        async def leave_when_it_is_made(answer: Future[object]) -> object:
+            await answer_to(answer)
+            raise asyncio.CancelledError
+
+        say = [ChatMessage("user", HELLO)]
+        turn = partial(sessions.turn, "", "new", say, SamplingParams(max_tokens=5))
+        try:
+            with (
+                mock.patch.object(llm, "_answer_to", leave_when_it_is_made),
+                pytest.raises(asyncio.CancelledError),
+            ):
+                await (sessions.create if act == "create" else turn)()
+            assert await llm.ask(lambda s, now: (len(s.sessions), s.live_requests())) == (0, [])
+            assert sessions.count() == 0
+        finally:
+            chat.close()
+
+    run(work())
+
+
 def test_a_turn_whose_session_the_store_has_lost_takes_it_from_the_engine_too() -> None:
     async def work() -> None:
         chat = open_chat()

@@ -62,9 +62,27 @@ class Sessions:
         self._sync = support.sync
 
     async def create(self, tenant: str = "", ttl_s: float | None = None) -> SessionView:
-        """A session in which nothing was said. Raises InvalidRequest or SessionRefused."""
-        record = self._store.create(tenant, self._ttl_s if ttl_s is None else ttl_s)
-        return await self._view(record)
+        """A session in which nothing was said. Raises InvalidRequest, SessionRefused or UnknownTenant; then
+        nothing was made."""
+        made = list[SessionRecord]()
+
+        def make(scheduler: Scheduler, now: float) -> SessionView:
+            scheduler.tenancy.check_known(tenant)
+            made.append(self._store.create(tenant, self._ttl_s if ttl_s is None else ttl_s))
+            return self._told(made[0], view_session(scheduler, made[0].session_id))
+
+        try:
+            return await self._llm.ask(make)
+        except BaseException:
+            self._llm.tell(lambda s, now: self._unmake(*made))  # behind the question
+            raise
+
+    def _unmake(self, *records: SessionRecord) -> None:
+        """Nobody was told of these sessions. Any thread."""
+        for record in records:
+            with contextlib.suppress(UnknownSession):
+                self._store.delete(record.tenant, record.session_id)
+            self._llm.tell(lambda s, now, r=record: _delete(s, r.tenant, r.session_id))  # type: ignore[misc]
 
     def count(self, tenant: str | None = "") -> int:
         """How many `all` would be."""
@@ -131,8 +149,7 @@ class Sessions:
             return await self._turn(record, messages, params, priority, timeouts)
         except BaseException:
             if is_new:
-                with contextlib.suppress(UnknownSession):
-                    self._store.delete(tenant, record.session_id)
+                self._unmake(record)
             raise
 
     async def _turn(
