@@ -158,6 +158,19 @@ def test_bounds_that_idle_sessions_exceed_take_their_blocks_and_are_not_refused(
         chats.scheduler.set_tenants([TenantPolicy("u", maximum=3)])
 
 
+def test_a_hold_beyond_a_smaller_maximum_is_charged_no_more_while_copies_of_it_are_on_their_way_down() -> (
+    None
+):
+    chats = Chats(blocks=20, pins=18, slots=40)
+    chats.say("a", PROMPT, tenant="t")
+    while chats.scheduler.has_work:
+        turn(chats)
+    assert len(turn(chats)) == 5, "the stores have begun"
+    chats.scheduler.set_tenants([TenantPolicy("t", maximum=1)])
+    check_scheduler(chats.scheduler)
+    assert (chats.memory.quotas.charged("t"), chats.memory.counts().held) == (0, 5)
+
+
 def test_another_tenant_s_hold_within_its_guarantee_is_left_alone() -> None:
     chats = Chats(blocks=20, pins=18)
     chats.scheduler.set_tenants([TenantPolicy("t", guaranteed=8), TenantPolicy("u", guaranteed=6)])

@@ -75,7 +75,7 @@ class Tenancy:
                 elif scheduler.giving_way.give_for(policy.name):
                     continue
                 elif not scheduler.transfers.give_back(None, others_too=True, tenant=policy.name):
-                    break  # what is on its way down is let go when it is there; till then nothing is taken
+                    raise AssertionError(f"tenant {policy.name!r} holds what nobody can let go")
 
     def named(self) -> list[TenantPolicy]:
         """The bounds that were set last."""
