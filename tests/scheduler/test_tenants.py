@@ -8,7 +8,7 @@ import pytest
 from tests.scheduler.served import Served
 
 from octavo.errors import PinRefused, QueueFull, RequestTooLarge, TenantsRefused, UnknownTenant
-from octavo.memory.quota import SHARED, TenantPolicy
+from octavo.memory.quota import ONCE_SHARED, SHARED, TenantPolicy
 from octavo.scheduler.fairness import OUTPUT_COST
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.sequence import State
@@ -426,3 +426,24 @@ def test_a_refused_reload_takes_nobody_off() -> None:
         served.scheduler.set_tenants([TenantPolicy("b", guaranteed=41)])
     served.add(4, 1, tenant="a")
     served.drain()
+
+
+def test_what_was_shared_once_keeps_nobody_from_what_it_is_guaranteed() -> None:
+    served = Served(blocks=30, tokens=64, pins=28)
+    for index in range(3):
+        open_pin(served, f"p{index}", 28, SHARED)
+    prompts = [request.prompt for request in served.scheduler.requests()]
+    served.drain()
+    others = [served.add((*prompt, 1, 2, 3, 4), 5, tenant="b") for prompt in prompts]
+    served.step()
+    for index in range(3):
+        served.scheduler.pinning.release(SHARED, f"p{index}")
+    served.scheduler.set_tenants([TenantPolicy("a", guaranteed=18), TenantPolicy("b", guaranteed=6)])
+    charged = served.memory.quotas.charged
+    assert (charged("b"), charged(ONCE_SHARED)) == (3, 21), "b is charged for no more than it is guaranteed"
+    wanted = served.add(60, 8, tenant="a")
+    for _ in range(2):
+        served.step()
+    assert served.state(wanted) is State.RUNNING
+    served.drain()
+    assert all(served.finished(request) for request in [wanted, *others])

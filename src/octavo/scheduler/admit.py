@@ -177,7 +177,7 @@ class Admission:
             if num_hits is None:
                 continue
             self._yield_to(sequence)
-            covered = quotas.covers(tenant, scheduler.tenancy.charge_of(sequence, num_hits))
+            covered = scheduler.tenancy.covers(sequence, num_hits)
             if not covered or self._is_better_loaded(sequence, num_hits):
                 done.add(tenant)
                 continue
@@ -201,7 +201,7 @@ class Admission:
         """What borrowers hold while they wait keeps no guarantee from its tenant."""
         scheduler, own = self._scheduler, sequence.request.tenant
         for tenant in scheduler.transfers.fetchers():
-            if tenant != own and scheduler.memory.quotas.is_borrower(tenant):
+            if tenant != own and scheduler.tenancy.is_borrower(tenant):
                 self._note_change()
                 return scheduler.transfers.give_back(None, others_too=True, tenant=tenant)
         return False

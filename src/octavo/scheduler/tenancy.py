@@ -342,7 +342,37 @@ class Tenancy:
         if not self.quotas.has_guarantees:
             return False
         tenant = victim.request.tenant
-        return tenant != winner.request.tenant and not self.quotas.is_borrower(tenant)
+        return tenant != winner.request.tenant and not self.is_borrower(tenant)
+
+    def is_borrower(self, tenant: str) -> bool:
+        """True when it uses more than it was guaranteed."""
+        return self.used(tenant) > self.quotas.policy(tenant).guaranteed
+
+    def covers(self, sequence: Sequence, num_hits: int) -> bool:
+        """Whether its tenant would use no more than it was guaranteed with this sequence, too."""
+        tenant, pool = sequence.request.tenant, self._scheduler.memory.pool
+        more = self.charge_of(sequence, num_hits)
+        if tenant != SHARED:  # of which `charge_of` counts them
+            known = self._once_shared_of(tenant)
+            hits = self._scheduler.memory.blocks_of(sequence.chain.names[:num_hits])
+            more += sum(pool.owner[b] == self.quotas.once_shared and b not in known for b in hits)
+        return self.used(tenant) + more <= self.quotas.policy(tenant).guaranteed
+
+    def used(self, tenant: str) -> int:
+        """What it is charged for, and what it holds that all could find once and nobody is charged for: for
+        guarantees that is its user's."""
+        return self.quotas.charged(tenant) + len(self._once_shared_of(tenant))
+
+    def _once_shared_of(self, tenant: str) -> set[int]:
+        """O(blocks that its holders list) where there are such, else O(1)."""
+        scheduler, pool = self._scheduler, self._scheduler.memory.pool
+        if not pool.charged[self.quotas.once_shared]:
+            return set()
+        tables = [s.table for s in scheduler.running if s.request.tenant == tenant]
+        tables += [pin.table for pin in scheduler.pins.all() if pin.tenant == tenant]
+        tables += scheduler.transfers.tables_of(tenant)
+        blocks = {block for table in tables if table is not None for block in table.blocks}
+        return {block for block in blocks if pool.owner[block] == self.quotas.once_shared}
 
     def share_of(self, request: Request) -> float:
         """How many blocks its tenant borrows, for its weight: who borrows most gives way first."""
@@ -381,8 +411,10 @@ class Tenancy:
         freed = set(yielded)
         rows = scheduler.num_free_rows
         for victim in self._borrowers(sequence):
-            owner = self.quotas.owner(victim.request.tenant)
-            if pool.charged[owner] - charged[owner] <= self.quotas.policy(victim.request.tenant).guaranteed:
+            tenant = victim.request.tenant
+            owner = self.quotas.owner(tenant)
+            used = pool.charged[owner] - charged[owner] + len(self._once_shared_of(tenant) - freed)
+            if used <= self.quotas.policy(tenant).guaranteed:
                 continue
             assert victim.table is not None
             listed.update(victim.table.blocks)
@@ -418,7 +450,7 @@ class Tenancy:
         found = [
             s
             for s in self._scheduler.running
-            if s.request.tenant != tenant and self.quotas.is_borrower(s.request.tenant)
+            if s.request.tenant != tenant and self.is_borrower(s.request.tenant)
         ]
         return sorted(
             found, key=lambda s: (-s.priority, self.service.of(s.request.tenant), s.rank), reverse=True
