@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,21 +15,30 @@ from typer.testing import CliRunner
 from octavo.cli.main import app
 from octavo.errors import RequestFailed
 from octavo.server.app import ServerSettings
+from octavo.server.roster import Roster
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.testing import FakeModel
+from octavo.tenants import digest_of
+
+
+@contextlib.contextmanager
+def serving(settings: ServerSettings) -> Iterator[str]:
+    """A server's address, while it is there."""
+    listener = bind("127.0.0.1", 0)
+    ready = threading.Event()
+    server = build_server(FakeModel(), settings, lambda _: ready.set())
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread.start()
+    assert ready.wait(60)
+    yield base_url(listener)
+    server.should_exit = True
+    thread.join(60)
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    listener = bind("127.0.0.1", 0)
-    ready = threading.Event()
-    server = build_server(FakeModel(), ServerSettings(api_keys=("secret",)), lambda _: ready.set())
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
-    thread.start()
-    assert ready.wait(10)
-    yield base_url(listener)
-    server.should_exit = True
-    thread.join(20)
+    with serving(ServerSettings(api_keys=("secret",))) as url:
+        yield url
 
 
 @pytest.fixture
@@ -65,6 +76,80 @@ def test_sessions_are_listed_shown_suspended_resumed_and_deleted(
     assert octavo("sessions", "delete", "s0") == "s0 is deleted\n"
     with pytest.raises(RequestFailed, match="there is no session 's0'"):
         octavo("sessions", "show", "s0")
+
+
+KEYS = {name: f"octavo-{name}" for name in ("alice", "bob", "boss")}
+
+
+@pytest.fixture
+def octavo_of(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """A server with three tenants, of whom one is its operator; called with somebody's name and words."""
+    path = tmp_path / "tenants.toml"
+    path.write_text(
+        "".join(
+            f'[[tenant]]\nname = "{name}"\nkey_sha256 = "{digest_of(key).hex()}"\n'
+            f"operator = {str(name == 'boss').lower()}\n"
+            for name, key in KEYS.items()
+        )
+    )
+    with serving(ServerSettings(roster=Roster(path))) as url:
+
+        def run(name: str, *words: str) -> str:
+            result = CliRunner().invoke(app, [*words, "--url", url, "--api-key", KEYS[name]])
+            if result.exception is not None:
+                raise result.exception
+            return result.output
+
+        run.url = url  # type: ignore[attr-defined]
+        yield run
+
+
+def test_an_operator_s_words_are_for_the_tenant_that_they_name(octavo_of: Callable[..., str]) -> None:
+    octavo = octavo_of
+    prompt = "x" * 40
+    assert octavo("boss", "pins", "add", "rules", prompt, "--tenant", "alice").startswith(
+        "rules of tenant alice: 2 blocks"
+    )
+    octavo("boss", "pins", "add", "rules", prompt, "--tenant", "shared")
+    octavo("bob", "pins", "add", "rules", prompt)
+    assert octavo("alice", "pins", "list").startswith("rules of tenant alice: ")
+    assert len(octavo("boss", "pins", "list").splitlines()) == 3
+    assert octavo("boss", "pins", "list", "--tenant", "bob").startswith("rules of tenant bob: ")
+    assert octavo("boss", "pins", "list", "--tenant", "carol") == "no pins\n"
+    renewed = octavo("boss", "pins", "renew", "rules", "--ttl", "60", "--tenant", "bob")
+    assert renewed.endswith(" 60 s left\n")
+    for tenant in ("bob", "shared"):
+        octavo("boss", "pins", "delete", "rules", "--tenant", tenant)
+    assert octavo("boss", "pins", "list").startswith("rules of tenant alice: ")
+    with pytest.raises(RequestFailed, match="there is no pin named 'rules'"):
+        octavo("boss", "pins", "delete", "rules")
+    with pytest.raises(
+        RequestFailed, match="tenant names another than bob; allowed: leave it out, or use an op"
+    ):
+        octavo("bob", "pins", "delete", "rules", "--tenant", "alice")
+
+
+def test_an_operator_shows_suspends_resumes_and_deletes_another_s_session(
+    octavo_of: Callable[..., str],
+) -> None:
+    octavo = octavo_of
+    url = octavo_of.url  # type: ignore[attr-defined]
+    for name in ("alice", "bob"):
+        headers = {"Authorization": f"Bearer {KEYS[name]}"}
+        assert httpx.post(f"{url}/v1/sessions", json={}, headers=headers).status_code == 201
+    assert octavo("bob", "sessions", "list").startswith("s1 of tenant bob: idle")
+    assert len(octavo("boss", "sessions", "list").splitlines()) == 2
+    assert octavo("boss", "sessions", "list", "--tenant", "alice").startswith("s0 of tenant alice: idle")
+    with pytest.raises(RequestFailed, match="there is no session 's0'"):
+        octavo("boss", "sessions", "suspend", "s0")
+    alices = ("s0", "--tenant", "alice")
+    assert octavo("boss", "sessions", "suspend", *alices).startswith("s0 of tenant alice: suspended")
+    assert octavo("boss", "sessions", "resume", *alices).startswith("s0 of tenant alice: idle")
+    assert "tenant             alice\n" in octavo("boss", "sessions", "show", *alices)
+    with pytest.raises(RequestFailed, match="tenant names another than bob"):
+        octavo("bob", "sessions", "delete", *alices)
+    octavo("boss", "sessions", "delete", *alices)
+    assert octavo("alice", "sessions", "list") == "no sessions\n"
 
 
 def test_the_pool_is_shown_and_resized(octavo: Callable[..., str]) -> None:

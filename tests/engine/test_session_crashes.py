@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from tests.engine.chats import Chat, open_chat, plain
 from tests.engine.test_sessions import HELLO, _copy_as_killed
 
+from octavo.engine.outputs import SessionView
 from octavo.engine.session_store import SessionStore
 from octavo.errors import OctavoError, RequestFailed
 from octavo.files import Database, OsFiles, SqlValue
@@ -147,6 +149,60 @@ def test_delete_answers_when_the_row_is_off_the_medium_and_says_so_when_it_is_no
                 with pytest.raises(RequestFailed, match="after a crash it may be there again"):
                     await deleting
         finally:
+            chat.close()
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_a_deletion_goes_on_when_its_client_goes_away_behind_a_writer_that_is_busy(tmp_path: Path) -> None:
+    async def work() -> None:
+        chat, go_on = open_chat(tmp_path), threading.Event()
+        store = chat.llm.sessions._store
+        try:
+            await chat.say(HELLO)
+            assert await asyncio.wrap_future(store.sync(chat.session_id))
+            assert store._writer is not None
+            store._writer.submit(go_on.wait)
+            deleting = asyncio.ensure_future(chat.llm.sessions.delete("", chat.session_id))
+            while store.all() or await chat.llm.ask(lambda s, now: len(s.sessions)):
+                await asyncio.sleep(0)
+            deleting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await deleting
+        finally:
+            go_on.set()
+            chat.close()
+        again = open_chat(tmp_path)
+        assert again.llm.sessions._store.all() == []
+        again.close()
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_a_deletion_goes_on_when_its_client_goes_away_before_the_engine_has_looked() -> None:
+    async def work() -> None:
+        chat, go_on = open_chat(), threading.Event()
+        try:
+            await chat.say(HELLO)
+            find = chat.llm.sessions.find
+
+            async def find_and_stop(tenant: str, session_id: str) -> SessionView:
+                view = await find(tenant, session_id)
+                chat.llm.tell(lambda s, now: go_on.wait())
+                return view
+
+            with mock.patch.object(chat.llm.sessions, "find", find_and_stop):
+                deleting = asyncio.ensure_future(chat.llm.sessions.delete("", chat.session_id))
+                while chat.llm.sessions._store.all():
+                    await asyncio.sleep(0)
+            deleting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):  # it may be through without the engine
+                await deleting
+            go_on.set()
+            left = await chat.llm.ask(lambda s, now: (len(s.sessions), s.pins.num_blocks))
+            assert left == (0, 0), "what a deleted session held is held on"
+        finally:
+            go_on.set()
             chat.close()
 
     asyncio.run(asyncio.wait_for(work(), 60))

@@ -22,7 +22,7 @@ from octavo.config import StartOptions
 from octavo.engine.below import open_disk
 from octavo.engine.core import Ask
 from octavo.engine.outputs import Delta
-from octavo.engine.session_store import SESSIONS_FILE, TTL_S_MAX, SessionStore, longest_ttl
+from octavo.engine.session_store import SESSIONS_FILE, TTL_S_MAX, SessionRecord, SessionStore, longest_ttl
 from octavo.engine.turns import TurnRecorder
 from octavo.errors import (
     InvalidRequest,
@@ -30,10 +30,13 @@ from octavo.errors import (
     UnknownSession,
 )
 from octavo.executor.disk import DiskStore
+from octavo.files import OsFiles
 from octavo.memory.quota import TenantPolicy
 from octavo.scheduler.pinning import PinOrder
-from octavo.scheduler.session_views import view_session
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.session_views import SessionBlocks, view_session
 from octavo.scheduler.sessions import SessionState
+from octavo.sim.faults import FaultKind, FaultyFiles, seeded
 from octavo.types import BeamParams, ChatMessage, FinishReason, SamplingParams
 
 
@@ -177,6 +180,74 @@ def test_a_session_deleted_while_it_is_suspended_is_unknown(tmp_path: Path, when
                 done.set_result([b"a name"] if when == "sync" else False)
                 with pytest.raises(UnknownSession):
                     await suspending
+        finally:
+            chat.close()
+
+    run(work())
+
+
+def test_a_suspension_that_nobody_waits_for_leaves_no_session_busy_where_the_disk_fails(
+    tmp_path: Path,
+) -> None:
+    async def work() -> None:
+        faults, armed = seeded(1, 1.0, [FaultKind.ENOSPC]), False
+        chat = open_chat(
+            tmp_path, files=FaultyFiles(OsFiles(), lambda call, kind: faults(call, kind) if armed else None)
+        )
+        slept = asyncio.Event()
+
+        async def pause(seconds: float) -> None:
+            slept.set()
+            await asyncio.Event().wait()
+
+        try:
+            armed = True
+            await chat.say(HELLO)
+            busy = replace(view_session(chat.engine.scheduler, ""), state=SessionState.SUSPENDING)
+
+            def suspend(scheduler: Scheduler, record: SessionRecord) -> SessionBlocks:
+                scheduler.sessions.suspend(record.tenant, record.session_id)
+                return busy  # as it is before its store has failed
+
+            with (
+                mock.patch("octavo.engine.sessions._suspend", suspend),
+                mock.patch("octavo.engine.sessions.asyncio.sleep", pause),
+            ):
+                suspending = asyncio.ensure_future(chat.llm.sessions.suspend("", chat.session_id))
+                await slept.wait()
+                suspending.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await suspending
+            state = (await chat.llm.sessions.find("", chat.session_id)).blocks.state
+            assert state is SessionState.IDLE
+            await chat.say("more")
+        finally:
+            armed = False
+            chat.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("act", ["create", "turn"])
+def test_a_new_session_for_which_nobody_waits_any_more_is_not_there(act: str) -> None:
+    async def work() -> None:
+        chat = open_chat()
+        llm, sessions, answer_to = chat.llm, chat.llm.sessions, chat.llm._answer_to
+
+        async def leave_when_it_is_made(answer: Future[object]) -> object:
+            await answer_to(answer)
+            raise asyncio.CancelledError
+
+        say = [ChatMessage("user", HELLO)]
+        turn = partial(sessions.turn, "", "new", say, SamplingParams(max_tokens=5))
+        try:
+            with (
+                mock.patch.object(llm, "_answer_to", leave_when_it_is_made),
+                pytest.raises(asyncio.CancelledError),
+            ):
+                await (sessions.create if act == "create" else turn)()
+            assert await llm.ask(lambda s, now: (len(s.sessions), s.live_requests())) == (0, [])
+            assert sessions.count() == 0
         finally:
             chat.close()
 

@@ -163,6 +163,31 @@ def test_what_a_poisoned_request_wrote_is_never_found_again() -> None:
     check(memory)
 
 
+def test_what_only_a_copy_on_its_way_holds_is_charged_to_nobody_whoever_held_it_before() -> None:
+    memory, names = Memory(10, 4), [b"a", b"b"]
+    table = memory.open("t")
+    memory.reserve(table, 0, 8)
+    memory.publish(table, names, 8)
+    copies = [memory.open("t", charges=False) for _ in range(2)]
+    for copy, name in zip(copies, names, strict=True):
+        memory.adopt(copy, [name])
+    assert memory.quotas.charged("t") == 2
+    memory.close(table)
+    check(memory)
+    assert (memory.quotas.charged("t"), memory.counts().held) == (0, 2)
+    again = memory.open("t")
+    assert memory.adopt(again, names) == 2
+    memory.close(copies[0])
+    check(memory)
+    assert memory.quotas.charged("t") == 2
+    memory.close(again)
+    check(memory)
+    assert (memory.quotas.charged("t"), memory.counts().held) == (0, 1)
+    memory.close(copies[1])
+    check(memory)
+    assert memory.counts().cached == 2
+
+
 def test_check_notices_a_count_that_is_wrong() -> None:
     memory = Memory(4, 4)
     table = memory.open()

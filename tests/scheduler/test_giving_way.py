@@ -158,6 +158,19 @@ def test_bounds_that_idle_sessions_exceed_take_their_blocks_and_are_not_refused(
         chats.scheduler.set_tenants([TenantPolicy("u", maximum=3)])
 
 
+def test_a_hold_beyond_a_smaller_maximum_is_charged_no_more_while_copies_of_it_are_on_their_way_down() -> (
+    None
+):
+    chats = Chats(blocks=20, pins=18, slots=40)
+    chats.say("a", PROMPT, tenant="t")
+    while chats.scheduler.has_work:
+        turn(chats)
+    assert len(turn(chats)) == 5, "the stores have begun"
+    chats.scheduler.set_tenants([TenantPolicy("t", maximum=1)])
+    check_scheduler(chats.scheduler)
+    assert (chats.memory.quotas.charged("t"), chats.memory.counts().held) == (0, 5)
+
+
 def test_another_tenant_s_hold_within_its_guarantee_is_left_alone() -> None:
     chats = Chats(blocks=20, pins=18)
     chats.scheduler.set_tenants([TenantPolicy("t", guaranteed=8), TenantPolicy("u", guaranteed=6)])
@@ -288,3 +301,31 @@ def test_what_a_guarantee_covers_takes_holds_only_when_it_enters() -> None:
         chats.step()
     chats.drain()
     assert (chats.finished(second) != {}, chats.blocks().held, gave_way(chats)) == (True, 0, 1)
+
+
+def test_what_enters_because_a_fetch_of_its_tenant_gave_way_is_not_beside_holds_that_crowd_it_out() -> None:
+    chats = Chats(blocks=30, pins=10, slots=60, tokens=64)
+    chats.scheduler.set_tenants([TenantPolicy("t", maximum=12)])
+    below = tuple(range(3000, 3033))
+    chats.add(below, 1, tenant="t")
+    while chats.scheduler.has_work:
+        chats.moving += turn(chats)
+    chats.settle()
+    chats.evict_all()
+    chats.say("a", PROMPT[:10], tenant="t")
+    while chats.scheduler.has_work:
+        chats.moving += turn(chats)  # what is kept of it does not come down for now
+    chats.add(60, 12, tenant="u", priority=5)
+    chats.moving += turn(chats)
+    waiting = chats.add(below, 2, tenant="t")
+    loads = turn(chats)
+    assert (len(loads), chats.blocks().held, chats.memory.quotas.charged("t")) == (8, 2, 10)
+    finish(chats, loads)
+    late = chats.add(34, 8, tenant="t", priority=5)  # 9 blocks and then 11, and the fetch has 8 of them
+    chats.moving += turn(chats)
+    assert (chats.state(late), chats.blocks().held, gave_way(chats)) == (State.RUNNING, 0, 1)
+    for _ in range(60):
+        chats.moving += turn(chats)
+        chats.settle()
+    assert chats.finished(late)
+    assert chats.finished(waiting)

@@ -18,7 +18,7 @@ from octavo.memory.pins import Strength
 from octavo.memory.quota import TenantPolicy
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.events import EventKind
-from octavo.scheduler.pinning import PinOrder
+from octavo.scheduler.pinning import PinOrder, resumed_name
 from octavo.scheduler.sessions import SessionState
 from octavo.scheduler.views import view_kv, view_map
 from octavo.types import Move
@@ -355,3 +355,18 @@ def test_a_session_all_of_whose_blocks_were_lost_below_can_be_deleted() -> None:
     check_scheduler(chats.scheduler)
     chats.scheduler.sessions.delete("", "a")
     check_scheduler(chats.scheduler)
+
+
+def test_a_resumed_session_is_held_no_longer_than_its_next_turn_also_where_there_is_no_room_for_more() -> (
+    None
+):
+    chats = Chats(blocks=20, pins=7)
+    chats.whole_turn("a", PROMPT)
+    resume(chats, PROMPT[:20])
+    chats.drain()
+    said = (*PROMPT, *range(800, 820))
+    chats.whole_turn("a", said)
+    assert "needs 10 blocks" in chats.blocks().note
+    assert chats.scheduler.pins.find("", resumed_name("a")) is None
+    chats.add(30, 51)  # all of the pool
+    chats.drain()

@@ -8,7 +8,7 @@ import pytest
 from tests.scheduler.served import Served
 
 from octavo.errors import PinRefused, QueueFull, RequestTooLarge, TenantsRefused, UnknownTenant
-from octavo.memory.quota import SHARED, TenantPolicy
+from octavo.memory.quota import ONCE_SHARED, SHARED, TenantPolicy
 from octavo.scheduler.fairness import OUTPUT_COST
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.sequence import State
@@ -195,6 +195,40 @@ def test_a_tenant_is_told_no_number_that_others_move() -> None:
     assert "unheld, of which" in served.scheduler.events.recent(1)[0].text, "the operator is told all"
 
 
+def test_a_refused_pin_is_told_its_tenants_pins_whatever_others_have_pinned() -> None:
+    told = []
+    for num_others in (0, 5):
+        served = Served(blocks=100, pins=60, tokens=64)
+        pin(served, "own", 8, "a")
+        for index in range(num_others):
+            pin(served, f"other{index}", 16, "b")
+        with pytest.raises(PinRefused, match="held by pins own 2") as refusal:
+            pin(served, "large", 4 * 70, "a")
+        told.append(str(refusal.value))
+    assert told[0] == told[1]
+
+
+def test_a_request_that_others_pins_keep_out_is_told_no_number_of_theirs() -> None:
+    served = Served(blocks=20, pins=10, tokens=64)
+    pin(served, "rules", 32, "b")
+    with pytest.raises(RequestTooLarge, match="allowed: fewer, because others have pinned some of the pool"):
+        served.add(60, 1, tenant="a")
+    with pytest.raises(RequestTooLarge, match="needs 21 KV blocks; allowed: 20, what pins leave of the pool"):
+        served.add(84, 1, tenant="a")
+
+
+def open_pin(served: Served, name: str, num_tokens: int, tenant: str) -> int:
+    first = served.next_id * 10_000
+    order = PinOrder(name, tuple(range(first, first + num_tokens)), 60.0, tenant=tenant)
+    served.scheduler.pinning.open(order, served.next_id, 0.0)
+    return served.add(order.tokens, 1, tenant=tenant, fills_pin=name)
+
+
+def pin(served: Served, name: str, num_tokens: int, tenant: str) -> None:
+    open_pin(served, name, num_tokens, tenant)
+    served.drain()
+
+
 def test_bounds_that_do_not_fit_are_refused_and_change_nothing() -> None:
     served = Served(blocks=10, block=16, tokens=64)
     served.scheduler.set_tenants([TenantPolicy("a", guaranteed=4)])
@@ -286,6 +320,17 @@ def test_what_borrowers_fetched_and_wait_with_gives_way_to_a_guarantee() -> None
     for _ in range(2):
         served.step()
     assert served.state(wanted) is State.RUNNING
+
+
+def test_what_is_computed_to_be_shared_is_left_room_for_although_nobody_is_charged_for_it_yet() -> None:
+    served = Served(blocks=60, tokens=20, pins=40)
+    served.scheduler.set_tenants([TenantPolicy(SHARED, maximum=9)])
+    requests = [open_pin(served, "long", 22, SHARED)]
+    served.step()  # five blocks of it have names, and are nobody's yet
+    requests.append(open_pin(served, "short", 14, SHARED))
+    served.drain()
+    assert [served.finished(request) for request in requests] == [{0: FinishReason.LENGTH}] * 2
+    assert served.memory.quotas.charged(SHARED) == 8
 
 
 def test_a_smaller_maximum_of_what_is_shared_waits_for_those_who_hold_it() -> None:
@@ -381,3 +426,24 @@ def test_a_refused_reload_takes_nobody_off() -> None:
         served.scheduler.set_tenants([TenantPolicy("b", guaranteed=41)])
     served.add(4, 1, tenant="a")
     served.drain()
+
+
+def test_what_was_shared_once_keeps_nobody_from_what_it_is_guaranteed() -> None:
+    served = Served(blocks=30, tokens=64, pins=28)
+    for index in range(3):
+        open_pin(served, f"p{index}", 28, SHARED)
+    prompts = [request.prompt for request in served.scheduler.requests()]
+    served.drain()
+    others = [served.add((*prompt, 1, 2, 3, 4), 5, tenant="b") for prompt in prompts]
+    served.step()
+    for index in range(3):
+        served.scheduler.pinning.release(SHARED, f"p{index}")
+    served.scheduler.set_tenants([TenantPolicy("a", guaranteed=18), TenantPolicy("b", guaranteed=6)])
+    charged = served.memory.quotas.charged
+    assert (charged("b"), charged(ONCE_SHARED)) == (3, 21), "b is charged for no more than it is guaranteed"
+    wanted = served.add(60, 8, tenant="a")
+    for _ in range(2):
+        served.step()
+    assert served.state(wanted) is State.RUNNING
+    served.drain()
+    assert all(served.finished(request) for request in [wanted, *others])

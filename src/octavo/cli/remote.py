@@ -13,6 +13,12 @@ Url = Annotated[str, typer.Option(help="The server.")]
 ApiKey = Annotated[
     str, typer.Option(envvar="OCTAVO_API_KEY", help="The key that it wants, if any.", show_default=False)
 ]
+Tenant = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Whose it is, with an operator's key; else the key's own.", show_default=False
+    ),
+]
 DEFAULT_URL = "http://127.0.0.1:8000"
 _TIMEOUT_S = 600.0  # a pin's prompt is computed before it answers
 
@@ -56,6 +62,23 @@ def ask_whole_pool(url: str, api_key: str) -> dict[str, Any]:
 def path_part(text: str) -> str:
     """A name as one part of a path, whatever it holds."""
     return quote(text, safe="")
+
+
+def of_tenant(path: str, tenant: str | None) -> str:
+    """The path of a thing that is that tenant's; None: the key's own."""
+    return path if tenant is None else f"{path}?tenant={path_part(tenant)}"
+
+
+def whose(thing: dict[str, object]) -> str:
+    """After a thing's name: whose it is, where there are tenants."""
+    return f" of tenant {thing['tenant']}" if thing["tenant"] else ""
+
+
+def listed(url: str, api_key: str, path: str, tenant: str | None) -> list[dict[str, Any]]:
+    """What the key may see of a list; or of it, what is that tenant's."""
+    things = ask(url, api_key, "GET", path)["data"]
+    assert isinstance(things, list)
+    return [thing for thing in things if tenant in (None, thing["tenant"])]
 
 
 def _words_of(told: object) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from octavo.cli.remote import DEFAULT_URL, ApiKey, Url, ask, path_part
+from octavo.cli.remote import DEFAULT_URL, ApiKey, Tenant, Url, ask, listed, of_tenant, path_part, whose
 from octavo.units import format_bytes
 
 sessions_app = typer.Typer(
@@ -17,10 +17,9 @@ Id = Annotated[str, typer.Argument(help="As the server chose it: `octavo session
 
 
 @sessions_app.command("list")
-def list_sessions(url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
+def list_sessions(tenant: Tenant = None, url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
     """All sessions, with their bytes and where those are."""
-    sessions = ask(url, api_key, "GET", "/v1/sessions")["data"]
-    assert isinstance(sessions, list)
+    sessions = listed(url, api_key, "/v1/sessions", tenant)
     if not sessions:
         typer.echo("no sessions")
     for session in sessions:
@@ -28,29 +27,33 @@ def list_sessions(url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
 
 
 @sessions_app.command("show")
-def show_session(session: Id, url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
+def show_session(session: Id, tenant: Tenant = None, url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
     """Everything about one session."""
-    for name, value in ask(url, api_key, "GET", f"/v1/sessions/{path_part(session)}").items():
+    for name, value in ask(url, api_key, "GET", _path_of(session, "", tenant)).items():
         typer.echo(f"{name:18s} {value}")
 
 
 @sessions_app.command("suspend")
-def suspend_session(session: Id, url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
+def suspend_session(session: Id, tenant: Tenant = None, url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
     """Send a session's blocks to disk; returns when all of it survives a crash."""
-    typer.echo(line_of(ask(url, api_key, "POST", f"/v1/sessions/{path_part(session)}/suspend")))
+    typer.echo(line_of(ask(url, api_key, "POST", _path_of(session, "/suspend", tenant))))
 
 
 @sessions_app.command("resume")
-def resume_session(session: Id, url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
+def resume_session(session: Id, tenant: Tenant = None, url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
     """Bring a session's blocks back into memory and hold them there until its next turn has ended."""
-    typer.echo(line_of(ask(url, api_key, "POST", f"/v1/sessions/{path_part(session)}/resume")))
+    typer.echo(line_of(ask(url, api_key, "POST", _path_of(session, "/resume", tenant))))
 
 
 @sessions_app.command("delete")
-def delete_session(session: Id, url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
+def delete_session(session: Id, tenant: Tenant = None, url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
     """Forget a session; its blocks stay cached until they are needed."""
-    ask(url, api_key, "DELETE", f"/v1/sessions/{path_part(session)}")
+    ask(url, api_key, "DELETE", _path_of(session, "", tenant))
     typer.echo(f"{session} is deleted")
+
+
+def _path_of(session: str, action: str, tenant: str | None) -> str:
+    return of_tenant(f"/v1/sessions/{path_part(session)}{action}", tenant)
 
 
 def line_of(session: dict[str, object]) -> str:
@@ -58,7 +61,7 @@ def line_of(session: dict[str, object]) -> str:
     in_pool, below = int(str(session["bytes_in_pool"])), int(str(session["bytes_below"]))
     note = f" ({session['note']})" if session["note"] else ""
     return (
-        f"{session['id']}: {session['state']}, {session['num_tokens']:,} tokens, "
+        f"{session['id']}{whose(session)}: {session['state']}, {session['num_tokens']:,} tokens, "
         f"{session['num_blocks']:,} blocks in {session['tier']}: {format_bytes(in_pool)} in memory, "
         f"{format_bytes(below)} on disk, {float(str(session['seconds_left'])):,.0f} s left{note}"
     )

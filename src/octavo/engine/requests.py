@@ -52,9 +52,10 @@ def make_request(
     # A pin's own request may take the blocks that are kept for it, and a session's turn those that are its
     # own; the engine checks that again.
     pool = engine.scheduler.memory.pool
-    num_blocks = left = pool.num_blocks
+    num_blocks = num_told = left = pool.num_blocks
     if not (fills_pin or session):
         num_blocks = engine.scheduler.tenancy.room(tenant, firm=True)
+        num_told = engine.scheduler.tenancy.told_room(tenant)
         left = engine.scheduler.tenancy.room(tenant)
     # What is kept of idle sessions gives way to what was asked for, and to the prompt, but not to a guess.
     fits = tokens_that_fit(len(prompt), params, left, block_size)
@@ -90,7 +91,7 @@ def make_request(
         session,
         session_ttl,
     )
-    check_fits(request, config, num_blocks, block_size)
+    check_fits(request, config, num_blocks, num_told, block_size)
     return request
 
 

@@ -62,9 +62,27 @@ class Sessions:
         self._sync = support.sync
 
     async def create(self, tenant: str = "", ttl_s: float | None = None) -> SessionView:
-        """A session in which nothing was said. Raises InvalidRequest or SessionRefused."""
-        record = self._store.create(tenant, self._ttl_s if ttl_s is None else ttl_s)
-        return await self._view(record)
+        """A session in which nothing was said. Raises InvalidRequest, SessionRefused or UnknownTenant; then
+        nothing was made."""
+        made = list[SessionRecord]()
+
+        def make(scheduler: Scheduler, now: float) -> SessionView:
+            scheduler.tenancy.check_known(tenant)
+            made.append(self._store.create(tenant, self._ttl_s if ttl_s is None else ttl_s))
+            return self._told(made[0], view_session(scheduler, made[0].session_id))
+
+        try:
+            return await self._llm.ask(make)
+        except BaseException:
+            self._llm.tell(lambda s, now: self._unmake(*made))  # behind the question
+            raise
+
+    def _unmake(self, *records: SessionRecord) -> None:
+        """Nobody was told of these sessions. Any thread."""
+        for record in records:
+            with contextlib.suppress(UnknownSession):
+                self._store.delete(record.tenant, record.session_id)
+            self._llm.tell(lambda s, now, r=record: _delete(s, r.tenant, r.session_id))  # type: ignore[misc]
 
     def count(self, tenant: str | None = "") -> int:
         """How many `all` would be."""
@@ -97,11 +115,13 @@ class Sessions:
 
     async def delete(self, tenant: str, session_id: str) -> SessionView:
         """Forget it; what it held and kept can be taken from now on. A turn that runs goes on alone. Returns
-        when no crash can bring it back, or raises RequestFailed when the disk failed."""
+        when no crash can bring it back, or raises RequestFailed when the disk failed. Cancelling the call
+        cancels no part of it that has begun."""
         view = await self.find(tenant, session_id)
         gone = self._store.delete(tenant, session_id)
-        await self._llm.ask(lambda s, now: _delete(s, tenant, session_id))
-        if not await asyncio.wrap_future(gone):
+        self._llm.tell(lambda s, now: _delete(s, tenant, session_id))
+        await self._llm.ask(lambda s, now: None)  # behind it
+        if not await asyncio.shield(asyncio.wrap_future(gone)):
             raise RequestFailed(
                 f"session {session_id} is deleted, but could not be taken off the disk: after a crash it may "
                 "be there again; that is tried again with the next one deleted, and when the server ends"
@@ -129,8 +149,7 @@ class Sessions:
             return await self._turn(record, messages, params, priority, timeouts)
         except BaseException:
             if is_new:
-                with contextlib.suppress(UnknownSession):
-                    self._store.delete(tenant, record.session_id)
+                self._unmake(record)
             raise
 
     async def _turn(
@@ -191,18 +210,7 @@ class Sessions:
         if sync is None:
             raise SessionRefused("a session is suspended to disk, and there is none (setting disk_cache)")
         await self._know(record)
-        blocks = await self._llm.ask(lambda s, now: _suspend(s, record))
-        for _ in range(int(_SUSPEND_TIMEOUT_S / _PAUSE_S)):
-            if blocks.state is not SessionState.SUSPENDING or blocks.stuck:
-                break
-            await asyncio.sleep(_PAUSE_S)
-            blocks = await self._llm.ask(lambda s, now: view_session(s, session_id))
-        if blocks.state is SessionState.SUSPENDING:
-            await self._llm.ask(lambda s, now: s.sessions.give_up_suspending(session_id))
-            raise RequestFailed(
-                f"session {session_id} could not be suspended: {blocks.num_blocks - blocks.below:,} of its "
-                f"{blocks.num_blocks:,} blocks could not be written to disk; it stays in memory"
-            )
+        await self._send_down(record)
         slots = await self._llm.ask(lambda s, now: _slots_of_suspended(s, record))
         lost = await asyncio.wrap_future(sync(slots))
         self._store.find(tenant, session_id)  # it may have been deleted meanwhile
@@ -218,6 +226,26 @@ class Sessions:
             raise RequestFailed(f"session {session_id} could not be written to disk; its blocks are there")
         self._llm.tell(lambda s, now: _note(s, now, EventKind.SESSION_SUSPENDED, record, len(slots)))
         return await self.find(tenant, session_id)
+
+    async def _send_down(self, record: SessionRecord) -> None:
+        """Returns when all its blocks are below. Where that fails, or is cancelled, they stay where they are:
+        nobody else would end it where the disk works no more."""
+        session_id = record.session_id
+        try:
+            blocks = await self._llm.ask(lambda s, now: _suspend(s, record))
+            for _ in range(int(_SUSPEND_TIMEOUT_S / _PAUSE_S)):
+                if blocks.state is not SessionState.SUSPENDING or blocks.stuck:
+                    break
+                await asyncio.sleep(_PAUSE_S)
+                blocks = await self._llm.ask(lambda s, now: view_session(s, session_id))
+            if blocks.state is SessionState.SUSPENDING:
+                raise RequestFailed(
+                    f"session {session_id} could not be suspended: {blocks.num_blocks - blocks.below:,} of "
+                    f"its {blocks.num_blocks:,} blocks could not be written to disk; it stays in memory"
+                )
+        except BaseException:
+            self._llm.tell(lambda s, now: s.sessions.give_up_suspending(session_id))
+            raise
 
     async def resume(self, tenant: str, session_id: str) -> SessionView:
         """Bring its blocks into the pool, computing what is damaged, and hold them until its next turn ends;

@@ -29,10 +29,9 @@ def check(memory: Memory) -> None:
         "the count of cached blocks is wrong"
     )
     silent = {block for table in memory.tables if not table.charges for block in table.blocks}
-    assert pool.uncharged <= silent, "a held block is charged to nobody"
-    charged = Counter(
-        pool.owner[b] for b in range(pool.num_blocks) if pool.holders[b] and b not in pool.uncharged
-    )
+    held = {block for table in memory.tables if table.charges for block in table.blocks}
+    assert pool.uncharged == silent - held, "a block is charged to nobody, or for a copy on its way alone"
+    charged = Counter(pool.owner[block] for block in held)
     cached = Counter(pool.owner[block] for block in line if pool.name_of[block] is not None)
     for owner in range(len(pool.weights)):
         assert pool.charged[owner] == charged[owner], f"owner {owner} is charged for what it does not hold"

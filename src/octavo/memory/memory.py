@@ -229,7 +229,7 @@ class Memory:
     def close(self, table: BlockTable) -> None:
         """Hold nothing any more. Tail first, so that the tail is evicted before the head."""
         for block in reversed(table.blocks):
-            self.pool.release(block)
+            self.pool.release(block, charge=table.charges)
         table.blocks.clear()
         table.num_published = 0
         self.tables.remove(table)

@@ -23,7 +23,7 @@ order of reuse is vLLM's.
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections import Counter, deque
 
 from octavo.memory.backing import Backing
 
@@ -50,7 +50,8 @@ class BlockPool:
         self.charged: list[int] = []  # held blocks by owner, those in `uncharged` aside
         self.cached: list[int] = []  # by owner
         self.weights: list[float] = []  # by owner: of its share of cached blocks
-        self.uncharged: set[int] = set()  # held by nobody but a copy on its way to the tier below
+        self.uncharged: set[int] = set()  # held by nobody but copies on their way to the tier below
+        self._copies: Counter[int] = Counter()  # by block: such holders, whoever else holds it
         # Index `capacity` is the sentinel, both head and tail, of the free line; those of owners follow.
         self._free = capacity
         self._next: list[int] = [*range(1, capacity + 1), 0]
@@ -103,11 +104,21 @@ class BlockPool:
             self.uncharged.discard(block)
             self.charged[self.owner[block]] += 1
         self.holders[block] += 1
+        if not charge:
+            self._copies[block] += 1
 
-    def release(self, block: int) -> None:
-        """One holder less; after the last one the block is free, or cached as the newest of its owner."""
+    def release(self, block: int, *, charge: bool = True) -> None:
+        """One holder less, `charge` as it was retained; after the last one the block is free, or cached as
+        the newest of its owner. After the last one that charges, nobody is charged for it."""
         assert self.holders[block] > 0, f"block {block} released without a holder"
         self.holders[block] -= 1
+        if not charge:
+            self._copies[block] -= 1
+            if not self._copies[block]:
+                del self._copies[block]
+        elif 0 < self.holders[block] == self._copies.get(block, 0):
+            self.charged[self.owner[block]] -= 1
+            self.uncharged.add(block)
         if self.holders[block] == 0:
             if block in self.uncharged:
                 self.uncharged.discard(block)
@@ -167,7 +178,7 @@ class BlockPool:
         """What `old` was, `new` is: holders and name. `new` was just taken; `old` is in no state now."""
         assert self.holders[old] > 0
         assert self.is_writable(new)
-        assert old not in self.uncharged, "a block on its way cannot move"
+        assert old not in self._copies, "a block on its way cannot move"
         self.charged[self.owner[new]] -= 1  # taken for whom it was not yet known
         self.owner[new] = self.owner[old]
         self.holders[new], self.holders[old] = self.holders[old], 0

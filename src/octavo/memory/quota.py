@@ -103,13 +103,3 @@ class Quotas:
     def disk_maximum(self, owner: int) -> int | None:
         """Slots that it may take in the tier below."""
         return self._policies[owner].disk_maximum
-
-    def is_borrower(self, tenant: str) -> bool:
-        """True when it holds more than it was guaranteed."""
-        owner = self.owner(tenant)
-        return self._pool.charged[owner] > self._policies[owner].guaranteed
-
-    def covers(self, tenant: str, num_blocks: int) -> bool:
-        """Whether that many more would still be within its guarantee."""
-        owner = self.owner(tenant)
-        return self._pool.charged[owner] + num_blocks <= self._policies[owner].guaranteed

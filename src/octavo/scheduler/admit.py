@@ -127,9 +127,10 @@ class Admission:
         self._freed.clear()
 
     def _let_sessions_go(self, sequence: Sequence) -> None:
-        """It does enter, or is loaded."""
-        if self._yielding:
-            self._scheduler.giving_way.make_way(sequence.request)
+        """It does enter, or is loaded; perhaps only because fetches gave way since that was asked."""
+        giving_way = self._scheduler.giving_way
+        if self._yielding or giving_way.is_crowded(sequence.request):
+            giving_way.make_way(sequence.request)
             self._yielding, self._yielded = [], set()
             self._note_change()
 
@@ -176,7 +177,7 @@ class Admission:
             if num_hits is None:
                 continue
             self._yield_to(sequence)
-            covered = quotas.covers(tenant, scheduler.tenancy.charge_of(sequence, num_hits))
+            covered = scheduler.tenancy.covers(sequence, num_hits)
             if not covered or self._is_better_loaded(sequence, num_hits):
                 done.add(tenant)
                 continue
@@ -200,7 +201,7 @@ class Admission:
         """What borrowers hold while they wait keeps no guarantee from its tenant."""
         scheduler, own = self._scheduler, sequence.request.tenant
         for tenant in scheduler.transfers.fetchers():
-            if tenant != own and scheduler.memory.quotas.is_borrower(tenant):
+            if tenant != own and scheduler.tenancy.is_borrower(tenant):
                 self._note_change()
                 return scheduler.transfers.give_back(None, others_too=True, tenant=tenant)
         return False

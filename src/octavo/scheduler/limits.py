@@ -32,8 +32,11 @@ def tokens_that_fit(num_prompt: int, params: SamplingParams, num_blocks: int, bl
     return each * block_size + 1 - num_prompt
 
 
-def check_fits(request: Request, config: SchedulerConfig, num_blocks: int, block_size: int) -> None:
-    """Raise unless the request could run alone: in the context, in `num_blocks`, in the rows."""
+def check_fits(
+    request: Request, config: SchedulerConfig, num_blocks: int, num_told: int, block_size: int
+) -> None:
+    """Raise unless the request could run alone: in the context, in `num_blocks`, in the rows. `num_told`: as
+    many as its client may know of, perhaps more than there are."""
     if not request.prompt:
         raise InvalidRequest("the prompt is empty; allowed: at least 1 token", param="prompt")
     total = len(request.prompt) + request.max_tokens
@@ -48,10 +51,12 @@ def check_fits(request: Request, config: SchedulerConfig, num_blocks: int, block
     if needed > num_blocks:
         beams = request.params.beams
         in_beams = "" if beams is None else f" in {beams.width} beams"
+        allowed = f"{num_told:,}, what pins leave of the pool"
+        if needed <= num_told:  # no number that others move
+            allowed = "fewer, because others have pinned some of the pool"
         raise RequestTooLarge(
             f"prompt of {len(request.prompt):,} tokens plus max_tokens of {request.max_tokens:,}{in_beams} "
-            f"needs {needed:,} KV blocks; allowed: {num_blocks:,}, what pins leave of the pool (setting "
-            "kv_memory); ask for fewer tokens",
+            f"needs {needed:,} KV blocks; allowed: {allowed} (setting kv_memory); ask for fewer tokens",
             param="max_tokens",
             code="kv_pool_exceeded",
         )

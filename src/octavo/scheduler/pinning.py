@@ -227,9 +227,9 @@ class Pinning:
             (blocks_needed(r, scheduler.memory.block_size) for r in scheduler.requests()), default=1
         )
         pool, tenancy = scheduler.memory.pool.num_blocks, scheduler.tenancy
-        holders = [pin for pin in pins.all() if not (firm and pin.gives_way)]
+        holders = [p for p in pins.all() if p.tenant == tenant and not (firm and p.gives_way)]
         holders.sort(key=lambda pin: -pin.num_held)
-        who = ", ".join(f"{pin.name} {pin.num_held:,}" for pin in holders[:5] if pin.tenant == tenant)
+        who = ", ".join(f"{pin.name} {pin.num_held:,}" for pin in holders[:5])
         if tenant:  # no number that others move
             return (
                 f"{what} needs {num_blocks:,} blocks, more than are left to pins now; those of tenant "

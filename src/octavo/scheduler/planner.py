@@ -73,9 +73,9 @@ class Planner:
             if len(prompts) > 1:
                 self._leave_one_to_the_first(prompts, grants)
             share += [(s, grant) for s, grant in zip(prompts, grants, strict=True) if grant]
-        quotas = self._scheduler.memory.quotas
-        if quotas.has_guarantees:  # who is within a guarantee before borrowers, who may have to give way
-            share.sort(key=lambda item: (quotas.is_borrower(item[0].request.tenant), item[0].rank))
+        tenancy = self._scheduler.tenancy
+        if tenancy.quotas.has_guarantees:  # who is within a guarantee before borrowers, who may give way
+            share.sort(key=lambda item: (tenancy.is_borrower(item[0].request.tenant), item[0].rank))
         else:
             share.sort(key=lambda item: item[0].rank)
         return share

@@ -138,8 +138,10 @@ class Scheduler:
             own = self.sessions.own_blocks(request, chain.names, firm=True)
         else:
             own = self.own_blocks(request, firm=True)
-        room = self.tenancy.room(request.tenant, fills_pin=bool(request.fills_pin), own=own, firm=True)
-        check_fits(request, self.config, room, self.memory.block_size)
+        tenancy, fills_pin = self.tenancy, bool(request.fills_pin)
+        room = tenancy.room(request.tenant, fills_pin=fills_pin, own=own, firm=True)
+        told = tenancy.told_room(request.tenant, fills_pin=fills_pin, own=own)
+        check_fits(request, self.config, room, told, self.memory.block_size)
         self.tenancy.check_queue(request.tenant)
         if len(self.waiting) >= self.config.max_waiting:
             many = "too many" if request.tenant else f"{len(self.waiting)}"  # no number that others move

@@ -305,9 +305,9 @@ class Sessions:
         return hold is not None and self._scheduler.holding.is_stuck(hold)
 
     def give_up_suspending(self, session_id: str) -> None:
-        """It stays in the pool as far as it is there."""
+        """If it is not below yet, it stays in the pool as far as it is there."""
         session = self._sessions.get(session_id)
-        if session is not None:
+        if session is not None and self.state_of(session) is SessionState.SUSPENDING:
             session.is_suspended = session.is_promised = False
 
     def slots(self, session_id: str) -> list[tuple[int, bytes]]:
@@ -385,7 +385,7 @@ class Sessions:
 
     def _hold(self, session: Session) -> None:
         """A warm pin on its published blocks takes the place of what it had; without room for it, what it had
-        stays."""
+        stays, but for what a client's resuming held until now."""
         scheduler = self._scheduler
         names = session.names[: scheduler.memory.find_prefix(session.names)]
         session.note = self._beyond_maximum(session, len(names)) or self._shortage(session, len(names))
@@ -393,10 +393,13 @@ class Sessions:
             session.note = BEYOND_MAXIMUM
         if not names:
             session.note = "its turns fill no block, or prefix caching is off (setting prefix_caching)"
-        if session.note:
-            self._note(EventKind.SESSION_BEST_EFFORT, session, session.note)
+        if not session.note:
+            self._replace(session, names, names, is_kept=False)
             return
-        self._replace(session, names, names, is_kept=False)
+        resumed, _ = self.pins_of(session)
+        if resumed is not None:
+            self._scheduler.pinning.remove(resumed)
+        self._note(EventKind.SESSION_BEST_EFFORT, session, session.note)
 
     def _replace(self, session: Session, names: list[bytes], held: list[bytes], *, is_kept: bool) -> None:
         """One warm pin, which holds `held`, for all that it had. `is_kept`: the tier keeps the names

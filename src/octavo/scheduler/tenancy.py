@@ -75,7 +75,7 @@ class Tenancy:
                 elif scheduler.giving_way.give_for(policy.name):
                     continue
                 elif not scheduler.transfers.give_back(None, others_too=True, tenant=policy.name):
-                    break  # what is on its way down is let go when it is there; till then nothing is taken
+                    raise AssertionError(f"tenant {policy.name!r} holds what nobody can let go")
 
     def named(self) -> list[TenantPolicy]:
         """The bounds that were set last."""
@@ -155,7 +155,20 @@ class Tenancy:
         that fills a pin is bounded by the pins' budget, not by the tenant's maximum of a request. `firm`:
         once all pins that give way have done so."""
         room = self.room_in_pool(tenant, own=own, firm=firm)
-        room = min(room, self.room_of_its_own(tenant, own=own, firm=firm))
+        return min(room, self._bound_of_its_own(tenant, fills_pin=fills_pin, own=own, firm=firm))
+
+    def told_room(self, tenant: str, *, fills_pin: bool = False, own: int = 0) -> int:
+        """The same, once all pins that give way have done so, as the tenant may be told: others move it by no
+        pin of theirs, so there may be less."""
+        policies, pool = self.quotas.policies(), self._scheduler.memory.pool.num_blocks
+        if not tenant:
+            return self.room(tenant, fills_pin=fills_pin, own=own, firm=True)
+        pinned = self._scheduler.pins.blocks_of(tenant, firm=True) - own
+        room = pool - sum(p.guaranteed for p in policies if p.name != tenant) - pinned
+        return min(room, self._bound_of_its_own(tenant, fills_pin=fills_pin, own=own, firm=True))
+
+    def _bound_of_its_own(self, tenant: str, *, fills_pin: bool, own: int, firm: bool) -> int:
+        room = self.room_of_its_own(tenant, own=own, firm=firm)
         request_maximum = self.quotas.policy(tenant).request_maximum
         return room if request_maximum is None or fills_pin else min(room, request_maximum)
 
@@ -274,10 +287,13 @@ class Tenancy:
         memory, owner = self._scheduler.memory, self.quotas.owner(sequence.request.tenant)
         hits = memory.blocks_of(sequence.chain.names[:num_hits])
         pool = memory.pool
-        adopted = sum(
-            pool.owner[b] == owner and (pool.holders[b] == 0 or b in pool.uncharged or b in freed)
-            for b in hits
-        )
+        if owner == self.quotas.shared:  # what no pin shares yet becomes its own when this one's is filled
+            adopted = sum(pool.owner[b] != owner for b in hits)
+        else:
+            adopted = sum(
+                pool.owner[b] == owner and (pool.holders[b] == 0 or b in pool.uncharged or b in freed)
+                for b in hits
+            )
         return sequence.blocks_known(memory.block_size) - num_hits + adopted + sequence.forks_left
 
     def allows(
@@ -297,11 +313,13 @@ class Tenancy:
             self._scheduler.memory.pool,
             self.quotas.owner(tenant),
         )
-        promised, alone = 0, True
+        promised, alone, filled = 0, True, set[int]()
         for s in running:
             if s.request.tenant == tenant and s.table is not None:
                 promised += max(0, s.blocks_known(size) - len(s.table))
                 alone = False
+                filled.update(s.table.blocks if owner == self.quotas.shared else ())
+        promised += sum(pool.owner[b] == self.quotas.once_shared for b in filled)  # as in `charge_of`
         back = sum(pool.owner[b] == owner and b not in pool.uncharged for b in freed)
         needed = self.charge_of(sequence, num_hits, freed)
         needed -= sequence.forks_left if alone else 0  # one choice can always preempt the others
@@ -324,7 +342,37 @@ class Tenancy:
         if not self.quotas.has_guarantees:
             return False
         tenant = victim.request.tenant
-        return tenant != winner.request.tenant and not self.quotas.is_borrower(tenant)
+        return tenant != winner.request.tenant and not self.is_borrower(tenant)
+
+    def is_borrower(self, tenant: str) -> bool:
+        """True when it uses more than it was guaranteed."""
+        return self.used(tenant) > self.quotas.policy(tenant).guaranteed
+
+    def covers(self, sequence: Sequence, num_hits: int) -> bool:
+        """Whether its tenant would use no more than it was guaranteed with this sequence, too."""
+        tenant, pool = sequence.request.tenant, self._scheduler.memory.pool
+        more = self.charge_of(sequence, num_hits)
+        if tenant != SHARED:  # of which `charge_of` counts them
+            known = self._once_shared_of(tenant)
+            hits = self._scheduler.memory.blocks_of(sequence.chain.names[:num_hits])
+            more += sum(pool.owner[b] == self.quotas.once_shared and b not in known for b in hits)
+        return self.used(tenant) + more <= self.quotas.policy(tenant).guaranteed
+
+    def used(self, tenant: str) -> int:
+        """What it is charged for, and what it holds that all could find once and nobody is charged for: for
+        guarantees that is its user's."""
+        return self.quotas.charged(tenant) + len(self._once_shared_of(tenant))
+
+    def _once_shared_of(self, tenant: str) -> set[int]:
+        """O(blocks that its holders list) where there are such, else O(1)."""
+        scheduler, pool = self._scheduler, self._scheduler.memory.pool
+        if not pool.charged[self.quotas.once_shared]:
+            return set()
+        tables = [s.table for s in scheduler.running if s.request.tenant == tenant]
+        tables += [pin.table for pin in scheduler.pins.all() if pin.tenant == tenant]
+        tables += scheduler.transfers.tables_of(tenant)
+        blocks = {block for table in tables if table is not None for block in table.blocks}
+        return {block for block in blocks if pool.owner[block] == self.quotas.once_shared}
 
     def share_of(self, request: Request) -> float:
         """How many blocks its tenant borrows, for its weight: who borrows most gives way first."""
@@ -363,8 +411,10 @@ class Tenancy:
         freed = set(yielded)
         rows = scheduler.num_free_rows
         for victim in self._borrowers(sequence):
-            owner = self.quotas.owner(victim.request.tenant)
-            if pool.charged[owner] - charged[owner] <= self.quotas.policy(victim.request.tenant).guaranteed:
+            tenant = victim.request.tenant
+            owner = self.quotas.owner(tenant)
+            used = pool.charged[owner] - charged[owner] + len(self._once_shared_of(tenant) - freed)
+            if used <= self.quotas.policy(tenant).guaranteed:
                 continue
             assert victim.table is not None
             listed.update(victim.table.blocks)
@@ -400,7 +450,7 @@ class Tenancy:
         found = [
             s
             for s in self._scheduler.running
-            if s.request.tenant != tenant and self.quotas.is_borrower(s.request.tenant)
+            if s.request.tenant != tenant and self.is_borrower(s.request.tenant)
         ]
         return sorted(
             found, key=lambda s: (-s.priority, self.service.of(s.request.tenant), s.rank), reverse=True

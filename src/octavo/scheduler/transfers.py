@@ -238,6 +238,10 @@ class Transfers:
         """Tenants of those for whom a fetch is complete."""
         return [fetch.sequence.request.tenant for fetch in self._fetches.values() if not fetch.pending]
 
+    def tables_of(self, tenant: str) -> list[BlockTable]:
+        """What fetches hold for its waiting sequences."""
+        return [f.table for f in self._fetches.values() if f.sequence.request.tenant == tenant]
+
     def is_loading(self, name: bytes) -> bool:
         """True while the bytes of that name are on their way up, for whomever."""
         return name in self._loading

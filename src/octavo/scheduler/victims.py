@@ -109,7 +109,7 @@ class Victims:
         """Those that rank after `winner`, have no chunk in the plan being made, and are protected by no
         guarantee; whoever is within its own guarantee comes before borrowers of any rank."""
         tenancy, own = self._scheduler.tenancy, winner.request.tenant
-        claims = tenancy.quotas.covers(own, 1)
+        claims = tenancy.used(own) < tenancy.quotas.policy(own).guaranteed
         return whole_groups(
             [
                 s

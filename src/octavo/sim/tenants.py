@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence as Many
 
 from octavo.errors import TenantsRefused
-from octavo.memory.quota import ONCE_SHARED, TenantPolicy
+from octavo.memory.quota import TenantPolicy
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.waits import WaitReason
@@ -72,9 +72,7 @@ class GuaranteeWatch:
         quotas, seen, found = scheduler.memory.quotas, set[str](), []
         if not quotas.has_guarantees or scheduler.transfers.tables():
             return []  # what is on its way ends by itself
-        if quotas.charged(ONCE_SHARED):
-            return []  # held on after the operator ceased to share it, or before
-        borrowed = [s for s in scheduler.running if quotas.is_borrower(s.request.tenant)]
+        borrowed = [s for s in scheduler.running if scheduler.tenancy.is_borrower(s.request.tenant)]
         for s in scheduler.waiting:
             tenant = s.request.tenant
             if tenant in seen or s.pending or not quotas.policy(tenant).guaranteed:
@@ -85,6 +83,6 @@ class GuaranteeWatch:
                 continue  # a guarantee is of blocks: of rows, one
             if not scheduler.tenancy.allows(s, 0, scheduler.running, frozenset()):
                 continue
-            if quotas.covers(tenant, scheduler.tenancy.charge_of(s, 0)):
+            if scheduler.tenancy.covers(s, 0):
                 found.append(s)
         return found
