@@ -39,7 +39,7 @@ KvMemory = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
-KV_READY = "256MiB"  # some 11,000 tokens of the default model: less than a second's work of the system
+KV_READY = "512MiB"  # some 23,000 tokens of the default model: about a second of the system at worst
 KvReady = Annotated[
     str,
     typer.Option(
