@@ -106,8 +106,10 @@ def test_an_operator_lists_the_tenants_of_a_server(url: str) -> None:
 def test_a_tenant_that_asks_for_what_is_the_operators_is_told_so(url: str) -> None:
     with pytest.raises(RequestFailed, match="PATCH /v1/kv is not for this key"):
         octavo("pool", "resize", "3MiB", "--url", url, "--api-key", "a")
-    assert "rules: " in octavo("pins", "add", "rules", "x" * 40, "--url", url, "--api-key", "a")
+    assert "rules of tenant alice: 2 blocks" in octavo(
+        "pins", "add", "rules", "x" * 40, "--url", url, "--api-key", "a"
+    )
     with pytest.raises(InvalidRequest, match="the key is that of alice; allowed: an operator's"):
         octavo("pool", "show", "--url", url, "--api-key", "a")
     assert "alice: 0 blocks held by sequences" in octavo("top", "--once", "--url", url, "--api-key", "a")
-    assert "rules: " in octavo("pins", "list", "--url", url, "--api-key", "a")
+    assert "rules of tenant alice: 2 blocks" in octavo("pins", "list", "--url", url, "--api-key", "a")

@@ -110,24 +110,19 @@ class Runner:
 
     def _batch(self, plan: StepPlan) -> Batch:
         chunks, rows = plan.chunks, self._rows
-        lengths = np.array([c.length for c in chunks], np.int32)
-        offsets = np.zeros(len(chunks) + 1, np.int32)
-        np.cumsum(lengths, out=offsets[1:])
-        tokens = np.empty(int(offsets[-1]), np.int32)
-        positions = np.empty_like(tokens)
-        for chunk, first in zip(chunks, offsets[:-1].tolist(), strict=True):
+        for chunk in chunks:
             assert rows[chunk.row].seq_id == chunk.seq_id, "a chunk runs in another's row"
             assert chunk.stop <= rows[chunk.row].length, "a chunk runs ahead of its tokens"
-            tokens[first : first + chunk.length] = rows.tokens[chunk.row, chunk.start : chunk.stop]
-            positions[first : first + chunk.length] = np.arange(chunk.start, chunk.stop)
-        widest = max(blocks_for(c.stop, self.config.block_size) for c in chunks)
-        tables = rows.tables[[c.row for c in chunks], :widest]  # a copy: (C, W)
-        wanted = [
-            np.arange(first + c.logits_from - c.start, first + c.length, dtype=np.int32)
-            for c, first in zip(chunks, offsets[:-1].tolist(), strict=True)
-        ]
-        starts = np.array([c.start for c in chunks], np.int32)
-        return Batch(tokens, positions, starts, offsets, tables, np.concatenate(wanted))
+        about = np.array([(c.row, c.start, c.length, c.logits_from) for c in chunks], np.int32)  # (C, 4)
+        row, starts, lengths, logits_from = np.ascontiguousarray(about.T)
+        offsets = np.zeros(len(chunks) + 1, np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        chunk_of = np.repeat(np.arange(len(chunks)), lengths)  # (T,)
+        positions = np.arange(offsets[-1], dtype=np.int32) + (starts - offsets[:-1])[chunk_of]
+        tokens = rows.tokens[row[chunk_of], positions]
+        tables = rows.tables[row, : blocks_for(int((starts + lengths).max()), self.config.block_size)]
+        logit_rows = np.flatnonzero(positions >= logits_from[chunk_of]).astype(np.int32)
+        return Batch(tokens, positions, starts, offsets, tables, logit_rows)
 
     def _sample(
         self, plan: StepPlan, hidden: Floats
