@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.scheduler.chats import PROMPT, Chats, resume
 from tests.scheduler.served import State
 from tests.scheduler.test_transfers import finish, turn
 
+from octavo.errors import SessionRefused
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.pinning import PinOrder
+from octavo.scheduler.sessions import SessionState
 
 
 def share(chats: Chats, tokens: tuple[int, ...]) -> None:
@@ -122,6 +125,30 @@ def test_a_session_that_loads_an_ended_shared_prefix_is_not_charged_to_what_is_s
     while chats.state(request) is not State.FINISHED:
         chats.moving += turn(chats)
     assert chats.usage(request).num_cached == 20
+
+
+@pytest.mark.parametrize(("limit", "state"), [(1, None), (2, SessionState.SUSPENDED)])
+def test_a_session_whose_shared_prefix_may_not_be_stored_is_refused_and_not_left_waiting(
+    limit: int, state: SessionState | None
+) -> None:
+    chats = Chats(blocks=60, slots=50)
+    chats.scheduler.set_tenants([TenantPolicy(SHARED, disk_maximum=limit), TenantPolicy("t")])
+    chats.scheduler.transfers.is_worth_it = lambda: False  # nothing goes down before somebody asks
+    share(chats, PROMPT[:8])
+    chats.say("a", PROMPT, tenant="t")
+    while chats.scheduler.has_work:
+        chats.moving += turn(chats)
+    sessions = chats.scheduler.sessions
+    if state is None:
+        with pytest.raises(
+            SessionRefused, match=r"what is shared may not take that many .*`disk` of tenant"
+        ):
+            sessions.suspend("t", "a")
+        assert sessions.state_of(sessions.find("t", "a")) is SessionState.IDLE
+        return
+    sessions.suspend("t", "a")
+    chats.settle()
+    assert sessions.state_of(sessions.find("t", "a")) is state
 
 
 def test_a_session_that_began_under_its_own_names_keeps_them_when_its_prefix_is_shared() -> None:

@@ -239,9 +239,10 @@ class Sessions:
                 await asyncio.sleep(_PAUSE_S)
                 blocks = await self._llm.ask(lambda s, now: view_session(s, session_id))
             if blocks.state is SessionState.SUSPENDING:
+                why = "could not be written to disk" if blocks.stuck else "found no room there that is theirs"
                 raise RequestFailed(
                     f"session {session_id} could not be suspended: {blocks.num_blocks - blocks.below:,} of "
-                    f"its {blocks.num_blocks:,} blocks could not be written to disk; it stays in memory"
+                    f"its {blocks.num_blocks:,} blocks {why}; it stays in memory"
                 )
         except BaseException:
             self._llm.tell(lambda s, now: s.sessions.give_up_suspending(session_id))

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from octavo.errors import InvalidRequest, PinRefused, SessionBusy, SessionRefused, UnknownSession
 from octavo.memory.names import NameChain
 from octavo.memory.pins import IDLE, Pin, Strength
+from octavo.memory.quota import SHARED
 from octavo.scheduler.events import Event, EventKind
 from octavo.scheduler.limits import tokens_that_fit
 from octavo.scheduler.pinning import BEYOND_MAXIMUM, resumed_name, session_of
@@ -266,6 +267,11 @@ class Sessions:
             session.is_promised = True
             return session
         self._check_still(session)
+        if self._is_beyond_what_shared_may_store(session):
+            raise SessionRefused(
+                f"session {session_id} begins with a prefix that the operator shares, and what is shared may "
+                f"not take that many blocks on disk (`disk` of tenant {SHARED!r} in the tenants file)"
+            )
         resumed, hold = self.pins_of(session)
         if hold is not None and hold.is_kept and hold.names == session.names:
             if resumed is not None:
@@ -291,6 +297,21 @@ class Sessions:
         session.is_suspended = session.is_promised = True
         session.note = ""
         return session
+
+    def _is_beyond_what_shared_may_store(self, session: Session) -> bool:
+        """A shared prefix takes room below of `shared`, whoever's session keeps it: without any it would wait
+        to be stored for ever."""
+        scheduler, quotas = self._scheduler, self._scheduler.memory.quotas
+        tier, pool, limit = (
+            scheduler.transfers.tier,
+            scheduler.memory.pool,
+            quotas.disk_maximum(quotas.shared),
+        )
+        names = session.names[: session.num_shared]
+        if tier is None or limit is None or all(name in tier for name in names):
+            return False
+        blocks = [pool.find(name) for name in names]
+        return sum(b is None or quotas.owner_below(pool.owner[b]) == quotas.shared for b in blocks) > limit
 
     def num_suspended(self, session: Session) -> int:
         """Its first blocks that a restart finds, as far as they stay undamaged; 0: it is not suspended."""
