@@ -140,9 +140,7 @@ def test_a_session_whose_shared_prefix_may_not_be_stored_is_refused_and_not_left
         chats.moving += turn(chats)
     sessions = chats.scheduler.sessions
     if state is None:
-        with pytest.raises(
-            SessionRefused, match=r"what is shared may not take that many .*`disk` of tenant"
-        ):
+        with pytest.raises(SessionRefused, match=r"what is shared may not take that many .*`disk` of tenant"):
             sessions.suspend("t", "a")
         assert sessions.state_of(sessions.find("t", "a")) is SessionState.IDLE
         return
