@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -14,16 +13,13 @@ from unittest import mock
 
 import pytest
 from tests.engine.chats import BLOCK_BYTES, open_chat, plain
-from tests.engine.served import Turnstile, read, wait_until
+from tests.engine.served import read
 from tests.engine.test_session_store import Clock
 from tests.engine.test_sessions import HELLO, run
 
 from octavo.config import StartOptions
 from octavo.engine.below import open_disk
-from octavo.engine.core import Ask
-from octavo.engine.outputs import Delta
 from octavo.engine.session_store import SESSIONS_FILE, TTL_S_MAX, SessionRecord, SessionStore, longest_ttl
-from octavo.engine.turns import TurnRecorder
 from octavo.errors import (
     InvalidRequest,
     SessionBusy,
@@ -32,7 +28,6 @@ from octavo.errors import (
 from octavo.executor.disk import DiskStore
 from octavo.files import OsFiles
 from octavo.memory.quota import TenantPolicy
-from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.session_views import SessionBlocks, view_session
 from octavo.scheduler.sessions import SessionState
@@ -319,186 +314,6 @@ def test_a_turn_that_is_refused_does_not_keep_its_session_alive() -> None:
             turn.stream.cancel()
             await read(turn.stream)
             assert store._turns == {}
-        finally:
-            chat.close()
-
-    run(work())
-
-
-@pytest.mark.parametrize("kind", ["turn", "pin"])
-def test_an_engine_that_breaks_as_a_stream_is_opened_leaves_no_request_that_runs_for_nobody(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def work() -> None:
-        chat = open_chat()
-        gate = chat.engine.executor = Turnstile(chat.engine.executor)
-        llm, opened, recovered, done = chat.llm, chat.llm._open, chat.llm._loop._recovered, threading.Event()
-
-        def recover(*given):  # type: ignore[no-untyped-def]
-            recovered(*given)
-            done.set()
-
-        try:
-            turn, _ = await chat.say(HELLO)
-            gate.open.clear()
-            gate.reached.clear()
-            await llm.submit(turn.prompt, SamplingParams(max_tokens=40, ignore_eos=True))
-            assert await asyncio.to_thread(gate.reached.wait, 20)
-
-            def open_and_break(*given):  # type: ignore[no-untyped-def]
-                found = opened(*given)
-                gate.failures = 1
-                gate.open.set()
-                assert done.wait(20)  # it has told whom it lost
-                return found
-
-            monkeypatch.setattr(llm._loop, "_recovered", recover)
-            monkeypatch.setattr(llm, "_open", open_and_break)
-            if kind == "turn":
-                _, told = await chat.say("more", ignore_eos=True)
-                assert told.finishes == [FinishReason.LENGTH]
-                monkeypatch.setattr(llm, "_open", opened)
-                await chat.say("again")  # not busy
-            else:
-                view = await llm.ledger.pin(PinOrder("a", tuple(turn.prompt), 60.0))
-                assert view.num_blocks == len(turn.prompt) // 16
-            assert await llm.ask(lambda s, now: s.live_requests()) == []
-        finally:
-            gate.open.set()
-            chat.close()
-
-    run(work())
-
-
-@pytest.mark.parametrize("kind", ["turn", "pin"])
-def test_what_was_on_its_way_to_an_engine_that_broke_is_served_by_the_next_one(kind: str) -> None:
-    async def work() -> None:
-        chat = open_chat()
-        gate = chat.engine.executor = Turnstile(chat.engine.executor)
-        llm, params = chat.llm, SamplingParams(max_tokens=40, ignore_eos=True)
-        try:
-            prompt = await llm.encode_chat([ChatMessage("user", HELLO)])
-            gate.open.clear()
-            stream = await llm.submit(prompt, params)
-            assert await asyncio.to_thread(gate.reached.wait, 20)  # the engine is in a step, which will break
-            messages = [ChatMessage("user", "hello")]
-            if kind == "turn":
-                asked = asyncio.ensure_future(llm.sessions.turn("", "new", messages, params))
-            else:
-                asked = asyncio.ensure_future(llm.ledger.pin(PinOrder("a", tuple(prompt), 60.0)))
-            commands = chat.engine.inbox._commands
-            await asyncio.to_thread(wait_until, lambda: any(isinstance(c, Ask) for c in commands))
-            gate.failures = 1
-            gate.open.set()
-            [told] = await read(stream)
-            assert told.finishes == [FinishReason.ERROR]
-            if kind == "turn":
-                turn = await asked
-                [told] = await read(turn.stream)
-                assert told.finishes == [FinishReason.LENGTH]
-                assert llm.sessions.tokens("", turn.session_id)
-            else:
-                assert (await asked).num_blocks == len(prompt) // 16
-            assert await llm.ask(lambda s, now: s.live_requests()) == []
-        finally:
-            gate.open.set()
-            chat.close()
-
-    run(work())
-
-
-def test_a_turn_that_was_prepared_before_another_one_ended_is_refused() -> None:
-    """Its prompt goes on from older tokens than those that it would replace."""
-
-    async def work() -> None:
-        chat = open_chat()
-        llm, params = chat.llm, SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
-        compose, prepared, go_on = llm.compose, asyncio.Event(), asyncio.Event()
-
-        async def compose_slowly(said, messages):  # type: ignore[no-untyped-def]
-            composed = await compose(said, messages)
-            prepared.set()
-            await go_on.wait()
-            return composed
-
-        try:
-            await chat.say(HELLO)
-            late = [*chat.messages, ChatMessage("user", "late")]
-            with mock.patch.object(llm, "compose", compose_slowly):
-                slow = asyncio.ensure_future(llm.sessions.turn("", chat.session_id, late, params))
-                await prepared.wait()
-            await chat.say("in between")
-            said = llm.sessions.tokens("", chat.session_id)
-            go_on.set()
-            with pytest.raises(SessionBusy, match="another turn has ended meanwhile"):
-                await slow
-            assert llm.sessions.tokens("", chat.session_id) == said
-            turn, told = await chat.say("and then")
-            assert turn.prompt[: len(said)] == said
-            plain(turn.prompt, told)
-        finally:
-            chat.close()
-
-    run(work())
-
-
-def test_a_turn_begins_only_when_what_the_one_before_it_said_is_noted() -> None:
-    """The engine has ended a turn before its client's loop has read the end."""
-
-    async def work() -> None:
-        chat = open_chat()
-        llm, params = chat.llm, SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
-        try:
-            taken: list[tuple[TurnRecorder, Delta]] = []
-            with mock.patch.object(TurnRecorder, "take", lambda self, delta: taken.append((self, delta))):
-                turn = await llm.sessions.turn("", "new", [ChatMessage("user", HELLO)], params)
-                [told] = await read(turn.stream)  # as if the loop had not come to it yet
-            more = [ChatMessage("user", HELLO), ChatMessage("assistant", told.text), ChatMessage("user", "b")]
-            with pytest.raises(SessionBusy, match="is active"):
-                await llm.sessions.turn("", turn.session_id, more, params)
-            for recorder, delta in taken:
-                recorder.take(delta)
-            said = llm.sessions.tokens("", turn.session_id)
-            assert len(said) == len(turn.prompt) + 5
-            after = await llm.sessions.turn("", turn.session_id, more, params)
-            assert after.prompt[: len(said)] == said
-            await read(after.stream)
-        finally:
-            chat.close()
-
-    run(work())
-
-
-def test_a_turn_whose_event_loop_is_closed_keeps_its_session_from_nobody() -> None:
-    chat = open_chat()
-    params = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
-    messages = [ChatMessage("user", HELLO)]
-    try:
-        turn = asyncio.run(chat.llm.sessions.turn("", "new", messages, params))
-        wait_until(lambda: not chat.llm.sessions._store._turns)
-
-        async def again() -> None:
-            await read((await chat.llm.sessions.turn("", turn.session_id, messages, params)).stream)
-
-        run(again())
-    finally:
-        chat.close()
-
-
-def test_a_turn_that_ends_after_its_session_was_deleted_brings_nothing_back(tmp_path: Path) -> None:
-    async def work() -> None:
-        chat = open_chat(tmp_path)
-        params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.0)
-        try:
-            await chat.say(HELLO)
-            more = [*chat.messages, ChatMessage("user", "more")]
-            turn = await chat.llm.sessions.turn("", chat.session_id, more, params)
-            await chat.llm.sessions.delete("", chat.session_id)
-            [told] = await read(turn.stream)
-            assert told.finishes == [FinishReason.LENGTH]
-            assert await chat.llm.sessions.all() == []
-            assert await chat.llm.ask(lambda s, now: len(s.sessions)) == 0
-            assert not await asyncio.wrap_future(chat.llm.sessions._store.sync(chat.session_id))
         finally:
             chat.close()
 
