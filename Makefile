@@ -6,9 +6,6 @@ BIN    := $(VENV)/bin
 MODEL  ?=
 PORT   ?= 8000
 
-# What `make sanitize` runs; an instruction set that the machine lacks is an error that names those it has.
-SANITIZED_ISAS ?= portable avx2 avx512
-
 .PHONY: serve test lint sanitize planted-bugs clean
 .DELETE_ON_ERROR:
 
@@ -26,14 +23,15 @@ lint: $(VENV)/.installed-for-tests
 	$(BIN)/ruff format --check src tests bench
 	$(BIN)/mypy
 
-# Kernels, thread team and recorded step as a plain program, under each sanitizer and instruction set.
+# Kernels, thread team and recorded step as a plain program, under each sanitizer and instruction set of the
+# machine, or those in SANITIZED_ISAS.
 sanitize: $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check cmake ninja
 	@for sanitizer in address,undefined thread; do \
 	  folder=build/sanitize-$${sanitizer%%,*}; \
 	  $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -S . -B $$folder -DOCTAVO_SANITIZE=$$sanitizer >/dev/null && \
 	  $(BIN)/ninja -C $$folder --quiet && \
-	  for isa in $(SANITIZED_ISAS); do OCTAVO_ISA=$$isa $$folder/octavo_check || exit 1; done; \
+	  for isa in $${SANITIZED_ISAS:-$$($$folder/octavo_check --usable)}; do OCTAVO_ISA=$$isa $$folder/octavo_check || exit 1; done; \
 	done
 
 planted-bugs: $(VENV)/.installed

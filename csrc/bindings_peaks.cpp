@@ -34,6 +34,16 @@ int64_t peak_multiply_add(int64_t rounds) {
   });
 }
 
+int64_t peak_pairs(int64_t rounds) {
+  require_rounds(rounds);
+  const Kernels& k = kernels();
+  const nb::gil_scoped_release unlocked;
+  return on_all_threads([&] {
+    float values[2] = {1e-10f, 1e-10f};
+    return k.peak_pairs(rounds, values);
+  });
+}
+
 int64_t peak_dots(int64_t rounds) {
   require_rounds(rounds);
   const Kernels& k = kernels();
@@ -79,6 +89,7 @@ void copy_bytes(const ByteVector& source, const ByteVectorOut& target) {
 
 void bind_peaks(nb::module_& m) {
   m.def("peak_multiply_add", peak_multiply_add, nb::arg("rounds"));
+  m.def("peak_pairs", peak_pairs, nb::arg("rounds"));
   m.def("peak_dots", peak_dots, nb::arg("rounds"));
   m.def("read_bytes", read_bytes, nb::arg("data").noconvert());
   m.def("copy_bytes", copy_bytes, nb::arg("source").noconvert(), nb::arg("target").noconvert());

@@ -14,6 +14,9 @@ const Kernels& kernels();
 namespace avx512 {
 const Kernels& kernels();
 }
+namespace avx512_bf16 {
+const Kernels& kernels();
+}
 
 namespace {
 
@@ -28,6 +31,8 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vnni");
 }
+
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
 const Kernels& choose() {
@@ -58,6 +63,9 @@ std::vector<const Kernels*> usable_kernels() {
 #if defined(OCTAVO_HAS_avx512)
   if (has_avx512()) usable.push_back(&avx512::kernels());
 #endif
+#if defined(OCTAVO_HAS_avx512_bf16)
+  if (has_avx512_bf16()) usable.push_back(&avx512_bf16::kernels());
+#endif
   return usable;
 }
 
@@ -77,6 +85,7 @@ std::vector<std::string> found_instruction_sets() {
   note("avx512vl", __builtin_cpu_supports("avx512vl"));
   note("avx512dq", __builtin_cpu_supports("avx512dq"));
   note("avx512vnni", __builtin_cpu_supports("avx512vnni"));
+  note("avx512bf16", __builtin_cpu_supports("avx512bf16"));
 #elif defined(__aarch64__)
   found.emplace_back("neon");
 #endif

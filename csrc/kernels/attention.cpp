@@ -6,12 +6,13 @@
 // prompt was cut into chunks, on which blocks hold it, on the rows beside, or on the tasks that share the
 // walk. Masked positions take part in nothing, so their slots may hold any bits.
 //
-// K and V are read as they are stored: bfloat16 is widened in registers; int8 K meets a query that was
-// quantised alike, in exact integer sums, and V's scales are folded into the weights, after their total.
+// K and V are read as they are stored, and what meets them is made alike: bfloat16 meets queries and weights
+// that were rounded alike, pair by pair (pairs.hpp), and the total is that of the rounded weights; int8 K
+// meets a query that was quantised alike, in exact integer sums, and V's scales are folded into the weights,
+// after their total.
 // Source: Dao et al. 2022 (the running maximum and sum), Kwon et al. 2023, section 4.3 (block tables).
-#include "kernels/functions.hpp"
 #include "kernels/quantise.hpp"
-#include "kernels/stored.hpp"
+#include "kernels/softmax.hpp"
 #include "kernels/table.hpp"
 #include "kernels/tile.hpp"
 
@@ -28,57 +29,6 @@ constexpr int vectors_beside(int rows) {
   return room >= 8 ? 8 : room >= 4 ? 4 : room >= 2 ? 2 : 1;
 }
 
-// What a task knows of its rows. A row is a (token, query head of the group) pair; it sees positions [low,
-// high).
-struct Rows {
-  int64_t count, per_head;  // all of them, head after head
-  int64_t padded_size;      // D rounded up to 16
-  int64_t low[attention_rows], high[attention_rows];
-  float largest[attention_rows], total[attention_rows];
-  float slopes[attention_rows];    // ALiBi's
-  float factors[attention_rows];   // what a sum is multiplied with to be a score
-  int32_t starts[attention_rows];  // int8: minus 128 times the sum of the codes
-  alignas(64) int8_t codes[attention_rows][head_size_max];  // int8: the query
-  alignas(64) float q[attention_rows][head_size_max];       // else
-  alignas(64) float scores[attention_rows][partition_size];
-  alignas(64) float part[attention_rows][head_size_max];  // the partition's output
-  alignas(64) float out[attention_rows][head_size_max];   // the merged output, not yet divided by `total`
-};
-
-struct Range {
-  int64_t first, last;  // positions inside the partition
-};
-
-OCTAVO_INLINE Range seen(const Rows& rows, int64_t r, int64_t base) {
-  const int64_t first = larger_of(rows.low[r] - base, 0);
-  return {first, larger_of(first, smaller_of(rows.high[r] - base, partition_size))};
-}
-
-// Whose row r of the task is: a token of the chunk, and one of its query heads.
-struct Owner {
-  int64_t token, query_head;
-};
-
-OCTAVO_INLINE Owner owner_of(const Attention& a, const AttentionTask& task, int64_t r) {
-  const int64_t group = a.heads / a.kv.kv_heads, per_head = task.last_row - task.first_row;
-  const int64_t row = task.first_row + r % per_head;
-  return {row / group, (task.first_head + r / per_head) * group + row % group};
-}
-
-void begin_rows(const Attention& a, const AttentionTask& task, Rows& rows) {
-  rows.count = rows_in(task);
-  rows.per_head = task.last_row - task.first_row;
-  rows.padded_size = kv_padded_size(a.kv.head_size);
-  for (int64_t r = 0; r < rows.count; ++r) {
-    const int64_t position = a.start + owner_of(a, task, r).token;
-    rows.low[r] = a.window ? larger_of(0, position - a.window + 1) : 0;
-    rows.high[r] = position + 1;
-    rows.largest[r] = -infinity;
-    rows.total[r] = 0.0f;
-    __builtin_memset(rows.out[r], 0, static_cast<uint64_t>(rows.padded_size) * 4);
-  }
-}
-
 template <KvKind kind>
 void gather_queries(const Attention& a, const AttentionTask& task, Rows& rows) {
   const int64_t size = a.kv.head_size;
@@ -91,6 +41,10 @@ void gather_queries(const Attention& a, const AttentionTask& task, Rows& rows) {
       const Quantised quantised = quantise(q, size, rows.codes[r]);
       rows.starts[r] = -128 * quantised.sum;
       rows.factors[r] = quantised.scale * a.scale;
+    } else if constexpr (kind == KvKind::bf16) {
+      for (int64_t i = 0; i < size; i += lane_count) {
+        store_paired(paired(rows.q[r]) + i, load_first(q + i, size - i));
+      }
     } else {
       __builtin_memcpy(rows.q[r], q, static_cast<uint64_t>(size) * 4);
     }
@@ -100,8 +54,7 @@ void gather_queries(const Attention& a, const AttentionTask& task, Rows& rows) {
 // The integer sums of codes: K's are shifted by 128, which `starts` takes back.
 template <int R, int P>
 OCTAVO_INLINE void sum_codes(const Rows& rows, int64_t r, const uint8_t* const* w,
-                             const uint8_t* const* ahead, int64_t stride, int64_t words,
-                             Lanes (&out)[R][P]) {
+                             const uint8_t* const* ahead, int64_t stride, int64_t words, Lanes (&out)[R][P]) {
   IntLanes sum[R][P];
 #pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
@@ -155,6 +108,9 @@ OCTAVO_INLINE void score_tile(const Attention& a, Rows& rows, int64_t r, const P
   Lanes acc[R][P]{};
   if constexpr (kind == KvKind::int8) {
     sum_codes<R, P>(rows, r, keys, ahead, part.key_stride, a.kv.head_size / 4, acc);
+  } else if constexpr (kind == KvKind::bf16) {
+    multiply_pairs<every_pair, R, P>(paired(rows.q[r]), query_pitch, keys, ahead, part.key_stride,
+                                     a.kv.head_size / 2, acc);
   } else {
     multiply_stored<kind, 1, R, P>(rows.q[r], head_size_max, keys, ahead, part.key_stride, a.kv.head_size,
                                    acc);
@@ -189,28 +145,6 @@ void score_rows(const Attention& a, Rows& rows, int64_t r, const Partition& part
   for (; vector < vectors.last; ++vector) score_tile<kind, R, 1>(a, rows, r, part, vector);
 }
 
-struct Softmax {
-  float largest, total;
-};
-
-// Scores become exp(score - largest) on [first, last) and 0 elsewhere in the vectors that this range touches.
-Softmax soften(float* scores, Range range) {
-  const int64_t begin = range.first / lane_count * lane_count;
-  const int64_t end = (range.last + lane_count - 1) / lane_count * lane_count;
-  for (int64_t i = begin; i < range.first; ++i) scores[i] = -infinity;
-  for (int64_t i = range.last; i < end; ++i) scores[i] = -infinity;
-  Lanes best = broadcast(-infinity);
-  for (int64_t i = begin; i < end; i += lane_count) best = larger(load(scores + i), best);
-  const float largest = largest_lane(best);
-  Lanes total = broadcast(0.0f);
-  for (int64_t i = begin; i < end; i += lane_count) {
-    const Lanes weight = exponential(load(scores + i) - broadcast(largest));
-    store(scores + i, weight);
-    total = total + weight;
-  }
-  return {largest, sum_of_lanes(total)};
-}
-
 // Weights times the scales of V of one head, the task's first one or a later one.
 void fold_scales(const Partition& part, int64_t head, float* weights, Range range) {
   for (int64_t i = range.first / lane_count; i * lane_count < range.last; ++i) {
@@ -220,30 +154,51 @@ void fold_scales(const Partition& part, int64_t head, float* weights, Range rang
   }
 }
 
+// acc += sum over `count` steps of V, from that of `position` on, of weight * V; all in one vector of
+// positions. Of pairs only the halves in `mask` count.
+template <KvKind kind, int32_t mask, int R, int P>
+OCTAVO_INLINE void weigh_steps(const Rows& rows, int64_t r, const Partition& part, int64_t vector,
+                               int64_t position, int64_t count, Lanes (&acc)[R][P]) {
+  constexpr int64_t step = positions_per_step(kind),
+                    vector_bytes = lane_count * kv_element_bytes(kind) * step;
+  constexpr int every = static_cast<int>(64 / vector_bytes);  // one prefetch for each 64 bytes
+  const int64_t offset = r / rows.per_head * part.value_bytes +
+                         position % lane_count / step * part.value_stride + vector * vector_bytes;
+  const uint8_t* const* values = part.values + position / lane_count;
+  const uint8_t *column[P], *ahead[P];
+  for (int p = 0; p < P; ++p) column[p] = values[0] + offset + p * vector_bytes;
+  for (int p = 0; p < P; ++p) ahead[p] = values[lead] + offset + p * vector_bytes;
+  if constexpr (kind == KvKind::bf16) {
+    multiply_pairs<mask, R, P>(paired(rows.scores[r]) + position, weight_pitch, column, ahead,
+                               part.value_stride, count, acc);
+  } else {
+    multiply_stored<kind, every, R, P>(rows.scores[r] + position, partition_size, column, ahead,
+                                       part.value_stride, count, acc);
+  }
+}
+
 // part[r ...] += sum over positions [range) of weight * V, R rows and P vectors of head dimensions at a time.
+// Where only one half of a pair is seen, the other one is masked: it may be anything.
 template <KvKind kind, int R, int P>
 OCTAVO_INLINE void weigh_tile(Rows& rows, int64_t r, const Partition& part, Range range, int64_t vector) {
-  constexpr int64_t vector_bytes = lane_count * kv_element_bytes(kind);
-  constexpr int every = static_cast<int>(64 / vector_bytes);  // one prefetch for each 64 bytes
+  constexpr int64_t step = positions_per_step(kind);
   Lanes acc[R][P];
 #pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) acc[i][p] = load(rows.part[r + i] + (vector + p) * lane_count);
   }
-  for (int64_t position = range.first; position < range.last;) {
-    const int64_t slot = position % lane_count;
-    const int64_t count = smaller_of(lane_count - slot, range.last - position);
-    const int64_t offset =
-        r / rows.per_head * part.value_bytes + slot * part.value_stride + vector * vector_bytes;
-    const uint8_t* const* values = part.values + position / lane_count;
-    const uint8_t *column[P], *ahead[P];
-    for (int p = 0; p < P; ++p) column[p] = values[0] + offset + p * vector_bytes;
-    for (int p = 0; p < P; ++p) ahead[p] = values[lead] + offset + p * vector_bytes;
-    multiply_stored<kind, every, R, P>(rows.scores[r] + position, partition_size, column, ahead,
-                                       part.value_stride, count, acc);
-    position += count;
+  int64_t position = range.first;
+  if (position % step) {
+    weigh_steps<kind, second_of_pair, R, P>(rows, r, part, vector, position - 1, 1, acc);
+    ++position;
   }
+  while (position + step <= range.last) {
+    const int64_t left = smaller_of(lane_count - position % lane_count, range.last - position);
+    weigh_steps<kind, every_pair, R, P>(rows, r, part, vector, position, left / step, acc);
+    position += left / step * step;
+  }
+  if (position < range.last) weigh_steps<kind, first_of_pair, R, P>(rows, r, part, vector, position, 1, acc);
 #pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
 #pragma GCC unroll 8
@@ -253,6 +208,7 @@ OCTAVO_INLINE void weigh_tile(Rows& rows, int64_t r, const Partition& part, Rang
 
 template <KvKind kind, int R>
 void weigh_range(Rows& rows, int64_t r, const Partition& part, Range range) {
+  if (range.first >= range.last) return;
   constexpr int P = vectors_beside(R) < 4 ? vectors_beside(R) : 4;
   const int64_t vectors = rows.padded_size / lane_count;
   int64_t vector = 0;
@@ -268,15 +224,20 @@ OCTAVO_INLINE Range seen_within(const Rows& rows, int64_t r, const Partition& pa
 }
 
 // Rows of a tile see nearly the same positions: the common ones are done together, the rest row by row, so
-// that each row's chain has exactly its own positions, in order.
+// that each row's chain has exactly its own positions, in order. Where rows differ they part between two
+// steps of V, so that no pair is torn.
 template <KvKind kind, int R>
 void weigh_rows(Rows& rows, int64_t r, const Partition& part, Range vectors) {
+  constexpr int64_t step = positions_per_step(kind);
   Range common{0, partition_size}, own[R];
+  bool alike = true;
   for (int i = 0; i < R; ++i) {
     own[i] = seen_within(rows, r + i, part, vectors);
+    alike = alike && own[i].first == own[0].first && own[i].last == own[0].last;
     common.first = larger_of(common.first, own[i].first);
     common.last = smaller_of(common.last, own[i].last);
   }
+  if (!alike) common = {(common.first + step - 1) / step * step, common.last / step * step};
   if (common.last <= common.first) {
     for (int i = 0; i < R; ++i) weigh_range<kind, 1>(rows, r + i, part, own[i]);
     return;
@@ -321,7 +282,7 @@ OCTAVO_INLINE void each_tile(const Rows& rows, const Partition& part, Body&& bod
 
 // The rows' softmax over one partition and, in rows.part, V under it.
 template <KvKind kind>
-void take_partition(const Attention& a, Rows& rows, const Partition& part, Softmax* softmax) {
+void take_partition(const Attention& a, Rows& rows, const Partition& part, Found& found) {
   each_tile(rows, part, [&](int64_t r, int64_t count, Range vectors) {
     score_tile_of<kind>(a, rows, r, count, part, vectors);
   });
@@ -329,7 +290,7 @@ void take_partition(const Attention& a, Rows& rows, const Partition& part, Softm
     const Range range = seen(rows, r, part.base);
     __builtin_memset(rows.part[r], 0, static_cast<uint64_t>(rows.padded_size) * 4);
     if (range.first == range.last) continue;  // nothing of this partition, and `first` may lie beyond it
-    softmax[r] = soften(rows.scores[r], range);
+    note(found, r, soften<kind>(rows.scores[r], range));
     if constexpr (kind == KvKind::int8) fold_scales(part, r / rows.per_head, rows.scores[r], range);
   }
   each_tile(rows, part, [&](int64_t r, int64_t count, Range vectors) {
@@ -337,33 +298,16 @@ void take_partition(const Attention& a, Rows& rows, const Partition& part, Softm
   });
 }
 
-// out, total and largest of row r take in a partition's.
-void merge(Rows& rows, int64_t r, Softmax softmax, const float* part) {
-  const float largest = softmax.largest > rows.largest[r] ? softmax.largest : rows.largest[r];
-  alignas(64) float shifts[lane_count] = {rows.largest[r] - largest, softmax.largest - largest};
-  store(shifts, exponential(load(shifts)));
-  const Lanes old_factor = broadcast(shifts[0]), new_factor = broadcast(shifts[1]);
-  for (int64_t i = 0; i < rows.padded_size; i += lane_count) {
-    const Lanes kept = load(rows.out[r] + i) * old_factor;
-    store(rows.out[r] + i, fma(load(part + i), new_factor, kept));
-  }
-  rows.total[r] = __builtin_fmaf(softmax.total, shifts[1], rows.total[r] * shifts[0]);
-  rows.largest[r] = largest;
-}
-
-// A row that sees nothing of a partition is left as it is, to the bit.
-OCTAVO_INLINE bool sees(const Rows& rows, int64_t r, int64_t base) {
-  const Range range = seen(rows, r, base);
-  return range.first < range.last;
-}
-
 void finish_rows(const Attention& a, const AttentionTask& task, Rows& rows) {
   const int64_t size = a.kv.head_size;
-  const float nothing[head_size_max]{};
+  if (a.sinks) {  // one more partition, of one score whose value is zero
+    Found sinks;
+    for (int64_t r = 0; r < rows.count; ++r) note(sinks, r, {a.sinks[owner_of(a, task, r).query_head], 1.0f});
+    const float nothing[head_size_max]{};
+    merge(rows, sinks, nothing, 0);
+  }
   for (int64_t r = 0; r < rows.count; ++r) {
     const auto [token, query_head] = owner_of(a, task, r);
-    // A sink is one more partition, of one score whose value is zero.
-    if (a.sinks) merge(rows, r, {a.sinks[query_head], 1.0f}, nothing);
     float* out = a.out + (token * a.heads + query_head) * size;
     const Lanes total = broadcast(rows.total[r]);
     for (int64_t i = 0; i < size; i += lane_count) {
@@ -379,7 +323,7 @@ void finish_rows(const Attention& a, const AttentionTask& task, Rows& rows) {
 }
 
 template <KvKind kind>
-void attend_as(const Attention& a, const AttentionTask& task) {
+__attribute__((noinline)) void attend_as(const Attention& a, const AttentionTask& task) {
   Rows rows;
   begin_rows(a, task, rows);
   gather_queries<kind>(a, task, rows);
@@ -387,44 +331,58 @@ void attend_as(const Attention& a, const AttentionTask& task) {
   float* parts = task.parts;
   for (int64_t index = task.first_partition; index < task.last_partition; ++index) {
     Partition part;
-    Softmax softmax[attention_rows];
+    Found found;
     find_partition<kind>(a, task.first_head, index * partition_size, low, high, part);
-    take_partition<kind>(a, rows, part, softmax);
-    for (int64_t r = 0; r < rows.count; ++r) {
-      if (!sees(rows, r, part.base)) continue;
-      if (!parts) {
-        merge(rows, r, softmax[r], rows.part[r]);
-        continue;
-      }
-      float* kept = parts + ((index - task.first_partition) * rows.count + r) * part_floats(a.kv.head_size);
-      kept[0] = softmax[r].largest;
-      kept[1] = softmax[r].total;
-      __builtin_memcpy(kept + kv_lanes, rows.part[r], static_cast<uint64_t>(rows.padded_size) * 4);
+    take_partition<kind>(a, rows, part, found);
+    if (!parts) {
+      merge(rows, found, rows.part[0], head_size_max);
+      continue;
+    }
+    for (int64_t r = 0; r < rows.count; ++r, parts += part_floats(a.kv.head_size)) {
+      if (!found.any[r]) continue;
+      parts[0] = found.largest[r];
+      parts[1] = found.total[r];
+      __builtin_memcpy(parts + kv_lanes, rows.part[r], static_cast<uint64_t>(rows.padded_size) * 4);
     }
   }
-  if (!parts) finish_rows(a, task, rows);
+  if (!task.parts) finish_rows(a, task, rows);
+}
+
+__attribute__((noinline)) void merge_kept(const Attention& a, const AttentionTask& task) {
+  Rows rows;
+  begin_rows(a, task, rows);
+  const int64_t pitch = part_floats(a.kv.head_size);
+  const float* parts = task.parts;
+  for (int64_t index = task.first_partition; index < task.last_partition; ++index) {
+    Found found;
+    for (int64_t r = 0; r < rows.count; ++r) {
+      const Range range = seen(rows, r, index * partition_size);
+      if (range.first < range.last) note(found, r, {parts[r * pitch], parts[r * pitch + 1]});
+    }
+    merge(rows, found, parts + kv_lanes, pitch);
+    parts += rows.count * pitch;
+  }
+  finish_rows(a, task, rows);
 }
 
 }  // namespace
 
+// Modes are set around functions that are not inlined: no operation moves out of them.
 void attend(const Attention& a, const AttentionTask& task) {
   switch (a.kv.kind) {
     case KvKind::f32: return attend_as<KvKind::f32>(a, task);
-    case KvKind::bf16: return attend_as<KvKind::bf16>(a, task);
     case KvKind::int8: return attend_as<KvKind::int8>(a, task);
+    case KvKind::bf16: {
+      const FlushingMode flushing;
+      return attend_as<KvKind::bf16>(a, task);
+    }
   }
 }
 
 void merge_parts(const Attention& a, const AttentionTask& task) {
-  Rows rows;
-  begin_rows(a, task, rows);
-  const float* kept = task.parts;
-  for (int64_t index = task.first_partition; index < task.last_partition; ++index) {
-    for (int64_t r = 0; r < rows.count; ++r, kept += part_floats(a.kv.head_size)) {
-      if (sees(rows, r, index * partition_size)) merge(rows, r, {kept[0], kept[1]}, kept + kv_lanes);
-    }
-  }
-  finish_rows(a, task, rows);
+  if (a.kv.kind != KvKind::bf16) return merge_kept(a, task);
+  const FlushingMode flushing;
+  merge_kept(a, task);
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -2,10 +2,13 @@
 //
 // One layer of one block, for K kv heads, B slots, D head size and D16 = D rounded up to 16:
 //
-//     f32, bf16   | K [K][D][B]      | V [K][B][D16] |
-//     int8        | K [K][D/4][B][4] | V [K][B][D16] | scales of K [K][B] | scales of V [K][B] |
+//     f32         | K [K][D][B]      | V [K][B][D16]      |
+//     bf16        | K [K][D/2][B][2] | V [K][B/2][D16][2] |
+//     int8        | K [K][D/4][B][4] | V [K][B][D16]      | scales of K [K][B] | scales of V [K][B] |
 //
-// Tokens lie along the lanes in K, so that scores need no horizontal sums, and head dimensions in V. In int8
+// Tokens lie along the lanes in K, so that scores need no horizontal sums, and head dimensions in V. In bf16
+// two numbers that are summed one after the other share a 32-bit word (pairs.hpp): two dimensions of a token
+// in K, two tokens of a dimension in V. In int8
 // a token's 4 dimensions are one 32-bit word of K, each as code + 128, an operand of `accumulate_dots`; V's
 // codes are signed; a scale (float32) is the largest magnitude of its token and head / 127. Layers follow
 // each other, each of a multiple of 64 bytes; a block ends in padding to 4 KiB. Slots that were never

@@ -162,6 +162,7 @@ struct Kernels {
 
   // The machine's limits: operations done by `rounds` of a loop over registers, and every byte read once.
   int64_t (*peak_multiply_add)(int64_t rounds, float* values);  // two values
+  int64_t (*peak_pairs)(int64_t rounds, float* values);         // two values
   int64_t (*peak_dots)(int64_t rounds, int8_t* values);         // four values
   int32_t (*read_all)(const uint8_t* data, int64_t count);      // a multiple of 512 bytes
 };

@@ -19,12 +19,16 @@ void store_floats(const KvLayer& kv, uint8_t* keys, uint8_t* values, int64_t slo
 
 void store_brains(const KvLayer& kv, uint8_t* keys, uint8_t* values, int64_t slot, const float* k,
                   const float* v) {
-  const int64_t padded_size = kv_padded_size(kv.head_size);
-  uint16_t* key = reinterpret_cast<uint16_t*>(keys) + slot;
-  for (int64_t i = 0; i < kv.kv_heads * kv.head_size; ++i) key[i * kv.block_size] = brain_of(k[i]);
+  const int64_t padded_size = kv_padded_size(kv.head_size), block_size = kv.block_size;
+  uint16_t* key = reinterpret_cast<uint16_t*>(keys) + 2 * slot;
+  for (int64_t i = 0; i < kv.kv_heads * kv.head_size; i += 2, key += 2 * block_size) {
+    key[0] = brain_of(k[i]);
+    key[1] = brain_of(k[i + 1]);
+  }
   for (int64_t h = 0; h < kv.kv_heads; ++h) {
-    uint16_t* value = reinterpret_cast<uint16_t*>(values) + (h * kv.block_size + slot) * padded_size;
-    for (int64_t d = 0; d < kv.head_size; ++d) value[d] = brain_of(v[h * kv.head_size + d]);
+    const int64_t pair = (h * block_size + slot) / 2;
+    uint16_t* value = reinterpret_cast<uint16_t*>(values) + 2 * pair * padded_size + slot % 2;
+    for (int64_t d = 0; d < kv.head_size; ++d) value[2 * d] = brain_of(v[h * kv.head_size + d]);
   }
 }
 

@@ -1,7 +1,7 @@
-// What the machine can do at best, to set the kernels' figures beside: multiply-adds and byte products out of
-// registers alone, and reading memory. The values mean nothing; that somebody could look at them keeps the
-// compiler from dropping the work.
-#include "kernels/integers.hpp"
+// What the machine can do at best, to set the kernels' figures beside: multiply-adds, pairs of bfloat16 and
+// bytes out of registers alone, and reading memory. The values mean nothing; that somebody could look at them
+// keeps the compiler from dropping the work.
+#include "kernels/pairs.hpp"
 #include "kernels/table.hpp"
 
 namespace octavo::OCTAVO_ISA {
@@ -27,6 +27,23 @@ int64_t peak_multiply_add(int64_t rounds, float* values) {
   return rounds * chains * lane_count * 2;
 }
 
+int64_t peak_pairs(int64_t rounds, float* values) {
+  Paired given[lane_count];
+  store_paired(given, broadcast(values[0]));
+  const Two x = broadcast_two(given);
+  const IntLanes w = bits_of(broadcast(values[1]));
+  Lanes sum[chains];
+  for (int c = 0; c < chains; ++c) sum[c] = broadcast(static_cast<float>(c));
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 12
+    for (int c = 0; c < chains; ++c) accumulate_pairs(sum[c], w, x);
+  }
+  Lanes total = sum[0];
+  for (int c = 1; c < chains; ++c) total = total + sum[c];
+  values[0] = sum_of_lanes(total);
+  return rounds * chains * lane_count * 2 * 2;
+}
+
 int64_t peak_dots(int64_t rounds, int8_t* values) {
   const IntLanes w = broadcast_int(values[0]);
   IntLanes sum[chains];
@@ -42,7 +59,8 @@ int64_t peak_dots(int64_t rounds, int8_t* values) {
 }
 
 int32_t read_all(const uint8_t* data, int64_t count) {
-  // Eight places far apart at a time, as a product reads its panels: one stream alone waits for every new page.
+  // Eight places far apart at a time, as a product reads its panels: one stream alone waits for every new
+  // page.
   constexpr int streams = 8;
   const int64_t share = count / streams;
   IntLanes seen[streams]{};

@@ -105,6 +105,12 @@ OCTAVO_INLINE Lanes operator/(const Lanes& x, const Lanes& y) {
   return out;
 }
 
+OCTAVO_INLINE Lanes negative(const Lanes& x) {
+  Lanes out;
+  OCTAVO_EACH_PART out.part[i] = -x.part[i];
+  return out;
+}
+
 // x * y + z with one rounding.
 OCTAVO_INLINE Lanes fma(const Lanes& x, const Lanes& y, const Lanes& z) {
   Lanes out;

@@ -7,7 +7,6 @@
 
 #include "kernels/ahead.hpp"
 #include "kernels/attention.hpp"
-#include "kernels/halves.hpp"
 #include "kernels/integers.hpp"
 
 namespace octavo::OCTAVO_ISA {
@@ -19,8 +18,10 @@ constexpr int lead = 4;         // vectors of positions, at least, from what is 
 OCTAVO_INLINE int64_t smaller_of(int64_t x, int64_t y) { return x < y ? x : y; }
 OCTAVO_INLINE int64_t larger_of(int64_t x, int64_t y) { return x > y ? x : y; }
 
-// Bytes of one lane of K: int8 has four dimensions in a word.
-constexpr int64_t lane_bytes(KvKind kind) { return kind == KvKind::bf16 ? 2 : 4; }
+constexpr int64_t key_lane_bytes = 4;  // a float, two dimensions of bfloat16 or four codes
+
+// How many positions one row of V holds, dimension by dimension.
+constexpr int64_t positions_per_step(KvKind kind) { return kind == KvKind::bf16 ? 2 : 1; }
 
 // Where the bytes of 16 positions begin: their lanes of K's first step, the first one's row of V.
 struct Place {
@@ -38,21 +39,21 @@ OCTAVO_INLINE Place place_of(const Attention& a, int64_t head, int64_t position)
   const uint8_t* keys = kv.pool + block * kv.block_bytes + kv.layer_start;
   const uint8_t* values = keys + kv.kv_heads * key_bytes;
   const uint8_t* scales = values + kv.kv_heads * value_bytes;
-  return {keys + head * key_bytes + slot * lane_bytes(kind),
+  return {keys + head * key_bytes + slot * key_lane_bytes,
           values + head * value_bytes + slot * kv_padded_size(kv.head_size) * kv_element_bytes(kind),
           scales + (head * kv.block_size + slot) * 4,
           scales + ((kv.kv_heads + head) * kv.block_size + slot) * 4};
 }
 
 // One partition's bytes, by vector of 16 positions, of one kv head; the next head's are so many bytes further
-// on. Beyond `last` stands what will be read next, to be prefetched: behind K this partition's V, behind V the
-// next partition's K.
+// on. Beyond `last` stands what will be read next, to be prefetched: behind K this partition's V, behind V
+// the next partition's K.
 struct Partition {
   int64_t base;
   int64_t key_bytes, value_bytes, scale_bytes;  // of a head in a block
-  int64_t first, last;  // vectors that some row sees
-  int64_t key_stride;   // bytes from one step of K (a dimension, or four in int8) to the next
-  int64_t value_stride;
+  int64_t first, last;                          // vectors that some row sees
+  int64_t key_stride;    // bytes from one step of K (a dimension; two in bf16, four in int8) to the next
+  int64_t value_stride;  // from one step of V (a position; two in bf16) to the next
   const uint8_t* keys[vectors_per_partition + vectors_max];
   const uint8_t* values[vectors_per_partition + vectors_max];
   const uint8_t* key_scales[vectors_per_partition];
@@ -69,8 +70,8 @@ OCTAVO_INLINE void find_partition(const Attention& a, int64_t head, int64_t base
   part.scale_bytes = kv_scale_bytes(kind, a.kv.block_size);
   part.first = larger_of(low - base, 0) / lane_count;
   part.last = (smaller_of(high - base, partition_size) + lane_count - 1) / lane_count;
-  part.key_stride = lane_bytes(kind) * a.kv.block_size;
-  part.value_stride = kv_padded_size(a.kv.head_size) * kv_element_bytes(kind);
+  part.key_stride = key_lane_bytes * a.kv.block_size;
+  part.value_stride = kv_padded_size(a.kv.head_size) * kv_element_bytes(kind) * positions_per_step(kind);
   for (int64_t i = part.first; i < part.last; ++i) {
     const Place place = place_of<kind>(a, head, base + i * lane_count);
     part.keys[i] = place.key;
@@ -86,11 +87,10 @@ OCTAVO_INLINE void find_partition(const Attention& a, int64_t head, int64_t base
   }
 }
 
-// A vector of K or V as floats.
+// A vector of float or int8 K or V as floats.
 template <KvKind kind>
 OCTAVO_INLINE Lanes widened(const uint8_t* source) {
   if constexpr (kind == KvKind::f32) return load(reinterpret_cast<const float*>(source));
-  if constexpr (kind == KvKind::bf16) return load(reinterpret_cast<const Brain*>(source));
   if constexpr (kind == KvKind::int8) return converted(load_bytes(source));
 }
 

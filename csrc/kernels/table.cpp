@@ -36,6 +36,7 @@ constexpr Kernels table{
     gumbel,
     philox,
     peak_multiply_add,
+    peak_pairs,
     peak_dots,
     read_all,
 };

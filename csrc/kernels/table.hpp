@@ -37,6 +37,7 @@ void gumbel(uint64_t seed, uint32_t choice, uint32_t position, uint32_t first, i
 void philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 
 int64_t peak_multiply_add(int64_t rounds, float* values);
+int64_t peak_pairs(int64_t rounds, float* values);
 int64_t peak_dots(int64_t rounds, int8_t* values);
 int32_t read_all(const uint8_t* data, int64_t count);
 

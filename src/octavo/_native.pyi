@@ -179,6 +179,9 @@ def soft_cap(x: _Floats, cap: float, out: _Floats) -> None:
 def peak_multiply_add(rounds: int) -> int:
     """Float32 multiply-adds out of registers on every thread; the operations done (two each)."""
 
+def peak_pairs(rounds: int) -> int:
+    """The same with pairs of bfloat16, summed in float32."""
+
 def peak_dots(rounds: int) -> int:
     """The same with products of unsigned and signed bytes, summed in 32 bits."""
 

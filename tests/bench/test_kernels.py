@@ -29,7 +29,7 @@ from octavo.kernels.contract import AttentionSpec
 from octavo.kernels.native_ops import NativeOps
 
 SMALL = Shape("small", 64, 96, 4, 2, 16, 128)
-LIMITS = Limits(1e9, 1e9, 1e10, 4e10)
+LIMITS = Limits(1e9, 1e9, 1e10, 2e10, 4e10)
 
 
 @pytest.fixture
@@ -104,20 +104,21 @@ def test_limits_count_what_they_do():
     threads = _native.num_threads()
     try:
         _native.set_num_threads(1)
-        one = _native.peak_multiply_add(1000), _native.peak_dots(1000)
+        peaks = _native.peak_multiply_add, _native.peak_pairs, _native.peak_dots
+        one = [peak(1000) for peak in peaks]
         _native.set_num_threads(2)
-        assert (_native.peak_multiply_add(1000), _native.peak_dots(1000)) == (2 * one[0], 2 * one[1])
+        assert [peak(1000) for peak in peaks] == [2 * count for count in one]
         assert _native.peak_multiply_add(2000) == 4 * one[0]
     finally:
         _native.set_num_threads(threads)
-    assert one[1] == 4 * one[0]  # four bytes where there was a float
+    assert one == [one[0], 2 * one[0], 4 * one[0]]  # two or four numbers where there was a float
 
 
-def test_doing_more_takes_longer():
+@pytest.mark.parametrize("peak", [_native.peak_multiply_add, _native.peak_pairs])
+def test_doing_more_takes_longer(peak):
     # A loop that the compiler had folded would take no time, and the limit would be a fantasy.
     few, many = (
-        min(kernels.duration(lambda r=rounds: _native.peak_multiply_add(r)) for _ in range(3))
-        for rounds in (50_000, 1_000_000)
+        min(kernels.duration(lambda r=rounds: peak(r)) for _ in range(3)) for rounds in (50_000, 1_000_000)
     )
     assert many > 5 * few
 

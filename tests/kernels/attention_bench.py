@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.kernels.attention_reference import widened
+from octavo.kernels.attention_reference import PARTITION, rounded_to_brain, widened
 from octavo.kernels.contract import AttentionSpec, Batch, Floats, KvPool, Ops
 from octavo.kernels.integer_reference import quantised
-from octavo.kernels.pool import code_views, float_views
+from octavo.kernels.pool import brain_views, code_views, float_views
 
 Steps = Callable[..., Batch]
 Pools = Callable[..., KvPool]
@@ -60,8 +60,8 @@ def dense(q: Doubles, k: Doubles, v: Doubles, spec: AttentionSpec) -> Doubles:
     return dense_softmax(q, k, v, spec).out
 
 
-def dense_softmax(q: Doubles, k: Doubles, v: Doubles, spec: AttentionSpec) -> Softmax:
-    """The same with its denominator."""
+def dense_softmax(q: Doubles, k: Doubles, v: Doubles, spec: AttentionSpec, kind: str = "f32") -> Softmax:
+    """The same with its denominator; the weights rounded where K and V are bfloat16."""
     group = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x.astype(np.float64), group, axis=1) for x in (k, v))
     scores = np.einsum("nhd,phd->nhp", q.astype(np.float64), k) * spec.scale
@@ -78,8 +78,28 @@ def dense_softmax(q: Doubles, k: Doubles, v: Doubles, spec: AttentionSpec) -> So
         v = np.concatenate([v, np.zeros_like(v[:1])])
     largest = scores.max(axis=-1, keepdims=True)
     weights = np.exp(scores - largest)
+    if kind == "bf16":
+        for first in range(0, k.shape[0], PARTITION):
+            within = slice(first, min(first + PARTITION, k.shape[0]))
+            weights[..., within] = _rounded_weights(scores[..., within], largest)
     total = weights.sum(axis=-1, keepdims=True)
     return Softmax(np.einsum("nhp,phd->nhd", weights / total, v), (largest + np.log(total))[..., 0])
+
+
+def _rounded_weights(scores: Doubles, largest: Doubles) -> Doubles:
+    """Those of one partition, rounded as the weights below its own largest score."""
+    own = np.maximum(scores.max(axis=-1, keepdims=True), -1e30)  # a row may see nothing of it
+    return widened(rounded_to_brain(np.exp(scores - own).astype(np.float32))) * np.exp(own - largest)
+
+
+def assert_attended(given: Floats, expected: Doubles, kind: str) -> None:
+    """Within float32's errors; beside bf16 a weight between two steps may go to the other one at times."""
+    if kind != "bf16":
+        np.testing.assert_allclose(given, expected, atol=3e-6, rtol=1e-6)
+        return
+    off = np.abs(given - expected)
+    assert np.quantile(off, 0.95) < 3e-5 * np.abs(expected).max()
+    assert off.max() < 2**-8 * np.abs(expected).max()
 
 
 def stored(pool: KvPool, layer: int, table: list[int], tokens: int) -> tuple[Doubles, Doubles]:
@@ -92,10 +112,15 @@ def stored(pool: KvPool, layer: int, table: list[int], tokens: int) -> tuple[Dou
         v = _rows(codes.v[table].astype(np.float64))[:tokens]
         scales = codes.scales[table].transpose(0, 3, 1, 2).reshape(-1, 2, shape.num_kv_heads, 1)[:tokens]
         return k * scales[:, 0], v * scales[:, 1]
+    if shape.kind == "bf16":
+        brains, heads = brain_views(pool, layer), (shape.num_kv_heads, shape.head_size)
+        k = brains.k[table].transpose(0, 3, 1, 2, 4).reshape(-1, *heads)[:tokens]
+        v = brains.v[table].transpose(0, 2, 4, 1, 3).reshape(-1, *heads)[:tokens]
+        return widened(k), widened(v)
     views = float_views(pool, layer)
     k, v = views.k[table].transpose(0, 3, 1, 2), views.v[table].swapaxes(1, 2)
     k, v = (np.ascontiguousarray(x).reshape(-1, *x.shape[2:])[:tokens] for x in (k, v))
-    return (widened(k), widened(v)) if shape.kind == "bf16" else (k, v)
+    return k, v
 
 
 def _rows(blocks: Doubles) -> Doubles:
@@ -104,8 +129,10 @@ def _rows(blocks: Doubles) -> Doubles:
 
 
 def compared(q: Floats, kind: str) -> Doubles:
-    """q (n, H, D) as the scores see it: quantised beside int8."""
-    if kind != "int8":
+    """q (n, H, D) as the scores see it: rounded beside bf16, quantised beside int8."""
+    if kind == "f32":
         return q
+    if kind == "bf16":
+        return widened(rounded_to_brain(q))
     scale, codes = quantised(q.reshape(-1, q.shape[-1]))
     return (codes.astype(np.float64) * scale).reshape(q.shape)

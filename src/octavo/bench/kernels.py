@@ -88,7 +88,7 @@ class Case:
     kernel: str
     size: str
     operations: float  # a multiply-add is two
-    kind: str  # of operations: "f32" or "int8"
+    kind: str  # of operations: "f32", "bf16" or "int8"
     prepare: Callable[[], Ready]
 
 
@@ -171,7 +171,7 @@ def attention_cases(shape: Shape) -> Iterator[Case]:
             f"attention decode {kv}",
             f"{shape.name} {sequences} x {context}",
             4 * sequences * context * shape.heads * shape.head_size,
-            "f32",
+            "bf16" if kv == "bf16" else "f32",
             partial(_attention, shape, kv, sequences, 1, context),
         )
     for kv, before in itertools.product(KV_KINDS, (0, 2048, 6656)):
@@ -180,7 +180,7 @@ def attention_cases(shape: Shape) -> Iterator[Case]:
             f"attention prefill {kv}",
             f"{shape.name} {_NUM_TOKENS} behind {before}",
             4 * seen * shape.heads * shape.head_size,
-            "f32",
+            "bf16" if kv == "bf16" else "f32",
             partial(_attention, shape, kv, 1, _NUM_TOKENS, before + _NUM_TOKENS),
         )
     for kv in KV_KINDS:

@@ -29,21 +29,27 @@ class Limits:
     read_bytes_per_s: float
     copy_bytes_per_s: float
     f32_operations_per_s: float
+    bf16_operations_per_s: float
     int8_operations_per_s: float
 
     def shortest_s(self, num_bytes: float, operations: float, kind: str) -> float:
-        """The least time of something that reads `num_bytes` and does `operations` of "f32" or "int8"."""
-        peak = self.int8_operations_per_s if kind == "int8" else self.f32_operations_per_s
-        return max(num_bytes / self.read_bytes_per_s, operations / peak)
+        """The least time of what reads `num_bytes` and does `operations` of kind "f32", "bf16" or "int8"."""
+        return max(num_bytes / self.read_bytes_per_s, operations / self._peak(kind))
 
     def binds(self, num_bytes: float, operations: float, kind: str) -> str:
         """Which of the two it is."""
-        peak = self.int8_operations_per_s if kind == "int8" else self.f32_operations_per_s
-        return "memory" if num_bytes / self.read_bytes_per_s >= operations / peak else kind
+        return "memory" if num_bytes / self.read_bytes_per_s >= operations / self._peak(kind) else kind
+
+    def _peak(self, kind: str) -> float:
+        return {
+            "f32": self.f32_operations_per_s,
+            "bf16": self.bf16_operations_per_s,
+            "int8": self.int8_operations_per_s,
+        }[kind]
 
 
 def measure_limits(repeats: int = _REPEATS) -> Limits:
-    """Measure all four; about two seconds, half a gigabyte for a moment."""
+    """Measure all five; about two seconds, half a gigabyte for a moment."""
     source = np.ones(_ARRAY_BYTES, np.uint8)
     target = np.zeros_like(source)
 
@@ -59,6 +65,7 @@ def measure_limits(repeats: int = _REPEATS) -> Limits:
         read_bytes_per_s=_best(read, repeats),
         copy_bytes_per_s=_best(copy, repeats),
         f32_operations_per_s=_best(lambda: _native.peak_multiply_add(_ROUNDS), repeats),
+        bf16_operations_per_s=_best(lambda: _native.peak_pairs(_ROUNDS), repeats),
         int8_operations_per_s=_best(lambda: _native.peak_dots(_ROUNDS), repeats),
     )
 

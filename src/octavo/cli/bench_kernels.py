@@ -93,6 +93,7 @@ def _in_words(limits: Limits) -> str:
         f"{_native.num_threads()} threads: reading {limits.read_bytes_per_s / 1e9:.1f} GB/s, "
         f"copying {limits.copy_bytes_per_s / 1e9:.1f} GB/s both ways, "
         f"float32 {limits.f32_operations_per_s / 1e9:.0f} GFLOP/s, "
+        f"bfloat16 {limits.bf16_operations_per_s / 1e9:.0f} GFLOP/s, "
         f"bytes {limits.int8_operations_per_s / 1e9:.0f} GOP/s\n"
         "share: of the limit that binds; above 100 % where data come out of a cache\n"
     )

@@ -4,7 +4,8 @@ The context is walked in partitions of 256 positions at absolute borders, merged
 block holds is read back as stored; by kind of KV:
 
     f32     K and V as they came
-    bf16    rounded to the nearest bfloat16, ties to even; computed with in float32
+    bf16    rounded to the nearest bfloat16, ties to even, and so are queries and weights (a softmax's total
+            is that of the rounded weights); summed in float32, of each pair the second product first
     int8    codes of each token and kv head, and one scale; queries are quantised alike, so that a score is
             (sum of codes' products) * scale of K * (scale of q * scale); V's scale is folded into the weight
 
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from octavo.kernels.contract import AttentionSpec, Batch, Floats, Ints, KvPool
 from octavo.kernels.elementwise import exp, tanh
 from octavo.kernels.integer_reference import quantised
-from octavo.kernels.pool import Halves, code_views, float_views
+from octavo.kernels.pool import Halves, brain_views, code_views, float_views
 
 PARTITION = 256  # positions that attention reduces at a time, at absolute borders
 
@@ -72,10 +73,15 @@ def widened(brains: Halves) -> Floats:
 
 def _write(pool: KvPool, layer: int, block: int, slot: int, k: Floats, v: Floats) -> None:
     """K and V (kv heads, D) of one token."""
-    if pool.shape.kind != "int8":
-        views, is_brain = float_views(pool, layer), pool.shape.kind == "bf16"
-        views.k[block, :, :, slot] = rounded_to_brain(k) if is_brain else k
-        views.v[block, :, slot, :] = rounded_to_brain(v) if is_brain else v
+    if pool.shape.kind == "f32":
+        views = float_views(pool, layer)
+        views.k[block, :, :, slot] = k
+        views.v[block, :, slot, :] = v
+        return
+    if pool.shape.kind == "bf16":
+        brains = brain_views(pool, layer)
+        brains.k[block, :, :, slot, :] = rounded_to_brain(k).reshape(k.shape[0], -1, 2)
+        brains.v[block, :, slot // 2, :, slot % 2] = rounded_to_brain(v)
         return
     codes = code_views(pool, layer)
     with np.errstate(all="ignore"):  # a token that is no number gets a scale that is none
@@ -90,12 +96,14 @@ def _write(pool: KvPool, layer: int, block: int, slot: int, k: Floats, v: Floats
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """K (kv heads, D, P) and V (kv heads, P, D), as numbers or codes; scales (kv heads, P) of codes."""
+    """K (kv heads, D, P) and V (kv heads, P, D), as numbers or codes; scales (kv heads, P) of codes.
+    `in_pairs`: they are bfloat16, and so is what meets them."""
 
     k: Floats
     v: Floats
     k_scales: Floats | None = None
     v_scales: Floats | None = None
+    in_pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +120,17 @@ class _Context:
         first, last = start // block_size, -(-stop // block_size)
         blocks = self.table[first:last]
         inside = slice(start - first * block_size, stop - first * block_size)
-        if kind != "int8":
+        if kind == "f32":
             views = float_views(self.pool, self.layer)
             k = np.concatenate(list(views.k[blocks]), axis=-1)[:, :, inside]
-            v = np.concatenate(list(views.v[blocks]), axis=-2)[:, inside]
-            return _Stored(widened(k), widened(v)) if kind == "bf16" else _Stored(k, v)
+            return _Stored(k, np.concatenate(list(views.v[blocks]), axis=-2)[:, inside])
+        if kind == "bf16":
+            brains = brain_views(self.pool, self.layer)
+            pairs = np.concatenate(list(brains.k[blocks]), axis=-2)[:, :, inside]  # (kv heads, D / 2, P, 2)
+            k = pairs.swapaxes(2, 3).reshape(pairs.shape[0], -1, pairs.shape[2])
+            pairs = np.concatenate(list(brains.v[blocks]), axis=-3)  # (kv heads, P / 2, D, 2)
+            v = pairs.swapaxes(2, 3).reshape(pairs.shape[0], -1, pairs.shape[2])[:, inside]
+            return _Stored(widened(k), widened(v), in_pairs=True)
         codes = code_views(self.pool, self.layer)
         words = np.concatenate(list(codes.k[blocks]), axis=-2)[:, :, inside]  # (kv heads, D / 4, P, 4)
         k = words.swapaxes(2, 3).reshape(words.shape[0], -1, words.shape[2]).astype(np.float32) - 128
@@ -186,9 +200,11 @@ def _partition(
     scores = np.where(mask[:, None, :], scores, np.float32(-np.inf))
     largest = np.max(scores, axis=-1)
     weights = exp(scores - largest[..., None])
+    if stored.in_pairs:
+        weights = widened(rounded_to_brain(weights))
     total = np.zeros_like(largest)
     out = np.zeros_like(q)
-    for j in range(positions.size):
+    for j in _in_turn(positions, stored):
         seen, weight = mask[:, j, None], weights[..., j]
         total = np.where(seen, total + weight, total)
         if stored.v_scales is not None:
@@ -201,7 +217,9 @@ def _scores(q: Floats, stored: _Stored, kv_head: Positions, scale: np.float32) -
     """(n, H, P): q times K, scaled."""
     if stored.k_scales is None:
         scores = np.zeros((*q.shape[:2], stored.k.shape[2]), np.float32)
-        for d in range(q.shape[2]):
+        if stored.in_pairs:
+            q = widened(rounded_to_brain(q))
+        for d in _in_turn(np.arange(q.shape[2]), stored):
             scores = scores + q[:, :, d, None] * stored.k[kv_head, d]
         return scores * scale
     q_scale, codes = quantised(q.reshape(-1, q.shape[2]))
@@ -209,6 +227,11 @@ def _scores(q: Floats, stored: _Stored, kv_head: Positions, scale: np.float32) -
     factors = q_scale.reshape(*q.shape[:2], 1) * scale
     scaled: Floats = sums * stored.k_scales[kv_head] * factors
     return scaled
+
+
+def _in_turn(numbers: Positions, stored: _Stored) -> Positions:
+    """Indices of ascending `numbers` (dimensions or positions) in the order in which they are summed."""
+    return np.lexsort((-numbers, numbers // 2)) if stored.in_pairs else np.arange(numbers.size)
 
 
 def _seen(own: Positions, positions: Positions, window: int | None) -> Mask:

@@ -6,7 +6,9 @@
 
     K          [kv heads][D][B]         tokens along the vector lanes: scores need no horizontal sums
     V          [kv heads][B][D']        D' is D rounded up to 16, so that whole vectors can be loaded
-    K, int8    [kv heads][D/4][B][4]    code + 128: a token's four dimensions are one 32-bit word
+    K, bf16    [kv heads][D/2][B][2]    two dimensions of a token are one 32-bit word
+    V, bf16    [kv heads][B/2][D'][2]   two tokens of a dimension are
+    K, int8    [kv heads][D/4][B][4]    code + 128: four dimensions of a token are
     scales     [K, V][kv heads][B]      float32: largest magnitude of the token's head / 127
 
 One block is one contiguous range for all layers, so moving it between tiers is one transfer.
@@ -33,10 +35,18 @@ Codes = npt.NDArray[np.int8]
 
 @dataclass(frozen=True, slots=True)
 class FloatViews:
-    """K (N, kv heads, D, B) and V (N, kv heads, B, D) of one layer; bfloat16 as its bits."""
+    """K (N, kv heads, D, B) and V (N, kv heads, B, D) of one layer."""
 
-    k: Floats | Halves
-    v: Floats | Halves
+    k: Floats
+    v: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class BrainViews:
+    """K (N, kv heads, D / 2, B, 2) and V (N, kv heads, B / 2, D, 2) of one layer, as bits of bfloat16."""
+
+    k: Halves
+    v: Halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,35 +107,43 @@ def bytes_per_block(shape: KvShape) -> int:
 
 
 def float_views(pool: KvPool, layer: int) -> FloatViews:
-    """One layer of an f32 or bf16 pool: writable views of its bytes."""
+    """One layer of an f32 pool: writable views of its bytes."""
     shape = pool.shape
-    assert shape.kind in ("f32", "bf16"), "codes have views of their own"
-    as_floats = shape.kind == "f32"
-    numbers: Floats | Halves = pool.data.view(np.float32) if as_floats else pool.data.view(np.uint16)
+    assert shape.kind == "f32", "other kinds have views of their own"
     heads, size, block = shape.num_kv_heads, shape.head_size, shape.block_size
-    per_key, per_value = heads * size * block, heads * block * padded_head_size(shape)
-    start = layer * (per_key + per_value)
-    k = numbers[:, start : start + per_key].reshape(-1, heads, size, block)
-    v = numbers[:, start + per_key : start + per_key + per_value].reshape(
-        -1, heads, block, padded_head_size(shape)
-    )
-    return FloatViews(k, v[..., :size])
+    k, v = (x.view(np.float32) for x in _keys_and_values(pool, layer))
+    v = v.reshape(-1, heads, block, padded_head_size(shape))
+    return FloatViews(k.reshape(-1, heads, size, block), v[..., :size])
+
+
+def brain_views(pool: KvPool, layer: int) -> BrainViews:
+    """One layer of a bf16 pool: writable views of its bytes."""
+    shape = pool.shape
+    assert shape.kind == "bf16", "other kinds have views of their own"
+    heads, size, block = shape.num_kv_heads, shape.head_size, shape.block_size
+    k, v = (x.view(np.uint16) for x in _keys_and_values(pool, layer))
+    v = v.reshape(-1, heads, block // 2, padded_head_size(shape), 2)
+    return BrainViews(k.reshape(-1, heads, size // 2, block, 2), v[..., :size, :])
 
 
 def code_views(pool: KvPool, layer: int) -> CodeViews:
     """One layer of an int8 pool: writable views of its bytes."""
     shape = pool.shape
     assert shape.kind == "int8", "only int8 has codes"
-    heads, size, block, padded = (
-        shape.num_kv_heads,
-        shape.head_size,
-        shape.block_size,
-        padded_head_size(shape),
+    heads, size, block = shape.num_kv_heads, shape.head_size, shape.block_size
+    k, value_bytes = _keys_and_values(pool, layer)
+    v = value_bytes.view(np.int8).reshape(-1, heads, block, padded_head_size(shape))
+    stop = (layer + 1) * bytes_per_layer(shape)
+    scales = pool.data[:, stop - 2 * heads * block * 4 : stop].view(np.float32)
+    return CodeViews(
+        k.reshape(-1, heads, size // 4, block, 4), v[..., :size], scales.reshape(-1, 2, heads, block)
     )
+
+
+def _keys_and_values(pool: KvPool, layer: int) -> tuple[Bytes, Bytes]:
+    """The bytes (N, ...) of a layer's K and of its V in every block."""
+    shape = pool.shape
+    slots = shape.num_kv_heads * shape.block_size * _ELEMENT_BYTES[shape.kind]
     start = layer * bytes_per_layer(shape)
-    v_start = start + heads * size * block
-    scales_start = v_start + heads * block * padded
-    k = pool.data[:, start:v_start].reshape(-1, heads, size // 4, block, 4)
-    v = pool.data[:, v_start:scales_start].view(np.int8).reshape(-1, heads, block, padded)
-    scales = pool.data[:, scales_start : scales_start + 2 * heads * block * 4].view(np.float32)
-    return CodeViews(k, v[..., :size], scales.reshape(-1, 2, heads, block))
+    middle = start + slots * shape.head_size
+    return pool.data[:, start:middle], pool.data[:, middle : middle + slots * padded_head_size(shape)]
