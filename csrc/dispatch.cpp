@@ -3,12 +3,19 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace octavo {
 
 namespace portable {
 const Kernels& kernels();
 }
 namespace avx2 {
+const Kernels& kernels();
+}
+namespace avx2_vnni {
 const Kernels& kernels();
 }
 namespace avx512 {
@@ -24,6 +31,12 @@ namespace {
 // GCC's and Clang's probe also asks whether the operating system saves the wide registers.
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+// The product of bytes for 32 of them; compilers' probes know it by several names, or not at all.
+bool has_avx_vnni() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1) != 0;
 }
 
 bool has_avx512() {
@@ -60,6 +73,9 @@ std::vector<const Kernels*> usable_kernels() {
 #if defined(OCTAVO_HAS_avx2)
   if (has_avx2()) usable.push_back(&avx2::kernels());
 #endif
+#if defined(OCTAVO_HAS_avx2_vnni)
+  if (has_avx2() && has_avx_vnni()) usable.push_back(&avx2_vnni::kernels());
+#endif
 #if defined(OCTAVO_HAS_avx512)
   if (has_avx512()) usable.push_back(&avx512::kernels());
 #endif
@@ -80,6 +96,7 @@ std::vector<std::string> found_instruction_sets() {
   note("avx2", __builtin_cpu_supports("avx2"));
   note("fma", __builtin_cpu_supports("fma"));
   note("f16c", __builtin_cpu_supports("f16c"));
+  note("avxvnni", has_avx_vnni());
   note("avx512f", __builtin_cpu_supports("avx512f"));
   note("avx512bw", __builtin_cpu_supports("avx512bw"));
   note("avx512vl", __builtin_cpu_supports("avx512vl"));

@@ -22,25 +22,31 @@ namespace {
 constexpr int rows_max = code_rows_max;
 constexpr int panels_for(int rows) { return code_panels_beside(rows); }
 #elif defined(__AVX2__)
-constexpr int rows_max = 2;
+constexpr int rows_max = 4;
 constexpr int panels_for(int) { return 1; }
 #else
 constexpr int rows_max = 1;
 constexpr int panels_for(int) { return 1; }
 #endif
 
-// sum[r][p] += what four inputs of R rows and a vector of weights of P panels give.
-template <int R, int P>
+// sum[r][p] += what four inputs of R rows and a vector of weights of P panels give; in halves where `brief`.
+template <bool brief, int R, int P>
 OCTAVO_INLINE void sum_vectors(const IntLanes (&words)[P], const int8_t* x, IntLanes (&sum)[R][P]) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    const Four four = broadcast_four(x + r * quant_group);
+    if constexpr (brief) {
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) accumulate_dots(sum[r][p], words[p], four);
+      for (int p = 0; p < P; ++p) accumulate_small(sum[r][p], words[p], x + r * quant_group);
+    } else {
+      const Four four = broadcast_four(x + r * quant_group);
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) accumulate_dots(sum[r][p], words[p], four);
+    }
   }
 }
 
-// What a tile walks: some groups of P panels, `stride` bytes apart. `wide` codes are bytes, whatever the kind.
+// What a tile walks: some groups of P panels, `stride` bytes apart. `wide` codes are bytes, whatever the
+// kind.
 struct Codes {
   const uint8_t* data;  // of the first group
   int64_t stride;
@@ -54,14 +60,16 @@ constexpr int64_t wide_groups = 24;  // unpacked at a time: two panels of them t
 constexpr int64_t wide_tiles = 3;    // of rows: for fewer, unpacking costs more than it saves
 
 // Words 2 j and 2 j + 1 of a group of four-bit codes, four inputs each.
-OCTAVO_INLINE IntLanes low_codes(const uint8_t* codes) { return load_words(codes) & broadcast_int(0x0F0F0F0F); }
+OCTAVO_INLINE IntLanes low_codes(const uint8_t* codes) {
+  return load_words(codes) & broadcast_int(0x0F0F0F0F);
+}
 OCTAVO_INLINE IntLanes high_codes(const uint8_t* codes) {
   return shift_right(load_words(codes), 4) & broadcast_int(0x0F0F0F0F);
 }
 
 // The integer sums of one group: byte codes, or two to a byte.
-template <bool bytes, int R, int P>
-OCTAVO_INLINE void sum_group(const uint8_t* codes, int64_t stride, const int8_t* x, IntLanes (&sum)[R][P]) {
+template <bool bytes, bool brief, int R, int P>
+OCTAVO_INLINE void sum_words(const uint8_t* codes, int64_t stride, const int8_t* x, IntLanes (&sum)[R][P]) {
   constexpr int words_in_group = quant_group / 4;
 #pragma GCC unroll 8
   for (int word = 0; word < words_in_group; ++word) {
@@ -75,7 +83,23 @@ OCTAVO_INLINE void sum_group(const uint8_t* codes, int64_t stride, const int8_t*
         words[p] = word % 2 ? high_codes(own + 64 * (word / 2)) : low_codes(own + 64 * (word / 2));
       }
     }
-    sum_vectors<R, P>(words, x + 4 * word, sum);
+    sum_vectors<brief, R, P>(words, x + 4 * word, sum);
+  }
+}
+
+// The same, by the shortest way for what the codes can be.
+template <Kind kind, bool bytes, int R, int P>
+OCTAVO_INLINE void sum_group(const uint8_t* codes, int64_t stride, const int8_t* x, IntLanes (&sum)[R][P]) {
+  if constexpr (has_short_sums && kind != Kind::q8_0) {
+    IntLanes halves[R][P]{};
+    sum_words<bytes, true, R, P>(codes, stride, x, halves);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) sum[r][p] = sum[r][p] + short_sums(halves[r][p]);
+    }
+  } else {
+    sum_words<bytes, false, R, P>(codes, stride, x, sum);
   }
 }
 
@@ -110,7 +134,7 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) sum[r][p] = start;
     }
-    sum_group<wide || kind == Kind::q8_0, R, P>(codes, given.stride, a.x.codes + at * quant_group, sum);
+    sum_group<kind, wide || kind == Kind::q8_0, R, P>(codes, given.stride, a.x.codes + at * quant_group, sum);
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
       const Lanes d = load_halves(scales + p * stride);

@@ -5,22 +5,36 @@
 
 namespace octavo::OCTAVO_ISA {
 
-// 64 bytes: one 32-bit word for each lane, whatever the word is made of.
+typedef int32_t UnalignedInts __attribute__((vector_size(native_bytes), aligned(1), may_alias));
+
+// 64 bytes: one 32-bit word for each lane, whatever the word is made of. Part by part: GCC copies a whole
+// through memory, in pieces that are narrower than what is then read.
 OCTAVO_INLINE IntLanes load_words(const uint8_t* source) {
   IntLanes out;
-  __builtin_memcpy(&out, source, sizeof out);
+  OCTAVO_EACH_PART out.part[i] = *reinterpret_cast<const UnalignedInts*>(source + i * native_bytes);
   return out;
 }
 
 OCTAVO_INLINE void store_words(uint8_t* target, const IntLanes& words) {
-  __builtin_memcpy(target, &words, sizeof words);
+  OCTAVO_EACH_PART { *reinterpret_cast<UnalignedInts*>(target + i * native_bytes) = words.part[i]; }
 }
+
+// Which instruction multiplies bytes: one for four products (VNNI), of 64 or 32 bytes, or AVX2's.
+#if defined(__AVX512VNNI__)
+#define OCTAVO_BYTES_512
+#elif defined(__AVXVNNI__)
+#define OCTAVO_BYTES_256
+#elif defined(__AVX2__)
+#define OCTAVO_BYTES_WIDENED
+#endif
 
 // Four signed bytes beside every lane, in the form that the product of bytes takes.
 struct Four {
-#if defined(__AVX512VNNI__)
+#if defined(OCTAVO_BYTES_512)
   __m512i bytes;
-#elif defined(__AVX2__)
+#elif defined(OCTAVO_BYTES_256)
+  __m256i bytes;
+#elif defined(OCTAVO_BYTES_WIDENED)
   __m256i even, odd;  // widened to 16 bits
 #else
   int32_t byte[4];
@@ -28,13 +42,17 @@ struct Four {
 };
 
 OCTAVO_INLINE Four broadcast_four(const int8_t* x) {
-#if defined(__AVX512VNNI__)
+#if defined(OCTAVO_BYTES_512)
   int32_t word;
   __builtin_memcpy(&word, x, sizeof word);
   Four four{_mm512_set1_epi32(word)};
   asm("" : "+v"(four.bytes));  // else it would be loaded again for every use: loads are what is scarce
   return four;
-#elif defined(__AVX2__)
+#elif defined(OCTAVO_BYTES_256)
+  int32_t word;
+  __builtin_memcpy(&word, x, sizeof word);
+  return {_mm256_set1_epi32(word)};
+#elif defined(OCTAVO_BYTES_WIDENED)
   int32_t word;
   __builtin_memcpy(&word, x, sizeof word);
   const __m256i given = _mm256_set1_epi32(word);
@@ -47,14 +65,19 @@ OCTAVO_INLINE Four broadcast_four(const int8_t* x) {
 // sum[lane] += the products of the lane's four unsigned bytes in w and the four signed bytes of x.
 // No partial product saturates: AVX2 widens to 16 bits first, because its own product of bytes does.
 OCTAVO_INLINE void accumulate_dots(IntLanes& sum, const IntLanes& w, const Four& x) {
-#if defined(__AVX512VNNI__)
+#if defined(OCTAVO_BYTES_512)
   sum.part[0] = (NativeInts)_mm512_dpbusd_epi32((__m512i)sum.part[0], (__m512i)w.part[0], x.bytes);
-#elif defined(__AVX2__)
+#elif defined(OCTAVO_BYTES_256)
+  OCTAVO_EACH_PART {
+    sum.part[i] = (NativeInts)_mm256_dpbusd_avx_epi32((__m256i)sum.part[i], (__m256i)w.part[i], x.bytes);
+  }
+#elif defined(OCTAVO_BYTES_WIDENED)
   OCTAVO_EACH_PART {
     const __m256i weight = (__m256i)w.part[i];
     const __m256i even = _mm256_madd_epi16(_mm256_and_si256(weight, _mm256_set1_epi16(255)), x.even);
     const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(weight, 8), x.odd);
     sum.part[i] += (NativeInts)_mm256_add_epi32(even, odd);
+    asm("" : "+x"(sum.part[i]));  // else GCC puts sums off, and keeps what is to be summed on the stack
   }
 #else
   OCTAVO_EACH_PART {
@@ -67,6 +90,39 @@ OCTAVO_INLINE void accumulate_dots(IntLanes& sum, const IntLanes& w, const Four&
 OCTAVO_INLINE void accumulate_dots(IntLanes& sum, const IntLanes& w, const int8_t* x) {
   accumulate_dots(sum, w, broadcast_four(x));
 }
+
+// Where the unsigned bytes are below 16, AVX2's own product of bytes is exact and half the work: sixteen
+// products of 15 and 128 at most fit the 16 bits in which it sums, so eight words do.
+#if defined(OCTAVO_BYTES_WIDENED)
+constexpr bool has_short_sums = true;
+
+// sum's 16-bit halves += the products of two bytes each.
+OCTAVO_INLINE void accumulate_small(IntLanes& sum, const IntLanes& w, const int8_t* x) {
+  int32_t word;
+  __builtin_memcpy(&word, x, sizeof word);
+  const __m256i given = _mm256_set1_epi32(word);
+  OCTAVO_EACH_PART {
+    const __m256i products = _mm256_maddubs_epi16((__m256i)w.part[i], given);
+    sum.part[i] = (NativeInts)_mm256_add_epi16((__m256i)sum.part[i], products);
+    asm("" : "+x"(sum.part[i]));
+  }
+}
+
+// What a lane's two halves sum up to.
+OCTAVO_INLINE IntLanes short_sums(const IntLanes& halves) {
+  IntLanes out;
+  OCTAVO_EACH_PART {
+    out.part[i] = (NativeInts)_mm256_madd_epi16((__m256i)halves.part[i], _mm256_set1_epi16(1));
+  }
+  return out;
+}
+#else
+constexpr bool has_short_sums = false;
+OCTAVO_INLINE void accumulate_small(IntLanes& sum, const IntLanes& w, const int8_t* x) {
+  accumulate_dots(sum, w, x);
+}
+OCTAVO_INLINE IntLanes short_sums(const IntLanes& sum) { return sum; }
+#endif
 
 // As floats: exact below 2^24.
 OCTAVO_INLINE Lanes converted(const IntLanes& x) {

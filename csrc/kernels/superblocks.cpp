@@ -2,8 +2,9 @@
 //
 // A panel holds 16 outputs. For each group of 32 inputs it has 64-byte vectors of one 32-bit word per output:
 //
-//   Q4_K    vector j of 4: the codes of inputs 8j .. 8j + 3 in the low half of the bytes, the next in the high
-//   Q6_K    the same for the lowest four bits of a code; then vector j of 2: of inputs 16j .. 16j + 15 the
+//   Q4_K    vector j of 4: the codes of inputs 8j .. 8j + 3 in the low half of the bytes, the next in the
+//   high Q6_K    the same for the lowest four bits of a code; then vector j of 2: of inputs 16j .. 16j + 15
+//   the
 //           upper two, those of inputs 16j + 4k .. + 3 in bits 2k and 2k + 1 of the bytes
 //
 // and behind the vectors of all groups, for each super-block of eight groups (16 of each, one per output):
@@ -14,8 +15,8 @@
 // which is 148 bytes for 256 weights where the file has 144, and 210 where it has 210.
 //
 //   Q4_K   sum = sum of q_w q_x                                          int32, exact
-//          y   = fma(float(sum), (d scale) s, y)                         d scale is exact; s: the activations'
-//          y   = fma(-dmin minimum, s sum(q_x), y)                       dmin minimum is exact
+//          y   = fma(float(sum), (d scale) s, y)                         d scale is exact; s: the
+//          activations' y   = fma(-dmin minimum, s sum(q_x), y)                       dmin minimum is exact
 //   Q6_K   sum = scale_0 (sum of the first 16) + scale_1 (of the last)   below 2^24, so exact in float32
 //          y   = fma(sum, d s, y)
 #include "kernels/superblocks.hpp"
@@ -99,12 +100,13 @@ OCTAVO_INLINE void add_q4_k(const IntegerProduct& a, int64_t at, const uint8_t* 
     const IntLanes words = load_words(codes + 64 * j);
     const IntLanes low = words & low_half, high = shift_right(words, 4) & low_half;
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) accumulate_dots(sum[r], low, x + r * quant_group + 8 * j);
+    for (int r = 0; r < R; ++r) accumulate_small(sum[r], low, x + r * quant_group + 8 * j);
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) accumulate_dots(sum[r], high, x + r * quant_group + 8 * j + 4);
+    for (int r = 0; r < R; ++r) accumulate_small(sum[r], high, x + r * quant_group + 8 * j + 4);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
+    if constexpr (has_short_sums) sum[r] = short_sums(sum[r]);
     accumulate(acc[r], converted(sum[r]), scale * broadcast(a.x.scales[at + r]));
     accumulate(acc[r], minimum, broadcast(a.x.shifts[at + r]));
   }
@@ -182,7 +184,7 @@ void tile(const IntegerProduct& a, int64_t row, int64_t panel) {
 #if defined(__AVX512F__)
 constexpr int rows_max(Kind kind) { return kind == Kind::q4_k ? 12 : 8; }
 #elif defined(__AVX2__)
-constexpr int rows_max(Kind) { return 2; }
+constexpr int rows_max(Kind kind) { return kind == Kind::q4_k ? 4 : 2; }
 #else
 constexpr int rows_max(Kind) { return 1; }
 #endif

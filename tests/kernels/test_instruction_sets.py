@@ -13,11 +13,12 @@ from octavo import _native
 # Prints a digest of everything the kernels make from fixed inputs.
 PROGRAM = """
 import hashlib
+import itertools
 import numpy as np
 from octavo import _native
 from octavo.kernels.contract import AttentionSpec, Batch, KvShape, RawTensor
 from octavo.kernels.native_ops import NativeOps
-from tests.blocks import random_tensor
+from tests.blocks import BLOCKS, HALVES_AT, random_tensor
 
 rng = np.random.default_rng(5)
 ops = NativeOps()
@@ -39,6 +40,13 @@ for kind in ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"):
     for rows in (1, 2, 3, 13, 16, 32, 33):  # rows of codes are spread at multiples of 16
         note(ops.linear(wide[:rows].copy(), integers, floats(150)))
     note(ops.vector(random_tensor(kind, 3, 256, rng)))
+for kind, code in itertools.product(("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"), (0, 0x7F, 0x80, 0xFF)):
+    block, (first, last) = BLOCKS[kind], HALVES_AT[kind]  # no sum of the largest products saturates
+    blocks = np.full((16, 1, block.num_bytes), code, np.uint8)
+    blocks[..., first:last] = np.array([1, 0.5], np.float16).view(np.uint8)[: last - first]
+    largest = ops.matrix(RawTensor("w", kind, (16, block.size), blocks.reshape(-1)))
+    for sign in (-1, 1):
+        note(ops.linear(np.full((7, block.size), 127 * sign, np.float32), largest))
 for mode in ("bf16", "int8", "q4"):
     held = NativeOps(mode).matrix(RawTensor("w", "F32", weight.shape, weight.view(np.uint8).reshape(-1)))
     note(held.panels)
