@@ -23,7 +23,7 @@ constexpr int rows_max = code_rows_max;
 constexpr int panels_for(int rows) { return code_panels_beside(rows); }
 #elif defined(__AVX2__)
 constexpr int rows_max = 4;
-constexpr int panels_for(int) { return 1; }
+constexpr int panels_for(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 #else
 constexpr int rows_max = 1;
 constexpr int panels_for(int) { return 1; }
