@@ -39,7 +39,7 @@ KvMemory = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
-KV_READY = "512MiB"  # some 23,000 tokens of the default model: about a second of the system at worst
+KV_READY = "1GiB"  # some 46,000 tokens of the default model: a few seconds of the system at worst
 KvReady = Annotated[
     str,
     typer.Option(
