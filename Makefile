@@ -29,9 +29,10 @@ sanitize: $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check cmake ninja
 	@for sanitizer in address,undefined thread; do \
 	  folder=build/sanitize-$${sanitizer%%,*}; \
-	  $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -S . -B $$folder -DOCTAVO_SANITIZE=$$sanitizer >/dev/null && \
-	  $(BIN)/ninja -C $$folder --quiet && \
-	  for isa in $${SANITIZED_ISAS:-$$($$folder/octavo_check --usable)}; do OCTAVO_ISA=$$isa $$folder/octavo_check || exit 1; done; \
+	  $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -S . -B $$folder -DOCTAVO_SANITIZE=$$sanitizer >/dev/null || exit 1; \
+	  $(BIN)/ninja -C $$folder --quiet || exit 1; \
+	  usable=$$($$folder/octavo_check --usable) || exit 1; \
+	  for isa in $${SANITIZED_ISAS:-$$usable}; do OCTAVO_ISA=$$isa $$folder/octavo_check || exit 1; done; \
 	done
 
 planted-bugs: $(VENV)/.installed

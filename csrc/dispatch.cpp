@@ -28,16 +28,22 @@ const Kernels& kernels();
 namespace {
 
 #if defined(__x86_64__)
-// GCC's and Clang's probe also asks whether the operating system saves the wide registers.
-bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+// Whether bit `bit` of a register of CPUID is set; for what compilers' probes know by several names, or not
+// at all.
+bool has_bit(unsigned leaf, unsigned subleaf, int reg, int bit) {
+  unsigned registers[4] = {0, 0, 0, 0};  // EAX to EDX
+  const int known =
+      __get_cpuid_count(leaf, subleaf, &registers[0], &registers[1], &registers[2], &registers[3]);
+  return known != 0 && (registers[reg] >> bit & 1) != 0;
 }
 
-// The product of bytes for 32 of them; compilers' probes know it by several names, or not at all.
-bool has_avx_vnni() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1) != 0;
-}
+bool has_f16c() { return has_bit(1, 0, 2, 29); }
+
+// The product of bytes, for 32 of them.
+bool has_avx_vnni() { return has_bit(7, 1, 0, 4); }
+
+// GCC's and Clang's probe also asks whether the operating system saves the wide registers.
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
 
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -95,7 +101,7 @@ std::vector<std::string> found_instruction_sets() {
   note("avx", __builtin_cpu_supports("avx"));
   note("avx2", __builtin_cpu_supports("avx2"));
   note("fma", __builtin_cpu_supports("fma"));
-  note("f16c", __builtin_cpu_supports("f16c"));
+  note("f16c", has_f16c());
   note("avxvnni", has_avx_vnni());
   note("avx512f", __builtin_cpu_supports("avx512f"));
   note("avx512bw", __builtin_cpu_supports("avx512bw"));

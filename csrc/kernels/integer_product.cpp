@@ -16,8 +16,8 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 // A tile: R rows beside P panels. Its integer and float accumulators, 2 R P vectors, must fit the registers
-// beside a few weights; P > 1 lets one broadcast of a row's bytes feed P products, R > 1 one unpacking of
-// weights R rows.
+// beside a few weights (with AVX2 the integer ones: the others wait on the stack while a group lasts). P > 1
+// lets one broadcast of a row's bytes feed P products, R > 1 one unpacking of weights R rows.
 #if defined(__AVX512F__)
 constexpr int rows_max = code_rows_max;
 constexpr int panels_for(int rows) { return code_panels_beside(rows); }

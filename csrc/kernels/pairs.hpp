@@ -3,8 +3,8 @@
 //
 // To a lane's sum comes the product of the pair's second numbers, then that of the first ones, each in one
 // fused step, and subnormal numbers count as zero: so the instruction is defined (Intel's manual, VDPBF16PS),
-// and so the others compute while `FlushingMode` lasts. A pair is one 32-bit word, the first number in its
-// low half.
+// and so x86's other instruction sets compute while `FlushingMode` lasts. A pair is one 32-bit word, the
+// first number in its low half.
 #pragma once
 
 #include "kernels/ahead.hpp"
@@ -23,7 +23,7 @@ constexpr int64_t paired_per_float = sizeof(float) / sizeof(Paired);
 
 constexpr int32_t every_pair = -1, first_of_pair = 0x0000FFFF, second_of_pair = ~first_of_pair;
 
-// Subnormal numbers are read and written as zero while it lives.
+// Subnormal numbers are read and written as zero while it lives, on x86.
 class FlushingMode {
  public:
 #if defined(__x86_64__)
@@ -42,15 +42,18 @@ class FlushingMode {
   FlushingMode& operator=(const FlushingMode&) = delete;
 };
 
-// Sixteen numbers rounded to the nearest bfloat16, ties to even, as floats; what is NaN stays NaN.
+// Sixteen numbers rounded to the nearest bfloat16, ties to even, as floats; subnormal ones are zero, and what
+// is NaN stays NaN.
 OCTAVO_INLINE Lanes rounded(const Lanes& x) {
   const IntLanes bits = bits_of(x), one = broadcast_int(1);
-  const IntLanes carried = bits + broadcast_int(0x7FFF) + (shift_right(bits, 16) & one);
-  const IntLanes body = bits & broadcast_int(0x7FFFFFFF);
-  IntLanes nan;
+  const IntLanes body = bits & broadcast_int(0x7FFFFFFF), sign = bits - body;
+  IntLanes nan, subnormal;
   OCTAVO_EACH_PART nan.part[i] = body.part[i] > 0x7F800000;
-  const IntLanes nearest = select(nan, bits | broadcast_int(0x400000), carried);
-  return floats_of(nearest & broadcast_int(second_of_pair));
+  OCTAVO_EACH_PART subnormal.part[i] = body.part[i] < 0x00800000;
+  const IntLanes within = select(nan, broadcast_int(0), body);
+  const IntLanes carried = within + broadcast_int(0x7FFF) + (shift_right(within, 16) & one);
+  const IntLanes nearest = select(nan, bits | broadcast_int(0x400000), sign | carried);
+  return floats_of(select(subnormal, sign, nearest) & broadcast_int(second_of_pair));
 }
 
 // Writes sixteen numbers, rounded, to where `multiply_pairs` will read them, and returns them.

@@ -2,9 +2,8 @@
 //
 // A panel holds 16 outputs. For each group of 32 inputs it has 64-byte vectors of one 32-bit word per output:
 //
-//   Q4_K    vector j of 4: the codes of inputs 8j .. 8j + 3 in the low half of the bytes, the next in the
-//   high Q6_K    the same for the lowest four bits of a code; then vector j of 2: of inputs 16j .. 16j + 15
-//   the
+//   Q4_K    vector j of 4: the codes of inputs 8j .. 8j + 3 in the low half of the bytes, the next in the high
+//   Q6_K    the same for the lowest four bits of a code; then vector j of 2: of inputs 16j .. 16j + 15 the
 //           upper two, those of inputs 16j + 4k .. + 3 in bits 2k and 2k + 1 of the bytes
 //
 // and behind the vectors of all groups, for each super-block of eight groups (16 of each, one per output):
@@ -15,8 +14,8 @@
 // which is 148 bytes for 256 weights where the file has 144, and 210 where it has 210.
 //
 //   Q4_K   sum = sum of q_w q_x                                          int32, exact
-//          y   = fma(float(sum), (d scale) s, y)                         d scale is exact; s: the
-//          activations' y   = fma(-dmin minimum, s sum(q_x), y)                       dmin minimum is exact
+//          y   = fma(float(sum), (d scale) s, y)                         d scale is exact; s: the activations'
+//          y   = fma(-dmin minimum, s sum(q_x), y)                       dmin minimum is exact
 //   Q6_K   sum = scale_0 (sum of the first 16) + scale_1 (of the last)   below 2^24, so exact in float32
 //          y   = fma(sum, d s, y)
 #include "kernels/superblocks.hpp"

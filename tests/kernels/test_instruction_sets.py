@@ -67,6 +67,7 @@ batch = Batch(np.zeros(tokens, np.int32), np.arange(tokens, dtype=np.int32), np.
               np.array([0, tokens], np.int32), np.arange(20, dtype=np.int32)[None], np.zeros(0, np.int32))
 for kind in ("f32", "bf16", "int8"):
     pool = ops.allocate_kv(KvShape(1, 2, 24, 16, kind), 20)
+    pool.data[:] = 0xFF  # what nobody has written is no number
     ops.store(pool, 0, floats(tokens, 48), floats(tokens, 48), batch)
     note(pool.data)
     for window in (290, 20):
@@ -81,6 +82,21 @@ for tiny in (1e-19, 1e-30, 1e-38):  # sums and products of pairs that are subnor
     log_sum_exp = np.empty((tokens, 6), np.float32)
     queries = np.float32(1e-19) * floats(tokens, 144)
     note(ops.attend(pool, 0, queries, batch, AttentionSpec(1e37, 290), log_sum_exp))
+    note(log_sum_exp)
+pool = ops.allocate_kv(KvShape(1, 2, 24, 16, "bf16"), 20)  # scores that lie far below the largest one
+ops.store(pool, 0, floats(tokens, 48), floats(tokens, 48), batch)
+note(ops.attend(pool, 0, floats(tokens, 144), batch, AttentionSpec(12.0), log_sum_exp))
+# The border of subnormal numbers, seen in scores: queries, and a sum that is normal only when rounded.
+border = np.array([0x007F7FFF, 0x007F8000, 0x007FFFFF, 0x00800000, 0x807FFFFF], np.uint32).view(np.float32)
+for first, second, k_first, k_second, factor in (
+    (border, 0, 1e38, 0, 1.0), (np.float32(2**-80), 2**-63, -(2.0**-80), 2.0**-63, 1e37),
+):
+    queries, keys = np.zeros((tokens, 144), np.float32), np.zeros((tokens, 48), np.float32)
+    queries[:, ::24] = np.resize(first, tokens)[:, None]
+    queries[:, 1::24] = second
+    keys[:, ::24], keys[:, 1::24] = k_first, k_second
+    ops.store(pool, 0, keys, keys, batch)
+    ops.attend(pool, 0, queries, batch, AttentionSpec(factor), log_sum_exp)
     note(log_sum_exp)
 noise = np.empty(1001, np.float32)
 _native.gumbel(9, 1, 2, noise)

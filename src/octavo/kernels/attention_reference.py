@@ -5,7 +5,8 @@ block holds is read back as stored; by kind of KV:
 
     f32     K and V as they came
     bf16    rounded to the nearest bfloat16, ties to even, and so are queries and weights (a softmax's total
-            is that of the rounded weights); summed in float32, of each pair the second product first
+            is that of the rounded weights); summed in float32, of each pair the second product first. The
+            kernels count subnormals as zero and have a shorter exp there, so they are close, not equal
     int8    codes of each token and kv head, and one scale; queries are quantised alike, so that a score is
             (sum of codes' products) * scale of K * (scale of q * scale); V's scale is folded into the weight
 
