@@ -60,6 +60,15 @@ def test_stats_tell_the_last_answer(model):
     assert "then 6 tokens" in shown
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-c as at a terminal: what a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(model):
     class Interrupt:
         async def wait(self):
