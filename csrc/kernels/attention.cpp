@@ -11,6 +11,7 @@
 // meets a query that was quantised alike, in exact integer sums, and V's scales are folded into the weights,
 // after their total.
 // Source: Dao et al. 2022 (the running maximum and sum), Kwon et al. 2023, section 4.3 (block tables).
+#include "kernels/amx_attention.hpp"
 #include "kernels/quantise.hpp"
 #include "kernels/softmax.hpp"
 #include "kernels/table.hpp"
@@ -298,6 +299,39 @@ void take_partition(const Attention& a, Rows& rows, const Partition& part, Found
   });
 }
 
+#if defined(OCTAVO_MATRICES)
+// The same with matrix registers.
+template <>
+void take_partition<KvKind::bf16>(const Attention& a, Rows& rows, const Partition& part, Found& found) {
+  score_in_matrices(rows, part, a.kv.head_size);
+  const int64_t first = part.first * lane_count, last = part.last * lane_count;
+  for (int64_t r = 0; r < rows.count; ++r) {
+    float* scores = rows.scores[r];
+    const Range range = seen(rows, r, part.base);
+    Range whole{last, last};  // the vectors that hold it
+    if (range.first < range.last) {
+      whole = {range.first / lane_count * lane_count,
+               (range.last + lane_count - 1) / lane_count * lane_count};
+      const Lanes factor = broadcast(rows.factors[r]);
+      const bool finishing = a.soft_cap > 0.0f || a.slopes;
+      note(found, r, soften<KvKind::bf16>(scores, range, [&](int64_t i) {
+             Lanes score = load(scores + i) * factor;
+             store(scores + i, score);
+             if (finishing) {
+               cap_and_bias(a, rows, r, part.base + i, scores + i);
+               score = load(scores + i);
+             }
+             return score;
+           }));
+    }
+    __builtin_memset(paired(scores) + first, 0, static_cast<uint64_t>(whole.first - first) * sizeof(Paired));
+    __builtin_memset(paired(scores) + whole.last, 0,
+                     static_cast<uint64_t>(last - whole.last) * sizeof(Paired));
+  }
+  weigh_in_matrices(rows, part, a.kv.head_size);
+}
+#endif
+
 void finish_rows(const Attention& a, const AttentionTask& task, Rows& rows) {
   const int64_t size = a.kv.head_size;
   if (a.sinks) {  // one more partition, of one score whose value is zero
@@ -311,7 +345,9 @@ void finish_rows(const Attention& a, const AttentionTask& task, Rows& rows) {
     float* out = a.out + (token * a.heads + query_head) * size;
     const Lanes total = broadcast(rows.total[r]);
     for (int64_t i = 0; i < size; i += lane_count) {
-      store_first(out + i, load(rows.out[r] + i) / total, smaller_of(size - i, lane_count));
+      Lanes sum = load(rows.out[r] + i);
+      if (has_matrices && a.kv.kind == KvKind::bf16) sum = sum + broadcast(0.0f);  // no zero is negative
+      store_first(out + i, sum / total, smaller_of(size - i, lane_count));
     }
     if (a.log_sum_exp) {
       const double sum = static_cast<double>(rows.total[r]);
@@ -374,6 +410,9 @@ void attend(const Attention& a, const AttentionTask& task) {
     case KvKind::int8: return attend_as<KvKind::int8>(a, task);
     case KvKind::bf16: {
       const FlushingMode flushing;
+#if defined(OCTAVO_MATRICES)
+      const MatrixMode matrices(attention_shapes(task.last_row - task.first_row, a.kv.head_size));
+#endif
       return attend_as<KvKind::bf16>(a, task);
     }
   }

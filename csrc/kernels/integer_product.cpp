@@ -7,6 +7,7 @@
 //
 // So bits depend on nothing but the row and the output: neither on tiles, nor threads, nor registers.
 #include "kernels/ahead.hpp"
+#include "kernels/amx_product.hpp"
 #include "kernels/halves.hpp"
 #include "kernels/integers.hpp"
 #include "kernels/superblocks.hpp"
@@ -225,8 +226,50 @@ OCTAVO_INLINE void tiles_of(const IntegerProduct& a, int64_t height, int64_t til
   if constexpr (R > 1) tiles_of<kind, R - 1>(a, height, tiles, first_panel, last_panel);
 }
 
+#if defined(OCTAVO_MATRICES)
+// The weights as matrix registers take them.
+template <Kind its_kind>
+struct GroupFormat {
+  static constexpr Kind kind = its_kind;
+
+  OCTAVO_INLINE void unpack(const uint8_t* codes, uint8_t* out) {
+    for (int64_t i = 0; i < unpacked_bytes; i += 64) {
+      IntLanes words;
+      if constexpr (kind == Kind::q8_0) {
+        words = load_words(codes + i);
+      } else {
+        words = i / 64 % 2 ? high_codes(codes + i / 128 * 64) : low_codes(codes + i / 128 * 64);
+      }
+      store_words(out + i, minus_bytes(words, static_cast<int8_t>(code_zero(kind))));
+    }
+  }
+
+  struct Factors {
+    Lanes d, m;
+  };
+
+  OCTAVO_INLINE Factors factors(const uint8_t* scales, int64_t g) {
+    const uint8_t* own = scales + g * scale_bytes(kind);
+    if constexpr (kind == Kind::q4_1) return {load_halves(own), load_halves(own + 2 * panel_width)};
+    return {load_halves(own), {}};
+  }
+
+  OCTAVO_INLINE void add(Lanes& acc, const int32_t* sums, const Factors& factors, const Activations& x,
+                         int64_t at) {
+    const IntLanes sum = load_words(reinterpret_cast<const uint8_t*>(sums));
+    accumulate(acc, converted(sum), factors.d * broadcast(x.scales[at]));
+    if constexpr (kind == Kind::q4_1) accumulate(acc, factors.m, broadcast(x.shifts[at]));
+  }
+};
+#endif
+
 template <Kind kind>
-void panels_of(const IntegerProduct& a, int64_t first_panel, int64_t last_panel) {
+void panels_of(const IntegerProduct& all, int64_t first_panel, int64_t last_panel) {
+#if defined(OCTAVO_MATRICES)
+  const IntegerProduct a = rest_of<GroupFormat<kind>>(all, first_panel, last_panel);
+#else
+  const IntegerProduct& a = all;
+#endif
   if (a.x.rows == 0) return;  // a chunk in the middle of its prompt wants no logits
   const int64_t tiles = (a.x.rows + rows_max - 1) / rows_max;
   tiles_of<kind>(a, (a.x.rows + tiles - 1) / tiles, tiles, first_panel, last_panel);

@@ -79,14 +79,22 @@ struct Found {
 };
 
 // Scores become exp(score - largest) on [first, last) and 0 elsewhere in the vectors that this range touches.
-template <KvKind kind>
-static Softmax soften(float* scores, Range range) {
+// finished(i) gives the 16 scores at i as they shall be, where what lies there is not yet that.
+template <KvKind kind, class Finished>
+OCTAVO_INLINE Softmax soften(float* scores, Range range, Finished&& finished) {
   const int64_t begin = range.first / lane_count * lane_count;
   const int64_t end = (range.last + lane_count - 1) / lane_count * lane_count;
-  for (int64_t i = begin; i < range.first; ++i) scores[i] = -infinity;
-  for (int64_t i = range.last; i < end; ++i) scores[i] = -infinity;
   Lanes best = broadcast(-infinity);
-  for (int64_t i = begin; i < end; i += lane_count) best = larger(load(scores + i), best);
+  for (int64_t i = begin; i < end; i += lane_count) {
+    Lanes score = finished(i);
+    if (i < range.first || i + lane_count > range.last) {
+      store(scores + i, score);
+      for (int64_t at = i; at < range.first; ++at) scores[at] = -infinity;
+      for (int64_t at = range.last; at < i + lane_count; ++at) scores[at] = -infinity;
+      score = load(scores + i);
+    }
+    best = larger(score, best);
+  }
   const float largest = largest_lane(best);
   Lanes total = broadcast(0.0f);
   for (int64_t i = begin; i < end; i += lane_count) {
@@ -101,6 +109,11 @@ static Softmax soften(float* scores, Range range) {
     }
   }
   return {largest, sum_of_lanes(total)};
+}
+
+template <KvKind kind>
+static Softmax soften(float* scores, Range range) {
+  return soften<kind>(scores, range, [&](int64_t i) { return load(scores + i); });
 }
 
 OCTAVO_INLINE void note(Found& found, int64_t r, Softmax softmax) {

@@ -20,6 +20,7 @@
 //          y   = fma(sum, d s, y)
 #include "kernels/superblocks.hpp"
 
+#include "kernels/amx_product.hpp"
 #include "kernels/blocks.hpp"
 #include "kernels/integers.hpp"
 #include "kernels/panels.hpp"
@@ -194,6 +195,40 @@ OCTAVO_INLINE void tile_of(const IntegerProduct& a, int64_t row, int64_t rows, i
   if constexpr (R > 1) tile_of<kind, R - 1>(a, row, rows, panel);
 }
 
+#if defined(OCTAVO_MATRICES)
+// The weights as matrix registers take them.
+struct Q4KFormat {
+  static constexpr Kind kind = Kind::q4_k;
+
+  OCTAVO_INLINE void unpack(const uint8_t* codes, uint8_t* out) {
+    const IntLanes low_half = broadcast_int(0x0F0F0F0F);
+    for (int j = 0; j < nibble_vectors; ++j) {
+      const IntLanes words = load_words(codes + 64 * j);
+      store_words(out + 128 * j, words & low_half);
+      store_words(out + 128 * j + 64, shift_right(words, 4) & low_half);
+    }
+  }
+
+  struct Factors {
+    Lanes scale, minimum;
+  };
+
+  OCTAVO_INLINE Factors factors(const uint8_t* scales, int64_t g) {
+    const uint8_t* halves = scales + g / groups_per_block * groups_per_block * scale_bytes(kind);
+    const uint8_t* own = halves + halves_bytes(kind) + g % groups_per_block * group_scale_bytes;
+    return {load_halves(halves) * load_scales(own, false),
+            load_halves(halves + 2 * panel_width) * load_scales(own + panel_width, false)};
+  }
+
+  OCTAVO_INLINE void add(Lanes& acc, const int32_t* sums, const Factors& factors, const Activations& x,
+                         int64_t at) {
+    const IntLanes sum = load_words(reinterpret_cast<const uint8_t*>(sums));
+    accumulate(acc, converted(sum), factors.scale * broadcast(x.scales[at]));
+    accumulate(acc, factors.minimum, broadcast(x.shifts[at]));
+  }
+};
+#endif
+
 // A panel stays in the nearest cache while all rows pass over it, in tiles of nearly equal height.
 template <Kind kind>
 void panels_of(const IntegerProduct& a, int64_t first_panel, int64_t last_panel) {
@@ -257,8 +292,12 @@ void unpack_super_codes(const uint8_t* panels, Kind kind, int64_t inputs, int64_
 }
 
 void super_product(const IntegerProduct& a, int64_t first_panel, int64_t last_panel) {
-  if (a.kind == Kind::q4_k) return panels_of<Kind::q4_k>(a, first_panel, last_panel);
-  panels_of<Kind::q6_k>(a, first_panel, last_panel);
+  if (a.kind == Kind::q6_k) return panels_of<Kind::q6_k>(a, first_panel, last_panel);
+#if defined(OCTAVO_MATRICES)
+  panels_of<Kind::q4_k>(rest_of<Q4KFormat>(a, first_panel, last_panel), first_panel, last_panel);
+#else
+  panels_of<Kind::q4_k>(a, first_panel, last_panel);
+#endif
 }
 
 }  // namespace octavo::OCTAVO_ISA
