@@ -101,9 +101,8 @@ void linear_codes(const FloatMatrix& x, const CodePanels& panels, const std::str
   // 1. The rows' codes, once for all outputs.
   const int64_t quantise_tasks = tasks_for(rows, rows * inputs, quantise_work_min, threads);
   parallel(quantise_tasks, [&](int64_t task) {
-    for (int64_t row = rows * task / quantise_tasks; row < rows * (task + 1) / quantise_tasks; ++row) {
-      k.quantise_row(x.data() + row * inputs, kind, row, activations.view);
-    }
+    const int64_t first = rows * task / quantise_tasks, last = rows * (task + 1) / quantise_tasks;
+    k.quantise_rows(x.data() + first * inputs, kind, first, last - first, activations.view);
   });
   // 2. The product, shared out by panels.
   const IntegerProduct product{activations.view, panels.data(), kind, bias ? bias->data() : nullptr,

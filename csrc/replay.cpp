@@ -18,6 +18,7 @@ namespace octavo {
 namespace {
 
 constexpr int64_t page = 4096, huge_page = 1 << 21;
+constexpr int64_t rows_together = 16;          // pass an operation before the next one begins
 constexpr int64_t row_work_min = 1 << 13;      // floats below which sharing costs more than it saves
 constexpr int64_t product_work_min = 1 << 17;  // multiply-adds, likewise
 constexpr int64_t product_task_work = 1 << 23;  // beyond, a task is cut again, so that threads end together
@@ -98,9 +99,6 @@ struct Replay {
     k.layer_norm(read(op.x, row), op.weight, op.bias, op.eps, program.buffer(op.x).width,
                  row_of(op.out, row));
   }
-  void operator()(const Quantise& op, int64_t row) const {
-    k.quantise_row(read(op.x, row), op.kind, row, codes(op.out));
-  }
   void operator()(const Rope& op, int64_t row) const {
     const int64_t at = input.positions[row] * op.half;
     k.rope(read(op.x, row), op.cos + at, op.sin + at, program.buffer(op.x).width / op.head_size,
@@ -131,15 +129,25 @@ struct Replay {
     k.soft_cap(read(op.x, row), op.cap, program.buffer(op.out).width, row_of(op.out, row));
   }
 
+  template <class Op>
+  void run_op(const Op& op, int64_t first, int64_t last) const {
+    for (int64_t row = first; row < last; ++row) (*this)(op, row);
+  }
+  void run_op(const Quantise& op, int64_t first, int64_t last) const {
+    k.quantise_rows(read(op.x, first), op.kind, first, last - first, codes(op.out));
+  }
+
   void run_rows(const Phase& phase) const {
     const int64_t rows = count(phase.rows);
     int64_t work = 0;
     for (const RowOp& op : phase.row_ops) work += rows * width_of(op);
     const int64_t tasks = tasks_for(rows, work, row_work_min, Team::instance().size());
     parallel(tasks, [&](int64_t task) {
-      for (int64_t row = rows * task / tasks; row < rows * (task + 1) / tasks; ++row) {
+      const int64_t end = rows * (task + 1) / tasks;
+      for (int64_t row = rows * task / tasks; row < end; row += rows_together) {
+        const int64_t last = std::min(row + rows_together, end);
         for (const RowOp& op : phase.row_ops) {
-          std::visit([&](const auto& one) { (*this)(one, row); }, op);
+          std::visit([&](const auto& one) { run_op(one, row, last); }, op);
         }
       }
     });

@@ -68,7 +68,7 @@ void integer_product(Random& random, Kind kind, int64_t rows, int64_t inputs, in
   std::vector<float> scales(groups), shifts(groups), y(static_cast<size_t>(rows * outputs));
   std::vector<int32_t> starts(groups);
   const Activations given{rows, stride, inputs, codes.data(), scales.data(), starts.data(), shifts.data()};
-  for (int64_t r = 0; r < rows; ++r) k.quantise_row(x.data() + r * inputs, kind, r, given);
+  k.quantise_rows(x.data(), kind, 0, rows, given);
   IntegerProduct product{};
   product.x = given;
   product.panels = panels.get();

@@ -43,6 +43,41 @@ OCTAVO_INLINE const uint8_t* block_of(const CodePacking& a, const uint8_t* row, 
   return made;
 }
 
+// A group of a row: its 32 numbers, and where it stands among the activations.
+struct GroupOfRow {
+  const float* x;
+  int64_t at;
+};
+
+// Sixteen at most, because scales are divided side by side.
+OCTAVO_INLINE void quantise_groups(const GroupOfRow (&groups)[lane_count], int64_t count, Kind kind,
+                                   const Activations& out) {
+  alignas(64) int32_t tops[lane_count]{};
+  alignas(64) float scales[lane_count], inverses[lane_count];
+  for (int64_t i = 0; i < count; ++i) {
+    const float* x = groups[i].x;
+    tops[i] = largest_lane(larger(magnitude_bits(load(x)), magnitude_bits(load(x + lane_count))));
+  }
+  store_scales(load_words(reinterpret_cast<const uint8_t*>(tops)), scales, inverses);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto [x, at] = groups[i];
+    int8_t* codes = out.codes + at * quant_group;
+    const Scale scale{scales[i], inverses[i]};
+    const IntLanes low = codes_of(load(x), scale), high = codes_of(load(x + lane_count), scale);
+    store_bytes(codes, low);
+    store_bytes(codes + lane_count, high);
+    out.scales[at] = scale.scale;
+    if (kind == Kind::q6_k) {  // whose scales are those of half a group
+      out.starts[at] = -code_zero(kind) * sum_of_lanes(low);
+      out.shifts[at] = float_of_bits(static_cast<uint32_t>(-code_zero(kind) * sum_of_lanes(high)));
+    } else {
+      const int32_t sum = sum_of_lanes(low + high);
+      out.starts[at] = -code_zero(kind) * sum;
+      out.shifts[at] = scale.scale * static_cast<float>(sum);
+    }
+  }
+}
+
 }  // namespace
 
 void pack_codes(const CodePacking& a, int64_t first_panel, int64_t last_panel) {
@@ -84,28 +119,20 @@ void unpack_codes(const uint8_t* panels, Kind kind, int64_t inputs, int64_t inde
   }
 }
 
-void quantise_row(const float* x, Kind kind, int64_t row, const Activations& out) {
+// All rows of a group, then the next group: what rows have for a group lies side by side, in cache lines that
+// other threads' rows may share, and is written at once.
+void quantise_rows(const float* x, Kind kind, int64_t first, int64_t rows, const Activations& out) {
+  GroupOfRow groups[lane_count];
+  int64_t count = 0;
   for (int64_t g = 0; g < out.inputs / quant_group; ++g) {
-    const int64_t at = g * out.stride + row;
-    int8_t* codes = out.codes + at * quant_group;
-    const Lanes half[2] = {load(x + g * quant_group), load(x + g * quant_group + lane_count)};
-    const auto [scale, inverse] =
-        scale_of(largest_lane(larger(magnitude_bits(half[0]), magnitude_bits(half[1]))));
-    IntLanes rounded[2];
-    for (int h = 0; h < 2; ++h) {
-      rounded[h] = codes_of(half[h], {scale, inverse});
-      store_bytes(codes + h * lane_count, rounded[h]);
-    }
-    out.scales[at] = scale;
-    if (kind == Kind::q6_k) {  // whose scales are those of half a group
-      out.starts[at] = -code_zero(kind) * sum_of_lanes(rounded[0]);
-      out.shifts[at] = float_of_bits(static_cast<uint32_t>(-code_zero(kind) * sum_of_lanes(rounded[1])));
-    } else {
-      const int32_t sum = sum_of_lanes(rounded[0] + rounded[1]);
-      out.starts[at] = -code_zero(kind) * sum;
-      out.shifts[at] = scale * static_cast<float>(sum);
+    for (int64_t r = 0; r < rows; ++r) {
+      groups[count++] = {x + r * out.inputs + g * quant_group, g * out.stride + first + r};
+      if (count < lane_count) continue;
+      quantise_groups(groups, count, kind, out);
+      count = 0;
     }
   }
+  quantise_groups(groups, count, kind, out);
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -132,8 +132,8 @@ struct Kernels {
   void (*pack_codes)(const CodePacking&, int64_t first_panel, int64_t last_panel);
   // Row `index` of integer panels, as `dequantise` would give it.
   void (*unpack_codes)(const uint8_t* panels, Kind, int64_t inputs, int64_t index, float* out);
-  // Row `row` of the activations of a product with weights of this kind.
-  void (*quantise_row)(const float* x, Kind, int64_t row, const Activations&);
+  // Rows [first, first + rows) of the activations of a product with weights of this kind, from x (rows, inputs).
+  void (*quantise_rows)(const float* x, Kind, int64_t first, int64_t rows, const Activations&);
 
   void (*attend)(const Attention&, const AttentionTask&);
   // Writes the `out` of a task that was walked in pieces; task.parts holds those of all its partitions.

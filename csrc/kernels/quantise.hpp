@@ -13,14 +13,29 @@ struct Scale {
   float scale, inverse;
 };
 
+constexpr int32_t infinite_magnitude = 0x7F800000, least_magnitude = 0x0D800000;
+
 // `top`: the bits of the largest magnitude. As integers, magnitudes compare like floats, with infinities and
 // NaN above all.
 OCTAVO_INLINE Scale scale_of(int32_t top) {
-  constexpr int32_t infinite = 0x7F800000, least = 0x0D800000;
-  if (top >= infinite) return {__builtin_nanf(""), 0.0f};
-  if (top < least) return {0.0f, 0.0f};
+  if (top >= infinite_magnitude) return {__builtin_nanf(""), 0.0f};
+  if (top < least_magnitude) return {0.0f, 0.0f};
   const float largest = float_of_bits(static_cast<uint32_t>(top));
   return {largest / 127.0f, 127.0f / largest};
+}
+
+// The same for 16 numbers' bits side by side.
+OCTAVO_INLINE void store_scales(const IntLanes& tops, float* scales, float* inverses) {
+  const Lanes largest = floats_of(tops), top_code = broadcast(127.0f);
+  const IntLanes none = broadcast_int(0), nan = broadcast_int(0x7FC00000);
+  IntLanes scale = bits_of(largest / top_code), inverse = bits_of(top_code / largest);
+  IntLanes is_infinite, is_tiny;
+  OCTAVO_EACH_PART is_infinite.part[i] = tops.part[i] >= infinite_magnitude;
+  OCTAVO_EACH_PART is_tiny.part[i] = tops.part[i] < least_magnitude;
+  scale = select(is_infinite, nan, select(is_tiny, none, scale));
+  inverse = select(is_infinite, none, select(is_tiny, none, inverse));
+  store(scales, floats_of(scale));
+  store(inverses, floats_of(inverse));
 }
 
 // To the nearest integer, ties to even; adding 1.5 * 2^23 does that. Zeros where the scale has no inverse,

@@ -19,7 +19,7 @@ constexpr Kernels table{
     integer_product,
     pack_codes,
     unpack_codes,
-    quantise_row,
+    quantise_rows,
     attend,
     merge_parts,
     store_kv,

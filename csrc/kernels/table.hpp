@@ -15,7 +15,7 @@ void unpack_row(const void* panels, Kind kind, int64_t inputs, int64_t index, fl
 void integer_product(const IntegerProduct&, int64_t first_panel, int64_t last_panel);
 void pack_codes(const CodePacking&, int64_t first_panel, int64_t last_panel);
 void unpack_codes(const uint8_t* panels, Kind kind, int64_t inputs, int64_t index, float* out);
-void quantise_row(const float* x, Kind kind, int64_t row, const Activations& out);
+void quantise_rows(const float* x, Kind kind, int64_t first, int64_t rows, const Activations& out);
 
 void attend(const Attention&, const AttentionTask&);
 void merge_parts(const Attention&, const AttentionTask&);
