@@ -17,18 +17,38 @@ void store_floats(const KvLayer& kv, uint8_t* keys, uint8_t* values, int64_t slo
   }
 }
 
+// One half of each of `count` words, 16 at most: the numbers of one of two tokens.
+OCTAVO_INLINE void store_halves(uint16_t* words, bool second, int64_t count, const IntLanes& brains) {
+#if defined(__AVX512BW__)
+  const __m512i halves = second ? _mm512_slli_epi32((__m512i)brains.part[0], 16) : (__m512i)brains.part[0];
+  const uint32_t within = 0xFFFFFFFFu >> (2 * (lane_count - count));
+  _mm512_mask_storeu_epi16(words, (second ? 0xAAAAAAAAu : 0x55555555u) & within, halves);
+#else
+  alignas(64) int32_t lane[lane_count];
+  store_words(reinterpret_cast<uint8_t*>(lane), brains);
+  for (int64_t i = 0; i < count; ++i) words[2 * i + second] = static_cast<uint16_t>(lane[i]);
+#endif
+}
+
 void store_brains(const KvLayer& kv, uint8_t* keys, uint8_t* values, int64_t slot, const float* k,
                   const float* v) {
-  const int64_t padded_size = kv_padded_size(kv.head_size), block_size = kv.block_size;
-  uint16_t* key = reinterpret_cast<uint16_t*>(keys) + 2 * slot;
-  for (int64_t i = 0; i < kv.kv_heads * kv.head_size; i += 2, key += 2 * block_size) {
-    key[0] = brain_of(k[i]);
-    key[1] = brain_of(k[i + 1]);
+  const int64_t size = kv.head_size, padded_size = kv_padded_size(size), all = kv.kv_heads * size;
+  uint32_t* key = reinterpret_cast<uint32_t*>(keys) + slot;
+  // A cache line each: asked for together, they are waited for once.
+  for (int64_t i = 0; i < all / 2; ++i) __builtin_prefetch(key + i * kv.block_size, 1);
+  for (int64_t i = 0; i < all; i += lane_count) {
+    alignas(64) uint32_t brains[lane_count];
+    store_words(reinterpret_cast<uint8_t*>(brains), brains_of(load_first(k + i, all - i)));
+    for (int64_t d = 0; d < lane_count && i + d < all; d += 2, key += kv.block_size) {
+      *key = brains[d] | brains[d + 1] << 16;
+    }
   }
   for (int64_t h = 0; h < kv.kv_heads; ++h) {
-    const int64_t pair = (h * block_size + slot) / 2;
-    uint16_t* value = reinterpret_cast<uint16_t*>(values) + 2 * pair * padded_size + slot % 2;
-    for (int64_t d = 0; d < kv.head_size; ++d) value[2 * d] = brain_of(v[h * kv.head_size + d]);
+    uint16_t* words = reinterpret_cast<uint16_t*>(values) + (h * kv.block_size + slot) / 2 * 2 * padded_size;
+    for (int64_t i = 0; i < size; i += lane_count) {
+      const int64_t count = size - i < lane_count ? size - i : lane_count;
+      store_halves(words + 2 * i, slot % 2 != 0, count, brains_of(load_first(v + h * size + i, count)));
+    }
   }
 }
 

@@ -69,12 +69,17 @@ OCTAVO_INLINE Quantised quantise(const float* x, int64_t size, int8_t* codes) {
   return {scale.scale, sum_of_lanes(sums)};
 }
 
-// To the nearest even; what is NaN stays NaN.
-OCTAVO_INLINE uint16_t brain_of(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof bits);
-  const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-  return static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? bits >> 16 | 0x40 : rounded);
+// Sixteen numbers as bfloat16, in the low half of each lane: to the nearest, ties to even; NaN stays NaN.
+OCTAVO_INLINE IntLanes brains_of(const Lanes& x) {
+  const IntLanes bits = bits_of(x), upper = shift_right(bits, 16);
+  IntLanes nan;
+  OCTAVO_EACH_PART nan.part[i] = (bits.part[i] & 0x7FFFFFFF) > infinite_magnitude;
+  // Without their sign, which a carry could reach, whole numbers are added as they are.
+  const IntLanes body = bits & broadcast_int(0x7FFFFFFF), sign = bits - body;
+  const IntLanes within = select(nan, broadcast_int(0), body);
+  const IntLanes carried = within + broadcast_int(0x7FFF) + (upper & broadcast_int(1));
+  const IntLanes nearest = select(nan, upper | broadcast_int(0x40), shift_right(carried | sign, 16));
+  return nearest & broadcast_int(0xFFFF);
 }
 
 }  // namespace octavo::OCTAVO_ISA
