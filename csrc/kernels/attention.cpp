@@ -7,9 +7,9 @@
 // walk. Masked positions take part in nothing, so their slots may hold any bits.
 //
 // K and V are read as they are stored, and what meets them is made alike: bfloat16 meets queries and weights
-// that were rounded alike, pair by pair (pairs.hpp), and the total is that of the rounded weights; int8 K
-// meets a query that was quantised alike, in exact integer sums, and V's scales are folded into the weights,
-// after their total.
+// that were rounded alike, pair by pair (pairs.hpp) or in matrix registers (amx_attention.hpp), and the total
+// is that of the rounded weights; int8 K meets a query that was quantised alike, in exact integer sums, and
+// V's scales are folded into the weights, after their total.
 // Source: Dao et al. 2022 (the running maximum and sum), Kwon et al. 2023, section 4.3 (block tables).
 #include "kernels/amx_attention.hpp"
 #include "kernels/quantise.hpp"
