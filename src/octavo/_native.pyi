@@ -5,9 +5,9 @@ or layout is a TypeError. A wrong size is a ValueError, an index out of range an
 written then. Every function releases the interpreter's lock while it computes; any thread may call it.
 
 Exactness: a row's bits depend on that row's input alone, never on the rows beside it or on the number of
-threads; and all instruction sets give the same bits, but for attention beside KV in bf16 with AMX (OCTAVO_ISA =
-portable | avx2 | avx2_vnni | avx512 | avx512_bf16 | avx512_amx chooses one; a wrong value is a ValueError at
-first use).
+threads; and all instruction sets give the same bits, but for attention beside KV in bf16 with AMX
+(OCTAVO_ISA = portable | avx2 | avx2_vnni | avx512 | avx512_bf16 | avx512_amx chooses one; a wrong value is a
+ValueError at first use).
 """
 
 from typing import TypedDict
