@@ -61,8 +61,9 @@ bool has_avx512() {
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
 // Whether the processor has AMX's products of bfloat16 and of bytes, and the system lets this process use its
-// registers: they are large, so Linux keeps them only for who asks.
-bool has_amx() {
+// registers: they are large, so Linux keeps them only for who asks. It asks once, for the whole process,
+// which from then on may have no alternate signal stack that is too small for them (some 11 KiB).
+bool asks_for_amx() {
 #if defined(__linux__)
   constexpr int edx = 3, amx_bf16 = 22, amx_tile = 24, amx_int8 = 25;
   if (!has_bit(7, 0, edx, amx_bf16) || !has_bit(7, 0, edx, amx_tile) || !has_bit(7, 0, edx, amx_int8)) {
@@ -73,6 +74,11 @@ bool has_amx() {
 #else
   return false;
 #endif
+}
+
+bool has_amx() {
+  static const bool granted = asks_for_amx();
+  return granted;
 }
 #endif
 

@@ -128,6 +128,12 @@ void check_products() {
     }
     for (const Kind kind : {Kind::q4_k, Kind::q6_k}) integer_product(random, kind, rows, 512, 71);
   }
+  for (const int64_t rows : {16, 33, 272}) {  // what matrix registers take, in blocks of rows and of groups
+    for (const Kind kind : {Kind::q8_0, Kind::q4_0, Kind::q4_1}) {
+      integer_product(random, kind, rows, 800, 71);
+    }
+    integer_product(random, Kind::q4_k, rows, 1024, 71);
+  }
   for (int64_t size = 1; size < 70; ++size) row_operations(random, size);
 }
 

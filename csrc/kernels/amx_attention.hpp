@@ -2,9 +2,13 @@
 //
 // 16 rows meet 16 positions (scores) or 16 dimensions of as many positions (V) at a time. A score is the sum
 // over steps of `query_step` dimensions, an output over steps of 16 positions at fixed absolute borders, each
-// step as `multiply_brains` defines it. A row that sees a part of such a step has weights of zero for the
-// rest, and V counts as zero there, whatever bits it has: so, but for the sign of a zero, which `finish_rows`
-// makes positive, nothing depends on the rows beside.
+// step as `multiply_brains` defines it.
+//
+// Rows of a tile that see different positions of a step share it all the same: a row's weights are zero where
+// it sees nothing. V that no row of the head sees is made zero, whatever bits it has; V that only some see
+// must be finite, since zero times infinity is no number: if it is not, each row of the head goes alone. Zero
+// times finite numbers changes at most the sign of a zero, which `finish_rows` makes positive. So nothing
+// depends on the rows beside.
 #pragma once
 
 #include "kernels/amx.hpp"
@@ -193,8 +197,8 @@ OCTAVO_INLINE bool find_values(const Partition& part, int64_t head, int64_t head
   return finite;
 }
 
-// rows.part = the weights in rows.scores times V, which are zero from part.first to part.last where a row
-// sees nothing.
+// rows.part = the weights in rows.scores times V. From part.first to part.last weights are zero where their
+// row sees nothing.
 static void weigh_in_matrices(Rows& rows, const Partition& part, int64_t head_size) {
   MaskedValues masked;
   const int64_t heads = rows.count / rows.per_head;

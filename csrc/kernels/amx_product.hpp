@@ -16,10 +16,10 @@ namespace octavo::OCTAVO_ISA {
 #if defined(OCTAVO_MATRICES)
 
 constexpr int64_t unpacked_bytes = panel_width * quant_group;  // of a group: [8][16][4]
-constexpr int64_t panels_together = 2;  // pass over the same rows, whose codes stay in the nearest cache
-constexpr int64_t groups_at_once = 24;  // unpacked: of two panels, half of the nearest cache
+constexpr int64_t panels_together = 2;   // pass over the same rows, whose codes stay in the nearest cache
+constexpr int64_t groups_at_once = 24;   // unpacked: of two panels, half of the nearest cache
 constexpr int64_t groups_together = 12;  // whose sums leave the registers before they are read
-constexpr int64_t rows_at_once = 256;   // whose codes stay in the second nearest cache
+constexpr int64_t rows_at_once = 256;    // whose codes, up to 4,096 inputs, stay in the second nearest cache
 constexpr int64_t group_sums = matrix_rows * panel_width;
 
 // What a kind of weights is to these products is told by a `Format`:

@@ -4,7 +4,8 @@
 // row's scores are chains over the head's dimensions (16 tokens side by side), its output chains over the
 // positions; partitions are merged in ascending order by log-sum-exp. Nothing of that depends on how the
 // prompt was cut into chunks, on which blocks hold it, on the rows beside, or on the tasks that share the
-// walk. Masked positions take part in nothing, so their slots may hold any bits.
+// walk. Masked positions take part in nothing, so their slots may hold any bits. (With matrix registers a
+// chain is of several, and what is masked takes part as zero: amx_attention.hpp.)
 //
 // K and V are read as they are stored, and what meets them is made alike: bfloat16 meets queries and weights
 // that were rounded alike, pair by pair (pairs.hpp) or in matrix registers (amx_attention.hpp), and the total

@@ -74,7 +74,7 @@ OCTAVO_INLINE IntLanes brains_of(const Lanes& x) {
   const IntLanes bits = bits_of(x), upper = shift_right(bits, 16);
   IntLanes nan;
   OCTAVO_EACH_PART nan.part[i] = (bits.part[i] & 0x7FFFFFFF) > infinite_magnitude;
-  // Without their sign, which a carry could reach, whole numbers are added as they are.
+  // The sign stays out of the sum, and so do the bits of NaN, which would overflow.
   const IntLanes body = bits & broadcast_int(0x7FFFFFFF), sign = bits - body;
   const IntLanes within = select(nan, broadcast_int(0), body);
   const IntLanes carried = within + broadcast_int(0x7FFF) + (upper & broadcast_int(1));

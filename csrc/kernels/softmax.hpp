@@ -79,7 +79,7 @@ struct Found {
 };
 
 // Scores become exp(score - largest) on [first, last) and 0 elsewhere in the vectors that this range touches.
-// finished(i) gives the 16 scores at i as they shall be, where what lies there is not yet that.
+// finished(i) gives the 16 scores at i; where they are not yet what lies there, it has written them back.
 template <KvKind kind, class Finished>
 OCTAVO_INLINE Softmax soften(float* scores, Range range, Finished&& finished) {
   const int64_t begin = range.first / lane_count * lane_count;

@@ -64,8 +64,19 @@ def test_rows_are_the_same_alone_and_in_every_batch(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_the_same_alone_and_among_many(kind: str, rng: np.random.Generator) -> None:
+    """More rows, groups and panels than any kernel takes at a time; the last panel is not full."""
+    ops = NativeOps()
+    matrix = ops.matrix(random_tensor(kind, 37, 1024, rng))
+    x, bias = rng.standard_normal((290, 1024)).astype(np.float32), rng.standard_normal(37).astype(np.float32)
+    alone = np.concatenate([ops.linear(row[None].copy(), matrix, bias) for row in x])
+    np.testing.assert_array_equal(ops.linear(x, matrix, bias), alone)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 17])
 @pytest.mark.parametrize("code", [0, 0x7F, 0x80, 0xFF, 0x0F, 0xF0])
-def test_no_extreme_of_codes_scales_and_activations_saturates(kind: str, code: int) -> None:
+def test_no_extreme_of_codes_scales_and_activations_saturates(kind: str, rows: int, code: int) -> None:
     ops, block = NativeOps(), BLOCKS[kind]
     blocks = np.full((16, 1, block.num_bytes), code, np.uint8)
     one_and_none = np.array([1, 0], np.float16).view(np.uint8)
@@ -73,7 +84,7 @@ def test_no_extreme_of_codes_scales_and_activations_saturates(kind: str, code: i
     blocks[..., first:last] = one_and_none[: last - first]
     raw = RawTensor("w", kind, (16, block.size), blocks.reshape(-1))
     for sign in (-127.0, 127.0):  # the activations' scale is 1, every product exact
-        x = np.full((1, block.size), sign, np.float32)
+        x = np.full((rows, block.size), sign, np.float32)
         wanted = x.astype(np.float64) @ ops.vector(raw).T.astype(np.float64)
         np.testing.assert_allclose(ops.linear(x, ops.matrix(raw)), wanted, rtol=1e-6)  # sums of eight groups
         first_32 = np.where(np.arange(block.size) < 32, x, np.float32(0))
@@ -87,7 +98,7 @@ def test_a_row_that_is_no_number_says_so_and_harms_no_other(
     ops: Ops, kind: str, poison: float, rng: np.random.Generator
 ) -> None:
     matrix = ops.matrix(random_tensor(kind, 20, 256, rng))
-    x = rng.standard_normal((14, 256)).astype(np.float32)
+    x = rng.standard_normal((33, 256)).astype(np.float32)
     expected = ops.linear(x, matrix)
     x[5, 40] = poison
     given = ops.linear(x, matrix)

@@ -37,8 +37,8 @@ def _batch(first: int, last: int) -> Batch:
     )
 
 
-def _pool(ops: NativeOps, k: Floats, v: Floats, head_size: int) -> KvPool:
-    pool = ops.allocate_kv(KvShape(1, 1, head_size, 16, "bf16"), BLOCKS)
+def _pool(ops: NativeOps, k: Floats, v: Floats, head_size: int, heads: int = 1) -> KvPool:
+    pool = ops.allocate_kv(KvShape(1, heads, head_size, 16, "bf16"), BLOCKS)
     pool.data[:] = 0xFF  # what nobody has written is no number
     ops.store(pool, 0, k, v, _batch(0, len(k)))
     return pool
@@ -89,18 +89,24 @@ def test_an_output_is_the_sum_that_is_specified(head_size: int) -> None:
 
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("value", [np.inf, np.nan])
-def test_what_a_row_does_not_see_may_be_anything(window: int | None, value: float) -> None:
+@pytest.mark.parametrize("heads", [1, 2])
+def test_what_a_row_does_not_see_may_be_anything(heads: int, window: int | None, value: float) -> None:
     """A later token's V is not finite: earlier rows of the same chunk have the bits that they have alone."""
     rng = np.random.default_rng(3)
     ops = NativeOps()
-    k, v, q = (rng.standard_normal((TOKENS, n * 24)).astype(np.float32) for n in (1, 1, 6))
-    v[131], v[150] = value, -value
-    pool = _pool(ops, k, v, 24)
+    k, v = (rng.standard_normal((TOKENS, heads * 24)).astype(np.float32) for _ in range(2))
+    q = rng.standard_normal((TOKENS, heads * 3 * 24)).astype(np.float32)
+    v[131], v[150, -24:] = value, -value
+    pool = _pool(ops, k, v, 24, heads)
     spec = AttentionSpec(0.2, window)
     together = ops.attend(pool, 0, q, _batch(0, TOKENS), spec)
     for token in (*range(120, 200, 3), TOKENS - 1):
-        alone = ops.attend(pool, 0, q[token : token + 1].copy(), _batch(token, token + 1), spec)
-        np.testing.assert_array_equal(together[token : token + 1], alone)
+        some = slice(token - 2, token + 1)  # of a few rows several heads share a task
+        for rows in (slice(token, token + 1), some):
+            given = ops.attend(pool, 0, q[rows].copy(), _batch(rows.start, rows.stop), spec)
+            numbers = np.isfinite(given)
+            np.testing.assert_array_equal(np.isfinite(together[rows]), numbers)
+            assert given[numbers].tobytes() == together[rows][numbers].tobytes()
     assert np.isfinite(together[:131]).all()
     assert not np.isfinite(together[131]).any()
 
