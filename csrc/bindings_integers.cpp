@@ -67,23 +67,15 @@ void embed_codes(const CodePanels& panels, const std::string& kind_name, int64_t
   });
 }
 
-// The memory behind one call's `Activations`, in one piece.
+// The memory behind one call's `Activations`.
 struct ActivationMemory {
   std::unique_ptr<int32_t[]> words;
   Activations view;
 
   ActivationMemory(int64_t rows, int64_t inputs) {
-    const int64_t stride = code_stride(rows);
-    const int64_t groups = stride * (inputs / quant_group), code_words = stride * inputs / 4;
-    words = std::make_unique_for_overwrite<int32_t[]>(static_cast<size_t>(code_words + 3 * groups));
-    int32_t* behind = words.get() + code_words;
-    view = {rows,
-            stride,
-            inputs,
-            reinterpret_cast<int8_t*>(words.get()),
-            reinterpret_cast<float*>(behind),
-            behind + groups,
-            reinterpret_cast<float*>(behind + 2 * groups)};
+    const int64_t count = activation_words(code_stride(rows), inputs);
+    words = std::make_unique_for_overwrite<int32_t[]>(static_cast<size_t>(count));
+    view = activations_in(words.get(), rows, inputs);
   }
 };
 

@@ -11,10 +11,9 @@ constexpr int64_t line_floats = 16;  // a cache line: buffers begin at one
 
 int64_t rounded(int64_t floats) { return (floats + line_floats - 1) / line_floats * line_floats; }
 
-// Floats that one row of a buffer takes; codes have a scale, a start and a shift for every group.
+// Floats that one row of a buffer takes.
 int64_t size_of(const Buffer& buffer) {
-  const int64_t groups = buffer.width / quant_group;
-  return rounded(buffer.holds_codes ? buffer.width / 4 + 3 * groups : buffer.width);
+  return rounded(buffer.holds_codes ? activation_words(1, buffer.width) : buffer.width);
 }
 
 }  // namespace

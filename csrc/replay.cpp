@@ -59,19 +59,10 @@ struct Replay {
     return row_of(id, row);
   }
 
-  // The quantised rows of a buffer, in one piece: codes, scales, starts, shifts.
+  // The quantised rows of a buffer.
   Activations codes(BufferId id) const {
     const Buffer& buffer = program.buffer(id);
-    const int64_t rows = count(buffer.rows), stride = code_stride(rows);
-    const int64_t groups = stride * (buffer.width / quant_group);
-    float* scales = base(id) + stride * buffer.width / 4;
-    return {rows,
-            stride,
-            buffer.width,
-            reinterpret_cast<int8_t*>(base(id)),
-            scales,
-            reinterpret_cast<int32_t*>(scales + groups),
-            scales + 2 * groups};
+    return activations_in(base(id), count(buffer.rows), buffer.width);
   }
 
   // -- row operations -------------------------------------------------------------------------------

@@ -139,6 +139,7 @@ IntegerProduct rest_of(const IntegerProduct& a, int64_t first_panel, int64_t las
   rest.x.rows -= rows;
   rest.x.codes += rows * quant_group;
   rest.x.scales += rows;
+  rest.x.origins += rows;
   rest.x.starts += rows;
   rest.x.shifts += rows;
   rest.y += rows * a.outputs;

@@ -67,12 +67,13 @@ OCTAVO_INLINE void quantise_groups(const GroupOfRow (&groups)[lane_count], int64
     store_bytes(codes, low);
     store_bytes(codes + lane_count, high);
     out.scales[at] = scale.scale;
+    out.origins[at] = -origin * scale.scale;
     if (kind == Kind::q6_k) {  // whose scales are those of half a group
       out.starts[at] = -code_zero(kind) * sum_of_lanes(low);
       out.shifts[at] = float_of_bits(static_cast<uint32_t>(-code_zero(kind) * sum_of_lanes(high)));
     } else {
       const int32_t sum = sum_of_lanes(low + high);
-      out.starts[at] = -code_zero(kind) * sum;
+      out.starts[at] = origin_bits - code_zero(kind) * sum;
       out.shifts[at] = scale.scale * static_cast<float>(sum);
     }
   }

@@ -2,7 +2,7 @@
 // chain of fused multiply-adds over the groups, in order.
 //
 //   sum = code_zero-corrected sum of q_w q_x          int32, exact
-//   y   = fma(float(sum), d s, y)                     d: the weights' scale, s: the activations'
+//   y   = fma(float(sum) s, d, y)                     s: the activations' scale, d: the weights'
 //   y   = fma(m, s sum(q_x), y)                       Q4_1 only: its minimum m
 //
 // So bits depend on nothing but the row and the output: neither on tiles, nor threads, nor registers.
@@ -56,7 +56,9 @@ struct Codes {
 
 constexpr int fetching_rows = 2;  // up to these, memory never waits, and the processor foresees what is read
 
-constexpr int wide_bytes = panel_width * quant_group;
+// A group as it is unpacked for many rows: codes as bytes, then scales and minima as floats.
+constexpr int wide_codes = panel_width * quant_group;
+constexpr int wide_bytes = wide_codes + 2 * panel_width * 4;
 constexpr int64_t wide_groups = 24;  // unpacked at a time: two panels of them take half of the nearest cache
 constexpr int64_t wide_tiles = 3;    // of rows: for fewer, unpacking costs more than it saves
 
@@ -104,14 +106,45 @@ OCTAVO_INLINE void sum_group(const uint8_t* codes, int64_t stride, const int8_t*
   }
 }
 
+// Scales (index 0) or minima (1) of a group.
+template <bool wide>
+OCTAVO_INLINE Lanes load_factors(const uint8_t* scales, int index) {
+  if constexpr (wide) return load(reinterpret_cast<const float*>(scales) + index * panel_width);
+  return load_halves(scales + index * 2 * panel_width);
+}
+
+// acc[r][p] += what a group adds, given its sums; `at` is where it stands among the activations.
+template <Kind kind, bool wide, int R, int P>
+OCTAVO_INLINE void add_groups(const Activations& x, int64_t at, const uint8_t* scales, int64_t stride,
+                              const IntLanes (&sum)[R][P], Lanes (&acc)[R][P]) {
+  Lanes d[P], m[P];
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p) d[p] = load_factors<wide>(scales + p * stride, 0);
+  if constexpr (kind == Kind::q4_1) {
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) m[p] = load_factors<wide>(scales + p * stride, 1);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const Lanes scale = broadcast(x.scales[at + r]), minus_origin = broadcast(x.origins[at + r]);
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) accumulate(acc[r][p], scaled(sum[r][p], scale, minus_origin), d[p]);
+    if constexpr (kind == Kind::q4_1) {
+      const Lanes shift = broadcast(x.shifts[at + r]);
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) accumulate(acc[r][p], m[p], shift);
+    }
+  }
+}
+
 // y of R rows and P panels: what the groups of `given` add to it. A group's codes are bytes where `wide`.
 template <Kind kind, bool wide, int R, int P>
 void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t panel, Ahead& next) {
   constexpr int64_t group_bytes = wide ? wide_bytes : code_bytes(kind);
-  const int64_t groups = a.x.inputs / quant_group, stride = code_panel_bytes(kind, a.x.inputs);
+  constexpr int64_t group_scales = wide ? wide_bytes : scale_bytes(kind);
+  const int64_t groups = a.x.inputs / quant_group;
   const uint8_t* codes = given.data;
-  const uint8_t* scales =
-      a.panels + panel * stride + groups * code_bytes(kind) + given.first * scale_bytes(kind);
+  const uint8_t* scales = wide ? codes + wide_codes : codes + groups * code_bytes(kind);
   Ahead ahead = next;  // in registers
   Lanes acc[R][P];
 #pragma GCC unroll 8
@@ -125,30 +158,18 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
       }
     }
   }
-  for (int64_t g = given.first; g < given.last; ++g, codes += group_bytes, scales += scale_bytes(kind)) {
+  for (int64_t g = given.first; g < given.last; ++g, codes += group_bytes, scales += group_scales) {
     const int64_t at = g * a.x.stride + row;
     if constexpr (R > fetching_rows) fetch_some(ahead);
     IntLanes sum[R][P];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const IntLanes start = broadcast_int(kind == Kind::q4_1 ? 0 : a.x.starts[at + r]);
+      const IntLanes start = broadcast_int(kind == Kind::q4_1 ? origin_bits : a.x.starts[at + r]);
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) sum[r][p] = start;
     }
     sum_group<kind, wide || kind == Kind::q8_0, R, P>(codes, given.stride, a.x.codes + at * quant_group, sum);
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) {
-      const Lanes d = load_halves(scales + p * stride);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        accumulate(acc[r][p], converted(sum[r][p]), d * broadcast(a.x.scales[at + r]));
-      }
-      if constexpr (kind == Kind::q4_1) {
-        const Lanes m = load_halves(scales + p * stride + 2 * panel_width);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) accumulate(acc[r][p], m, broadcast(a.x.shifts[at + r]));
-      }
-    }
+    add_groups<kind, wide, R, P>(a.x, at, scales, given.stride, sum, acc);
   }
   next = ahead;
   end_when_done(next);
@@ -188,10 +209,18 @@ void tiles_beside_unpacked(const IntegerProduct& a, int64_t tiles, int64_t panel
     const int64_t last = first + wide_groups < groups ? first + wide_groups : groups;
     for (int p = 0; p < P; ++p) {
       const uint8_t* codes = a.panels + (panel + p) * panel_bytes + first * code_bytes(kind);
+      const uint8_t* scales =
+          a.panels + (panel + p) * panel_bytes + groups * code_bytes(kind) + first * scale_bytes(kind);
       uint8_t* out = unpacked + p * stride;
-      for (int64_t i = 0; i < (last - first) * code_bytes(kind); i += 64) {
-        store_words(out + 2 * i, low_codes(codes + i));
-        store_words(out + 2 * i + 64, high_codes(codes + i));
+      for (int64_t g = first; g < last; ++g, out += wide_bytes) {
+        for (int64_t i = 0; i < code_bytes(kind); i += 64, codes += 64) {
+          store_words(out + 2 * i, low_codes(codes));
+          store_words(out + 2 * i + 64, high_codes(codes));
+        }
+        float* factors = reinterpret_cast<float*>(out + wide_codes);
+        store(factors, load_factors<false>(scales, 0));
+        if constexpr (kind == Kind::q4_1) store(factors + panel_width, load_factors<false>(scales, 1));
+        scales += scale_bytes(kind);
       }
     }
     tiles_beside<kind, true, R, P>(a, {unpacked, stride, first, last}, tiles, panel, next);
@@ -257,7 +286,7 @@ struct GroupFormat {
   OCTAVO_INLINE void add(Lanes& acc, const int32_t* sums, const Factors& factors, const Activations& x,
                          int64_t at) {
     const IntLanes sum = load_words(reinterpret_cast<const uint8_t*>(sums));
-    accumulate(acc, converted(sum), factors.d * broadcast(x.scales[at]));
+    accumulate(acc, converted(sum) * broadcast(x.scales[at]), factors.d);
     if constexpr (kind == Kind::q4_1) accumulate(acc, factors.m, broadcast(x.shifts[at]));
   }
 };

@@ -1,6 +1,7 @@
 // Sixteen integer sums side by side, and the products of bytes that feed them: exact on every machine.
 #pragma once
 
+#include "kernels/kernels.hpp"
 #include "kernels/simd.hpp"
 
 namespace octavo::OCTAVO_ISA {
@@ -129,6 +130,17 @@ OCTAVO_INLINE Lanes converted(const IntLanes& x) {
   Lanes out;
   OCTAVO_EACH_PART out.part[i] = __builtin_convertvector(x.part[i], NativeFloats);
   return out;
+}
+
+// The integers in `sums`, which started at origin_bits, times `scale`, rounded once; `minus_origin` is minus
+// the origin times the scale, exactly.
+OCTAVO_INLINE Lanes scaled(const IntLanes& sums, const Lanes& scale,
+                           [[maybe_unused]] const Lanes& minus_origin) {
+#if defined(__AVX2__)
+  return fma(floats_of(sums), scale, minus_origin);
+#else
+  return converted(sums - broadcast_int(origin_bits)) * scale;  // here a fused step is a call
+#endif
 }
 
 OCTAVO_INLINE IntLanes larger(const IntLanes& x, const IntLanes& y) {

@@ -86,14 +86,37 @@ constexpr int64_t code_panel_bytes(Kind kind, int64_t inputs) {
 constexpr int64_t code_padding = 3;  // rows at most
 constexpr int64_t code_stride(int64_t rows) { return rows % 16 == 0 ? rows + code_padding : rows; }
 
-// Quantised rows, group by group: codes [groups][stride][32]; scales, starts and shifts [groups][stride].
+// Sums of codes start at the bits of 1.5 * 2^23: read as a float, they are that number plus the integer, so that
+// one fused multiply-add both converts and scales them (`scaled` in integers.hpp).
+constexpr int32_t origin_bits = 0x4B400000;
+constexpr float origin = 12582912.0f;
+
+// Quantised rows, group by group: codes [groups][stride][32], the others [groups][stride].
 struct Activations {
   int64_t rows, stride, inputs;
   int8_t* codes;    // round(x / scale), ties to even
-  float* scales;    // largest magnitude / 127; NaN if the group holds an infinity or NaN
-  int32_t* starts;  // minus the sum of codes times the weights' code_zero; Q6_K: of the first 16 codes
+  float* scales;    // largest magnitude / 127, of 22 bits; NaN if the group holds what is no number to it
+  float* origins;   // minus the origin times the scale: exact
+  int32_t* starts;  // origin_bits - the sum of codes times the weights' code_zero; Q6_K: of the first 16 codes
   float* shifts;    // scale times the sum of codes; Q6_K: the bits of the start of the other 16 codes
 };
+
+// In one piece of memory, which begins at a multiple of 64 bytes.
+constexpr int64_t activation_words(int64_t stride, int64_t inputs) {
+  return stride * (inputs / 4 + inputs / quant_group * 4);
+}
+static inline Activations activations_in(void* memory, int64_t rows, int64_t inputs) {
+  const int64_t stride = code_stride(rows), groups = stride * (inputs / quant_group);
+  float* behind = static_cast<float*>(memory) + stride * inputs / 4;
+  return {rows,
+          stride,
+          inputs,
+          static_cast<int8_t*>(memory),
+          behind,
+          behind + groups,
+          reinterpret_cast<int32_t*>(behind + 2 * groups),
+          behind + 3 * groups};
+}
 
 // y = x W^T + bias, W a matrix of one of the grouped kinds in integer panels.
 struct IntegerProduct {

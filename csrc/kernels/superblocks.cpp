@@ -14,10 +14,10 @@
 // which is 148 bytes for 256 weights where the file has 144, and 210 where it has 210.
 //
 //   Q4_K   sum = sum of q_w q_x                                          int32, exact
-//          y   = fma(float(sum), (d scale) s, y)                         d scale is exact; s: the activations'
+//          y   = fma(float(sum) s, d scale, y)                           d scale is exact; s: the activations'
 //          y   = fma(-dmin minimum, s sum(q_x), y)                       dmin minimum is exact
 //   Q6_K   sum = scale_0 (sum of the first 16) + scale_1 (of the last)   below 2^24, so exact in float32
-//          y   = fma(sum, d s, y)
+//          y   = fma(sum s, d, y)
 #include "kernels/superblocks.hpp"
 
 #include "kernels/amx_product.hpp"
@@ -94,7 +94,9 @@ OCTAVO_INLINE void add_q4_k(const IntegerProduct& a, int64_t at, const uint8_t* 
                             const Lanes& minimum, Lanes (&acc)[R]) {
   const IntLanes low_half = broadcast_int(0x0F0F0F0F);
   const int8_t* x = a.x.codes + at * quant_group;
-  IntLanes sum[R]{};
+  IntLanes sum[R];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) sum[r] = broadcast_int(has_short_sums ? 0 : origin_bits);
 #pragma GCC unroll 4
   for (int j = 0; j < nibble_vectors; ++j) {
     const IntLanes words = load_words(codes + 64 * j);
@@ -106,8 +108,9 @@ OCTAVO_INLINE void add_q4_k(const IntegerProduct& a, int64_t at, const uint8_t* 
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    if constexpr (has_short_sums) sum[r] = short_sums(sum[r]);
-    accumulate(acc[r], converted(sum[r]), scale * broadcast(a.x.scales[at + r]));
+    if constexpr (has_short_sums) sum[r] = broadcast_int(origin_bits) + short_sums(sum[r]);
+    const Lanes own = scaled(sum[r], broadcast(a.x.scales[at + r]), broadcast(a.x.origins[at + r]));
+    accumulate(acc[r], own, scale);
     accumulate(acc[r], minimum, broadcast(a.x.shifts[at + r]));
   }
 }
@@ -146,7 +149,7 @@ OCTAVO_INLINE void add_q6_k(const IntegerProduct& a, int64_t at, const uint8_t* 
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     accumulate(both[r], converted(sum[r]), second);
-    accumulate(acc[r], both[r], d * broadcast(a.x.scales[at + r]));
+    accumulate(acc[r], both[r] * broadcast(a.x.scales[at + r]), d);
   }
 }
 
@@ -223,7 +226,7 @@ struct Q4KFormat {
   OCTAVO_INLINE void add(Lanes& acc, const int32_t* sums, const Factors& factors, const Activations& x,
                          int64_t at) {
     const IntLanes sum = load_words(reinterpret_cast<const uint8_t*>(sums));
-    accumulate(acc, converted(sum), factors.scale * broadcast(x.scales[at]));
+    accumulate(acc, converted(sum) * broadcast(x.scales[at]), factors.scale);
     accumulate(acc, factors.minimum, broadcast(x.shifts[at]));
   }
 };

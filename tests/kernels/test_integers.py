@@ -93,7 +93,7 @@ def test_no_extreme_of_codes_scales_and_activations_saturates(kind: str, rows: i
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q4_K", "Q6_K"])
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 2.0**104])
 def test_a_row_that_is_no_number_says_so_and_harms_no_other(
     ops: Ops, kind: str, poison: float, rng: np.random.Generator
 ) -> None:
@@ -106,8 +106,8 @@ def test_a_row_that_is_no_number_says_so_and_harms_no_other(
     np.testing.assert_array_equal(np.delete(given, 5, 0), np.delete(expected, 5, 0))
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-45, 3e-43, 1e-38, 3e38])
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("size", [0.0, 1e-45, 3e-43, 1e-38, 2e31, 3e38])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q4_K", "Q6_K"])
 def test_tiny_and_huge_activations_follow_the_specification(
     kind: str, size: float, rng: np.random.Generator
 ) -> None:
@@ -116,6 +116,14 @@ def test_tiny_and_huge_activations_follow_the_specification(
     native, reference = NativeOps(), ReferenceOps()
     expected = reference.linear(x, reference.matrix(raw))
     np.testing.assert_array_equal(native.linear(x, native.matrix(raw)), expected)
+
+
+def test_a_scale_times_the_origin_of_sums_is_exact(rng: np.random.Generator) -> None:
+    groups = rng.standard_normal((4096, 32)).astype(np.float32)
+    scale, _ = integer_reference.quantised(groups)
+    exact = scale.astype(np.float64) * 1.5 * 2.0**23
+    np.testing.assert_array_equal(exact, exact.astype(np.float32))
+    np.testing.assert_allclose(scale[:, 0], np.abs(groups).max(axis=1) / 127, rtol=2.0**-21)
 
 
 def test_codes_of_activations_are_rounded_to_nearest_even() -> None:

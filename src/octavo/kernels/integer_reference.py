@@ -1,8 +1,8 @@
 """The product with integer weights in NumPy: the executable specification of `integers.multiply`.
 
-    s[t, g]   = top / 127, top = largest magnitude of x[t] in group g of 32
+    s[t, g]   = top / 127, the two lowest bits cleared; top = largest magnitude of x[t] in group g of 32
     q[t, i]   = round(x[t, i] * (127 / top)), ties to even; the product is not rounded before
-    y[t, o]   = for g ascending: y = fma(sum of q * code, d[o, g] * s[t, g], y)
+    y[t, o]   = for g ascending: y = fma(s[t, g] * sum of q * code, d[o, g], y)
                    with minima:  y = fma(m[o, g], s[t, g] * sum of q, y)
 
 What a kind calls code, d and m:
@@ -27,6 +27,7 @@ from octavo.kernels.packed import BLOCKS, QUANT_GROUP, unpack_vector
 
 _LARGEST_CODE = np.float32(127)
 _LEAST_MAGNITUDE = np.float32(2.0**-100)  # below it, numbers count as zero
+_ENDLESS_MAGNITUDE = np.float32(2.0**104)  # from it on, like infinity and NaN, as no numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +81,22 @@ def multiply(x: Floats, weight: ReferenceIntegers, bias: Floats | None) -> Float
     with np.errstate(all="ignore"):  # a row that is no number stays none, and says so in its result
         for g in range(groups.shape[1]):
             scale, codes = quantised(groups[:, g])
-            y = _fused(codes @ weight.codes[g].T, weight.scales[g] * scale, y)
+            y = _fused(scale * (codes @ weight.codes[g].T), weight.scales[g], y)
             if weight.minima is not None:
                 y = _fused(weight.minima[g], scale * codes.sum(axis=1, keepdims=True), y)
         return y if bias is None else y + bias
 
 
 def quantised(group: Floats) -> tuple[Floats, Floats]:
-    """(T, 32) -> scales (T, 1) and codes (T, 32), integers as float32; the scale is NaN if an element is not
-    finite, and codes are 0 where it is NaN or 0."""
+    """(T, 32) -> scales (T, 1) and codes (T, 32), integers as float32; the scale is NaN if an element is NaN
+    or 2^104 or more, and codes are 0 where it is NaN or 0."""
     top = np.abs(group).max(axis=1, keepdims=True)
-    is_finite = np.isfinite(group).all(axis=1, keepdims=True)
-    has_codes = is_finite & (top >= _LEAST_MAGNITUDE)
-    inverse = _LARGEST_CODE / np.where(has_codes, top, np.float32(1))
-    exact = np.where(has_codes, group, np.float32(0)).astype(np.float64) * inverse
-    scale = np.where(has_codes, top / _LARGEST_CODE, np.where(is_finite, np.float32(0), np.float32(np.nan)))
+    is_number = top < _ENDLESS_MAGNITUDE  # false for NaN
+    has_codes = is_number & (top >= _LEAST_MAGNITUDE)
+    largest = np.where(has_codes, top, np.float32(1))
+    exact = np.where(has_codes, group, np.float32(0)).astype(np.float64) * (_LARGEST_CODE / largest)
+    scale = ((largest / _LARGEST_CODE).view(np.uint32) & np.uint32(0xFFFFFFFC)).view(np.float32)
+    scale = np.where(has_codes, scale, np.where(is_number, np.float32(0), np.float32(np.nan)))
     return scale, np.rint(exact).astype(np.float32)
 
 
