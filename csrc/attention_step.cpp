@@ -128,6 +128,26 @@ Attention chunk_of(const AttentionStep& step, int64_t c) {
 
 using Kernel = void (*)(const Attention&, const AttentionTask&);
 
+// Brings the pieces of each home together; those of home h begin at first[h].
+void sort_by_home(const AttentionStep& step, AttentionScratch& scratch,
+                  int64_t (&first)[Team::homes_max + 1]) {
+  const int64_t group = step.heads / step.kv.kv_heads;
+  const Homes homes{step.offsets[step.num_chunks], step.homes};
+  const auto home_of = [&](const Piece& piece) {
+    return homes.of(step.offsets[piece.chunk] + piece.task.first_row / group);
+  };
+  std::fill_n(first, homes.count + 1, 0);
+  for (const Piece& piece : scratch.pieces) ++first[home_of(piece) + 1];
+  for (int64_t home = 0; home < homes.count; ++home) first[home + 1] += first[home];
+  int64_t next[Team::homes_max];
+  std::copy_n(first, homes.count, next);
+  scratch.sorted.resize(scratch.pieces.size());
+  for (const Piece& piece : scratch.pieces) {
+    scratch.sorted[static_cast<size_t>(next[home_of(piece)]++)] = piece;
+  }
+  scratch.pieces.swap(scratch.sorted);
+}
+
 // One kernel over all pieces. Alone too it goes through the team, which sets the mode of floating point.
 void run_pieces(const AttentionStep& step, const std::vector<Piece>& pieces, Kernel kernel, bool shared) {
   const int64_t count = static_cast<int64_t>(pieces.size()), tasks = shared ? count : 1;
@@ -137,6 +157,14 @@ void run_pieces(const AttentionStep& step, const std::vector<Piece>& pieces, Ker
       kernel(chunk_of(step, piece.chunk), piece.task);
     }
   });
+}
+
+void run_at_home(const AttentionStep& step, AttentionScratch& scratch, Kernel kernel) {
+  int64_t first[Team::homes_max + 1];
+  sort_by_home(step, scratch, first);
+  const Piece* pieces = scratch.pieces.data();
+  parallel_at_home(first, step.homes,
+                   [&](int64_t i) { kernel(chunk_of(step, pieces[i].chunk), pieces[i].task); });
 }
 
 }  // namespace
@@ -159,7 +187,11 @@ void run_attention(const AttentionStep& step) {
   for (const Piece& piece : scratch.pieces) cost += piece.cost;
   const bool shared = threads > 1 && cost * step.kv.head_size >= alone_max;
   if (shared || step.piece_partitions) cut_tasks(step, cost / (threads * pieces_per_thread) + 1, scratch);
-  run_pieces(step, scratch.pieces, k.attend, shared);
+  if (shared && step.homes > 1) {
+    run_at_home(step, scratch, k.attend);
+  } else {
+    run_pieces(step, scratch.pieces, k.attend, shared);
+  }
   if (!scratch.merges.empty()) run_pieces(step, scratch.merges, k.merge_parts, shared);
 }
 

@@ -209,6 +209,7 @@ void attend(const KvLayout& layout, const Pool& pool, int64_t layer, const Float
                            sinks ? sinks->data() : nullptr,
                            slopes ? slopes->data() : nullptr,
                            piece_partitions,
+                           1,
                            nullptr};
   const nb::gil_scoped_release unlocked;
   run_attention(step);

@@ -5,18 +5,6 @@
 #include <limits>
 
 namespace octavo {
-namespace {
-
-constexpr int64_t line_floats = 16;  // a cache line: buffers begin at one
-
-int64_t rounded(int64_t floats) { return (floats + line_floats - 1) / line_floats * line_floats; }
-
-// Floats that one row of a buffer takes.
-int64_t size_of(const Buffer& buffer) {
-  return rounded(buffer.holds_codes ? activation_words(1, buffer.width) : buffer.width);
-}
-
-}  // namespace
 
 BufferId Program::new_buffer(Rows rows, int64_t width, bool holds_codes) {
   buffers_.push_back({rows, width, holds_codes, -1, -1, 0});
@@ -176,16 +164,16 @@ void Program::place_buffers() {
       const Buffer& other = buffers_[other_id];
       const bool together =
           other.first_phase <= buffer.last_phase && buffer.first_phase <= other.last_phase;
-      if (together) taken.emplace_back(other.place, other.place + size_of(other));
+      if (together) taken.emplace_back(other.place, other.place + other.floats());
     }
     std::sort(taken.begin(), taken.end());
     int64_t place = 0;
     for (const auto& [first, last] : taken) {
-      if (first - place >= size_of(buffer)) break;
+      if (first - place >= buffer.floats()) break;
       place = std::max(place, last);
     }
     buffer.place = place;
-    floats_per_row_ = std::max(floats_per_row_, place + size_of(buffer));
+    floats_per_row_ = std::max(floats_per_row_, place + buffer.floats());
     placed.push_back(id);
   }
 }

@@ -49,6 +49,9 @@ struct Buffer {
   bool holds_codes;      // the quantised form of a row
   int64_t first_phase, last_phase;
   int64_t place;         // in the arena, in floats for each row
+
+  // What one row takes in the arena: whole cache lines.
+  int64_t floats() const { return ((holds_codes ? activation_words(1, width) : width) + 15) / 16 * 16; }
 };
 
 // The ops. `out` is the buffer that one writes, the other ids are read.

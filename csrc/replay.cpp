@@ -23,8 +23,17 @@ constexpr int64_t row_work_min = 1 << 13;      // floats below which sharing cos
 constexpr int64_t product_work_min = 1 << 17;  // multiply-adds, likewise
 constexpr int64_t product_task_work = 1 << 23;  // beyond, a task is cut again, so that threads end together
 
-// What a buffer has room for: quantised rows are spread a little.
-constexpr int64_t rows_with_padding(int64_t rows) { return rows + code_padding; }
+constexpr int64_t home_rows_min = 32;  // of a thread: with fewer, all would wait for weights that all read
+
+// How a step's rows are shared out. With enough of them each thread keeps its own through all phases, so that
+// they stay in its caches; else they have one home, and products are shared out by outputs.
+Homes homes_of(int64_t rows, int64_t threads, bool is_step) {
+  const bool apart = is_step && threads <= Team::homes_max && rows >= home_rows_min * threads;
+  return {rows, apart ? threads : 1};
+}
+
+// Rows that buffers have room for: quantised rows are spread a little, those of each home by themselves.
+int64_t rows_with_padding(const Homes& homes) { return homes.rows + code_padding * homes.count; }
 
 // Output panels of a product that a tile takes at once: tasks begin at their multiples.
 int64_t panel_unit(const Linear& op, int64_t rows, int64_t panels, int64_t wanted) {
@@ -45,13 +54,15 @@ struct Replay {
   const Program& program;
   const StepInput& input;
   const Kernels& k;
+  int64_t threads;  // as many as when the run began, whatever becomes of the team
   float* arena;
 
+  Homes homes(Rows rows) const { return homes_of(count(rows), threads, program.reads_step_); }
   int64_t count(Rows rows) const { return rows == Rows::tokens ? input.num_tokens : input.num_logit_rows; }
 
   float* base(BufferId id) const {
     const Buffer& buffer = program.buffer(id);
-    return arena + buffer.place * rows_with_padding(input.num_tokens);
+    return arena + buffer.place * rows_with_padding(homes(Rows::tokens));
   }
   float* row_of(BufferId id, int64_t row) const { return base(id) + row * program.buffer(id).width; }
   const float* read(BufferId id, int64_t row) const {
@@ -59,10 +70,12 @@ struct Replay {
     return row_of(id, row);
   }
 
-  // The quantised rows of a buffer.
-  Activations codes(BufferId id) const {
+  // The quantised rows of a buffer that are at home with `home`.
+  Activations codes(BufferId id, int64_t home) const {
     const Buffer& buffer = program.buffer(id);
-    return activations_in(base(id), count(buffer.rows), buffer.width);
+    const Homes all = homes(buffer.rows);
+    const int64_t row = all.first(home) + code_padding * home;
+    return activations_in(base(id) + row * buffer.floats(), all.rows_of(home), buffer.width);
   }
 
   // -- row operations -------------------------------------------------------------------------------
@@ -120,28 +133,39 @@ struct Replay {
     k.soft_cap(read(op.x, row), op.cap, program.buffer(op.out).width, row_of(op.out, row));
   }
 
+  // Rows [first, last), all at home with `home`.
   template <class Op>
-  void run_op(const Op& op, int64_t first, int64_t last) const {
+  void run_op(const Op& op, int64_t, int64_t first, int64_t last) const {
     for (int64_t row = first; row < last; ++row) (*this)(op, row);
   }
-  void run_op(const Quantise& op, int64_t first, int64_t last) const {
-    k.quantise_rows(read(op.x, first), op.kind, first, last - first, codes(op.out));
+  void run_op(const Quantise& op, int64_t home, int64_t first, int64_t last) const {
+    const int64_t within = first - homes(program.buffer(op.out).rows).first(home);
+    k.quantise_rows(read(op.x, first), op.kind, within, last - first, codes(op.out, home));
   }
 
   void run_rows(const Phase& phase) const {
-    const int64_t rows = count(phase.rows);
+    const Homes all = homes(phase.rows);
     int64_t work = 0;
-    for (const RowOp& op : phase.row_ops) work += rows * width_of(op);
-    const int64_t tasks = tasks_for(rows, work, row_work_min, Team::instance().size());
-    parallel(tasks, [&](int64_t task) {
-      const int64_t end = rows * (task + 1) / tasks;
-      for (int64_t row = rows * task / tasks; row < end; row += rows_together) {
+    for (const RowOp& op : phase.row_ops) work += all.rows * width_of(op);
+    const int64_t tasks = (tasks_for(all.rows, work, row_work_min, threads) + all.count - 1) / all.count;
+    at_home(all.count, tasks, [&](int64_t home, int64_t task) {
+      const int64_t rows = all.rows_of(home), begin = all.first(home);
+      const int64_t end = begin + rows * (task + 1) / tasks;
+      for (int64_t row = begin + rows * task / tasks; row < end; row += rows_together) {
         const int64_t last = std::min(row + rows_together, end);
         for (const RowOp& op : phase.row_ops) {
-          std::visit([&](const auto& one) { run_op(one, row, last); }, op);
+          std::visit([&](const auto& one) { run_op(one, home, row, last); }, op);
         }
       }
     });
+  }
+
+  // body(home, task) for `tasks` tasks of each home.
+  template <class Body>
+  void at_home(int64_t homes, int64_t tasks, Body&& body) const {
+    int64_t first[Team::homes_max + 1];
+    for (int64_t home = 0; home <= homes; ++home) first[home] = home * tasks;
+    parallel_at_home(first, homes, [&](int64_t task) { body(task / tasks, task % tasks); });
   }
 
   int64_t width_of(const RowOp& op) const {
@@ -157,29 +181,33 @@ struct Replay {
   }
 
   // -- products -------------------------------------------------------------------------------------
-  void run_product(const ProductTask& task) const {
+  void run_product(const ProductTask& task, int64_t home) const {
     const Linear& op = *task.op;
     const Weight& w = op.weight;
+    const Homes all = homes(program.buffer(op.out).rows);
+    const int64_t row = all.first(home);
+    float* y = row_of(op.out, row);
     if (w.has_codes()) {
-      const IntegerProduct product{codes(op.x), w.panels, w.kind, op.bias, base(op.out), w.outputs};
+      const IntegerProduct product{codes(op.x, home), w.panels, w.kind, op.bias, y, w.outputs};
       k.integer_product(product, task.first, task.last);
     } else {
-      const Product product{read(op.x, 0), w.panels,  op.bias, base(op.out), count(program.buffer(op.x).rows),
-                            w.inputs,      w.outputs, w.kind};
+      const Product product{read(op.x, row),   w.panels, op.bias,   y,
+                            all.rows_of(home), w.inputs, w.outputs, w.kind};
       k.product(product, task.first, task.last);
     }
   }
 
-  // Tasks of about equal work, each within one product.
+  // Tasks of about equal work, each within one product, the same for the rows of each home.
   void run_products(const Phase& phase) const {
     static thread_local std::vector<ProductTask> tasks;  // keeps its memory from phase to phase
     tasks.clear();
     int64_t all = 0;
     for (const Linear& op : phase.products) all += op.weight.outputs * op.weight.inputs;
-    const int64_t rows = count(program.buffer(phase.products[0].out).rows);
-    const int64_t threads = Team::instance().size();
+    const Homes whole = homes(program.buffer(phase.products[0].out).rows);
+    const int64_t rows = whole.rows_of(0);
     const int64_t finer = threads > 1 ? rows * all / product_task_work : 1;
-    const int64_t wanted = std::max(tasks_for(all, rows * all, product_work_min, threads), finer);
+    const int64_t enough = tasks_for(all, rows * all, product_work_min, threads) / whole.count;
+    const int64_t wanted = std::max(enough, finer);
     for (const Linear& op : phase.products) {
       const int64_t panels = (op.weight.outputs + panel_width - 1) / panel_width;
       const int64_t own = op.weight.outputs * op.weight.inputs;
@@ -187,14 +215,15 @@ struct Replay {
       const int64_t unit = panel_unit(op, rows, panels, share), units = (panels + unit - 1) / unit;
       const int64_t parts = std::min(units, share), larger = units % parts;
       int64_t first = 0;
-      for (int64_t part = 0; part < parts; ++part) {  // the larger ones come first: who ends late has less to do
+      for (int64_t part = 0; part < parts; ++part) {  // larger ones come first: who ends late has less to do
         const int64_t last = first + (units / parts + (part < larger)) * unit;
         tasks.push_back({&op, first, std::min(last, panels)});
         first = last;
       }
     }
-    const ProductTask* first = tasks.data();  // of this thread: a worker has a vector of its own
-    parallel(static_cast<int64_t>(tasks.size()), [&](int64_t task) { run_product(first[task]); });
+    const ProductTask* listed = tasks.data();  // of this thread: a worker has a vector of its own
+    at_home(whole.count, static_cast<int64_t>(tasks.size()),
+            [&](int64_t home, int64_t task) { run_product(listed[task], home); });
   }
 
   void run_attention_phase(const Phase& phase) const {
@@ -203,7 +232,7 @@ struct Replay {
       const int64_t heads = program.buffer(op.q).width / kv.head_size;
       run_attention({kv, read(op.q, 0), base(op.out), nullptr, input.starts, input.offsets, input.tables,
                      input.table_width, input.num_chunks, heads, op.scale, op.window, op.soft_cap, op.sinks,
-                     op.slopes, 0, nullptr});
+                     op.slopes, 0, homes(Rows::tokens).count, nullptr});
     }
   }
 };
@@ -214,13 +243,15 @@ const float* Program::run(const StepInput& input) {
     std::atomic<bool>& flag;
     ~Running() { flag.store(false); }
   } running{running_};
-  if (input.num_tokens > arena_rows_) {
+  const int64_t threads = Team::instance().size();
+  const int64_t needed = rows_with_padding(homes_of(input.num_tokens, threads, reads_step_));
+  if (needed > arena_rows_) {
     // A batch that grows row by row shall not begin in fresh memory each time. What no run has reached of an
     // arena is address space alone.
-    const int64_t rows = std::max(input.num_tokens, 2 * arena_rows_);
+    const int64_t rows = std::max(needed, 2 * arena_rows_);
     arena_rows_ = 0;  // should there be no memory for the new one
     arena_.reset();
-    const int64_t floats = floats_per_row_ * rows_with_padding(rows);
+    const int64_t floats = floats_per_row_ * rows;
     const int64_t unit = floats * 4 < huge_page ? page : huge_page;
     const auto bytes = static_cast<size_t>((floats * 4 + unit - 1) / unit * unit);
     arena_.reset(static_cast<float*>(std::aligned_alloc(static_cast<size_t>(unit), bytes)), std::free);
@@ -230,7 +261,7 @@ const float* Program::run(const StepInput& input) {
 #endif
     arena_rows_ = rows;
   }
-  const Replay replay{*this, input, kernels(), arena_.get()};
+  const Replay replay{*this, input, kernels(), threads, arena_.get()};
   const auto run_phase = [&](const Phase& phase) {
     switch (phase.kind) {
       case Phase::Kind::rows: return replay.run_rows(phase);

@@ -1,5 +1,7 @@
 #include "team.hpp"
 
+#include <algorithm>
+
 #include <pthread.h>
 #if defined(__linux__)
 #include <sched.h>
@@ -67,7 +69,7 @@ void Team::start_workers(int count) {
   stopping_.store(false);
   spins_ = count < available_cores() ? spins_max : 0;  // spinning pays only beside a core of one's own
   const uint32_t seen = generation_.load();
-  for (int i = 0; i < count; ++i) workers_.emplace_back([this, seen] { work(seen); });
+  for (int i = 0; i < count; ++i) workers_.emplace_back([this, seen, i] { work(seen, i + 1); });
   size_.store(count + 1);
 }
 
@@ -87,8 +89,9 @@ void Team::resize(int size) {
   start_workers(size - 1);
 }
 
-void Team::run(int64_t tasks, Function function, void* context) {
+void Team::run(const int64_t* first, int64_t homes, Function function, void* context) {
   const PlainFloatMode mode;
+  const int64_t tasks = first[homes];
   std::unique_lock<std::mutex> lock(busy_, std::defer_lock);
   if (tasks <= 1 || size() == 1 || tasks >= closed || forked_.load(std::memory_order_relaxed) ||
       !lock.try_lock()) {
@@ -97,39 +100,55 @@ void Team::run(int64_t tasks, Function function, void* context) {
   }
   // 1. Close the old job, write the new one, open it.
   const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
-  claims_.store(claim_of(generation - 1, closed));
+  const int64_t old_homes = num_homes_.load(std::memory_order_relaxed);
+  for (int64_t h = 0; h < std::max(homes, old_homes); ++h)
+    home(h).claims.store(claim_of(generation - 1, closed));
   function_.store(function, std::memory_order_relaxed);
   context_.store(context, std::memory_order_relaxed);
   tasks_.store(tasks, std::memory_order_relaxed);
   finished_.store(0, std::memory_order_relaxed);
-  claims_.store(claim_of(generation, 0));
+  num_homes_.store(homes, std::memory_order_relaxed);
+  for (int64_t h = 0; h < homes; ++h) {
+    home(h).end.store(first[h + 1], std::memory_order_release);
+    home(h).claims.store(claim_of(generation, static_cast<uint32_t>(first[h])));
+  }
   generation_.store(generation);
   generation_.notify_all();
   // 2. Work, then wait for the tasks that others have claimed.
-  take_tasks(generation);
+  take_tasks(generation, 0);
   for (int spin = 0; spin < spins_ && finished_.load(std::memory_order_acquire) != tasks; ++spin)
     pause_briefly();
   for (int64_t done = finished_.load(); done != tasks; done = finished_.load()) finished_.wait(done);
 }
 
-void Team::take_tasks(uint32_t generation) {
-  uint64_t claim = claims_.load();
-  while (static_cast<uint32_t>(claim >> 32) == generation) {
-    const uint32_t task = static_cast<uint32_t>(claim);
-    const Function function = function_.load(std::memory_order_relaxed);
-    void* context = context_.load(std::memory_order_relaxed);
-    const int64_t tasks = tasks_.load(std::memory_order_relaxed);
-    if (task >= tasks || task == closed) return;
-    // Success means that the job has not changed since `claim` was read, nor can it until this task is done.
-    if (!claims_.compare_exchange_weak(claim, claim + 1)) continue;
-    function(context, task);
-    // The count, not `tasks_`, is what the caller compares: it may already be writing its next job.
-    if (finished_.fetch_add(1) + 1 == tasks) finished_.notify_all();
-    claim = claims_.load();
+void Team::take_tasks(uint32_t generation, int64_t thread) {
+  const int64_t homes = num_homes_.load(std::memory_order_relaxed);
+  for (int64_t h = 0; h < homes; ++h) {
+    if (!take_tasks_of(home((thread + h) % homes), generation)) return;
   }
 }
 
-void Team::work(uint32_t seen) {
+// False where the job is over.
+bool Team::take_tasks_of(Home& home, uint32_t generation) {
+  uint64_t claim = home.claims.load();
+  while (static_cast<uint32_t>(claim >> 32) == generation) {
+    const uint32_t task = static_cast<uint32_t>(claim);
+    // An end that belongs to a newer job brings the news that the old one is closed.
+    if (task >= home.end.load(std::memory_order_acquire)) return true;
+    const Function function = function_.load(std::memory_order_relaxed);
+    void* context = context_.load(std::memory_order_relaxed);
+    const int64_t tasks = tasks_.load(std::memory_order_relaxed);
+    // Success means that the job has not changed since `claim` was read, nor can it until this task is done.
+    if (!home.claims.compare_exchange_weak(claim, claim + 1)) continue;
+    function(context, task);
+    // The count, not `tasks_`, is what the caller compares: it may already be writing its next job.
+    if (finished_.fetch_add(1) + 1 == tasks) finished_.notify_all();
+    claim = home.claims.load();
+  }
+  return false;
+}
+
+void Team::work(uint32_t seen, int64_t thread) {
   const PlainFloatMode mode;
   while (true) {
     for (int spin = 0; spin < spins_ && generation_.load(std::memory_order_acquire) == seen; ++spin)
@@ -137,7 +156,7 @@ void Team::work(uint32_t seen) {
     while (generation_.load() == seen) generation_.wait(seen);
     seen = generation_.load();
     if (stopping_.load()) return;
-    take_tasks(seen);
+    take_tasks(seen, thread);
   }
 }
 

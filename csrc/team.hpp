@@ -5,8 +5,12 @@
 // nothing. Workers spin for a bounded time after a job (the next one usually follows within microseconds),
 // then sleep. If the team is busy with another thread's job, or the process was forked, the caller does all
 // of its job alone: results never depend on who does a task.
+//
+// Tasks may have a home: the thread that does them unless it is late. Who finds nothing left at home helps
+// the others. So rows that pass through many jobs stay in the caches of one core.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -26,24 +30,35 @@ class Team {
   int size() const { return size_.load(std::memory_order_relaxed); }
   void resize(int size);
 
-  void run(int64_t tasks, Function function, void* context);
+  static constexpr int64_t homes_max = 64;
+
+  // Tasks [first[h], first[h + 1]) are at home with thread h; first[0] is 0, and `homes` at most homes_max.
+  void run(const int64_t* first, int64_t homes, Function function, void* context);
 
  private:
+  // Claims: the job's generation in the upper half, the next task in the lower; `closed` while a job is being
+  // written, so that a thread that read an old job can never claim a task of a new one.
+  struct alignas(64) Home {
+    std::atomic<uint64_t> claims{0};
+    std::atomic<int64_t> end{0};
+  };
+
   Team();
   void start_workers(int count);
   void stop_workers();
-  void work(uint32_t seen);
-  void take_tasks(uint32_t generation);
+  void work(uint32_t seen, int64_t thread);
+  void take_tasks(uint32_t generation, int64_t thread);
+  bool take_tasks_of(Home& home, uint32_t generation);
+  Home& home(int64_t index) { return homes_[static_cast<size_t>(index)]; }
   static void after_fork_in_child();
 
-  // Claims: the job's generation in the upper half, the next task in the lower; `closed` while a job is being
-  // written, so that a thread that read an old job can never claim a task of a new one.
-  std::atomic<uint64_t> claims_{0};
+  std::array<Home, homes_max> homes_;
+  std::atomic<int64_t> num_homes_{1};
   std::atomic<uint32_t> generation_{0};  // what workers sleep on
   std::atomic<int64_t> finished_{0};     // tasks done of the current job
   std::atomic<Function> function_{nullptr};
   std::atomic<void*> context_{nullptr};
-  std::atomic<int64_t> tasks_{0};
+  std::atomic<int64_t> tasks_{0};  // of all homes
   std::atomic<int> size_{1};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> forked_{false};
@@ -52,13 +67,29 @@ class Team {
   int spins_ = 0;
 };
 
+// Calls body(task) for each task in [0, first[homes]), those from first[h] on preferably in thread h.
+template <class Body>
+void parallel_at_home(const int64_t* first, int64_t homes, Body&& body) {
+  using Plain = std::remove_reference_t<Body>;
+  Team::instance().run(
+      first, homes, [](void* context, int64_t task) { (*static_cast<Plain*>(context))(task); }, &body);
+}
+
 // Calls body(task) for each task in [0, tasks), shared out over the team.
 template <class Body>
 void parallel(int64_t tasks, Body&& body) {
-  using Plain = std::remove_reference_t<Body>;
-  Team::instance().run(
-      tasks, [](void* context, int64_t task) { (*static_cast<Plain*>(context))(task); }, &body);
+  const int64_t first[] = {0, tasks};
+  parallel_at_home(first, 1, body);
 }
+
+// Rows [first(h), first(h + 1)) are at home with thread h: nearly equal parts.
+struct Homes {
+  int64_t rows, count;
+
+  int64_t first(int64_t home) const { return rows * home / count; }
+  int64_t rows_of(int64_t home) const { return first(home + 1) - first(home); }
+  int64_t of(int64_t row) const { return ((row + 1) * count - 1) / rows; }
+};
 
 // How many tasks of about `work` operations in all: enough to balance the team, none too small to be worth a
 // claim.

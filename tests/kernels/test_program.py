@@ -62,6 +62,44 @@ def test_a_batch_that_makes_no_sense_is_refused(step: StepProgram, changes, erro
         step(batch_of(**changes))
 
 
+@pytest.mark.parametrize("kv", ["bf16", "int8"])
+@pytest.mark.parametrize("weights", ["f32", "int8", "q4"])
+def test_a_program_has_the_bits_of_its_ops_however_many_threads_keep_its_rows(
+    weights: str, kv: str, rng: np.random.Generator
+) -> None:
+    """160 rows of four sequences: one to five threads keep rows of their own, six do not."""
+    ops = NativeOps(weights)
+    ops.hidden = 128  # type: ignore[attr-defined]  # codes of a row fill their cache lines: no room to spare
+    model = tiny_model(ops)
+    pools = [ops.allocate_kv(KvShape(2, 2, 16, 16, kv), 24) for _ in range(2)]
+    for pool in pools:
+        pool.data[:] = 0
+    starts, lengths = np.array([0, 3, 150, 0], np.int32), np.array([70, 77, 1, 12], np.int32)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    batch = Batch(
+        tokens=rng.integers(0, 97, offsets[-1]).astype(np.int32),
+        positions=np.concatenate(
+            [s + np.arange(n) for s, n in zip(starts, lengths, strict=True)], dtype=np.int32
+        ),
+        starts=starts,
+        offsets=offsets,
+        tables=np.array([range(10), range(5, 15), range(12, 22), range(11, 21)], np.int32),
+        logit_rows=offsets[1:] - 1,
+    )
+    before = _native.num_threads()
+    try:
+        _native.set_num_threads(1)
+        expected = hidden_states(ops, model, pools[0], batch)
+        step = StepProgram(lambda o, given: hidden_states(o, model, pools[1], given), pools[1])
+        for threads in (1, 2, 3, 5, 6):
+            _native.set_num_threads(threads)
+            for _ in range(5):
+                np.testing.assert_array_equal(step(batch), expected)
+            assert pools[1].data.tobytes() == pools[0].data.tobytes()
+    finally:
+        _native.set_num_threads(before)
+
+
 def test_a_result_lives_until_the_next_run_and_keeps_its_program(step: StepProgram) -> None:
     first = step(batch_of())
     kept = first.copy()
