@@ -67,8 +67,8 @@ void integer_product(Random& random, Kind kind, int64_t rows, int64_t inputs, in
   std::vector<int8_t> codes(static_cast<size_t>(stride * inputs));
   std::vector<float> scales(groups), origins(groups), shifts(groups), y(static_cast<size_t>(rows * outputs));
   std::vector<int32_t> starts(groups);
-  const Activations given{rows,           stride,        inputs,       codes.data(), scales.data(),
-                          origins.data(), starts.data(), shifts.data()};
+  const Activations given{rows,          stride,         inputs,        codes.data(),
+                          scales.data(), origins.data(), starts.data(), shifts.data()};
   k.quantise_rows(x.data(), kind, 0, rows, given);
   IntegerProduct product{};
   product.x = given;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 
 from octavo.kernels.contract import Bytes
@@ -18,3 +20,29 @@ def aligned_bytes(count: int, *, zeroed: bool = False) -> Bytes:
     memory = allocate(count + CACHE_LINE - 1, np.uint8)
     first = -memory.ctypes.data % CACHE_LINE
     return memory[first : first + count]
+
+
+class Chunks:
+    """Bytes for weights, side by side in large pieces of memory, for which NumPy asks for huge pages: a step
+    reads each weight once, and looking up a small page for every 4 KiB of them takes its time. A piece lives
+    as long as anything in it."""
+
+    CHUNK_BYTES = 32 << 20
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rest = aligned_bytes(0)
+
+    def take(self, count: int) -> Bytes:
+        """`count` bytes, uninitialised, that begin at a cache line. Raises MemoryError."""
+        padded = -(-count // CACHE_LINE) * CACHE_LINE
+        with self._lock:
+            if padded > self._rest.size:
+                if padded >= self.CHUNK_BYTES // 4:
+                    return aligned_bytes(count)
+                self._rest = aligned_bytes(self.CHUNK_BYTES)
+            taken, self._rest = self._rest[:count], self._rest[padded:]
+            return taken
+
+
+weight_chunks = Chunks()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from octavo import _native
-from octavo.kernels.aligned import aligned_bytes
+from octavo.kernels.aligned import weight_chunks
 from octavo.kernels.contract import Bytes, Floats, Ints, RawTensor
 from octavo.kernels.packed import PANEL_WIDTH, require_matrix
 
@@ -44,7 +44,7 @@ def pack(raw: RawTensor, kind: str | None = None) -> IntegerMatrix:
     kind = kind or raw.kind
     outputs, inputs = raw.shape
     count, panel_bytes = -(-outputs // PANEL_WIDTH), _native.code_panel_bytes(kind, inputs)
-    panels = aligned_bytes(count * panel_bytes).reshape(count, panel_bytes)
+    panels = weight_chunks.take(count * panel_bytes).reshape(count, panel_bytes)
     _native.pack_codes(raw.data, raw.kind, outputs, inputs, kind, panels)
     return IntegerMatrix((outputs, inputs), kind, panels)
 

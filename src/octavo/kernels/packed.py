@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from octavo import _native
 from octavo.errors import BadModelFile, UnsupportedModel
-from octavo.kernels.aligned import aligned_bytes
+from octavo.kernels.aligned import weight_chunks
 from octavo.kernels.contract import Floats, Ints, RawTensor
 
 PANEL_WIDTH = 16
@@ -92,7 +92,7 @@ def pack(raw: RawTensor, kind: str = "F32") -> FloatMatrix:
     require_matrix(raw)
     outputs, inputs = raw.shape
     shape = (-(-outputs // PANEL_WIDTH), inputs, PANEL_WIDTH)
-    memory = aligned_bytes(math.prod(shape) * BLOCKS[kind].num_bytes)
+    memory = weight_chunks.take(math.prod(shape) * BLOCKS[kind].num_bytes)
     if kind == "F32":
         panels = memory.view(np.float32).reshape(shape)
         _native.pack(raw.data, raw.kind, outputs, inputs, panels)
