@@ -26,7 +26,7 @@ struct AttentionScratch {
     int64_t chunk, cost;  // cost: of the whole task
     AttentionTask task;
   };
-  std::vector<Piece> pieces;  // what is computed, in any order
+  std::vector<Piece> pieces;  // what is computed, in an order that no result depends on
   std::vector<Piece> sorted;  // the same by home
   std::vector<Piece> merges;  // the tasks that were cut into pieces
   std::vector<float> parts;   // what the pieces found, partition by partition

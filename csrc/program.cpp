@@ -27,9 +27,7 @@ int64_t Program::after(std::initializer_list<BufferId> read, Phase::Kind kind) c
 
 Phase& Program::phase_for(Phase::Kind kind, Rows rows, int64_t earliest,
                           std::initializer_list<BufferId> read, BufferId out) {
-  const auto fits = [&](const Phase& phase) {
-    return phase.kind == kind && (kind != Phase::Kind::rows || phase.rows == rows);
-  };
+  const auto fits = [&](const Phase& phase) { return phase.kind == kind && phase.rows == rows; };
   int64_t index = earliest;
   const int64_t count = num_phases();
   while (index < count && !fits(phases_[static_cast<size_t>(index)])) ++index;

@@ -6,7 +6,8 @@
 //                       rows       a chain of row operations; each task takes some rows through all of them
 //                       products   linear layers; each task takes some output panels of one of them
 //                       attention  one layer's
-//                     a barrier stands between phases and nowhere else
+//                     over the step's tokens or over the rows whose logits are wanted; a barrier stands
+//                     between phases and nowhere else; with many rows each thread keeps its own (team.hpp)
 //   arena             every buffer has a place, shared with those that are not alive at the same time
 //
 // An op joins the earliest phase of its kind that comes after whatever it reads; so q, k and v are one phase,
@@ -83,7 +84,7 @@ using RowOp = std::variant<Embed, Take, RmsNorm, LayerNorm, Quantise, Rope, Stor
 
 struct Phase {
   enum class Kind { rows, products, attention } kind;
-  Rows rows;  // of a phase of row operations
+  Rows rows;  // which all its ops are over
   std::vector<RowOp> row_ops;
   std::vector<Linear> products;
   std::vector<Attend> attention;

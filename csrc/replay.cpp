@@ -206,7 +206,7 @@ struct Replay {
     const Homes whole = homes(program.buffer(phase.products[0].out).rows);
     const int64_t rows = whole.rows_of(0);
     const int64_t finer = threads > 1 ? rows * all / product_task_work : 1;
-    const int64_t enough = tasks_for(all, rows * all, product_work_min, threads) / whole.count;
+    const int64_t enough = tasks_for(all, whole.rows * all, product_work_min, threads) / whole.count;
     const int64_t wanted = std::max(enough, finer);
     for (const Linear& op : phase.products) {
       const int64_t panels = (op.weight.outputs + panel_width - 1) / panel_width;

@@ -1,6 +1,7 @@
 #include "team.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include <pthread.h>
 #if defined(__linux__)
@@ -90,6 +91,7 @@ void Team::resize(int size) {
 }
 
 void Team::run(const int64_t* first, int64_t homes, Function function, void* context) {
+  if (homes < 1 || homes > homes_max) throw std::invalid_argument("tasks have 1 to 64 homes");
   const PlainFloatMode mode;
   const int64_t tasks = first[homes];
   std::unique_lock<std::mutex> lock(busy_, std::defer_lock);

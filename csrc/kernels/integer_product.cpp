@@ -59,7 +59,7 @@ constexpr int fetching_rows = 2;  // up to these, memory never waits, and the pr
 // A group as it is unpacked for many rows: codes as bytes, then scales and minima as floats.
 constexpr int wide_codes = panel_width * quant_group;
 constexpr int wide_bytes = wide_codes + 2 * panel_width * 4;
-constexpr int64_t wide_groups = 24;  // unpacked at a time: two panels of them take half of the nearest cache
+constexpr int64_t wide_groups = 24;  // unpacked at a time: two panels of them fit the nearest cache
 constexpr int64_t wide_tiles = 3;    // of rows: for fewer, unpacking costs more than it saves
 
 // Words 2 j and 2 j + 1 of a group of four-bit codes, four inputs each.

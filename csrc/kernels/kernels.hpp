@@ -97,11 +97,12 @@ struct Activations {
   int8_t* codes;    // round(x / scale), ties to even
   float* scales;    // largest magnitude / 127, of 22 bits; NaN if the group holds what is no number to it
   float* origins;   // minus the origin times the scale: exact
-  int32_t* starts;  // origin_bits - the sum of codes times the weights' code_zero; Q6_K: of the first 16 codes
+  int32_t* starts;  // origin_bits - the sum of codes times the weights' code_zero; Q6_K: minus that of the
+                    // first 16 codes, without origin
   float* shifts;    // scale times the sum of codes; Q6_K: the bits of the start of the other 16 codes
 };
 
-// In one piece of memory, which begins at a multiple of 64 bytes.
+// In one piece of memory.
 constexpr int64_t activation_words(int64_t stride, int64_t inputs) {
   return stride * (inputs / 4 + inputs / quant_group * 4);
 }

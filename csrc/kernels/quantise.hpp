@@ -7,9 +7,9 @@
 namespace octavo::OCTAVO_ISA {
 
 // What numbers of a largest magnitude become: codes = round(x * inverse), and x is about scale * code. The
-// scale is NaN, and codes 0, where an infinity or NaN is among them, or what is so large (2^104) that its
-// scale times the origin of sums would leave float32; what is below 2^-100 counts as zero, so that no factor
-// leaves float32 on the other side. A scale has 22 bits, so that the same product is exact.
+// scale is NaN, and codes 0, where an infinity or NaN is among them, or what is 2^104 or more: well before
+// its scale times the origin of sums would leave float32; what is below 2^-100 counts as zero, so that no
+// factor leaves float32 on the other side. A scale has 22 bits, so that the same product is exact.
 struct Scale {
   float scale, inverse;
 };

@@ -181,7 +181,7 @@ def test_a_token_has_its_own_scale_for_each_head(batch: Steps, poisoned_pool: Po
     k[0, :16], k[0, 0], k[1, 16:] = 2.0, -254.0, 0.0
     ops.store(pool, 0, k, 127 * k, batch((0, 2, [0])))
     views = code_views(pool, 0)
-    np.testing.assert_array_equal(views.scales[0, 0, :, 0], [2.0, np.float32(1) / np.float32(127)])
+    np.testing.assert_array_equal(views.scales[0, 0, :, 0], [2.0, float.fromhex("0x1.020408p-7")])  # 1 / 127
     np.testing.assert_array_equal(views.scales[0, 1, :, 1], [1.0, 0.0])
     assert views.k[0, 0, 0, 0].tolist() == [1, 129, 129, 129]  # -127, 1, 1, 1
     assert views.v[0, :, 0, 1].tolist() == [1, 127]

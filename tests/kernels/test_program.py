@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from tests.tiny import tiny_model
 
 from octavo import _native
-from octavo.kernels.contract import Batch, KvShape
+from octavo.kernels.contract import Batch, Floats, KvShape, Ops, RawTensor
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.program import StepProgram
 from octavo.model.decoder import hidden_states
@@ -64,8 +66,9 @@ def test_a_batch_that_makes_no_sense_is_refused(step: StepProgram, changes, erro
 
 @pytest.mark.parametrize("kv", ["bf16", "int8"])
 @pytest.mark.parametrize("weights", ["f32", "int8", "q4"])
+@pytest.mark.parametrize("wanted", [[69, 146, 147, 159], range(1, 160)])
 def test_a_program_has_the_bits_of_its_ops_however_many_threads_keep_its_rows(
-    weights: str, kv: str, rng: np.random.Generator
+    wanted: Sequence[int], weights: str, kv: str, rng: np.random.Generator
 ) -> None:
     """160 rows of four sequences: one to five threads keep rows of their own, six do not."""
     ops = NativeOps(weights)
@@ -84,7 +87,7 @@ def test_a_program_has_the_bits_of_its_ops_however_many_threads_keep_its_rows(
         starts=starts,
         offsets=offsets,
         tables=np.array([range(10), range(5, 15), range(12, 22), range(11, 21)], np.int32),
-        logit_rows=offsets[1:] - 1,
+        logit_rows=np.array(wanted, np.int32),
     )
     before = _native.num_threads()
     try:
@@ -96,6 +99,41 @@ def test_a_program_has_the_bits_of_its_ops_however_many_threads_keep_its_rows(
             for _ in range(5):
                 np.testing.assert_array_equal(step(batch), expected)
             assert pools[1].data.tobytes() == pools[0].data.tobytes()
+    finally:
+        _native.set_num_threads(before)
+
+
+@pytest.mark.parametrize("tokens_first", [True, False])
+def test_products_over_tokens_and_over_wanted_rows_share_no_phase(
+    tokens_first: bool, rng: np.random.Generator
+) -> None:
+    """They may be ready together; of 64 tokens and 63 wanted rows two threads keep the former only."""
+    ops = NativeOps("int8")
+    values = rng.standard_normal((96, 64)).astype(np.float32)
+    table = ops.matrix(RawTensor("w", "F32", values.shape, values.view(np.uint8).reshape(-1)))
+    pool = ops.allocate_kv(KvShape(1, 1, 16, 16), 4)
+
+    def body(o: Ops, batch: Batch) -> Floats:
+        x = o.embed(table, batch.tokens)
+        wanted = o.take(x, batch.logit_rows)
+        if tokens_first:
+            o.linear(o.rms_norm(x, np.ones(64, np.float32), 1e-5), table)
+            return o.linear(wanted, table)
+        o.linear(wanted, table)
+        return o.linear(o.rms_norm(x, np.ones(64, np.float32), 1e-5), table)
+
+    batch = Batch(
+        tokens=rng.integers(0, 96, 64).astype(np.int32),
+        positions=np.arange(64, dtype=np.int32),
+        starts=np.zeros(1, np.int32),
+        offsets=np.array([0, 64], np.int32),
+        tables=np.arange(4, dtype=np.int32)[None],
+        logit_rows=np.arange(1, 64, dtype=np.int32),
+    )
+    before = _native.num_threads()
+    try:
+        _native.set_num_threads(2)
+        np.testing.assert_array_equal(StepProgram(body, pool)(batch), body(ops, batch))
     finally:
         _native.set_num_threads(before)
 

@@ -89,7 +89,7 @@ def multiply(x: Floats, weight: ReferenceIntegers, bias: Floats | None) -> Float
 
 def quantised(group: Floats) -> tuple[Floats, Floats]:
     """(T, 32) -> scales (T, 1) and codes (T, 32), integers as float32; the scale is NaN if an element is NaN
-    or 2^104 or more, and codes are 0 where it is NaN or 0."""
+    or of magnitude 2^104 or more, and codes are 0 where it is NaN or 0."""
     top = np.abs(group).max(axis=1, keepdims=True)
     is_number = top < _ENDLESS_MAGNITUDE  # false for NaN
     has_codes = is_number & (top >= _LEAST_MAGNITUDE)

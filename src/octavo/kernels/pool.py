@@ -9,7 +9,7 @@
     K, bf16    [kv heads][D/2][B][2]    two dimensions of a token are one 32-bit word
     V, bf16    [kv heads][B/2][D'][2]   two tokens of a dimension are
     K, int8    [kv heads][D/4][B][4]    code + 128: four dimensions of a token are
-    scales     [K, V][kv heads][B]      float32: largest magnitude of the token's head / 127
+    scales     [K, V][kv heads][B]      float32: largest magnitude of the token's head / 127, of 22 bits
 
 One block is one contiguous range for all layers, so moving it between tiers is one transfer.
 """
