@@ -46,21 +46,25 @@ OCTAVO_INLINE void sum_vectors(const IntLanes (&words)[P], const int8_t* x, IntL
   }
 }
 
-// What a tile walks: some groups of P panels, `stride` bytes apart. `wide` codes are bytes, whatever the
-// kind.
-struct Codes {
-  const uint8_t* data;  // of the first group
-  int64_t stride;
-  int64_t first, last;  // groups
-};
-
 constexpr int fetching_rows = 2;  // up to these, memory never waits, and the processor foresees what is read
 
-// A group as it is unpacked for many rows: codes as bytes, then scales and minima as floats.
+// Beside many rows four-bit codes are unpacked once, some groups at a time: the first tile of rows reads them
+// packed and leaves them unpacked for the others.
+enum class Form { packed, unpacking, unpacked };
+
+// A group unpacked: codes as bytes, then scales and minima as floats.
 constexpr int wide_codes = panel_width * quant_group;
 constexpr int wide_bytes = wide_codes + 2 * panel_width * 4;
-constexpr int64_t wide_groups = 24;  // unpacked at a time: two panels of them fit the nearest cache
-constexpr int64_t wide_tiles = 3;    // of rows: for fewer, unpacking costs more than it saves
+constexpr int64_t wide_groups = 24;  // at a time: two panels of them fit the nearest cache
+constexpr int64_t wide_stride = wide_groups * wide_bytes;
+constexpr int64_t wide_tiles = 3;  // of rows: for fewer, unpacking costs more than it saves
+
+// What a tile walks: groups [first, last) of P panels.
+struct Codes {
+  int64_t first, last;
+  const uint8_t* packed;  // the first panel
+  uint8_t* unpacked;      // these groups alone, wide_stride bytes for each panel
+};
 
 // Words 2 j and 2 j + 1 of a group of four-bit codes, four inputs each.
 OCTAVO_INLINE IntLanes low_codes(const uint8_t* codes) {
@@ -70,59 +74,74 @@ OCTAVO_INLINE IntLanes high_codes(const uint8_t* codes) {
   return shift_right(load_words(codes), 4) & broadcast_int(0x0F0F0F0F);
 }
 
-// The integer sums of one group: byte codes, or two to a byte.
-template <bool bytes, bool brief, int R, int P>
-OCTAVO_INLINE void sum_words(const uint8_t* codes, int64_t stride, const int8_t* x, IntLanes (&sum)[R][P]) {
+// Where a group of P panels is, `stride` bytes apart, and where it is unpacked.
+struct GroupCodes {
+  const uint8_t *codes, *scales;
+  int64_t stride;
+  uint8_t* unpacked;
+};
+
+// Word `word` of panel p's group: four inputs of each output, a byte each.
+template <Kind kind, Form form>
+OCTAVO_INLINE IntLanes load_codes(const GroupCodes& from, int p, int word) {
+  const int64_t at = p * wide_stride + 64 * word;
+  if constexpr (form == Form::unpacked) return load_words(from.unpacked + at);
+  const uint8_t* packed = from.codes + p * from.stride;
+  if constexpr (kind == Kind::q8_0) return load_words(packed + 64 * word);
+  const uint8_t* pair = packed + 64 * (word / 2);
+  const IntLanes codes = word % 2 ? high_codes(pair) : low_codes(pair);
+  if constexpr (form == Form::unpacking) store_words(from.unpacked + at, codes);
+  return codes;
+}
+
+// The integer sums of one group.
+template <Kind kind, Form form, bool brief, int R, int P>
+OCTAVO_INLINE void sum_words(const GroupCodes& from, const int8_t* x, IntLanes (&sum)[R][P]) {
   constexpr int words_in_group = quant_group / 4;
 #pragma GCC unroll 8
   for (int word = 0; word < words_in_group; ++word) {
     IntLanes words[P];
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) {
-      const uint8_t* own = codes + p * stride;
-      if constexpr (bytes) {
-        words[p] = load_words(own + 64 * word);
-      } else {
-        words[p] = word % 2 ? high_codes(own + 64 * (word / 2)) : low_codes(own + 64 * (word / 2));
-      }
-    }
+    for (int p = 0; p < P; ++p) words[p] = load_codes<kind, form>(from, p, word);
     sum_vectors<brief, R, P>(words, x + 4 * word, sum);
   }
 }
 
 // The same, by the shortest way for what the codes can be.
-template <Kind kind, bool bytes, int R, int P>
-OCTAVO_INLINE void sum_group(const uint8_t* codes, int64_t stride, const int8_t* x, IntLanes (&sum)[R][P]) {
+template <Kind kind, Form form, int R, int P>
+OCTAVO_INLINE void sum_group(const GroupCodes& from, const int8_t* x, IntLanes (&sum)[R][P]) {
   if constexpr (has_short_sums && kind != Kind::q8_0) {
     IntLanes halves[R][P]{};
-    sum_words<bytes, true, R, P>(codes, stride, x, halves);
+    sum_words<kind, form, true, R, P>(from, x, halves);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) sum[r][p] = sum[r][p] + short_sums(halves[r][p]);
     }
   } else {
-    sum_words<bytes, false, R, P>(codes, stride, x, sum);
+    sum_words<kind, form, false, R, P>(from, x, sum);
   }
 }
 
-// Scales (index 0) or minima (1) of a group.
-template <bool wide>
-OCTAVO_INLINE Lanes load_factors(const uint8_t* scales, int index) {
-  if constexpr (wide) return load(reinterpret_cast<const float*>(scales) + index * panel_width);
-  return load_halves(scales + index * 2 * panel_width);
+// Scales (index 0) or minima (1) of a group of panel p: halves, or floats in what is unpacked.
+template <Form form>
+OCTAVO_INLINE Lanes load_factors(const GroupCodes& from, int p, int index) {
+  const int64_t at = p * wide_stride + wide_codes + index * panel_width * 4;
+  if constexpr (form == Form::unpacked) return load(reinterpret_cast<const float*>(from.unpacked + at));
+  const Lanes factors = load_halves(from.scales + p * from.stride + index * 2 * panel_width);
+  if constexpr (form == Form::unpacking) store(reinterpret_cast<float*>(from.unpacked + at), factors);
+  return factors;
 }
 
 // acc[r][p] += what a group adds, given its sums; `at` is where it stands among the activations.
-template <Kind kind, bool wide, int R, int P>
-OCTAVO_INLINE void add_groups(const Activations& x, int64_t at, const uint8_t* scales, int64_t stride,
+template <Kind kind, Form form, int R, int P>
+OCTAVO_INLINE void add_groups(const Activations& x, int64_t at, const GroupCodes& from,
                               const IntLanes (&sum)[R][P], Lanes (&acc)[R][P]) {
   Lanes d[P], m[P];
 #pragma GCC unroll 8
-  for (int p = 0; p < P; ++p) d[p] = load_factors<wide>(scales + p * stride, 0);
-  if constexpr (kind == Kind::q4_1) {
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) m[p] = load_factors<wide>(scales + p * stride, 1);
+  for (int p = 0; p < P; ++p) {
+    d[p] = load_factors<form>(from, p, 0);
+    if constexpr (kind == Kind::q4_1) m[p] = load_factors<form>(from, p, 1);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -137,14 +156,13 @@ OCTAVO_INLINE void add_groups(const Activations& x, int64_t at, const uint8_t* s
   }
 }
 
-// y of R rows and P panels: what the groups of `given` add to it. A group's codes are bytes where `wide`.
-template <Kind kind, bool wide, int R, int P>
+// y of R rows and P panels: what the groups of `given` add to it.
+template <Kind kind, Form form, int R, int P>
 void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t panel, Ahead& next) {
-  constexpr int64_t group_bytes = wide ? wide_bytes : code_bytes(kind);
-  constexpr int64_t group_scales = wide ? wide_bytes : scale_bytes(kind);
   const int64_t groups = a.x.inputs / quant_group;
-  const uint8_t* codes = given.data;
-  const uint8_t* scales = wide ? codes + wide_codes : codes + groups * code_bytes(kind);
+  GroupCodes from{given.packed + given.first * code_bytes(kind),
+                  given.packed + groups * code_bytes(kind) + given.first * scale_bytes(kind),
+                  code_panel_bytes(kind, a.x.inputs), given.unpacked};
   Ahead ahead = next;  // in registers
   Lanes acc[R][P];
 #pragma GCC unroll 8
@@ -153,12 +171,12 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
     for (int p = 0; p < P; ++p) {
       const int64_t output = (panel + p) * panel_width;
       acc[r][p] = broadcast(0.0f);
-      if (wide && given.first > 0) {
+      if (form != Form::packed && given.first > 0) {
         acc[r][p] = load_first(a.y + (row + r) * a.outputs + output, a.outputs - output);
       }
     }
   }
-  for (int64_t g = given.first; g < given.last; ++g, codes += group_bytes, scales += group_scales) {
+  for (int64_t g = given.first; g < given.last; ++g) {
     const int64_t at = g * a.x.stride + row;
     if constexpr (R > fetching_rows) fetch_some(ahead);
     IntLanes sum[R][P];
@@ -168,8 +186,10 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) sum[r][p] = start;
     }
-    sum_group<kind, wide || kind == Kind::q8_0, R, P>(codes, given.stride, a.x.codes + at * quant_group, sum);
-    add_groups<kind, wide, R, P>(a.x, at, scales, given.stride, sum, acc);
+    sum_group<kind, form, R, P>(from, a.x.codes + at * quant_group, sum);
+    add_groups<kind, form, R, P>(a.x, at, from, sum, acc);
+    if constexpr (form != Form::unpacked) from.codes += code_bytes(kind), from.scales += scale_bytes(kind);
+    if constexpr (form != Form::packed) from.unpacked += wide_bytes;
   }
   next = ahead;
   end_when_done(next);
@@ -186,44 +206,30 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
   }
 }
 
-// All rows beside P panels, in tiles of R or R - 1 rows.
-template <Kind kind, bool wide, int R, int P>
-void tiles_beside(const IntegerProduct& a, const Codes& codes, int64_t tiles, int64_t panel, Ahead& next) {
-  for (int64_t t = 0; t < tiles; ++t) {
+// Tiles [first, last) of all rows beside P panels, each of R or R - 1 rows.
+template <Kind kind, Form form, int R, int P>
+void tiles_beside(const IntegerProduct& a, const Codes& codes, int64_t first, int64_t last, int64_t tiles,
+                  int64_t panel, Ahead& next) {
+  for (int64_t t = first; t < last; ++t) {
     const int64_t row = a.x.rows * t / tiles, rows = a.x.rows * (t + 1) / tiles - row;
     if (rows == R) {
-      tile<kind, wide, R, P>(a, codes, row, panel, next);
+      tile<kind, form, R, P>(a, codes, row, panel, next);
     } else {
-      tile<kind, wide, (R > 1 ? R - 1 : 1), P>(a, codes, row, panel, next);
+      tile<kind, form, (R > 1 ? R - 1 : 1), P>(a, codes, row, panel, next);
     }
   }
 }
 
-// The same for many rows: four-bit codes are unpacked once for all of them, some groups at a time.
 template <Kind kind, int R, int P>
-void tiles_beside_unpacked(const IntegerProduct& a, int64_t tiles, int64_t panel, Ahead& next) {
-  alignas(64) uint8_t unpacked[P * wide_groups * wide_bytes];
-  constexpr int64_t stride = wide_groups * wide_bytes;
-  const int64_t groups = a.x.inputs / quant_group, panel_bytes = code_panel_bytes(kind, a.x.inputs);
+void tiles_beside_unpacked(const IntegerProduct& a, const uint8_t* packed, int64_t tiles, int64_t panel,
+                           Ahead& next) {
+  alignas(64) uint8_t unpacked[P * wide_stride];
+  const int64_t groups = a.x.inputs / quant_group;
   for (int64_t first = 0; first < groups; first += wide_groups) {
     const int64_t last = first + wide_groups < groups ? first + wide_groups : groups;
-    for (int p = 0; p < P; ++p) {
-      const uint8_t* codes = a.panels + (panel + p) * panel_bytes + first * code_bytes(kind);
-      const uint8_t* scales =
-          a.panels + (panel + p) * panel_bytes + groups * code_bytes(kind) + first * scale_bytes(kind);
-      uint8_t* out = unpacked + p * stride;
-      for (int64_t g = first; g < last; ++g, out += wide_bytes) {
-        for (int64_t i = 0; i < code_bytes(kind); i += 64, codes += 64) {
-          store_words(out + 2 * i, low_codes(codes));
-          store_words(out + 2 * i + 64, high_codes(codes));
-        }
-        float* factors = reinterpret_cast<float*>(out + wide_codes);
-        store(factors, load_factors<false>(scales, 0));
-        if constexpr (kind == Kind::q4_1) store(factors + panel_width, load_factors<false>(scales, 1));
-        scales += scale_bytes(kind);
-      }
-    }
-    tiles_beside<kind, true, R, P>(a, {unpacked, stride, first, last}, tiles, panel, next);
+    const Codes codes{first, last, packed, unpacked};
+    tiles_beside<kind, Form::unpacking, R, P>(a, codes, 0, 1, tiles, panel, next);
+    tiles_beside<kind, Form::unpacked, R, P>(a, codes, 1, tiles, tiles, panel, next);
   }
 }
 
@@ -234,9 +240,9 @@ OCTAVO_INLINE void rows_beside(const IntegerProduct& a, int64_t tiles, int64_t p
   const uint8_t* codes = a.panels + panel * stride;
   Ahead next = fetched_within(codes + P * stride, P * stride, tiles * groups);
   if constexpr (kind != Kind::q8_0 && R > 1) {
-    if (tiles >= wide_tiles) return tiles_beside_unpacked<kind, R, P>(a, tiles, panel, next);
+    if (tiles >= wide_tiles) return tiles_beside_unpacked<kind, R, P>(a, codes, tiles, panel, next);
   }
-  tiles_beside<kind, false, R, P>(a, {codes, stride, 0, groups}, tiles, panel, next);
+  tiles_beside<kind, Form::packed, R, P>(a, {0, groups, codes, nullptr}, 0, tiles, tiles, panel, next);
 }
 
 template <Kind kind, int R>
