@@ -92,6 +92,8 @@ BufferId Program::quantised(BufferId x, const Weight& weight) {
 BufferId Program::linear(BufferId x, const Weight& weight, const float* bias) {
   const BufferId given = weight.has_codes() ? quantised(x, weight) : x;
   const BufferId out = new_buffer(buffer(x).rows, weight.outputs);
+  num_weights_ += weight.outputs * weight.inputs;
+  weight_bytes_ += weight.outputs * bytes_of(weight.kind, weight.inputs);
   phase_for(Phase::Kind::products, buffer(x).rows, after({given}, Phase::Kind::products), {given}, out)
       .products.push_back(Linear{given, weight, bias, out});
   return out;

@@ -145,6 +145,8 @@ class Program {
   // The first block of a chunk's table that a step may read: earlier ones lie before every layer's window.
   int64_t first_block(int64_t start) const;
   bool reads_step() const { return reads_step_; }
+  int64_t num_weights() const { return num_weights_; }  // of all linear layers
+  int64_t weight_bytes() const { return weight_bytes_; }
   std::shared_ptr<float> arena() const { return arena_; }
   bool is_finished() const { return result_ >= 0; }
   int64_t num_phases() const { return static_cast<int64_t>(phases_.size()); }
@@ -175,6 +177,7 @@ class Program {
   bool attends_ = false;
   int64_t floats_per_row_ = 0, rope_positions_ = INT64_MAX;
   int64_t token_rows_ = INT64_MAX, position_rows_ = INT64_MAX;
+  int64_t num_weights_ = 0, weight_bytes_ = 0;
 
   std::vector<double> phase_seconds_;  // empty: not timed
   bool reads_step_ = false;  // not of given rows alone

@@ -21,15 +21,18 @@ constexpr int64_t page = 4096, huge_page = 1 << 21;
 constexpr int64_t rows_together = 16;          // pass an operation before the next one begins
 constexpr int64_t row_work_min = 1 << 13;      // floats below which sharing costs more than it saves
 constexpr int64_t product_work_min = 1 << 17;  // multiply-adds, likewise
-constexpr int64_t product_task_work = 1 << 23;  // beyond, a task is cut again, so that threads end together
+constexpr int64_t product_task_work = 1 << 20;  // beyond, a task is cut again, so that threads end together
 
-constexpr int64_t home_rows_min = 32;  // of a thread: with fewer, all would wait for weights that all read
+// Of a thread. With fewer rows all threads would wait for weights, which all of them read: those of up to six
+// bits come in time for few.
+constexpr int64_t home_rows_min = 32, home_rows_min_beside_few_bits = 12;
 
 // How a step's rows are shared out. With enough of them each thread keeps its own through all phases, so that
 // they stay in its caches; else they have one home, and products are shared out by outputs.
-Homes homes_of(int64_t rows, int64_t threads, bool is_step) {
-  const bool apart = is_step && threads <= Team::homes_max && rows >= home_rows_min * threads;
-  return {rows, apart ? threads : 1};
+Homes homes_of(int64_t rows, int64_t threads, const Program& program) {
+  const bool few_bits = 4 * program.weight_bytes() <= 3 * program.num_weights();
+  const int64_t enough = (few_bits ? home_rows_min_beside_few_bits : home_rows_min) * threads;
+  return {rows, program.reads_step() && threads <= Team::homes_max && rows >= enough ? threads : 1};
 }
 
 // Rows that buffers have room for: quantised rows are spread a little, those of each home by themselves.
@@ -57,7 +60,7 @@ struct Replay {
   int64_t threads;  // as many as when the run began, whatever becomes of the team
   float* arena;
 
-  Homes homes(Rows rows) const { return homes_of(count(rows), threads, program.reads_step_); }
+  Homes homes(Rows rows) const { return homes_of(count(rows), threads, program); }
   int64_t count(Rows rows) const { return rows == Rows::tokens ? input.num_tokens : input.num_logit_rows; }
 
   float* base(BufferId id) const {
@@ -160,12 +163,14 @@ struct Replay {
     });
   }
 
-  // body(home, task) for `tasks` tasks of each home.
+  // body(home, task) for `tasks` tasks of each home. Where all rows have one home, tasks are shared out by
+  // their place, the same in each phase.
   template <class Body>
   void at_home(int64_t homes, int64_t tasks, Body&& body) const {
     int64_t first[Team::homes_max + 1];
-    for (int64_t home = 0; home <= homes; ++home) first[home] = home * tasks;
-    parallel_at_home(first, homes, [&](int64_t task) { body(task / tasks, task % tasks); });
+    const int64_t parts = homes > 1 ? homes : std::min<int64_t>(threads, Team::homes_max);
+    for (int64_t part = 0; part <= parts; ++part) first[part] = homes * tasks * part / parts;
+    parallel_at_home(first, parts, [&](int64_t task) { body(task / tasks, task % tasks); });
   }
 
   int64_t width_of(const RowOp& op) const {
@@ -213,12 +218,10 @@ struct Replay {
       const int64_t own = op.weight.outputs * op.weight.inputs;
       const int64_t share = std::max<int64_t>(1, (wanted * own + all / 2) / all);
       const int64_t unit = panel_unit(op, rows, panels, share), units = (panels + unit - 1) / unit;
-      const int64_t parts = std::min(units, share), larger = units % parts;
-      int64_t first = 0;
-      for (int64_t part = 0; part < parts; ++part) {  // larger ones come first: who ends late has less to do
-        const int64_t last = first + (units / parts + (part < larger)) * unit;
+      const int64_t parts = std::min(units, share);
+      for (int64_t part = 0; part < parts; ++part) {
+        const int64_t first = units * part / parts * unit, last = units * (part + 1) / parts * unit;
         tasks.push_back({&op, first, std::min(last, panels)});
-        first = last;
       }
     }
     const ProductTask* listed = tasks.data();  // of this thread: a worker has a vector of its own
@@ -244,7 +247,7 @@ const float* Program::run(const StepInput& input) {
     ~Running() { flag.store(false); }
   } running{running_};
   const int64_t threads = Team::instance().size();
-  const int64_t needed = rows_with_padding(homes_of(input.num_tokens, threads, reads_step_));
+  const int64_t needed = rows_with_padding(homes_of(input.num_tokens, threads, *this));
   if (needed > arena_rows_) {
     // A batch that grows row by row shall not begin in fresh memory each time. What no run has reached of an
     // arena is address space alone.

@@ -125,13 +125,19 @@ void Team::run(const int64_t* first, int64_t homes, Function function, void* con
 
 void Team::take_tasks(uint32_t generation, int64_t thread) {
   const int64_t homes = num_homes_.load(std::memory_order_relaxed);
+  int64_t done = 0;
   for (int64_t h = 0; h < homes; ++h) {
-    if (!take_tasks_of(home((thread + h) % homes), generation)) return;
+    if (!take_tasks_of(home((thread + h) % homes), generation, done)) break;
   }
+  if (done == 0) return;
+  // Until these are counted the job is open, so this is still its number of tasks. The caller compares the
+  // count alone: afterwards it may already be writing its next job.
+  const int64_t tasks = tasks_.load(std::memory_order_relaxed);
+  if (finished_.fetch_add(done) + done == tasks) finished_.notify_all();
 }
 
-// False where the job is over.
-bool Team::take_tasks_of(Home& home, uint32_t generation) {
+// False where the job is over. `done` grows by the tasks that were done.
+bool Team::take_tasks_of(Home& home, uint32_t generation, int64_t& done) {
   uint64_t claim = home.claims.load();
   while (static_cast<uint32_t>(claim >> 32) == generation) {
     const uint32_t task = static_cast<uint32_t>(claim);
@@ -139,12 +145,10 @@ bool Team::take_tasks_of(Home& home, uint32_t generation) {
     if (task >= home.end.load(std::memory_order_acquire)) return true;
     const Function function = function_.load(std::memory_order_relaxed);
     void* context = context_.load(std::memory_order_relaxed);
-    const int64_t tasks = tasks_.load(std::memory_order_relaxed);
-    // Success means that the job has not changed since `claim` was read, nor can it until this task is done.
+    // Success means that the job has not changed since `claim` was read, nor can it until `done` is counted.
     if (!home.claims.compare_exchange_weak(claim, claim + 1)) continue;
     function(context, task);
-    // The count, not `tasks_`, is what the caller compares: it may already be writing its next job.
-    if (finished_.fetch_add(1) + 1 == tasks) finished_.notify_all();
+    ++done;
     claim = home.claims.load();
   }
   return false;

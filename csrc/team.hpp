@@ -48,14 +48,14 @@ class Team {
   void stop_workers();
   void work(uint32_t seen, int64_t thread);
   void take_tasks(uint32_t generation, int64_t thread);
-  bool take_tasks_of(Home& home, uint32_t generation);
+  bool take_tasks_of(Home& home, uint32_t generation, int64_t& done);
   Home& home(int64_t index) { return homes_[static_cast<size_t>(index)]; }
   static void after_fork_in_child();
 
   std::array<Home, homes_max> homes_;
+  alignas(64) std::atomic<int64_t> finished_{0};     // tasks done of the current job
+  alignas(64) std::atomic<uint32_t> generation_{0};  // what workers sleep on
   std::atomic<int64_t> num_homes_{1};
-  std::atomic<uint32_t> generation_{0};  // what workers sleep on
-  std::atomic<int64_t> finished_{0};     // tasks done of the current job
   std::atomic<Function> function_{nullptr};
   std::atomic<void*> context_{nullptr};
   std::atomic<int64_t> tasks_{0};  // of all homes
