@@ -70,7 +70,7 @@ def test_a_batch_that_makes_no_sense_is_refused(step: StepProgram, changes, erro
 def test_a_program_has_the_bits_of_its_ops_however_many_threads_keep_its_rows(
     wanted: Sequence[int], weights: str, kv: str, rng: np.random.Generator
 ) -> None:
-    """160 rows of four sequences: up to five threads keep rows of their own, beside four bits up to thirteen."""
+    """160 rows: up to five threads keep rows of their own, beside four bits up to thirteen."""
     ops = NativeOps(weights)
     ops.hidden = 128  # type: ignore[attr-defined]  # codes of a row fill their cache lines: no room to spare
     model = tiny_model(ops)
