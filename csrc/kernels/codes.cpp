@@ -8,6 +8,7 @@
 // and behind the vectors of all groups, for each group 16 scales as halves, and for Q4_1 16 minima. So a
 // weight takes as many bits as in the file, and a vector is an operand of `accumulate_dots` after at most a
 // shift and a mask. Lanes beyond the last output have scale zero. Super-blocks are drawn in superblocks.cpp.
+#include "kernels/across.hpp"
 #include "kernels/blocks.hpp"
 #include "kernels/encode.hpp"
 #include "kernels/integers.hpp"
@@ -49,33 +50,68 @@ struct GroupOfRow {
   int64_t at;
 };
 
-// Sixteen at most, because scales are divided side by side.
-OCTAVO_INLINE void quantise_groups(const GroupOfRow (&groups)[lane_count], int64_t count, Kind kind,
-                                   const Activations& out) {
-  alignas(64) int32_t tops[lane_count]{};
+// Of each group, one to a lane.
+struct GroupFactors {
+  Lanes scales, origins;
+  IntLanes starts;
+  Lanes shifts;
+};
+
+// Writes the codes of `count` groups, sixteen at most: scales are divided, and lanes summed up, side by side.
+// Where `in_halves`, the factors are those of half a group: starts of the first, shifts (bits) of the other.
+template <bool in_halves>
+OCTAVO_INLINE GroupFactors store_codes(const GroupOfRow (&groups)[lane_count], int64_t count, Kind kind,
+                                       int8_t* codes) {
+  const IntLanes none = broadcast_int(0), zero = broadcast_int(-code_zero(kind));
   alignas(64) float scales[lane_count], inverses[lane_count];
+  IntLanes tops[lane_count], sums[lane_count], later_sums[lane_count];
+  for (int64_t i = count; i < lane_count; ++i) tops[i] = sums[i] = later_sums[i] = none;
   for (int64_t i = 0; i < count; ++i) {
     const float* x = groups[i].x;
-    tops[i] = largest_lane(larger(magnitude_bits(load(x)), magnitude_bits(load(x + lane_count))));
+    tops[i] = larger(magnitude_bits(load(x)), magnitude_bits(load(x + lane_count)));
   }
-  store_scales(load_words(reinterpret_cast<const uint8_t*>(tops)), scales, inverses);
+  store_scales(across(tops, larger_of_two), scales, inverses);
   for (int64_t i = 0; i < count; ++i) {
     const auto [x, at] = groups[i];
-    int8_t* codes = out.codes + at * quant_group;
     const Scale scale{scales[i], inverses[i]};
     const IntLanes low = codes_of(load(x), scale), high = codes_of(load(x + lane_count), scale);
-    store_bytes(codes, low);
-    store_bytes(codes + lane_count, high);
-    out.scales[at] = scale.scale;
-    out.origins[at] = -origin * scale.scale;
-    if (kind == Kind::q6_k) {  // whose scales are those of half a group
-      out.starts[at] = -code_zero(kind) * sum_of_lanes(low);
-      out.shifts[at] = float_of_bits(static_cast<uint32_t>(-code_zero(kind) * sum_of_lanes(high)));
-    } else {
-      const int32_t sum = sum_of_lanes(low + high);
-      out.starts[at] = origin_bits - code_zero(kind) * sum;
-      out.shifts[at] = scale.scale * static_cast<float>(sum);
-    }
+    store_bytes(codes + at * quant_group, low);
+    store_bytes(codes + at * quant_group + lane_count, high);
+    sums[i] = in_halves ? low : low + high;
+    if constexpr (in_halves) later_sums[i] = high;
+  }
+  const Lanes scale = load(scales), origins = broadcast(-origin) * scale;
+  const IntLanes sum = across(sums, sum_of);
+  if constexpr (in_halves) {
+    return {scale, origins, sum * zero, floats_of(across(later_sums, sum_of) * zero)};
+  }
+  return {scale, origins, broadcast_int(origin_bits) + sum * zero, scale * converted(sum)};
+}
+
+OCTAVO_INLINE void quantise_groups(const GroupOfRow (&groups)[lane_count], int64_t count, Kind kind,
+                                   const Activations& out) {
+  const GroupFactors all = kind == Kind::q6_k ? store_codes<true>(groups, count, kind, out.codes)
+                                              : store_codes<false>(groups, count, kind, out.codes);
+  const int64_t first = groups[0].at;
+  if (count == lane_count && groups[lane_count - 1].at == first + lane_count - 1) {
+    store(out.scales + first, all.scales);
+    store(out.origins + first, all.origins);
+    store_words(reinterpret_cast<uint8_t*>(out.starts + first), all.starts);
+    store(out.shifts + first, all.shifts);
+    return;
+  }
+  alignas(64) float scales[lane_count], origins[lane_count], shifts[lane_count];
+  alignas(64) int32_t starts[lane_count];
+  store(scales, all.scales);
+  store(origins, all.origins);
+  store_words(reinterpret_cast<uint8_t*>(starts), all.starts);
+  store(shifts, all.shifts);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t at = groups[i].at;
+    out.scales[at] = scales[i];
+    out.origins[at] = origins[i];
+    out.starts[at] = starts[i];
+    out.shifts[at] = shifts[i];
   }
 }
 
@@ -133,7 +169,7 @@ void quantise_rows(const float* x, Kind kind, int64_t first, int64_t rows, const
       count = 0;
     }
   }
-  quantise_groups(groups, count, kind, out);
+  if (count > 0) quantise_groups(groups, count, kind, out);
 }
 
 }  // namespace octavo::OCTAVO_ISA

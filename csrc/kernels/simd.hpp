@@ -207,6 +207,12 @@ OCTAVO_INLINE IntLanes operator-(const IntLanes& x, const IntLanes& y) {
   return out;
 }
 
+OCTAVO_INLINE IntLanes operator*(const IntLanes& x, const IntLanes& y) {
+  IntLanes out;
+  OCTAVO_EACH_PART out.part[i] = x.part[i] * y.part[i];
+  return out;
+}
+
 OCTAVO_INLINE IntLanes operator&(const IntLanes& x, const IntLanes& y) {
   IntLanes out;
   OCTAVO_EACH_PART out.part[i] = x.part[i] & y.part[i];
