@@ -32,10 +32,10 @@ constexpr int vectors_beside(int rows) {
 }
 
 template <KvKind kind>
-void gather_queries(const Attention& a, const AttentionTask& task, Rows& rows) {
+void gather_queries(const Attention& a, Rows& rows) {
   const int64_t size = a.kv.head_size;
   for (int64_t r = 0; r < rows.count; ++r) {
-    const auto [token, query_head] = owner_of(a, task, r);
+    const auto [token, query_head] = rows.owners[r];
     const float* q = a.q + (token * a.heads + query_head) * size;
     rows.slopes[r] = a.slopes ? a.slopes[query_head] : 0.0f;
     rows.factors[r] = a.scale;
@@ -333,16 +333,16 @@ void take_partition<KvKind::bf16>(const Attention& a, Rows& rows, const Partitio
 }
 #endif
 
-void finish_rows(const Attention& a, const AttentionTask& task, Rows& rows) {
+void finish_rows(const Attention& a, Rows& rows) {
   const int64_t size = a.kv.head_size;
   if (a.sinks) {  // one more partition, of one score whose value is zero
     Found sinks;
-    for (int64_t r = 0; r < rows.count; ++r) note(sinks, r, {a.sinks[owner_of(a, task, r).query_head], 1.0f});
+    for (int64_t r = 0; r < rows.count; ++r) note(sinks, r, {a.sinks[rows.owners[r].query_head], 1.0f});
     const float nothing[head_size_max]{};
     merge(rows, sinks, nothing, 0);
   }
   for (int64_t r = 0; r < rows.count; ++r) {
-    const auto [token, query_head] = owner_of(a, task, r);
+    const auto [token, query_head] = rows.owners[r];
     float* out = a.out + (token * a.heads + query_head) * size;
     const Lanes total = broadcast(rows.total[r]);
     for (int64_t i = 0; i < size; i += lane_count) {
@@ -363,7 +363,7 @@ template <KvKind kind>
 __attribute__((noinline)) void attend_as(const Attention& a, const AttentionTask& task) {
   Rows rows;
   begin_rows(a, task, rows);
-  gather_queries<kind>(a, task, rows);
+  gather_queries<kind>(a, rows);
   const int64_t low = rows.low[0], high = rows.high[rows.count - 1];  // both ascend with the token
   float* parts = task.parts;
   for (int64_t index = task.first_partition; index < task.last_partition; ++index) {
@@ -382,7 +382,7 @@ __attribute__((noinline)) void attend_as(const Attention& a, const AttentionTask
       __builtin_memcpy(parts + kv_lanes, rows.part[r], static_cast<uint64_t>(rows.padded_size) * 4);
     }
   }
-  if (!task.parts) finish_rows(a, task, rows);
+  if (!task.parts) finish_rows(a, rows);
 }
 
 __attribute__((noinline)) void merge_kept(const Attention& a, const AttentionTask& task) {
@@ -399,7 +399,7 @@ __attribute__((noinline)) void merge_kept(const Attention& a, const AttentionTas
     merge(rows, found, parts + kv_lanes, pitch);
     parts += rows.count * pitch;
   }
-  finish_rows(a, task, rows);
+  finish_rows(a, rows);
 }
 
 }  // namespace

@@ -9,11 +9,17 @@ namespace octavo::OCTAVO_ISA {
 
 constexpr int64_t rows_padded = (attention_rows + lane_count - 1) / lane_count * lane_count;
 
+// Whose a row is: a token of the chunk, and one of its query heads.
+struct Owner {
+  int64_t token, query_head;
+};
+
 // What a task knows of its rows. A row is a (token, query head of the group) pair; it sees positions [low,
 // high).
 struct Rows {
   int64_t count, per_head;  // all of them, head after head
   int64_t padded_size;      // D rounded up to 16
+  Owner owners[attention_rows];
   int64_t low[attention_rows], high[attention_rows];
   alignas(64) float largest[rows_padded];
   float total[attention_rows];
@@ -42,24 +48,27 @@ OCTAVO_INLINE Range seen(const Rows& rows, int64_t r, int64_t base) {
   return {first, larger_of(first, smaller_of(rows.high[r] - base, partition_size))};
 }
 
-// Whose row r of the task is: a token of the chunk, and one of its query heads.
-struct Owner {
-  int64_t token, query_head;
-};
-
-OCTAVO_INLINE Owner owner_of(const Attention& a, const AttentionTask& task, int64_t r) {
-  const int64_t group = a.heads / a.kv.kv_heads, per_head = task.last_row - task.first_row;
-  const int64_t row = task.first_row + r % per_head;
-  return {row / group, (task.first_head + r / per_head) * group + row % group};
+// Counted, not divided: that would take as long as a short row's attention.
+OCTAVO_INLINE void find_owners(const Attention& a, const AttentionTask& task, Owner* owners) {
+  const int64_t group = a.heads / a.kv.kv_heads;
+  const Owner first{task.first_row / group, task.first_row % group};
+  for (int64_t head = task.first_head; head < task.last_head; ++head) {
+    Owner next{first.token, head * group + first.query_head};
+    for (int64_t row = task.first_row; row < task.last_row; ++row) {
+      *owners++ = next;
+      if (++next.query_head == (head + 1) * group) next = {next.token + 1, head * group};
+    }
+  }
 }
 
 static void begin_rows(const Attention& a, const AttentionTask& task, Rows& rows) {
   rows.count = rows_in(task);
   rows.per_head = task.last_row - task.first_row;
   rows.padded_size = kv_padded_size(a.kv.head_size);
+  find_owners(a, task, rows.owners);
   for (float& largest : rows.largest) largest = -infinity;
   for (int64_t r = 0; r < rows.count; ++r) {
-    const int64_t position = a.start + owner_of(a, task, r).token;
+    const int64_t position = a.start + rows.owners[r].token;
     rows.low[r] = a.window ? larger_of(0, position - a.window + 1) : 0;
     rows.high[r] = position + 1;
     rows.total[r] = 0.0f;
