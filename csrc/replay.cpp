@@ -21,11 +21,13 @@ constexpr int64_t page = 4096, huge_page = 1 << 21;
 constexpr int64_t rows_together = 16;          // pass an operation before the next one begins
 constexpr int64_t row_work_min = 1 << 13;      // floats below which sharing costs more than it saves
 constexpr int64_t product_work_min = 1 << 17;  // multiply-adds, likewise
-constexpr int64_t product_task_work = 1 << 20;  // beyond, a task is cut again, so that threads end together
+// Multiply-adds beyond which a task is cut again, so that threads end together: of codes, and of floats, whose
+// tiles are wide.
+constexpr int64_t code_task_work = 1 << 20, float_task_work = 1 << 23;
 
-// Of a thread. With fewer rows all threads would wait for weights, which all of them read: those of up to six
-// bits come in time for few.
-constexpr int64_t home_rows_min = 32, home_rows_min_beside_few_bits = 12;
+// Of a thread. With fewer rows all threads would wait for weights, which all of them read: those of six bits or
+// less (the mean of all linear layers) come in time for as few as matrix registers take.
+constexpr int64_t home_rows_min = 32, home_rows_min_beside_few_bits = 16;
 
 // How a step's rows are shared out. With enough of them each thread keeps its own through all phases, so that
 // they stay in its caches; else they have one home, and products are shared out by outputs.
@@ -164,12 +166,12 @@ struct Replay {
   }
 
   // body(home, task) for `tasks` tasks of each home. Where all rows have one home, tasks are shared out by
-  // their place, the same in each phase.
+  // their place, so that a thread meets the same rows or outputs again.
   template <class Body>
   void at_home(int64_t homes, int64_t tasks, Body&& body) const {
     int64_t first[Team::homes_max + 1];
     const int64_t parts = homes > 1 ? homes : std::min<int64_t>(threads, Team::homes_max);
-    for (int64_t part = 0; part <= parts; ++part) first[part] = homes * tasks * part / parts;
+    for (int64_t part = 0; part <= parts; ++part) first[part] = (homes * tasks * part + parts - 1) / parts;
     parallel_at_home(first, parts, [&](int64_t task) { body(task / tasks, task % tasks); });
   }
 
@@ -210,7 +212,8 @@ struct Replay {
     for (const Linear& op : phase.products) all += op.weight.outputs * op.weight.inputs;
     const Homes whole = homes(program.buffer(phase.products[0].out).rows);
     const int64_t rows = whole.rows_of(0);
-    const int64_t finer = threads > 1 ? rows * all / product_task_work : 1;
+    const bool of_codes = phase.products[0].weight.has_codes();
+    const int64_t finer = threads > 1 ? rows * all / (of_codes ? code_task_work : float_task_work) : 1;
     const int64_t enough = tasks_for(all, whole.rows * all, product_work_min, threads) / whole.count;
     const int64_t wanted = std::max(enough, finer);
     for (const Linear& op : phase.products) {

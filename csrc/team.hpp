@@ -62,7 +62,7 @@ class Team {
   std::atomic<int> size_{1};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> forked_{false};
-  std::mutex busy_;  // held by the thread whose job it is
+  alignas(64) std::mutex busy_;  // held by the thread whose job it is
   std::vector<std::thread> workers_;
   int spins_ = 0;
 };

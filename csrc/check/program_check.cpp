@@ -15,13 +15,19 @@ struct Panels {
   Weight weight;
 };
 
-Panels panels(Random& random, int64_t outputs, int64_t inputs) {
+// Of floats, or of codes that are made from floats.
+Panels panels(Random& random, Kind kind, int64_t outputs, int64_t inputs) {
   const int64_t count = (outputs + panel_width - 1) / panel_width;
   const std::vector<float> w = random.values(outputs * inputs);
+  const uint8_t* data = reinterpret_cast<const uint8_t*>(w.data());
   Panels out{std::vector<float>(static_cast<size_t>(count * inputs * panel_width)), {}};
-  kernels().pack({reinterpret_cast<const uint8_t*>(w.data()), Kind::f32, outputs, inputs, out.memory.data()},
-                 0, count);
-  out.weight = {Kind::f32, reinterpret_cast<const uint8_t*>(out.memory.data()), outputs, inputs};
+  uint8_t* memory = reinterpret_cast<uint8_t*>(out.memory.data());
+  if (kind == Kind::f32) {
+    kernels().pack({data, kind, outputs, inputs, out.memory.data()}, 0, count);
+  } else {
+    kernels().pack_codes({data, kind, outputs, inputs, memory, Kind::f32}, 0, count);
+  }
+  out.weight = {kind, memory, outputs, inputs};
   return out;
 }
 
@@ -38,15 +44,14 @@ std::vector<float> run(Program& program, int32_t count) {
   return {rows, rows + hidden};
 }
 
-}  // namespace
-
-void check_program() {
+// Three threads keep their own of 64 rows beside codes of four bits, and share products out beside floats.
+void check_with(Kind kind) {
   Random random(3);
   const KvLayout layout{1, 1, head_size, block_size, KvKind::f32};
   std::vector<uint8_t> pool(static_cast<size_t>(4 * layout.bytes_per_block()), 0xFF);
-  const Panels table = panels(random, vocabulary, hidden), q = panels(random, hidden, hidden),
-               k = panels(random, head_size, hidden), v = panels(random, head_size, hidden),
-               o = panels(random, hidden, hidden);
+  const Panels table = panels(random, kind, vocabulary, hidden), q = panels(random, kind, hidden, hidden),
+               k = panels(random, kind, head_size, hidden), v = panels(random, kind, head_size, hidden),
+               o = panels(random, kind, hidden, hidden);
   const std::vector<float> norm = random.values(hidden), cos = random.values(context * head_size / 2),
                            sin = random.values(context * head_size / 2);
   Program program({layout.layer(pool.data(), 0)});
@@ -71,6 +76,12 @@ void check_program() {
     Team::instance().resize(3);
     CHECK(same_bits(alone, run(program, count)));
   }
+}
+
+}  // namespace
+
+void check_program() {
+  for (const Kind kind : {Kind::f32, Kind::q4_1}) check_with(kind);
 }
 
 }  // namespace octavo::check
