@@ -31,11 +31,18 @@ constexpr int64_t home_rows_min = 32, home_rows_min_beside_few_bits = 16;
 
 // How a step's rows are shared out. With enough of them each thread keeps its own through all phases, so that
 // they stay in its caches; else they have one home, and products are shared out by outputs.
-Homes homes_of(int64_t rows, int64_t threads, const Program& program) {
-  const bool few_bits = 4 * program.weight_bytes() <= 3 * program.num_weights();
-  const int64_t enough = (few_bits ? home_rows_min_beside_few_bits : home_rows_min) * threads;
-  return {rows, program.reads_step() && threads <= Team::homes_max && rows >= enough ? threads : 1};
-}
+struct Sharing {
+  int64_t threads;  // as many as when the run began, whatever becomes of the team
+  int64_t enough;
+
+  Sharing(const Program& program, int64_t its_threads) : threads(its_threads), enough(INT64_MAX) {
+    if (!program.reads_step() || threads > Team::homes_max) return;
+    const bool few_bits = 4 * program.weight_bytes() <= 3 * program.num_weights();
+    enough = (few_bits ? home_rows_min_beside_few_bits : home_rows_min) * threads;
+  }
+
+  Homes homes_of(int64_t rows) const { return {rows, rows >= enough ? threads : 1}; }
+};
 
 // Rows that buffers have room for: quantised rows are spread a little, those of each home by themselves.
 int64_t rows_with_padding(const Homes& homes) { return homes.rows + code_padding * homes.count; }
@@ -59,10 +66,10 @@ struct Replay {
   const Program& program;
   const StepInput& input;
   const Kernels& k;
-  int64_t threads;  // as many as when the run began, whatever becomes of the team
+  Sharing sharing;
   float* arena;
 
-  Homes homes(Rows rows) const { return homes_of(count(rows), threads, program); }
+  Homes homes(Rows rows) const { return sharing.homes_of(count(rows)); }
   int64_t count(Rows rows) const { return rows == Rows::tokens ? input.num_tokens : input.num_logit_rows; }
 
   float* base(BufferId id) const {
@@ -152,7 +159,7 @@ struct Replay {
     const Homes all = homes(phase.rows);
     int64_t work = 0;
     for (const RowOp& op : phase.row_ops) work += all.rows * width_of(op);
-    const int64_t tasks = (tasks_for(all.rows, work, row_work_min, threads) + all.count - 1) / all.count;
+    const int64_t tasks = (tasks_for(all.rows, work, row_work_min, sharing.threads) + all.count - 1) / all.count;
     at_home(all.count, tasks, [&](int64_t home, int64_t task) {
       const int64_t rows = all.rows_of(home), begin = all.first(home);
       const int64_t end = begin + rows * (task + 1) / tasks;
@@ -170,7 +177,7 @@ struct Replay {
   template <class Body>
   void at_home(int64_t homes, int64_t tasks, Body&& body) const {
     int64_t first[Team::homes_max + 1];
-    const int64_t parts = homes > 1 ? homes : std::min<int64_t>(threads, Team::homes_max);
+    const int64_t parts = homes > 1 ? homes : std::min<int64_t>(sharing.threads, Team::homes_max);
     for (int64_t part = 0; part <= parts; ++part) first[part] = (homes * tasks * part + parts - 1) / parts;
     parallel_at_home(first, parts, [&](int64_t task) { body(task / tasks, task % tasks); });
   }
@@ -213,8 +220,9 @@ struct Replay {
     const Homes whole = homes(program.buffer(phase.products[0].out).rows);
     const int64_t rows = whole.rows_of(0);
     const bool of_codes = phase.products[0].weight.has_codes();
-    const int64_t finer = threads > 1 ? rows * all / (of_codes ? code_task_work : float_task_work) : 1;
-    const int64_t enough = tasks_for(all, whole.rows * all, product_work_min, threads) / whole.count;
+    const int64_t task_work = of_codes ? code_task_work : float_task_work;
+    const int64_t finer = sharing.threads > 1 ? rows * all / task_work : 1;
+    const int64_t enough = tasks_for(all, whole.rows * all, product_work_min, sharing.threads) / whole.count;
     const int64_t wanted = std::max(enough, finer);
     for (const Linear& op : phase.products) {
       const int64_t panels = (op.weight.outputs + panel_width - 1) / panel_width;
@@ -249,8 +257,8 @@ const float* Program::run(const StepInput& input) {
     std::atomic<bool>& flag;
     ~Running() { flag.store(false); }
   } running{running_};
-  const int64_t threads = Team::instance().size();
-  const int64_t needed = rows_with_padding(homes_of(input.num_tokens, threads, *this));
+  const Sharing sharing(*this, Team::instance().size());
+  const int64_t needed = rows_with_padding(sharing.homes_of(input.num_tokens));
   if (needed > arena_rows_) {
     // A batch that grows row by row shall not begin in fresh memory each time. What no run has reached of an
     // arena is address space alone.
@@ -267,7 +275,7 @@ const float* Program::run(const StepInput& input) {
 #endif
     arena_rows_ = rows;
   }
-  const Replay replay{*this, input, kernels(), threads, arena_.get()};
+  const Replay replay{*this, input, kernels(), sharing, arena_.get()};
   const auto run_phase = [&](const Phase& phase) {
     switch (phase.kind) {
       case Phase::Kind::rows: return replay.run_rows(phase);
