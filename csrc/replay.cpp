@@ -21,12 +21,12 @@ constexpr int64_t page = 4096, huge_page = 1 << 21;
 constexpr int64_t rows_together = 16;          // pass an operation before the next one begins
 constexpr int64_t row_work_min = 1 << 13;      // floats below which sharing costs more than it saves
 constexpr int64_t product_work_min = 1 << 17;  // multiply-adds, likewise
-// Multiply-adds beyond which a task is cut again, so that threads end together: of codes, and of floats, whose
-// tiles are wide.
+// Multiply-adds beyond which a task is cut again, so that threads end together: of codes, and of floats,
+// whose tiles are wide.
 constexpr int64_t code_task_work = 1 << 20, float_task_work = 1 << 23;
 
-// Of a thread. With fewer rows all threads would wait for weights, which all of them read: those of six bits or
-// less (the mean of all linear layers) come in time for as few as matrix registers take.
+// Of a thread. With fewer rows all threads would wait for weights, which all of them read: those of six bits
+// or less (the mean of all linear layers) come in time for as few as matrix registers take.
 constexpr int64_t home_rows_min = 32, home_rows_min_beside_few_bits = 16;
 
 // How a step's rows are shared out. With enough of them each thread keeps its own through all phases, so that
@@ -159,7 +159,8 @@ struct Replay {
     const Homes all = homes(phase.rows);
     int64_t work = 0;
     for (const RowOp& op : phase.row_ops) work += all.rows * width_of(op);
-    const int64_t tasks = (tasks_for(all.rows, work, row_work_min, sharing.threads) + all.count - 1) / all.count;
+    const int64_t wanted = tasks_for(all.rows, work, row_work_min, sharing.threads);
+    const int64_t tasks = (wanted + all.count - 1) / all.count;
     at_home(all.count, tasks, [&](int64_t home, int64_t task) {
       const int64_t rows = all.rows_of(home), begin = all.first(home);
       const int64_t end = begin + rows * (task + 1) / tasks;
