@@ -216,7 +216,7 @@ auto run_step(Program& program, const IntVector& tokens, const IntVector& positi
                        logit_rows.data(), starts.data(), offsets.data(), tables.data(), nullptr});
 }
 
-auto run_rows(Program& program, const FloatMatrix& x) {
+StepInput rows_input(const Program& program, const FloatMatrix& x) {
   require(program.is_finished() && program.given() >= 0, "the program takes no rows, or is not finished");
   require(!program.reads_step(), "the program takes a step, not rows alone");
   const int64_t count = extent(x, 0);
@@ -225,7 +225,17 @@ auto run_rows(Program& program, const FloatMatrix& x) {
   StepInput input{};
   input.num_tokens = count;
   input.x = x.data();
-  return run(program, input);
+  return input;
+}
+
+auto run_rows(Program& program, const FloatMatrix& x) { return run(program, rows_input(program, x)); }
+
+void run_rows_argmax(Program& program, const FloatMatrix& x, const IntVectorOut& out) {
+  const StepInput input = rows_input(program, x);
+  require_size("out", extent(out, 0), input.num_tokens);
+  int32_t* indices = out.data();
+  const nb::gil_scoped_release unlocked;
+  program.run_argmax(input, indices);
 }
 
 }  // namespace
@@ -274,7 +284,8 @@ void bind_program(nb::module_& m) {
       .def("run_step", run_step, nb::arg("tokens").noconvert(), nb::arg("positions").noconvert(),
            nb::arg("starts").noconvert(), nb::arg("offsets").noconvert(), nb::arg("tables").noconvert(),
            nb::arg("logit_rows").noconvert(), nb::arg("num_blocks"))
-      .def("run_rows", run_rows, nb::arg("x").noconvert());
+      .def("run_rows", run_rows, nb::arg("x").noconvert())
+      .def("run_rows_argmax", run_rows_argmax, nb::arg("x").noconvert(), nb::arg("out").noconvert());
 }
 
 }  // namespace octavo

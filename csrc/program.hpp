@@ -98,6 +98,8 @@ struct StepInput {
   const float* x;                                  // rows given from outside, for a program that has such
 };
 
+struct Replay;
+
 class Program {
  public:
   // `layers[i]` is where layer i's K and V are; empty for a program that attends to nothing.
@@ -127,6 +129,9 @@ class Program {
   // -- replaying ------------------------------------------------------------------------------------
   // The result's rows, contiguous; valid until the next run. One run at a time: throws std::logic_error.
   const float* run(const StepInput& input);
+  // out[i]: the lowest index of the largest number in row i of the result; -1 where there is NaN or +inf, or
+  // nothing but -inf. A product that would be the result is not written: its largest is found piece by piece.
+  void run_argmax(const StepInput& input, int32_t* out);
 
   // Seconds that each phase has taken, summed over all runs since `time_phases(true)`, and what it does.
   struct PhaseTime {
@@ -165,6 +170,13 @@ class Program {
   BufferId add_row_op(Op op, std::initializer_list<BufferId> read, int64_t width, Rows rows);
   BufferId quantised(BufferId x, const Weight& weight);
   void place_buffers();
+
+  class Running;
+  Replay begin(const StepInput& input);
+  float* arena_for(int64_t rows);
+  template <class Body>
+  void timed(size_t phase, Body&& body);
+  void run_phases(const Replay& replay, size_t count);
 
   std::vector<KvLayer> layers_;
   std::vector<int64_t> stored_in_;  // by layer: the phase that stores it, or -1

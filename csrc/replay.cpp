@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <limits>
 #include <new>
 #include <stdexcept>
 #include <vector>
@@ -58,6 +60,29 @@ struct ProductTask {
   const Linear* op;
   int64_t first, last;
 };
+
+// Output panels whose largest is found as soon as they are computed: few enough that they stay in a core's
+// caches, and every tile's width divides their number.
+constexpr int64_t argmax_panels = 24;
+
+// The largest of some of a row's numbers, and the lowest index that has it. With index -1 there is none: the
+// value is -inf where that is all there was, NaN where something was NaN or +inf.
+struct Largest {
+  float value = -std::numeric_limits<float>::infinity();
+  int32_t index = -1;
+
+  void take_in(const Largest& later) {
+    if (!std::isnan(value) && !(later.value <= value)) *this = later;  // also where the later one is NaN
+  }
+};
+
+Largest largest_of(const Kernels& k, const float* x, int64_t count, int64_t first) {
+  const int32_t index = k.argmax(x, count);
+  if (index >= 0) return {x[index], static_cast<int32_t>(first + index)};
+  const auto is_nothing = [](float value) { return value == -std::numeric_limits<float>::infinity(); };
+  if (std::all_of(x, x + count, is_nothing)) return {};
+  return {std::numeric_limits<float>::quiet_NaN(), -1};
+}
 
 }  // namespace
 
@@ -241,6 +266,57 @@ struct Replay {
             [&](int64_t home, int64_t task) { run_product(listed[task], home); });
   }
 
+  // -- the largest of each row ----------------------------------------------------------------------
+  // Of the result, which has been computed.
+  void find_argmax(int32_t* out) const {
+    const Buffer& result = program.buffer(program.result_);
+    parallel(count(result.rows), [&](int64_t row) {
+      out[row] = k.argmax(row_of(program.result_, row), result.width);
+    });
+  }
+
+  // Of a product's outputs, which exist only some panels at a time: they have the bits that `run_product` writes.
+  void run_argmax(const Linear& op, int32_t* out) const {
+    static thread_local std::vector<Largest> found;  // [slices][rows], kept from run to run
+    const Homes all = homes(program.buffer(op.out).rows);
+    const int64_t slice = argmax_panels * panel_width, slices = (op.weight.outputs + slice - 1) / slice;
+    found.assign(static_cast<size_t>(slices * all.rows), {});
+    Largest* places = found.data();
+    at_home(all.count, slices, [&](int64_t home, int64_t task) {
+      const int64_t first = task * slice, width = std::min(slice, op.weight.outputs - first);
+      const int64_t row = all.first(home), rows = all.rows_of(home);
+      const float* y = outputs_between(op, home, first, width);
+      for (int64_t i = 0; i < rows; ++i) {
+        places[task * all.rows + row + i] = largest_of(k, y + i * width, width, first);
+      }
+    });
+    for (int64_t row = 0; row < all.rows; ++row) {
+      Largest best;
+      for (int64_t i = 0; i < slices; ++i) best.take_in(places[i * all.rows + row]);
+      out[row] = best.index;
+    }
+  }
+
+  // Outputs [first, first + width) of a home's rows, (rows, width): of this thread, until the next call.
+  const float* outputs_between(const Linear& op, int64_t home, int64_t first, int64_t width) const {
+    static thread_local std::vector<float> y;
+    const Weight& w = op.weight;
+    const Homes all = homes(program.buffer(op.out).rows);
+    const int64_t rows = all.rows_of(home), panel = first / panel_width;
+    const int64_t panels = (width + panel_width - 1) / panel_width;
+    if (y.size() < static_cast<size_t>(rows * width)) y.resize(static_cast<size_t>(rows * width));
+    const float* bias = op.bias ? op.bias + first : nullptr;
+    if (w.has_codes()) {
+      const uint8_t* codes_of_panels = w.panels + panel * code_panel_bytes(w.kind, w.inputs);
+      k.integer_product({codes(op.x, home), codes_of_panels, w.kind, bias, y.data(), width}, 0, panels);
+    } else {
+      const uint8_t* floats = w.panels + panel * bytes_of(w.kind, panel_width * w.inputs);
+      k.product({read(op.x, all.first(home)), floats, bias, y.data(), rows, w.inputs, width, w.kind}, 0,
+                panels);
+    }
+    return y.data();
+  }
+
   void run_attention_phase(const Phase& phase) const {
     for (const Attend& op : phase.attention) {
       const KvLayer& kv = program.layers_[static_cast<size_t>(op.layer)];
@@ -250,50 +326,86 @@ struct Replay {
                      op.slopes, 0, homes(Rows::tokens).count, nullptr});
     }
   }
+
+  void run_phase(const Phase& phase) const {
+    switch (phase.kind) {
+      case Phase::Kind::rows: return run_rows(phase);
+      case Phase::Kind::products: return run_products(phase);
+      case Phase::Kind::attention: return run_attention_phase(phase);
+    }
+  }
 };
 
-const float* Program::run(const StepInput& input) {
-  if (running_.exchange(true)) throw std::logic_error("the program is running in another thread");
-  const struct Running {
-    std::atomic<bool>& flag;
-    ~Running() { flag.store(false); }
-  } running{running_};
-  const Sharing sharing(*this, Team::instance().size());
-  const int64_t needed = rows_with_padding(sharing.homes_of(input.num_tokens));
-  if (needed > arena_rows_) {
-    // A batch that grows row by row shall not begin in fresh memory each time. What no run has reached of an
-    // arena is address space alone.
-    const int64_t rows = std::max(needed, 2 * arena_rows_);
-    arena_rows_ = 0;  // should there be no memory for the new one
-    arena_.reset();
-    const int64_t floats = floats_per_row_ * rows;
-    const int64_t unit = floats * 4 < huge_page ? page : huge_page;
-    const auto bytes = static_cast<size_t>((floats * 4 + unit - 1) / unit * unit);
-    arena_.reset(static_cast<float*>(std::aligned_alloc(static_cast<size_t>(unit), bytes)), std::free);
-    if (!arena_) throw std::bad_alloc();
+// One run at a time.
+class Program::Running {
+ public:
+  explicit Running(std::atomic<bool>& flag) : flag_(flag) {
+    if (flag.exchange(true)) throw std::logic_error("the program is running in another thread");
+  }
+  ~Running() { flag_.store(false); }
+
+ private:
+  std::atomic<bool>& flag_;
+};
+
+// Room for so many rows of every buffer. A batch that grows row by row shall not begin in fresh memory each
+// time. What no run has reached of an arena is address space alone.
+float* Program::arena_for(int64_t needed) {
+  if (needed <= arena_rows_) return arena_.get();
+  const int64_t rows = std::max(needed, 2 * arena_rows_);
+  arena_rows_ = 0;  // should there be no memory for the new one
+  arena_.reset();
+  const int64_t floats = floats_per_row_ * rows;
+  const int64_t unit = floats * 4 < huge_page ? page : huge_page;
+  const auto bytes = static_cast<size_t>((floats * 4 + unit - 1) / unit * unit);
+  arena_.reset(static_cast<float*>(std::aligned_alloc(static_cast<size_t>(unit), bytes)), std::free);
+  if (!arena_) throw std::bad_alloc();
 #if defined(__linux__)
-    if (unit == huge_page) madvise(arena_.get(), bytes, MADV_HUGEPAGE);  // a wish: no harm if it is refused
+  if (unit == huge_page) madvise(arena_.get(), bytes, MADV_HUGEPAGE);  // a wish: no harm if it is refused
 #endif
-    arena_rows_ = rows;
+  arena_rows_ = rows;
+  return arena_.get();
+}
+
+// Phase `index`, or `body` in its place, timed if that is asked for.
+template <class Body>
+void Program::timed(size_t index, Body&& body) {
+  if (phase_seconds_.empty()) return body();
+  const auto begun = std::chrono::steady_clock::now();
+  body();
+  phase_seconds_[index] += std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+}
+
+Replay Program::begin(const StepInput& input) {
+  const Sharing sharing(*this, Team::instance().size());
+  float* arena = arena_for(rows_with_padding(sharing.homes_of(input.num_tokens)));
+  return {*this, input, kernels(), sharing, arena};
+}
+
+void Program::run_phases(const Replay& replay, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    timed(i, [&] { replay.run_phase(phases_[i]); });
   }
-  const Replay replay{*this, input, kernels(), sharing, arena_.get()};
-  const auto run_phase = [&](const Phase& phase) {
-    switch (phase.kind) {
-      case Phase::Kind::rows: return replay.run_rows(phase);
-      case Phase::Kind::products: return replay.run_products(phase);
-      case Phase::Kind::attention: return replay.run_attention_phase(phase);
-    }
-  };
-  if (phase_seconds_.empty()) {
-    for (const Phase& phase : phases_) run_phase(phase);
-  } else {
-    for (size_t i = 0; i < phases_.size(); ++i) {
-      const auto begun = std::chrono::steady_clock::now();
-      run_phase(phases_[i]);
-      phase_seconds_[i] += std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
-    }
-  }
+}
+
+const float* Program::run(const StepInput& input) {
+  const Running running(running_);
+  const Replay replay = begin(input);
+  run_phases(replay, phases_.size());
   return replay.base(result_);
+}
+
+void Program::run_argmax(const StepInput& input, int32_t* out) {
+  const Running running(running_);
+  const Replay replay = begin(input);
+  const size_t last = phases_.size() - 1;
+  const std::vector<Linear>& products = phases_[last].products;
+  if (products.size() != 1 || products[0].out != result_) {
+    run_phases(replay, phases_.size());
+    return replay.find_argmax(out);
+  }
+  run_phases(replay, last);
+  timed(last, [&] { replay.run_argmax(products[0], out); });
 }
 
 }  // namespace octavo

@@ -78,10 +78,33 @@ void check_with(Kind kind) {
   }
 }
 
+// A head whose outputs are never written finds what is largest in those that are.
+void check_argmax(Kind kind) {
+  Random random(5);
+  constexpr int64_t outputs = 1000, rows = 20;
+  const Panels head = panels(random, kind, outputs, hidden);
+  const std::vector<float> x = random.values(rows * hidden);
+  Program program({});
+  program.finish(program.linear(program.given_rows(hidden), head.weight, nullptr));
+  StepInput input{};
+  input.num_tokens = rows;
+  input.x = x.data();
+  for (const int threads : {1, 3}) {
+    Team::instance().resize(threads);
+    std::vector<int32_t> found(rows);
+    program.run_argmax(input, found.data());
+    const float* logits = program.run(input);
+    for (int64_t row = 0; row < rows; ++row) {
+      CHECK(found[static_cast<size_t>(row)] == kernels().argmax(logits + row * outputs, outputs));
+    }
+  }
+}
+
 }  // namespace
 
 void check_program() {
   for (const Kind kind : {Kind::f32, Kind::q4_1}) check_with(kind);
+  for (const Kind kind : {Kind::f32, Kind::q4_1}) check_argmax(kind);
 }
 
 }  // namespace octavo::check

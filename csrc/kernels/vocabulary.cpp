@@ -39,6 +39,44 @@ OCTAVO_INLINE float gumbel_of(uint32_t bits) {
   return static_cast<float>(-logarithm(-logarithm(u)));
 }
 
+// As integers magnitudes compare like floats, and NaN is above all.
+constexpr int32_t infinite_magnitude = 0x7F800000;
+
+// The largest of whole vectors, where none is NaN; `magnitude` takes in theirs, which tell of NaN.
+OCTAVO_INLINE float largest_of(const float* x, int64_t size, IntLanes& magnitude) {
+  constexpr int chains = 4;
+  const IntLanes mask = broadcast_int(0x7FFFFFFF);
+  Lanes best[chains];
+  for (Lanes& chain : best) chain = broadcast(-infinity);
+  int64_t i = 0;
+  for (; i + chains * lane_count <= size; i += chains * lane_count) {
+#pragma GCC unroll 4
+    for (int c = 0; c < chains; ++c) {
+      const Lanes value = load(x + i + c * lane_count);
+      magnitude = larger(magnitude, bits_of(value) & mask);
+      best[c] = larger(value, best[c]);
+    }
+  }
+  for (; i < size; i += lane_count) {
+    const Lanes value = load(x + i);
+    magnitude = larger(magnitude, bits_of(value) & mask);
+    best[0] = larger(value, best[0]);
+  }
+  return largest_lane(larger(larger(best[0], best[1]), larger(best[2], best[3])));
+}
+
+// The lowest index of what no element of whole vectors is above, and one is equal to.
+OCTAVO_INLINE int64_t first_index_of(float top, const float* x, int64_t size) {
+  const Lanes tops = broadcast(top);
+  const IntLanes none = broadcast_int(INT32_MIN);
+  IntLanes first = none, before = broadcast_int(0);  // minus the index, of which the largest is wanted
+  for (int i = 0; i < lane_count; ++i) before.part[i * parts / lane_count][i % (lane_count / parts)] = -i;
+  for (int64_t i = 0; i < size; i += lane_count, before = before - broadcast_int(lane_count)) {
+    first = larger(first, select(less(load(x + i), tops), none, before));
+  }
+  return -static_cast<int64_t>(largest_lane(first));
+}
+
 }  // namespace
 
 void philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
@@ -91,43 +129,27 @@ float log_sum_exp(const float* x, int64_t count) {
 }
 
 int32_t argmax(const float* x, int64_t count) {
-  // Each lane keeps its first largest; the lowest index among the lanes' largest wins. Magnitudes are compared
-  // as integers, where NaN is above all: one of them makes the row unsound.
-  const IntLanes magnitude_mask = broadcast_int(0x7FFFFFFF);
-  constexpr int32_t infinite = 0x7F800000;
-  IntLanes magnitude = broadcast_int(0);
-  Lanes best = broadcast(-infinity);
-  IntLanes best_index = broadcast_int(INT32_MAX), index = broadcast_int(0);
-  for (int i = 0; i < lane_count; ++i) index.part[i * parts / lane_count][i % (lane_count / parts)] = i;
+  constexpr int64_t together = 64 * lane_count;  // still in the nearest cache when the index is looked for
   const int64_t whole = count / lane_count * lane_count;
-  for (int64_t i = 0; i < whole; i += lane_count, index = index + broadcast_int(lane_count)) {
-    const Lanes value = load(x + i);
-    magnitude = larger(magnitude, bits_of(value) & magnitude_mask);
-    const IntLanes better = less(best, value);
-    best = select(better, value, best);
-    best_index = select(better, index, best_index);
-  }
-  float value[lane_count];
-  int32_t place[lane_count];
-  store(value, best);
-  __builtin_memcpy(place, &best_index, sizeof place);
+  IntLanes magnitude = broadcast_int(0);
   float top = -infinity;
-  int32_t where = INT32_MAX;
-  for (int i = 0; i < lane_count; ++i) {
-    if (value[i] > top || (value[i] == top && place[i] < where)) {
-      top = value[i];
-      where = place[i];
-    }
+  int64_t where = -1;
+  for (int64_t first = 0; first < whole; first += together) {
+    const int64_t size = whole - first < together ? whole - first : together;
+    const float its_top = largest_of(x + first, size, magnitude);
+    if (!(its_top > top)) continue;
+    top = its_top;
+    where = first + first_index_of(top, x + first, size);
   }
-  bool has_nan = largest_lane(magnitude) > infinite;
+  bool has_nan = largest_lane(magnitude) > infinite_magnitude;
   for (int64_t i = whole; i < count; ++i) {
     has_nan = has_nan || x[i] != x[i];
     if (x[i] > top) {
       top = x[i];
-      where = static_cast<int32_t>(i);
+      where = i;
     }
   }
-  return has_nan || !(top > -infinity && top < infinity) ? -1 : where;
+  return has_nan || !(top > -infinity && top < infinity) ? -1 : static_cast<int32_t>(where);
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -272,3 +272,7 @@ class Program:
 
     def run_rows(self, x: _Floats) -> _Floats:
         """The same for rows given from outside."""
+
+    def run_rows_argmax(self, x: _Floats, out: _Ints) -> None:
+        """Into out (R,) what `argmax` finds in the rows that `run_rows` would give; a product at the end of
+        the program is not written for it."""

@@ -6,7 +6,7 @@ of the project.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from octavo.engine.core import Engine
 from octavo.kernels.contract import Ops
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.reference import ReferenceOps
+from octavo.sampling.sampler import is_plain
 from octavo.types import Request
 
 CASES = 200
@@ -224,6 +225,32 @@ def test_every_row_slot_of_a_tile_is_equal(ops: object, threads: int) -> None:
         others = [request(100 + i, random_prompt(np.random.default_rng(i), 1), 3) for i in range(before)]
         engine = tiny_engine(ops, rows=48, step_tokens=512)  # type: ignore[arg-type]
         assert run(engine, [*others, request(1000, prompt, 3)])[1000, 0].essence == wanted
+
+
+def test_a_greedy_token_is_the_same_whether_its_logprob_is_wanted_or_not(ops: object, threads: int) -> None:
+    """Where no row of a step wants more than its token, no logits are ever written down."""
+
+    def requests(logprobs: Sequence[int | None]) -> list[Request]:
+        prompts = [random_prompt(np.random.default_rng(i), 3 + 9 * i) for i in range(len(logprobs))]
+        return [
+            request(i, prompt, 9, n=1 + i % 2, min_tokens=i % 3, logprobs=wanted)
+            for i, (prompt, wanted) in enumerate(zip(prompts, logprobs, strict=True))
+        ]
+
+    def tokens_of(engine: Engine, logprobs: Sequence[int | None]) -> list[list[int]]:
+        answers = run(engine, requests(logprobs))
+        return [answers[key].tokens for key in sorted(answers)]
+
+    wanted = tokens_of(tiny_engine(ops), [3] * 6)  # type: ignore[arg-type]
+    assert tokens_of(tiny_engine(ops), [None, 3, None, None, 3, None]) == wanted  # type: ignore[arg-type]
+    engine = tiny_engine(ops)  # type: ignore[arg-type]
+    sampler = engine.executor._runner._sampler  # type: ignore[attr-defined]
+    sampled, sample = [], sampler.sample
+    sampler.sample = lambda logits, rows: sampled.append(rows) or sample(logits, rows)
+    assert tokens_of(engine, [None] * 6) == wanted
+    assert 0 < len(sampled) < engine.stats.steps - 5
+    for rows in sampled:
+        assert not all(is_plain(row.params, row.num_output) for row in rows)
 
 
 def test_what_unused_slots_hold_never_matters(ops: object) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from tests.engine.served import FACTS, POISON, LetterTokenizer, Turnstile, alone, poisoned_model
-from tests.tiny import CONTEXT, VOCAB, random_prompt, tiny_engine
+from tests.tiny import CONTEXT, VOCAB, random_prompt, request, run, tiny_engine
 
 import octavo.engine.llm
 from octavo import LLM, SamplingParams
@@ -159,6 +159,18 @@ def test_a_failed_request_ends_the_call_and_the_next_call_works(
     output = llm.generate([prompts[3]], greedy(9, **NEVER_POISON))[0]
     (wanted,) = alone(prompts[3], 9, ignore_eos=True, **NEVER_POISON)
     assert output.choices[0].token_ids == wanted.tokens
+
+
+def test_a_greedy_row_without_numbers_fails_alone_though_nobody_asked_for_logits() -> None:
+    engine = tiny_engine(NativeOps(), model=poisoned_model())
+    wanted = [request(i, prompt_of(i, 5 + i), 6, logprobs=None) for i in range(5)]
+    wanted[2] = request(2, [*prompt_of(2, 5), POISON], 6, logprobs=None)
+    answers = run(engine, wanted)
+    assert answers.pop((2, 0)).finish is FinishReason.ERROR
+    for (request_id, _), answer in answers.items():
+        sound = run(tiny_engine(NativeOps(), model=poisoned_model()), [wanted[request_id]])
+        assert answer.tokens == sound[request_id, 0].tokens
+        assert len(answer.tokens) > 1
 
 
 def test_a_model_that_cannot_be_had_is_the_callers_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from tests.tiny import tiny_model
 from octavo import _native
 from octavo.kernels.contract import Batch, Floats, KvShape, Ops, RawTensor
 from octavo.kernels.native_ops import NativeOps
-from octavo.kernels.program import StepProgram
+from octavo.kernels.program import RowsProgram, StepProgram
 from octavo.model.decoder import hidden_states
 
 BLOCKS = 8
@@ -191,3 +191,70 @@ def test_shapes_that_do_not_fit_are_refused_while_recording() -> None:
         program.scale(9, 2.0)
     with pytest.raises(IndexError, match="layer is 0"):
         program.store(0, rows, rows)
+
+
+def head(weights: str, values: Floats, bias: Floats | None, cap: float | None) -> RowsProgram:
+    """Logits of rows 64 wide, as a model's last product makes them."""
+    ops = NativeOps(weights)
+    matrix = ops.matrix(RawTensor("w", "F32", values.shape, values.view(np.uint8).reshape(-1)))
+
+    def body(o: Ops, x: Floats) -> Floats:
+        logits = o.linear(x, matrix, bias)
+        return logits if cap is None else o.soft_cap(logits, cap)
+
+    return RowsProgram(body, 64)
+
+
+@pytest.mark.parametrize("weights", ["f32", "bf16", "int8", "q4"])
+@pytest.mark.parametrize("outputs", [5, 384, 1000])
+@pytest.mark.parametrize("cap", [None, 0.5])
+def test_argmax_of_a_program_is_that_of_its_rows(
+    weights: str, outputs: int, cap: float | None, rng: np.random.Generator
+) -> None:
+    """A product's outputs are looked at 384 at a time; equals lie in different ones, the cap makes more."""
+    values = rng.standard_normal((outputs, 64)).astype(np.float32)
+    for twin in range(outputs // 2, outputs):
+        values[twin] = values[twin - outputs // 2]
+    bias = np.tile(rng.standard_normal(outputs // 2 + 1).astype(np.float32), 2)[:outputs]
+    bias[outputs // 2 :] = bias[: outputs - outputs // 2]
+    before = _native.num_threads()
+    try:
+        for its_bias in (None, bias):
+            program = head(weights, values, its_bias, cap)
+            for rows, threads in ((1, 1), (1, 2), (5, 3), (33, 2), (70, 3)):
+                _native.set_num_threads(threads)
+                x = rng.standard_normal((rows, 64)).astype(np.float32)
+                x[0] = values[1]
+                logits = program(x)
+                if outputs > 5:
+                    assert (logits == logits.max(axis=1, keepdims=True)).sum() > rows, "no equals"
+                np.testing.assert_array_equal(program.argmax(x), logits.argmax(axis=1))
+    finally:
+        _native.set_num_threads(before)
+
+
+def test_argmax_of_a_program_where_some_outputs_are_no_numbers() -> None:
+    values, x = np.ones((1000, 64), np.float32), np.ones((4, 64), np.float32)
+    x[1, 3], x[2, 5] = np.nan, np.inf
+    for first, last, bad, expected in (
+        (0, 0, 0.0, 0),
+        (0, 999, -np.inf, 999),  # two of three pieces hold nothing but -inf
+        (0, 1000, -np.inf, -1),
+        (400, 401, np.nan, -1),
+        (999, 1000, np.inf, -1),
+        (3, 1000, np.nan, -1),
+    ):
+        bias = np.zeros(1000, np.float32)
+        bias[first:last] = bad
+        program = head("f32", values, bias, None)
+        expected_of_logits = np.empty(4, np.int32)
+        _native.argmax(program(x).copy(), expected_of_logits)
+        assert program.argmax(x).tolist() == expected_of_logits.tolist() == [expected, -1, -1, expected]
+
+
+def test_argmax_is_refused_where_it_does_not_fit(step: StepProgram) -> None:
+    with pytest.raises(ValueError, match="takes no rows"):
+        step._program.run_rows_argmax(np.ones((1, 64), np.float32), np.empty(1, np.int32))
+    program = head("f32", np.ones((20, 64), np.float32), None, None)._program
+    with pytest.raises(ValueError, match="out has size 2"):
+        program.run_rows_argmax(np.ones((3, 64), np.float32), np.empty(2, np.int32))

@@ -11,6 +11,7 @@ not know queues, names or reference counts.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,7 @@ from octavo.kernels.ready import Readying
 from octavo.model.decoder import hidden_states, project
 from octavo.model.spec import Model
 from octavo.sampling.logprobs import logprobs_of
-from octavo.sampling.sampler import SampleFailure, Sampler, SampleRow
+from octavo.sampling.sampler import SampleFailure, Sampler, SampleRow, is_plain
 from octavo.types import Chunk, SampledToken, StepPlan, StepResult
 from octavo.units import blocks_for
 
@@ -133,15 +134,9 @@ class Runner:
         places += [(fork.child_row, last_row[fork.parent_row]) for fork in plan.forks]
         if not places:
             return {}, {}
-        unique = sorted({place for _, place in places})
-        logits = self._project(self._ops.take(hidden, np.array(unique, np.int32)))
-        row_of = {place: index for index, place in enumerate(unique)}
-        if len(places) > len(unique):
-            logits = logits[[row_of[place] for _, place in places]]
-        sample_rows = [self._sample_row(row) for row, _ in places]
         samples: dict[int, tuple[SampledToken, ...]] = {}
         failures: dict[int, str] = {}
-        for (row, _), outcome in zip(places, self._sampler.sample(logits, sample_rows), strict=True):
+        for (row, _), outcome in zip(places, self._outcomes(hidden, places), strict=True):
             seq_id = self._rows[row].seq_id
             if isinstance(outcome, SampleFailure):
                 failures[seq_id] = outcome.reason
@@ -152,6 +147,30 @@ class Runner:
             if self._rows[row].params.beams is None:  # else a later plan says which token it is
                 self._rows.append(row, token)
         return samples, failures
+
+    def _outcomes(
+        self, hidden: Floats, places: list[tuple[int, int]]
+    ) -> Sequence[SampledToken | SampleFailure]:
+        """For each row and the place of its hidden state: the token that follows."""
+        unique = sorted({place for _, place in places})
+        rows = hidden
+        if len(unique) < len(hidden):
+            rows = self._ops.take(hidden, np.array(unique, np.int32))
+        row_of = {place: index for index, place in enumerate(unique)}
+        chosen = [row_of[place] for _, place in places]
+        if all(self._is_plain(row) for row, _ in places):
+            tokens = self._project.argmax(rows)
+            if tokens.min() >= 0:
+                return [SampledToken(token) for token in tokens[chosen].tolist()]
+            # The sampler says what is wrong with a row, and which one it is.
+        logits = self._project(rows)
+        if len(places) > len(unique):
+            logits = logits[chosen]
+        return self._sampler.sample(logits, [self._sample_row(row) for row, _ in places])
+
+    def _is_plain(self, row: int) -> bool:
+        entry = self._rows[row]
+        return is_plain(entry.params, entry.length - entry.num_prompt)
 
     def _sample_row(self, row: int) -> SampleRow:
         entry = self._rows[row]

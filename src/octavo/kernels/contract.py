@@ -187,6 +187,17 @@ class RowsBody(Protocol):
     def __call__(self, ops: StepOps[T], x: T) -> T: ...
 
 
+class PreparedRows(Protocol):
+    """A function of rows made ready to be called many times, one call at a time."""
+
+    def __call__(self, x: Floats) -> Floats:
+        """Its result for rows x (R, width), which lives until the next call."""
+
+    def argmax(self, x: Floats) -> Ints:
+        """(R,): the lowest index of the largest number in each row of its result; -1 for a row that holds
+        NaN or +inf, or nothing but -inf. Cheaper than the result."""
+
+
 class Ops(StepOps[Floats], Protocol):
     """A backend."""
 
@@ -216,5 +227,5 @@ class Ops(StepOps[Floats], Protocol):
         """The step made ready to be called many times, one call at a time. A result lives until the next
         call."""
 
-    def prepare_rows(self, body: RowsBody, width: int) -> Callable[[Floats], Floats]:
+    def prepare_rows(self, body: RowsBody, width: int) -> PreparedRows:
         """The same for a function of rows (R, width)."""

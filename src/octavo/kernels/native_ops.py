@@ -19,6 +19,7 @@ from octavo.kernels.contract import (
     KvPool,
     KvShape,
     Matrix,
+    PreparedRows,
     RawTensor,
     RowsBody,
     StepBody,
@@ -68,7 +69,7 @@ class NativeOps:
         """Recorded once, replayed in one native call."""
         return StepProgram(body, pool)
 
-    def prepare_rows(self, body: RowsBody, width: int) -> Callable[[Floats], Floats]:
+    def prepare_rows(self, body: RowsBody, width: int) -> PreparedRows:
         """Recorded once, replayed in one native call."""
         return RowsProgram(body, width)
 

@@ -181,3 +181,9 @@ class RowsProgram:
         """The body's result for rows x (R, width)."""
         result: Floats = self._program.run_rows(x)
         return result
+
+    def argmax(self, x: Floats) -> Ints:
+        """(R,): where each row of that result is largest, or -1; the result itself is not made."""
+        out = np.empty(x.shape[0], np.int32)
+        self._program.run_rows_argmax(x, out)
+        return out

@@ -26,6 +26,7 @@ from octavo.kernels.contract import (
     KvPool,
     KvShape,
     Matrix,
+    PreparedRows,
     RawTensor,
     RowsBody,
     StepBody,
@@ -73,9 +74,9 @@ class ReferenceOps:
         """The body itself, op after op."""
         return lambda batch: body(self, batch)
 
-    def prepare_rows(self, body: RowsBody, width: int) -> Callable[[Floats], Floats]:
+    def prepare_rows(self, body: RowsBody, width: int) -> PreparedRows:
         """The body itself, op after op."""
-        return lambda x: body(self, x)
+        return _Rows(self, body)
 
     # -- the step ----------------------------------------------------------------------------------
     def embed(self, table: Matrix, tokens: Ints) -> Floats:
@@ -167,6 +168,23 @@ class ReferenceOps:
     def soft_cap(self, x: Floats, cap: float) -> Floats:
         """cap * tanh(x / cap)."""
         return np.float32(cap) * tanh(x / np.float32(cap))
+
+
+class _Rows:
+    """A function of rows, op after op."""
+
+    def __init__(self, ops: ReferenceOps, body: RowsBody) -> None:
+        self._ops, self._body = ops, body
+
+    def __call__(self, x: Floats) -> Floats:
+        """The body's result for rows x (R, width)."""
+        return self._body(self._ops, x)
+
+    def argmax(self, x: Floats) -> Ints:
+        """(R,): where each row of the result is largest, or -1."""
+        rows = self(x)
+        sound = np.isfinite(rows.max(axis=-1))  # of NaN, +inf and nothing but -inf none is
+        return np.where(sound, rows.argmax(axis=-1), -1).astype(np.int32)
 
 
 def _sum(x: Floats) -> Floats:

@@ -51,6 +51,13 @@ class SampleFailure:
     reason: str
 
 
+def is_plain(params: SamplingParams, num_output: int) -> bool:
+    """True where a row needs the likeliest token of its raw logits and nothing else of them."""
+    return (
+        params.greedy and params.logprobs is None and params.beams is None and not adjusts(params, num_output)
+    )
+
+
 class Sampler:
     """Draws one token for each row of logits. `stop_ids` are the model's end-of-sequence tokens."""
 
