@@ -288,11 +288,18 @@ void take_partition(const Attention& a, Rows& rows, const Partition& part, Found
   each_tile(rows, part, [&](int64_t r, int64_t count, Range vectors) {
     score_tile_of<kind>(a, rows, r, count, part, vectors);
   });
+  // All rows' largest first: no exponential waits for the end of its own row's search.
+  for (int64_t r = 0; r < rows.count; ++r) {
+    const Range range = seen(rows, r, part.base);
+    if (range.first == range.last) continue;  // nothing of this partition, and `first` may lie beyond it
+    float* scores = rows.scores[r];
+    found.largest[r] = largest_score(scores, range, [&](int64_t i) { return load(scores + i); });
+  }
   for (int64_t r = 0; r < rows.count; ++r) {
     const Range range = seen(rows, r, part.base);
     __builtin_memset(rows.part[r], 0, static_cast<uint64_t>(rows.padded_size) * 4);
-    if (range.first == range.last) continue;  // nothing of this partition, and `first` may lie beyond it
-    note(found, r, soften<kind>(rows.scores[r], range));
+    if (range.first == range.last) continue;
+    note(found, r, {found.largest[r], weigh_scores<kind>(rows.scores[r], range, found.largest[r])});
     if constexpr (kind == KvKind::int8) fold_scales(part, r / rows.per_head, rows.scores[r], range);
   }
   each_tile(rows, part, [&](int64_t r, int64_t count, Range vectors) {
@@ -315,15 +322,16 @@ void take_partition<KvKind::bf16>(const Attention& a, Rows& rows, const Partitio
                (range.last + lane_count - 1) / lane_count * lane_count};
       const Lanes factor = broadcast(rows.factors[r]);
       const bool finishing = a.soft_cap > 0.0f || a.slopes;
-      note(found, r, soften<KvKind::bf16>(scores, range, [&](int64_t i) {
-             Lanes score = load(scores + i) * factor;
-             store(scores + i, score);
-             if (finishing) {
-               cap_and_bias(a, rows, r, part.base + i, scores + i);
-               score = load(scores + i);
-             }
-             return score;
-           }));
+      const float largest = largest_score(scores, range, [&](int64_t i) {
+        Lanes score = load(scores + i) * factor;
+        store(scores + i, score);
+        if (finishing) {
+          cap_and_bias(a, rows, r, part.base + i, scores + i);
+          score = load(scores + i);
+        }
+        return score;
+      });
+      note(found, r, {largest, weigh_scores<KvKind::bf16>(scores, range, largest)});
     }
     __builtin_memset(paired(scores) + first, 0, static_cast<uint64_t>(whole.first - first) * sizeof(Paired));
     __builtin_memset(paired(scores) + whole.last, 0,

@@ -56,6 +56,17 @@ OCTAVO_INLINE Lanes rounded(const Lanes& x) {
   return floats_of(select(subnormal, sign, nearest) & broadcast_int(second_of_pair));
 }
 
+// The same for weights: none is negative, and what is NaN was left by arithmetic (so it is quiet already).
+OCTAVO_INLINE Lanes rounded_weights(const Lanes& x) {
+  const IntLanes bits = bits_of(x), one = broadcast_int(1), none = broadcast_int(0);
+  const IntLanes carried = bits + broadcast_int(0x7FFF) + (shift_right(bits, 16) & one);
+  IntLanes nan, subnormal;
+  OCTAVO_EACH_PART nan.part[i] = x.part[i] != x.part[i];
+  OCTAVO_EACH_PART subnormal.part[i] = bits.part[i] < 0x00800000;
+  const IntLanes nearest = select(subnormal, none, carried);
+  return floats_of(select(nan, bits, nearest) & broadcast_int(second_of_pair));
+}
+
 // Writes sixteen numbers, rounded, to where `multiply_pairs` will read them, and returns them.
 OCTAVO_INLINE Lanes store_paired(Paired* target, const Lanes& x) {
 #if defined(__AVX512BF16__)
@@ -64,6 +75,17 @@ OCTAVO_INLINE Lanes store_paired(Paired* target, const Lanes& x) {
   return {{(NativeFloats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(brains), 16)}};
 #else
   const Lanes nearest = rounded(x);
+  store(target, nearest);
+  return nearest;
+#endif
+}
+
+// The same for weights.
+OCTAVO_INLINE Lanes store_paired_weights(Paired* target, const Lanes& x) {
+#if defined(__AVX512BF16__)
+  return store_paired(target, x);
+#else
+  const Lanes nearest = rounded_weights(x);
   store(target, nearest);
   return nearest;
 #endif

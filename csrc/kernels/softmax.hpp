@@ -87,14 +87,13 @@ struct Found {
   bool any[attention_rows]{};
 };
 
-// Scores become exp(score - largest) on [first, last) and 0 elsewhere in the vectors that this range touches.
+// The largest score of [first, last); elsewhere in the vectors that this range touches scores become -inf.
 // finished(i) gives the 16 scores at i; where they are not yet what lies there, it has written them back.
-template <KvKind kind, class Finished>
-OCTAVO_INLINE Softmax soften(float* scores, Range range, Finished&& finished) {
+template <class Finished>
+OCTAVO_INLINE float largest_score(float* scores, Range range, Finished&& finished) {
   const int64_t begin = range.first / lane_count * lane_count;
-  const int64_t end = (range.last + lane_count - 1) / lane_count * lane_count;
   Lanes best = broadcast(-infinity);
-  for (int64_t i = begin; i < end; i += lane_count) {
+  for (int64_t i = begin; i < range.last; i += lane_count) {
     Lanes score = finished(i);
     if (i < range.first || i + lane_count > range.last) {
       store(scores + i, score);
@@ -104,25 +103,25 @@ OCTAVO_INLINE Softmax soften(float* scores, Range range, Finished&& finished) {
     }
     best = larger(score, best);
   }
-  const float largest = largest_lane(best);
+  return largest_lane(best);
+}
+
+// Scores become exp(score - largest), 0 beside the range: their total.
+template <KvKind kind>
+OCTAVO_INLINE float weigh_scores(float* scores, Range range, float largest) {
   Lanes total = broadcast(0.0f);
-  for (int64_t i = begin; i < end; i += lane_count) {
+  for (int64_t i = range.first / lane_count * lane_count; i < range.last; i += lane_count) {
     const Lanes below = load(scores + i) - broadcast(largest);
     if constexpr (kind == KvKind::bf16) {
       // Written over scores that were read already.
-      total = total + store_paired(paired(scores) + i, exponential_for_rounding(below));
+      total = total + store_paired_weights(paired(scores) + i, exponential_for_rounding(below));
     } else {
       const Lanes weight = exponential(below);
       store(scores + i, weight);
       total = total + weight;
     }
   }
-  return {largest, sum_of_lanes(total)};
-}
-
-template <KvKind kind>
-static Softmax soften(float* scores, Range range) {
-  return soften<kind>(scores, range, [&](int64_t i) { return load(scores + i); });
+  return sum_of_lanes(total);
 }
 
 OCTAVO_INLINE void note(Found& found, int64_t r, Softmax softmax) {
