@@ -34,8 +34,9 @@ Piece task_of(const AttentionStep& step, int64_t chunk, int64_t first_head, int6
   const int64_t low = hidden > 0 ? hidden : 0, high = start + (last - 1) / group + 1;
   return {chunk,
           (high - low) * (read_cost + last - first) * (last_head - first_head),
+          low,
           {first_head, last_head, first, last, low / partition_size,
-           (high + partition_size - 1) / partition_size, nullptr}};
+           (high + partition_size - 1) / partition_size, nullptr, {}}};
 }
 
 // How many kv heads share a task at most: what is read in one go shall be long, and each thread shall have
@@ -159,9 +160,16 @@ void run_pieces(const AttentionStep& step, const std::vector<Piece>& pieces, Ker
   });
 }
 
+// Each piece tells what the one behind it begins with: most likely the same thread takes that next.
 void run_at_home(const AttentionStep& step, AttentionScratch& scratch, Kernel kernel) {
   int64_t first[Team::homes_max + 1];
   sort_by_home(step, scratch, first);
+  for (size_t i = 0; i + 1 < scratch.pieces.size(); ++i) {
+    const auto& [chunk, cost, low, task] = scratch.pieces[i + 1];
+    const int64_t begin = std::max(low / kv_lanes * kv_lanes, task.first_partition * partition_size);
+    const int64_t stop = step.starts[chunk] + step.offsets[chunk + 1] - step.offsets[chunk];
+    scratch.pieces[i].task.next = {step.tables + chunk * step.table_width, task.first_head, begin, stop};
+  }
   const Piece* pieces = scratch.pieces.data();
   parallel_at_home(first, step.homes,
                    [&](int64_t i) { kernel(chunk_of(step, pieces[i].chunk), pieces[i].task); });

@@ -24,6 +24,7 @@ struct KvLayout {
 struct AttentionScratch {
   struct Piece {
     int64_t chunk, cost;  // cost: of the whole task
+    int64_t low;          // the first position that it sees
     AttentionTask task;
   };
   std::vector<Piece> pieces;  // what is computed, in an order that no result depends on

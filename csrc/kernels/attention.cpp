@@ -377,7 +377,7 @@ __attribute__((noinline)) void attend_as(const Attention& a, const AttentionTask
   for (int64_t index = task.first_partition; index < task.last_partition; ++index) {
     Partition part;
     Found found;
-    find_partition<kind>(a, task.first_head, index * partition_size, low, high, part);
+    find_partition<kind>(a, task, index * partition_size, low, high, part);
     take_partition<kind>(a, rows, part, found);
     if (!parts) {
       merge(rows, found, rows.part[0], head_size_max);

@@ -78,6 +78,13 @@ struct Attention {
   const float* slopes;  // (H,) ALiBi: score -= slope * distance, or null
 };
 
+// What the same thread reads next: K of positions [first, last), from kv head `head` on. It is fetched while the
+// end of a task is computed; no result depends on it.
+struct NextKeys {
+  const int32_t* table;  // null: not known
+  int64_t head, first, last;
+};
+
 // Of kv heads [first_head, last_head) rows [first_row, last_row) each, of the length * H / K rows of a chunk
 // that read a kv head: at most `attention_rows` in all, head after head. And the partitions that the task
 // walks: with `parts` null these are all that a row sees, and the task writes `out`; else it writes what it
@@ -86,6 +93,7 @@ struct AttentionTask {
   int64_t first_head, last_head, first_row, last_row;
   int64_t first_partition, last_partition;
   float* parts;  // [partitions][rows][part_floats]: largest score, total, 14 unused, output [D16]; or null
+  NextKeys next;
 };
 
 static constexpr int64_t rows_in(const AttentionTask& task) {

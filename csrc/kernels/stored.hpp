@@ -30,10 +30,9 @@ struct Place {
 
 // `position` is a multiple of 16. Blocks hold a power of two of tokens: no division for each vector.
 template <KvKind kind>
-OCTAVO_INLINE Place place_of(const Attention& a, int64_t head, int64_t position) {
-  const KvLayer& kv = a.kv;
+OCTAVO_INLINE Place place_of(const KvLayer& kv, const int32_t* table, int64_t head, int64_t position) {
   const int64_t slot = position & (kv.block_size - 1);
-  const int64_t block = a.table[position >> __builtin_ctzll(static_cast<uint64_t>(kv.block_size))];
+  const int64_t block = table[position >> __builtin_ctzll(static_cast<uint64_t>(kv.block_size))];
   const int64_t key_bytes = kv_key_bytes(kind, kv.head_size, kv.block_size);
   const int64_t value_bytes = kv_value_bytes(kind, kv.head_size, kv.block_size);
   const uint8_t* keys = kv.pool + block * kv.block_bytes + kv.layer_start;
@@ -47,7 +46,7 @@ OCTAVO_INLINE Place place_of(const Attention& a, int64_t head, int64_t position)
 
 // One partition's bytes, by vector of 16 positions, of one kv head; the next head's are so many bytes further
 // on. Beyond `last` stands what will be read next, to be prefetched: behind K this partition's V, behind V
-// the next partition's K.
+// the next partition's K, or the next task's.
 struct Partition {
   int64_t base;
   int64_t key_bytes, value_bytes, scale_bytes;  // of a head in a block
@@ -62,8 +61,9 @@ struct Partition {
 
 // Positions [low, high) are what the rows see; blocks beyond them are not even looked up.
 template <KvKind kind>
-OCTAVO_INLINE void find_partition(const Attention& a, int64_t head, int64_t base, int64_t low, int64_t high,
-                                  Partition& part) {
+OCTAVO_INLINE void find_partition(const Attention& a, const AttentionTask& task, int64_t base, int64_t low,
+                                  int64_t high, Partition& part) {
+  const int64_t head = task.first_head;
   part.base = base;
   part.key_bytes = kv_key_bytes(kind, a.kv.head_size, a.kv.block_size);
   part.value_bytes = kv_value_bytes(kind, a.kv.head_size, a.kv.block_size);
@@ -73,17 +73,20 @@ OCTAVO_INLINE void find_partition(const Attention& a, int64_t head, int64_t base
   part.key_stride = key_lane_bytes * a.kv.block_size;
   part.value_stride = kv_padded_size(a.kv.head_size) * kv_element_bytes(kind) * positions_per_step(kind);
   for (int64_t i = part.first; i < part.last; ++i) {
-    const Place place = place_of<kind>(a, head, base + i * lane_count);
+    const Place place = place_of<kind>(a.kv, a.table, head, base + i * lane_count);
     part.keys[i] = place.key;
     part.values[i] = place.value;
     part.key_scales[i] = place.key_scale;
     part.value_scales[i] = place.value_scale;
   }
+  const bool is_last = base + partition_size >= high;
+  const NextKeys next = is_last ? task.next : NextKeys{a.table, head, base + partition_size, high};
   for (int64_t i = 0; i < vectors_max; ++i) {
-    const int64_t next = base + partition_size + i * lane_count;
-    const int64_t last = part.last - 1;
+    const int64_t position = next.first + i * lane_count, last = part.last - 1;
+    const bool known = next.table && position < next.last;
     part.keys[part.last + i] = part.values[smaller_of(part.first + i, last)];
-    part.values[part.last + i] = next < high ? place_of<kind>(a, head, next).key : part.values[last];
+    part.values[part.last + i] =
+        known ? place_of<kind>(a.kv, next.table, next.head, position).key : part.values[last];
   }
 }
 
