@@ -95,6 +95,8 @@ class Assembler:
         return choice.stops.push(text)
 
     def _usage(self, usage: Usage, choice: _Choice) -> Usage:
+        if usage.num_output == choice.num_output:
+            return usage
         return replace(usage, num_output=choice.num_output)
 
     def _info(self, sampled: SampledToken, asked: bool) -> TokenInfo:

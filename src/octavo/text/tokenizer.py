@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import tokenizers
@@ -22,6 +23,7 @@ from octavo.text.gguf_vocabulary import build_vocabulary
 
 TOKENIZER_BYTES_MAX = 256 << 20
 _IDS_MAX = 1 << 24
+_BYTES_REMEMBERED = 1 << 15  # tokens
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 # Tokens that end a turn under another name than the file's end-of-sequence token.
 _END_OF_TURN = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>")
@@ -53,6 +55,8 @@ class Tokenizer:
         self._backend = backend
         self._special = special
         self._byte_level = byte_level
+        # Each token of an answer is asked for twice; a few make up most of any text.
+        self._remembered_bytes = lru_cache(_BYTES_REMEMBERED)(self._bytes_of)
         self._added = {id_: token.content for id_, token in backend.get_added_tokens_decoder().items()}
         self.strips_leading_space = strips_leading_space
         self.chat_template = (
@@ -163,6 +167,9 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for, b"" for an id without a token."""
+        return self._remembered_bytes(token)
+
+    def _bytes_of(self, token: int) -> bytes:
         if token in self._added:
             return self._added[token].encode()
         piece = self._backend.id_to_token(token) if 0 <= token < _IDS_MAX else None
