@@ -153,8 +153,15 @@ void Program::finish(BufferId result) {
   result_ = result;
 }
 
-// First fit, in the order of recording: the lowest place where no buffer alive at the same time lies.
+// First fit, in the order of recording: the lowest place where no buffer alive at the same time lies. Time is
+// counted in chains: within one, some rows may be phases ahead of others.
 void Program::place_buffers() {
+  std::vector<int64_t> chain_of(phases_.size() + 1);
+  for (size_t i = 1; i < chain_of.size(); ++i) {
+    const bool same = i < phases_.size() && phases_[i].is_chained_to(phases_[i - 1]);
+    chain_of[i] = chain_of[i - 1] + (same ? 0 : 1);
+  }
+  const auto chain = [&](int64_t phase) { return chain_of[static_cast<size_t>(phase)]; };
   std::vector<size_t> placed;
   for (size_t id = 0; id < buffers_.size(); ++id) {
     Buffer& buffer = buffers_[id];
@@ -162,8 +169,8 @@ void Program::place_buffers() {
     std::vector<std::pair<int64_t, int64_t>> taken;  // [first, last) of the neighbours in time
     for (const size_t other_id : placed) {
       const Buffer& other = buffers_[other_id];
-      const bool together =
-          other.first_phase <= buffer.last_phase && buffer.first_phase <= other.last_phase;
+      const bool together = chain(other.first_phase) <= chain(buffer.last_phase) &&
+                            chain(buffer.first_phase) <= chain(other.last_phase);
       if (together) taken.emplace_back(other.place, other.place + other.floats());
     }
     std::sort(taken.begin(), taken.end());

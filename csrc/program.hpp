@@ -7,8 +7,10 @@
 //                       products   linear layers; each task takes some output panels of one of them
 //                       attention  one layer's
 //                     over the step's tokens or over the rows whose logits are wanted; a barrier stands
-//                     between phases and nowhere else; with many rows each thread keeps its own (team.hpp)
-//   arena             every buffer has a place, shared with those that are not alive at the same time
+//                     between phases and nowhere else
+//   chains            with many rows each thread keeps its own (team.hpp), and passes through all phases
+//                     between two of attention without waiting for the others
+//   arena             every buffer has a place, shared with those that no phase of the same chain needs
 //
 // An op joins the earliest phase of its kind that comes after whatever it reads; so q, k and v are one phase,
 // gate and up another, and a layer of Llama has nine. Replaying runs the very kernels that the eager calls
@@ -88,6 +90,12 @@ struct Phase {
   std::vector<RowOp> row_ops;
   std::vector<Linear> products;
   std::vector<Attend> attention;
+
+  // Whether rows that have homes (team.hpp) may pass from `before` to this phase without waiting for others':
+  // nothing reads another row but attention, and what takes the wanted rows.
+  bool is_chained_to(const Phase& before) const {
+    return kind != Kind::attention && before.kind != Kind::attention && rows == before.rows;
+  }
 };
 
 // One step's input. Indices have been checked by whoever calls.

@@ -1,4 +1,4 @@
-// Replaying: phase after phase, each shared out over the team.
+// Replaying: phase after phase, each shared out over the team, or chains of them where rows have homes.
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -83,6 +83,20 @@ Largest largest_of(const Kernels& k, const float* x, int64_t count, int64_t firs
   if (std::all_of(x, x + count, is_nothing)) return {};
   return {std::numeric_limits<float>::quiet_NaN(), -1};
 }
+
+// One phase of a chain: its tasks [first_task, first_task + tasks) among those of each home.
+struct Stage {
+  const Phase* phase;
+  int64_t first_task, tasks;
+  int64_t first_product;  // of a phase of products: of its tasks, in the chain's list
+};
+
+// Phases that are one job. A gate opens when a home's tasks of a stage are done.
+struct Chain {
+  std::vector<Stage> stages;
+  std::vector<ProductTask> products;
+  std::vector<Gate> gates;  // [homes][stages]
+};
 
 }  // namespace
 
@@ -180,22 +194,25 @@ struct Replay {
     k.quantise_rows(read(op.x, first), op.kind, within, last - first, codes(op.out, home));
   }
 
-  void run_rows(const Phase& phase) const {
+  // Of each home.
+  int64_t num_row_tasks(const Phase& phase) const {
     const Homes all = homes(phase.rows);
     int64_t work = 0;
     for (const RowOp& op : phase.row_ops) work += all.rows * width_of(op);
     const int64_t wanted = tasks_for(all.rows, work, row_work_min, sharing.threads);
-    const int64_t tasks = (wanted + all.count - 1) / all.count;
-    at_home(all.count, tasks, [&](int64_t home, int64_t task) {
-      const int64_t rows = all.rows_of(home), begin = all.first(home);
-      const int64_t end = begin + rows * (task + 1) / tasks;
-      for (int64_t row = begin + rows * task / tasks; row < end; row += rows_together) {
-        const int64_t last = std::min(row + rows_together, end);
-        for (const RowOp& op : phase.row_ops) {
-          std::visit([&](const auto& one) { run_op(one, home, row, last); }, op);
-        }
+    return (wanted + all.count - 1) / all.count;
+  }
+
+  void run_row_task(const Phase& phase, int64_t home, int64_t task, int64_t tasks) const {
+    const Homes all = homes(phase.rows);
+    const int64_t rows = all.rows_of(home), begin = all.first(home);
+    const int64_t end = begin + rows * (task + 1) / tasks;
+    for (int64_t row = begin + rows * task / tasks; row < end; row += rows_together) {
+      const int64_t last = std::min(row + rows_together, end);
+      for (const RowOp& op : phase.row_ops) {
+        std::visit([&](const auto& one) { run_op(one, home, row, last); }, op);
       }
-    });
+    }
   }
 
   // body(home, task) for `tasks` tasks of each home. Where all rows have one home, tasks are shared out by
@@ -237,10 +254,8 @@ struct Replay {
     }
   }
 
-  // Tasks of about equal work, each within one product, the same for the rows of each home.
-  void run_products(const Phase& phase) const {
-    static thread_local std::vector<ProductTask> tasks;  // keeps its memory from phase to phase
-    tasks.clear();
+  // Adds tasks of about equal work, each within one product, the same for the rows of each home.
+  void list_products(const Phase& phase, std::vector<ProductTask>& tasks) const {
     int64_t all = 0;
     for (const Linear& op : phase.products) all += op.weight.outputs * op.weight.inputs;
     const Homes whole = homes(program.buffer(phase.products[0].out).rows);
@@ -261,9 +276,50 @@ struct Replay {
         tasks.push_back({&op, first, std::min(last, panels)});
       }
     }
-    const ProductTask* listed = tasks.data();  // of this thread: a worker has a vector of its own
-    at_home(whole.count, static_cast<int64_t>(tasks.size()),
-            [&](int64_t home, int64_t task) { run_product(listed[task], home); });
+  }
+
+  // -- chains of phases of rows and of products -------------------------------------------------------
+  // Where rows have homes, what a phase makes of one home's rows waits for nothing of another's: such phases
+  // are one job, in which each home passes from phase to phase by itself. `count` is 1 where they have not.
+  void run_chain(const Phase* phases, int64_t count) const {
+    static thread_local Chain own;  // keeps its memory from chain to chain
+    Chain& chain = own;             // of this thread: a worker has one of its own
+    const int64_t num_homes = homes(phases[0].rows).count;
+    chain.stages.clear();
+    chain.products.clear();
+    int64_t tasks = 0;
+    for (const Phase* phase = phases; phase < phases + count; ++phase) {
+      const auto first_product = static_cast<int64_t>(chain.products.size());
+      int64_t size = phase->kind == Phase::Kind::rows ? num_row_tasks(*phase) : 0;
+      if (phase->kind == Phase::Kind::products) {
+        list_products(*phase, chain.products);
+        size = static_cast<int64_t>(chain.products.size()) - first_product;
+      }
+      chain.stages.push_back({phase, tasks, size, first_product});
+      tasks += size;
+    }
+    if (chain.gates.size() < static_cast<size_t>(num_homes * count)) {
+      chain.gates = std::vector<Gate>(static_cast<size_t>(num_homes * count));
+    }
+    for (int64_t i = 0; i < num_homes * count; ++i) {
+      chain.gates[static_cast<size_t>(i)].close(chain.stages[static_cast<size_t>(i % count)].tasks);
+    }
+    at_home(num_homes, tasks, [&](int64_t home, int64_t task) { run_in_chain(chain, home, task); });
+  }
+
+  void run_in_chain(Chain& chain, int64_t home, int64_t task) const {
+    size_t index = chain.stages.size() - 1;
+    while (task < chain.stages[index].first_task) --index;
+    const Stage& stage = chain.stages[index];
+    Gate* gate = &chain.gates[static_cast<size_t>(home) * chain.stages.size() + index];
+    if (index > 0) gate[-1].wait();
+    const int64_t own = task - stage.first_task;
+    if (stage.phase->kind == Phase::Kind::rows) {
+      run_row_task(*stage.phase, home, own, stage.tasks);
+    } else {
+      run_product(chain.products[static_cast<size_t>(stage.first_product + own)], home);
+    }
+    if (chain.stages.size() > 1) gate->pass();
   }
 
   // -- the largest of each row ----------------------------------------------------------------------
@@ -327,12 +383,17 @@ struct Replay {
     }
   }
 
-  void run_phase(const Phase& phase) const {
-    switch (phase.kind) {
-      case Phase::Kind::rows: return run_rows(phase);
-      case Phase::Kind::products: return run_products(phase);
-      case Phase::Kind::attention: return run_attention_phase(phase);
-    }
+  // How many of the phases from `first` on, below `end`, are one job.
+  int64_t chain_length(const Phase* first, const Phase* end) const {
+    if (homes(first->rows).count == 1) return 1;
+    const Phase* next = first + 1;
+    while (next < end && next->is_chained_to(next[-1])) ++next;
+    return next - first;
+  }
+
+  void run_phases(const Phase* first, int64_t count) const {
+    if (first->kind == Phase::Kind::attention) return run_attention_phase(*first);
+    run_chain(first, count);
   }
 };
 
@@ -383,8 +444,11 @@ Replay Program::begin(const StepInput& input) {
 }
 
 void Program::run_phases(const Replay& replay, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    timed(i, [&] { replay.run_phase(phases_[i]); });
+  const Phase *phase = phases_.data(), *end = phase + count;
+  while (phase < end) {  // one by one where they are timed
+    const int64_t length = phase_seconds_.empty() ? replay.chain_length(phase, end) : 1;
+    timed(static_cast<size_t>(phase - phases_.data()), [&] { replay.run_phases(phase, length); });
+    phase += length;
   }
 }
 

@@ -45,6 +45,16 @@ uint64_t claim_of(uint32_t generation, uint32_t next) {
 
 }  // namespace
 
+void Gate::wait() const {
+  if (left_.load(std::memory_order_acquire) == 0) return;
+  const int spins = Team::instance().spins();
+  for (int spin = 0; spin < spins && left_.load(std::memory_order_acquire) != 0; ++spin) pause_briefly();
+  for (int32_t left = left_.load(std::memory_order_acquire); left != 0;
+       left = left_.load(std::memory_order_acquire)) {
+    left_.wait(left, std::memory_order_acquire);
+  }
+}
+
 int available_cores() {
 #if defined(__linux__)
   cpu_set_t set;

@@ -28,6 +28,8 @@ class Team {
 
   // Threads that share a job, the caller included.
   int size() const { return size_.load(std::memory_order_relaxed); }
+  // How many pauses a thread waits before it sleeps: none beside more threads than cores.
+  int spins() const { return spins_; }
   void resize(int size);
 
   static constexpr int64_t homes_max = 64;
@@ -65,6 +67,20 @@ class Team {
   alignas(64) std::mutex busy_;  // held by the thread whose job it is
   std::vector<std::thread> workers_;
   int spins_ = 0;
+};
+
+// Opens when so many tasks have passed. Whoever waits must know that each of them has been claimed, by a
+// thread that waits for nothing behind this gate.
+class alignas(64) Gate {
+ public:
+  void close(int64_t tasks) { left_.store(static_cast<int32_t>(tasks), std::memory_order_relaxed); }
+  void pass() {
+    if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) left_.notify_all();
+  }
+  void wait() const;
+
+ private:
+  std::atomic<int32_t> left_{0};
 };
 
 // Calls body(task) for each task in [0, first[homes]), those from first[h] on preferably in thread h.
