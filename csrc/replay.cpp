@@ -194,7 +194,7 @@ struct Replay {
     k.quantise_rows(read(op.x, first), op.kind, within, last - first, codes(op.out, home));
   }
 
-  // Of each home.
+  // How many tasks the rows of each home make.
   int64_t num_row_tasks(const Phase& phase) const {
     const Homes all = homes(phase.rows);
     int64_t work = 0;
