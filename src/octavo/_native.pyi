@@ -275,4 +275,4 @@ class Program:
 
     def run_rows_argmax(self, x: _Floats, out: _Ints) -> None:
         """Into out (R,) what `argmax` finds in the rows that `run_rows` would give; a product at the end of
-        the program is not written for it."""
+        the program is not written for it. Raises ValueError where x or out does not fit."""

@@ -52,7 +52,8 @@ class SampleFailure:
 
 
 def is_plain(params: SamplingParams, num_output: int) -> bool:
-    """True where a row needs the likeliest token of its raw logits and nothing else of them."""
+    """True where a row needs the likeliest token of its raw logits and nothing else of them; `num_output`:
+    output tokens so far."""
     return (
         params.greedy and params.logprobs is None and params.beams is None and not adjusts(params, num_output)
     )

@@ -41,7 +41,8 @@ class SpecialTokens:
 
 
 class Tokenizer:
-    """One model's tokenizer. Safe to use from several threads; nothing changes after it is made."""
+    """One model's tokenizer. Safe to use from several threads: once it is made, nothing changes but what it
+    remembers."""
 
     def __init__(
         self,
