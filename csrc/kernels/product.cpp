@@ -10,6 +10,10 @@ template <class Stored, int R, int P>
 void tile(const Product& a, int64_t row, int64_t panel, Ahead& next) {
   const Stored* w[P];
   for (int p = 0; p < P; ++p) w[p] = static_cast<const Stored*>(a.panels) + (panel + p) * a.inputs * panel_width;
+  for (int r = 0; r < R; ++r) {
+    const float* y = a.y + (row + r) * a.outputs + panel * panel_width;
+    for (int p = 0; p < P; ++p) __builtin_prefetch(y + p * panel_width, 1, 3);  // written below
+  }
   Lanes acc[R][P]{};
   multiply<R, P>(a.x + row * a.inputs, a.inputs, w, panel_width, a.inputs, acc, next);
   for (int p = 0; p < P; ++p) {
