@@ -164,6 +164,15 @@ BufferId soft_cap(Program& program, BufferId x, float cap) {
   return program.soft_cap(x, cap);
 }
 
+// Of all parts together.
+int64_t floats_per_row(const Program& program) {
+  int64_t floats = 0;
+  for (const Rows rows : {Rows::tokens, Rows::logits}) {
+    for (const bool is_shared : {false, true}) floats += program.floats_per_row(rows, is_shared);
+  }
+  return floats;
+}
+
 void finish(Program& program, BufferId result) {
   require(require_buffer(program, result, "result").first_phase >= 0,
           "the result is what was given: nothing was recorded");
@@ -280,7 +289,7 @@ void bind_program(nb::module_& m) {
              return out;
            })
       .def_prop_ro("num_phases", &Program::num_phases)
-      .def_prop_ro("floats_per_row", &Program::floats_per_row)
+      .def_prop_ro("floats_per_row", floats_per_row)
       .def("run_step", run_step, nb::arg("tokens").noconvert(), nb::arg("positions").noconvert(),
            nb::arg("starts").noconvert(), nb::arg("offsets").noconvert(), nb::arg("tables").noconvert(),
            nb::arg("logit_rows").noconvert(), nb::arg("num_blocks"))

@@ -7,7 +7,7 @@
 namespace octavo {
 
 BufferId Program::new_buffer(Rows rows, int64_t width, bool holds_codes) {
-  buffers_.push_back({rows, width, holds_codes, -1, -1, 0});
+  buffers_.push_back({rows, width, holds_codes, false, -1, -1, 0});
   return static_cast<BufferId>(buffers_.size()) - 1;
 }
 
@@ -64,6 +64,7 @@ BufferId Program::embed(const Weight& table, Source source) {
 BufferId Program::take(BufferId x) {
   reads_step_ = true;
   const BufferId out = new_buffer(Rows::logits, buffer(x).width);
+  buffers_[static_cast<size_t>(x)].is_shared = true;
   phase_for(Phase::Kind::rows, Rows::logits, buffer(x).first_phase + 1, {x}, out)
       .row_ops.push_back(Take{x, out});
   return out;
@@ -123,6 +124,7 @@ BufferId Program::attend(Attend op) {
   widest_window_ = sees_all ? 0 : std::max(widest_window_, op.window);
   attends_ = true;
   op.out = new_buffer(Rows::tokens, buffer(op.q).width);
+  for (const BufferId id : {op.q, op.out}) buffers_[static_cast<size_t>(id)].is_shared = true;
   phase_for(Phase::Kind::attention, Rows::tokens, earliest, {op.q}, op.out).attention.push_back(op);
   return op.out;
 }
@@ -148,40 +150,43 @@ BufferId Program::soft_cap(BufferId x, float cap) {
 }
 
 void Program::finish(BufferId result) {
-  buffers_[static_cast<size_t>(result)].last_phase = num_phases();
+  Buffer& last = buffers_[static_cast<size_t>(result)];
+  last.is_shared = true;
+  last.last_phase = num_phases();
   place_buffers();
   result_ = result;
 }
 
-// First fit, in the order of recording: the lowest place where no buffer alive at the same time lies. Time is
-// counted in chains: within one, some rows may be phases ahead of others.
+// First fit, in the order of recording: the lowest place where no buffer of the same part lies that is alive
+// at the same time. For a home its phases follow each other. The time of shared buffers is counted in chains:
+// within one, some rows may be phases ahead of others.
 void Program::place_buffers() {
   std::vector<int64_t> chain_of(phases_.size() + 1);
   for (size_t i = 1; i < chain_of.size(); ++i) {
     const bool same = i < phases_.size() && phases_[i].is_chained_to(phases_[i - 1]);
     chain_of[i] = chain_of[i - 1] + (same ? 0 : 1);
   }
-  const auto chain = [&](int64_t phase) { return chain_of[static_cast<size_t>(phase)]; };
-  std::vector<size_t> placed;
-  for (size_t id = 0; id < buffers_.size(); ++id) {
-    Buffer& buffer = buffers_[id];
-    if (static_cast<BufferId>(id) == given_) continue;
+  std::vector<const Buffer*> placed;
+  for (Buffer& buffer : buffers_) {
+    if (&buffer - buffers_.data() == given_) continue;
+    const auto time = [&](int64_t phase) {
+      return buffer.is_shared ? chain_of[static_cast<size_t>(phase)] : phase;
+    };
     std::vector<std::pair<int64_t, int64_t>> taken;  // [first, last) of the neighbours in time
-    for (const size_t other_id : placed) {
-      const Buffer& other = buffers_[other_id];
-      const bool together = chain(other.first_phase) <= chain(buffer.last_phase) &&
-                            chain(buffer.first_phase) <= chain(other.last_phase);
-      if (together) taken.emplace_back(other.place, other.place + other.floats());
+    for (const Buffer* other : placed) {
+      if (other->rows != buffer.rows || other->is_shared != buffer.is_shared) continue;
+      const bool together = time(other->first_phase) <= time(buffer.last_phase) &&
+                            time(buffer.first_phase) <= time(other->last_phase);
+      if (together) taken.emplace_back(other->place, other->place + other->floats());
     }
     std::sort(taken.begin(), taken.end());
-    int64_t place = 0;
     for (const auto& [first, last] : taken) {
-      if (first - place >= buffer.floats()) break;
-      place = std::max(place, last);
+      if (first - buffer.place >= buffer.floats()) break;
+      buffer.place = std::max(buffer.place, last);
     }
-    buffer.place = place;
-    floats_per_row_ = std::max(floats_per_row_, place + buffer.floats());
-    placed.push_back(id);
+    int64_t& floats = part_floats_[buffer.rows == Rows::logits][buffer.is_shared];
+    floats = std::max(floats, buffer.place + buffer.floats());
+    placed.push_back(&buffer);
   }
 }
 

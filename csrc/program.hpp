@@ -10,7 +10,7 @@
 //                     between phases and nowhere else
 //   chains            with many rows each thread keeps its own (team.hpp), and passes through all phases
 //                     between two of attention without waiting for the others
-//   arena             every buffer has a place, shared with those that no phase of the same chain needs
+//   arena             every buffer has a place (arena.hpp), which others take once no phase needs it
 //
 // An op joins the earliest phase of its kind that comes after whatever it reads; so q, k and v are one phase,
 // gate and up another, and a layer of Llama has nine. Replaying runs the very kernels that the eager calls
@@ -50,8 +50,9 @@ struct Buffer {
   Rows rows;
   int64_t width;         // floats in a row; of codes: inputs
   bool holds_codes;      // the quantised form of a row
+  bool is_shared;        // read by others than the home of a row (team.hpp): attention, `take`, the caller
   int64_t first_phase, last_phase;
-  int64_t place;         // in the arena, in floats for each row
+  int64_t place;         // in its part of the arena, in floats for each row
 
   // What one row takes in the arena: whole cache lines.
   int64_t floats() const { return ((holds_codes ? activation_words(1, width) : width) + 15) / 16 * 16; }
@@ -154,7 +155,10 @@ class Program {
   BufferId result() const { return result_; }
   BufferId given() const { return given_; }
   const KvLayer& layer(int64_t index) const { return layers_[static_cast<size_t>(index)]; }
-  int64_t floats_per_row() const { return floats_per_row_; }
+  // The size of a part of the arena, in floats for each row.
+  int64_t floats_per_row(Rows rows, bool is_shared) const {
+    return part_floats_[rows == Rows::logits][is_shared];
+  }
   // The first block of a chunk's table that a step may read: earlier ones lie before every layer's window.
   int64_t first_block(int64_t start) const;
   bool reads_step() const { return reads_step_; }
@@ -181,7 +185,7 @@ class Program {
 
   class Running;
   Replay begin(const StepInput& input);
-  float* arena_for(int64_t rows);
+  float* memory_for(int64_t floats);
   template <class Body>
   void timed(size_t phase, Body&& body);
   void run_phases(const Replay& replay, size_t count);
@@ -195,7 +199,8 @@ class Program {
   BufferId result_ = -1, given_ = -1;
   int64_t widest_window_ = 0;  // 0: a layer sees everything
   bool attends_ = false;
-  int64_t floats_per_row_ = 0, rope_positions_ = INT64_MAX;
+  int64_t part_floats_[2][2] = {};  // by `rows == Rows::logits` and `is_shared`
+  int64_t rope_positions_ = INT64_MAX;
   int64_t token_rows_ = INT64_MAX, position_rows_ = INT64_MAX;
   int64_t num_weights_ = 0, weight_bytes_ = 0;
 
@@ -203,7 +208,7 @@ class Program {
   bool reads_step_ = false;  // not of given rows alone
   std::atomic<bool> running_{false};
   std::shared_ptr<float> arena_;  // an array over a result keeps it alive
-  int64_t arena_rows_ = 0;
+  int64_t arena_floats_ = 0;
 };
 
 }  // namespace octavo

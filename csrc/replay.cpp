@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "arena.hpp"
 #include "attention_step.hpp"
 #include "dispatch.hpp"
 #include "program.hpp"
@@ -45,9 +46,6 @@ struct Sharing {
 
   Homes homes_of(int64_t rows) const { return {rows, rows >= enough ? threads : 1}; }
 };
-
-// Rows that buffers have room for: quantised rows are spread a little, those of each home by themselves.
-int64_t rows_with_padding(const Homes& homes) { return homes.rows + code_padding * homes.count; }
 
 // Output panels of a product that a tile takes at once: tasks begin at their multiples.
 int64_t panel_unit(const Linear& op, int64_t rows, int64_t panels, int64_t wanted) {
@@ -106,92 +104,90 @@ struct Replay {
   const StepInput& input;
   const Kernels& k;
   Sharing sharing;
-  float* arena;
+  Arena arena;
 
-  Homes homes(Rows rows) const { return sharing.homes_of(count(rows)); }
-  int64_t count(Rows rows) const { return rows == Rows::tokens ? input.num_tokens : input.num_logit_rows; }
+  const Homes& homes(Rows rows) const { return arena.homes(rows); }
+  const Buffer& buffer(BufferId id) const { return program.buffer(id); }
+  const float* given(int64_t row) const { return input.x + row * buffer(program.given_).width; }
 
-  float* base(BufferId id) const {
-    const Buffer& buffer = program.buffer(id);
-    return arena + buffer.place * rows_with_padding(homes(Rows::tokens));
+  // A row, whose home is `at`.
+  float* row_of(BufferId id, const HomeRows& at, int64_t row) const { return at.row(buffer(id), row); }
+  const float* read(BufferId id, const HomeRows& at, int64_t row) const {
+    return id == program.given_ ? given(row) : row_of(id, at, row);
   }
-  float* row_of(BufferId id, int64_t row) const { return base(id) + row * program.buffer(id).width; }
-  const float* read(BufferId id, int64_t row) const {
-    if (id == program.given_) return input.x + row * program.buffer(id).width;
-    return row_of(id, row);
+  // Any row of a buffer that is shared.
+  float* shared_row(BufferId id, int64_t row) const { return arena.shared_row(buffer(id), row); }
+  const float* read_shared(BufferId id, int64_t row) const {
+    return id == program.given_ ? given(row) : shared_row(id, row);
   }
 
-  // The quantised rows of a buffer that are at home with `home`.
-  Activations codes(BufferId id, int64_t home) const {
-    const Buffer& buffer = program.buffer(id);
-    const Homes all = homes(buffer.rows);
-    const int64_t row = all.first(home) + code_padding * home;
-    return activations_in(base(id) + row * buffer.floats(), all.rows_of(home), buffer.width);
+  // The quantised rows of a buffer that are at home with `at`.
+  Activations codes(BufferId id, const HomeRows& at) const {
+    return activations_in(at.first_row(buffer(id)), at.count, buffer(id).width);
   }
 
   // -- row operations -------------------------------------------------------------------------------
-  void operator()(const Embed& op, int64_t row) const {
+  void operator()(const Embed& op, const HomeRows& at, int64_t row) const {
     const int32_t index = (op.source == Source::tokens ? input.tokens : input.positions)[row];
     const Weight& w = op.table;
     if (w.has_codes()) {
-      k.unpack_codes(w.panels, w.kind, w.inputs, index, row_of(op.out, row));
+      k.unpack_codes(w.panels, w.kind, w.inputs, index, row_of(op.out, at, row));
     } else {
-      k.unpack_row(w.panels, w.kind, w.inputs, index, row_of(op.out, row));
+      k.unpack_row(w.panels, w.kind, w.inputs, index, row_of(op.out, at, row));
     }
   }
-  void operator()(const Take& op, int64_t row) const {
-    const int64_t width = program.buffer(op.x).width;
-    std::copy_n(read(op.x, input.logit_rows[row]), width, row_of(op.out, row));
+  void operator()(const Take& op, const HomeRows& at, int64_t row) const {
+    const int64_t width = buffer(op.x).width;
+    std::copy_n(read_shared(op.x, input.logit_rows[row]), width, row_of(op.out, at, row));
   }
-  void operator()(const RmsNorm& op, int64_t row) const {
-    const float* x = read(op.x, row);
-    float* out = row_of(op.out, row);
-    for (int64_t i = 0; i < program.buffer(op.x).width; i += op.size) {
+  void operator()(const RmsNorm& op, const HomeRows& at, int64_t row) const {
+    const float* x = read(op.x, at, row);
+    float* out = row_of(op.out, at, row);
+    for (int64_t i = 0; i < buffer(op.x).width; i += op.size) {
       k.rms_norm(x + i, op.weight, op.eps, op.size, out + i);
     }
   }
-  void operator()(const LayerNorm& op, int64_t row) const {
-    k.layer_norm(read(op.x, row), op.weight, op.bias, op.eps, program.buffer(op.x).width,
-                 row_of(op.out, row));
+  void operator()(const LayerNorm& op, const HomeRows& at, int64_t row) const {
+    k.layer_norm(read(op.x, at, row), op.weight, op.bias, op.eps, buffer(op.x).width,
+                 row_of(op.out, at, row));
   }
-  void operator()(const Rope& op, int64_t row) const {
-    const int64_t at = input.positions[row] * op.half;
-    k.rope(read(op.x, row), op.cos + at, op.sin + at, program.buffer(op.x).width / op.head_size,
-           op.head_size, 2 * op.half, row_of(op.out, row));
+  void operator()(const Rope& op, const HomeRows& at, int64_t row) const {
+    const int64_t angles = input.positions[row] * op.half;
+    k.rope(read(op.x, at, row), op.cos + angles, op.sin + angles, buffer(op.x).width / op.head_size,
+           op.head_size, 2 * op.half, row_of(op.out, at, row));
   }
-  void operator()(const Store& op, int64_t row) const {
+  void operator()(const Store& op, const HomeRows& at, int64_t row) const {
     const KvLayer& kv = program.layers_[static_cast<size_t>(op.layer)];
     const int64_t chunk = std::upper_bound(input.offsets, input.offsets + input.num_chunks + 1, row) -
                           input.offsets - 1;
     const int64_t position = input.positions[row];
     const int32_t block = input.tables[chunk * input.table_width + position / kv.block_size];
-    k.store_kv(kv, block, position % kv.block_size, read(op.k, row), read(op.v, row));
+    k.store_kv(kv, block, position % kv.block_size, read(op.k, at, row), read(op.v, at, row));
   }
-  void operator()(const Gated& op, int64_t row) const {
-    k.gated(op.function, read(op.gate, row), read(op.up, row), program.buffer(op.out).width,
-            row_of(op.out, row));
+  void operator()(const Gated& op, const HomeRows& at, int64_t row) const {
+    k.gated(op.function, read(op.gate, at, row), read(op.up, at, row), buffer(op.out).width,
+            row_of(op.out, at, row));
   }
-  void operator()(const Activate& op, int64_t row) const {
-    k.map(op.function, read(op.x, row), program.buffer(op.out).width, row_of(op.out, row));
+  void operator()(const Activate& op, const HomeRows& at, int64_t row) const {
+    k.map(op.function, read(op.x, at, row), buffer(op.out).width, row_of(op.out, at, row));
   }
-  void operator()(const Add& op, int64_t row) const {
-    k.add(read(op.x, row), read(op.y, row), program.buffer(op.out).width, row_of(op.out, row));
+  void operator()(const Add& op, const HomeRows& at, int64_t row) const {
+    k.add(read(op.x, at, row), read(op.y, at, row), buffer(op.out).width, row_of(op.out, at, row));
   }
-  void operator()(const Scale& op, int64_t row) const {
-    k.scale(read(op.x, row), op.factor, program.buffer(op.out).width, row_of(op.out, row));
+  void operator()(const Scale& op, const HomeRows& at, int64_t row) const {
+    k.scale(read(op.x, at, row), op.factor, buffer(op.out).width, row_of(op.out, at, row));
   }
-  void operator()(const SoftCap& op, int64_t row) const {
-    k.soft_cap(read(op.x, row), op.cap, program.buffer(op.out).width, row_of(op.out, row));
+  void operator()(const SoftCap& op, const HomeRows& at, int64_t row) const {
+    k.soft_cap(read(op.x, at, row), op.cap, buffer(op.out).width, row_of(op.out, at, row));
   }
 
-  // Rows [first, last), all at home with `home`.
+  // Rows [first, last), all at home with `at`.
   template <class Op>
-  void run_op(const Op& op, int64_t, int64_t first, int64_t last) const {
-    for (int64_t row = first; row < last; ++row) (*this)(op, row);
+  void run_op(const Op& op, const HomeRows& at, int64_t first, int64_t last) const {
+    for (int64_t row = first; row < last; ++row) (*this)(op, at, row);
   }
-  void run_op(const Quantise& op, int64_t home, int64_t first, int64_t last) const {
-    const int64_t within = first - homes(program.buffer(op.out).rows).first(home);
-    k.quantise_rows(read(op.x, first), op.kind, within, last - first, codes(op.out, home));
+  void run_op(const Quantise& op, const HomeRows& at, int64_t first, int64_t last) const {
+    k.quantise_rows(read(op.x, at, first), op.kind, first - at.first, last - first, codes(op.out, at));
   }
 
   // How many tasks the rows of each home make.
@@ -204,13 +200,12 @@ struct Replay {
   }
 
   void run_row_task(const Phase& phase, int64_t home, int64_t task, int64_t tasks) const {
-    const Homes all = homes(phase.rows);
-    const int64_t rows = all.rows_of(home), begin = all.first(home);
-    const int64_t end = begin + rows * (task + 1) / tasks;
-    for (int64_t row = begin + rows * task / tasks; row < end; row += rows_together) {
+    const HomeRows at = arena.at_home(phase.rows, home);
+    const int64_t end = at.first + at.count * (task + 1) / tasks;
+    for (int64_t row = at.first + at.count * task / tasks; row < end; row += rows_together) {
       const int64_t last = std::min(row + rows_together, end);
       for (const RowOp& op : phase.row_ops) {
-        std::visit([&](const auto& one) { run_op(one, home, row, last); }, op);
+        std::visit([&](const auto& one) { run_op(one, at, row, last); }, op);
       }
     }
   }
@@ -229,9 +224,9 @@ struct Replay {
     return std::visit(
         [&](const auto& one) {
           if constexpr (requires { one.out; }) {
-            return program.buffer(one.out).width;
+            return buffer(one.out).width;
           } else {
-            return 2 * program.buffer(one.k).width;
+            return 2 * buffer(one.k).width;
           }
         },
         op);
@@ -241,16 +236,13 @@ struct Replay {
   void run_product(const ProductTask& task, int64_t home) const {
     const Linear& op = *task.op;
     const Weight& w = op.weight;
-    const Homes all = homes(program.buffer(op.out).rows);
-    const int64_t row = all.first(home);
-    float* y = row_of(op.out, row);
+    const HomeRows at = arena.at_home(buffer(op.out).rows, home);
+    float* y = row_of(op.out, at, at.first);
     if (w.has_codes()) {
-      const IntegerProduct product{codes(op.x, home), w.panels, w.kind, op.bias, y, w.outputs};
-      k.integer_product(product, task.first, task.last);
+      k.integer_product({codes(op.x, at), w.panels, w.kind, op.bias, y, w.outputs}, task.first, task.last);
     } else {
-      const Product product{read(op.x, row),   w.panels, op.bias,   y,
-                            all.rows_of(home), w.inputs, w.outputs, w.kind};
-      k.product(product, task.first, task.last);
+      const float* x = read(op.x, at, at.first);
+      k.product({x, w.panels, op.bias, y, at.count, w.inputs, w.outputs, w.kind}, task.first, task.last);
     }
   }
 
@@ -258,7 +250,7 @@ struct Replay {
   void list_products(const Phase& phase, std::vector<ProductTask>& tasks) const {
     int64_t all = 0;
     for (const Linear& op : phase.products) all += op.weight.outputs * op.weight.inputs;
-    const Homes whole = homes(program.buffer(phase.products[0].out).rows);
+    const Homes whole = homes(buffer(phase.products[0].out).rows);
     const int64_t rows = whole.rows_of(0);
     const bool of_codes = phase.products[0].weight.has_codes();
     const int64_t task_work = of_codes ? code_task_work : float_task_work;
@@ -325,16 +317,16 @@ struct Replay {
   // -- the largest of each row ----------------------------------------------------------------------
   // Of the result, which has been computed.
   void find_argmax(int32_t* out) const {
-    const Buffer& result = program.buffer(program.result_);
-    parallel(count(result.rows), [&](int64_t row) {
-      out[row] = k.argmax(row_of(program.result_, row), result.width);
+    const Buffer& result = buffer(program.result_);
+    parallel(homes(result.rows).rows, [&](int64_t row) {
+      out[row] = k.argmax(shared_row(program.result_, row), result.width);
     });
   }
 
   // Of a product's outputs, which exist only some panels at a time: they have the bits that `run_product` writes.
   void run_argmax(const Linear& op, int32_t* out) const {
     static thread_local std::vector<Largest> found;  // [slices][rows], kept from run to run
-    const Homes all = homes(program.buffer(op.out).rows);
+    const Homes all = homes(buffer(op.out).rows);
     const int64_t slice = argmax_panels * panel_width, slices = (op.weight.outputs + slice - 1) / slice;
     found.assign(static_cast<size_t>(slices * all.rows), {});
     Largest* places = found.data();
@@ -357,18 +349,18 @@ struct Replay {
   const float* outputs_between(const Linear& op, int64_t home, int64_t first, int64_t width) const {
     static thread_local std::vector<float> y;
     const Weight& w = op.weight;
-    const Homes all = homes(program.buffer(op.out).rows);
-    const int64_t rows = all.rows_of(home), panel = first / panel_width;
+    const HomeRows at = arena.at_home(buffer(op.out).rows, home);
+    const int64_t rows = at.count, panel = first / panel_width;
     const int64_t panels = (width + panel_width - 1) / panel_width;
     if (y.size() < static_cast<size_t>(rows * width)) y.resize(static_cast<size_t>(rows * width));
     const float* bias = op.bias ? op.bias + first : nullptr;
     if (w.has_codes()) {
       const uint8_t* codes_of_panels = w.panels + panel * code_panel_bytes(w.kind, w.inputs);
-      k.integer_product({codes(op.x, home), codes_of_panels, w.kind, bias, y.data(), width}, 0, panels);
+      k.integer_product({codes(op.x, at), codes_of_panels, w.kind, bias, y.data(), width}, 0, panels);
     } else {
       const uint8_t* floats = w.panels + panel * bytes_of(w.kind, panel_width * w.inputs);
-      k.product({read(op.x, all.first(home)), floats, bias, y.data(), rows, w.inputs, width, w.kind}, 0,
-                panels);
+      const float* x = read(op.x, at, at.first);
+      k.product({x, floats, bias, y.data(), rows, w.inputs, width, w.kind}, 0, panels);
     }
     return y.data();
   }
@@ -376,10 +368,10 @@ struct Replay {
   void run_attention_phase(const Phase& phase) const {
     for (const Attend& op : phase.attention) {
       const KvLayer& kv = program.layers_[static_cast<size_t>(op.layer)];
-      const int64_t heads = program.buffer(op.q).width / kv.head_size;
-      run_attention({kv, read(op.q, 0), base(op.out), nullptr, input.starts, input.offsets, input.tables,
-                     input.table_width, input.num_chunks, heads, op.scale, op.window, op.soft_cap, op.sinks,
-                     op.slopes, 0, homes(Rows::tokens).count, nullptr});
+      const int64_t heads = buffer(op.q).width / kv.head_size;
+      run_attention({kv, read_shared(op.q, 0), shared_row(op.out, 0), nullptr, input.starts, input.offsets,
+                     input.tables, input.table_width, input.num_chunks, heads, op.scale, op.window, op.soft_cap,
+                     op.sinks, op.slopes, 0, homes(Rows::tokens).count, nullptr});
     }
   }
 
@@ -409,14 +401,13 @@ class Program::Running {
   std::atomic<bool>& flag_;
 };
 
-// Room for so many rows of every buffer. A batch that grows row by row shall not begin in fresh memory each
-// time. What no run has reached of an arena is address space alone.
-float* Program::arena_for(int64_t needed) {
-  if (needed <= arena_rows_) return arena_.get();
-  const int64_t rows = std::max(needed, 2 * arena_rows_);
-  arena_rows_ = 0;  // should there be no memory for the new one
+// Room for so much. A batch that grows row by row shall not begin in fresh memory each time. What no run has
+// reached of an arena is address space alone.
+float* Program::memory_for(int64_t needed) {
+  if (needed <= arena_floats_) return arena_.get();
+  const int64_t floats = std::max(needed, 2 * arena_floats_);
+  arena_floats_ = 0;  // should there be no memory for the new one
   arena_.reset();
-  const int64_t floats = floats_per_row_ * rows;
   const int64_t unit = floats * 4 < huge_page ? page : huge_page;
   const auto bytes = static_cast<size_t>((floats * 4 + unit - 1) / unit * unit);
   arena_.reset(static_cast<float*>(std::aligned_alloc(static_cast<size_t>(unit), bytes)), std::free);
@@ -424,7 +415,7 @@ float* Program::arena_for(int64_t needed) {
 #if defined(__linux__)
   if (unit == huge_page) madvise(arena_.get(), bytes, MADV_HUGEPAGE);  // a wish: no harm if it is refused
 #endif
-  arena_rows_ = rows;
+  arena_floats_ = floats;
   return arena_.get();
 }
 
@@ -439,7 +430,8 @@ void Program::timed(size_t index, Body&& body) {
 
 Replay Program::begin(const StepInput& input) {
   const Sharing sharing(*this, Team::instance().size());
-  float* arena = arena_for(rows_with_padding(sharing.homes_of(input.num_tokens)));
+  Arena arena{*this, sharing.homes_of(input.num_tokens), sharing.homes_of(input.num_logit_rows), nullptr};
+  arena.memory = memory_for(arena.floats());
   return {*this, input, kernels(), sharing, arena};
 }
 
@@ -456,7 +448,7 @@ const float* Program::run(const StepInput& input) {
   const Running running(running_);
   const Replay replay = begin(input);
   run_phases(replay, phases_.size());
-  return replay.base(result_);
+  return replay.shared_row(result_, 0);
 }
 
 void Program::run_argmax(const StepInput& input, int32_t* out) {
