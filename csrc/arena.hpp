@@ -2,10 +2,11 @@
 //
 //   part      of the arena: four of them, for tokens' and for logits' rows, shared or not
 //   shared    buffers that others than a row's home read: row after row
-//   unshared  home after home (team.hpp); within a home buffer after buffer, each row after row
+//   unshared  home after home (team.hpp); within a home buffer after buffer, each row after row, or group
+//             after group where rows are quantised
 //
 // So whatever a home alone works on lies together, and its buffers take each other's places as soon as that
-// home is done with them, wherever the others are.
+// home is done with them, however far the other homes are.
 #pragma once
 
 #include "program.hpp"
@@ -13,17 +14,17 @@
 
 namespace octavo {
 
-// The rows [first, first + count) that are at home in one place.
+// The rows [first, first + count) of one home, and where they lie.
 struct HomeRows {
-  int64_t home, first, count;
-  float* shared;  // where the part of shared buffers begins, with room for so many rows
-  int64_t shared_room;
-  float* own;  // where this home's others begin
-  int64_t own_room;
+  int64_t first, count;
+  float* shared_part;
+  int64_t shared_room;  // rows for which a shared buffer has room
+  float* unshared;      // of this home
+  int64_t unshared_room;
 
   float* first_row(const Buffer& buffer) const {
-    if (buffer.is_shared) return shared + buffer.place * shared_room + first * buffer.width;
-    return own + buffer.place * own_room;
+    if (buffer.is_shared) return shared_part + buffer.place * shared_room + first * buffer.width;
+    return unshared + buffer.place * unshared_room;
   }
   float* row(const Buffer& buffer, int64_t row) const {
     return first_row(buffer) + (row - first) * buffer.width;
@@ -37,37 +38,38 @@ struct Arena {
 
   const Homes& homes(Rows rows) const { return rows == Rows::tokens ? of_tokens : of_logits; }
 
-  // Quantised rows are spread a little, those of each home by themselves.
+  // Rows for which unshared buffers have room: quantised ones are spread a little, each home's by themselves.
   static int64_t room(const Homes& all) { return all.rows + code_padding * all.count; }
 
   // Where a part begins, in floats; its end is where the next one does.
   int64_t start(Rows rows, bool is_shared) const {
-    const bool tokens = rows == Rows::tokens;
-    int64_t at = tokens ? 0 : start(Rows::tokens, false) + of(Rows::tokens, false) * room(of_tokens);
-    if (!is_shared) at += of(rows, true) * homes(rows).rows;
+    int64_t at = 0;
+    if (rows == Rows::logits) {
+      at = start(Rows::tokens, false) + program.floats_per_row(Rows::tokens, false) * room(of_tokens);
+    }
+    if (!is_shared) at += program.floats_per_row(rows, true) * homes(rows).rows;
     return at;
   }
-  int64_t floats() const { return start(Rows::logits, false) + of(Rows::logits, false) * room(of_logits); }
+  int64_t floats() const {
+    return start(Rows::logits, false) + program.floats_per_row(Rows::logits, false) * room(of_logits);
+  }
 
-  HomeRows at_home(Rows rows, int64_t home) const {
+  HomeRows rows_of_home(Rows rows, int64_t home) const {
     const Homes& all = homes(rows);
-    const int64_t first = all.first(home), before = first + code_padding * home;
-    return {home,
-            first,
-            all.rows_of(home),
+    const int64_t first = all.first(home), count = all.rows_of(home);
+    const int64_t room_before = first + code_padding * home;  // of the homes before this one
+    return {first,
+            count,
             memory + start(rows, true),
             all.rows,
-            memory + start(rows, false) + of(rows, false) * before,
-            all.rows_of(home) + code_padding};
+            memory + start(rows, false) + program.floats_per_row(rows, false) * room_before,
+            count + code_padding};
   }
 
   // Any row of a shared buffer.
   float* shared_row(const Buffer& buffer, int64_t row) const {
     return memory + start(buffer.rows, true) + buffer.place * homes(buffer.rows).rows + row * buffer.width;
   }
-
- private:
-  int64_t of(Rows rows, bool is_shared) const { return program.floats_per_row(rows, is_shared); }
 };
 
 }  // namespace octavo

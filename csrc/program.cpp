@@ -159,7 +159,7 @@ void Program::finish(BufferId result) {
 
 // First fit, in the order of recording: the lowest place where no buffer of the same part lies that is alive
 // at the same time. For a home its phases follow each other. The time of shared buffers is counted in chains:
-// within one, some rows may be phases ahead of others.
+// within one, some rows may be phases ahead of others, and in one place rows of different widths overlap.
 void Program::place_buffers() {
   std::vector<int64_t> chain_of(phases_.size() + 1);
   for (size_t i = 1; i < chain_of.size(); ++i) {
@@ -168,7 +168,7 @@ void Program::place_buffers() {
   }
   std::vector<const Buffer*> placed;
   for (Buffer& buffer : buffers_) {
-    if (&buffer - buffers_.data() == given_) continue;
+    if (buffer.first_phase < 0) continue;  // given from outside
     const auto time = [&](int64_t phase) {
       return buffer.is_shared ? chain_of[static_cast<size_t>(phase)] : phase;
     };
@@ -180,12 +180,14 @@ void Program::place_buffers() {
       if (together) taken.emplace_back(other->place, other->place + other->floats());
     }
     std::sort(taken.begin(), taken.end());
+    int64_t place = 0;
     for (const auto& [first, last] : taken) {
-      if (first - buffer.place >= buffer.floats()) break;
-      buffer.place = std::max(buffer.place, last);
+      if (first - place >= buffer.floats()) break;
+      place = std::max(place, last);
     }
+    buffer.place = place;
     int64_t& floats = part_floats_[buffer.rows == Rows::logits][buffer.is_shared];
-    floats = std::max(floats, buffer.place + buffer.floats());
+    floats = std::max(floats, place + buffer.floats());
     placed.push_back(&buffer);
   }
 }

@@ -10,7 +10,7 @@
 //                     between phases and nowhere else
 //   chains            with many rows each thread keeps its own (team.hpp), and passes through all phases
 //                     between two of attention without waiting for the others
-//   arena             every buffer has a place (arena.hpp), which others take once no phase needs it
+//   arena             every buffer has a place (arena.hpp), which others take once it is needed no more
 //
 // An op joins the earliest phase of its kind that comes after whatever it reads; so q, k and v are one phase,
 // gate and up another, and a layer of Llama has nine. Replaying runs the very kernels that the eager calls
@@ -50,7 +50,7 @@ struct Buffer {
   Rows rows;
   int64_t width;         // floats in a row; of codes: inputs
   bool holds_codes;      // the quantised form of a row
-  bool is_shared;        // read by others than the home of a row (team.hpp): attention, `take`, the caller
+  bool is_shared;        // read by others than a row's home: attention, `take`, the caller; never codes
   int64_t first_phase, last_phase;
   int64_t place;         // in its part of the arena, in floats for each row
 

@@ -200,7 +200,7 @@ struct Replay {
   }
 
   void run_row_task(const Phase& phase, int64_t home, int64_t task, int64_t tasks) const {
-    const HomeRows at = arena.at_home(phase.rows, home);
+    const HomeRows at = arena.rows_of_home(phase.rows, home);
     const int64_t end = at.first + at.count * (task + 1) / tasks;
     for (int64_t row = at.first + at.count * task / tasks; row < end; row += rows_together) {
       const int64_t last = std::min(row + rows_together, end);
@@ -236,7 +236,7 @@ struct Replay {
   void run_product(const ProductTask& task, int64_t home) const {
     const Linear& op = *task.op;
     const Weight& w = op.weight;
-    const HomeRows at = arena.at_home(buffer(op.out).rows, home);
+    const HomeRows at = arena.rows_of_home(buffer(op.out).rows, home);
     float* y = row_of(op.out, at, at.first);
     if (w.has_codes()) {
       k.integer_product({codes(op.x, at), w.panels, w.kind, op.bias, y, w.outputs}, task.first, task.last);
@@ -349,7 +349,7 @@ struct Replay {
   const float* outputs_between(const Linear& op, int64_t home, int64_t first, int64_t width) const {
     static thread_local std::vector<float> y;
     const Weight& w = op.weight;
-    const HomeRows at = arena.at_home(buffer(op.out).rows, home);
+    const HomeRows at = arena.rows_of_home(buffer(op.out).rows, home);
     const int64_t rows = at.count, panel = first / panel_width;
     const int64_t panels = (width + panel_width - 1) / panel_width;
     if (y.size() < static_cast<size_t>(rows * width)) y.resize(static_cast<size_t>(rows * width));
@@ -370,8 +370,8 @@ struct Replay {
       const KvLayer& kv = program.layers_[static_cast<size_t>(op.layer)];
       const int64_t heads = buffer(op.q).width / kv.head_size;
       run_attention({kv, read_shared(op.q, 0), shared_row(op.out, 0), nullptr, input.starts, input.offsets,
-                     input.tables, input.table_width, input.num_chunks, heads, op.scale, op.window, op.soft_cap,
-                     op.sinks, op.slopes, 0, homes(Rows::tokens).count, nullptr});
+                     input.tables, input.table_width, input.num_chunks, heads, op.scale, op.window,
+                     op.soft_cap, op.sinks, op.slopes, 0, homes(Rows::tokens).count, nullptr});
     }
   }
 
@@ -401,8 +401,8 @@ class Program::Running {
   std::atomic<bool>& flag_;
 };
 
-// Room for so much. A batch that grows row by row shall not begin in fresh memory each time. What no run has
-// reached of an arena is address space alone.
+// Room for so many floats. A batch that grows row by row shall not begin in fresh memory each time. What no
+// run has reached of an arena is address space alone.
 float* Program::memory_for(int64_t needed) {
   if (needed <= arena_floats_) return arena_.get();
   const int64_t floats = std::max(needed, 2 * arena_floats_);

@@ -253,7 +253,7 @@ class Program:
 
     @property
     def floats_per_row(self) -> int:
-        """The arena's size for each token of a step whose logits are wanted, in floats."""
+        """The arena's size for each token of a step that wants all logits, in floats, without padding."""
 
     def run_step(
         self,
