@@ -171,7 +171,7 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
     for (int p = 0; p < P; ++p) {
       const int64_t output = (panel + p) * panel_width;
       // Asked for before they are written: stores wait for their lines one after the other. Not by an inline
-      // function: beside a call, inlined or not, GCC 12 keeps a third of the sums on the stack.
+      // function: beside a call, inlined or not, GCC 12 keeps half of the sums on the stack.
       __builtin_prefetch(a.y + (row + r) * a.outputs + output, 1, 3);
       acc[r][p] = broadcast(0.0f);
       if (form != Form::packed && given.first > 0) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -80,28 +80,21 @@ STEPS = [
 ]
 
 
-@pytest.fixture
-def with_threads() -> Iterator[Callable[[int], None]]:
-    before = _native.num_threads()
-    yield _native.set_num_threads
-    _native.set_num_threads(before)
-
-
 @pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize("over_tokens", [False, True])
 @pytest.mark.parametrize("weights", ["f32", "int8", "q4"])
 def test_steps_of_changing_sizes_have_the_bits_of_the_ops(
-    weights: str, over_tokens: bool, timed: bool, with_threads: Callable[[int], None]
+    weights: str, over_tokens: bool, timed: bool, threads: Callable[[int], None]
 ) -> None:
     ops = NativeOps(weights)
     pools = [ops.allocate_kv(KvShape(2, 2, HEAD, 16), 20) for _ in range(2)]
-    with_threads(1)
+    threads(1)
     plain = TwoWidths(ops, pools[0], over_tokens)
     expected: list[Floats] = [plain(ops, batch) for batch in STEPS]
     program = StepProgram(TwoWidths(ops, pools[1], over_tokens), pools[1])
     program._program.time_phases(timed)  # then phases run one by one
-    for threads in (1, 2, 3, 5, 10):
-        with_threads(threads)
+    for count in (1, 2, 3, 5, 10):
+        threads(count)
         for _ in range(3):
             for batch, wanted in zip(STEPS, expected, strict=True):
                 np.testing.assert_array_equal(program(batch), wanted)
