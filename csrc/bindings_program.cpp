@@ -288,6 +288,14 @@ void bind_program(nb::module_& m) {
              for (const auto& time : program.phase_times()) out.append(nb::make_tuple(time.what, time.seconds));
              return out;
            })
+      .def("prefetch_kv", &Program::prefetch_kv, nb::arg("wanted").none())
+      .def("kv_prefetch_trial",
+           [](Program& program, int64_t rows) {
+             require(rows >= 1, "no rows");
+             const PairedTrial& trial = program.kv_prefetch_trial(rows);
+             return nb::make_tuple(trial.pairs(), trial.ratio());
+           },
+           nb::arg("rows"))
       .def_prop_ro("num_phases", &Program::num_phases)
       .def_prop_ro("floats_per_row", floats_per_row)
       .def("run_step", run_step, nb::arg("tokens").noconvert(), nb::arg("positions").noconvert(),

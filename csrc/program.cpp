@@ -123,6 +123,7 @@ BufferId Program::attend(Attend op) {
   const bool sees_all = op.window == 0 || (attends_ && widest_window_ == 0);
   widest_window_ = sees_all ? 0 : std::max(widest_window_, op.window);
   attends_ = true;
+  if (std::find(windows_.begin(), windows_.end(), op.window) == windows_.end()) windows_.push_back(op.window);
   op.out = new_buffer(Rows::tokens, buffer(op.q).width);
   for (const BufferId id : {op.q, op.out}) buffers_[static_cast<size_t>(id)].is_shared = true;
   phase_for(Phase::Kind::attention, Rows::tokens, earliest, {op.q}, op.out).attention.push_back(op);
@@ -154,7 +155,31 @@ void Program::finish(BufferId result) {
   last.is_shared = true;
   last.last_phase = num_phases();
   place_buffers();
+  find_next_attention();
   result_ = result;
+}
+
+// Tells each linear layer over tokens which attention follows, and where it stands in the work until then.
+void Program::find_next_attention() {
+  auto first = phases_.begin();
+  for (auto phase = first; phase != phases_.end(); ++phase) {
+    if (phase->kind != Phase::Kind::attention) continue;
+    int64_t work = 0;
+    const auto each_before = [&](auto&& body) {
+      for (auto before = first; before != phase; ++before) {
+        if (before->rows != phase->rows) continue;
+        std::for_each(before->products.begin(), before->products.end(), body);
+      }
+    };
+    each_before([&](Linear& op) {
+      op.next_layer = phase->attention[0].layer;
+      op.next_window = phase->attention[0].window;
+      op.work_before = work;
+      work += (op.weight.outputs + panel_width - 1) / panel_width * op.weight.inputs;
+    });
+    each_before([&](Linear& op) { op.work_between = work; });
+    first = phase;
+  }
 }
 
 // First fit, in the order of recording: the lowest place where no buffer of the same part lies that is alive

@@ -19,7 +19,10 @@
 // It knows neither Python nor the model. Pointers given while recording must outlive the program.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -29,6 +32,7 @@
 #include <vector>
 
 #include "kernels/kernels.hpp"
+#include "kv_prefetch.hpp"
 
 namespace octavo {
 
@@ -64,7 +68,15 @@ struct Take { BufferId x, out; };
 struct RmsNorm { BufferId x; const float* weight; float eps; int64_t size; BufferId out; };
 struct LayerNorm { BufferId x; const float *weight, *bias; float eps; BufferId out; };
 struct Quantise { BufferId x; Kind kind; BufferId out; };
-struct Linear { BufferId x; Weight weight; const float* bias; BufferId out; };
+struct Linear {
+  BufferId x;
+  Weight weight;
+  const float* bias;
+  BufferId out;
+  // Which attention comes next (-1: none), and how much of the work until then comes before: in elements of weights.
+  int64_t next_layer = -1, next_window = 0;
+  int64_t work_before = 0, work_between = 0;
+};
 struct Rope { BufferId x; const float *cos, *sin; int64_t half, head_size; BufferId out; };
 struct Store { BufferId k, v; int64_t layer; };
 struct Attend {
@@ -142,6 +154,13 @@ class Program {
   // nothing but -inf. A product that would be the result is not written: its largest is found piece by piece.
   void run_argmax(const StepInput& input, int32_t* out);
 
+  // Whether steps fetch the next attention's K and V while linear layers run. Not told: as it pays here.
+  void prefetch_kv(std::optional<bool> wanted) { wants_kv_prefetch_ = wanted; }
+  // Whether it has paid in steps of about so many rows.
+  PairedTrial& kv_prefetch_trial(int64_t rows) {
+    return trials_[std::min(static_cast<size_t>(std::bit_width(static_cast<uint64_t>(rows))), trials_.size() - 1)];
+  }
+
   // Seconds that each phase has taken, summed over all runs since `time_phases(true)`, and what it does.
   struct PhaseTime {
     std::string what;
@@ -150,6 +169,7 @@ class Program {
   void time_phases(bool on);
   std::vector<PhaseTime> phase_times() const;
 
+  const std::vector<Phase>& phases() const { return phases_; }
   const Buffer& buffer(BufferId id) const { return buffers_[static_cast<size_t>(id)]; }
   int64_t num_buffers() const { return static_cast<int64_t>(buffers_.size()); }
   BufferId result() const { return result_; }
@@ -161,6 +181,7 @@ class Program {
   }
   // The first block of a chunk's table that a step may read: earlier ones lie before every layer's window.
   int64_t first_block(int64_t start) const;
+  const std::vector<int64_t>& windows() const { return windows_; }  // of all attention, each once
   bool reads_step() const { return reads_step_; }
   int64_t num_weights() const { return num_weights_; }  // of all linear layers
   int64_t weight_bytes() const { return weight_bytes_; }
@@ -182,6 +203,8 @@ class Program {
   BufferId add_row_op(Op op, std::initializer_list<BufferId> read, int64_t width, Rows rows);
   BufferId quantised(BufferId x, const Weight& weight);
   void place_buffers();
+  void find_next_attention();
+  bool finds_kv_ahead(const Replay& replay);
 
   class Running;
   Replay begin(const StepInput& input);
@@ -197,6 +220,7 @@ class Program {
   struct Quantised { BufferId x; Kind kind; BufferId out; };
   std::vector<Quantised> quantised_;
   BufferId result_ = -1, given_ = -1;
+  std::vector<int64_t> windows_;
   int64_t widest_window_ = 0;  // 0: a layer sees everything
   bool attends_ = false;
   int64_t part_floats_[2][2] = {};  // by `rows == Rows::logits` and `is_shared`
@@ -204,6 +228,9 @@ class Program {
   int64_t token_rows_ = INT64_MAX, position_rows_ = INT64_MAX;
   int64_t num_weights_ = 0, weight_bytes_ = 0;
 
+  KvPrefetch kv_prefetch_;
+  std::optional<bool> wants_kv_prefetch_;
+  std::array<PairedTrial, 16> trials_;  // by the binary digits of a step's rows
   std::vector<double> phase_seconds_;  // empty: not timed
   bool reads_step_ = false;  // not of given rows alone
   std::atomic<bool> running_{false};

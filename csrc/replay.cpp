@@ -20,6 +20,12 @@
 namespace octavo {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begun) {
+  return std::chrono::duration<double>(Clock::now() - begun).count();
+}
+
 constexpr int64_t page = 4096, huge_page = 1 << 21;
 constexpr int64_t rows_together = 16;          // pass an operation before the next one begins
 constexpr int64_t row_work_min = 1 << 13;      // floats below which sharing costs more than it saves
@@ -31,6 +37,8 @@ constexpr int64_t code_task_work = 1 << 20, float_task_work = 1 << 23;
 // Of a thread. With fewer rows all threads would wait for weights, which all of them read: those of six bits
 // or less (the mean of all linear layers) come in time for as few as matrix registers take.
 constexpr int64_t home_rows_min = 32, home_rows_min_beside_few_bits = 16;
+
+constexpr int64_t prefetching_rows_min = 3;  // fewer wait for weights: memory is never idle
 
 // How a step's rows are shared out. With enough of them each thread keeps its own through all phases, so that
 // they stay in its caches; else they have one home, and products are shared out by outputs.
@@ -105,6 +113,7 @@ struct Replay {
   const Kernels& k;
   Sharing sharing;
   Arena arena;
+  const KvPrefetch* kv_prefetch;  // null: K and V are fetched when attention reads them
 
   const Homes& homes(Rows rows) const { return arena.homes(rows); }
   const Buffer& buffer(BufferId id) const { return program.buffer(id); }
@@ -238,11 +247,15 @@ struct Replay {
     const Weight& w = op.weight;
     const HomeRows at = arena.rows_of_home(buffer(op.out).rows, home);
     float* y = row_of(op.out, at, at.first);
+    KvAhead kv_ahead{};
+    if (kv_prefetch) kv_ahead = kv_prefetch->part_of(program, op, home, task.first, task.last);
     if (w.has_codes()) {
-      k.integer_product({codes(op.x, at), w.panels, w.kind, op.bias, y, w.outputs}, task.first, task.last);
+      k.integer_product({codes(op.x, at), w.panels, w.kind, op.bias, y, w.outputs, &kv_ahead}, task.first,
+                        task.last);
     } else {
       const float* x = read(op.x, at, at.first);
-      k.product({x, w.panels, op.bias, y, at.count, w.inputs, w.outputs, w.kind}, task.first, task.last);
+      k.product({x, w.panels, op.bias, y, at.count, w.inputs, w.outputs, w.kind, &kv_ahead}, task.first,
+                task.last);
     }
   }
 
@@ -423,16 +436,16 @@ float* Program::memory_for(int64_t needed) {
 template <class Body>
 void Program::timed(size_t index, Body&& body) {
   if (phase_seconds_.empty()) return body();
-  const auto begun = std::chrono::steady_clock::now();
+  const auto begun = Clock::now();
   body();
-  phase_seconds_[index] += std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  phase_seconds_[index] += seconds_since(begun);
 }
 
 Replay Program::begin(const StepInput& input) {
   const Sharing sharing(*this, Team::instance().size());
   Arena arena{*this, sharing.homes_of(input.num_tokens), sharing.homes_of(input.num_logit_rows), nullptr};
   arena.memory = memory_for(arena.floats());
-  return {*this, input, kernels(), sharing, arena};
+  return {*this, input, kernels(), sharing, arena, nullptr};
 }
 
 void Program::run_phases(const Replay& replay, size_t count) {
@@ -444,10 +457,24 @@ void Program::run_phases(const Replay& replay, size_t count) {
   }
 }
 
+// Whether there are K and V that a step's products can fetch.
+bool Program::finds_kv_ahead(const Replay& replay) {
+  const Homes& homes = replay.homes(Rows::tokens);
+  if (!attends_ || homes.rows_of(0) < prefetching_rows_min) return false;
+  kv_prefetch_.list_blocks(*this, replay.input, homes);
+  return !kv_prefetch_.is_empty();
+}
+
 const float* Program::run(const StepInput& input) {
   const Running running(running_);
-  const Replay replay = begin(input);
+  Replay replay = begin(input);
+  const bool can_prefetch = finds_kv_ahead(replay), on_trial = can_prefetch && !wants_kv_prefetch_;
+  PairedTrial& trial = kv_prefetch_trial(input.num_tokens);
+  const bool wanted = on_trial ? trial.begin(input.num_tokens, input.num_chunks) : wants_kv_prefetch_ == true;
+  if (can_prefetch && wanted) replay.kv_prefetch = &kv_prefetch_;
+  const auto begun = Clock::now();
   run_phases(replay, phases_.size());
+  if (on_trial) trial.end(seconds_since(begun));
   return replay.shared_row(result_, 0);
 }
 

@@ -100,9 +100,112 @@ void check_argmax(Kind kind) {
   }
 }
 
+// Runs `after` more tokens of two sequences that have come to positions 20 and 40.
+std::vector<float> run_on(Program& program, int32_t after) {
+  const std::vector<int32_t> starts{20, 40}, offsets{0, after, 2 * after}, tables{2, 0, 3, 1, 5, 4, 7, 6},
+      logit_rows{0};
+  std::vector<int32_t> tokens, positions;
+  for (int32_t i = 0; i < 2 * after; ++i) {
+    tokens.push_back(i * 5 % static_cast<int32_t>(vocabulary));
+    positions.push_back(starts[static_cast<size_t>(i / after)] + i % after);
+  }
+  const float* rows = program.run({2 * after, 1, 2, 4, tokens.data(), positions.data(), logit_rows.data(),
+                                   starts.data(), offsets.data(), tables.data(), nullptr});
+  return {rows, rows + hidden};
+}
+
+// Two layers, of which the second sees 24 positions: what its tasks fetch is all that attention will read, once
+// and in order, and no bit depends on it.
+void check_kv_prefetch(Kind kind) {
+  Random random(7);
+  const KvLayout layout{2, 1, head_size, block_size, KvKind::bf16};
+  std::vector<uint8_t> pool(static_cast<size_t>(8 * layout.bytes_per_block()));
+  const Panels w = panels(random, kind, hidden, hidden), narrow = panels(random, kind, head_size, hidden);
+  const Panels table = panels(random, kind, vocabulary, hidden);
+  Program program({layout.layer(pool.data(), 0), layout.layer(pool.data(), 1)});
+  BufferId x = program.embed(table.weight, Source::tokens);
+  for (const int64_t layer : {0, 1}) {
+    const BufferId key = program.linear(x, narrow.weight, nullptr);
+    program.store(layer, key, program.linear(x, narrow.weight, nullptr));
+    Attend attend{};
+    attend.q = program.linear(x, w.weight, nullptr);
+    attend.layer = layer;
+    attend.scale = 0.2f;
+    attend.window = layer == 0 ? 0 : 24;
+    x = program.linear(program.attend(attend), w.weight, nullptr);
+  }
+  program.finish(program.take(x));
+
+  const std::vector<int32_t> starts{20, 40, 0, 50}, offsets{0, 10, 20, 40, 60},
+      tables{2, 0, 3, 1, 5, 4, 7, 6, 0, 0, 0, 0, 1, 2, 3, 4};
+  const StepInput input{60, 0, 4, 4, nullptr, nullptr, nullptr, starts.data(), offsets.data(), tables.data(), nullptr};
+  const std::vector<std::vector<int32_t>> expected[2] = {{{2, 0, 5, 4, 7}, {1, 2, 3, 4}}, {{2, 0, 4, 7}, {2, 3, 4}}};
+  KvPrefetch prefetch;
+  prefetch.list_blocks(program, input, Homes{60, 2});
+  for (int64_t home = 0; home < 2; ++home) {
+    std::vector<int64_t> place[2];  // in pieces of 64 bytes of the pool, by layer
+    for (const Phase& phase : program.phases()) {
+      for (const Linear& op : phase.products) {
+        const int64_t last = op.weight.outputs / panel_width;
+        for (int64_t panel = 0; panel < last; ++panel) {
+          KvAhead part = prefetch.part_of(program, op, home, panel, panel + 1);
+          CHECK((op.next_layer < 0) == (part.left == 0));
+          for (; part.left > 0; part.left -= 64) {
+            place[op.next_layer].push_back(*part.block + part.start + part.offset - pool.data());
+            part.offset += 64;
+            if (part.offset == part.bytes) part.offset = 0, ++part.block;
+          }
+        }
+      }
+    }
+    for (const int64_t layer : {0, 1}) {
+      std::vector<int64_t> all;
+      for (const int32_t block : expected[layer][static_cast<size_t>(home)]) {
+        for (int64_t at = 0; at < layout.layer_bytes(); at += 64) {
+          all.push_back(block * layout.bytes_per_block() + layer * layout.layer_bytes() + at);
+        }
+      }
+      CHECK(place[layer] == all);
+    }
+  }
+
+  for (const int32_t after : {1, 2, 24}) {
+    for (const int threads : {1, 3}) {
+      Team::instance().resize(threads);
+      program.prefetch_kv(false);
+      const std::vector<float> without = run_on(program, after);
+      program.prefetch_kv(true);
+      CHECK(same_bits(without, run_on(program, after)));
+    }
+  }
+}
+
+// Pairs of runs tell which way is faster; another size in between makes no pair.
+void check_paired_trial() {
+  for (const bool pays : {true, false}) {
+    PairedTrial trial;
+    const auto run = [&](int64_t rows) {
+      const bool does_it = trial.begin(rows, rows);
+      trial.end(does_it == pays ? 1.0 : 1.1);
+      return does_it;
+    };
+    for (int64_t rows = 3; rows < 20; ++rows) CHECK(run(rows));
+    CHECK(trial.pairs() == 0);
+    while (trial.pairs() < 16) run(20);
+    CHECK(close(trial.ratio(), pays ? 1.1 : 1 / 1.1, 1e-9));
+    for (int i = 0; i < 64; ++i) CHECK(run(20) == pays);
+    CHECK(run(20) == pays && run(20) != pays && trial.pairs() == 17);
+    trial.begin(20, 20);
+    trial.end(1000.0);  // another process took the core: one pair alone changes little
+    CHECK(run(20) == pays);
+  }
+}
+
 }  // namespace
 
 void check_program() {
+  for (const Kind kind : {Kind::f32, Kind::q4_1}) check_kv_prefetch(kind);
+  check_paired_trial();
   for (const Kind kind : {Kind::f32, Kind::q4_1}) check_with(kind);
   for (const Kind kind : {Kind::f32, Kind::q4_1}) check_argmax(kind);
 }

@@ -1,9 +1,12 @@
 // Fetching what comes next while something is computed.
 #pragma once
 
+#include "kernels/kernels.hpp"
 #include "kernels/simd.hpp"
 
 namespace octavo::OCTAVO_ISA {
+
+constexpr int fetching_rows = 2;  // up to these, memory never waits, and the processor foresees what is read
 
 OCTAVO_INLINE void prefetch(const void* source) { __builtin_prefetch(source, 0, 2); }
 
@@ -28,6 +31,33 @@ OCTAVO_INLINE void fetch_some(Ahead& ahead) {
 // Between two tiles: nothing is fetched twice.
 OCTAVO_INLINE void end_when_done(Ahead& ahead) {
   if (ahead.next >= ahead.end) ahead.lines = 0;
+}
+
+// What a tile fetches of the K and V that attention will read: within one block, so many lines with each step.
+template <int lines>
+struct Piece {
+  const uint8_t *next, *end;
+};
+
+template <int lines>
+OCTAVO_INLINE Piece<lines> take_piece(KvAhead* kv, int64_t steps) {
+  if (!kv || kv->left <= 0) return {};
+  int64_t size = 64 * lines * steps;
+  if (size > kv->bytes - kv->offset) size = kv->bytes - kv->offset;
+  if (size > kv->left) size = kv->left;
+  const uint8_t* first = *kv->block + kv->start + kv->offset;
+  kv->left -= size;
+  kv->offset += size;
+  if (kv->offset == kv->bytes) kv->offset = 0, ++kv->block;
+  return {first, first + size};
+}
+
+template <int lines>
+OCTAVO_INLINE void fetch_some(Piece<lines>& piece) {
+  if (piece.next >= piece.end) return;
+#pragma GCC unroll 8
+  for (int i = 0; i < lines; ++i) prefetch(piece.next + 64 * i);
+  piece.next += 64 * lines;
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -46,7 +46,7 @@ OCTAVO_INLINE void sum_vectors(const IntLanes (&words)[P], const int8_t* x, IntL
   }
 }
 
-constexpr int fetching_rows = 2;  // up to these, memory never waits, and the processor foresees what is read
+constexpr int kv_lines = 8;  // of what attention will read, at most, with each group
 
 // Beside many rows four-bit codes are unpacked once, some groups at a time: the first tile of rows reads them
 // packed and leaves them unpacked for the others.
@@ -164,6 +164,8 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
                   given.packed + groups * code_bytes(kind) + given.first * scale_bytes(kind),
                   code_panel_bytes(kind, a.x.inputs), given.unpacked};
   Ahead ahead = next;  // in registers
+  Piece<kv_lines> kv{};
+  if constexpr (R > fetching_rows) kv = take_piece<kv_lines>(a.kv_ahead, given.last - given.first);
   Lanes acc[R][P];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -181,7 +183,7 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
   }
   for (int64_t g = given.first; g < given.last; ++g) {
     const int64_t at = g * a.x.stride + row;
-    if constexpr (R > fetching_rows) fetch_some(ahead);
+    if constexpr (R > fetching_rows) fetch_some(ahead), fetch_some(kv);
     IntLanes sum[R][P];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {

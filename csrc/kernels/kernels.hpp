@@ -42,6 +42,14 @@ static inline int64_t bytes_of(Kind kind, int64_t count) {
   return 0;
 }
 
+// K and V that are wanted soon: of each block `bytes` bytes from `start` on. A product fetches them beside its own
+// work, as many as it has time for, and moves on: `left` bytes, from `offset` in the first block.
+struct KvAhead {
+  const uint8_t* const* block;
+  int64_t start, bytes;
+  int64_t offset, left;
+};
+
 // y = x W^T + bias. W is packed: panels [ceil(outputs / 16)][inputs][16] of floats, halves or brain floats,
 // zeros beyond the last output. 16 bits are widened exactly, so all three give the bits of the same values
 // in float32.
@@ -52,6 +60,7 @@ struct Product {
   float* y;           // (rows, outputs)
   int64_t rows, inputs, outputs;
   Kind kind = Kind::f32;  // of the panels: f32, f16 or bf16
+  KvAhead* kv_ahead = nullptr;
 };
 
 // A matrix as its file stores it, row after row, to be packed; rounded to nearest even where `stored` is
@@ -127,6 +136,7 @@ struct IntegerProduct {
   const float* bias;  // (outputs,) or null
   float* y;           // (rows, outputs)
   int64_t outputs;
+  KvAhead* kv_ahead = nullptr;
 };
 
 // A matrix as its file stores it, to be packed into integer panels of one of the grouped kinds. Where that is

@@ -15,7 +15,7 @@ void tile(const Product& a, int64_t row, int64_t panel, Ahead& next) {
     for (int p = 0; p < P; ++p) __builtin_prefetch(y + p * panel_width, 1, 3);  // written below
   }
   Lanes acc[R][P]{};
-  multiply<R, P>(a.x + row * a.inputs, a.inputs, w, panel_width, a.inputs, acc, next);
+  multiply<R, P>(a.x + row * a.inputs, a.inputs, w, panel_width, a.inputs, acc, next, a.kv_ahead);
   for (int p = 0; p < P; ++p) {
     const int64_t output = (panel + p) * panel_width;
     const int64_t count = a.outputs - output < panel_width ? a.outputs - output : panel_width;

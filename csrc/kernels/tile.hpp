@@ -11,16 +11,19 @@ namespace octavo::OCTAVO_ISA {
 //
 // Each output lane is one chain of fused multiply-adds over i, whatever R and P are: so its bits depend
 // neither on the rows and outputs that share the tile nor on the width of the machine's registers. `next` is
-// fetched meanwhile.
+// fetched meanwhile, and some of what attention will read.
 template <int R, int P, class Stored>
 OCTAVO_INLINE void multiply(const float* x, int64_t x_stride, const Stored* const* w, int64_t w_stride,
-                            int64_t steps, Lanes (&acc)[R][P], Ahead& next) {
+                            int64_t steps, Lanes (&acc)[R][P], Ahead& next, KvAhead* kv_ahead) {
   Ahead ahead = next;  // in registers
+  Piece<1> kv{};
+  if constexpr (R > fetching_rows) kv = take_piece<1>(kv_ahead, steps);
   const Stored* column[P];
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) column[p] = w[p];
   for (int64_t i = 0; i < steps; ++i) {
     fetch_some(ahead);
+    if constexpr (R > fetching_rows) fetch_some(kv);
     Lanes weight[P];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) weight[p] = load(column[p] + i * w_stride);

@@ -247,6 +247,12 @@ class Program:
     def phase_times(self) -> list[tuple[str, float]]:
         """What each phase does, and its seconds so far; empty when not timed."""
 
+    def prefetch_kv(self, wanted: bool | None) -> None:
+        """Whether steps fetch the next attention's K and V while linear layers run; None: as it pays here."""
+
+    def kv_prefetch_trial(self, rows: int) -> tuple[int, float]:
+        """Pairs of steps of about so many rows that were tried, and their time without over the time with."""
+
     @property
     def num_phases(self) -> int:
         """Barriers of a run."""

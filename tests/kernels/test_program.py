@@ -96,8 +96,10 @@ def test_a_program_has_the_bits_of_its_ops_however_many_threads_keep_its_rows(
         step = StepProgram(lambda o, given: hidden_states(o, model, pools[1], given), pools[1])
         for threads in (1, 2, 3, 5, 6, 10, 11):
             _native.set_num_threads(threads)
-            for _ in range(5):
-                np.testing.assert_array_equal(step(batch), expected)
+            for prefetch in (False, True, None):
+                step._program.prefetch_kv(prefetch)
+                for _ in range(3):
+                    np.testing.assert_array_equal(step(batch), expected)
             assert pools[1].data.tobytes() == pools[0].data.tobytes()
     finally:
         _native.set_num_threads(before)
@@ -136,6 +138,30 @@ def test_products_over_tokens_and_over_wanted_rows_share_no_phase(
         np.testing.assert_array_equal(StepProgram(body, pool)(batch), body(ops, batch))
     finally:
         _native.set_num_threads(before)
+
+
+def test_a_step_tries_with_and_without_fetching_ahead(step: StepProgram) -> None:
+    """Runs of the same size are pairs, 16 at first and then few; a decided step and two rows try nothing."""
+    trial = step._program.kv_prefetch_trial
+    for _ in range(32):
+        step(batch_of())
+    pairs, ratio = trial(3)
+    assert pairs == 16
+    assert 0.8 < ratio < 1.25
+    for _ in range(40):
+        step(batch_of())
+    assert trial(3) == (16, ratio)
+    for _ in range(40):
+        step(batch_of())
+    assert trial(3)[0] == 17
+
+    step._program.prefetch_kv(False)
+    for _ in range(80):
+        step(batch_of())
+    step._program.prefetch_kv(None)
+    for _ in range(4):
+        step(batch_of(tokens=[5, 6], positions=[15, 16], offsets=[0, 2], logit_rows=[1]))
+    assert trial(3)[0] == 17
 
 
 def test_a_result_lives_until_the_next_run_and_keeps_its_program(step: StepProgram) -> None:

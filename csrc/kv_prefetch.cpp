@@ -1,0 +1,90 @@
+#include "kv_prefetch.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "program.hpp"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t fetched_max = 16 << 20;  // bytes, of all homes: more might not stay in the last cache
+
+constexpr int64_t pairs_at_first = 16, runs_between_pairs = 64;
+constexpr double gain_max = 0.2;  // of one pair: what exceeds it was another process
+
+}  // namespace
+
+void KvPrefetch::list_blocks(const Program& program, const StepInput& input, const Homes& homes) {
+  const KvLayer& kv = program.layer(0);
+  homes_ = homes.count;
+  lists_.resize(program.windows().size());
+  for (size_t i = 0; i < lists_.size(); ++i) {
+    List& list = lists_[i];
+    list.window = program.windows()[i];
+    list.blocks.clear();
+    list.first.assign(static_cast<size_t>(homes_) + 1, 0);
+    for (int64_t c = 0; c < input.num_chunks; ++c) {
+      if (input.offsets[c] == input.offsets[c + 1]) continue;
+      const int64_t start = input.starts[c];
+      const int64_t hidden = list.window ? std::max<int64_t>(0, start - list.window + 1) : 0;
+      for (int64_t slot = hidden / kv.block_size; slot * kv.block_size < start; ++slot) {
+        list.blocks.push_back(kv.pool + kv.block_bytes * input.tables[c * input.table_width + slot]);
+      }
+      const auto home = static_cast<size_t>(homes.of(input.offsets[c]));
+      list.first[home + 1] = static_cast<int64_t>(list.blocks.size());
+    }
+    std::partial_sum(list.first.begin(), list.first.end(), list.first.begin(),
+                     [](int64_t before, int64_t own) { return std::max(before, own); });
+  }
+}
+
+bool KvPrefetch::is_empty() const {
+  return std::all_of(lists_.begin(), lists_.end(), [](const List& list) { return list.blocks.empty(); });
+}
+
+KvAhead KvPrefetch::part_of(const Program& program, const Linear& op, int64_t home, int64_t first_panel,
+                            int64_t last_panel) const {
+  if (op.next_layer < 0) return {};
+  const auto list = std::find_if(lists_.begin(), lists_.end(),
+                                 [&](const List& one) { return one.window == op.next_window; });
+  const KvLayer& kv = program.layer(op.next_layer);
+  const int64_t bytes = kv_layer_bytes(kv.kind, kv.kv_heads, kv.head_size, kv.block_size);
+  const int64_t first = list->first[static_cast<size_t>(home)];
+  const int64_t blocks = list->first[static_cast<size_t>(home) + 1] - first;
+  const int64_t all = std::min(blocks * bytes, fetched_max / homes_);
+  const auto place_at = [&](int64_t panel) {
+    return all * (op.work_before + panel * op.weight.inputs) / op.work_between / 64 * 64;
+  };
+  const int64_t place = place_at(first_panel);
+  return {list->blocks.data() + first + place / bytes, kv.layer_start, bytes, place % bytes,
+          place_at(last_panel) - place};
+}
+
+bool PairedTrial::begin(int64_t rows, int64_t chunks) {
+  const bool pays = gain_ >= 0;
+  if (plain_runs_left_ > 0) {
+    --plain_runs_left_;
+    run_ = Run::plain;
+    return pays;
+  }
+  const bool follows_its_like = run_ == Run::first && rows == rows_ && chunks == chunks_;
+  run_ = follows_its_like ? Run::second : Run::first;
+  rows_ = rows;
+  chunks_ = chunks;
+  return follows_its_like ? !pays : pays;
+}
+
+void PairedTrial::end(double seconds) {
+  if (run_ == Run::first) first_seconds_ = seconds;
+  if (run_ != Run::second) return;
+  const double slower = std::clamp(std::log(seconds / first_seconds_), -gain_max, gain_max);
+  const double gain = gain_ >= 0 ? slower : -slower;
+  gain_ += (gain - gain_) / static_cast<double>(std::min(++pairs_, pairs_at_first));
+  if (pairs_ >= pairs_at_first) plain_runs_left_ = runs_between_pairs;
+}
+
+double PairedTrial::ratio() const { return std::exp(gain_); }
+
+}  // namespace octavo

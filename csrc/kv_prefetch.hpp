@@ -1,0 +1,69 @@
+// Fetching the K and V of the next attention while the linear layers before it run.
+//
+// With many sequences products wait for arithmetic and attention for memory, one after the other. K and V that
+// were asked for meanwhile lie in the last cache when attention begins. Which blocks they are in a step's
+// tables tell; each task of products fetches as large a part of them as it is of the work until then.
+//
+// Whether that pays depends on the machine: where memory has nothing to spare, products lose more than
+// attention gains. So a program tries both ways on steps alike, and keeps to the faster one. No bit differs.
+#pragma once
+
+#include <vector>
+
+#include "kernels/kernels.hpp"
+#include "team.hpp"
+
+namespace octavo {
+
+struct Linear;
+struct StepInput;
+class Program;
+
+// The blocks that a step's attention reads, home after home: one list for each size of window.
+class KvPrefetch {
+ public:
+  // Forgets the step before.
+  void list_blocks(const Program& program, const StepInput& input, const Homes& homes);
+  bool is_empty() const;
+
+  // What a task that makes panels [first_panel, last_panel) for a home's rows shall fetch.
+  KvAhead part_of(const Program& program, const Linear& op, int64_t home, int64_t first_panel,
+                  int64_t last_panel) const;
+
+ private:
+  struct List {
+    int64_t window;
+    std::vector<const uint8_t*> blocks;
+    std::vector<int64_t> first;  // of each home, and the end
+  };
+
+  std::vector<List> lists_;
+  int64_t homes_ = 1;
+};
+
+// Whether something pays on this machine, learned from pairs of runs alike that follow each other, one with it and
+// one without. At first each run is one of a pair, later few are: under another load the machine may be another
+// one. A run that is not followed by its like has gone the way that has paid so far.
+class PairedTrial {
+ public:
+  // Whether a run that begins now, over so many rows and chunks, shall do it.
+  bool begin(int64_t rows, int64_t chunks);
+  // How long that run took.
+  void end(double seconds);
+
+  // Time without over time with, in the mean of the last pairs; and how many there were in all.
+  double ratio() const;
+  int64_t pairs() const { return pairs_; }
+
+ private:
+  enum class Run { plain, first, second };  // in a pair or not
+
+  double gain_ = 0;  // the ratio's logarithm
+  int64_t pairs_ = 0;
+  int64_t plain_runs_left_ = 0;
+  Run run_ = Run::plain;
+  int64_t rows_ = 0, chunks_ = 0;  // of the pair
+  double first_seconds_ = 0;
+};
+
+}  // namespace octavo
