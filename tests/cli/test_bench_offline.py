@@ -1,10 +1,12 @@
 """The offline benchmark measures what it says, over a fake model."""
 
 import asyncio
+import dataclasses
 import json
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from octavo.bench.offline import chosen, measure, merged, num_outside, prompts_of, quantile, w1, w2, w3
 from octavo.cli import bench
@@ -76,6 +78,24 @@ def test_reports_are_json_lines_and_a_table():
     report = asyncio.run(measure(FakeModel(), w1(2, 8, 4, 1)))
     assert json.loads(json_line(report))["workload"]["name"] == "W1"
     assert len(table_of([report, report]).columns) == 3
+
+
+def test_planning_is_told_by_step_and_as_a_share_of_the_steps_of_the_run():
+    class Stepping(FakeModel):
+        """Each request is two steps of half a second, of which 5 ms are planning."""
+
+        def stats(self):
+            steps = 7 + 2 * len(self.submitted)
+            return dataclasses.replace(
+                super().stats(), steps=steps, step_seconds=0.5 * steps, schedule_seconds=0.005 * steps
+            )
+
+    report = asyncio.run(measure(Stepping(), w1(4, 8, 4, 2)))
+    assert (report.steps, report.step_seconds) == (8, 4.0)
+    assert report.plan_share == pytest.approx(0.01)
+    console = Console(width=100, record=True)
+    console.print(table_of([report]))
+    assert "5.00 (1.0 %)" in console.export_text()
 
 
 def test_quantiles():

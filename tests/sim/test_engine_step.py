@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -14,7 +16,7 @@ from octavo.memory.names import root_name
 from octavo.scheduler.planner import Planner
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.sim.oracle import OracleExecutor
-from octavo.types import FinishReason, Request, SamplingParams
+from octavo.types import FinishReason, Request, SamplingParams, StepPlan, StepResult
 
 
 def new_scheduler() -> Scheduler:
@@ -35,3 +37,20 @@ def test_work_that_can_never_be_planned_fails_loudly_and_the_engine_goes_on() ->
     assert engine.idle
     engine.inbox.put(Submit(Request(2, (1, 2, 3), SamplingParams(), 2, 0)))
     assert sum(len(update.tokens) for _ in range(2) for update in engine.step()) == 2
+
+
+def test_time_is_counted_in_steps_and_of_it_in_planning() -> None:
+    """The clock moves a second with each look; the executor says 10 s, of which 3 s were for the batch."""
+
+    class Timed(OracleExecutor):
+        def run(self, plan: StepPlan) -> StepResult:
+            return replace(super().run(plan), seconds=10.0, batch_seconds=3.0)
+
+    oracle = Timed(num_blocks=8, block_size=4, vocab_size=50)
+    ticks = itertools.count()
+    engine = Engine(new_scheduler, InlineExecutor(oracle), oracle.rows.clear, 0, lambda: float(next(ticks)))
+    engine.inbox.put(Submit(Request(1, (1, 2, 3), SamplingParams(), 2, 0)))
+    engine.step()
+    planned, committed = 1.0, 1.0
+    assert engine.stats.step_seconds == planned + 10.0 + committed
+    assert engine.stats.schedule_seconds == planned + 3.0 + committed

@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from octavo.engine.outputs import ServedModel
+from octavo.engine.outputs import EngineStats, ServedModel
 from octavo.errors import ConfigError, RequestFailed
 from octavo.types import FinishReason, SamplingParams, Usage
 
@@ -66,6 +66,14 @@ class Report:
     first_token_p95_s: float
     between_p50_s: float
     between_p95_s: float
+    steps: int
+    step_seconds: float  # inside steps
+    plan_seconds: float  # of it, scheduling, building batches and committing
+
+    @property
+    def plan_share(self) -> float:
+        """Of the time inside steps."""
+        return self.plan_seconds / self.step_seconds if self.step_seconds else 0.0
 
 
 @dataclass(slots=True)
@@ -157,10 +165,11 @@ async def measure(model: ServedModel, workload: Workload) -> Report:
     prompts = iter(prompts_of(workload, model.vocab_size))
     params = SamplingParams(max_tokens=workload.output, temperature=0.0, ignore_eos=True)
     timings: list[_Timing] = []
+    before = model.stats()
     begun = time.perf_counter()
     clients = [_client(model, prompts, params, timings) for _ in range(workload.concurrency)]
     await asyncio.gather(*clients)
-    return _report(workload, timings, time.perf_counter() - begun)
+    return _report(workload, timings, time.perf_counter() - begun, before, model.stats())
 
 
 def prompts_of(workload: Workload, vocab_size: int) -> list[list[int]]:
@@ -195,7 +204,9 @@ async def _request(model: ServedModel, prompt: Sequence[int], params: SamplingPa
     return timing
 
 
-def _report(workload: Workload, timings: list[_Timing], seconds: float) -> Report:
+def _report(
+    workload: Workload, timings: list[_Timing], seconds: float, before: EngineStats, after: EngineStats
+) -> Report:
     output = sum(timing.usage.num_output for timing in timings)
     prompt = sum(timing.usage.num_prompt for timing in timings)
     firsts = [timing.first_s for timing in timings]
@@ -224,6 +235,9 @@ def _report(workload: Workload, timings: list[_Timing], seconds: float) -> Repor
         first_token_p95_s=quantile(firsts, 0.95),
         between_p50_s=quantile(between, 0.5),
         between_p95_s=quantile(between, 0.95),
+        steps=after.steps - before.steps,
+        step_seconds=after.step_seconds - before.step_seconds,
+        plan_seconds=after.schedule_seconds - before.schedule_seconds,
     )
 
 

@@ -32,6 +32,12 @@ _ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
         "between tokens, ms",
         lambda report: f"{report.between_p50_s * 1000:.1f} / {report.between_p95_s * 1000:.1f}",
     ),
+    (
+        "planning, ms a step (share)",
+        lambda report: (
+            f"{1000 * report.plan_seconds / max(1, report.steps):.2f} ({100 * report.plan_share:.1f} %)"
+        ),
+    ),
     ("cached tokens", lambda report: f"{report.cached_tokens:,}"),
     ("seconds", lambda report: f"{report.seconds:.1f}"),
 )

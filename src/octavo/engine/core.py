@@ -280,7 +280,7 @@ class _Counters:
 
     def note_step(self, plan: StepPlan, result: StepResult, schedule_seconds: float) -> None:
         self.step_seconds += result.seconds + schedule_seconds
-        self.schedule_seconds += schedule_seconds
+        self.schedule_seconds += schedule_seconds + result.batch_seconds
 
     def note_update(self, update: Update) -> None:
         self.output_tokens += len(update.tokens)

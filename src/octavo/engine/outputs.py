@@ -101,7 +101,7 @@ class EngineStats:
     requests_finished: int = 0
     tail_slots_wasted: int = 0  # allocated slots beyond the last planned position, now
     step_seconds: float = 0.0  # total time inside steps
-    schedule_seconds: float = 0.0  # of it, scheduling and committing
+    schedule_seconds: float = 0.0  # of it, scheduling, building batches and committing
     evictions: int = 0  # cached blocks taken for new ones
     blocks_resident: int = 0  # that may have memory behind them: taken, and not given back since
     blocks_wanted: int = 0  # the size that was asked for; the pool is smaller while memory is short

@@ -88,12 +88,14 @@ class Runner:
         if not plan.chunks:
             return StepResult(plan.step_id, {})
         batch = self._batch(plan)
+        built = time.perf_counter()
         hidden = self._hidden_states(batch)  # (R, E)
         for fork in plan.forks:
             rows.fork(fork)
         prompt_logprobs = self._prompt_logprobs(plan, hidden)
         samples, failures = self._sample(plan, hidden)
-        return StepResult(plan.step_id, samples, prompt_logprobs, failures, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return StepResult(plan.step_id, samples, prompt_logprobs, failures, seconds, built - started)
 
     def reset(self) -> None:
         """Forget all rows: after a broken invariant, before a new ledger starts. The pool's bytes are not

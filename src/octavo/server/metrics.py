@@ -54,7 +54,10 @@ _COUNTERS = MappingProxyType(
         "evictions": ("octavo_evictions", "Cached blocks taken for new ones"),
         "requests_finished": ("octavo_engine_requests_finished", "Requests that the engine has ended"),
         "step_seconds": ("octavo_step_seconds", "Time inside steps"),
-        "schedule_seconds": ("octavo_schedule_seconds", "Time inside steps spent on scheduling"),
+        "schedule_seconds": (
+            "octavo_schedule_seconds",
+            "Time inside steps spent on scheduling, building batches and committing",
+        ),
     }
 )
 
