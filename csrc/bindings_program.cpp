@@ -292,8 +292,8 @@ void bind_program(nb::module_& m) {
       .def("kv_prefetch_trial",
            [](Program& program, int64_t rows) {
              require(rows >= 1, "no rows");
-             const PairedTrial& trial = program.kv_prefetch_trial(rows);
-             return nb::make_tuple(trial.pairs(), trial.ratio());
+             const Trial& trial = program.kv_prefetch_trial(rows);
+             return nb::make_tuple(trial.comparisons(), trial.ratio());
            },
            nb::arg("rows"))
       .def_prop_ro("num_phases", &Program::num_phases)

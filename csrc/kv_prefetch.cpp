@@ -11,8 +11,8 @@ namespace {
 
 constexpr int64_t fetched_max = 16 << 20;  // bytes, of all homes: more might not stay in the last cache
 
-constexpr int64_t pairs_at_first = 16, runs_between_pairs = 64;
-constexpr double gain_max = 0.2;  // of one pair: what exceeds it was another process
+constexpr int64_t comparisons_at_first = 12, runs_between = 64;
+constexpr double gain_max = 0.2;  // of one comparison: what exceeds it was another process
 
 }  // namespace
 
@@ -25,23 +25,25 @@ void KvPrefetch::list_blocks(const Program& program, const StepInput& input, con
     list.window = program.windows()[i];
     list.blocks.clear();
     list.first.assign(static_cast<size_t>(homes_) + 1, 0);
+    const int32_t* table_before = nullptr;  // of the last chunk: slots [first_before, last_before) are listed
+    int64_t first_before = 0, last_before = 0;
     for (int64_t c = 0; c < input.num_chunks; ++c) {
       if (input.offsets[c] == input.offsets[c + 1]) continue;
+      const int32_t* table = input.tables + c * input.table_width;
       const int64_t start = input.starts[c];
       const int64_t hidden = list.window ? std::max<int64_t>(0, start - list.window + 1) : 0;
-      for (int64_t slot = hidden / kv.block_size; slot * kv.block_size < start; ++slot) {
-        list.blocks.push_back(kv.pool + kv.block_bytes * input.tables[c * input.table_width + slot]);
+      const int64_t first = hidden / kv.block_size, last = (start + kv.block_size - 1) / kv.block_size;
+      for (int64_t slot = first; slot < last; ++slot) {
+        const bool is_listed = slot >= first_before && slot < last_before && table_before[slot] == table[slot];
+        if (!is_listed) list.blocks.push_back(kv.pool + kv.block_bytes * table[slot]);
       }
+      table_before = table, first_before = first, last_before = last;
       const auto home = static_cast<size_t>(homes.of(input.offsets[c]));
       list.first[home + 1] = static_cast<int64_t>(list.blocks.size());
     }
     std::partial_sum(list.first.begin(), list.first.end(), list.first.begin(),
                      [](int64_t before, int64_t own) { return std::max(before, own); });
   }
-}
-
-bool KvPrefetch::is_empty() const {
-  return std::all_of(lists_.begin(), lists_.end(), [](const List& list) { return list.blocks.empty(); });
 }
 
 KvAhead KvPrefetch::part_of(const Program& program, const Linear& op, int64_t home, int64_t first_panel,
@@ -62,29 +64,33 @@ KvAhead KvPrefetch::part_of(const Program& program, const Linear& op, int64_t ho
           place_at(last_panel) - place};
 }
 
-bool PairedTrial::begin(int64_t rows, int64_t chunks) {
+bool Trial::begin(int64_t number, int64_t rows, int64_t chunks) {
   const bool pays = gain_ >= 0;
-  if (plain_runs_left_ > 0) {
-    --plain_runs_left_;
-    run_ = Run::plain;
-    return pays;
-  }
-  const bool follows_its_like = run_ == Run::first && rows == rows_ && chunks == chunks_;
-  run_ = follows_its_like ? Run::second : Run::first;
+  const bool follows_its_like = has_ended_ && number == number_ + 1 && rows == rows_ && chunks == chunks_;
+  number_ = number;
   rows_ = rows;
   chunks_ = chunks;
-  return follows_its_like ? !pays : pays;
+  has_ended_ = false;
+  if (plain_runs_left_ > 0) {
+    --plain_runs_left_;
+    place_ = -1;
+    return pays;
+  }
+  place_ = follows_its_like ? (place_ + 1) % 3 : 0;
+  return place_ == 1 ? !pays : pays;
 }
 
-void PairedTrial::end(double seconds) {
-  if (run_ == Run::first) first_seconds_ = seconds;
-  if (run_ != Run::second) return;
-  const double slower = std::clamp(std::log(seconds / first_seconds_), -gain_max, gain_max);
-  const double gain = gain_ >= 0 ? slower : -slower;
-  gain_ += (gain - gain_) / static_cast<double>(std::min(++pairs_, pairs_at_first));
-  if (pairs_ >= pairs_at_first) plain_runs_left_ = runs_between_pairs;
+void Trial::end(double seconds) {
+  has_ended_ = true;
+  if (place_ < 0) return;
+  seconds_[place_] = seconds;
+  if (place_ < 2) return;
+  const double slower = std::log(seconds_[1]) - (std::log(seconds_[0]) + std::log(seconds_[2])) / 2;
+  const double gain = std::clamp(gain_ >= 0 ? slower : -slower, -gain_max, gain_max);
+  gain_ += (gain - gain_) / static_cast<double>(std::min(++comparisons_, comparisons_at_first));
+  if (comparisons_ >= comparisons_at_first) plain_runs_left_ = runs_between;
 }
 
-double PairedTrial::ratio() const { return std::exp(gain_); }
+double Trial::ratio() const { return std::exp(gain_); }
 
 }  // namespace octavo

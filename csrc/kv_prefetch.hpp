@@ -19,12 +19,12 @@ struct Linear;
 struct StepInput;
 class Program;
 
-// The blocks that a step's attention reads, home after home: one list for each size of window.
+// The blocks that a step's attention reads, home after home: one list for each size of window. A block that several
+// sequences share stands where the first of them reads it.
 class KvPrefetch {
  public:
   // Forgets the step before.
   void list_blocks(const Program& program, const StepInput& input, const Homes& homes);
-  bool is_empty() const;
 
   // What a task that makes panels [first_panel, last_panel) for a home's rows shall fetch.
   KvAhead part_of(const Program& program, const Linear& op, int64_t home, int64_t first_panel,
@@ -41,29 +41,28 @@ class KvPrefetch {
   int64_t homes_ = 1;
 };
 
-// Whether something pays on this machine, learned from pairs of runs alike that follow each other, one with it and
-// one without. At first each run is one of a pair, later few are: under another load the machine may be another
-// one. A run that is not followed by its like has gone the way that has paid so far.
-class PairedTrial {
+// Whether something pays on this machine, learned from three runs alike that follow each other directly: the way
+// that has paid so far, the other, and the first again, so that steps which grow evenly favour neither. At first
+// all runs are such, later few are: under another load the machine may be another one.
+class Trial {
  public:
-  // Whether a run that begins now, over so many rows and chunks, shall do it.
-  bool begin(int64_t rows, int64_t chunks);
+  // Whether run `number` over so many rows and chunks shall do it.
+  bool begin(int64_t number, int64_t rows, int64_t chunks);
   // How long that run took.
   void end(double seconds);
 
-  // Time without over time with, in the mean of the last pairs; and how many there were in all.
+  // Time without over time with, in the mean of the last comparisons; and how many there were in all.
   double ratio() const;
-  int64_t pairs() const { return pairs_; }
+  int64_t comparisons() const { return comparisons_; }
 
  private:
-  enum class Run { plain, first, second };  // in a pair or not
-
   double gain_ = 0;  // the ratio's logarithm
-  int64_t pairs_ = 0;
+  int64_t comparisons_ = 0;
   int64_t plain_runs_left_ = 0;
-  Run run_ = Run::plain;
-  int64_t rows_ = 0, chunks_ = 0;  // of the pair
-  double first_seconds_ = 0;
+  int64_t number_ = 0, rows_ = 0, chunks_ = 0;  // of the last run
+  int64_t place_ = -1;                          // of that run among the three, or -1
+  bool has_ended_ = false;
+  double seconds_[3] = {};
 };
 
 }  // namespace octavo

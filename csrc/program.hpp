@@ -73,7 +73,8 @@ struct Linear {
   Weight weight;
   const float* bias;
   BufferId out;
-  // Which attention comes next (-1: none), and how much of the work until then comes before: in elements of weights.
+  // Which attention comes next (-1: none), and how much of the work until then comes before: in inputs of
+  // panels.
   int64_t next_layer = -1, next_window = 0;
   int64_t work_before = 0, work_between = 0;
 };
@@ -154,10 +155,11 @@ class Program {
   // nothing but -inf. A product that would be the result is not written: its largest is found piece by piece.
   void run_argmax(const StepInput& input, int32_t* out);
 
-  // Whether steps fetch the next attention's K and V while linear layers run. Not told: as it pays here.
+  // Whether steps fetch the next attention's K and V while linear layers run. Not told: as it pays here. Neither
+  // while the program runs, nor is its trial to be read then.
   void prefetch_kv(std::optional<bool> wanted) { wants_kv_prefetch_ = wanted; }
   // Whether it has paid in steps of about so many rows.
-  PairedTrial& kv_prefetch_trial(int64_t rows) {
+  Trial& kv_prefetch_trial(int64_t rows) {
     return trials_[std::min(static_cast<size_t>(std::bit_width(static_cast<uint64_t>(rows))), trials_.size() - 1)];
   }
 
@@ -204,7 +206,6 @@ class Program {
   BufferId quantised(BufferId x, const Weight& weight);
   void place_buffers();
   void find_next_attention();
-  bool finds_kv_ahead(const Replay& replay);
 
   class Running;
   Replay begin(const StepInput& input);
@@ -230,7 +231,8 @@ class Program {
 
   KvPrefetch kv_prefetch_;
   std::optional<bool> wants_kv_prefetch_;
-  std::array<PairedTrial, 16> trials_;  // by the binary digits of a step's rows
+  int64_t num_runs_ = 0;
+  std::array<Trial, 16> trials_;        // by the binary digits of a step's rows
   std::vector<double> phase_seconds_;  // empty: not timed
   bool reads_step_ = false;  // not of given rows alone
   std::atomic<bool> running_{false};

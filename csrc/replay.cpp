@@ -38,7 +38,8 @@ constexpr int64_t code_task_work = 1 << 20, float_task_work = 1 << 23;
 // or less (the mean of all linear layers) come in time for as few as matrix registers take.
 constexpr int64_t home_rows_min = 32, home_rows_min_beside_few_bits = 16;
 
-constexpr int64_t prefetching_rows_min = 3;  // fewer wait for weights: memory is never idle
+// Fewer wait for weights, memory is never idle, and their tiles fetch nothing (kernels/ahead.hpp).
+constexpr int64_t prefetching_rows_min = 3;
 
 // How a step's rows are shared out. With enough of them each thread keeps its own through all phases, so that
 // they stay in its caches; else they have one home, and products are shared out by outputs.
@@ -457,22 +458,24 @@ void Program::run_phases(const Replay& replay, size_t count) {
   }
 }
 
-// Whether there are K and V that a step's products can fetch.
-bool Program::finds_kv_ahead(const Replay& replay) {
-  const Homes& homes = replay.homes(Rows::tokens);
-  if (!attends_ || homes.rows_of(0) < prefetching_rows_min) return false;
-  kv_prefetch_.list_blocks(*this, replay.input, homes);
-  return !kv_prefetch_.is_empty();
-}
-
 const float* Program::run(const StepInput& input) {
   const Running running(running_);
   Replay replay = begin(input);
-  const bool can_prefetch = finds_kv_ahead(replay), on_trial = can_prefetch && !wants_kv_prefetch_;
-  PairedTrial& trial = kv_prefetch_trial(input.num_tokens);
-  const bool wanted = on_trial ? trial.begin(input.num_tokens, input.num_chunks) : wants_kv_prefetch_ == true;
-  if (can_prefetch && wanted) replay.kv_prefetch = &kv_prefetch_;
+  const Homes& homes = replay.homes(Rows::tokens);
+  const auto has_context = [&] {
+    return std::any_of(input.starts, input.starts + input.num_chunks, [](int32_t start) { return start > 0; });
+  };
+  const bool can_prefetch = attends_ && homes.rows_of(0) >= prefetching_rows_min && has_context();
+  const bool on_trial = can_prefetch && !wants_kv_prefetch_;
+  Trial& trial = kv_prefetch_trial(input.num_tokens);
+  ++num_runs_;
+  const bool wanted = on_trial ? trial.begin(num_runs_, input.num_tokens, input.num_chunks)
+                               : can_prefetch && wants_kv_prefetch_ == true;
   const auto begun = Clock::now();
+  if (wanted) {
+    kv_prefetch_.list_blocks(*this, input, homes);
+    replay.kv_prefetch = &kv_prefetch_;
+  }
   run_phases(replay, phases_.size());
   if (on_trial) trial.end(seconds_since(begun));
   return replay.shared_row(result_, 0);

@@ -100,18 +100,18 @@ void check_argmax(Kind kind) {
   }
 }
 
-// Runs `after` more tokens of two sequences that have come to positions 20 and 40.
+// Runs `after` more tokens of two sequences that have come to positions 20 and 40; all rows.
 std::vector<float> run_on(Program& program, int32_t after) {
-  const std::vector<int32_t> starts{20, 40}, offsets{0, after, 2 * after}, tables{2, 0, 3, 1, 5, 4, 7, 6},
-      logit_rows{0};
-  std::vector<int32_t> tokens, positions;
+  const std::vector<int32_t> starts{20, 40}, offsets{0, after, 2 * after}, tables{2, 0, 3, 1, 5, 4, 7, 6};
+  std::vector<int32_t> tokens, positions, logit_rows;
   for (int32_t i = 0; i < 2 * after; ++i) {
     tokens.push_back(i * 5 % static_cast<int32_t>(vocabulary));
     positions.push_back(starts[static_cast<size_t>(i / after)] + i % after);
+    logit_rows.push_back(i);
   }
-  const float* rows = program.run({2 * after, 1, 2, 4, tokens.data(), positions.data(), logit_rows.data(),
+  const float* rows = program.run({2 * after, 2 * after, 2, 4, tokens.data(), positions.data(), logit_rows.data(),
                                    starts.data(), offsets.data(), tables.data(), nullptr});
-  return {rows, rows + hidden};
+  return {rows, rows + 2 * after * hidden};
 }
 
 // Two layers, of which the second sees 24 positions: what its tasks fetch is all that attention will read, once
@@ -136,20 +136,23 @@ void check_kv_prefetch(Kind kind) {
   }
   program.finish(program.take(x));
 
-  const std::vector<int32_t> starts{20, 40, 0, 50}, offsets{0, 10, 20, 40, 60},
-      tables{2, 0, 3, 1, 5, 4, 7, 6, 0, 0, 0, 0, 1, 2, 3, 4};
-  const StepInput input{60, 0, 4, 4, nullptr, nullptr, nullptr, starts.data(), offsets.data(), tables.data(), nullptr};
-  const std::vector<std::vector<int32_t>> expected[2] = {{{2, 0, 5, 4, 7}, {1, 2, 3, 4}}, {{2, 0, 4, 7}, {2, 3, 4}}};
+  // The second sequence shares a block with the first, the third has no rows, the second home no context.
+  const std::vector<int32_t> starts{20, 40, 60, 0, 50}, offsets{0, 10, 20, 20, 40, 60},
+      tables{2, 0, 3, 1, 2, 4, 7, 6, 99, 99, 99, 99, 0, 0, 0, 0, 1, 2, 3, 4};
+  const StepInput input{60,      0, 5, 4, nullptr, nullptr, nullptr, starts.data(), offsets.data(), tables.data(),
+                        nullptr};
+  const std::vector<std::vector<int32_t>> expected[2] = {{{2, 0, 4, 7}, {}, {1, 2, 3, 4}},
+                                                         {{2, 0, 4, 7}, {}, {2, 3, 4}}};
   KvPrefetch prefetch;
-  prefetch.list_blocks(program, input, Homes{60, 2});
-  for (int64_t home = 0; home < 2; ++home) {
+  prefetch.list_blocks(program, input, Homes{60, 3});
+  for (int64_t home = 0; home < 3; ++home) {
     std::vector<int64_t> place[2];  // in pieces of 64 bytes of the pool, by layer
     for (const Phase& phase : program.phases()) {
       for (const Linear& op : phase.products) {
         const int64_t last = op.weight.outputs / panel_width;
         for (int64_t panel = 0; panel < last; ++panel) {
           KvAhead part = prefetch.part_of(program, op, home, panel, panel + 1);
-          CHECK((op.next_layer < 0) == (part.left == 0));
+          CHECK((op.next_layer < 0 || home == 1) == (part.left == 0));
           for (; part.left > 0; part.left -= 64) {
             place[op.next_layer].push_back(*part.block + part.start + part.offset - pool.data());
             part.offset += 64;
@@ -169,7 +172,7 @@ void check_kv_prefetch(Kind kind) {
     }
   }
 
-  for (const int32_t after : {1, 2, 24}) {
+  for (const int32_t after : {2, 24}) {
     for (const int threads : {1, 3}) {
       Team::instance().resize(threads);
       program.prefetch_kv(false);
@@ -180,24 +183,32 @@ void check_kv_prefetch(Kind kind) {
   }
 }
 
-// Pairs of runs tell which way is faster; another size in between makes no pair.
-void check_paired_trial() {
+// Three runs tell which way is faster, also where each takes longer than the one before. Another size, or a run of
+// something else in between, makes no comparison, and one that another process disturbed changes little.
+void check_trial() {
   for (const bool pays : {true, false}) {
-    PairedTrial trial;
-    const auto run = [&](int64_t rows) {
-      const bool does_it = trial.begin(rows, rows);
-      trial.end(does_it == pays ? 1.0 : 1.1);
+    Trial trial;
+    int64_t number = 0;
+    const auto run = [&](int64_t rows, double slowdown = 1.0) {
+      const bool does_it = trial.begin(++number, rows, rows);
+      trial.end((does_it == pays ? 1.0 : 1.02) * std::pow(1.03, number) * slowdown);
       return does_it;
     };
     for (int64_t rows = 3; rows < 20; ++rows) CHECK(run(rows));
-    CHECK(trial.pairs() == 0);
-    while (trial.pairs() < 16) run(20);
-    CHECK(close(trial.ratio(), pays ? 1.1 : 1 / 1.1, 1e-9));
+    for (int i = 0; i < 9; ++i) {
+      CHECK(run(20));
+      ++number;
+    }
+    CHECK(trial.comparisons() == 0);
+    while (trial.comparisons() < 12) run(20);
+    CHECK(close(trial.ratio(), pays ? 1.02 : 1 / 1.02, 1e-9));
     for (int i = 0; i < 64; ++i) CHECK(run(20) == pays);
-    CHECK(run(20) == pays && run(20) != pays && trial.pairs() == 17);
-    trial.begin(20, 20);
-    trial.end(1000.0);  // another process took the core: one pair alone changes little
-    CHECK(run(20) == pays);
+    const double before = std::log(trial.ratio());
+    CHECK(run(20, 1e6) == pays && run(20) != pays && run(20) == pays);
+    CHECK(trial.comparisons() == 13);
+    CHECK(std::abs(std::log(trial.ratio()) - before) <= (0.2 + 0.02) / 12);
+    trial.begin(++number, 20, 20);  // and did not end
+    for (int i = 0; i < 63; ++i) CHECK(run(20) == pays);
   }
 }
 
@@ -205,7 +216,7 @@ void check_paired_trial() {
 
 void check_program() {
   for (const Kind kind : {Kind::f32, Kind::q4_1}) check_kv_prefetch(kind);
-  check_paired_trial();
+  check_trial();
   for (const Kind kind : {Kind::f32, Kind::q4_1}) check_with(kind);
   for (const Kind kind : {Kind::f32, Kind::q4_1}) check_argmax(kind);
 }

@@ -33,7 +33,8 @@ OCTAVO_INLINE void end_when_done(Ahead& ahead) {
   if (ahead.next >= ahead.end) ahead.lines = 0;
 }
 
-// What a tile fetches of the K and V that attention will read: within one block, so many lines with each step.
+// What a tile fetches of the K and V that attention will read: from one block, so many lines with each step (the
+// last ones may lie behind its end: no harm).
 template <int lines>
 struct Piece {
   const uint8_t *next, *end;

@@ -43,7 +43,8 @@ static inline int64_t bytes_of(Kind kind, int64_t count) {
 }
 
 // K and V that are wanted soon: of each block `bytes` bytes from `start` on. A product fetches them beside its own
-// work, as many as it has time for, and moves on: `left` bytes, from `offset` in the first block.
+// work, as many as it has time for, and moves on: `left` bytes, from `offset` in the first block. Tiles of one or two
+// rows, of super-blocks and of matrix registers leave it alone.
 struct KvAhead {
   const uint8_t* const* block;
   int64_t start, bytes;

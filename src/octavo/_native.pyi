@@ -251,7 +251,7 @@ class Program:
         """Whether steps fetch the next attention's K and V while linear layers run; None: as it pays here."""
 
     def kv_prefetch_trial(self, rows: int) -> tuple[int, float]:
-        """Pairs of steps of about so many rows that were tried, and their time without over the time with."""
+        """How often steps of about so many rows were compared, and their time without over the time with."""
 
     @property
     def num_phases(self) -> int:

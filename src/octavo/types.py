@@ -381,7 +381,7 @@ class StepResult:
     prompt_logprobs: Mapping[int, tuple[SampledToken, ...]] = field(default_factory=dict)
     failures: Mapping[int, str] = field(default_factory=dict)
     seconds: float = 0.0  # how long the step took; 0: not measured
-    batch_seconds: float = 0.0  # of it, until the batch was built
+    batch_seconds: float = 0.0  # of it, for building the batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from unittest import mock
 
 import pytest
+from tests.tiny import request, run, tiny_engine
 
 from octavo.engine.core import Engine, Submit
 from octavo.executor.executor import InlineExecutor
+from octavo.executor.runner import Runner
+from octavo.kernels.contract import Batch
+from octavo.kernels.native_ops import NativeOps
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
 from octavo.scheduler.planner import Planner
@@ -54,3 +59,21 @@ def test_time_is_counted_in_steps_and_of_it_in_planning() -> None:
     planned, committed = 1.0, 1.0
     assert engine.stats.step_seconds == planned + 10.0 + committed
     assert engine.stats.schedule_seconds == planned + 3.0 + committed
+
+
+def test_the_runner_tells_how_much_of_a_step_was_building_its_batch() -> None:
+    engine = tiny_engine(NativeOps())
+    with mock.patch.object(Runner, "_batch", autospec=True, side_effect=slowly(Runner._batch)):
+        run(engine, [request(1, [5, 6, 7], 2)])
+    assert engine.stats.steps >= 2
+    assert 0.02 * 2 <= engine.stats.schedule_seconds < engine.stats.step_seconds
+
+
+def slowly(build: Callable[..., Batch]) -> Callable[..., Batch]:
+    """The same, 20 ms later."""
+
+    def later(*given: object) -> Batch:
+        time.sleep(0.02)
+        return build(*given)
+
+    return later

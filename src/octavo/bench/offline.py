@@ -69,11 +69,7 @@ class Report:
     steps: int
     step_seconds: float  # inside steps
     plan_seconds: float  # of it, scheduling, building batches and committing
-
-    @property
-    def plan_share(self) -> float:
-        """Of the time inside steps."""
-        return self.plan_seconds / self.step_seconds if self.step_seconds else 0.0
+    plan_share: float  # of the time inside steps
 
 
 @dataclass(slots=True)
@@ -218,6 +214,8 @@ def _report(
     # A token counts where the middle of its gap lies: the streams of one step are told microseconds apart.
     gaps = [pair for timing in timings for pair in itertools.pairwise(timing.tokens)]
     decoded = num_outside(prefill, [(before + after) / 2 for before, after in gaps])
+    step_seconds = after.step_seconds - before.step_seconds
+    plan_seconds = after.schedule_seconds - before.schedule_seconds
     return Report(
         workload=workload,
         seconds=seconds,
@@ -236,8 +234,9 @@ def _report(
         between_p50_s=quantile(between, 0.5),
         between_p95_s=quantile(between, 0.95),
         steps=after.steps - before.steps,
-        step_seconds=after.step_seconds - before.step_seconds,
-        plan_seconds=after.schedule_seconds - before.schedule_seconds,
+        step_seconds=step_seconds,
+        plan_seconds=plan_seconds,
+        plan_share=plan_seconds / step_seconds if step_seconds else 0.0,
     )
 
 

@@ -87,15 +87,16 @@ class Runner:
             self._transfers.begin(plan.transfers)
         if not plan.chunks:
             return StepResult(plan.step_id, {})
+        planned = time.perf_counter()
         batch = self._batch(plan)
-        built = time.perf_counter()
+        batch_seconds = time.perf_counter() - planned
         hidden = self._hidden_states(batch)  # (R, E)
         for fork in plan.forks:
             rows.fork(fork)
         prompt_logprobs = self._prompt_logprobs(plan, hidden)
         samples, failures = self._sample(plan, hidden)
         seconds = time.perf_counter() - started
-        return StepResult(plan.step_id, samples, prompt_logprobs, failures, seconds, built - started)
+        return StepResult(plan.step_id, samples, prompt_logprobs, failures, seconds, batch_seconds)
 
     def reset(self) -> None:
         """Forget all rows: after a broken invariant, before a new ledger starts. The pool's bytes are not
