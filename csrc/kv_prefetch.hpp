@@ -19,8 +19,8 @@ struct Linear;
 struct StepInput;
 class Program;
 
-// The blocks that a step's attention reads, home after home: one list for each size of window. A block that several
-// sequences share stands where the first of them reads it.
+// The blocks that a step's attention reads, home after home: one list for each size of window. What a sequence
+// shares with the one before it stands there alone.
 class KvPrefetch {
  public:
   // Forgets the step before.
