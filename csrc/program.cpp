@@ -159,7 +159,8 @@ void Program::finish(BufferId result) {
   result_ = result;
 }
 
-// Tells each linear layer over tokens which attention follows (of several side by side the first), and where it stands in the work until then.
+// Tells each linear layer over tokens which attention follows (of several side by side the first), and where it
+// stands in the work until then.
 void Program::find_next_attention() {
   auto first = phases_.begin();
   for (auto phase = first; phase != phases_.end(); ++phase) {

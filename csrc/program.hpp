@@ -73,8 +73,8 @@ struct Linear {
   Weight weight;
   const float* bias;
   BufferId out;
-  // Which attention comes next (-1: none), and how much of the work until then comes before: in inputs of
-  // panels.
+  // Which attention comes next (-1: none), and how much of the work until then comes before: inputs
+  // times panels of outputs.
   int64_t next_layer = -1, next_window = 0;
   int64_t work_before = 0, work_between = 0;
 };
@@ -232,7 +232,7 @@ class Program {
   KvPrefetch kv_prefetch_;
   std::optional<bool> wants_kv_prefetch_;
   int64_t num_runs_ = 0;
-  std::array<Trial, 16> trials_;        // by the binary digits of a step's rows
+  std::array<Trial, 16> trials_;       // by the number of binary digits of a step's rows
   std::vector<double> phase_seconds_;  // empty: not timed
   bool reads_step_ = false;  // not of given rows alone
   std::atomic<bool> running_{false};

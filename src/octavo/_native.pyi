@@ -251,7 +251,10 @@ class Program:
         """Whether steps fetch the next attention's K and V while linear layers run; None: as it pays here."""
 
     def kv_prefetch_trial(self, rows: int) -> tuple[int, float]:
-        """How often steps of about so many rows were compared, and their time without over the time with."""
+        """How often steps of about so many rows were compared, and their seconds without over those with.
+
+        Raises ValueError for less than one row.
+        """
 
     @property
     def num_phases(self) -> int:
