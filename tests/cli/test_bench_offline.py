@@ -1,8 +1,8 @@
-"""The offline benchmark measures what it says, over a fake model."""
+"""The offline benchmark measures what it says, over a fake engine."""
 
-import asyncio
 import dataclasses
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,37 +12,91 @@ from octavo.bench.offline import chosen, measure, merged, num_outside, prompts_o
 from octavo.cli import bench
 from octavo.cli.bench import json_line, table_of
 from octavo.config import StartOptions
+from octavo.engine.outputs import Delta, EngineStats, TokenInfo
+from octavo.engine.requests import ModelFacts
 from octavo.errors import ConfigError, RequestFailed
-from octavo.server.testing import FakeModel
+from octavo.types import FinishReason, SamplingParams, Usage
+
+FAILED = Usage(0, 0, 0, 0)
 
 
-class CountingModel(FakeModel):
-    """Remembers how many streams ran at once."""
+class FakeLLM:
+    """Each step gives every unfinished request one token, and takes `pause_s` (the first `first_s` more)."""
 
-    most = 0
+    def __init__(self, context_length: int = 512, pause_s: float = 0.0, first_s: float = 0.0) -> None:
+        self.started = SimpleNamespace(
+            facts=ModelFacts("fake", context_length, 300), readying=SimpleNamespace(wait=self._wait)
+        )
+        self.added: list[tuple[list[int], SamplingParams]] = []
+        self.failure = ""
+        self.most = 0  # requests in flight
+        self.waited = self.closed = False
+        self._pause_s, self._first_s = pause_s, first_s
+        self._left: dict[int, int] = {}
 
-    async def submit(self, prompt, params, **options):
-        stream = await super().submit(prompt, params, **options)
-        self.most = max(self.most, self.stats().running)
-        return stream
+    @property
+    def engine(self) -> SimpleNamespace:
+        """Each request is two steps of half a second, of which 5 ms are planning."""
+        steps = 7 + 2 * len(self.added)
+        values = {each.name: 0 for each in dataclasses.fields(EngineStats)}
+        values |= {"steps": steps, "step_seconds": 0.5 * steps, "schedule_seconds": 0.005 * steps}
+        return SimpleNamespace(stats=EngineStats(**values))
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._left)
+
+    def add_request(self, prompt: list[int], params: SamplingParams) -> int:
+        self.added.append((prompt, params))
+        self._left[len(self.added)] = params.max_tokens or 0
+        self.most = max(self.most, len(self._left))
+        return len(self.added)
+
+    def generate(self, prompts: list[list[int]], params: SamplingParams) -> None:
+        assert (len(prompts), params.max_tokens) == (1, 8)
+
+    def step(self) -> list[tuple[int, Delta]]:
+        time.sleep(self._pause_s + self._first_s)
+        self._first_s = 0.0
+        deltas = []
+        for request_id in list(self._left):
+            if self.failure:
+                deltas.append((request_id, Delta(0, "", (), FAILED, FinishReason.ERROR, error=self.failure)))
+                continue
+            prompt, params = self.added[request_id - 1]
+            self._left[request_id] -= 1
+            told = (params.max_tokens or 0) - self._left[request_id]
+            finish = None if self._left[request_id] else FinishReason.LENGTH
+            usage = Usage(len(prompt), told, 0, 0)
+            deltas.append((request_id, Delta(0, "x", (TokenInfo(120, b"x"),), usage, finish)))
+            if finish is not None:
+                del self._left[request_id]
+        return deltas
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _wait(self) -> None:
+        assert not self.added
+        self.waited = True
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 50])
 def test_a_closed_loop_keeps_that_many_in_flight(concurrency):
-    model = CountingModel("x" * 20)
-    report = asyncio.run(measure(model, w1(10, 16, 8, concurrency)))
-    assert model.most == min(concurrency, 10)
-    assert len(model.submitted) == 10
+    llm = FakeLLM()
+    report = measure(llm, w1(10, 16, 8, concurrency))
+    assert llm.most == min(concurrency, 10)
+    assert [prompt for prompt, _ in llm.added] == prompts_of(w1(10, 16, 8, concurrency), 300)
     assert report.output_tokens == 80
     assert report.prompt_tokens == 160
     assert report.output_tokens_per_s == pytest.approx(80 / report.seconds)
 
 
 def test_every_answer_is_greedy_of_the_asked_length_and_ignores_its_end():
-    model = FakeModel("x" * 20)
-    asyncio.run(measure(model, w1(2, 16, 8, 1)))
-    for stream in model.submitted:
-        assert (stream.params.max_tokens, stream.params.ignore_eos, stream.params.greedy) == (8, True, True)
+    llm = FakeLLM()
+    measure(llm, w1(2, 16, 8, 1))
+    for _, params in llm.added:
+        assert (params.max_tokens, params.ignore_eos, params.greedy) == (8, True, True)
 
 
 def test_w2_shares_its_prefix_and_nothing_else():
@@ -61,36 +115,27 @@ def test_runs_share_no_prompt_and_repeat_themselves():
 
 
 def test_a_workload_that_cannot_fit_is_refused_before_it_runs():
-    model = FakeModel(context_length=100)
+    llm = FakeLLM(context_length=100)
     with pytest.raises(ConfigError, match="context"):
-        asyncio.run(measure(model, w2(4, 512)))
-    assert not model.submitted
+        measure(llm, w2(4, 512))
+    assert not llm.added
 
 
 def test_a_failed_request_fails_the_run():
-    model = FakeModel()
-    model.failure = "its logits were NaN"
+    llm = FakeLLM()
+    llm.failure = "its logits were NaN"
     with pytest.raises(RequestFailed, match="NaN"):
-        asyncio.run(measure(model, w1(4, 8, 4, 2)))
+        measure(llm, w1(4, 8, 4, 2))
 
 
 def test_reports_are_json_lines_and_a_table():
-    report = asyncio.run(measure(FakeModel(), w1(2, 8, 4, 1)))
+    report = measure(FakeLLM(), w1(2, 8, 4, 1))
     assert json.loads(json_line(report))["workload"]["name"] == "W1"
     assert len(table_of([report, report]).columns) == 3
 
 
 def test_planning_is_told_by_step_and_as_a_share_of_the_steps_of_the_run():
-    class Stepping(FakeModel):
-        """Each request is two steps of half a second, of which 5 ms are planning."""
-
-        def stats(self):
-            steps = 7 + 2 * len(self.submitted)
-            return dataclasses.replace(
-                super().stats(), steps=steps, step_seconds=0.5 * steps, schedule_seconds=0.005 * steps
-            )
-
-    report = asyncio.run(measure(Stepping(), w1(4, 8, 4, 2)))
+    report = measure(FakeLLM(), w1(4, 8, 4, 2))
     assert (report.steps, report.step_seconds) == (8, 4.0)
     assert report.plan_share == pytest.approx(0.01)
     console = Console(width=100, record=True)
@@ -106,39 +151,25 @@ def test_quantiles():
 
 
 def test_w3_sends_its_long_prompts_at_once():
-    model = CountingModel("x" * 20, context_length=2000)
-    report = asyncio.run(measure(model, w3(500, 4, 8)))
-    assert model.most == 4
-    assert {len(stream.prompt) for stream in model.submitted} == {500}
+    llm = FakeLLM(context_length=2000)
+    report = measure(llm, w3(500, 4, 8))
+    assert llm.most == 4
+    assert {len(prompt) for prompt, _ in llm.added} == {500}
     assert (report.workload.name, report.output_tokens) == ("W3", 32)
 
 
 def test_prefill_and_decode_are_told_apart():
-    class Paced(FakeModel):
-        """The first token comes after 60 ms, the others 5 ms apart."""
-
-        async def submit(self, prompt, params, **options):
-            stream = await super().submit(prompt, params, **options)
-
-            async def slowly():
-                await asyncio.sleep(0.06)
-                async for delta in stream:
-                    yield delta
-                    await asyncio.sleep(0.005)
-
-            return slowly()
-
-    report = asyncio.run(measure(Paced("x" * 50), w1(2, 30, 11, 2)))
-    uncached = report.prompt_tokens - report.cached_tokens
-    assert report.prefill_seconds >= 0.06
-    assert report.prefill_tokens_per_s == pytest.approx(uncached / report.prefill_seconds)
-    assert report.decode_seconds >= 0.045
-    # Ten tokens of each of two streams; some may fall into the prefill of the other on a busy machine.
-    assert 10 <= report.decode_tokens_per_s * report.decode_seconds <= 20
+    report = measure(FakeLLM(pause_s=0.005, first_s=0.06), w1(2, 30, 11, 2))
+    assert report.prefill_seconds >= 0.065
+    assert report.prefill_tokens_per_s == pytest.approx(60 / report.prefill_seconds)
+    assert report.decode_seconds >= 0.05
+    assert report.decode_tokens_per_s == pytest.approx(20 / report.decode_seconds)
+    assert report.first_token_p50_s >= 0.065
+    assert report.between_p50_s >= 0.005
 
 
 def test_one_token_has_no_decode():
-    report = asyncio.run(measure(FakeModel("x" * 20), w1(1, 16, 1, 1)))
+    report = measure(FakeLLM(), w1(1, 16, 1, 1))
     assert report.decode_tokens_per_s == 0
     assert report.prefill_tokens_per_s > 0
 
@@ -187,18 +218,13 @@ def test_each_run_has_its_own_number_of_requests():
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_what_was_resolved_is_told_with_the_figures(monkeypatch, capsys, as_json):
-    class Closable(FakeModel):
-        def close(self):
-            pass
-
+    llm = FakeLLM()
     engine = {"weights": "int8", "weight_bytes": 1 << 20, "kv": "f32"}
-    readying = SimpleNamespace(wait=lambda: waited.append(True))
-    waited: list[bool] = []
-    monkeypatch.setattr(bench, "build_engine", lambda *given: SimpleNamespace(readying=readying))
-    monkeypatch.setattr(bench, "client_of", lambda *given: Closable())
+    monkeypatch.setattr(bench, "LLM", lambda *given: llm)
     monkeypatch.setattr(bench, "resolved_settings", lambda *given: engine)
     bench.run(None, StartOptions(), [w1(2, 8, 4, 1)], as_json=as_json)
-    assert waited  # for memory, which is not what is measured
+    assert llm.waited  # for memory, which is not what is measured
+    assert llm.closed
     told = capsys.readouterr().out
     if as_json:
         first, second = map(json.loads, told.splitlines())

@@ -14,7 +14,8 @@ from tests.tiny import CONTEXT, VOCAB, random_prompt, request, run, tiny_engine
 import octavo.engine.llm
 from octavo import LLM, SamplingParams
 from octavo.config import StartOptions
-from octavo.errors import InvalidRequest, ModelNotFound, RequestFailed, RequestTooLarge
+from octavo.engine.outputs import Delta
+from octavo.errors import InvalidRequest, ModelNotFound, QueueFull, RequestFailed, RequestTooLarge
 from octavo.kernels.native_ops import NativeOps
 from octavo.scheduler.check import check_scheduler
 from octavo.types import ChatMessage, FinishReason
@@ -204,3 +205,109 @@ def test_a_call_that_broke_leaves_nothing_behind(
     nothing_is_left(llm)
     output = llm.generate([prompt_of(3, 20)], greedy(9))[0]
     assert output.choices[0].token_ids == alone(prompt_of(3, 20), 9, ignore_eos=True)[0].tokens
+
+
+def turned(llm: LLM, each_step: Callable[[], None] = lambda: None) -> dict[int, list[Delta]]:
+    """The deltas of all requests that were added, by request, until none is unfinished."""
+    deltas: dict[int, list[Delta]] = {}
+    while llm.num_unfinished:
+        for request_id, delta in llm.step():
+            deltas.setdefault(request_id, []).append(delta)
+        each_step()
+    return deltas
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_who_steps_gets_what_generate_gives_whenever_requests_are_added(
+    make_llm: Callable[..., LLM], depth: int
+) -> None:
+    llm = make_llm(depth=depth, rows=3)
+    prompts = [prompt_of(i, 5 + i) for i in range(9)]
+    unsent, ids, most = list(enumerate(prompts)), {}, 0
+
+    def keep_two_in_flight() -> None:
+        nonlocal most
+        while unsent and llm.num_unfinished < 2:
+            i, prompt = unsent.pop(0)
+            ids[llm.add_request(prompt, greedy(1 + i * 7 % 13))] = i
+        most = max(most, llm.engine.stats.running)
+
+    keep_two_in_flight()
+    deltas = turned(llm, keep_two_in_flight)
+    assert most == 2
+    assert sorted(ids[request_id] for request_id in deltas) == list(range(9))
+    for request_id, own in deltas.items():
+        i = ids[request_id]
+        (wanted,) = alone(prompts[i], 1 + i * 7 % 13, ignore_eos=True)
+        assert [info.token for delta in own for info in delta.tokens] == wanted.tokens
+        assert [delta.finish for delta in own if delta.finish] == [FinishReason.LENGTH]
+    assert llm.step() == []
+    nothing_is_left(llm)
+
+
+def test_a_stop_string_ends_a_request_before_the_engine_does(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+    whole = llm.generate(["octavo"], greedy(40))[0].text
+    llm.add_request("octavo", greedy(40, stop=(whole[6:8],)), n=2)
+    (deltas,) = turned(llm).values()
+    for choice in (0, 1):
+        text = "".join(delta.text for delta in deltas if delta.choice == choice)
+        assert text == whole.partition(whole[6:8])[0]
+    while llm.engine.has_work:
+        assert llm.step() == []
+    nothing_is_left(llm)
+
+
+def test_a_cancelled_request_ends_and_the_others_go_on(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+    first, second = (llm.add_request(prompt_of(i, 9), greedy(12)) for i in (1, 2))
+    llm.step()
+    llm.cancel(first)
+    llm.cancel(4321)
+    deltas = turned(llm)
+    assert deltas[first][-1].finish is FinishReason.CANCELLED
+    assert deltas[second][-1].finish is FinishReason.LENGTH
+    nothing_is_left(llm)
+
+
+def test_a_failed_request_ends_alone_for_whoever_steps(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(model=poisoned_model())
+    bad = llm.add_request([5, POISON], greedy(6, **NEVER_POISON))
+    good = llm.add_request(prompt_of(3, 20), greedy(6, **NEVER_POISON))
+    deltas = turned(llm)
+    assert deltas[bad][-1].finish is FinishReason.ERROR
+    assert deltas[bad][-1].error
+    (wanted,) = alone(prompt_of(3, 20), 6, ignore_eos=True, **NEVER_POISON)
+    assert [info.token for delta in deltas[good] for info in delta.tokens] == wanted.tokens
+
+
+def test_what_is_wrong_is_refused_when_it_is_added(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(rows=2, max_waiting=2)
+    with pytest.raises(RequestTooLarge):
+        llm.add_request([5] * CONTEXT, greedy(4))
+    assert llm.num_unfinished == 0
+    for _ in range(2):
+        llm.add_request([5, 6], greedy(4))
+    with pytest.raises(QueueFull, match="allowed: 2"):
+        llm.add_request([5, 6], greedy(4))
+    assert llm.num_unfinished == 2
+    with pytest.raises(InvalidRequest, match="2 requests that were added are unfinished"):
+        llm.generate([[5, 6]], greedy(4))
+    assert len(turned(llm)) == 2
+    assert len(llm.generate([[5, 6]], greedy(4))[0].choices[0].token_ids) == 4
+
+
+def test_a_step_that_broke_loses_what_was_added_and_no_more(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+    llm.engine.executor = turnstile = Turnstile(llm.engine.executor)
+    llm.add_request(prompt_of(1, 20), greedy(30))
+    llm.step()
+    turnstile.failures = 1
+    with pytest.raises(RuntimeError, match="the executor broke"):
+        llm.step()
+    assert llm.num_unfinished == 0
+    nothing_is_left(llm)
+    llm.add_request(prompt_of(3, 20), greedy(9))
+    (deltas,) = turned(llm).values()
+    (wanted,) = alone(prompt_of(3, 20), 9, ignore_eos=True)
+    assert [info.token for delta in deltas for info in delta.tokens] == wanted.tokens

@@ -110,6 +110,16 @@ class _Reader:
             self.stream.cancel()
 
 
+async def warm_up(model: ServedModel) -> None:
+    """One short request, so that first touches of memory are not measured."""
+    stream = await model.submit(
+        [FIRST_TOKEN + i for i in range(32)], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    )
+    async for delta in stream:
+        if delta.finish is FinishReason.ERROR:
+            raise RequestFailed(delta.error)
+
+
 async def measure(model: ServedModel, scenario: Scenario, configuration: str, round_index: int) -> Run:
     """Run the scenario once. Raises RequestFailed, and ConfigError when the streams end too early."""
     generator = random.Random(f"{configuration} {round_index}")

@@ -1,4 +1,4 @@
-"""Three workloads in a closed loop, run on a served model without HTTP.
+"""Three workloads in a closed loop, without HTTP: one thread adds requests and turns the engine.
 
 W1: independent prompts of random tokens, C in flight: as one answer ends, the next begins.
 W2: prompts that share a long prefix, all at once: what prefix sharing is worth.
@@ -17,16 +17,17 @@ tokens that were not cached over the one, decode speed the tokens that came in t
 
 from __future__ import annotations
 
-import asyncio
 import bisect
 import itertools
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from octavo.engine.outputs import EngineStats, ServedModel
+from octavo.engine.llm import LLM
+from octavo.engine.outputs import EngineStats
 from octavo.errors import ConfigError, RequestFailed
 from octavo.types import FinishReason, SamplingParams, Usage
 
@@ -144,28 +145,27 @@ def chosen(
     return workloads
 
 
-async def warm_up(model: ServedModel) -> None:
+def warm_up(llm: LLM) -> None:
     """One short request, so that first touches of memory are not measured."""
     prompt = [FIRST_TOKEN + i for i in range(32)]
-    await _request(model, prompt, SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
+    llm.generate([prompt], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
 
 
-async def measure(model: ServedModel, workload: Workload) -> Report:
+def measure(llm: LLM, workload: Workload) -> Report:
     """Run a workload to its end. Raises ConfigError if it cannot fit the model, RequestFailed."""
+    facts = llm.started.facts
     needed = workload.prefix + workload.own + workload.output
-    if needed > model.context_length:
+    if needed > facts.context_length:
         raise ConfigError(
             f"{workload.name} needs {needed:,} tokens for each request; "
-            f"the context is {model.context_length:,}"
+            f"the context is {facts.context_length:,}"
         )
-    prompts = iter(prompts_of(workload, model.vocab_size))
+    prompts = prompts_of(workload, facts.vocab_size)
     params = SamplingParams(max_tokens=workload.output, temperature=0.0, ignore_eos=True)
-    timings: list[_Timing] = []
-    before = model.stats()
+    before = llm.engine.stats
     begun = time.perf_counter()
-    clients = [_client(model, prompts, params, timings) for _ in range(workload.concurrency)]
-    await asyncio.gather(*clients)
-    return _report(workload, timings, time.perf_counter() - begun, before, model.stats())
+    timings = _run(llm, prompts, params, workload.concurrency)
+    return _report(workload, timings, time.perf_counter() - begun, before, llm.engine.stats)
 
 
 def prompts_of(workload: Workload, vocab_size: int) -> list[list[int]]:
@@ -181,23 +181,23 @@ def prompts_of(workload: Workload, vocab_size: int) -> list[list[int]]:
     return [shared + tokens(workload.own) for _ in range(workload.num_requests)]
 
 
-async def _client(
-    model: ServedModel, prompts: Iterator[list[int]], params: SamplingParams, timings: list[_Timing]
-) -> None:
-    """One of C clients: takes the next prompt as soon as its last answer has ended."""
-    for prompt in prompts:
-        timings.append(await _request(model, prompt, params))
-
-
-async def _request(model: ServedModel, prompt: Sequence[int], params: SamplingParams) -> _Timing:
-    timing = _Timing(time.perf_counter())
-    stream = await model.submit(prompt, params)
-    async for delta in stream:
-        if delta.finish is FinishReason.ERROR:
-            raise RequestFailed(delta.error)
-        timing.tokens.extend(time.perf_counter() for _ in delta.tokens)
-        timing.usage = delta.usage
-    return timing
+def _run(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, in_flight: int) -> list[_Timing]:
+    """Answer every prompt: as one answer ends, the next begins."""
+    timings: dict[int, _Timing] = {}
+    unsent = deque(prompts)
+    while unsent or llm.num_unfinished:
+        while unsent and llm.num_unfinished < in_flight:
+            submitted = time.perf_counter()
+            timings[llm.add_request(unsent.popleft(), params)] = _Timing(submitted)
+        deltas = llm.step()
+        now = time.perf_counter()
+        for request_id, delta in deltas:
+            if delta.finish is FinishReason.ERROR:
+                raise RequestFailed(delta.error)
+            timing = timings[request_id]
+            timing.tokens.extend(now for _ in delta.tokens)
+            timing.usage = delta.usage
+    return list(timings.values())
 
 
 def _report(

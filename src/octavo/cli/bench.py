@@ -15,6 +15,7 @@ from octavo.bench import latency
 from octavo.bench.offline import Report, Workload, measure, warm_up
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
+from octavo.engine.llm import LLM
 from octavo.engine.outputs import ServedModel
 from octavo.engine.start import Started, build_engine, client_of, engine_over
 from octavo.units import format_bytes
@@ -52,13 +53,12 @@ def run(model: str | None, options: StartOptions, workloads: Sequence[Workload],
     """Run every workload in turn on one engine and print what was measured."""
     look_at_machine()
     with phases() as tell:
-        started = build_engine(model, options, tell)
-        resolved = resolved_settings(started, options)
-        write(json.dumps({"engine": resolved}) + "\n" if as_json else _in_words(resolved))
-        started.readying.wait()
-        llm = client_of(started, options)
+        llm = LLM(model, options, tell)
         try:
-            reports = asyncio.run(_measure_all(llm, workloads, tell, as_json=as_json))
+            resolved = resolved_settings(llm.started, options)
+            write(json.dumps({"engine": resolved}) + "\n" if as_json else _in_words(resolved))
+            llm.started.readying.wait()
+            reports = _measure_all(llm, workloads, tell, as_json=as_json)
         finally:
             llm.close()
     if not as_json:
@@ -92,14 +92,14 @@ def _in_words(resolved: Mapping[str, str | int]) -> str:
     return ", ".join(told) + "\n"
 
 
-async def _measure_all(
-    llm: ServedModel, workloads: Sequence[Workload], tell: Callable[[str], None], *, as_json: bool
+def _measure_all(
+    llm: LLM, workloads: Sequence[Workload], tell: Callable[[str], None], *, as_json: bool
 ) -> list[Report]:
-    await warm_up(llm)
+    warm_up(llm)
     reports = []
     for index, workload in enumerate(workloads):
         tell(f"{workload.name}, {workload.concurrency} in flight ({index + 1} of {len(workloads)}) ...")
-        report = await measure(llm, workload)
+        report = measure(llm, workload)
         reports.append(report)
         if as_json:
             write(json_line(report) + "\n")
@@ -144,7 +144,7 @@ async def _latency_runs(
 ) -> dict[str, list[latency.Run]]:
     """Runs by configuration, measured in turns."""
     for model in models.values():
-        await warm_up(model)
+        await latency.warm_up(model)
     runs: dict[str, list[latency.Run]] = {name: [] for name in models}
     for round_index in range(rounds):
         for name, model in models.items():

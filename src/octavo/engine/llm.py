@@ -75,6 +75,7 @@ class LLM:
         self.tokenizer = self.started.loaded.tokenizer
         self._vocabulary = Vocabulary(self.tokenizer.token_bytes, self.tokenizer.special_ids)
         self._num_requests = 0
+        self._assemblers: dict[int, Assembler] = {}  # of requests that were added and have not finished
 
     def generate(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams], *, n: int = 1
@@ -111,52 +112,102 @@ class LLM:
             self.engine.step()
         self.engine.executor.close()
 
-    def _run(self, prompts: list[list[int]], params: list[SamplingParams], n: int) -> list[Output]:
-        first = self._num_requests + 1
-        requests = [
-            make_request(first + i, prompt, each, self.engine, self.started.facts, n=n)
-            for i, (prompt, each) in enumerate(zip(prompts, params, strict=True))
-        ]
-        self._num_requests += len(requests)
-        assemblers = {request.request_id: Assembler(request, self._vocabulary) for request in requests}
-        outputs = {r.request_id: Output(r.prompt, tuple(Completion() for _ in range(r.n))) for r in requests}
-        unsent = list(reversed(requests))
+    def add_request(self, prompt: Prompt, params: SamplingParams, *, n: int = 1) -> int:
+        """Queue a prompt (text or token ids) for whoever calls `step` instead of `generate`; its request id.
+
+        Raises InvalidRequest, RequestTooLarge or QueueFull; then nothing was queued.
+        """
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        request = self._request(tokens, params, n)
+        self._submit(request)
+        return request.request_id
+
+    def step(self) -> list[tuple[int, Delta]]:
+        """Turn the engine once: (request id, what it got) of those that were added; not all get something.
+
+        A request that fails ends with a delta whose `finish` is ERROR. An exception means that all unfinished
+        ones are lost.
+        """
+        if self.engine.has_work and self.engine.idle:
+            self.engine.inbox.wait()  # for a transfer
         try:
-            self._turn(unsent, assemblers, outputs)
+            updates = self.engine.step()
+        except BaseException as error:  # ctrl-c too: what a step left half done would fail every later call
+            self._forget(error)
+            raise
+        deltas = []
+        for update in updates:
+            assembler = self._assemblers.get(update.request_id)
+            delta = None if assembler is None else assembler.take(update)
+            if assembler is None or delta is None:
+                continue  # what came behind a stop string
+            deltas.append((update.request_id, delta))
+            if delta.finish is not None and update.finish is None:
+                self.engine.inbox.put(Cancel(update.request_id, update.choice))
+            if assembler.finished:
+                del self._assemblers[update.request_id]
+        return deltas
+
+    def cancel(self, request_id: int) -> None:
+        """End a request with the next step; unknown ids are ignored, because it may have just finished."""
+        self.engine.inbox.put(Cancel(request_id))
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were added and have not had their last delta."""
+        return len(self._assemblers)
+
+    def _request(self, prompt: Sequence[int], params: SamplingParams, n: int) -> Request:
+        self._num_requests += 1
+        return make_request(self._num_requests, prompt, params, self.engine, self.started.facts, n=n)
+
+    def _submit(self, request: Request) -> None:
+        self.engine.scheduler.submit(request)
+        self.engine.inbox.wake()  # a step may find work now
+        self._assemblers[request.request_id] = Assembler(request, self._vocabulary)
+
+    def _run(self, prompts: list[list[int]], params: list[SamplingParams], n: int) -> list[Output]:
+        if self._assemblers:
+            raise InvalidRequest(
+                f"{len(self._assemblers)} requests that were added are unfinished: call step() until "
+                "num_unfinished is 0, then this"
+            )
+        requests = [self._request(prompt, each, n) for prompt, each in zip(prompts, params, strict=True)]
+        outputs = {r.request_id: Output(r.prompt, tuple(Completion() for _ in range(r.n))) for r in requests}
+        try:
+            self._turn(list(reversed(requests)), outputs)
         except RequestFailed:
             raise
-        except BaseException as error:  # ctrl-c too: what a step left half done would fail every later call
-            self.engine.recover(error)
+        except BaseException as error:  # between two steps
+            if self._assemblers:
+                self._forget(error)
             raise
         return list(outputs.values())
 
-    def _turn(
-        self, unsent: list[Request], assemblers: dict[int, Assembler], outputs: dict[int, Output]
-    ) -> None:
+    def _turn(self, unsent: list[Request], outputs: dict[int, Output]) -> None:
         """Step until all is done. The bounded queue is fed as it empties, so any number of prompts may be
         given."""
         scheduler = self.engine.scheduler
         while unsent or self.engine.has_work:
-            if self.engine.idle and not unsent:
-                self.engine.inbox.wait()  # for a transfer
             while unsent and len(scheduler.waiting) < scheduler.config.max_rows:
-                scheduler.submit(unsent.pop())
-            for update in self.engine.step():
-                delta = assemblers[update.request_id].take(update)
-                if delta is None:
-                    continue
+                self._submit(unsent.pop())
+            for request_id, delta in self.step():
                 if delta.finish is FinishReason.ERROR:
                     self._abandon()
                     raise RequestFailed(delta.error)
-                outputs[update.request_id].choices[update.choice].extend(delta)
-                if delta.finish is not None and update.finish is None:
-                    self.engine.inbox.put(Cancel(update.request_id, update.choice))
+                outputs[request_id].choices[delta.choice].extend(delta)
 
     def _abandon(self) -> None:
+        self._assemblers.clear()
         for request_id in self.engine.scheduler.live_requests():
-            self.engine.inbox.put(Cancel(request_id))
+            self.cancel(request_id)
         while self.engine.has_work:
-            self.engine.step()
+            self.step()
+
+    def _forget(self, error: BaseException) -> None:
+        """Every unfinished request is lost."""
+        self._assemblers.clear()
+        self.engine.recover(error)
 
 
 def _message(given: Message) -> ChatMessage:
