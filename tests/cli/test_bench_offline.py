@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from tests.engine.served import started_tiny
 
+import octavo
 from octavo.bench.offline import chosen, measure, merged, num_outside, prompts_of, quantile, w1, w2, w3
 from octavo.cli import bench
 from octavo.cli.bench import json_line, table_of
@@ -21,17 +23,20 @@ FAILED = Usage(0, 0, 0, 0)
 
 
 class FakeLLM:
-    """Each step gives every unfinished request one token, and takes `pause_s` (the first `first_s` more)."""
+    """Each step gives every unfinished request one token (where `uneven`, but for one of three), and takes
+    `pause_s`, the first `first_s` more."""
 
-    def __init__(self, context_length: int = 512, pause_s: float = 0.0, first_s: float = 0.0) -> None:
+    def __init__(
+        self, context_length: int = 512, pause_s: float = 0.0, first_s: float = 0.0, *, uneven: bool = False
+    ) -> None:
         self.started = SimpleNamespace(
             facts=ModelFacts("fake", context_length, 300), readying=SimpleNamespace(wait=self._wait)
         )
         self.added: list[tuple[list[int], SamplingParams]] = []
         self.failure = ""
-        self.most = 0  # requests in flight
+        self.in_flight: list[tuple[int, int]] = []  # at each step: requests added, and unfinished
         self.waited = self.closed = False
-        self._pause_s, self._first_s = pause_s, first_s
+        self._pause_s, self._first_s, self._uneven = pause_s, first_s, uneven
         self._left: dict[int, int] = {}
 
     @property
@@ -49,7 +54,6 @@ class FakeLLM:
     def add_request(self, prompt: list[int], params: SamplingParams) -> int:
         self.added.append((prompt, params))
         self._left[len(self.added)] = params.max_tokens or 0
-        self.most = max(self.most, len(self._left))
         return len(self.added)
 
     def generate(self, prompts: list[list[int]], params: SamplingParams) -> None:
@@ -58,8 +62,11 @@ class FakeLLM:
     def step(self) -> list[tuple[int, Delta]]:
         time.sleep(self._pause_s + self._first_s)
         self._first_s = 0.0
+        self.in_flight.append((len(self.added), len(self._left)))
         deltas = []
         for request_id in list(self._left):
+            if self._uneven and (request_id + len(self.in_flight)) % 3 == 0:
+                continue
             if self.failure:
                 deltas.append((request_id, Delta(0, "", (), FAILED, FinishReason.ERROR, error=self.failure)))
                 continue
@@ -83,9 +90,11 @@ class FakeLLM:
 
 @pytest.mark.parametrize("concurrency", [1, 3, 50])
 def test_a_closed_loop_keeps_that_many_in_flight(concurrency):
-    llm = FakeLLM()
+    llm = FakeLLM(uneven=True)
     report = measure(llm, w1(10, 16, 8, concurrency))
-    assert llm.most == min(concurrency, 10)
+    while_there_are_more = {unfinished for added, unfinished in llm.in_flight if added < 10}
+    assert while_there_are_more == ({concurrency} if concurrency < 10 else set())
+    assert max(unfinished for _, unfinished in llm.in_flight) == min(concurrency, 10)
     assert [prompt for prompt, _ in llm.added] == prompts_of(w1(10, 16, 8, concurrency), 300)
     assert report.output_tokens == 80
     assert report.prompt_tokens == 160
@@ -153,7 +162,7 @@ def test_quantiles():
 def test_w3_sends_its_long_prompts_at_once():
     llm = FakeLLM(context_length=2000)
     report = measure(llm, w3(500, 4, 8))
-    assert llm.most == 4
+    assert llm.in_flight[0] == (4, 4)
     assert {len(prompt) for prompt, _ in llm.added} == {500}
     assert (report.workload.name, report.output_tokens) == ("W3", 32)
 
@@ -214,6 +223,25 @@ def test_each_run_has_its_own_number_of_requests():
     for names, given in ((("W1",), [1, 2]), (("W1", "W2"), [1, 2, 3])):
         with pytest.raises(ConfigError, match="once for each of the 3 --conc"):
             numbers(*names, n=given)
+
+
+def test_a_real_engine_is_measured(monkeypatch) -> None:
+    monkeypatch.setattr(octavo.engine.llm, "build_engine", lambda *given: started_tiny())
+    llm = octavo.LLM()
+    report = measure(llm, w1(5, 20, 6, 2))
+    llm.close()
+    assert (report.output_tokens, report.prompt_tokens) == (30, 100)
+    assert report.steps == llm.engine.stats.steps >= 15
+
+
+def test_a_run_that_fails_lets_go_of_the_engine(monkeypatch) -> None:
+    llm = FakeLLM()
+    llm.failure = "its logits were NaN"
+    monkeypatch.setattr(bench, "LLM", lambda *given: llm)
+    monkeypatch.setattr(bench, "resolved_settings", lambda *given: {})
+    with pytest.raises(RequestFailed, match="NaN"):
+        bench.run(None, StartOptions(), [w1(2, 8, 4, 1)], as_json=True)
+    assert llm.closed
 
 
 @pytest.mark.parametrize("as_json", [True, False])

@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import threading
 import time
+import types
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -41,6 +42,13 @@ class LetterTokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         return bytes([ord("a") + token % 26])
+
+
+def started_tiny(tokenizer: LetterTokenizer | None = None, **engine: object) -> types.SimpleNamespace:
+    """What `build_engine` gives, over the tiny model."""
+    loaded = types.SimpleNamespace(tokenizer=tokenizer or LetterTokenizer())
+    tiny = tiny_engine(NativeOps(), **engine)  # type: ignore[arg-type]
+    return types.SimpleNamespace(engine=tiny, loaded=loaded, facts=FACTS)
 
 
 class Turnstile:

@@ -3,21 +3,26 @@ error."""
 
 from __future__ import annotations
 
-import types
+import threading
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import numpy as np
 import pytest
-from tests.engine.served import FACTS, POISON, LetterTokenizer, Turnstile, alone, poisoned_model
-from tests.tiny import CONTEXT, VOCAB, random_prompt, request, run, tiny_engine
+from tests.engine.served import POISON, LetterTokenizer, Turnstile, alone, poisoned_model, started_tiny
+from tests.tiny import CONTEXT, VOCAB, random_prompt, request, run, settle, tiny_engine
 
 import octavo.engine.llm
 from octavo import LLM, SamplingParams
-from octavo.config import StartOptions
+from octavo.engine.assemble import Assembler
 from octavo.engine.outputs import Delta
 from octavo.errors import InvalidRequest, ModelNotFound, QueueFull, RequestFailed, RequestTooLarge
+from octavo.executor.host import HostStore
+from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.pool import bytes_per_block
 from octavo.scheduler.check import check_scheduler
+from octavo.scheduler.transfers import Transfers
 from octavo.types import ChatMessage, FinishReason
 
 NEVER_POISON = {"logit_bias": ((POISON, -100.0),)}
@@ -44,12 +49,9 @@ def make_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
     made: list[LLM] = []
 
     def make(tokenizer: LetterTokenizer | None = None, **engine: object) -> LLM:
-        def build(model: object, options: StartOptions, progress: object) -> object:
-            tiny = tiny_engine(NativeOps(), **engine)  # type: ignore[arg-type]
-            loaded = types.SimpleNamespace(tokenizer=tokenizer or LetterTokenizer())
-            return types.SimpleNamespace(engine=tiny, loaded=loaded, facts=FACTS)
-
-        monkeypatch.setattr(octavo.engine.llm, "build_engine", build)
+        monkeypatch.setattr(
+            octavo.engine.llm, "build_engine", lambda *given: started_tiny(tokenizer, **engine)
+        )
         made.append(LLM())
         return made[-1]
 
@@ -253,8 +255,8 @@ def test_a_stop_string_ends_a_request_before_the_engine_does(make_llm: Callable[
     for choice in (0, 1):
         text = "".join(delta.text for delta in deltas if delta.choice == choice)
         assert text == whole.partition(whole[6:8])[0]
-    while llm.engine.has_work:
-        assert llm.step() == []
+    assert llm.engine.has_work
+    assert llm.step() == []  # it learns that nobody wants the rest
     nothing_is_left(llm)
 
 
@@ -297,17 +299,70 @@ def test_what_is_wrong_is_refused_when_it_is_added(make_llm: Callable[..., LLM])
     assert len(llm.generate([[5, 6]], greedy(4))[0].choices[0].token_ids) == 4
 
 
-def test_a_step_that_broke_loses_what_was_added_and_no_more(make_llm: Callable[..., LLM]) -> None:
-    llm = make_llm()
-    llm.engine.executor = turnstile = Turnstile(llm.engine.executor)
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("place", ["the step", "its deltas"])
+def test_a_step_that_broke_loses_what_was_added_and_no_more(
+    make_llm: Callable[..., LLM], depth: int, error: type[BaseException], place: str
+) -> None:
+    llm = make_llm(depth=depth)
     llm.add_request(prompt_of(1, 20), greedy(30))
     llm.step()
-    turnstile.failures = 1
-    with pytest.raises(RuntimeError, match="the executor broke"):
-        llm.step()
+    broken = (llm.engine, "step") if place == "the step" else (Assembler, "take")
+    with mock.patch.object(*broken, side_effect=error("it broke")), pytest.raises(error, match="it broke"):
+        turned(llm)
     assert llm.num_unfinished == 0
     nothing_is_left(llm)
     llm.add_request(prompt_of(3, 20), greedy(9))
     (deltas,) = turned(llm).values()
     (wanted,) = alone(prompt_of(3, 20), 9, ignore_eos=True)
     assert [info.token for delta in deltas for info in delta.tokens] == wanted.tokens
+
+
+class GatedStore(HostStore):
+    """Reads wait while the gate is shut."""
+
+    gate = threading.Event()
+
+    def read(self, slot: int, name: bytes, into: memoryview) -> bool:
+        assert self.gate.wait(20)
+        return super().read(slot, name, into)
+
+
+def test_a_step_waits_for_a_transfer_and_for_a_new_request(make_llm: Callable[..., LLM]) -> None:
+    size = bytes_per_block(KvShape(2, 2, 16, 16, "f32"))
+    llm = make_llm(num_blocks=30, store=GatedStore(400 * size, size), num_host=400)
+    prompts, gate = [prompt_of(i, 100) for i in range(8)], GatedStore.gate
+    gate.set()
+    with mock.patch.object(Transfers, "is_worth_it", return_value=True):
+        first = [llm.generate([prompt], greedy(12))[0].choices[0].token_ids for prompt in prompts]
+        settle(llm.engine)
+        gate.clear()
+        stored = llm.add_request(prompts[0], greedy(12))
+        while not llm.engine.idle:
+            assert llm.step() == []
+        assert llm.engine.scheduler.transfers.in_flight  # nothing is left to compute until it is here
+        added = llm.add_request([5, 6, 7], greedy(3))
+        deltas: list[Delta] = []
+        while len(deltas) < 3:
+            deltas += [delta for request_id, delta in llm.step() if request_id == added]
+        assert llm.num_unfinished == 1
+        opening = threading.Timer(0.2, gate.set)
+        opening.start()
+        answer = turned(llm)[stored]
+        opening.join()
+    assert [info.token for delta in answer for info in delta.tokens] == first[0]
+    assert llm.engine.scheduler.transfers.num_loaded
+    nothing_is_left(llm)
+
+
+def test_closing_drops_what_is_unfinished(make_llm: Callable[..., LLM]) -> None:
+    size = bytes_per_block(KvShape(2, 2, 16, 16, "f32"))
+    llm = make_llm(store=HostStore(400 * size, size), num_host=400)
+    llm.add_request(prompt_of(1, 40), greedy(100))
+    llm.step()
+    llm.close()
+    assert llm.num_unfinished == 0
+    assert llm.engine.stats.output_tokens == 1  # nothing was computed for nobody
+    assert llm.engine.scheduler.transfers.num_stored == 2
+    nothing_is_left(llm)

@@ -211,7 +211,7 @@ def _report(
     prefill = merged([(timing.submitted, timing.tokens[0]) for timing in timings])
     prefill_s = sum(stop - start for start, stop in prefill)
     decode_s = max(timing.tokens[-1] for timing in timings) - prefill[0][0] - prefill_s
-    # A token counts where the middle of its gap lies: the streams of one step are told microseconds apart.
+    # A token counts where the middle of its gap lies: prefill ends at the very time of some tokens.
     gaps = [pair for timing in timings for pair in itertools.pairwise(timing.tokens)]
     decoded = num_outside(prefill, [(before + after) / 2 for before, after in gaps])
     step_seconds = after.step_seconds - before.step_seconds

@@ -77,7 +77,7 @@ def resolved_settings(started: Started, options: StartOptions) -> dict[str, str 
         "kv_pool_bytes": started.budget.num_bytes,
         "threads": look_at_machine().threads,
         "step_tokens": options.step_tokens,
-        "pace": options.pace is not False,
+        "pace": started.engine.scheduler.config.pace,
         "overlap": options.overlap,
     }
 

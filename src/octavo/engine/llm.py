@@ -18,7 +18,7 @@ from octavo.engine.outputs import ChatMessage, Delta, TokenInfo
 from octavo.engine.requests import make_request, render_chat
 from octavo.engine.start import build_engine
 from octavo.errors import InvalidRequest, RequestFailed
-from octavo.types import FinishReason, Request, SamplingParams, Usage
+from octavo.types import FinishReason, Request, SamplingParams, Update, Usage
 
 Prompt = str | Sequence[int]
 Message = ChatMessage | Mapping[str, str]
@@ -83,8 +83,8 @@ class LLM:
         """Complete every prompt (text or token ids), batched as memory allows; outputs in the order of
         prompts.
 
-        Raises InvalidRequest before anything runs if a prompt or its parameters are wrong, RequestFailed if
-        one fails.
+        Raises InvalidRequest before anything runs if a prompt or its parameters are wrong, or while requests
+        that were added are unfinished; RequestFailed if one fails.
         """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
@@ -96,15 +96,19 @@ class LLM:
         """Answer every chat, rendered with the model's own template. A message may be a dict, as in OpenAI's
         API.
 
-        Raises InvalidRequest when there is no template, when it refuses a chat, or when a message lacks its
-        fields.
+        Raises as `generate`, and InvalidRequest when there is no template, when it refuses a chat, or when a
+        message lacks its fields.
         """
         texts = [render_chat(self.tokenizer, [_message(m) for m in messages]) for messages in chats]
         tokens = [self.tokenizer.encode(text, add_bos=False) for text in texts]
         return self._run(tokens, [params] * len(tokens), n)
 
     def close(self) -> None:
-        """Store what is to be kept below, if there is anything, and let go of all threads."""
+        """Drop unfinished requests, store what is to be kept below, if there is anything, and let go of all
+        threads."""
+        self._assemblers.clear()
+        for request_id in self.engine.scheduler.live_requests():
+            self.engine.scheduler.cancel(request_id)
         transfers = self.engine.scheduler.transfers
         while transfers.could_store or transfers.in_flight:
             if self.engine.idle:
@@ -128,13 +132,24 @@ class LLM:
         A request that fails ends with a delta whose `finish` is ERROR. An exception means that all unfinished
         ones are lost.
         """
-        if self.engine.has_work and self.engine.idle:
-            self.engine.inbox.wait()  # for a transfer
         try:
-            updates = self.engine.step()
+            if self.engine.has_work and self.engine.idle:
+                self.engine.inbox.wait()  # for a transfer
+            return self._deltas(self.engine.step())
         except BaseException as error:  # ctrl-c too: what a step left half done would fail every later call
             self._forget(error)
             raise
+
+    def cancel(self, request_id: int) -> None:
+        """End a request with the next step; unknown ids are ignored, because it may have just finished."""
+        self.engine.inbox.put(Cancel(request_id))
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were added and have not had their last delta."""
+        return len(self._assemblers)
+
+    def _deltas(self, updates: Sequence[Update]) -> list[tuple[int, Delta]]:
         deltas = []
         for update in updates:
             assembler = self._assemblers.get(update.request_id)
@@ -148,23 +163,18 @@ class LLM:
                 del self._assemblers[update.request_id]
         return deltas
 
-    def cancel(self, request_id: int) -> None:
-        """End a request with the next step; unknown ids are ignored, because it may have just finished."""
-        self.engine.inbox.put(Cancel(request_id))
-
-    @property
-    def num_unfinished(self) -> int:
-        """Requests that were added and have not had their last delta."""
-        return len(self._assemblers)
-
     def _request(self, prompt: Sequence[int], params: SamplingParams, n: int) -> Request:
         self._num_requests += 1
         return make_request(self._num_requests, prompt, params, self.engine, self.started.facts, n=n)
 
     def _submit(self, request: Request) -> None:
-        self.engine.scheduler.submit(request)
+        try:
+            self._assemblers[request.request_id] = Assembler(request, self._vocabulary)
+            self.engine.scheduler.submit(request)
+        except BaseException:
+            del self._assemblers[request.request_id]
+            raise
         self.engine.inbox.wake()  # a step may find work now
-        self._assemblers[request.request_id] = Assembler(request, self._vocabulary)
 
     def _run(self, prompts: list[list[int]], params: list[SamplingParams], n: int) -> list[Output]:
         if self._assemblers:
@@ -178,8 +188,8 @@ class LLM:
             self._turn(list(reversed(requests)), outputs)
         except RequestFailed:
             raise
-        except BaseException as error:  # between two steps
-            if self._assemblers:
+        except BaseException as error:  # between two steps; one that broke has left nothing
+            if self._assemblers or self.engine.has_work:
                 self._forget(error)
             raise
         return list(outputs.values())
