@@ -325,8 +325,7 @@ class GatedStore(HostStore):
     gate = threading.Event()
 
     def read(self, slot: int, name: bytes, into: memoryview) -> bool:
-        assert self.gate.wait(20)
-        return super().read(slot, name, into)
+        return self.gate.wait(5) and super().read(slot, name, into)
 
 
 def test_a_step_waits_for_a_transfer_and_for_a_new_request(make_llm: Callable[..., LLM]) -> None:
@@ -346,7 +345,7 @@ def test_a_step_waits_for_a_transfer_and_for_a_new_request(make_llm: Callable[..
         deltas: list[Delta] = []
         while len(deltas) < 3:
             deltas += [delta for request_id, delta in llm.step() if request_id == added]
-        assert llm.num_unfinished == 1
+        assert not llm.engine.scheduler.transfers.num_failed  # it did not wait until the reads gave up
         opening = threading.Timer(0.2, gate.set)
         opening.start()
         answer = turned(llm)[stored]
