@@ -172,7 +172,7 @@ class LLM:
             self._assemblers[request.request_id] = Assembler(request, self._vocabulary)
             self.engine.scheduler.submit(request)
         except BaseException:
-            del self._assemblers[request.request_id]
+            self._assemblers.pop(request.request_id, None)
             raise
         self.engine.inbox.wake()  # a step may find work now
 
