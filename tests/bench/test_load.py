@@ -11,8 +11,8 @@ from octavo.bench.endpoint import Answer, Client, Endpoint, events
 from octavo.bench.load import Arrival, Load, Targets, apply, is_good, scripts_of
 from octavo.cli.bench_serve import notes_of, requests_for, run
 from octavo.errors import ConfigError, QueueFull, RequestFailed
-from octavo.server.app import ServerSettings
 from octavo.server.run import base_url, bind, build_server
+from octavo.server.settings import ServerSettings
 from octavo.server.testing import FakeModel
 
 LAX = Targets(60_000, 60_000)

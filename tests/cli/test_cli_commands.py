@@ -7,7 +7,7 @@ import pytest
 
 from octavo.cli.main import main
 
-HEAVY = {"numpy", "fastapi", "uvicorn", "tokenizers", "pydantic", "prometheus_client", "torch"}
+HEAVY = {"numpy", "starlette", "uvicorn", "tokenizers", "pydantic", "prometheus_client", "torch"}
 
 
 def run(monkeypatch, capsys, *words):

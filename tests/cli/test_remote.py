@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from octavo.cli.main import app
 from octavo.errors import RequestFailed
-from octavo.server.app import ServerSettings
 from octavo.server.roster import Roster
 from octavo.server.run import base_url, bind, build_server
+from octavo.server.settings import ServerSettings
 from octavo.server.testing import FakeModel
 from octavo.tenants import digest_of
 

@@ -22,7 +22,8 @@ import octavo.engine.loop
 from octavo.errors import EngineStopped
 from octavo.executor.executor import Executor
 from octavo.scheduler.scheduler import Scheduler
-from octavo.server.app import ServerSettings, create_app
+from octavo.server.app import create_app
+from octavo.server.settings import ServerSettings
 from octavo.server.testing import FakeModel
 from octavo.types import FinishReason, StepPlan, StepResult, Update
 

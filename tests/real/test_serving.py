@@ -30,8 +30,8 @@ from octavo.engine.client import AsyncLLM
 from octavo.engine.outputs import EngineStats
 from octavo.engine.start import Started, build_engine, client_of, engine_over
 from octavo.scheduler.check import check_scheduler
-from octavo.server.app import ServerSettings
 from octavo.server.run import base_url, bind, build_server
+from octavo.server.settings import ServerSettings
 from octavo.units import blocks_for
 
 pytestmark = pytest.mark.real_model

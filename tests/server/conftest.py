@@ -3,7 +3,8 @@ import asyncio
 import httpx
 import pytest
 
-from octavo.server.app import ServerSettings, create_app
+from octavo.server.app import create_app
+from octavo.server.settings import ServerSettings
 from octavo.server.testing import FakeModel
 
 

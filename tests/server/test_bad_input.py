@@ -159,8 +159,9 @@ def test_a_body_over_the_cap_is_refused_without_content_length(edge):
 def test_unknown_routes_and_wrong_methods_are_openai_shaped(edge):
     for method, path, status in [
         ("GET", "/v1/nothing", 404),
-        ("GET", "/docs", 404),
-        ("GET", "/openapi.json", 404),
+        ("GET", "/redoc", 404),
+        ("GET", "/v1/kv/", 404),
+        ("DELETE", "/v1/sessions/", 404),
         ("GET", CHAT, 405),
         ("POST", "/v1/models", 405),
         ("GET", "/v1/models/nothing/here", 404),

@@ -9,8 +9,8 @@ import pytest
 from openai import BadRequestError, OpenAI
 from tests.engine.served import serve_tiny
 
-from octavo.server.app import ServerSettings
 from octavo.server.run import base_url, bind, build_server
+from octavo.server.settings import ServerSettings
 from octavo.types import BeamParams
 
 

@@ -8,8 +8,9 @@ import httpx
 import pytest
 from tests.engine.served import serve_tiny
 
-from octavo.server.app import ServerSettings, create_app
+from octavo.server.app import create_app
 from octavo.server.roster import Roster
+from octavo.server.settings import ServerSettings
 from octavo.tenants import digest_of
 
 ALICE, BOB, BOSS = "octavo-alice", "octavo-bob", "octavo-boss"

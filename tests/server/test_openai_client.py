@@ -12,8 +12,8 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from octavo.errors import ConfigError
-from octavo.server.app import ServerSettings
 from octavo.server.run import base_url, bind, build_server
+from octavo.server.settings import ServerSettings
 from octavo.server.testing import FakeModel
 
 
@@ -114,7 +114,7 @@ def test_a_port_in_use_is_a_clear_error(url):
 
 SERVE = """
 import asyncio
-from octavo.server.app import ServerSettings
+from octavo.server.settings import ServerSettings
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.testing import FakeModel
 

@@ -11,8 +11,8 @@ from openai import OpenAI
 
 from octavo.config import StartOptions
 from octavo.engine.start import start_engine
-from octavo.server.app import ServerSettings
 from octavo.server.run import base_url, bind, build_server
+from octavo.server.settings import ServerSettings
 
 pytestmark = pytest.mark.real_model
 
@@ -93,15 +93,16 @@ def test_a_seed_repeats_itself_and_choice_zero_equals_n_one(client, served):
 
 def test_a_client_that_leaves_frees_its_blocks(served):
     llm, url = served
+    before = llm.stats().output_tokens
     body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
     with httpx.Client() as client, client.stream("POST", f"{url}/v1/completions", json=body) as answer:
         next(answer.iter_lines())
         assert llm.stats().blocks_held > 0
     wait_until(lambda: llm.stats().blocks_held == 0)
     with httpx.Client() as client, pytest.raises(httpx.ReadTimeout):
-        client.post(f"{url}/v1/completions", json=body | {"stream": False, "n": 3}, timeout=0.5)
+        client.post(f"{url}/v1/completions", json=body | {"stream": False, "n": 3}, timeout=0.1)
     wait_until(lambda: llm.stats().blocks_held == 0)
-    assert llm.stats().output_tokens < 400
+    assert llm.stats().output_tokens - before < 1200, "a choice ran to its end"
 
 
 def test_more_requests_than_the_pool_holds_all_complete(served):

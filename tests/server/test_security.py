@@ -21,6 +21,15 @@ def test_this_machines_names_are_served(edge, host):
         "10.0.0.5",
         "[::1",
         "localhost@evil.example",
+        "user@127.0.0.1",
+        "[::1]evil.com",
+        "[::1]:80:80",
+        "[localhost]",
+        "127.0.0.1/evil.example",
+        "127.0.0.1 evil.example",
+        "127.0.0.1:123456",
+        "",
+        ".",
     ],
 )
 def test_foreign_hosts_are_refused_without_keys(edge, host):
@@ -42,7 +51,7 @@ def test_pages_of_this_machine_are_served(edge, origin):
 
 
 def test_a_server_on_every_address_serves_addresses_but_no_foreign_names(make_edge):
-    edge = make_edge(host="0.0.0.0")
+    edge = make_edge(host="0.0.0.0", insecure=True)
     assert edge.get(MODELS, headers={"Host": "192.168.1.7:8000"}).status_code == 200
     assert (
         edge.get(MODELS, headers={"Host": "192.168.1.7", "Origin": "http://192.168.1.7"}).status_code == 200
@@ -52,7 +61,10 @@ def test_a_server_on_every_address_serves_addresses_but_no_foreign_names(make_ed
 
 
 def test_the_bound_name_is_served(make_edge):
-    assert make_edge(host="box.lan").get(MODELS, headers={"Host": "box.lan:80"}).status_code == 200
+    assert (
+        make_edge(host="box.lan", insecure=True).get(MODELS, headers={"Host": "box.lan:80"}).status_code
+        == 200
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,15 @@ from openai import AuthenticationError, BadRequestError, OpenAI, PermissionDenie
 from tests.server.conftest import Edge
 
 from octavo.errors import ConfigError, OctavoError
-from octavo.server.app import ServerSettings
 from octavo.server.roster import Roster
+from octavo.server.routes import ROUTES, Access
 from octavo.server.run import base_url, bind, build_server
-from octavo.server.tenant import TENANT_ROUTES
+from octavo.server.settings import ServerSettings
 from octavo.server.testing import FakeModel
 from octavo.tenants import digest_of, read_tenants
 
 ALICE, BOB, BOSS, NOBODY = (f"octavo-{name}" for name in ("alice", "bob", "boss", "nobody"))
-# Routes that an operator alone may call, /health aside, which is everybody's.
-OPERATOR_ROUTES = {("GET", "/metrics"), ("PATCH", "/v1/kv")}
+TENANT_ROUTES = {(route.method, route.path) for route in ROUTES if route.access is Access.TENANT}
 
 
 def entry(name, *keys, lines=""):
@@ -65,11 +64,16 @@ def live(model, *streams):
 
 
 # -- who is let in, and where to -----------------------------------------------------------------------------
-def test_every_route_is_a_tenants_or_the_operators(house):
+def test_what_exists_is_the_table_and_what_is_an_operators_is_known(house):
     found = set()
     for route in house.app.routes:
         found |= {(method, route.path) for method in route.methods - {"HEAD"}}
-    assert found == TENANT_ROUTES | OPERATOR_ROUTES | {("GET", "/health")}
+    assert found == {(route.method, route.path) for route in ROUTES}
+    assert len(found) == len(ROUTES), "a route is in the table twice"
+    shut = {(route.method, route.path) for route in ROUTES if route.access is Access.OPERATOR}
+    assert shut == {("GET", "/metrics"), ("PATCH", "/v1/kv")}
+    opened = {(route.method, route.path) for route in ROUTES if route.access is Access.OPEN}
+    assert opened == {("GET", "/health"), ("GET", "/ping")}
 
 
 @pytest.mark.parametrize("key", [NOBODY, "", digest_of(ALICE).hex(), ALICE[:-1], "alice"])
@@ -410,7 +414,7 @@ def test_bounds_that_the_engine_refuses_end_the_start_with_its_words(path):
 
 SERVE = """
 import asyncio, pathlib, sys
-from octavo.server.app import ServerSettings
+from octavo.server.settings import ServerSettings
 from octavo.server.roster import Roster
 from octavo.server.run import bind, build_server
 from octavo.server.testing import FakeModel

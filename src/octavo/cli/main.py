@@ -60,17 +60,18 @@ def root(
 @app.command()
 def serve(
     model: opt.Model = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; loopback by default.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8000,
+    host: opt.Host = "127.0.0.1",
+    port: opt.Port = 8000,
     api_key: opt.ApiKey = None,
+    api_key_file: opt.ApiKeyFile = None,
     tenants: opt.Tenants = None,
-    served_name: Annotated[
-        str | None, typer.Option(help="The name in /v1/models. Default: the model's own.")
-    ] = None,
-    drain_timeout: Annotated[
-        float,
-        typer.Option(help="Seconds that running requests may take to end after SIGTERM.", min=0, max=3600),
-    ] = 30.0,
+    insecure: opt.Insecure = False,
+    allowed_host: opt.AllowedHost = None,
+    allowed_origin: opt.AllowedOrigin = None,
+    log_level: opt.LogLevel = "info",
+    log_format: opt.LogFormat = "text",
+    served_name: opt.ServedName = None,
+    drain_timeout: opt.DrainTimeout = 30.0,
     weights: opt.Weights = "auto",
     kv: opt.Kv = "bf16",
     backend: opt.Backend = "cpu",
@@ -97,6 +98,9 @@ def serve(
     """Serve a model with OpenAI's HTTP API."""
     from octavo.cli.serve import run
 
+    opt.configure_logs(log_level, log_format)
+    access = opt.AccessOptions(api_key, api_key_file, tenants, insecure, allowed_host, allowed_origin)
+    settings = opt.server_settings(host, access, drain_timeout)
     options = opt.start_options(
         weights=weights,
         kv=kv,
@@ -122,8 +126,7 @@ def serve(
         pace=pace,
         served_name=served_name,
     )
-    keys = tuple(api_key or ())
-    run(model, options, host=host, port=port, api_keys=keys, drain_timeout_s=drain_timeout, tenants=tenants)
+    run(model, options, settings, port)
 
 
 @app.command()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from octavo.config import StartOptions
+    from octavo.server.settings import ServerSettings
 
 _ENGINE = "Engine"
 _SAMPLING = "Sampling"
@@ -77,17 +80,56 @@ HostCache = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+Host = Annotated[str, typer.Option(help="Address to listen on; loopback by default.")]
+Port = Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65_535)]
+ServedName = Annotated[str | None, typer.Option(help="The name in /v1/models. Default: the model's own.")]
+DrainTimeout = Annotated[
+    float,
+    typer.Option(help="Seconds that running requests may take to end after SIGTERM.", min=0, max=3600),
+]
+_ACCESS = "Who may come in"
 ApiKey = Annotated[
     list[str] | None,
     typer.Option(
-        envvar="OCTAVO_API_KEY", help="A key that clients must send; repeatable.", show_default=False
+        help="A key that clients must send; repeatable. [env var: OCTAVO_API_KEY]",
+        show_default=False,
+        rich_help_panel=_ACCESS,
     ),
 ]
+ApiKeyFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Keys, one a line.", show_default=False, rich_help_panel=_ACCESS),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Let everybody in who reaches --host.", rich_help_panel=_ACCESS),
+]
+AllowedHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Another name of this server, for Host headers, such as octavo; repeatable.",
+        show_default=False,
+        rich_help_panel=_ACCESS,
+    ),
+]
+AllowedOrigin = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ORIGIN",
+        help="A web page that browsers may ask from, such as https://app.example (CORS); repeatable.",
+        show_default=False,
+        rich_help_panel=_ACCESS,
+    ),
+]
+LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+LogFormat = Annotated[str, typer.Option(help="text, or json for machines.")]
 Tenants = Annotated[
     str | None,
     typer.Option(
         help="File that says who may use the server, and how much; SIGHUP reads it again. Default: none.",
         show_default=False,
+        rich_help_panel=_ACCESS,
     ),
 ]
 DiskCache = Annotated[
@@ -152,6 +194,43 @@ def numbers(text: str, setting: str) -> tuple[int, ...]:
     if not all(part.isdecimal() and int(part) >= 1 for part in parts):
         raise ConfigError(f"{setting} is {text!r}; allowed: numbers of at least 1, such as 1,8,32")
     return tuple(int(part) for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class AccessOptions:
+    """Who may come in, as the command line has it."""
+
+    api_keys: list[str] | None
+    api_key_file: str | None
+    tenants: str | None
+    insecure: bool
+    allowed_hosts: list[str] | None
+    allowed_origins: list[str] | None
+
+
+def server_settings(host: str, access: AccessOptions, drain_timeout_s: float) -> ServerSettings:
+    """The edge's settings. Raises ConfigError."""
+    from octavo.server.keys import collect_keys
+    from octavo.server.roster import Roster
+    from octavo.server.settings import ServerSettings
+
+    key_file = None if access.api_key_file is None else Path(access.api_key_file)
+    return ServerSettings(
+        host=host,
+        api_keys=collect_keys(access.api_keys or [], key_file),
+        roster=None if access.tenants is None else Roster(Path(access.tenants)),
+        insecure=access.insecure,
+        allowed_hosts=tuple(access.allowed_hosts or ()),
+        allowed_origins=tuple(access.allowed_origins or ()),
+        drain_timeout_s=drain_timeout_s,
+    )
+
+
+def configure_logs(level: str, form: str) -> None:
+    """From here on the process logs. Raises ConfigError."""
+    from octavo.server.logs import configure_logging
+
+    configure_logging(level, form)
 
 
 def start_options(

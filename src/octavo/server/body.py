@@ -1,6 +1,6 @@
 """Request bodies: read under a cap, parsed so that no input can hurt, then checked against a schema.
 
-FastAPI's own parsing has no limit on size or depth and answers in its own shape, so the routes take the raw
+Frameworks' own parsing has no limit on size or depth and answers in its own shape, so the routes take the raw
 request.
 """
 

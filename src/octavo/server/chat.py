@@ -46,7 +46,7 @@ class _Head:
 
 async def chat_completions(edge: Edge, request: Request) -> Response:
     """Answer one request; raises the errors of `octavo.errors`, which the application turns into answers."""
-    watch = edge.metrics.watch()
+    watch = edge.metrics.watch(request.scope)
     raw = await read_json(request, edge.body_bytes_max)
     refuse_unsupported(raw)
     body = validate(ChatBody, raw)

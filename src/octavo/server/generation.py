@@ -39,6 +39,9 @@ class Edge:
     metrics: Metrics
     body_bytes_max: int
     roster: Roster | None = None
+    begun: int = 0  # when the server began, in seconds of the epoch
+    openapi: bytes = b"{}"
+    docs: bytes = b""
 
     def check_model(self, name: str | None) -> None:
         """Raise UnknownModel unless `name` is the served model; leaving it out is allowed."""
@@ -121,13 +124,13 @@ class Generation:
         async with aclosing(merged):
             async for piece in merged:
                 delta = piece.delta
+                self._watch.see(piece.index, delta)
                 if delta.finish is FinishReason.ERROR:
                     raise RequestFailed(delta.error or "the request failed")
                 if delta.finish is FinishReason.CANCELLED:
                     raise EngineStopped("the request was cancelled because the server is stopping")
                 if delta.finish is FinishReason.TIMEOUT and not self._has_output(delta):
                     raise TimedOut(delta.error)
-                self._watch.see(piece.index, delta)
                 self._usage[piece.index] = delta.usage
                 self._prompt_infos[piece.prompt].extend(delta.prompt_logprobs)
                 yield piece

@@ -9,12 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from types import MappingProxyType
+from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.types import Scope
 
 from octavo.engine.outputs import Delta, EngineStats
+from octavo.types import Usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -83,16 +86,20 @@ class Metrics:
         """One more answer; `route` is one of a fixed set, never a path that a client made up."""
         self._answers.labels(route, str(status)).inc()
 
-    def watch(self) -> RequestWatch:
-        """A stopwatch for one request, started now."""
-        return RequestWatch(self._first, self._between, self._whole)
+    def watch(self, scope: Scope) -> RequestWatch:
+        """A stopwatch for one request, started now, and noted in its scope for the access log."""
+        watch = RequestWatch(self._first, self._between, self._whole)
+        scope[RequestWatch.SCOPE_KEY] = watch
+        return watch
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"octavo_{name}_seconds", text, buckets=buckets, registry=self._registry)
 
 
 class RequestWatch:
-    """The latencies of one request, as its client sees them."""
+    """The latencies of one request, as its client sees them, and what it cost."""
+
+    SCOPE_KEY: Final = "octavo.watch"
 
     def __init__(self, first: Histogram, between: Histogram, whole: Histogram) -> None:
         self._first = first
@@ -100,9 +107,15 @@ class RequestWatch:
         self._whole = whole
         self._begun = time.perf_counter()
         self._last: dict[int, float] = {}  # choice index over all prompts -> time of its last token
+        self._usage: dict[int, Usage] = {}  # likewise
+        self._finishes: dict[str, None] = {}  # in order of coming
+        self._first_s: float | None = None
 
     def see(self, index: int, delta: Delta) -> None:
         """A delta has arrived. Several tokens at once share the time since the last delta."""
+        self._usage[index] = delta.usage
+        if delta.finish is not None:
+            self._finishes[delta.finish.value] = None
         if not delta.tokens:
             return
         now = time.perf_counter()
@@ -112,12 +125,25 @@ class RequestWatch:
             for _ in delta.tokens:
                 self._between.observe(share)
         elif not self._last:
-            self._first.observe(now - self._begun)
+            self._first_s = now - self._begun
+            self._first.observe(self._first_s)
         self._last[index] = now
 
     def finish(self) -> None:
         """The last delta of the last choice has arrived."""
         self._whole.observe(time.perf_counter() - self._begun)
+
+    def told(self) -> dict[str, object]:
+        """What the access log tells: tokens (of all choices; a prompt counts for each), times, finishes."""
+        usages = self._usage.values()
+        return {
+            "prompt_tokens": sum(usage.num_prompt for usage in usages),
+            "cached_tokens": sum(usage.num_cached for usage in usages),
+            "output_tokens": sum(usage.num_output for usage in usages),
+            "preemptions": sum(usage.preemptions for usage in usages),
+            "first_token_s": None if self._first_s is None else round(self._first_s, 4),
+            "finish": ",".join(self._finishes),
+        }
 
 
 class _EngineCollector(Collector):

@@ -1,27 +1,49 @@
 """Running the application: a socket, uvicorn in this thread, and an orderly end.
 
-With tenants, SIGHUP reads their file again. The first SIGTERM or SIGINT closes the socket to newcomers, lets
-running requests end within the drain timeout, and `serve` returns; a second one does not wait. An engine that
-gave up ends the server in the same way, and `serve` raises: whoever supervises the process should see it die.
+    first SIGTERM or SIGINT   no newcomers; running requests may end within the drain timeout, then they are
+                              told that the server stops (503, or an error event in a stream)
+    second                    they are told so now
+    third                     nobody is told anything
+    SIGHUP                    the tenants' file, where there is one, is read again
+
+An engine that gave up ends the server as the first signal does, and `serve` raises: whoever supervises the
+process should see it die.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import uvicorn
 
 from octavo.engine.outputs import ServedModel
 from octavo.errors import ConfigError, EngineStopped
-from octavo.server.app import ServerSettings, create_app
+from octavo.server.app import create_app
+from octavo.server.connections import (
+    ACCEPT_AT_ONCE,
+    BoundedProtocol,
+    Connections,
+    connections_allowed,
+    raise_descriptor_limit,
+)
+from octavo.server.hosts import is_loopback
+from octavo.server.settings import ServerSettings
+from octavo.server.storms import PreemptionWatch
 
 _KEEP_ALIVE_S = 30
-_BACKLOG = 1024
+_BACKLOG = 1024  # connections that the kernel holds until we take them
+_UNREAD_MAX_MS = 60_000  # an answer of which a client takes no byte for so long is given up
+_FLUSH_S = 5.0  # for answers that are ready, once everything has ended
+_TICKS_PER_LOOK = 10  # a second
+
+_log = logging.getLogger("octavo.server")
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -33,6 +55,9 @@ def bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Every connection inherits them: a client that vanished, or reads nothing, is not kept for ever.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MAX_MS)
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
@@ -51,6 +76,7 @@ def serve(
 
     Raises EngineStopped when it ended because the engine gave up.
     """
+    raise_descriptor_limit()
     asyncio.run(build_server(model, settings, on_ready).serve(sockets=[listener]))
     if model.gave_up is not None:
         raise EngineStopped(model.gave_up)
@@ -59,73 +85,126 @@ def serve(
 def build_server(
     model: ServedModel, settings: ServerSettings, on_ready: Callable[[str], None] | None = None
 ) -> Server:
-    """The server itself, for callers that run their own event loop."""
+    """The server itself, for callers that run their own event loop. Raises ConfigError."""
+    connections = Connections(connections_allowed(settings.connections_max), settings.headers_timeout_s)
     config = uvicorn.Config(
         create_app(model, settings),
-        log_level="warning",
+        http=partial(BoundedProtocol, connections),  # type: ignore[arg-type]  # it is called like the class
+        log_config=None,
         access_log=False,
         server_header=False,
         lifespan="on",
         ws="none",
-        backlog=_BACKLOG,
+        # The event loop accepts as many at a time; `Server.startup` tells the kernel to hold more.
+        backlog=ACCEPT_AT_ONCE,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, int(settings.drain_timeout_s)),
+        timeout_graceful_shutdown=1,  # all that is left by then was given up
     )
-    roster = settings.roster
-    if roster is None:
-        return Server(config, on_ready, lambda: model.gave_up is not None)
-    return Server(
-        config,
-        on_ready,
-        lambda: model.gave_up is not None,
-        before=lambda: roster.begin(model.ledger),
-        on_hangup=lambda: roster.reload_soon(model.ledger),
-    )
+    return Server(config, model, settings, on_ready)
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with a ready callback, signals that end in status 0, and an end when `is_over`."""
+    """uvicorn's server, with a ready callback, and an end in which every client is told."""
 
     def __init__(
         self,
         config: uvicorn.Config,
+        model: ServedModel,
+        settings: ServerSettings,
         on_ready: Callable[[str], None] | None,
-        is_over: Callable[[], bool],
-        *,
-        before: Callable[[], Awaitable[None]] | None = None,
-        on_hangup: Callable[[], None] | None = None,
     ) -> None:
-        """`before` runs before it listens; `on_hangup` is called on the event loop at each SIGHUP."""
         super().__init__(config)
-        self._before = before
-        self.on_hangup = on_hangup
+        self._model = model
+        self._settings = settings
         self._on_ready = on_ready
-        self._is_over = is_over
+        self._storms = PreemptionWatch()
+        self._num_signals = 0
+        self._hurry = asyncio.Event()  # set: requests that still run are to end now
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen, then say so. Raises what `before` raises."""
-        if self._before is not None:
-            await self._before()
-        if self.on_hangup is not None and threading.current_thread() is threading.main_thread():
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.on_hangup)
+        """Start to listen, then say so. Raises what the engine refuses tenants' bounds with."""
+        self._loop = asyncio.get_running_loop()
+        if self._settings.roster is not None:
+            await self._settings.roster.begin(self._model.ledger)
+        if threading.current_thread() is threading.main_thread():
+            self._loop.add_signal_handler(signal.SIGHUP, self.on_hangup)
         try:
             await super().startup(sockets)
+            for listener in sockets or []:
+                listener.listen(_BACKLOG)
         except OSError as error:  # another process has begun to listen since `bind`
             raise ConfigError(f"cannot listen: {error}; choose another port with --port") from None
-        if self._on_ready is not None and self.started and sockets:
+        if not (self.started and sockets):
+            return
+        host, port = sockets[0].getsockname()[:2]
+        _log.info("serving %s on %s, port %d", self._model.name, host, port)
+        if self._on_ready is not None:
             self._on_ready(base_url(sockets[0]))
+
+    def on_hangup(self) -> None:
+        """SIGHUP. On the event loop."""
+        if self._settings.roster is None:
+            _log.warning("SIGHUP: nothing is read again, because there is no tenants file (--tenants)")
+        else:
+            self._settings.roster.reload_soon(self._model.ledger)
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to end."""
-        if self._is_over():
+        if self._model.gave_up is not None:
             self.should_exit = True
+        if counter % _TICKS_PER_LOOK == 0:
+            self._storms.look(self._model.stats())
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal is an orderly end here; uvicorn would raise it again afterwards and die of it."""
-        if self.should_exit or sig == signal.SIGQUIT:
-            self.force_exit = True
+        self._num_signals += 1
         self.should_exit = True
+        if self._loop is not None and (self._num_signals == 2 or sig == signal.SIGQUIT):
+            self._loop.call_soon_threadsafe(self._hurry.set)
+        if self._num_signals > 2:
+            self.force_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the door, let requests end or tell them that they cannot, then close what is open."""
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await self._drain()
+        await self._flush()
+        await super().shutdown(sockets)
+        _log.info("good-bye")
+
+    async def _drain(self) -> None:
+        stats, timeout_s = self._model.stats(), self._settings.drain_timeout_s
+        if stats.running or stats.waiting:
+            _log.info(
+                "stopping: %d sequences run and %d wait; they have %.0f s to end (a second signal: now)",
+                stats.running,
+                stats.waiting,
+                timeout_s,
+            )
+        drain = asyncio.ensure_future(self._model.drain(timeout_s))
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait({drain, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not drain.done():
+            await self._model.drain(0.0)
+        if not await drain:
+            _log.warning("stopping: what still ran was ended, and its clients were told")
+
+    async def _flush(self) -> None:
+        """Let answers that are ready reach their clients; who does not read them is left."""
+        deadline = asyncio.get_running_loop().time() + _FLUSH_S
+        while self.server_state.tasks and not self.force_exit:
+            if asyncio.get_running_loop().time() >= deadline:
+                break
+            await asyncio.sleep(0.02)
+        for connection in list(self.server_state.connections):
+            if self.server_state.tasks and isinstance(connection, BoundedProtocol):
+                connection.transport.abort()
 
 
 def base_url(listener: socket.socket) -> str:
@@ -133,3 +212,11 @@ def base_url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+def reach_in_words(host: str) -> str:
+    """Who can reach a server that is bound to that address."""
+    if is_loopback(host):
+        return "this machine alone"
+    every = host in ("", "0.0.0.0", "::")
+    return f"every address of this machine ({host or '0.0.0.0'})" if every else f"whoever reaches {host}"

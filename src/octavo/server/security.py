@@ -5,137 +5,135 @@ are listed for it, whatever others exist.
 
 A web page can make its visitor's browser send requests to loopback, directly or by pointing its own name at
 127.0.0.1 (DNS rebinding). Such requests carry the page's name in Host or Origin, so without keys foreign
-names are refused. An address in Host is not a name that somebody else could rebind. `/health` is open to
-probes and tells nothing.
+names are refused, but for those that the operator lists. An address in Host is not a name that somebody else
+could rebind. `/health` and `/ping` are open to probes and tell nothing.
 """
 
 from __future__ import annotations
 
 import hmac
-import ipaddress
+import logging
 from http import HTTPStatus
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.server.errors import BAD_KEY, WANTS_KEY, HttpRefusal, error_response
+from octavo.server.hosts import hostname, is_address, origin_host
 from octavo.server.roster import Roster
-from octavo.server.tenant import is_for_tenants, let_in
+from octavo.server.routes import Access, access_to, tenant_areas
+from octavo.server.settings import ServerSettings
+from octavo.server.tenant import let_in
 from octavo.tenants import digest_of
 
-OPEN_PATHS = frozenset({"/health"})
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
+
+_log = logging.getLogger("octavo.server")
 
 
 class Guard:
     """ASGI middleware that lets a request through or answers 401 or 403 itself, on every route."""
 
-    def __init__(
-        self, app: ASGIApp, host: str, api_keys: tuple[str, ...], roster: Roster | None = None
-    ) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
-        self._roster = roster
-        self._digests = tuple(digest_of(key) for key in api_keys)
-        self._names = _LOOPBACK | {host.lower()} - _WILDCARDS
-        self._any_address = host in _WILDCARDS
+        self._roster = settings.roster
+        self._digests = tuple(digest_of(key) for key in settings.api_keys)
+        listed = {hostname(name) or "" for name in settings.allowed_hosts}
+        self._names = (_LOOPBACK | {settings.host.lower()} | listed) - _WILDCARDS
+        self._origins = frozenset(settings.allowed_origins)
+        self._any_address = settings.host in _WILDCARDS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] in OPEN_PATHS):
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":
-            refusal: HttpRefusal | None = _no_websocket()
-        elif self._roster is not None:
-            refusal = _let_tenant_in(scope, self._roster)
-        else:
-            refusal = self.refusal(Headers(scope=scope))
+        refusal = self._refusal_of(scope)
         if refusal is None:
             await self._app(scope, receive, send)
-        else:
-            await error_response(refusal)(scope, receive, send)
+            return
+        client = scope.get("client") or ("an unknown address", 0)
+        _log.warning("refused: %s to %s: %s", client[0], scope["path"][:100], refusal.code)
+        await error_response(refusal)(scope, receive, send)
+
+    def _refusal_of(self, scope: Scope) -> HttpRefusal | None:
+        if scope["type"] != "http":
+            return _no_websocket()
+        if access_to(scope["method"], scope["path"]) is Access.OPEN:
+            return None
+        if self._roster is not None:
+            return _let_tenant_in(scope, self._roster)
+        return self.refusal(Headers(scope=scope))
 
     def refusal(self, headers: Headers) -> HttpRefusal | None:
         """Why these headers are refused, or None; there are no tenants."""
         if self._digests:
             return None if self._has_key(headers) else _bad_key()
-        host = hostname(f"//{headers.get('host', '')}")
+        host = hostname(headers.get("host", ""))
         if not self._is_ours(host):
             return _foreign("Host", headers.get("host", ""))
         origin = headers.get("origin")
-        if origin is None:
+        if origin is None or origin.lower() in self._origins:
             return None
-        page = hostname(origin)
+        page = origin_host(origin)
         same = page is not None and (page == host or page in self._names)
         return None if same else _foreign("Origin", origin)
 
     def _has_key(self, headers: Headers) -> bool:
-        """True when the bearer token is one of the keys; every key is compared, in constant time."""
-        digest = digest_of(_bearer(headers))
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        """True when a key that was sent is one of the keys; every key is compared, in constant time."""
+        matches = [
+            hmac.compare_digest(digest_of(given), known)
+            for given in _keys_of(headers)
+            for known in self._digests
+        ]
         return any(matches)
 
     def _is_ours(self, host: str | None) -> bool:
         if host is None:
             return False
-        return host in self._names or (self._any_address and _is_address(host))
-
-
-def hostname(url: str) -> str | None:
-    """The host of a URL without port, brackets, case and final dot; None where there is none."""
-    try:
-        name = urlsplit(url).hostname
-    except ValueError:
-        return None
-    return name.rstrip(".") if name else None
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+        return host in self._names or (self._any_address and is_address(host))
 
 
 def _let_tenant_in(scope: Scope, roster: Roster) -> HttpRefusal | None:
     """Note in the scope whose key it is, and return None; or why the request is refused."""
-    tenant = roster.tenants.of_key(_bearer(Headers(scope=scope)))
+    found = [roster.tenants.of_key(key) for key in _keys_of(Headers(scope=scope))]
+    tenant = next((one for one in found if one is not None), None)
     if tenant is None:
         return _bad_key()
-    if not tenant.operator and not is_for_tenants(scope["method"], scope["path"]):
+    method, path = scope["method"], scope["path"]
+    if not tenant.operator and access_to(method, path) is not Access.TENANT:
         return HttpRefusal(
             HTTPStatus.FORBIDDEN,
-            f"{scope['method']} {scope['path'][:100]} is not for this key; allowed: /v1/models, "
-            "/v1/completions, /v1/chat/completions, /v1/sessions, /v1/requests, and to see and pin what is "
-            "one's own in /v1/kv; all else wants an operator's key",
+            f"{method} {path[:100]} is not for this key; allowed: {', '.join(tenant_areas())}; all else "
+            "wants an operator's key",
             code="operators_only",
         )
     let_in(scope, tenant)
     return None
 
 
-def _bearer(headers: Headers) -> str:
-    """The token of the Authorization header; "", which is nobody's key, where there is none."""
+def _keys_of(headers: Headers) -> list[str]:
+    """The keys that a request brings: of the Authorization header, then of x-api-key."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    return given.strip() if scheme.lower() == "bearer" else ""
+    bearer = given.strip() if scheme.lower() == "bearer" else ""
+    return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]
 
 
 def _bad_key() -> HttpRefusal:
     return HttpRefusal(
         HTTPStatus.UNAUTHORIZED,
-        "this server wants an API key that it knows: send 'Authorization: Bearer KEY'",
+        "this server wants an API key that it knows: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
         code=BAD_KEY,
         headers=WANTS_KEY,
     )
 
 
 def _foreign(header: str, given: str) -> HttpRefusal:
+    option = "--allowed-host" if header == "Host" else "--allowed-origin"
     return HttpRefusal(
         HTTPStatus.FORBIDDEN,
         f"the {header} header names {given[:100]!r}; without API keys only this machine's own names are "
-        "served (start the server with --api-key to serve other names)",
+        f"served (start the server with {option} to name others, or with --api-key)",
         code="foreign_host",
     )
 

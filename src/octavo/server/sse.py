@@ -9,6 +9,7 @@ collector.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Mapping
 
 from starlette.responses import Response
@@ -17,6 +18,9 @@ from starlette.types import Receive, Scope, Send
 from octavo.server.errors import encode_json
 
 DONE = b"data: [DONE]\n\n"
+# A comment, which clients skip: proxies and browsers end a connection on which nothing comes for a minute.
+KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE_S = 15.0
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -35,22 +39,26 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         on_close: Callable[[], None],
         headers: Mapping[str, str] | None = None,
+        keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
         super().__init__(headers=_HEADERS | dict(headers or {}))
         del self.headers["content-length"]
+        self._keep_alive_s = keep_alive_s
+        self._sent_at = 0.0  # on the event loop's clock
         self._events = events
         self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.create_task(self._send_all(send))
         watcher = asyncio.create_task(wait_for_disconnect(receive))
+        keeper = asyncio.create_task(self._keep_alive(send))
         try:
             await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._on_close()
-            watcher.cancel()
-            sender.cancel()  # does nothing to one that is done
-            await asyncio.wait({sender, watcher})
+            for task in (watcher, keeper, sender):
+                task.cancel()  # does nothing to one that is done
+            await asyncio.wait({sender, watcher, keeper})
             await self._events.aclose()
         error = None if sender.cancelled() else sender.exception()
         if error is not None and not isinstance(error, OSError):  # OSError: the client left while we wrote
@@ -58,9 +66,22 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        loop = asyncio.get_running_loop()
+        self._sent_at = loop.time()
         async for data in self._events:
             await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._sent_at = loop.time()
+        self._sent_at = math.inf  # nothing may follow the end
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _keep_alive(self, send: Send) -> None:
+        """A comment whenever nothing was sent for a while: a request may wait long for its turn."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._keep_alive_s)
+            silent_s = loop.time() - self._sent_at if self._sent_at else 0.0
+            if silent_s >= self._keep_alive_s / 2:
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from starlette.requests import Request
-from starlette.routing import compile_path
 from starlette.types import Scope
 
 from octavo.errors import InvalidRequest
@@ -21,31 +20,6 @@ from octavo.types import Timeouts
 
 SCOPE_KEY = "octavo.tenant"
 _ENTRY_KEY = "octavo.tenant.entry"
-
-# What a tenant may call. All else is the operator's: a route that nobody has thought about stays shut.
-TENANT_ROUTES = frozenset(
-    {
-        ("GET", "/v1/models"),
-        ("GET", "/v1/models/{model_id:path}"),
-        ("POST", "/v1/chat/completions"),
-        ("POST", "/v1/completions"),
-        ("GET", "/v1/kv"),
-        ("GET", "/v1/kv/map"),
-        ("GET", "/v1/kv/pins"),
-        ("POST", "/v1/kv/pins"),
-        ("PATCH", "/v1/kv/pins/{name}"),
-        ("DELETE", "/v1/kv/pins/{name}"),
-        ("GET", "/v1/sessions"),
-        ("POST", "/v1/sessions"),
-        ("GET", "/v1/sessions/{session_id}"),
-        ("DELETE", "/v1/sessions/{session_id}"),
-        ("POST", "/v1/sessions/{session_id}/suspend"),
-        ("POST", "/v1/sessions/{session_id}/resume"),
-        ("GET", "/v1/requests"),
-        ("GET", "/v1/requests/{request_id}"),
-    }
-)
-_PATTERNS = tuple((method, compile_path(route)[0]) for method, route in sorted(TENANT_ROUTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +36,6 @@ def let_in(scope: Scope, tenant: Tenant) -> None:
     """Note whose key it was; the guard alone calls this."""
     scope[SCOPE_KEY] = tenant.name
     scope[_ENTRY_KEY] = tenant
-
-
-def is_for_tenants(method: str, path: str) -> bool:
-    """Whether this may be called with the key of a tenant that is no operator."""
-    method = "GET" if method == "HEAD" else method
-    return any(method == allowed and pattern.match(path) for allowed, pattern in _PATTERNS)
 
 
 def tenant_of(request: Request) -> str:

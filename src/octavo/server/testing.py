@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from octavo.engine.outputs import (
     BlockCounts,
@@ -49,6 +51,12 @@ from octavo.types import NO_TIMEOUTS, FinishReason, SamplingParams, Timeouts, Us
 VOCAB_SIZE = 300
 
 
+class Hold(Protocol):
+    """What a held stream waits for; an `asyncio.Event` is one."""
+
+    async def wait(self) -> object: ...
+
+
 class FakeModel:
     """Answers every prompt with `answer`, byte by byte, then stops; `max_tokens` and stop strings cut it.
 
@@ -61,7 +69,7 @@ class FakeModel:
     def __init__(self, answer: str = "Hello wörld!", context_length: int = 1000) -> None:
         self.answer = answer
         self.submitted: list[FakeStream] = []
-        self.hold: asyncio.Event | None = None
+        self.hold: Hold | None = None
         self.refusal: OctavoError | None = None
         self.failure = ""
         self.times_out_after: int | None = None
@@ -133,9 +141,16 @@ class FakeModel:
         return EngineStats(running=running, blocks_total=10, blocks_held=3, blocks_cached=2, blocks_free=5)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse from now on."""
+        """Refuse from now on; what has not ended in time is cancelled, and its clients are told."""
         self.drained = True
-        return True
+        running = [stream for stream in self.submitted if not stream.ended and not stream.cancelled]
+        deadline = time.monotonic() + timeout_s
+        while any(not stream.ended for stream in running) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        left = [stream for stream in running if not stream.ended]
+        for stream in left:
+            stream.cut.set()
+        return not left
 
 
 class FakeStream:
@@ -160,6 +175,7 @@ class FakeStream:
         self.priority = priority
         self.cancelled = False
         self.ended = False
+        self.cut = asyncio.Event()  # the engine ends it
         self._model = model
         self._request_id = request_id
 
@@ -201,10 +217,24 @@ class FakeStream:
                     stop=stop if last else None,
                     error=self._model.failure if failed else "",
                 )
-            if self._model.hold is not None:
-                await self._model.hold.wait()
+            if self._model.hold is not None and not await self._until_let_go(self._model.hold):
+                self.ended = True
+                for choice in range(self.n):
+                    usage = Usage(len(self.prompt), place + 1, 0, 0)
+                    yield Delta(choice, "", (), usage, FinishReason.CANCELLED)
+                return
             await asyncio.sleep(0)
         self.ended = True
+
+    async def _until_let_go(self, hold: Hold) -> bool:
+        """True when the model goes on, False when the engine has ended this stream."""
+        waits = [asyncio.ensure_future(hold.wait()), asyncio.ensure_future(self.cut.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return not self.cut.is_set()
 
     def _answer(self) -> tuple[str, FinishReason, str | None]:
         text, finish, stop = self._model.answer, FinishReason.STOP, None

@@ -1,0 +1,64 @@
+"""What the server says of itself: that it lives, its version, its model, its metrics, its own description."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo import __version__
+from octavo.errors import EngineStopped
+from octavo.server.errors import JsonObject, json_response
+from octavo.server.generation import Edge
+from octavo.server.metrics import CONTENT_TYPE
+
+
+async def health(edge: Edge, request: Request) -> Response:
+    """Whether the engine serves; 503 with the reason once it gave up."""
+    if edge.model.gave_up is not None:
+        raise EngineStopped(edge.model.gave_up)
+    return json_response({"status": "ok"})
+
+
+async def version(edge: Edge, request: Request) -> Response:
+    """Octavo's version."""
+    return json_response({"version": __version__})
+
+
+async def metrics(edge: Edge, request: Request) -> Response:
+    """Metrics in Prometheus' text format."""
+    return Response(edge.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+
+async def list_models(edge: Edge, request: Request) -> Response:
+    """The served model, as a list."""
+    return json_response({"object": "list", "data": [_model_object(edge)]})
+
+
+async def show_model(edge: Edge, request: Request) -> Response:
+    """The served model."""
+    edge.check_model(request.path_params["model_id"])
+    return json_response(_model_object(edge))
+
+
+async def openapi(edge: Edge, request: Request) -> Response:
+    """This description, in OpenAPI's format."""
+    return Response(edge.openapi, media_type="application/json")
+
+
+async def docs(edge: Edge, request: Request) -> Response:
+    """The same for people; it loads nothing from elsewhere."""
+    return Response(
+        edge.docs,
+        media_type="text/html",
+        headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"},
+    )
+
+
+def _model_object(edge: Edge) -> JsonObject:
+    return {
+        "id": edge.model.name,
+        "object": "model",
+        "created": edge.begun,
+        "owned_by": "octavo",
+        "max_model_len": edge.model.context_length,
+    }

@@ -1,0 +1,82 @@
+"""One line of log and one count for each answer, and the id by which a client can ask about its request.
+
+An id that the client sends in X-Request-Id is taken where it is short and plain, else one is made; the answer
+carries it back.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from http import HTTPStatus
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.server.logs import ACCESS
+from octavo.server.metrics import Metrics, RequestWatch
+from octavo.server.routes import label_of
+from octavo.server.tenant import SCOPE_KEY
+
+REQUEST_ID_HEADER = "X-Request-Id"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_PROBES = frozenset({"/health", "/ping", "/metrics"})  # asked every few seconds: told at level debug
+
+_log = logging.getLogger(ACCESS)
+
+
+class AccessLog:
+    """ASGI middleware around everything else."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        status, begun = int(HTTPStatus.INTERNAL_SERVER_ERROR), time.perf_counter()
+
+        async def send_and_look(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_look)
+        finally:
+            route = label_of(scope["path"])
+            self._metrics.count_answer(route, status)
+            level = logging.DEBUG if route in _PROBES else logging.INFO
+            if _log.isEnabledFor(level):
+                fields = _fields(scope, request_id, route, status, time.perf_counter() - begun)
+                text = " ".join(
+                    f"{name}={value}" for name, value in fields.items() if value not in (None, "")
+                )
+                _log.log(level, "%s", text, extra={"fields": fields})
+
+
+def _request_id(scope: Scope) -> str:
+    given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+    return given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+
+
+def _fields(scope: Scope, request_id: str, route: str, status: int, seconds: float) -> dict[str, object]:
+    client = scope.get("client")
+    fields: dict[str, object] = {
+        "request_id": request_id,
+        "client": client[0] if client else None,
+        "method": scope["method"] if route != "other" else "?",
+        "route": route,
+        "status": status,
+        "seconds": round(seconds, 4),
+        "tenant": scope.get(SCOPE_KEY),
+    }
+    watch = scope.get(RequestWatch.SCOPE_KEY)
+    return fields | watch.told() if isinstance(watch, RequestWatch) else fields

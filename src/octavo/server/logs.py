@@ -1,0 +1,108 @@
+"""The server's log on standard error: lines for people or JSON for machines, and never a flood.
+
+    octavo.server   start, drain, reload, refusals, preemption storms
+    octavo.access   one line for each answer: request id, tenant, tokens, times, how it finished
+
+Prompts, answers and keys are in no line. What one cause says again and again (a flood of refused connections,
+say) is told a few times a minute, with a count of what was left out.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.errors import ConfigError
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
+_TOLD_AT_ONCE = 20  # lines of one kind in a period; then only their count
+_PERIOD_S = 10.0
+ACCESS = "octavo.access"
+
+
+def configure_logging(level: str, form: str) -> None:
+    """Let the process log on standard error. Raises ConfigError for an unknown level or format."""
+    if level not in LEVELS:
+        raise ConfigError(f"--log-level is {level[:40]!r}; allowed: {', '.join(LEVELS)}")
+    if form not in FORMATS:
+        raise ConfigError(f"--log-format is {form[:40]!r}; allowed: {', '.join(FORMATS)}")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    handler.addFilter(FloodFilter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("octavo").setLevel(level.upper())
+    logging.raiseExceptions = False  # a full disk or a closed pipe is no reason to write more
+
+
+class TextLines(logging.Formatter):
+    """ "2026-01-31 12:00:00 INFO octavo.server: ..."."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, but for tracebacks: what a client sent cannot begin a line of its own."""
+        record.message = record.getMessage().replace("\r", "\\r").replace("\n", "\\n")
+        record.msg, record.args = record.message, None
+        return super().format(record)
+
+
+class JsonLines(logging.Formatter):
+    """An object a line; what `extra={"fields": {...}}` holds lies beside time, level, logger and message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        line: dict[str, object] = {
+            "time": when.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields = getattr(record, "fields", None)
+        if isinstance(fields, dict):
+            line |= fields
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+@dataclass(slots=True)
+class _Kind:
+    begun: float
+    count: int = 0
+
+
+class FloodFilter(logging.Filter):
+    """Lets the first lines of a kind (logger, level, text before its values are filled in) through in each
+    period, and tells with the next one how many were left out. Access lines are never left out."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._kinds: dict[tuple[str, int, str], _Kind] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written."""
+        if record.name == ACCESS:
+            return True
+        now = self._clock()
+        key = (record.name, record.levelno, str(record.msg)[:200])
+        kind = self._kinds.get(key)
+        if kind is None or now - kind.begun >= _PERIOD_S:
+            left_out = 0 if kind is None else max(0, kind.count - _TOLD_AT_ONCE)
+            if len(self._kinds) > 1000:  # messages made of values, not of a template and values
+                self._kinds.clear()
+            self._kinds[key] = _Kind(now, 1)
+            if left_out:
+                record.msg = f"{record.getMessage()} ({left_out:,} more like it were left out)"
+                record.args = None
+            return True
+        kind.count += 1
+        return kind.count <= _TOLD_AT_ONCE

@@ -1,0 +1,227 @@
+"""The one table of routes: what exists, who may call it, what it takes and how it can answer.
+
+The application, the guard, the metrics' labels, /openapi.json and /docs are all made from it; what is not in
+it does not exist, and whom it does not name is not let in.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import compile_path
+
+from octavo.server import about, kv, sessions
+from octavo.server.chat import chat_completions
+from octavo.server.completions import completions
+from octavo.server.generation import Edge
+from octavo.server.openai_schema import ChatBody, CompletionBody
+
+Handler = Callable[[Edge, Request], Awaitable[Response]]
+
+
+class Access(enum.Enum):
+    """Whose key opens a route."""
+
+    OPEN = "open"  # nobody's is needed
+    TENANT = "tenant"  # any known one
+    OPERATOR = "operator"  # an operator's, or any where there are no tenants
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path. `errors` are statuses beyond those that its access and body bring."""
+
+    method: str
+    path: str
+    handler: Handler
+    access: Access
+    summary: str
+    body: type[BaseModel] | None = None
+    query: tuple[str, ...] = ()
+    success: int = 200
+    content_type: str = "application/json"
+    errors: tuple[int, ...] = ()
+    streams: bool = False  # with "stream": true it answers in server-sent events
+
+    @property
+    def template(self) -> str:
+        """The path with its parameters in braces, as OpenAPI writes it."""
+        return re.sub(r":path\}", "}", self.path)
+
+    @property
+    def statuses(self) -> tuple[int, ...]:
+        """Every status that it can answer with."""
+        found = {self.success, *self.errors}
+        if self.access is not Access.OPEN:
+            found |= {400, 401, 403}
+        if self.body is not None:
+            found |= {400, 408, 413}
+        return tuple(sorted(found))
+
+
+_OPEN, _TENANT, _OPERATOR = Access.OPEN, Access.TENANT, Access.OPERATOR
+_GENERATES = (404, 409, 429, 500, 503)
+_ASKS = (503,)  # the engine's thread, between two steps
+
+ROUTES: tuple[Route, ...] = (
+    Route("GET", "/health", about.health, _OPEN, "Whether the engine serves", errors=_ASKS),
+    Route("GET", "/ping", about.health, _OPEN, "The same", errors=_ASKS),
+    Route("GET", "/version", about.version, _TENANT, "Octavo's version"),
+    Route("GET", "/openapi.json", about.openapi, _TENANT, "This description"),
+    Route("GET", "/docs", about.docs, _TENANT, "The same for people", content_type="text/html"),
+    Route("GET", "/metrics", about.metrics, _OPERATOR, "Prometheus metrics", content_type="text/plain"),
+    Route("GET", "/v1/models", about.list_models, _TENANT, "The served model, as a list"),
+    Route("GET", "/v1/models/{model_id:path}", about.show_model, _TENANT, "The served model", errors=(404,)),
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        chat_completions,
+        _TENANT,
+        "Answer a chat",
+        body=ChatBody,
+        errors=_GENERATES,
+        streams=True,
+    ),
+    Route(
+        "POST",
+        "/v1/completions",
+        completions,
+        _TENANT,
+        "Continue one or more prompts",
+        body=CompletionBody,
+        errors=_GENERATES,
+        streams=True,
+    ),
+    Route(
+        "GET", "/v1/kv", kv.show_kv, _TENANT, "Blocks by state and holder, pins, what happened", errors=_ASKS
+    ),
+    Route(
+        "PATCH",
+        "/v1/kv",
+        kv.resize_pool,
+        _OPERATOR,
+        "Let the pool grow or shrink",
+        body=kv.ResizeBody,
+        errors=(409, 503),
+    ),
+    Route("GET", "/v1/kv/map", kv.show_map, _TENANT, "Every block and its owners", errors=_ASKS),
+    Route("GET", "/v1/kv/pins", kv.list_pins, _TENANT, "All pins", errors=_ASKS),
+    Route(
+        "POST",
+        "/v1/kv/pins",
+        kv.create_pin,
+        _TENANT,
+        "Compute a prompt and keep its full blocks",
+        body=kv.PinBody,
+        success=201,
+        errors=_GENERATES,
+    ),
+    Route(
+        "PATCH",
+        "/v1/kv/pins/{name}",
+        kv.renew_pin,
+        _TENANT,
+        "Let a pin last longer",
+        body=kv.RenewBody,
+        query=("tenant",),
+        errors=(404, 503),
+    ),
+    Route(
+        "DELETE",
+        "/v1/kv/pins/{name}",
+        kv.delete_pin,
+        _TENANT,
+        "Let a pin go",
+        query=("tenant",),
+        errors=(404, 503),
+    ),
+    Route(
+        "GET", "/v1/sessions", sessions.list_sessions, _TENANT, "All sessions", query=("limit",), errors=_ASKS
+    ),
+    Route(
+        "POST",
+        "/v1/sessions",
+        sessions.create_session,
+        _TENANT,
+        "Make a session in which nothing was said",
+        body=sessions.SessionBody,
+        success=201,
+        errors=(409, 503),
+    ),
+    Route(
+        "GET",
+        "/v1/sessions/{session_id}",
+        sessions.show_session,
+        _TENANT,
+        "One session",
+        query=("tenant",),
+        errors=(404, 503),
+    ),
+    Route(
+        "DELETE",
+        "/v1/sessions/{session_id}",
+        sessions.delete_session,
+        _TENANT,
+        "Forget a session",
+        query=("tenant",),
+        errors=(404, 500, 503),
+    ),
+    Route(
+        "POST",
+        "/v1/sessions/{session_id}/suspend",
+        sessions.suspend_session,
+        _TENANT,
+        "Send a session's blocks to disk",
+        query=("tenant",),
+        errors=(404, 409, 500, 503),
+    ),
+    Route(
+        "POST",
+        "/v1/sessions/{session_id}/resume",
+        sessions.resume_session,
+        _TENANT,
+        "Bring a session's blocks back",
+        query=("tenant",),
+        errors=(404, 409, 429, 500, 503),
+    ),
+    Route("GET", "/v1/requests", kv.list_requests, _TENANT, "Requests that have not ended", errors=_ASKS),
+    Route(
+        "GET",
+        "/v1/requests/{request_id}",
+        kv.show_request,
+        _TENANT,
+        "One of them, with its block table",
+        errors=(404, 503),
+    ),
+)
+
+_PATTERNS = tuple((compile_path(route.path)[0], route) for route in ROUTES)
+
+
+def find_route(method: str, path: str) -> Route | None:
+    """The route of a request; HEAD is GET's. O(routes)."""
+    method = "GET" if method == "HEAD" else method
+    return next((r for pattern, r in _PATTERNS if r.method == method and pattern.match(path)), None)
+
+
+def label_of(path: str) -> str:
+    """The path's template for metrics and logs, "other" where there is none: never what a client made up."""
+    return next((route.template for pattern, route in _PATTERNS if pattern.match(path)), "other")
+
+
+def access_to(method: str, path: str) -> Access:
+    """Whose key opens it. What does not exist is an operator's, so that nobody else can look for routes."""
+    route = find_route(method, path)
+    return Access.OPERATOR if route is None else route.access
+
+
+def tenant_areas() -> list[str]:
+    """The beginnings of what a tenant may call, for messages."""
+    paths = (route.path for route in ROUTES if route.access is Access.TENANT)
+    return list(dict.fromkeys("/".join(path.split("/")[:3]) for path in paths))

@@ -1,0 +1,182 @@
+"""Connections that say nothing, drip, or are too many: they are closed, and whoever asks is answered."""
+
+import asyncio
+import contextlib
+import logging
+import resource
+
+import pytest
+
+from octavo.errors import ConfigError
+from octavo.server.connections import ACCEPT_AT_ONCE, connections_allowed
+from octavo.server.run import bind, build_server
+from octavo.server.settings import ServerSettings
+from octavo.server.testing import FakeModel
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def serving(model=None, **settings):
+    """A server on this event loop; gives its port."""
+    listener, ready = bind("127.0.0.1", 0), asyncio.Event()
+    chosen = ServerSettings(**{"drain_timeout_s": 0.1, **settings})
+    server = build_server(model or FakeModel(), chosen, lambda _: ready.set())
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    await asyncio.wait_for(ready.wait(), 10)
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await asyncio.wait_for(task, 10)
+
+
+async def connect(port):
+    return await asyncio.open_connection("127.0.0.1", port)
+
+
+async def ask(port, request=HEALTH):
+    reader, writer = await connect(port)
+    writer.write(request)
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)
+    writer.close()
+    return answer
+
+
+def run(scenario):
+    asyncio.run(asyncio.wait_for(scenario, 30))
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A"])
+def test_headers_that_do_not_come_end_the_connection(begun):
+    async def scenario():
+        async with serving(headers_timeout_s=0.2) as port:
+            reader, writer = await connect(port)
+            writer.write(begun)
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 10) == b""
+
+    run(scenario())
+
+
+def test_a_byte_now_and_then_gains_no_time():
+    async def scenario():
+        async with serving(headers_timeout_s=0.3) as port:
+            reader, writer = await connect(port)
+            ended = asyncio.ensure_future(reader.read())
+            with contextlib.suppress(ConnectionError):
+                writer.write(b"GET /health HTTP/1.1\r\nX-Drip: ")
+                for _ in range(200):
+                    writer.write(b"a")
+                    await writer.drain()
+                    done, _ = await asyncio.wait({ended}, timeout=0.05)
+                    if done:
+                        break
+                else:
+                    pytest.fail("it dripped for ten seconds")
+                assert ended.result() == b""
+
+    run(scenario())
+
+
+def test_the_time_counts_anew_for_each_request_of_a_connection():
+    async def scenario():
+        async with serving(headers_timeout_s=0.4) as port:
+            reader, writer = await connect(port)
+            for _ in range(3):
+                writer.write(HEALTH)
+                assert b"200" in await reader.readuntil(b"\r\n")
+                await reader.readuntil(b'{"status":"ok"}')
+                await asyncio.sleep(0.25)  # longer in all than headers may take; between requests it may wait
+            writer.write(b"GET /health HTTP/1.1\r\n")
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 10) == b""
+
+    run(scenario())
+
+
+def test_an_answer_may_take_longer_than_headers_may():
+    async def scenario():
+        model = FakeModel("ab")
+        model.hold = asyncio.Event()
+        body = b'{"prompt": "x"}'
+        request = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
+            body
+        )
+        async with serving(model, headers_timeout_s=0.2) as port:
+            asked = asyncio.ensure_future(ask(port, request + body))
+            await asyncio.sleep(0.6)
+            model.hold.set()
+            assert b"200" in await asked
+
+    run(scenario())
+
+
+def test_whoever_says_nothing_makes_room_for_whoever_asks():
+    async def scenario():
+        async with serving(connections_max=8) as port:
+            silent = [await connect(port) for _ in range(40)]
+            for _ in range(10):
+                assert b"200" in await ask(port)
+            open_now = 0
+            for reader, _ in silent:
+                with contextlib.suppress(asyncio.TimeoutError, ConnectionError):
+                    await asyncio.wait_for(reader.read(1), 0.01)
+                open_now += not reader.at_eof() and reader.exception() is None
+            assert open_now <= 4, "half of all, for one address"
+            for _, writer in silent:
+                writer.close()
+
+    run(scenario())
+
+
+def test_nobody_who_is_being_answered_is_closed_for_a_newcomer():
+    async def scenario():
+        model = FakeModel("ab")
+        model.hold = asyncio.Event()
+        body = b'{"prompt": "x"}'
+        request = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
+            body
+        )
+        async with serving(model, connections_max=8) as port:
+            asked = [asyncio.ensure_future(ask(port, request + body)) for _ in range(4)]
+            while len(model.submitted) < 4:
+                await asyncio.sleep(0.01)
+            assert b"503" in await ask(port), "all that this address may have are busy"
+            model.hold.set()
+            assert all(b"200" in answer for answer in await asyncio.gather(*asked))
+            assert b"200" in await ask(port)
+
+    run(scenario())
+
+
+def test_connections_leave_descriptors_to_everything_else():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        assert 500 < connections_allowed() <= 1024 - 64 - ACCEPT_AT_ONCE
+        with pytest.raises(ConfigError, match="ulimit -n"):
+            connections_allowed(1000)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+        with pytest.raises(ConfigError, match="file descriptors"):
+            connections_allowed()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_flood_of_refusals_is_a_few_lines_and_a_count():
+    from octavo.server.logs import FloodFilter
+
+    now = 0.0
+    flood = FloodFilter(lambda: now)
+
+    def say(text, *values):
+        record = logging.LogRecord("octavo.server", logging.WARNING, "", 0, text, values, None)
+        return record.getMessage() if flood.filter(record) else None
+
+    told = [said for place in range(500) if (said := say("refused %d", place))]
+    assert len(told) == 20
+    assert say("something else") == "something else"
+    now = 11.0
+    assert say("refused %d", 500) == "refused 500 (480 more like it were left out)"
+    assert say("refused %d", 501) == "refused 501"

@@ -1,0 +1,128 @@
+"""One table of routes: what describes the server is what serves."""
+
+import json
+import logging
+import re
+
+import pytest
+
+from octavo import __version__
+from octavo.server.logs import JsonLines, TextLines
+from octavo.server.routes import ROUTES
+from octavo.server.sse import EventStream
+from octavo.server.storms import PreemptionWatch
+
+
+def test_the_description_has_every_route_and_no_other(edge):
+    told = edge.get("/openapi.json").json()
+    found = {(method.upper(), path) for path, methods in told["paths"].items() for method in methods}
+    assert found == {(route.method, route.template) for route in ROUTES}
+    names = [operation["operationId"] for path in told["paths"].values() for operation in path.values()]
+    assert len(names) == len(set(names))
+
+
+def test_every_reference_of_the_description_leads_somewhere(edge):
+    text = edge.get("/openapi.json").text
+    schemas = json.loads(text)["components"]["schemas"]
+    assert set(re.findall(r'"#/components/schemas/([^"]+)"', text)) <= set(schemas)
+
+
+def test_the_page_for_people_names_every_route_and_loads_nothing(edge):
+    answer = edge.get("/docs")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "<script" not in answer.text
+    for route in ROUTES:
+        assert route.template in answer.text
+    assert "max_completion_tokens" in answer.text
+
+
+def test_probes_and_version_answer(edge):
+    assert edge.get("/ping").json() == {"status": "ok"}
+    assert edge.get("/version").json() == {"version": __version__}
+
+
+@pytest.mark.parametrize("given", ["abc-1", "a" * 128, "trace:1.2_3"])
+def test_a_request_id_comes_back(edge, given):
+    assert edge.get("/v1/models", headers={"X-Request-Id": given}).headers["x-request-id"] == given
+
+
+@pytest.mark.parametrize("given", ["", "a" * 129, "a b", "a\u00e9".encode()])
+def test_an_odd_request_id_is_replaced(edge, given):
+    answer = edge.get("/v1/nothing", headers={"X-Request-Id": given})
+    assert answer.headers["x-request-id"].startswith("req-")
+
+
+def test_an_answer_is_a_line_of_log_without_what_was_said(edge, caplog):
+    with caplog.at_level(logging.INFO, "octavo.access"):
+        edge.chat(messages=[{"role": "user", "content": "my secret"}])
+        edge.get("/health")
+        edge.get("/v1/made-up-secret")
+    chat, other = [record for record in caplog.records if record.name == "octavo.access"]
+    fields = chat.fields
+    assert (fields["route"], fields["status"], fields["finish"]) == ("/v1/chat/completions", 200, "stop")
+    assert fields["output_tokens"] == len("Hello wörld!".encode())
+    assert fields["prompt_tokens"] > 0
+    assert fields["first_token_s"] is not None
+    assert other.fields["route"] == "other"
+    assert "secret" not in caplog.text
+
+
+def test_a_refused_key_is_logged_and_the_key_is_not(make_edge, caplog):
+    make_edge(api_keys=("right",)).get("/v1/models", headers={"Authorization": "Bearer wrong-secret"})
+    assert "refused: 127.0.0.1 to /v1/models: invalid_api_key" in caplog.text
+    assert "wrong-secret" not in caplog.text
+
+
+def record(text, *values, **extra):
+    made = logging.LogRecord("octavo.server", logging.WARNING, "", 0, text, values, None)
+    vars(made).update(extra)
+    return made
+
+
+def test_a_line_of_log_is_one_line_whatever_a_client_sent():
+    assert "\n" not in TextLines().format(record("path %s", "/a\n2026-01-01 INFO forged"))
+    line = JsonLines().format(record("path %s", "/a\nb", fields={"tenant": "alice"}))
+    assert "\n" not in line
+    told = json.loads(line)
+    assert (told["message"], told["tenant"], told["level"]) == ("path /a\nb", "alice", "warning")
+
+
+def test_a_storm_of_preemptions_is_told_once_a_period(edge, caplog):
+    from dataclasses import replace
+
+    clock, stats = iter((0.0, 1.0, 10.0, 11.0, 20.5, 31.0)), edge.model.stats()
+    watch = PreemptionWatch(lambda: next(clock))
+    for preemptions in (50, 50, 90, 90, 95):
+        watch.look(replace(stats, preemptions=preemptions))
+    told = [r.getMessage() for r in caplog.records if "memory is short" in r.getMessage()]
+    assert [re.search(r"(\d+) preemptions", text).group(1) for text in told] == ["50", "40"]
+
+
+def test_a_stream_on_which_nothing_comes_is_kept_alive_by_comments():
+    import asyncio
+
+    sent = []
+
+    async def scenario():
+        go_on = asyncio.Event()
+
+        async def events():
+            yield b"data: 1\n\n"
+            await go_on.wait()
+            yield b"data: 2\n\n"
+
+        async def receive():
+            await asyncio.Event().wait()
+
+        async def send(message):
+            sent.append(message.get("body"))
+            if sent.count(b": keep-alive\n\n") == 3:
+                go_on.set()
+
+        stream = EventStream(events(), lambda: None, keep_alive_s=0.01)
+        await asyncio.wait_for(stream({}, receive, send), 10)
+
+    asyncio.run(scenario())
+    assert sent[1] == b"data: 1\n\n"
+    assert sent[2:5] == [b": keep-alive\n\n"] * 3
+    assert sent[-2:] == [b"data: 2\n\n", b""]
