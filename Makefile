@@ -1,12 +1,13 @@
 # make serve   from an empty machine to a running server (Debian 12, Python 3.11+, a C++ compiler)
 # make test    sets up and passes the tests
+# make test-attack   a real server under malice and load, some minutes
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 MODEL  ?=
 PORT   ?= 8000
 
-.PHONY: serve test lint sanitize planted-bugs clean
+.PHONY: serve test test-attack lint sanitize planted-bugs clean
 .DELETE_ON_ERROR:
 
 # Reinstalled when anything that is compiled or installed changes.
@@ -17,6 +18,10 @@ serve: $(VENV)/.installed
 
 test: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# A real server under malice and load.
+test-attack: $(VENV)/.installed-for-tests
+	$(BIN)/python -m pytest tests/attack -m attack -s
 
 lint: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check src tests bench
