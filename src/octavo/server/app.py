@@ -97,7 +97,14 @@ def create_app(model: ServedModel, settings: ServerSettings) -> FastAPI:
         yield
         await model.drain(settings.drain_timeout_s)
 
-    app = FastAPI(title="Octavo", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="Octavo",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
     _add_routes(app, edge)
     app.add_exception_handler(OctavoError, on_octavo_error)
     app.add_exception_handler(HTTPException, on_http_exception)
