@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -190,6 +193,29 @@ def test_a_file_is_bounded_read_as_utf8_and_named_in_errors(tmp_path: Path) -> N
         read_tenants(path)
     path.write_text(entry())
     assert [tenant.name for tenant in read_tenants(path).all] == ["alice"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "device", "pipe", "socket", "link to a pipe"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "tenants.toml"
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as reader:
+        if kind == "folder":
+            path.mkdir()
+        elif kind == "device":
+            path = Path("/dev/zero")
+        elif kind == "socket":
+            listener.bind(str(path))
+        else:
+            os.mkfifo(tmp_path / "pipe")
+            path.symlink_to(tmp_path / "pipe")
+            path = tmp_path / "pipe" if kind == "pipe" else path
+        reading = reader.submit(read_tenants, path)
+        try:
+            with pytest.raises(ConfigError, match=r"it is no regular file, .* --tenants names another"):
+                reading.result(10)
+        finally:
+            if "pipe" in kind and not reading.done():  # free whoever waits for a writer
+                os.close(os.open(path, os.O_WRONLY))
 
 
 def test_the_example_in_the_docs_is_sound_and_every_key_is_explained() -> None:

@@ -3,12 +3,16 @@
 A tier goes through `Files` and through nothing else, so that something else may stand there:
 `sim/faults.py` wraps a `Files` and fails on purpose. Every call may raise OSError, and every statement to a
 database may raise sqlite3.Error; nothing here retries or hides one.
+
+`read_regular_file` is for the small files that an operator names.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -134,3 +138,30 @@ class OsFiles:
     def connect(self, path: Path) -> Database:
         """As `Files` says. Opened by one thread and used by another, never by two at once."""
         return sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+
+
+def read_regular_file(path: Path, bytes_max: int) -> bytes:
+    """The first so many bytes of a file, which somebody else may have put there: never waits for anybody.
+
+    Raises OSError, also for a folder, a device, a pipe or a socket: to open a pipe would wait for its writer.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # how a socket says it
+            raise _not_regular(path) from None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise _not_regular(path)
+        data = bytearray()
+        while len(data) < bytes_max and (chunk := os.read(fd, bytes_max - len(data))):
+            data += chunk
+    finally:
+        os.close(fd)
+    return bytes(data)
+
+
+def _not_regular(path: Path) -> OSError:
+    words = "it is no regular file, but a folder, a device, a pipe or a socket"
+    return OSError(errno.EINVAL, words, str(path))

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.errors import ConfigError, InvalidRequest
+from octavo.files import read_regular_file
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.types import NO_TIMEOUTS, PRIORITY_MAX, TIMEOUT_S_MAX, Timeouts
 from octavo.units import parse_bytes
@@ -155,8 +156,7 @@ def read_tenants(path: Path) -> Tenants:
     """The tenants of a file. Raises ConfigError, which says whose entry is wrong, what it has and what is
     allowed."""
     try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
+        data = read_regular_file(path, FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; --tenants names another file") from None
     if len(data) > FILE_BYTES_MAX:

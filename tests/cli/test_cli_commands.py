@@ -43,6 +43,8 @@ def test_every_command_explains_itself(monkeypatch, capsys, command):
         (["chat", "--temperature", "9"], 2, "temperature"),
         (["doctor", "/no/such/model.gguf"], 1, "/no/such/model.gguf"),
         (["generate", "one", "two", "three"], 2, "PROMPT"),
+        (["sessions", "delete", ""], 2, "the session is empty"),
+        (["disk", "list", "/no/such/folder"], 2, "/no/such/folder"),
     ],
 )
 def test_a_refusal_is_one_message_and_a_status(monkeypatch, capsys, words, status, says):

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from octavo.cli.doctor import disk_lines
 from octavo.cli.main import app
 from octavo.config import StartOptions
+from octavo.errors import ConfigError
 
 
 def said(*words: str, answer: str = "") -> tuple[int, str]:
@@ -39,6 +40,22 @@ def test_what_is_open_is_listed_and_not_offered(tmp_path: Path) -> None:
     assert "in use now" in said("list", str(tmp_path))[1]
     assert "nothing to remove" in said("clean", str(tmp_path), "--yes")[1]
     store.close()
+
+
+@pytest.mark.parametrize("words", [["list"], ["clean", "--yes"]])
+def test_a_folder_that_is_not_there_is_told_and_no_empty_one(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "file").touch()
+    for given, why in (
+        (str(tmp_path / "nope"), "No such file or directory"),
+        (str(tmp_path / "file"), "Not a directory"),
+        ("~there.is.no.such.user/kv", "home"),
+    ):
+        result = CliRunner().invoke(app, ["disk", *words, given])
+        assert isinstance(result.exception, ConfigError), result.output
+        assert given in str(result.exception)
+        assert f"{why}" in str(result.exception)
+        assert "--disk-cache" in str(result.exception)
+        assert result.output == ""
 
 
 @pytest.mark.parametrize("own", [NAMESPACE, "0" * 32])

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from octavo.cli.main import app
-from octavo.errors import RequestFailed
+from octavo.errors import InvalidRequest, RequestFailed
 from octavo.server.roster import Roster
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
@@ -44,7 +44,9 @@ def url() -> Iterator[str]:
 @pytest.fixture
 def octavo(url: str) -> Callable[..., str]:
     def run(*words: str) -> str:
-        result = CliRunner().invoke(app, [*words, "--url", url, "--api-key", "secret"])
+        command, rest = words[:2], words[2:]
+        given = ["--url", url, "--api-key", "secret", *rest]
+        result = CliRunner().invoke(app, [*command, *given] if len(words) > 1 else [*words, *given])
         if result.exception is not None:
             raise result.exception
         return result.output
@@ -60,6 +62,39 @@ def test_pins_are_added_listed_renewed_and_deleted(octavo: Callable[..., str]) -
     assert octavo("pins", "delete", "one") == "one is not pinned any more\n"
     with pytest.raises(RequestFailed, match="there is no pin named 'a b'"):
         octavo("pins", "delete", "a b")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["sessions show", "sessions suspend", "sessions resume", "sessions delete", "pins renew", "pins delete"],
+)
+def test_an_empty_name_is_refused_before_anything_is_asked(words: str) -> None:
+    what = words.split()[0].removesuffix("s")
+    result = CliRunner().invoke(app, [*words.split(), "", "--url", "http://127.0.0.1:9"])
+    assert isinstance(result.exception, InvalidRequest), result.output
+    assert str(result.exception) == f"the {what} is empty; allowed: one that `octavo {what}s list` shows"
+
+
+@pytest.mark.parametrize("name", [".", "..", "a", "-._"])
+def test_a_pin_of_every_name_that_may_be_is_reached(octavo: Callable[..., str], name: str) -> None:
+    octavo("pins", "add", "--", name, "x" * 40)
+    assert f"{name}: 2 blocks" in octavo("pins", "renew", "--", name)
+    assert octavo("pins", "delete", "--", name) == f"{name} is not pinned any more\n"
+
+
+@pytest.mark.parametrize(
+    "name", [".", "..", "a/b", "a?b#c", "%2e", "ü😀", "\n", "\x00", "\udcff", "x" * 3000]
+)
+def test_a_session_of_any_name_is_asked_for_and_not_found(octavo: Callable[..., str], name: str) -> None:
+    with pytest.raises(RequestFailed, match=r"there is no (session|route GET /v1/sessions/a/b)"):
+        octavo("sessions", "show", "--", name)
+
+
+def test_what_cannot_be_sent_is_told(octavo: Callable[..., str]) -> None:
+    with pytest.raises(InvalidRequest, match="UTF-8 text, and a key of ASCII"):
+        octavo("pins", "add", "a", "\udcff")
+    with pytest.raises(InvalidRequest, match="UTF-8 text, and a key of ASCII"):
+        octavo("pins", "list", "--api-key", "kéy")
 
 
 def test_sessions_are_listed_shown_suspended_resumed_and_deleted(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -68,6 +69,64 @@ def test_cancelling_the_call_cancels_the_pin(served: Served) -> None:
     asyncio.run(scenario())
     wait_until(lambda: served.engine.idle and len(served.engine.scheduler.pins) == 0)
     check_scheduler(served.engine.scheduler)
+
+
+def test_a_pin_that_is_deleted_while_it_fills_is_a_conflict_and_no_failure(served: Served) -> None:
+    async def scenario() -> None:
+        served.turnstile.permits = threading.Semaphore(0)
+        filling = asyncio.create_task(served.llm.ledger.pin(PinOrder("one", tuple(prompt_of(1, 200)), 60.0)))
+        await asyncio.to_thread(served.turnstile.reached.wait, 10)  # the first of its steps
+        deleting = asyncio.create_task(served.llm.ledger.unpin("", "one"))
+        await asyncio.sleep(0)  # now it is in the engine's inbox
+        for _ in range(10):
+            served.turnstile.permits.release()
+        assert (await deleting).filling
+        with pytest.raises(PinRefused, match="pin one could not be filled: the pin was deleted while"):
+            await filling
+        assert await served.llm.ledger.pins() == []
+
+    asyncio.run(scenario())
+    check_scheduler(served.engine.scheduler)
+
+
+def test_a_pin_that_expires_while_it_fills_is_a_conflict_that_names_its_ttl() -> None:
+    clock = [0.0]
+    served = serve_tiny(clock=lambda: clock[0])
+
+    async def scenario() -> None:
+        served.turnstile.permits = threading.Semaphore(0)
+        filling = asyncio.create_task(served.llm.ledger.pin(PinOrder("one", tuple(prompt_of(1, 40)), 1.0)))
+        await asyncio.to_thread(served.turnstile.reached.wait, 10)
+        clock[0] = 5.0
+        for _ in range(10):
+            served.turnstile.permits.release()
+        with pytest.raises(PinRefused, match="deleted, or expired 1 s after it was asked for"):
+            await filling
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        served.llm.close()
+
+
+def test_a_pin_that_was_replaced_while_it_filled_is_not_told_as_its_own(served: Served) -> None:
+    async def scenario() -> None:
+        ledger = served.llm.ledger
+        served.turnstile.permits = threading.Semaphore(0)
+        first = asyncio.create_task(ledger.pin(PinOrder("one", tuple(prompt_of(1, 200)), 60.0)))
+        await asyncio.to_thread(served.turnstile.reached.wait, 10)
+        deleting = asyncio.create_task(ledger.unpin("", "one"))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(ledger.pin(PinOrder("one", tuple(prompt_of(2, 40)), 60.0)))
+        for _ in range(40):
+            served.turnstile.permits.release()
+        await deleting
+        assert (await second).num_tokens == 40
+        with pytest.raises(PinRefused):
+            await first
+        assert [pin.num_tokens for pin in await ledger.pins()] == [40]
+
+    asyncio.run(scenario())
 
 
 def test_a_pin_expires_while_the_engine_is_idle(served: Served) -> None:

@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.config": {"octavo.errors"},
     "octavo.fields": {"octavo.errors"},
     "octavo.files": set(),
-    "octavo.tenants": VALUES | {"octavo.memory"},
+    "octavo.tenants": VALUES | {"octavo.files", "octavo.memory"},
     "octavo.memory": VALUES,
     "octavo.scheduler": VALUES | {"octavo.memory"},
     "octavo.kernels": VALUES | {"octavo._native"},

@@ -51,6 +51,38 @@ def test_a_turn_that_is_wrong_is_refused(edge, fields, status, message):
     assert message in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "route",
+    [
+        "GET /v1/sessions/",
+        "DELETE /v1/sessions/",
+        "POST /v1/sessions/",
+        "POST /v1/sessions//suspend",
+        "POST /v1/sessions//resume",
+        "PATCH /v1/kv/pins/",
+        "DELETE /v1/kv/pins/",
+        "GET /v1/requests/",
+        "GET /v1/sessions/%2F",
+    ],
+)
+def test_an_empty_id_is_not_found_and_never_that_of_a_list(edge, route):
+    assert edge.post("/v1/sessions", {}).status_code == 201
+    method, path = route.split()
+    answer = edge.request(method, path, json={"ttl": 5.0} if method in {"PATCH", "POST"} else None)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_route")
+    assert edge.get("/v1/sessions").json()["total"] == 1
+
+
+def test_an_empty_session_is_no_turn_without_one(edge):
+    for answer in (
+        edge.chat(session=""),
+        edge.post("/v1/chat/completions", {"messages": [HI]}, headers={"X-Octavo-Session": ""}),
+    ):
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "session")
+        assert 'allowed: "new", or the id of a session' in answer.json()["error"]["message"]
+    assert not edge.model.submitted
+
+
 def test_field_and_header_may_not_differ(edge):
     body = {"messages": [HI], "session": "new"}
     answer = edge.post("/v1/chat/completions", body, headers={"X-Octavo-Session": "s1"})

@@ -3,6 +3,7 @@ place without a request noticing."""
 
 import asyncio
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -342,6 +343,24 @@ def test_a_file_that_cannot_hold_leaves_everything_as_it_was(
     assert model.ledger.policies == before
     assert roster.tenants is tenants
     assert house.get("/v1/kv", **by(BOB)).json()["tenant"] == "bob"
+
+
+def test_a_pipe_in_place_of_the_file_hinders_no_later_reload(house_to_reload, path):
+    house, _, reload = house_to_reload
+    path.unlink()
+    os.mkfifo(path)
+    # Whoever opens a pipe waits for its other end: this one comes late, lest a failure never ended.
+    late = threading.Timer(5.0, lambda: os.close(os.open(path, os.O_RDWR)))
+    late.start()
+    begun = time.monotonic()
+    assert not reload()
+    assert time.monotonic() - begun < 4.0
+    late.cancel()
+    assert house.get("/v1/kv", **by(ALICE)).status_code == 200
+    path.unlink()
+    path.write_text(entry("bob", BOB))
+    assert reload()
+    assert house.get("/v1/kv", **by(ALICE)).status_code == 401
 
 
 def test_many_signals_are_one_reload_and_one_more(path, model):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from octavo.errors import ConfigError
 from octavo.units import format_age, format_bytes
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ def list_namespaces(folder: Folder) -> None:
     """What each model and setting keeps there, longest unused first."""
     from octavo.executor.disk_folder import bytes_free, survey
 
-    folder = folder.expanduser()
+    folder = _looked_at(folder)
     for namespace in survey(folder):
         typer.echo(namespace_line(namespace))
     free = bytes_free(folder)
@@ -44,7 +46,7 @@ def clean(
     from octavo.executor.disk_folder import remove, survey
 
     before = time.time() - older_than * 86_400
-    old = [n for n in survey(folder.expanduser()) if not n.in_use and n.used_at <= before]
+    old = [n for n in survey(_looked_at(folder)) if not n.in_use and n.used_at <= before]
     if not old:
         typer.echo(f"there is nothing to remove in {folder}")
         return
@@ -59,6 +61,20 @@ def clean(
     typer.echo(f"removed {len(old) - len(kept)} of {len(old)}")
     if kept:
         raise typer.Exit(1)
+
+
+def _looked_at(folder: Path) -> Path:
+    """The folder, which is there and can be read. Raises ConfigError: nothing found would else look like
+    nothing kept."""
+    try:
+        found = folder.expanduser()
+        os.listdir(found)
+    except (OSError, RuntimeError) as error:  # RuntimeError: nobody's home
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(
+            f"{folder} cannot be looked at: {why}; allowed: the folder that --disk-cache names"
+        ) from None
+    return found
 
 
 def namespace_line(namespace: Namespace) -> str:

@@ -67,7 +67,7 @@ def delete_pin(name: Name, tenant: Tenant = None, url: Url = DEFAULT_URL, api_ke
 
 
 def _path_of(name: str, tenant: str | None) -> str:
-    return of_tenant(f"/v1/kv/pins/{path_part(name)}", tenant)
+    return of_tenant(f"/v1/kv/pins/{path_part(name, 'pin')}", tenant)
 
 
 def _line(pin: dict[str, object]) -> str:

@@ -30,16 +30,20 @@ def ask(
     import httpx2
 
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    whole = url.rstrip("/").removesuffix("/v1") + path
     try:
-        answer = httpx2.request(
-            method, url.rstrip("/").removesuffix("/v1") + path, json=body, headers=headers, timeout=_TIMEOUT_S
-        )
-        told = answer.json()
+        answer = httpx2.request(method, whole, json=body, headers=headers, timeout=_TIMEOUT_S)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise RequestFailed(
             f"{url} does not answer: {error or type(error).__name__}; is `octavo serve` running there? "
             "(--url names another)"
         ) from None
+    except UnicodeError:
+        raise InvalidRequest(
+            "an argument, or the key, cannot be sent: allowed are UTF-8 text, and a key of ASCII"
+        ) from None
+    try:
+        told = answer.json()
     except ValueError:
         raise RequestFailed(
             f"{url}{path} answered {answer.status_code} without JSON; is it Octavo?"
@@ -59,14 +63,23 @@ def ask_whole_pool(url: str, api_key: str) -> dict[str, Any]:
     return told
 
 
-def path_part(text: str) -> str:
-    """A name as one part of a path, whatever it holds."""
-    return quote(text, safe="")
+def path_part(text: str, what: str) -> str:
+    """A name as one part of a path, whatever it holds. Raises InvalidRequest for none: the path would be that
+    of another thing."""
+    if not text:
+        raise InvalidRequest(f"the {what} is empty; allowed: one that `octavo {what}s list` shows")
+    if text in (".", ".."):  # which an address otherwise loses on the way
+        return text.replace(".", "%2E")
+    return _quoted(text)
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="", errors="surrogateescape")  # an argument may be no text
 
 
 def of_tenant(path: str, tenant: str | None) -> str:
     """The path of a thing that is that tenant's; None: the key's own."""
-    return path if tenant is None else f"{path}?tenant={path_part(tenant)}"
+    return path if tenant is None else f"{path}?tenant={_quoted(tenant)}"
 
 
 def whose(thing: dict[str, object]) -> str:

@@ -53,7 +53,7 @@ def delete_session(session: Id, tenant: Tenant = None, url: Url = DEFAULT_URL, a
 
 
 def _path_of(session: str, action: str, tenant: str | None) -> str:
-    return of_tenant(f"/v1/sessions/{path_part(session)}{action}", tenant)
+    return of_tenant(f"/v1/sessions/{path_part(session, 'session')}{action}", tenant)
 
 
 def line_of(session: dict[str, object]) -> str:

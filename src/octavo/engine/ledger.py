@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from octavo.errors import RequestFailed, ResizeRefused
+from octavo.errors import PinRefused, RequestFailed, ResizeRefused
 from octavo.memory.quota import TenantPolicy
 from octavo.scheduler.own_views import (
     OwnKvView,
@@ -19,7 +19,7 @@ from octavo.scheduler.own_views import (
     view_own_request,
     view_own_requests,
 )
-from octavo.scheduler.pinning import PREEMPTED_LATE, PinOrder
+from octavo.scheduler.pinning import NOT_FILLED, PREEMPTED_LATE, PinOrder
 from octavo.scheduler.resizing import resize
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.views import (
@@ -104,8 +104,9 @@ class Ledger:
     async def pin(self, order: PinOrder) -> PinView:
         """Compute the prompt, where it is not cached, and keep its full blocks; returns when they are held.
 
-        Raises InvalidRequest, PinRefused or QueueFull before anything is computed; RequestFailed when its
-        request failed. Cancelling the call cancels the pin.
+        Raises InvalidRequest, PinRefused or QueueFull before anything is computed; PinRefused also when the
+        pin was deleted, expired or lost its room while it filled; RequestFailed when its request failed.
+        Cancelling the call cancels the pin.
         """
         reason = ""
         for _ in range(_FILL_ATTEMPTS):
@@ -117,12 +118,18 @@ class Ledger:
                 stream.cancel()
                 self._withdraw(order, stream.request_id)  # should it have been filled meanwhile
                 raise
-            found = await self._llm.ask(lambda s, now: _find(s, order, now))
+            found = await self._llm.ask(lambda s, now, i=stream.request_id: _find(s, order, i, now))  # type: ignore[misc]
             if found is not None and not found.filling:
                 return found
             if reason != PREEMPTED_LATE:
                 break
-        raise RequestFailed(f"pin {order.name} could not be filled: {reason or 'it was deleted or expired'}")
+        if not reason:
+            raise PinRefused(
+                f"pin {order.name} was filled, and is not there any more: it was deleted, or expired "
+                f"{order.ttl_s:g} s after it was asked for; pin it again, with a longer ttl if need be"
+            )
+        error = PinRefused if reason in NOT_FILLED else RequestFailed
+        raise error(f"pin {order.name} could not be filled: {reason}")
 
     def _withdraw(self, order: PinOrder, filler: int) -> None:
         self._llm.tell(lambda s, now: s.pinning.drop(order, filler))
@@ -136,9 +143,10 @@ class Ledger:
         return await self._llm.ask(lambda s, now: _release(s, tenant, name, now))
 
 
-def _find(scheduler: Scheduler, order: PinOrder, now: float) -> PinView | None:
+def _find(scheduler: Scheduler, order: PinOrder, filler: int, now: float) -> PinView | None:
+    """The pin that this request filled, and not another one that has its name by now."""
     pin = scheduler.pins.find(order.tenant, order.pin_name)
-    return None if pin is None else view_pin(pin, now)
+    return None if pin is None or pin.filler != filler else view_pin(pin, now)
 
 
 def _release(scheduler: Scheduler, tenant: str, name: str, now: float) -> PinView:

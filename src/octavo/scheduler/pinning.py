@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 PINS_MAX = 1024
 BEYOND_MAXIMUM = "its tenant holds as many blocks as it may; try again when some of its requests have ended"
 PREEMPTED_LATE = "its request was preempted at the last moment; pin it again"
+DELETED = "the pin was deleted while it was being filled; pin it again"
+NOT_FILLED = {
+    BEYOND_MAXIMUM,
+    PREEMPTED_LATE,
+    DELETED,
+}  # what `fill` says: no fault of the request or the server
 TTL_S_MAX = 30 * 86_400.0
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -133,7 +139,7 @@ class Pinning:
         filled, or ""."""
         pin = self._pins.filled_by(request)
         if pin is None:
-            return "the pin was deleted while it was being filled"
+            return DELETED
         if self._scheduler.memory.find_prefix(pin.names) < pin.num_blocks:
             self._pins.remove(pin)
             return PREEMPTED_LATE

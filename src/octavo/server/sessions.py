@@ -43,7 +43,11 @@ def session_of(request: Request, body: ChatBody) -> str | None:
             f"the field session and the header {SESSION_HEADER} name two sessions; allowed: one",
             param="session",
         )
-    session = body.session or header
+    session = header if body.session is None else body.session
+    if session == "":
+        raise InvalidRequest(
+            'the session is empty; allowed: "new", or the id of a session; or none of it', param="session"
+        )
     if session and body.num_choices != 1:
         raise InvalidRequest(f"n is {body.num_choices}; allowed with a session: 1", param="n")
     if session and body.use_beam_search:
