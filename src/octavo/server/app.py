@@ -54,6 +54,7 @@ from octavo.server.sessions import (
     show_session,
     suspend_session,
 )
+from octavo.server.tokenize import detokenize, tokenize, tokenizer_info
 
 # Routes with a part that a client chooses, for metrics.
 _PARAMETRIC = (
@@ -153,6 +154,9 @@ def _add_routes(app: FastAPI, edge: Edge) -> None:
     app.add_route("/v1/models/{model_id:path}", show_model, ["GET"])
     app.add_route("/v1/chat/completions", on(chat_completions), ["POST"])
     app.add_route("/v1/completions", on(completions), ["POST"])
+    app.add_route("/tokenize", on(tokenize), ["POST"])
+    app.add_route("/detokenize", on(detokenize), ["POST"])
+    app.add_route("/tokenizer_info", on(tokenizer_info), ["GET"])
     app.add_route("/v1/kv", on(show_kv), ["GET"])
     app.add_route("/v1/kv", on(resize_pool), ["PATCH"])
     app.add_route("/v1/kv/map", on(show_map), ["GET"])

@@ -108,8 +108,8 @@ def _let_tenant_in(scope: Scope, roster: Roster) -> HttpRefusal | None:
         return HttpRefusal(
             HTTPStatus.FORBIDDEN,
             f"{scope['method']} {scope['path'][:100]} is not for this key; allowed: /v1/models, "
-            "/v1/completions, /v1/chat/completions, /v1/sessions, /v1/requests, and to see and pin what is "
-            "one's own in /v1/kv; all else wants an operator's key",
+            "/v1/completions, /v1/chat/completions, /tokenize, /detokenize, /tokenizer_info, /v1/sessions, "
+            "/v1/requests, and to see and pin what is one's own in /v1/kv; all else wants an operator's key",
             code="operators_only",
         )
     let_in(scope, tenant)
