@@ -369,8 +369,8 @@ class AsyncLLM:
         allowed = self.facts.context_length * BYTES_PER_TOKEN_MAX
         if len(text) > allowed:
             raise RequestTooLarge(
-                f"a text of {len(text):,} characters; allowed: {allowed:,}, more than the context of "
-                f"{self.facts.context_length:,} tokens can hold",
+                f"a text of {len(text):,} characters; allowed: {allowed:,}; this model's maximum context "
+                f"length is {self.facts.context_length:,} tokens",
                 param="prompt",
                 code="context_length_exceeded",
             )
