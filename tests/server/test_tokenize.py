@@ -1,5 +1,8 @@
 """The tokenizer over HTTP, in vLLM's shapes."""
 
+import asyncio
+
+import httpx
 import pytest
 
 
@@ -12,6 +15,38 @@ def test_a_text_is_tokenised_in_vllms_shape(edge):
     }
     told = edge.post("/tokenize", {"prompt": "hö", "return_token_strs": True}).json()
     assert told["token_strs"] == ["h", "bytes:\\xc3", "bytes:\\xb6"]
+
+
+def test_a_long_text_is_told_whole(edge):
+    text = 'abcdefghij"\\ü' * 800
+    told = edge.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
+    assert bytes(told["tokens"]) == text.encode()
+    assert told["count"] == len(told["token_strs"]) == len(text.encode())
+    assert told["token_strs"][:12] == list('abcdefghij"\\')
+
+
+def test_others_go_on_while_a_long_text_is_told(edge):
+    turns = 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def ask(size):
+        nonlocal turns
+        transport = httpx.ASGITransport(edge.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+            counter = asyncio.create_task(count())
+            await asyncio.sleep(0)
+            turns = 0
+            answer = await client.post("/tokenize", json={"prompt": "a" * size})
+            counter.cancel()
+            assert answer.json()["count"] == size
+            return turns
+
+    assert asyncio.run(ask(16_000)) >= asyncio.run(ask(1)) + 3
 
 
 @pytest.mark.parametrize("given, wanted", [({}, True), ({"add_special_tokens": False}, False)])
