@@ -90,6 +90,8 @@ _NOT_WITH_BEAMS: Mapping[str, tuple[object, ...]] = {
     "stop": ((),),
     "logprobs": (None, 0),
     "prompt_logprobs": (None,),
+    "allowed_token_ids": (None,),
+    "banned_sequences": ((),),
 }
 
 
@@ -121,6 +123,9 @@ class SamplingParams:
     seed: int | None = None
     include_stop: bool = False  # keep the stop string in the text
     beams: BeamParams | None = None  # search instead of sampling; most other fields are then refused
+    allowed_token_ids: tuple[int, ...] | None = None  # None: all
+    banned_sequences: tuple[tuple[int, ...], ...] = ()  # token ids that never come in a row
+    skip_special_tokens: bool = True  # leave special tokens out of the text
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -201,6 +206,19 @@ class ChatMessage:
     role: str
     content: str
     name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How messages become a prompt. `template_kwargs` are more variables for the model's template."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False  # the last message is left open, and the answer goes on with it
+    template_kwargs: Mapping[str, object] = field(default_factory=dict)
+    allow_control_tokens: bool = False  # text of the messages may become control tokens
+
+
+DEFAULT_CHAT = ChatOptions()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,11 @@ from octavo.engine.requests import ModelFacts, make_request, render_chat
 from octavo.engine.sessions import Sessions, SessionSupport
 from octavo.engine.stream import DeltaStream, call_soon, end_all
 from octavo.engine.turns import Composed, TurnRecorder, compose
-from octavo.errors import EngineStopped, QueueFull, RequestFailed, RequestTooLarge
+from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestFailed, RequestTooLarge
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import NO_TIMEOUTS, Request, SamplingParams, Timeouts, Update
+from octavo.types import DEFAULT_CHAT, NO_TIMEOUTS, ChatOptions, Request, SamplingParams, Timeouts, Update
 
 BYTES_PER_TOKEN_MAX = (
     128  # longer tokens than this exist in no vocabulary that matters: caps text before tokenising
@@ -92,13 +92,32 @@ class AsyncLLM:
         """Whether `encode_chat` can work."""
         return self.tokenizer.chat_template is not None
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, *, tenant: str = "", add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt. Raises RequestTooLarge when it is longer than any that fits."""
         self._check_length(text)
-        return await self._on_tokenizer_thread(lambda: self.tokenizer.encode(text))
+        return await self._on_tokenizer_thread(
+            lambda: self.tokenizer.encode(text, add_bos=add_special_tokens)
+        )
 
-    async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    async def encode_all(self, texts: Sequence[str], *, tenant: str = "") -> list[list[int]]:
+        """Of several plain prompts; raises for the first that is too long before any is encoded."""
+        for text in texts:
+            self._check_length(text)
+        return [await self.encode(text, tenant=tenant) for text in texts]
+
+    def tokenizer_info(self) -> dict[str, object]:
+        """What a tokenizer_config.json would say."""
+        return {"chat_template": self.tokenizer.chat_template}
+
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences that would spell these words."""
+        return tuple(tuple(self.tokenizer.encode(word, add_bos=False)) for word in words)
+
+    async def encode_chat(
+        self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT, *, tenant: str = ""
+    ) -> list[int]:
         """Token ids of a rendered chat. Raises InvalidRequest without a template, or when it refuses."""
+        _check_options(options)
         for message in messages:
             self._check_length(message.content)
         return await self._on_tokenizer_thread(lambda: self.encode_chat_now(messages))
@@ -128,9 +147,12 @@ class AsyncLLM:
         priority: int = 0,
         tenant: str = "",
         timeouts: Timeouts = NO_TIMEOUTS,
+        cache_salt: str = "",
     ) -> DeltaStream:
         """Queue a request. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing was
         queued."""
+        if cache_salt:
+            raise InvalidRequest("cache_salt is not supported yet", param="cache_salt")
         request = make_request(
             next(self._ids),
             prompt,
@@ -347,8 +369,8 @@ class AsyncLLM:
         allowed = self.facts.context_length * BYTES_PER_TOKEN_MAX
         if len(text) > allowed:
             raise RequestTooLarge(
-                f"a text of {len(text):,} characters; allowed: {allowed:,}, more than the context of "
-                f"{self.facts.context_length:,} tokens can hold",
+                f"a text of {len(text):,} characters; allowed: {allowed:,}; this model's maximum context "
+                f"length is {self.facts.context_length:,} tokens",
                 param="prompt",
                 code="context_length_exceeded",
             )
@@ -420,6 +442,11 @@ class AsyncLLM:
             self._left.clear()
         self._answers.fail(streams, EngineStopped(reason))
         end_all(streams, reason)
+
+
+def _check_options(options: ChatOptions) -> None:
+    if options != DEFAULT_CHAT:
+        raise InvalidRequest(f"chat options {options} are not supported yet", param="messages")
 
 
 def _describe(error: BaseException) -> str:

@@ -17,7 +17,16 @@ from octavo.scheduler.session_views import SessionBlocks
 from octavo.scheduler.sessions import SessionState
 from octavo.scheduler.uses import TenantUse
 from octavo.scheduler.views import BlockView, KvView, MapView, PinView, RequestView, SequenceView, TierView
-from octavo.types import NO_TIMEOUTS, ChatMessage, FinishReason, SamplingParams, Timeouts, Usage
+from octavo.types import (
+    DEFAULT_CHAT,
+    NO_TIMEOUTS,
+    ChatMessage,
+    ChatOptions,
+    FinishReason,
+    SamplingParams,
+    Timeouts,
+    Usage,
+)
 
 __all__ = [
     "BlockCounts",
@@ -184,6 +193,7 @@ class SessionsView(Protocol):
         *,
         priority: int = 0,
         timeouts: Timeouts = NO_TIMEOUTS,
+        options: ChatOptions = DEFAULT_CHAT,
     ) -> Turn: ...
 
     async def suspend(self, tenant: str, session_id: str) -> SessionView: ...
@@ -235,14 +245,19 @@ class ServedModel(Protocol):
     @property
     def has_chat_template(self) -> bool: ...
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, *, tenant: str = "", add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt (with the model's begin token, if it wants one); in a bounded thread
         pool.
 
         Raises RequestTooLarge when the text has more bytes than any prompt that fits could have.
         """
 
-    async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    async def encode_all(self, texts: Sequence[str], *, tenant: str = "") -> list[list[int]]:
+        """Of several plain prompts; raises for the first that is too long before any is encoded."""
+
+    async def encode_chat(
+        self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT, *, tenant: str = ""
+    ) -> list[int]:
         """Token ids of a chat rendered with the model's own template, ending where the assistant begins.
 
         Raises InvalidRequest when there is no template or the template refuses the messages,
@@ -251,6 +266,12 @@ class ServedModel(Protocol):
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for."""
+
+    def tokenizer_info(self) -> dict[str, object]:
+        """What a tokenizer_config.json would say: special tokens, the chat template."""
+
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences that would spell these words, within a text or at its beginning."""
 
     async def submit(
         self,
@@ -261,6 +282,7 @@ class ServedModel(Protocol):
         priority: int = 0,
         tenant: str = "",
         timeouts: Timeouts = NO_TIMEOUTS,
+        cache_salt: str = "",
     ) -> Stream:
         """Queue a request. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing
         was queued."""

@@ -72,7 +72,8 @@ def make_request(
     if len(prompt) >= facts.context_length:
         raise RequestTooLarge(
             f"the prompt has {len(prompt):,} tokens; allowed: {facts.context_length - 1:,}, so that one can "
-            "follow (the context; setting context_length)",
+            f"follow; this model's maximum context length is {facts.context_length:,} tokens (setting "
+            "context_length)",
             param="prompt",
             code="context_length_exceeded",
         )

@@ -28,7 +28,15 @@ from octavo.scheduler.pinning import PinOrder, resumed_name
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.session_views import SessionBlocks, view_session
 from octavo.scheduler.sessions import SessionState
-from octavo.types import NO_TIMEOUTS, ChatMessage, Request, SamplingParams, Timeouts
+from octavo.types import (
+    DEFAULT_CHAT,
+    NO_TIMEOUTS,
+    ChatMessage,
+    ChatOptions,
+    Request,
+    SamplingParams,
+    Timeouts,
+)
 
 if TYPE_CHECKING:
     from octavo.engine.client import AsyncLLM
@@ -137,12 +145,15 @@ class Sessions:
         *,
         priority: int = 0,
         timeouts: Timeouts = NO_TIMEOUTS,
+        options: ChatOptions = DEFAULT_CHAT,
     ) -> Turn:
         """The next turn of a session, or the first one of a new one (`NEW`).
 
         Raises UnknownSession, SessionBusy, or as `AsyncLLM.submit`; then nothing was queued and nothing was
         made.
         """
+        if options != DEFAULT_CHAT:
+            raise InvalidRequest(f"chat options {options} are not supported yet", param="messages")
         is_new = session_id == NEW
         record = self._store.create(tenant, self._ttl_s) if is_new else self._store.find(tenant, session_id)
         try:

@@ -43,7 +43,8 @@ def check_fits(
     if total > config.context_length:
         raise RequestTooLarge(
             f"prompt of {len(request.prompt):,} tokens plus max_tokens of {request.max_tokens:,} is "
-            f"{total:,} tokens; allowed: {config.context_length:,} (the context; setting context_length)",
+            f"{total:,} tokens; this model's maximum context length is {config.context_length:,} tokens "
+            "(setting context_length)",
             param="max_tokens" if len(request.prompt) < config.context_length else "prompt",
             code="context_length_exceeded",
         )

@@ -11,14 +11,20 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.outputs import TokenInfo
+from octavo.engine.outputs import ServedModel, TokenInfo
 from octavo.errors import InvalidRequest, OctavoError
 from octavo.server.body import read_json, validate
 from octavo.server.errors import JsonObject, error_body, json_response
 from octavo.server.generation import Choice, Edge, Generation, Piece, gather_for, submit_all
-from octavo.server.logprobs import chat_logprobs, prompt_logprobs
-from octavo.server.openai_schema import ChatBody, check_stream_options, refuse_unsupported, sampling_params
-from octavo.server.prompts import chat_messages
+from octavo.server.logprobs import chat_logprobs, ids_of, prompt_logprobs
+from octavo.server.openai_schema import (
+    ChatBody,
+    UsageWish,
+    check_stream_options,
+    sampling_params,
+)
+from octavo.server.prompts import chat_messages, chat_options
+from octavo.server.request_fields import Place, refuse_unsupported
 from octavo.server.sessions import session_of
 from octavo.server.sse import DONE, EventStream, event
 from octavo.server.tenant import terms_of
@@ -26,12 +32,16 @@ from octavo.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
-    """What every object of one answer repeats."""
+class _Plan:
+    """How this request's answer is written."""
 
     answer_id: str
     created: int
     model: str
+    params: SamplingParams
+    prompt: tuple[int, ...]
+    tells_ids: bool  # the client asked for token ids
+    usage: UsageWish  # in a stream
 
     def object(self, kind: str, choices: list[JsonObject]) -> JsonObject:
         return {
@@ -48,33 +58,48 @@ async def chat_completions(edge: Edge, request: Request) -> Response:
     """Answer one request; raises the errors of `octavo.errors`, which the application turns into answers."""
     watch = edge.metrics.watch(request.scope)
     raw = await read_json(request, edge.body_bytes_max)
-    refuse_unsupported(raw)
+    refuse_unsupported(raw, Place.CHAT)
     body = validate(ChatBody, raw)
     edge.check_model(body.model)
     check_stream_options(body)
-    params = _params(body, edge.model.vocab_size)
-    n, terms = body.num_choices, terms_of(request, body)
+    params = _params(body, edge.model)
+    n, terms, salt = body.num_choices, terms_of(request, body), body.salt
+    options = chat_options(request, body)
 
     messages = chat_messages(body.messages, edge.model.context_length)
     session = session_of(request, body)
     if session is not None:
         turn = await edge.model.sessions.turn(
-            terms.tenant, session, messages, params, priority=terms.priority, timeouts=terms.timeouts
+            terms.tenant,
+            session,
+            messages,
+            params,
+            priority=terms.priority,
+            timeouts=terms.timeouts,
+            options=options,
         )
+        prompt = turn.prompt
         first = TokenInfo(turn.prompt[0], edge.model.token_bytes(turn.prompt[0]))
         generation = Generation([turn.stream], [first], 1, watch, turn)
     else:
-        prompt = await edge.model.encode_chat(messages)
-        generation = await submit_all(edge, [prompt], params, n=n, terms=terms, watch=watch)
-    head = _Head(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), edge.model.name)
+        prompt = tuple(await edge.model.encode_chat(messages, options, tenant=terms.tenant))
+        generation = await submit_all(edge, [prompt], params, n=n, terms=terms, watch=watch, cache_salt=salt)
+    plan = _Plan(
+        answer_id=f"chatcmpl-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=edge.model.name,
+        params=params,
+        prompt=prompt,
+        tells_ids=bool(body.return_token_ids),
+        usage=body.usage_wish,
+    )
     if body.stream:
-        events = _events(head, generation, params, with_usage=body.wants_usage)
-        return EventStream(events, generation.cancel, generation.headers)
+        return EventStream(_events(plan, generation), generation.cancel, generation.headers)
     choices = await gather_for(request, generation)
-    return json_response(_answer(head, generation, choices, params), headers=generation.headers)
+    return json_response(_answer(plan, generation, choices), headers=generation.headers)
 
 
-def _params(body: ChatBody, vocab_size: int) -> SamplingParams:
+def _params(body: ChatBody, model: ServedModel) -> SamplingParams:
     """`max_completion_tokens` is the newer name of `max_tokens`, and wins."""
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
@@ -82,7 +107,7 @@ def _params(body: ChatBody, vocab_size: int) -> SamplingParams:
     try:
         return sampling_params(
             body,
-            vocab_size,
+            model,
             max_tokens=body.max_tokens if newer is None else newer,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
@@ -93,54 +118,62 @@ def _params(body: ChatBody, vocab_size: int) -> SamplingParams:
         raise InvalidRequest(str(error), param=param, code=error.code) from None
 
 
-def _answer(head: _Head, generation: Generation, choices: list[Choice], params: SamplingParams) -> JsonObject:
-    shaped: list[JsonObject] = [
-        {
-            "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": None if params.logprobs is None else chat_logprobs(choice.tokens),
-            "finish_reason": choice.finish,
-            "stop_reason": choice.stop,
-        }
-        for index, choice in enumerate(choices)
-    ]
-    answer = head.object("chat.completion", shaped) | {"usage": generation.usage()}
+def _answer(plan: _Plan, generation: Generation, choices: list[Choice]) -> JsonObject:
+    shaped = [_whole(plan, index, choice) for index, choice in enumerate(choices)]
+    answer = plan.object("chat.completion", shaped) | {"usage": generation.usage()}
     answer |= generation.told_session()
-    if params.prompt_logprobs is not None:
+    if plan.params.prompt_logprobs is not None:
         answer["prompt_logprobs"] = prompt_logprobs(generation.prompt_infos(0))
+    if plan.tells_ids:
+        answer["prompt_token_ids"] = plan.prompt
     return answer
 
 
-async def _events(
-    head: _Head, generation: Generation, params: SamplingParams, *, with_usage: bool
-) -> AsyncGenerator[bytes, None]:
+def _whole(plan: _Plan, index: int, choice: Choice) -> JsonObject:
+    shaped: JsonObject = {
+        "index": index,
+        "message": {"role": "assistant", "content": choice.text, "refusal": None},
+        "logprobs": None if plan.params.logprobs is None else chat_logprobs(choice.tokens),
+        "finish_reason": choice.finish,
+        "stop_reason": choice.stop,
+    }
+    if plan.tells_ids:
+        shaped["token_ids"] = ids_of(choice.tokens)
+    return shaped
+
+
+async def _events(plan: _Plan, generation: Generation) -> AsyncGenerator[bytes, None]:
     """The chunks of a stream: role, text, reason, at last the usage; an error ends it in order."""
-    usage: JsonObject = {"usage": None} if with_usage else {}
     begun: set[int] = set()
     try:
         async with aclosing(generation.pieces()) as pieces:
             async for piece in pieces:
+                usage = generation.told_usage(plan.usage)
                 if piece.index not in begun:
                     begun.add(piece.index)
-                    chunk = _chunk(head, _choice(piece.index, {"role": "assistant", "content": ""}))
-                    yield event(chunk | usage | generation.told_session())
-                for choice in _choices(piece, params):
-                    yield event(_chunk(head, choice) | usage)
-        if with_usage:
-            yield event(head.object("chat.completion.chunk", []) | {"usage": generation.usage()})
+                    chunk = _chunk(plan, _choice(piece.index, {"role": "assistant", "content": ""}))
+                    told = {"prompt_token_ids": plan.prompt} if plan.tells_ids else {}
+                    yield event(chunk | told | usage | generation.told_session())
+                for choice in _choices(plan, piece):
+                    yield event(_chunk(plan, choice) | usage)
+        if plan.usage.last:
+            yield event(plan.object("chat.completion.chunk", []) | {"usage": generation.usage()})
     except OctavoError as error:
         yield event(error_body(error))
     yield DONE
 
 
-def _choices(piece: Piece, params: SamplingParams) -> list[JsonObject]:
-    """What one delta says: perhaps text or logprobs, perhaps the end."""
+def _choices(plan: _Plan, piece: Piece) -> list[JsonObject]:
+    """What one delta says: perhaps text, logprobs or token ids, perhaps the end."""
     delta, choices = piece.delta, []
-    wants_logprobs = params.logprobs is not None and bool(delta.tokens)
-    if delta.text or wants_logprobs:
+    wants_logprobs = plan.params.logprobs is not None and bool(delta.tokens)
+    wants_ids = plan.tells_ids and bool(delta.tokens)
+    if delta.text or wants_logprobs or wants_ids:
         choice = _choice(piece.index, {"content": delta.text})
         if wants_logprobs:
             choice["logprobs"] = chat_logprobs(delta.tokens)
+        if wants_ids:
+            choice["token_ids"] = ids_of(delta.tokens)
         choices.append(choice)
     if delta.finish is not None:
         choices.append(_choice(piece.index, {}) | {"finish_reason": delta.finish, "stop_reason": delta.stop})
@@ -151,5 +184,5 @@ def _choice(index: int, delta: JsonObject) -> JsonObject:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _chunk(head: _Head, choice: JsonObject) -> JsonObject:
-    return head.object("chat.completion.chunk", [choice])
+def _chunk(plan: _Plan, choice: JsonObject) -> JsonObject:
+    return plan.object("chat.completion.chunk", [choice])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -17,6 +17,7 @@ from octavo.engine.outputs import Delta, ServedModel, Stream, TokenInfo, Turn
 from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, TimedOut, UnknownModel
 from octavo.server.errors import JsonObject
 from octavo.server.metrics import Metrics, RequestWatch
+from octavo.server.openai_schema import UsageWish
 from octavo.server.roster import Roster
 from octavo.server.sse import wait_for_disconnect
 from octavo.server.tenant import Terms
@@ -89,8 +90,11 @@ class Generation:
         n: int,
         watch: RequestWatch,
         turn: Turn | None = None,
+        *,
+        scores_only: bool = False,
     ) -> None:
         self.turn = turn  # of a session, if that is what it is
+        self._scores_only = scores_only  # the client wants its prompt scored, and the engine's token dropped
         self._streams = streams
         self._firsts = firsts  # by prompt: its first token, which no logits predict
         self._n = n
@@ -123,6 +127,8 @@ class Generation:
         merged = self._one(0) if len(self._streams) == 1 else self._merged()
         async with aclosing(merged):
             async for piece in merged:
+                if self._scores_only:
+                    piece = replace(piece, delta=_without_output(piece.delta))
                 delta = piece.delta
                 self._watch.see(piece.index, delta)
                 if delta.finish is FinishReason.ERROR:
@@ -161,6 +167,12 @@ class Generation:
         They come in slices, over several steps, and are complete when the prompt's first output token comes.
         """
         return (self._firsts[prompt], *self._prompt_infos[prompt])
+
+    def told_usage(self, wish: UsageWish) -> JsonObject:
+        """The usage field of a chunk that is not the last: none unless the client asked for it."""
+        if wish.every:
+            return {"usage": self.usage()}
+        return {"usage": None} if wish.last else {}
 
     def usage(self) -> JsonObject:
         """OpenAI's usage so far: a prompt counts once, however many choices were made of it."""
@@ -218,12 +230,20 @@ async def submit_all(
     n: int,
     terms: Terms,
     watch: RequestWatch,
+    cache_salt: str,
+    scores_only: bool = False,
 ) -> Generation:
     """Submit every prompt, or none: when one is refused, the others are cancelled."""
     asked = [
         asyncio.ensure_future(
             edge.model.submit(
-                prompt, params, n=n, priority=terms.priority, tenant=terms.tenant, timeouts=terms.timeouts
+                prompt,
+                params,
+                n=n,
+                priority=terms.priority,
+                tenant=terms.tenant,
+                timeouts=terms.timeouts,
+                cache_salt=cache_salt,
             )
         )
         for prompt in prompts
@@ -238,7 +258,20 @@ async def submit_all(
                 answer.cancel()
         raise
     firsts = [TokenInfo(prompt[0], edge.model.token_bytes(prompt[0])) for prompt in prompts]
-    return Generation(streams, firsts, n, watch)
+    return Generation(streams, firsts, n, watch, scores_only=scores_only)
+
+
+def _without_output(delta: Delta) -> Delta:
+    """What a delta says of the prompt alone. An end, however it came, is that of `max_tokens`."""
+    ended = delta.finish in (FinishReason.STOP, FinishReason.LENGTH)
+    return replace(
+        delta,
+        text="",
+        tokens=(),
+        usage=replace(delta.usage, num_output=0),
+        finish=FinishReason.LENGTH if ended else delta.finish,
+        stop=None,
+    )
 
 
 async def gather_for(request: Request, generation: Generation) -> list[Choice]:

@@ -193,8 +193,8 @@ async def _tokens_of(body: PinBody, edge: Edge, tenant: str) -> tuple[int, ...]:
         return edge.model.sessions.tokens(tenant, body.session)
     if body.messages is not None:
         messages = chat_messages(body.messages, edge.model.context_length)
-        return tuple(await edge.model.encode_chat(messages))
-    prompts = await encode_prompts(body.prompt if body.tokens is None else body.tokens, edge.model)
+        return tuple(await edge.model.encode_chat(messages, tenant=tenant))
+    prompts = await encode_prompts(body.prompt if body.tokens is None else body.tokens, edge.model, tenant)
     if len(prompts) != 1 or (body.tokens is not None and prompts[0].text is not None):
         raise InvalidRequest("allowed: one prompt, as text or as token ids", param=given[0])
     return prompts[0].tokens

@@ -1,4 +1,5 @@
-"""Log-probabilities in the three shapes that clients expect: chat, completions, and vLLM's prompt_logprobs.
+"""Tokens as clients are told them: log-probabilities in three shapes (chat, completions, and vLLM's
+prompt_logprobs), or their ids alone.
 
 JSON has no infinity: a logprob of -inf is sent as -9999, as OpenAI does.
 """
@@ -58,6 +59,11 @@ def completion_logprobs(tokens: Sequence[TokenInfo], offset: int) -> JsonObject:
 def prompt_logprobs(tokens: Iterable[TokenInfo]) -> list[JsonObject | None]:
     """vLLM's shape: per prompt token, token id -> logprob, rank (if known), text; null for the first."""
     return [None if info.logprob is None else _prompt_entry(info, info.logprob) for info in tokens]
+
+
+def ids_of(tokens: Iterable[TokenInfo]) -> list[int]:
+    """The token ids alone."""
+    return [info.token for info in tokens]
 
 
 def characters_begun(data: bytes) -> int:

@@ -1,56 +1,37 @@
 """What the two generating routes take, and how it becomes the engine's own parameters.
 
-Names and defaults are OpenAI's; extensions are named, and mean, what they do in vLLM. Fields that would
-change the answer and are not built are refused by name; fields nobody knows are ignored, as OpenAI's clients
-expect of a server. Bounds on values live in `SamplingParams`; what depends on the model (the vocabulary) is
-checked here.
+Names and defaults are OpenAI's; extensions are named, and mean, what they do in vLLM. What becomes of any
+other field is in `request_fields`. Bounds on values live in `SamplingParams`; what depends on the model (the
+vocabulary) is checked here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
+from octavo.engine.outputs import ServedModel
 from octavo.errors import InvalidRequest, require_range
-from octavo.server.errors import JsonObject
 from octavo.types import (
     CHOICES_MAX,
     LOGIT_BIAS_MAX,
     PRIORITY_MAX,
+    STOP_STRING_CHARS_MAX,
     STOP_STRINGS_MAX,
     STOP_TOKENS_MAX,
     BeamParams,
+    ChatOptions,
     SamplingParams,
     Timeouts,
 )
 
-# Fields that change the answer and are not built, with the values under which they change nothing.
-UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
-    "modalities": (None, ["text"]),
-    "audio": (None,),
-    "web_search_options": (None,),
-    "reasoning_effort": (None,),
-    "suffix": (None, ""),
-    "structured_outputs": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "chat_template": (None,),
-    "add_generation_prompt": (None, True),
-    "continue_final_message": (None, False),
-    "bad_words": (None, []),
-    "allowed_token_ids": (None,),
-    "truncate_prompt_tokens": (None,),
-    "skip_special_tokens": (None, True),
-}
+# Bounds on what the engine does not bound itself.
+BAD_WORDS_MAX = 128
+CACHE_SALT_CHARS_MAX = 1024
+TEMPLATE_KWARGS_MAX = 64
 
 # Fields of beam search, with the values that mean nothing without it.
 _OF_BEAMS: Final[Mapping[str, tuple[object, ...]]] = {
@@ -60,7 +41,28 @@ _OF_BEAMS: Final[Mapping[str, tuple[object, ...]]] = {
 }
 
 # `SamplingParams` measures; a client knows fields.
-_FIELD_OF = {"length of a stop string": "stop"}
+_FIELD_OF = {
+    "length of a stop string": "stop",
+    "length of a bad word": "bad_words",
+    "number of allowed_token_ids": "allowed_token_ids",
+    "banned_sequences": "bad_words",
+}
+
+
+# What the server itself gives to a template: a client's variable of that name would take its place.
+_TEMPLATE_NAMES = frozenset(
+    {
+        "messages",
+        "tools",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "bos_token",
+        "eos_token",
+        "raise_exception",
+        "strftime_now",
+    }
+)
 
 
 def _at_most(limit: int) -> BeforeValidator:
@@ -76,12 +78,21 @@ def _at_most(limit: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+@dataclass(frozen=True, slots=True)
+class UsageWish:
+    """What the chunks of a stream tell of the usage: the whole in a last chunk, the usage so far in each."""
+
+    last: bool = False
+    every: bool = False
+
+
 class StreamOptions(BaseModel):
     """`stream_options`."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationBody(BaseModel):
@@ -105,11 +116,17 @@ class GenerationBody(BaseModel):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    repeat_penalty: float | None = None  # llama-server's name of it
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[int] | None, _at_most(STOP_TOKENS_MAX)] = None
     include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: Annotated[list[str] | None, _at_most(BAD_WORDS_MAX)] = None
     prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    cache_salt: str | None = None
     priority: int | None = None
     use_beam_search: bool | None = None
     beam_width: int | None = None
@@ -154,12 +171,58 @@ class GenerationBody(BaseModel):
         return Timeouts(self.timeout, self.queue_timeout, self.ttft_timeout)
 
     @property
-    def wants_usage(self) -> bool:
-        """True when a stream shall end with a chunk that tells the usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def usage_wish(self) -> UsageWish:
+        """What the chunks of a stream shall tell."""
+        options = self.stream_options or StreamOptions()
+        return UsageWish(bool(options.include_usage), bool(options.continuous_usage_stats))
+
+    @property
+    def salt(self) -> str:
+        """`cache_salt`, "" for none."""
+        if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= CACHE_SALT_CHARS_MAX:
+            raise InvalidRequest(
+                f"cache_salt has {len(self.cache_salt):,} characters; allowed: 1 to {CACHE_SALT_CHARS_MAX:,}",
+                param="cache_salt",
+            )
+        return self.cache_salt or ""
 
 
-class ChatBody(GenerationBody):
+class ChatOptionsBody(BaseModel):
+    """How messages become a prompt."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, object] | None, _at_most(TEMPLATE_KWARGS_MAX)] = None
+    allow_control_tokens: bool | None = None
+
+    @property
+    def chat_options(self) -> ChatOptions:
+        """As the template is told. Raises InvalidRequest for options that contradict each other."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt are both true; allowed: one of them (a "
+                "message that goes on has no beginning)",
+                param="continue_final_message",
+            )
+        given = self.chat_template_kwargs or {}
+        for name in given:
+            if name in _TEMPLATE_NAMES:
+                raise InvalidRequest(
+                    f"chat_template_kwargs holds {name}; allowed: other names, this one is the server's",
+                    param="chat_template_kwargs",
+                )
+        begins, goes_on = self.add_generation_prompt, bool(self.continue_final_message)
+        return ChatOptions(
+            add_generation_prompt=not goes_on if begins is None else begins,
+            continue_final_message=goes_on,
+            template_kwargs=given,
+            allow_control_tokens=bool(self.allow_control_tokens),
+        )
+
+
+class ChatBody(GenerationBody, ChatOptionsBody):
     """POST /v1/chat/completions. `messages` is read by `chat_messages`, which explains itself better."""
 
     messages: object = None
@@ -169,6 +232,25 @@ class ChatBody(GenerationBody):
     session: str | None = None  # our own: "new", or the id of one
 
 
+class TokenizeBody(ChatOptionsBody):
+    """POST /tokenize, of text or of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: object = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(BaseModel):
+    """POST /detokenize. `tokens` is read by the route, before its items are looked at."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: str | None = None
+    tokens: object = None
+
+
 class CompletionBody(GenerationBody):
     """POST /v1/completions. `prompt` is read by `prompts_of`."""
 
@@ -176,17 +258,6 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     best_of: int | None = None
     logprobs: int | None = None
-
-
-def refuse_unsupported(body: JsonObject) -> None:
-    """Raise InvalidRequest for a field that asks for something that is not built."""
-    for name, harmless in UNSUPPORTED.items():
-        if name in body and body[name] not in harmless:
-            raise InvalidRequest(
-                f"{name} is not supported by this server; leave it out",
-                param=name,
-                code="unsupported_parameter",
-            )
 
 
 def check_stream_options(body: GenerationBody) -> None:
@@ -199,13 +270,14 @@ def check_stream_options(body: GenerationBody) -> None:
 
 def sampling_params(
     body: GenerationBody,
-    vocab_size: int,
+    model: ServedModel,
     *,
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
     """The engine's parameters; raises InvalidRequest that names the client's field."""
+    vocab_size = model.vocab_size
     beams = body.beams
     try:
         return SamplingParams(
@@ -214,7 +286,7 @@ def sampling_params(
             top_k=0 if body.top_k is None or body.top_k == -1 else body.top_k,
             top_p=_or(body.top_p, 1.0),
             min_p=_or(body.min_p, 0.0),
-            repetition_penalty=_or(body.repetition_penalty, 1.0),
+            repetition_penalty=_or(_repetition_penalty(body), 1.0),
             presence_penalty=_or(body.presence_penalty, 0.0),
             frequency_penalty=_or(body.frequency_penalty, 0.0),
             logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
@@ -226,6 +298,9 @@ def sampling_params(
             prompt_logprobs=prompt_logprobs,
             seed=body.seed,
             include_stop=bool(body.include_stop_str_in_output),
+            skip_special_tokens=body.skip_special_tokens is not False,
+            allowed_token_ids=_allowed_tokens(body.allowed_token_ids, vocab_size),
+            banned_sequences=model.bad_word_ids(_bad_words(body.bad_words)) if body.bad_words else (),
             beams=beams,
         )
     except InvalidRequest as error:
@@ -245,6 +320,33 @@ def check_token(name: str, token: int, vocab_size: int) -> None:
 
 def _or(given: float | None, default: float) -> float:
     return default if given is None else given
+
+
+def _repetition_penalty(body: GenerationBody) -> float | None:
+    """By either name."""
+    ours, theirs = body.repetition_penalty, body.repeat_penalty
+    if ours is not None and theirs is not None and ours != theirs:
+        raise InvalidRequest(
+            f"repeat_penalty is {theirs!r} and repetition_penalty {ours!r}; allowed: one of them, which are "
+            "two names of one thing",
+            param="repeat_penalty",
+        )
+    return theirs if ours is None else ours
+
+
+def _allowed_tokens(given: list[int] | None, vocab_size: int) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    require_range("number of allowed_token_ids", len(given), 1, vocab_size)
+    for token in given:
+        check_token("allowed_token_ids", token, vocab_size)
+    return tuple(given)
+
+
+def _bad_words(given: list[str]) -> list[str]:
+    for word in given:
+        require_range("length of a bad word", len(word), 1, STOP_STRING_CHARS_MAX)
+    return given
 
 
 def _logit_bias(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:

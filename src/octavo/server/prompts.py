@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from http import HTTPStatus
+from typing import cast
+
+from starlette.requests import Request
 
 from octavo.engine.outputs import ChatMessage, ServedModel
 from octavo.errors import InvalidRequest, RequestTooLarge
-from octavo.server.openai_schema import check_token
+from octavo.server.errors import HttpRefusal
+from octavo.server.openai_schema import ChatOptionsBody, check_token
+from octavo.server.request_fields import Place, refuse_unsupported
+from octavo.server.tenant import is_operator
+from octavo.types import ChatOptions
 
 PROMPTS_MAX = 256
 
@@ -26,47 +35,91 @@ def chat_messages(raw: object, context_length: int) -> list[ChatMessage]:
     if not isinstance(raw, list) or not raw:
         raise InvalidRequest("messages must be a list of at least one message", param="messages")
     if len(raw) > context_length:  # each takes a token at least
-        raise RequestTooLarge(
-            f"{len(raw):,} messages; the model's context is {context_length:,} tokens", param="messages"
-        )
+        raise too_long(f"{len(raw):,} messages", "messages", context_length)
     return [_message(item, f"messages[{index}]") for index, item in enumerate(raw)]
 
 
-async def encode_prompts(raw: object, model: ServedModel) -> list[Prompt]:
-    """The prompts of a completion: text, a list of texts, token ids, or a list of lists of them."""
-    if isinstance(raw, str):
-        given: list[object] = [raw]
-    elif not isinstance(raw, list) or not raw:
-        raise _bad_prompt("it is missing or empty")
-    elif _is_id(raw[0]):
-        given = [raw]
-    else:
-        given = raw
-    if len(given) > PROMPTS_MAX:
-        raise InvalidRequest(
-            f"prompt has {len(given):,} prompts; allowed: 1 to {PROMPTS_MAX}", param="prompt"
+def chat_options(request: Request, body: ChatOptionsBody) -> ChatOptions:
+    """How the messages become a prompt. Raises HttpRefusal where a tenant asks for what is an operator's."""
+    options = body.chat_options
+    if options.allow_control_tokens and not is_operator(request):
+        raise HttpRefusal(
+            HTTPStatus.FORBIDDEN,
+            "allow_control_tokens is true; allowed: false, or an operator's key",
+            code="operators_only",
         )
-    return [await _encode(item, model) for item in given]
+    return options
 
 
-async def _encode(item: object, model: ServedModel) -> Prompt:
+async def encode_prompts(raw: object, model: ServedModel, tenant: str) -> list[Prompt]:
+    """The prompts of a completion: text, a list of texts, token ids, or a list of lists of them.
+
+    Nothing is encoded before all token ids are known to be right, and no text before all texts are known to
+    be short enough.
+    """
+    given = _listed(raw)
+    for item in given:
+        _check_form(item, model.context_length)
+    ids = {}
+    for place, item in enumerate(given):
+        if isinstance(item, list):
+            ids[place] = token_ids(item, "prompt", model)
+            await asyncio.sleep(0)  # a body may hold millions: others' streams go on between prompts
+    texts = [item for item in given if isinstance(item, str)]
+    encoded = await model.encode_all(texts, tenant=tenant) if texts else []
+    if not all(encoded):
+        raise _bad_prompt("it has no tokens")
+    of_texts = iter(Prompt(tuple(tokens), text) for tokens, text in zip(encoded, texts, strict=True))
+    return [Prompt(ids[place], None) if place in ids else next(of_texts) for place in range(len(given))]
+
+
+def _listed(raw: object) -> list[object]:
+    if isinstance(raw, str):
+        return [raw]
+    if not isinstance(raw, list) or not raw:
+        raise _bad_prompt("it is missing or empty")
+    if _is_id(raw[0]):
+        return [raw]
+    if len(raw) > PROMPTS_MAX:
+        raise InvalidRequest(f"prompt has {len(raw):,} prompts; allowed: 1 to {PROMPTS_MAX}", param="prompt")
+    return raw
+
+
+def _check_form(item: object, context_length: int) -> None:
     if isinstance(item, str):
-        tokens = await model.encode(item)
-        if not tokens:
-            raise _bad_prompt("it has no tokens")
-        return Prompt(tuple(tokens), item)
+        return
     if not isinstance(item, list) or not item:
         raise _bad_prompt("one of the prompts is empty, or neither text nor token ids")
-    if len(item) > model.context_length:
-        raise RequestTooLarge(
-            f"the prompt has {len(item):,} tokens; the model's context is {model.context_length:,}",
-            param="prompt",
-        )
-    for token in item:
-        if not _is_id(token):
-            raise _bad_prompt("token ids must be integers")
-        check_token("prompt", token, model.vocab_size)
-    return Prompt(tuple(item), None)
+    _check_count(item, "prompt", context_length)
+
+
+def _check_count(given: list[object], param: str, context_length: int) -> None:
+    if len(given) > context_length:
+        raise too_long(f"{param} has {len(given):,} tokens", param, context_length)
+
+
+def token_ids(given: list[object], param: str, model: ServedModel) -> tuple[int, ...]:
+    """A client's token ids: no more than the context, and all in the vocabulary. Raises InvalidRequest.
+
+    O(n), without a Python loop where all is well.
+    """
+    _check_count(given, param, model.context_length)
+    if not set(map(type, given)) <= {int}:  # a bool is no id
+        raise InvalidRequest(f"{param} is wrong: token ids must be integers", param=param)
+    ids = cast("list[int]", given)
+    if ids:
+        check_token(param, min(ids), model.vocab_size)
+        check_token(param, max(ids), model.vocab_size)
+    return tuple(ids)
+
+
+def too_long(given: str, param: str, context_length: int) -> RequestTooLarge:
+    """The refusal of what no context holds; clients look for these words, to ask a larger model instead."""
+    return RequestTooLarge(
+        f"{given}; this model's maximum context length is {context_length:,} tokens",
+        param=param,
+        code="context_length_exceeded",
+    )
 
 
 def _message(raw: object, where: str) -> ChatMessage:
@@ -78,8 +131,7 @@ def _message(raw: object, where: str) -> ChatMessage:
         raise InvalidRequest(f"{where}.role is {shown}; allowed: {', '.join(_ROLES)}", param="messages")
     if name is not None and not isinstance(name, str):
         raise InvalidRequest(f"{where}.name must be a string", param="messages")
-    if raw.get("tool_calls") or raw.get("function_call"):
-        raise InvalidRequest(f"{where}: tool calls are not supported by this server", param="messages")
+    refuse_unsupported(raw, Place.MESSAGE, f"{where}.")
     return ChatMessage(_ROLES[role], _content(raw.get("content"), f"{where}.content"), name)
 
 

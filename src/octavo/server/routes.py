@@ -20,7 +20,8 @@ from octavo.server import about, kv, sessions
 from octavo.server.chat import chat_completions
 from octavo.server.completions import completions
 from octavo.server.generation import Edge
-from octavo.server.openai_schema import ChatBody, CompletionBody
+from octavo.server.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from octavo.server.tokenize import detokenize, tokenize, tokenizer_info
 
 Handler = Callable[[Edge, Request], Awaitable[Response]]
 
@@ -98,6 +99,25 @@ ROUTES: tuple[Route, ...] = (
         errors=_GENERATES,
         streams=True,
     ),
+    Route(
+        "POST",
+        "/tokenize",
+        tokenize,
+        _TENANT,
+        "The tokens of a prompt or a chat",
+        body=TokenizeBody,
+        errors=(404, 429, 503),
+    ),
+    Route(
+        "POST",
+        "/detokenize",
+        detokenize,
+        _TENANT,
+        "The text of tokens",
+        body=DetokenizeBody,
+        errors=(404,),
+    ),
+    Route("GET", "/tokenizer_info", tokenizer_info, _TENANT, "What a client must know of the tokenizer"),
     Route(
         "GET", "/v1/kv", kv.show_kv, _TENANT, "Blocks by state and holder, pins, what happened", errors=_ASKS
     ),

@@ -38,6 +38,10 @@ class SessionBody(BaseModel):
 def session_of(request: Request, body: ChatBody) -> str | None:
     """The session that a chat request names; None: it is no session's turn. Raises InvalidRequest."""
     header = request.headers.get(SESSION_HEADER)
+    if "" in (header, body.session):
+        raise InvalidRequest(
+            'session is ""; allowed: "new", the id of a session, or none of it', param="session"
+        )
     if header and body.session and header != body.session:
         raise InvalidRequest(
             f"the field session and the header {SESSION_HEADER} name two sessions; allowed: one",
@@ -54,7 +58,12 @@ def session_of(request: Request, body: ChatBody) -> str | None:
         raise InvalidRequest(
             "use_beam_search is true; allowed with a session: false", param="use_beam_search"
         )
-    return session or None
+    if session and body.cache_salt is not None:
+        raise InvalidRequest(
+            "cache_salt is given; allowed with a session: none (leave out one of the two)",
+            param="cache_salt",
+        )
+    return session
 
 
 async def create_session(edge: Edge, request: Request) -> Response:

@@ -11,7 +11,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from octavo.engine.outputs import (
@@ -41,12 +41,20 @@ from octavo.engine.outputs import (
 from octavo.errors import (
     EngineStopped,
     OctavoError,
-    RequestTooLarge,
     ResizeRefused,
     UnknownPin,
     UnknownSession,
 )
-from octavo.types import NO_TIMEOUTS, FinishReason, SamplingParams, Timeouts, Usage
+from octavo.server.prompts import too_long
+from octavo.types import (
+    DEFAULT_CHAT,
+    NO_TIMEOUTS,
+    ChatOptions,
+    FinishReason,
+    SamplingParams,
+    Timeouts,
+    Usage,
+)
 
 VOCAB_SIZE = 300
 
@@ -69,6 +77,7 @@ class FakeModel:
     def __init__(self, answer: str = "Hello wörld!", context_length: int = 1000) -> None:
         self.answer = answer
         self.submitted: list[FakeStream] = []
+        self.encodings: list[Encoding] = []
         self.hold: Hold | None = None
         self.refusal: OctavoError | None = None
         self.failure = ""
@@ -100,19 +109,39 @@ class FakeModel:
         """It joins messages."""
         return True
 
-    async def encode(self, text: str) -> list[int]:
-        """UTF-8."""
-        if len(text) > self._context_length * 16:
-            raise RequestTooLarge(f"the prompt has {len(text):,} bytes", param="prompt")
+    async def encode(self, text: str, *, tenant: str = "", add_special_tokens: bool = True) -> list[int]:
+        """UTF-8, with no begin token to add."""
+        self._check_length(text)
+        self.encodings.append(Encoding(text, tenant, add_special_tokens))
         return list(text.encode())
 
-    async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """role:content lines."""
-        return await self.encode("".join(f"{message.role}:{message.content}\n" for message in messages))
+    async def encode_all(self, texts: Sequence[str], *, tenant: str = "") -> list[list[int]]:
+        """UTF-8."""
+        for text in texts:
+            self._check_length(text)
+        return [await self.encode(text, tenant=tenant) for text in texts]
+
+    async def encode_chat(
+        self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT, *, tenant: str = ""
+    ) -> list[int]:
+        """role:content lines; the last one ends where it is to be continued."""
+        text = "".join(f"{message.role}:{message.content}\n" for message in messages)
+        text = text[:-1] if options.continue_final_message else text
+        self._check_length(text)
+        self.encodings.append(Encoding(text, tenant, False, options))
+        return list(text.encode())
 
     def token_bytes(self, token: int) -> bytes:
         """The byte, or a placeholder's name."""
         return bytes([token]) if token < 256 else f"<{token}>".encode()
+
+    def tokenizer_info(self) -> dict[str, object]:
+        """A few of what a real one has."""
+        return {"tokenizer_class": "Bytes", "bos_token": None, "eos_token": "<299>", "chat_template": "{}"}
+
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """UTF-8."""
+        return tuple(tuple(word.encode()) for word in words)
 
     async def submit(
         self,
@@ -123,6 +152,7 @@ class FakeModel:
         priority: int = 0,
         tenant: str = "",
         timeouts: Timeouts = NO_TIMEOUTS,
+        cache_salt: str = "",
     ) -> Stream:
         """A stream of the answer."""
         if self.refusal is not None:
@@ -130,8 +160,10 @@ class FakeModel:
         if self.drained:
             raise EngineStopped("the engine is draining")
         if len(prompt) + (params.max_tokens or 1) > self._context_length:
-            raise RequestTooLarge(f"{len(prompt):,} tokens do not fit {self._context_length:,}")
-        stream = FakeStream(self, next(self._ids), tuple(prompt), params, n, priority, timeouts, tenant)
+            raise too_long(f"{len(prompt):,} tokens and max_tokens", "max_tokens", self._context_length)
+        stream = FakeStream(
+            self, next(self._ids), tuple(prompt), params, n, priority, timeouts, tenant, cache_salt
+        )
         self.submitted.append(stream)
         return stream
 
@@ -152,6 +184,20 @@ class FakeModel:
             stream.cut.set()
         return not left
 
+    def _check_length(self, text: str) -> None:
+        if len(text) > self._context_length * 16:
+            raise too_long(f"the prompt has {len(text):,} bytes", "prompt", self._context_length)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """What was tokenised for whom; `options` where it was a chat."""
+
+    text: str
+    tenant: str
+    add_special_tokens: bool
+    options: ChatOptions | None = None
+
 
 class FakeStream:
     """One submission, and what became of it."""
@@ -166,8 +212,10 @@ class FakeStream:
         priority: int,
         timeouts: Timeouts,
         tenant: str,
+        cache_salt: str = "",
     ) -> None:
         self.timeouts = timeouts
+        self.cache_salt = cache_salt
         self.tenant = tenant
         self.prompt = prompt
         self.params = params
@@ -398,11 +446,12 @@ class FakeSessions:
         *,
         priority: int = 0,
         timeouts: Timeouts = NO_TIMEOUTS,
+        options: ChatOptions = DEFAULT_CHAT,
     ) -> Turn:
         """A stream of the answer, to all messages."""
         is_new = session_id == "new"
         view = await (self.create(tenant, None) if is_new else self.find(tenant, session_id))
-        prompt = tuple(await self._model.encode_chat(messages))
+        prompt = tuple(await self._model.encode_chat(messages, options, tenant=tenant))
         said = self._said[view.session_id]
         extends = prompt[: len(said)] == said
         stream = await self._model.submit(prompt, params, priority=priority, timeouts=timeouts)

@@ -1,0 +1,93 @@
+"""POST /tokenize and /detokenize, GET /tokenizer_info: the model's tokenizer for clients that have none, in
+vLLM's shapes (lm-eval's `RemoteTokenizer` is written against those).
+
+Bounded as prompts are: a text that no context holds is refused before it is encoded. It may still have
+millions of tokens, so answers are written in pieces, between which others' streams go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import InvalidRequest
+from octavo.server.body import read_json, validate
+from octavo.server.errors import json_response
+from octavo.server.generation import Edge
+from octavo.server.logprobs import token_text
+from octavo.server.openai_schema import DetokenizeBody, TokenizeBody
+from octavo.server.prompts import chat_messages, chat_options, token_ids
+from octavo.server.request_fields import Place, refuse_unsupported
+from octavo.server.tenant import tenant_of
+
+_PIECE = 4096  # tokens: some milliseconds
+
+
+async def tokenize(edge: Edge, request: Request) -> Response:
+    """POST /tokenize: of a prompt, with the begin token if the model wants one, or of a chat."""
+    raw = await read_json(request, edge.body_bytes_max)
+    refuse_unsupported(raw, Place.TOKENIZE)
+    body = validate(TokenizeBody, raw)
+    edge.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("allowed: exactly one of prompt and messages", param="prompt")
+    tokens = await (_of_chat if body.prompt is None else _of_prompt)(edge, request, body)
+    told, strings = await _array(tokens, int), "null"
+    if body.return_token_strs:
+        strings = await _array(tokens, lambda token: token_text(edge.model.token_bytes(token)))
+    text = (
+        f'{{"count":{len(tokens)},"max_model_len":{edge.model.context_length},"tokens":{told},'
+        f'"token_strs":{strings}}}'
+    )
+    return Response(text.encode(), media_type="application/json")
+
+
+async def detokenize(edge: Edge, request: Request) -> Response:
+    """POST /detokenize: the text of tokens, special ones written out; half a character becomes U+FFFD."""
+    raw = await read_json(request, edge.body_bytes_max)
+    refuse_unsupported(raw, Place.DETOKENIZE)
+    body = validate(DetokenizeBody, raw)
+    edge.check_model(body.model)
+    if not isinstance(body.tokens, list):
+        raise InvalidRequest("tokens is missing or no list; allowed: a list of token ids", param="tokens")
+    tokens = token_ids(body.tokens, "tokens", edge.model)
+    data = bytearray()
+    for start in range(0, len(tokens), _PIECE):
+        data += b"".join(map(edge.model.token_bytes, tokens[start : start + _PIECE]))
+        await asyncio.sleep(0)
+    return json_response({"prompt": data.decode(errors="replace")})
+
+
+async def tokenizer_info(edge: Edge, request: Request) -> Response:
+    """GET /tokenizer_info: what a tokenizer_config.json says."""
+    return json_response(edge.model.tokenizer_info())
+
+
+async def _of_prompt(edge: Edge, request: Request, body: TokenizeBody) -> list[int]:
+    return await edge.model.encode(
+        body.prompt or "", tenant=tenant_of(request), add_special_tokens=body.add_special_tokens is not False
+    )
+
+
+async def _of_chat(edge: Edge, request: Request, body: TokenizeBody) -> list[int]:
+    if body.add_special_tokens:
+        raise InvalidRequest(
+            "add_special_tokens is true; allowed with messages: false (the template writes its own)",
+            param="add_special_tokens",
+        )
+    messages = chat_messages(body.messages, edge.model.context_length)
+    return await edge.model.encode_chat(messages, chat_options(request, body), tenant=tenant_of(request))
+
+
+async def _array(tokens: Sequence[int], spell: Callable[[int], object]) -> str:
+    """The tokens, each as `spell` writes it, as a JSON array."""
+    pieces = []
+    for start in range(0, len(tokens), _PIECE):
+        piece = [spell(token) for token in tokens[start : start + _PIECE]]
+        pieces.append(json.dumps(piece, ensure_ascii=False, separators=(",", ":"))[1:-1])
+        await asyncio.sleep(0)
+    return f"[{','.join(pieces)}]"
