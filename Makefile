@@ -21,6 +21,7 @@ test: $(VENV)/.installed-for-tests
 
 # A real server under malice and load.
 test-attack: $(VENV)/.installed-for-tests
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[attack]'
 	$(BIN)/python -m pytest tests/attack -m attack -s
 
 lint: $(VENV)/.installed-for-tests
