@@ -1,13 +1,13 @@
 # make serve   from an empty machine to a running server (Debian 12, Python 3.11+, a C++ compiler)
 # make test    sets up and passes the tests
-# make test-attack   a real server under malice and load, some minutes
+# make test-attack, test-clients   a real server under malice and load; other projects' programs beside it
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 MODEL  ?=
 PORT   ?= 8000
 
-.PHONY: serve test test-attack lint sanitize planted-bugs clean
+.PHONY: serve test test-attack test-clients lint sanitize planted-bugs clean
 .DELETE_ON_ERROR:
 
 # Reinstalled when anything that is compiled or installed changes.
@@ -23,6 +23,11 @@ test: $(VENV)/.installed-for-tests
 test-attack: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[attack]'
 	$(BIN)/python -m pytest tests/attack -m attack -s
+
+# lm-eval and LiteLLM, which have many dependencies, in a folder of their own.
+test-clients: $(VENV)/.installed-for-tests
+	test -x $(VENV)/clients/bin/lm_eval || { $(PYTHON) -m venv $(VENV)/clients && $(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check 'lm-eval[api]' litellm; }
+	$(BIN)/python -m pytest tests/clients -m clients -s
 
 lint: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check src tests bench
