@@ -195,6 +195,18 @@ def test_a_file_is_bounded_read_as_utf8_and_named_in_errors(tmp_path: Path) -> N
     assert [tenant.name for tenant in read_tenants(path).all] == ["alice"]
 
 
+@pytest.mark.parametrize("given", ["9" * 5_000, "-" + "9" * 5_000, "[1, " + "9" * 5_000 + "]"])
+def test_a_number_of_too_many_digits_is_told_in_words_of_toml(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"not sound TOML: a number has more than 4,300 digits$"):
+        parse_tenants(entry(f"max_running = {given}"))
+
+
+@pytest.mark.parametrize("key", ["weight", "max_running", "guaranteed", "disk", "priority_min"])
+def test_a_number_without_end_is_refused_by_the_name_of_its_key(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} is a number too long to be printed"):
+        parse_tenants(entry(f"{key} = 0x{'f' * 5_000}"))
+
+
 @pytest.mark.parametrize("kind", ["folder", "device", "pipe", "socket", "link to a pipe"])
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "tenants.toml"

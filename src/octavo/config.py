@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, shown
 
 BLOCK_SIZES = (16, 32, 64)
 BACKENDS = ("cpu", "reference")
@@ -70,9 +70,9 @@ class StartOptions:
 
 def _one_of(name: str, given: object, allowed: tuple[object, ...]) -> None:
     if given not in allowed:
-        raise ConfigError(f"{name} is {given!r}; allowed: {', '.join(map(str, allowed))}")
+        raise ConfigError(f"{name} is {shown(given)}; allowed: {', '.join(map(str, allowed))}")
 
 
 def _within(name: str, given: int | None, low: int, high: int) -> None:
     if given is not None and not low <= given <= high:
-        raise ConfigError(f"{name} is {given:,}; allowed: {low:,} to {high:,}")
+        raise ConfigError(f"{name} is {shown(given)}; allowed: {low:,} to {high:,}")

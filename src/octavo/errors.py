@@ -28,6 +28,8 @@ Expected shortage (no free block, no free row) is a value, not an exception. A b
 
 from __future__ import annotations
 
+_SHOWN_CHARS_MAX = 80
+
 
 class OctavoError(Exception):
     """The root; `str(error)` is what a person reads."""
@@ -118,6 +120,15 @@ class UnsupportedModel(ModelError):
     """A sound file of a family, quantisation or rope kind that Octavo does not know."""
 
 
+def shown(given: object) -> str:
+    """What was given, for a message: short, whatever it is, also an integer that Python will not print."""
+    try:
+        text = repr(given)
+    except ValueError:
+        return "a number too long to be printed"
+    return text if len(text) <= _SHOWN_CHARS_MAX else text[: _SHOWN_CHARS_MAX - 3] + "..."
+
+
 def require_range(
     name: str,
     given: float,
@@ -129,5 +140,5 @@ def require_range(
 ) -> None:
     """Raise `error` unless low <= given <= high (NaN never passes); the message says what is allowed."""
     if not low <= given <= high:
-        message = f"{name} is {given!r}; allowed: {low:,} to {high:,}"
+        message = f"{name} is {shown(given)}; allowed: {low:,} to {high:,}"
         raise error(message + (f" ({hint})" if hint else ""), param=name)

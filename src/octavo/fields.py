@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.errors import BadModelFile, ModelNotFound
+from octavo.errors import BadModelFile, ModelNotFound, shown
 
 JSON_BYTES_MAX = 64 << 20
 
@@ -22,9 +22,8 @@ class Fields:
 
     def bad(self, key: str, allowed: str) -> BadModelFile:
         """The error for a key whose value is not what is allowed."""
-        given = repr(self.values.get(key))
-        short = given if len(given) <= 80 else given[:77] + "..."
-        return BadModelFile(f"{self.source}: {key} is {short}; allowed: {allowed}")
+        given = shown(self.values.get(key))
+        return BadModelFile(f"{self.source}: {key} is {given}; allowed: {allowed}")
 
     def has(self, key: str) -> bool:
         """True when the key is there and not null."""
@@ -96,7 +95,8 @@ def parse_json_object(data: bytes, source: str) -> dict[str, object]:
     try:
         value = json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise BadModelFile(f"{source} is not sound JSON: {error}") from error
+        why = "a number has too many digits" if "set_int_max_str_digits" in str(error) else str(error)
+        raise BadModelFile(f"{source} is not sound JSON: {why}") from error
     if not isinstance(value, dict):
         raise BadModelFile(f"{source} is not a JSON object")
     return value

@@ -22,12 +22,13 @@ import hashlib
 import hmac
 import re
 import secrets
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.errors import ConfigError, InvalidRequest
+from octavo.errors import ConfigError, InvalidRequest, shown
 from octavo.files import read_regular_file
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.types import NO_TIMEOUTS, PRIORITY_MAX, TIMEOUT_S_MAX, Timeouts
@@ -173,8 +174,11 @@ def parse_tenants(text: str) -> Tenants:
     """The same from the text itself."""
     try:
         values = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits, too
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"not sound TOML: {error}") from None
+    except ValueError:  # how Python refuses a number of thousands of digits
+        digits = sys.get_int_max_str_digits()
+        raise ConfigError(f"not sound TOML: a number has more than {digits:,} digits") from None
     unknown = sorted(values.keys() - {"tenant"})
     if unknown:
         raise ConfigError(f"unknown key {_short(unknown[0])}; allowed: [[tenant]] entries alone")
@@ -384,10 +388,4 @@ class _Entry:
 
 
 def _short(given: object) -> str:
-    if given is None:
-        return "missing"
-    try:
-        text = repr(given)
-    except ValueError:  # a number of thousands of digits
-        return "a number too long to be printed"
-    return text if len(text) <= _GIVEN_CHARS_MAX else text[: _GIVEN_CHARS_MAX - 3] + "..."
+    return "missing" if given is None else shown(given)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from octavo.errors import InvalidRequest, require_range
+from octavo.errors import InvalidRequest, require_range, shown
 
 # Bounds on what a client may ask for, checked before anything is allocated.
 CHOICES_MAX = 64
@@ -133,7 +133,7 @@ class SamplingParams:
         require_range("temperature", self.temperature, 0.0, 2.0)
         require_range("top_k", self.top_k, 0, TOKENS_MAX, hint="0 keeps all")
         if not 0.0 < self.top_p <= 1.0:
-            raise InvalidRequest(f"top_p is {self.top_p!r}; allowed: above 0, up to 1", param="top_p")
+            raise InvalidRequest(f"top_p is {shown(self.top_p)}; allowed: above 0, up to 1", param="top_p")
         require_range("min_p", self.min_p, 0.0, 1.0)
         require_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         require_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
@@ -162,7 +162,7 @@ class SamplingParams:
             if getattr(self, name) not in allowed:
                 words = " or ".join("none" if value in (None, ()) else repr(value) for value in allowed)
                 raise InvalidRequest(
-                    f"{name} is {getattr(self, name)!r:.80}; allowed with beam search: {words}", param=name
+                    f"{name} is {shown(getattr(self, name))}; allowed with beam search: {words}", param=name
                 )
 
     def end_ids(self, stop_ids: frozenset[int]) -> frozenset[int]:
@@ -192,7 +192,8 @@ class Timeouts:
         ):
             if given is not None and not 0.0 < given <= TIMEOUT_S_MAX:
                 raise InvalidRequest(
-                    f"{name} is {given!r}; allowed: above 0, up to {TIMEOUT_S_MAX:,.0f} seconds", param=name
+                    f"{name} is {shown(given)}; allowed: above 0, up to {TIMEOUT_S_MAX:,.0f} seconds",
+                    param=name,
                 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, shown
 
 _UNITS = {
     "": 1,
@@ -30,7 +30,7 @@ def parse_bytes(text: str, setting: str) -> int:
     match = re.fullmatch(r"\s*(\d{1,15})(?:\.(\d{1,6}))?\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(match.group(3).upper()) if match else None
     if match is None or unit is None:
-        raise ConfigError(f"{setting} is {text!r}; allowed: a size such as 512MiB, 2GiB or 1.5GB")
+        raise ConfigError(f"{setting} is {shown(text)}; allowed: a size such as 512MiB, 2GiB or 1.5GB")
     return int(float(f"{match.group(1)}.{match.group(2) or 0}") * unit)
 
 

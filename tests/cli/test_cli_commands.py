@@ -43,6 +43,14 @@ def test_every_command_explains_itself(monkeypatch, capsys, command):
         (["chat", "--temperature", "9"], 2, "temperature"),
         (["doctor", "/no/such/model.gguf"], 1, "/no/such/model.gguf"),
         (["generate", "one", "two", "three"], 2, "PROMPT"),
+        (["serve", "--port", "9" * 5_000], 2, "--port"),
+        (["serve", "--port", "9" * 400], 2, "--port"),
+        (["serve", "--max-seqs", "9" * 400], 2, "max_seqs is 9"),
+        (["serve", "--kv-memory", "9" * 5_000], 2, "--kv-memory is '9"),
+        (["generate", "x", "--temperature", "9" * 400], 2, "temperature is inf"),
+        (["generate", "x", "--seed", "-" + "9" * 400], 2, "seed is -9"),
+        (["bench", "serve", "http://127.0.0.1:9", "--concurrency", "9" * 5_000], 2, "--concurrency is '9"),
+        (["pins", "renew", "a", "--ttl", "9" * 400], 2, "a number cannot be sent"),
         (["sessions", "delete", ""], 2, "the session is empty"),
         (["disk", "list", "/no/such/folder"], 2, "/no/such/folder"),
     ],
@@ -52,6 +60,8 @@ def test_a_refusal_is_one_message_and_a_status(monkeypatch, capsys, words, statu
     assert code == status
     assert says in written.err
     assert "Traceback" not in written.err
+    assert "sys." not in written.err
+    assert len(written.err) < 6_000
 
 
 def test_a_wrong_instruction_set_is_a_wrong_setting():

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from octavo.errors import EngineStopped, QueueFull
+from octavo.server.openai_schema import CompletionBody
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -188,6 +189,48 @@ def test_wrong_input_is_refused_in_openais_shape(edge, name):
     assert 10 < len(error["message"]) < 700
     assert not [stream for stream in edge.model.submitted if not stream.cancelled]
     assert edge.complete().status_code == 200
+
+
+@pytest.mark.parametrize(
+    "field", ["seed", "temperature", "n", "stop", "logit_bias", "messages", "nothing known"]
+)
+def test_a_number_of_too_many_digits_is_told_in_words_of_json(edge, field):
+    for given in ("{}", "-{}", "[{}]", '{{"5": {}}}'):
+        body = '{"messages": [], "' + field + '": ' + given.format("9" * 5_000) + "}"
+        answer = edge.request("POST", CHAT, content=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].endswith("a number has more than 4,300 digits")
+
+
+@pytest.mark.parametrize("digits", [400, 4_300])
+@pytest.mark.parametrize("field", sorted(set(CompletionBody.model_fields) - {"model"}))
+def test_a_number_of_many_digits_is_no_fault_of_the_server_in_any_field(edge, field, digits):
+    for given in ("{}", "-{}", "[{}]", '{{"5": {}}}', "{}.5", "1e{}"):
+        body = '{"prompt": "hi", "' + field + '": ' + given.format("9" * digits) + "}"
+        answer = edge.request("POST", COMPLETIONS, content=body)
+        assert answer.status_code == 400, given[:9]
+        assert len(answer.json()["error"]["message"]) < 700
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        ("POST", "/v1/kv/pins", '{"name": "a", "prompt": "x", "ttl": %s}'),
+        ("POST", "/v1/kv/pins", '{"name": "a", "tokens": [%s]}'),
+        ("PATCH", "/v1/kv/pins/a", '{"ttl": %s}'),
+        ("PATCH", "/v1/kv", '{"blocks": %s}'),
+        ("PATCH", "/v1/kv", '{"bytes": %s}'),
+        ("POST", "/v1/sessions", '{"ttl": %s}'),
+        ("GET", "/v1/sessions?limit=%s", ""),
+    ],
+)
+def test_so_it_is_on_every_other_route(edge, route):
+    method, path, body = route
+    for digits in (400, 4_300, 5_000):
+        given = "9" * digits
+        answer = edge.request(method, path.replace("%s", given), content=body.replace("%s", given))
+        assert answer.status_code == 400, digits
+        assert "sys." not in answer.json()["error"]["message"]
 
 
 def test_a_body_over_the_cap_is_refused_without_content_length(edge):

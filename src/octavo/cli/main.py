@@ -20,6 +20,7 @@ from octavo.cli.pins_app import pins_app
 from octavo.cli.pool_app import pool_app
 from octavo.cli.remote import DEFAULT_URL, ApiKey, Url
 from octavo.cli.sessions_app import sessions_app
+from octavo.cli.streams import standard_streams
 from octavo.cli.tenants_app import tenants_app
 from octavo.errors import ConfigError, InvalidRequest, OctavoError, TenantsRefused
 
@@ -40,11 +41,12 @@ app.add_typer(tenants_app, name="tenants")
 
 def main() -> None:
     """The entry point of the console script."""
-    try:
-        app()
-    except OctavoError as error:
-        typer.echo(f"octavo: {error}", err=True)
-        sys.exit(2 if isinstance(error, (ConfigError, InvalidRequest, TenantsRefused)) else 1)
+    with standard_streams():
+        try:
+            app()
+        except OctavoError as error:
+            typer.echo(f"octavo: {error}", err=True)
+            sys.exit(2 if isinstance(error, (ConfigError, InvalidRequest, TenantsRefused)) else 1)
 
 
 @app.callback(invoke_without_command=True)

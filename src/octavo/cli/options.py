@@ -187,12 +187,12 @@ Seed = Annotated[int | None, typer.Option(help="The same seed, the same text.", 
 
 
 def numbers(text: str, setting: str) -> tuple[int, ...]:
-    """ "1,8,32" as (1, 8, 32). Raises ConfigError unless all are integers of at least 1."""
-    from octavo.errors import ConfigError
+    """ "1,8,32" as (1, 8, 32). Raises ConfigError unless all are integers from 1 to 999,999,999."""
+    from octavo.errors import ConfigError, shown
 
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise ConfigError(f"{setting} is {text!r}; allowed: numbers of at least 1, such as 1,8,32")
+    if not all(part.isdecimal() and len(part) < 10 and int(part) >= 1 for part in parts):
+        raise ConfigError(f"{setting} is {shown(text)}; allowed: numbers of at least 1, such as 1,8,32")
     return tuple(int(part) for part in parts)
 
 

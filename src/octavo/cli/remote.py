@@ -42,6 +42,8 @@ def ask(
         raise InvalidRequest(
             "an argument, or the key, cannot be sent: allowed are UTF-8 text, and a key of ASCII"
         ) from None
+    except ValueError:
+        raise InvalidRequest("a number cannot be sent: allowed are finite ones") from None
     try:
         told = answer.json()
     except ValueError:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from octavo.errors import PinRefused, RequestFailed, ResizeRefused
+from octavo.errors import PinRefused, RequestFailed, ResizeRefused, require_range
 from octavo.memory.quota import TenantPolicy
 from octavo.scheduler.own_views import (
     OwnKvView,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from octavo.engine.client import AsyncLLM
 
 _FILL_ATTEMPTS = 3
+_BLOCKS_MAX = 2**40
 _RESIZE_ATTEMPTS, _RESIZE_PAUSE_S = 500, 0.02  # blocks in transfer cannot move
 
 
@@ -83,8 +84,9 @@ class Ledger:
     async def resize(self, num_blocks: int) -> KvView:
         """Make the pool larger or smaller while it serves; returns when that is done.
 
-        Raises ResizeRefused.
+        Raises InvalidRequest or ResizeRefused.
         """
+        require_range("blocks", num_blocks, 1, _BLOCKS_MAX)
         for _ in range(_RESIZE_ATTEMPTS):
             if await self._llm.ask(lambda scheduler, now: resize(scheduler, num_blocks)):
                 return await self.kv()

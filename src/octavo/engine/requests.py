@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from octavo.engine.core import Engine
 from octavo.engine.outputs import ChatMessage
-from octavo.errors import InvalidRequest, RequestTooLarge, require_range
+from octavo.errors import InvalidRequest, RequestTooLarge, require_range, shown
 from octavo.scheduler.limits import check_fits, tokens_that_fit
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import NO_TIMEOUTS, Request, SamplingParams, Timeouts
@@ -101,5 +101,6 @@ def check_tokens(param: str, tokens: Sequence[int], vocab_size: int) -> None:
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
         wrong = next(token for token in tokens if not 0 <= token < vocab_size)
         raise InvalidRequest(
-            f"token id {wrong} in {param}; allowed: 0 to {vocab_size - 1:,} (the vocabulary)", param=param
+            f"token id {shown(wrong)} in {param}; allowed: 0 to {vocab_size - 1:,} (the vocabulary)",
+            param=param,
         )

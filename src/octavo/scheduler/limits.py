@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo.errors import InvalidRequest, RequestTooLarge
+from octavo.errors import InvalidRequest, RequestTooLarge, shown
 from octavo.types import Request, SamplingParams
 from octavo.units import blocks_for
 
@@ -63,7 +63,7 @@ def check_fits(
         )
     if not 1 <= request.n <= config.max_rows:
         raise InvalidRequest(
-            f"n is {request.n}; allowed: 1 to {config.max_rows} (setting max_seqs)", param="n"
+            f"n is {shown(request.n)}; allowed: 1 to {config.max_rows} (setting max_seqs)", param="n"
         )
     _check_beams(request, config)
 

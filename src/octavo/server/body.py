@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from http import HTTPStatus
 from typing import NoReturn, TypeVar
 
@@ -45,8 +46,10 @@ def parse_json(body: bytes) -> JsonObject:
         raise _not_json("it is not UTF-8") from None
     except UnicodeEncodeError:
         raise _not_json("a string holds half of a surrogate pair") from None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise _not_json(str(error)) from None
+    except ValueError:  # how Python refuses to read an integer
+        raise _not_json(f"a number has more than {sys.get_int_max_str_digits():,} digits") from None
     if not isinstance(value, dict):
         raise _not_json("allowed: an object, {...}")
     return value
@@ -87,7 +90,7 @@ async def _read(request: Request, bytes_max: int) -> bytes:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
+    raise _not_json(f"{name} is not a JSON number")
 
 
 def _not_json(reason: str) -> InvalidRequest:

@@ -1,0 +1,44 @@
+"""What is said of wrong values: never longer than a line or two, and never an error of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from octavo.config import StartOptions
+from octavo.errors import ConfigError, InvalidRequest, require_range, shown
+from octavo.scheduler.pinning import PinOrder
+from octavo.types import SamplingParams, Timeouts
+
+HUGE = 10**5_000  # Python prints no integer of so many digits
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: require_range("n", HUGE, 1, 2),
+        lambda: require_range("n", -HUGE, 1, 2),
+        lambda: SamplingParams(seed=HUGE),
+        lambda: SamplingParams(temperature=HUGE),
+        lambda: SamplingParams(top_p=HUGE),
+        lambda: SamplingParams(logit_bias=((3, HUGE),)),
+        lambda: Timeouts(total=HUGE),
+        lambda: PinOrder("a", (1,), HUGE),
+    ],
+)
+def test_a_number_without_end_is_refused_like_any_other(make: Callable[[], object]) -> None:
+    with pytest.raises(InvalidRequest, match="is a number too long to be printed; allowed: "):
+        make()
+
+
+def test_so_it_is_among_the_settings() -> None:
+    for make in (lambda: StartOptions(max_seqs=HUGE), lambda: StartOptions(block_size=HUGE)):
+        with pytest.raises(ConfigError, match="is a number too long to be printed; allowed: "):
+            make()
+
+
+def test_what_is_shown_is_short() -> None:
+    assert shown(5) == "5"
+    assert shown("x" * 80) == "'" + "x" * 76 + "..."
+    assert len(shown(10**4_000)) == len(shown(["a"] * 1_000_000)) == 80
