@@ -130,6 +130,17 @@ def test_whoever_says_nothing_makes_room_for_whoever_asks():
     run(scenario())
 
 
+def test_the_only_connection_of_an_address_makes_room_for_its_next():
+    async def scenario():
+        async with serving(connections_max=2) as port:
+            _, silent = await connect(port)
+            for _ in range(5):
+                assert b"200" in await ask(port)
+            silent.close()
+
+    run(scenario())
+
+
 def test_nobody_who_is_being_answered_is_closed_for_a_newcomer():
     async def scenario():
         model = FakeModel("ab")

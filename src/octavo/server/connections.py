@@ -116,7 +116,8 @@ class Connections:
             _log.warning("connection refused: all are busy (%s has %d)", protocol.address, peer.num_all)
             self._forget_empty(protocol.address)
             return False
-        peer.waiting[protocol] = None
+        # Looked up again: where the one that was closed was its address' last, that address was forgotten.
+        self._peers.setdefault(protocol.address, _Peer()).waiting[protocol] = None
         self.num_all += 1
         return True
 

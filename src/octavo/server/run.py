@@ -13,11 +13,12 @@ process should see it die.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from functools import partial
 from types import FrameType
 
@@ -197,14 +198,16 @@ class Server(uvicorn.Server):
 
     async def _flush(self) -> None:
         """Let answers that are ready reach their clients; who does not read them is left."""
-        deadline = asyncio.get_running_loop().time() + _FLUSH_S
-        while self.server_state.tasks and not self.force_exit:
-            if asyncio.get_running_loop().time() >= deadline:
-                break
-            await asyncio.sleep(0.02)
+        await self._until_empty(self.server_state.connections)
         for connection in list(self.server_state.connections):
-            if self.server_state.tasks and isinstance(connection, BoundedProtocol):
-                connection.transport.abort()
+            connection.transport.abort()
+        await self._until_empty(self.server_state.tasks)  # they see that their clients are gone
+
+    async def _until_empty(self, left: Sized) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_S):
+                while len(left) and not self.force_exit:
+                    await asyncio.sleep(0.02)
 
 
 def base_url(listener: socket.socket) -> str:
