@@ -204,6 +204,21 @@ class ChatMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How a chat becomes a prompt. `continue_final_message` ends it inside the last message, which the model
+    goes on with; `template_kwargs` (JSON values) are given to the template beside what it always gets.
+    Without `allow_control_tokens` nothing that a client writes becomes a control token."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, object] = field(default_factory=dict)
+    allow_control_tokens: bool = False
+
+
+DEFAULT_CHAT = ChatOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One submission: a prompt and what is wanted of it. Higher `priority` runs earlier."""
 

@@ -23,7 +23,13 @@ from octavo.engine.core import Ask, Engine, Submit, ask
 from octavo.engine.ledger import Ledger
 from octavo.engine.loop import EngineLoop
 from octavo.engine.outputs import ChatMessage, EngineStats
-from octavo.engine.requests import ModelFacts, make_request, render_chat
+from octavo.engine.requests import (
+    ModelFacts,
+    check_context,
+    encode_rendered,
+    make_request,
+    render_chat,
+)
 from octavo.engine.sessions import Sessions, SessionSupport
 from octavo.engine.stream import DeltaStream, call_soon, end_all
 from octavo.engine.turns import Composed, TurnRecorder, compose
@@ -31,7 +37,15 @@ from octavo.errors import EngineStopped, QueueFull, RequestFailed, RequestTooLar
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import NO_TIMEOUTS, Request, SamplingParams, Timeouts, Update
+from octavo.types import (
+    DEFAULT_CHAT,
+    NO_TIMEOUTS,
+    ChatOptions,
+    Request,
+    SamplingParams,
+    Timeouts,
+    Update,
+)
 
 BYTES_PER_TOKEN_MAX = (
     128  # longer tokens than this exist in no vocabulary that matters: caps text before tokenising
@@ -92,28 +106,54 @@ class AsyncLLM:
         """Whether `encode_chat` can work."""
         return self.tokenizer.chat_template is not None
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, *, tenant: str = "", add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt. Raises RequestTooLarge when it is longer than any that fits."""
         self._check_length(text)
-        return await self._on_tokenizer_thread(lambda: self.tokenizer.encode(text))
+        return await self._on_tokenizer_thread(lambda: self.tokenizer.encode(text, add_special_tokens))
 
-    async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    async def encode_all(self, texts: Sequence[str], *, tenant: str = "") -> list[list[int]]:
+        """Token ids of several prompts. Raises RequestTooLarge before it encodes any when one is longer than
+        any that fits, or at the first whose tokens are more than the context holds."""
+        for text in texts:
+            self._check_length(text)
+        encoded = list[list[int]]()
+        for text in texts:
+            encoded.append(await self.encode(text, tenant=tenant))
+            check_context(len(encoded[-1]), self.context_length)
+        return encoded
+
+    async def encode_chat(
+        self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT, *, tenant: str = ""
+    ) -> list[int]:
         """Token ids of a rendered chat. Raises InvalidRequest without a template, or when it refuses."""
         for message in messages:
             self._check_length(message.content)
-        return await self._on_tokenizer_thread(lambda: self.encode_chat_now(messages))
+        return await self._on_tokenizer_thread(lambda: self.encode_chat_now(messages, options))
 
-    def encode_chat_now(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def encode_chat_now(
+        self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT
+    ) -> list[int]:
         """The same on the caller's thread."""
-        text = render_chat(self.tokenizer, messages)
-        self._check_length(text)
-        return self.tokenizer.encode(text, add_bos=False)  # the template writes its own begin token
+        rendered = render_chat(self.tokenizer, messages, options)
+        self._check_length(rendered.text)
+        return encode_rendered(self.tokenizer, rendered)
 
-    async def compose(self, said: Sequence[int], messages: Sequence[ChatMessage]) -> Composed:
+    async def compose(
+        self,
+        said: Sequence[int],
+        messages: Sequence[ChatMessage],
+        options: ChatOptions = DEFAULT_CHAT,
+        *,
+        tenant: str = "",
+    ) -> Composed:
         """The prompt of a session's next turn. Raises as `encode_chat`."""
         return await self._on_tokenizer_thread(
-            lambda: compose(self.tokenizer, said, messages, self._check_length)
+            lambda: compose(self.tokenizer, said, messages, self._check_length, options)
         )
+
+    def tokenizer_info(self) -> dict[str, object]:
+        """What a client needs to tokenise alike, as JSON values in the shape of vLLM's /tokenizer_info."""
+        return self.tokenizer.info() | {"model_max_length": self.context_length}
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for."""
@@ -347,8 +387,8 @@ class AsyncLLM:
         allowed = self.facts.context_length * BYTES_PER_TOKEN_MAX
         if len(text) > allowed:
             raise RequestTooLarge(
-                f"a text of {len(text):,} characters; allowed: {allowed:,}, more than the context of "
-                f"{self.facts.context_length:,} tokens can hold",
+                f"a text of {len(text):,} characters; allowed: {allowed:,}, more than this model's maximum "
+                f"context length of {self.facts.context_length:,} tokens can hold (setting context_length)",
                 param="prompt",
                 code="context_length_exceeded",
             )

@@ -28,7 +28,15 @@ from octavo.scheduler.pinning import PinOrder, resumed_name
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.session_views import SessionBlocks, view_session
 from octavo.scheduler.sessions import SessionState
-from octavo.types import NO_TIMEOUTS, ChatMessage, Request, SamplingParams, Timeouts
+from octavo.types import (
+    DEFAULT_CHAT,
+    NO_TIMEOUTS,
+    ChatMessage,
+    ChatOptions,
+    Request,
+    SamplingParams,
+    Timeouts,
+)
 
 if TYPE_CHECKING:
     from octavo.engine.client import AsyncLLM
@@ -137,6 +145,7 @@ class Sessions:
         *,
         priority: int = 0,
         timeouts: Timeouts = NO_TIMEOUTS,
+        options: ChatOptions = DEFAULT_CHAT,
     ) -> Turn:
         """The next turn of a session, or the first one of a new one (`NEW`).
 
@@ -146,7 +155,7 @@ class Sessions:
         is_new = session_id == NEW
         record = self._store.create(tenant, self._ttl_s) if is_new else self._store.find(tenant, session_id)
         try:
-            return await self._turn(record, messages, params, priority, timeouts)
+            return await self._turn(record, messages, params, priority, timeouts, options)
         except BaseException:
             if is_new:
                 self._unmake(record)
@@ -159,9 +168,10 @@ class Sessions:
         params: SamplingParams,
         priority: int,
         timeouts: Timeouts,
+        options: ChatOptions,
     ) -> Turn:
         llm, store, tenant, session_id = self._llm, self._store, record.tenant, record.session_id
-        composed = await llm.compose(record.tokens, messages)
+        composed = await llm.compose(record.tokens, messages, options, tenant=tenant)
         turn = object()
 
         num_shared = 0

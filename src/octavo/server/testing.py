@@ -44,7 +44,7 @@ from octavo.errors import (
     UnknownPin,
     UnknownSession,
 )
-from octavo.types import NO_TIMEOUTS, FinishReason, SamplingParams, Timeouts, Usage
+from octavo.types import DEFAULT_CHAT, NO_TIMEOUTS, ChatOptions, FinishReason, SamplingParams, Timeouts, Usage
 
 VOCAB_SIZE = 300
 
@@ -69,6 +69,7 @@ class FakeModel:
         self.sessions = FakeSessions(self)
         self.gave_up: str | None = None
         self.drained = False
+        self.chat_options = DEFAULT_CHAT  # of the last chat
         self._context_length = context_length
         self._ids = itertools.count()
 
@@ -92,15 +93,30 @@ class FakeModel:
         """It joins messages."""
         return True
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, *, tenant: str = "", add_special_tokens: bool = True) -> list[int]:
         """UTF-8."""
         if len(text) > self._context_length * 16:
-            raise RequestTooLarge(f"the prompt has {len(text):,} bytes", param="prompt")
+            words = (
+                f"the prompt has {len(text):,} bytes; the maximum context length is {self._context_length:,}"
+            )
+            raise RequestTooLarge(words, param="prompt", code="context_length_exceeded")
         return list(text.encode())
 
-    async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """role:content lines."""
-        return await self.encode("".join(f"{message.role}:{message.content}\n" for message in messages))
+    async def encode_all(self, texts: Sequence[str], *, tenant: str = "") -> list[list[int]]:
+        """One after the other."""
+        return [await self.encode(text, tenant=tenant) for text in texts]
+
+    async def encode_chat(
+        self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT, *, tenant: str = ""
+    ) -> list[int]:
+        """role:content lines; what was asked is in `chat_options`."""
+        self.chat_options = options
+        text = "".join(f"{message.role}:{message.content}\n" for message in messages)
+        return await self.encode(text, tenant=tenant)
+
+    def tokenizer_info(self) -> dict[str, object]:
+        """Of a tokenizer of bytes."""
+        return {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<256>", "chat_template": None}
 
     def token_bytes(self, token: int) -> bytes:
         """The byte, or a placeholder's name."""
@@ -368,11 +384,12 @@ class FakeSessions:
         *,
         priority: int = 0,
         timeouts: Timeouts = NO_TIMEOUTS,
+        options: ChatOptions = DEFAULT_CHAT,
     ) -> Turn:
         """A stream of the answer, to all messages."""
         is_new = session_id == "new"
         view = await (self.create(tenant, None) if is_new else self.find(tenant, session_id))
-        prompt = tuple(await self._model.encode_chat(messages))
+        prompt = tuple(await self._model.encode_chat(messages, options, tenant=tenant))
         said = self._said[view.session_id]
         extends = prompt[: len(said)] == said
         stream = await self._model.submit(prompt, params, priority=priority, timeouts=timeouts)
