@@ -211,12 +211,14 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """How messages become a prompt. `template_kwargs` are more variables for the model's template."""
+    """How a chat becomes a prompt. `continue_final_message` ends it inside the last message, which the model
+    goes on with; `template_kwargs` (JSON values) are given to the template beside what it always gets.
+    Without `allow_control_tokens` nothing that a client writes becomes a control token."""
 
     add_generation_prompt: bool = True
-    continue_final_message: bool = False  # the last message is left open, and the answer goes on with it
+    continue_final_message: bool = False
     template_kwargs: Mapping[str, object] = field(default_factory=dict)
-    allow_control_tokens: bool = False  # text of the messages may become control tokens
+    allow_control_tokens: bool = False
 
 
 DEFAULT_CHAT = ChatOptions()

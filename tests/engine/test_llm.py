@@ -23,7 +23,8 @@ from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.transfers import Transfers
-from octavo.types import ChatMessage, FinishReason
+from octavo.text.control import Rendered
+from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, FinishReason
 
 NEVER_POISON = {"logit_bias": ((POISON, -100.0),)}
 
@@ -31,11 +32,11 @@ NEVER_POISON = {"logit_bias": ((POISON, -100.0),)}
 class Template:
     """Renders a chat as its contents; refuses an empty one."""
 
-    def render(self, messages: list[ChatMessage], *, add_generation_prompt: bool) -> str:
-        assert add_generation_prompt
+    def render(self, messages: list[ChatMessage], options: ChatOptions) -> Rendered:
+        assert options == DEFAULT_CHAT
         if not messages:
             raise InvalidRequest("an empty chat", param="messages")
-        return "".join(message.content for message in messages)
+        return Rendered("".join(message.content for message in messages))
 
 
 class TalkingTokenizer(LetterTokenizer):

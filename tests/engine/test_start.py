@@ -24,6 +24,8 @@ from octavo.kernels.native_ops import NativeOps
 from octavo.memory.quota import TenantPolicy
 from octavo.model.loader import LoadedModel
 from octavo.scheduler.transfers import Transfers
+from octavo.server.roster import Roster
+from octavo.server.settings import ServerSettings
 from octavo.types import ChatMessage, SamplingParams
 
 
@@ -98,15 +100,7 @@ def test_serve_gives_the_engine_its_tenants_before_anything_is_restored(
     before = signal.getsignal(signal.SIGHUP)
     try:
         with pytest.raises(Started):
-            serve.run(
-                None,
-                StartOptions(),
-                host="127.0.0.1",
-                port=0,
-                api_keys=(),
-                drain_timeout_s=1.0,
-                tenants=str(path),
-            )
+            serve.run(None, StartOptions(), ServerSettings(roster=Roster(path)), 0)
     finally:
         signal.signal(signal.SIGHUP, before)
     [policies_of] = given

@@ -10,6 +10,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest
 from octavo.text.chat import OUTPUT_CHARS_MAX, ChatTemplate
+from octavo.types import ChatOptions
 
 # The formats of three well-known families.
 CHATML = (
@@ -67,7 +68,7 @@ def test_rendering_equals_transformers(template, messages, generation):
         bos_token="<s>",
         eos_token="</s>",
     )
-    assert ChatTemplate(template, "<s>", "</s>").render(messages, generation) == expected[0]
+    assert ChatTemplate(template, "<s>", "</s>").render(messages, ChatOptions(generation)).text == expected[0]
 
 
 @pytest.mark.parametrize(
@@ -115,4 +116,4 @@ def test_output_is_capped():
 
 def test_a_name_is_passed_only_when_there_is_one():
     template = ChatTemplate("{% for m in messages %}{{ m.name if 'name' in m else '-' }}{% endfor %}")
-    assert template.render([ChatMessage("user", "x"), ChatMessage("user", "x", "Ann")]) == "-Ann"
+    assert template.render([ChatMessage("user", "x"), ChatMessage("user", "x", "Ann")]).text == "-Ann"

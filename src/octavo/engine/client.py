@@ -23,7 +23,13 @@ from octavo.engine.core import Ask, Engine, Submit, ask
 from octavo.engine.ledger import Ledger
 from octavo.engine.loop import EngineLoop
 from octavo.engine.outputs import ChatMessage, EngineStats
-from octavo.engine.requests import ModelFacts, make_request, render_chat
+from octavo.engine.requests import (
+    ModelFacts,
+    check_context,
+    encode_rendered,
+    make_request,
+    render_chat,
+)
 from octavo.engine.sessions import Sessions, SessionSupport
 from octavo.engine.stream import DeltaStream, call_soon, end_all
 from octavo.engine.turns import Composed, TurnRecorder, compose
@@ -31,7 +37,15 @@ from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestFaile
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import DEFAULT_CHAT, NO_TIMEOUTS, ChatOptions, Request, SamplingParams, Timeouts, Update
+from octavo.types import (
+    DEFAULT_CHAT,
+    NO_TIMEOUTS,
+    ChatOptions,
+    Request,
+    SamplingParams,
+    Timeouts,
+    Update,
+)
 
 BYTES_PER_TOKEN_MAX = (
     128  # longer tokens than this exist in no vocabulary that matters: caps text before tokenising
@@ -95,44 +109,55 @@ class AsyncLLM:
     async def encode(self, text: str, *, tenant: str = "", add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt. Raises RequestTooLarge when it is longer than any that fits."""
         self._check_length(text)
-        return await self._on_tokenizer_thread(
-            lambda: self.tokenizer.encode(text, add_bos=add_special_tokens)
-        )
+        return await self._on_tokenizer_thread(lambda: self.tokenizer.encode(text, add_special_tokens))
 
     async def encode_all(self, texts: Sequence[str], *, tenant: str = "") -> list[list[int]]:
-        """Of several plain prompts; raises for the first that is too long before any is encoded."""
+        """Token ids of several prompts. Raises RequestTooLarge before it encodes any when one is longer than
+        any that fits, or at the first whose tokens are more than the context holds."""
         for text in texts:
             self._check_length(text)
-        return [await self.encode(text, tenant=tenant) for text in texts]
-
-    def tokenizer_info(self) -> dict[str, object]:
-        """What a tokenizer_config.json would say."""
-        return {"chat_template": self.tokenizer.chat_template}
-
-    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The token sequences that would spell these words."""
-        return tuple(tuple(self.tokenizer.encode(word, add_bos=False)) for word in words)
+        encoded = list[list[int]]()
+        for text in texts:
+            encoded.append(await self.encode(text, tenant=tenant))
+            check_context(len(encoded[-1]), self.context_length)
+        return encoded
 
     async def encode_chat(
         self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT, *, tenant: str = ""
     ) -> list[int]:
         """Token ids of a rendered chat. Raises InvalidRequest without a template, or when it refuses."""
-        _check_options(options)
         for message in messages:
             self._check_length(message.content)
-        return await self._on_tokenizer_thread(lambda: self.encode_chat_now(messages))
+        return await self._on_tokenizer_thread(lambda: self.encode_chat_now(messages, options))
 
-    def encode_chat_now(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def encode_chat_now(
+        self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT
+    ) -> list[int]:
         """The same on the caller's thread."""
-        text = render_chat(self.tokenizer, messages)
-        self._check_length(text)
-        return self.tokenizer.encode(text, add_bos=False)  # the template writes its own begin token
+        rendered = render_chat(self.tokenizer, messages, options)
+        self._check_length(rendered.text)
+        return encode_rendered(self.tokenizer, rendered)
 
-    async def compose(self, said: Sequence[int], messages: Sequence[ChatMessage]) -> Composed:
+    async def compose(
+        self,
+        said: Sequence[int],
+        messages: Sequence[ChatMessage],
+        options: ChatOptions = DEFAULT_CHAT,
+        *,
+        tenant: str = "",
+    ) -> Composed:
         """The prompt of a session's next turn. Raises as `encode_chat`."""
         return await self._on_tokenizer_thread(
-            lambda: compose(self.tokenizer, said, messages, self._check_length)
+            lambda: compose(self.tokenizer, said, messages, self._check_length, options)
         )
+
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences that would spell these words."""
+        return tuple(tuple(self.tokenizer.encode(word, add_bos=False)) for word in words)
+
+    def tokenizer_info(self) -> dict[str, object]:
+        """What a client needs to tokenise alike, as JSON values in the shape of vLLM's /tokenizer_info."""
+        return self.tokenizer.info() | {"model_max_length": self.context_length}
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for."""
@@ -370,7 +395,7 @@ class AsyncLLM:
         if len(text) > allowed:
             raise RequestTooLarge(
                 f"a text of {len(text):,} characters; allowed: {allowed:,}; this model's maximum context "
-                f"length is {self.facts.context_length:,} tokens",
+                f"length is {self.facts.context_length:,} tokens (setting context_length)",
                 param="prompt",
                 code="context_length_exceeded",
             )
@@ -442,11 +467,6 @@ class AsyncLLM:
             self._left.clear()
         self._answers.fail(streams, EngineStopped(reason))
         end_all(streams, reason)
-
-
-def _check_options(options: ChatOptions) -> None:
-    if options != DEFAULT_CHAT:
-        raise InvalidRequest(f"chat options {options} are not supported yet", param="messages")
 
 
 def _describe(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from octavo.config import StartOptions
 from octavo.engine.assemble import Assembler, Vocabulary
 from octavo.engine.core import Cancel
 from octavo.engine.outputs import ChatMessage, Delta, TokenInfo
-from octavo.engine.requests import make_request, render_chat
+from octavo.engine.requests import encode_rendered, make_request, render_chat
 from octavo.engine.start import build_engine
 from octavo.errors import InvalidRequest, RequestFailed
 from octavo.types import FinishReason, Request, SamplingParams, Update, Usage
@@ -99,8 +99,8 @@ class LLM:
         Raises as `generate`, and InvalidRequest when there is no template, when it refuses a chat, or when a
         message lacks its fields.
         """
-        texts = [render_chat(self.tokenizer, [_message(m) for m in messages]) for messages in chats]
-        tokens = [self.tokenizer.encode(text, add_bos=False) for text in texts]
+        rendered = [render_chat(self.tokenizer, [_message(m) for m in messages]) for messages in chats]
+        tokens = [encode_rendered(self.tokenizer, one) for one in rendered]
         return self._run(tokens, [params] * len(tokens), n)
 
     def close(self) -> None:

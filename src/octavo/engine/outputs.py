@@ -246,29 +246,31 @@ class ServedModel(Protocol):
     def has_chat_template(self) -> bool: ...
 
     async def encode(self, text: str, *, tenant: str = "", add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a plain prompt (with the model's begin token, if it wants one); in a bounded thread
-        pool.
+        """Token ids of a plain prompt (with the model's begin token, if it wants one and `add_special_tokens`
+        lets it); on threads that tenants share fairly.
 
-        Raises RequestTooLarge when the text has more bytes than any prompt that fits could have.
+        Raises RequestTooLarge when the text has more bytes than any prompt that fits could have, QueueFull
+        when too many of the tenant's texts wait.
         """
 
     async def encode_all(self, texts: Sequence[str], *, tenant: str = "") -> list[list[int]]:
-        """Of several plain prompts; raises for the first that is too long before any is encoded."""
+        """The same of several prompts, one after the other. Raises RequestTooLarge before it encodes any when
+        one is too long as text, and at the first that has more tokens than the context."""
 
     async def encode_chat(
         self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT, *, tenant: str = ""
     ) -> list[int]:
-        """Token ids of a chat rendered with the model's own template, ending where the assistant begins.
+        """Token ids of a chat rendered with the model's own template, as `options` say.
 
         Raises InvalidRequest when there is no template or the template refuses the messages,
-        RequestTooLarge as above.
+        RequestTooLarge and QueueFull as above.
         """
+
+    def tokenizer_info(self) -> dict[str, object]:
+        """What a client needs to tokenise alike, as JSON values in the shape of vLLM's /tokenizer_info."""
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for."""
-
-    def tokenizer_info(self) -> dict[str, object]:
-        """What a tokenizer_config.json would say: special tokens, the chat template."""
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The token sequences that would spell these words, within a text or at its beginning."""

@@ -10,8 +10,9 @@ from octavo.engine.core import Engine
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest, RequestTooLarge, require_range, shown
 from octavo.scheduler.limits import check_fits, tokens_that_fit
+from octavo.text.control import Rendered
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import NO_TIMEOUTS, Request, SamplingParams, Timeouts
+from octavo.types import DEFAULT_CHAT, NO_TIMEOUTS, ChatOptions, Request, SamplingParams, Timeouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +24,22 @@ class ModelFacts:
     vocab_size: int
 
 
-def render_chat(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> str:
-    """The chat as the model's own template writes it, ending where the assistant begins."""
+def render_chat(
+    tokenizer: Tokenizer, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT
+) -> Rendered:
+    """The chat as the model's own template writes it. Raises InvalidRequest as that does, or without one."""
     if tokenizer.chat_template is None:
         raise InvalidRequest(
             "this model has no chat template; allowed: plain prompts (/v1/completions)", param="messages"
         )
-    return tokenizer.chat_template.render(messages, add_generation_prompt=True)
+    return tokenizer.chat_template.render(messages, options)
+
+
+def encode_rendered(tokenizer: Tokenizer, rendered: Rendered) -> list[int]:
+    """Its token ids; the template writes its own begin token."""
+    if rendered.parts is not None:
+        return tokenizer.encode_parts(rendered.parts)
+    return tokenizer.encode(rendered.text, add_bos=False)
 
 
 def make_request(
@@ -69,14 +79,7 @@ def make_request(
     if params.beams is not None:
         require_range("beam_width", params.beams.width, 1, facts.vocab_size, hint="the vocabulary")
     seed = params.seed if params.seed is not None else secrets.randbits(63)
-    if len(prompt) >= facts.context_length:
-        raise RequestTooLarge(
-            f"the prompt has {len(prompt):,} tokens; allowed: {facts.context_length - 1:,}, so that one can "
-            f"follow; this model's maximum context length is {facts.context_length:,} tokens (setting "
-            "context_length)",
-            param="prompt",
-            code="context_length_exceeded",
-        )
+    check_context(len(prompt), facts.context_length)
     request = Request(
         request_id,
         tuple(prompt),
@@ -94,6 +97,18 @@ def make_request(
     )
     check_fits(request, config, num_blocks, num_told, block_size)
     return request
+
+
+def check_context(num_tokens: int, context_length: int) -> None:
+    """Raise RequestTooLarge unless a prompt of so many tokens leaves room for one more."""
+    if num_tokens >= context_length:
+        # "maximum context length" are the words by which clients know that a larger model may do.
+        raise RequestTooLarge(
+            f"the prompt has {num_tokens:,} tokens; allowed: {context_length - 1:,}, so that one can follow: "
+            f"this model's maximum context length is {context_length:,} tokens (setting context_length)",
+            param="prompt",
+            code="context_length_exceeded",
+        )
 
 
 def check_tokens(param: str, tokens: Sequence[int], vocab_size: int) -> None:

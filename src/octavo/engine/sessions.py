@@ -152,12 +152,10 @@ class Sessions:
         Raises UnknownSession, SessionBusy, or as `AsyncLLM.submit`; then nothing was queued and nothing was
         made.
         """
-        if options != DEFAULT_CHAT:
-            raise InvalidRequest(f"chat options {options} are not supported yet", param="messages")
         is_new = session_id == NEW
         record = self._store.create(tenant, self._ttl_s) if is_new else self._store.find(tenant, session_id)
         try:
-            return await self._turn(record, messages, params, priority, timeouts)
+            return await self._turn(record, messages, params, priority, timeouts, options)
         except BaseException:
             if is_new:
                 self._unmake(record)
@@ -170,9 +168,10 @@ class Sessions:
         params: SamplingParams,
         priority: int,
         timeouts: Timeouts,
+        options: ChatOptions,
     ) -> Turn:
         llm, store, tenant, session_id = self._llm, self._store, record.tenant, record.session_id
-        composed = await llm.compose(record.tokens, messages)
+        composed = await llm.compose(record.tokens, messages, options, tenant=tenant)
         turn = object()
 
         num_shared = 0

@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from octavo.engine.outputs import Delta
-from octavo.engine.requests import render_chat
+from octavo.engine.requests import encode_rendered, render_chat
+from octavo.text.control import Rendered
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import ChatMessage, FinishReason
+from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +35,50 @@ def compose(
     said: Sequence[int],
     messages: Sequence[ChatMessage],
     check_length: Callable[[str], None] = lambda text: None,
+    options: ChatOptions = DEFAULT_CHAT,
 ) -> Composed:
     """The prompt of the next turn. Raises InvalidRequest as rendering does, and what `check_length` raises.
     O(tokens)."""
-    text = render_chat(tokenizer, messages)
-    check_length(text)
+    rendered = render_chat(tokenizer, messages, options)
+    check_length(rendered.text)
     if not said:
-        return Composed(tuple(tokenizer.encode(text, add_bos=False)), 0)
-    rendered = text.encode()
+        return Composed(tuple(encode_rendered(tokenizer, rendered)), 0)
     beginning = b"".join(map(tokenizer.token_bytes, said))
-    reason = ""
-    if not rendered.startswith(beginning):
-        same = next(
-            (i for i, (a, b) in enumerate(zip(rendered, beginning, strict=False)) if a != b), len(rendered)
-        )
-        reason = (
-            f"the messages do not extend what was said: they differ after {same:,} of {len(beginning):,} "
-            "bytes"
-        )
-    elif len(rendered) == len(beginning):
-        reason = "the messages add nothing to what was said"
-    else:
-        rest = rendered[len(beginning) :]
-        try:
-            more = tokenizer.encode(rest.decode(), add_bos=False)
-        except UnicodeDecodeError:
-            more, reason = [], "what was said ends inside a character"
-        if more and b"".join(map(tokenizer.token_bytes, more)) == rest:
+    reason = _difference(tokenizer, said, beginning, rendered)
+    if not reason:
+        rest = rendered.after(len(beginning))
+        more = [] if rest is None else encode_rendered(tokenizer, rest)
+        if rest is None:
+            reason = "what was said ends inside a character, or inside a control token"
+        elif b"".join(map(tokenizer.token_bytes, more)) == rest.text.encode():
             return Composed((*said, *more), len(said))
         reason = reason or "this tokenizer cannot go on in the middle of a text"
-    return Composed(tuple(tokenizer.encode(text, add_bos=False)), 0, reason)
+    return Composed(tuple(encode_rendered(tokenizer, rendered)), 0, reason)
+
+
+def _difference(tokenizer: Tokenizer, said: Sequence[int], beginning: bytes, rendered: Rendered) -> str:
+    """Why the messages do not go on with what was said, whose bytes are `beginning`; "" if they do."""
+    data = rendered.text.encode()
+    if not data.startswith(beginning):
+        same = next((i for i, (a, b) in enumerate(zip(data, beginning, strict=False)) if a != b), len(data))
+        place = f"{same:,} of {len(beginning):,} bytes"
+        return f"the messages do not extend what was said: they differ after {place}"
+    if len(data) == len(beginning):
+        return "the messages add nothing to what was said"
+    if rendered.parts is not None and rendered.controls(len(beginning)) != _controls(tokenizer, said):
+        return "the messages have control tokens elsewhere than what was said"
+    return ""
+
+
+def _controls(tokenizer: Tokenizer, said: Sequence[int]) -> list[tuple[int, str]]:
+    """The control tokens in what was said, each with the byte where it begins."""
+    found, place = [], 0
+    for token in said:
+        data = tokenizer.token_bytes(token)
+        if token in tokenizer.special_ids and data.strip():
+            found.append((place, data.decode()))
+        place += len(data)
+    return found
 
 
 @dataclass(slots=True)

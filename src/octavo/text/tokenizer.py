@@ -8,16 +8,18 @@ space, <0xNN> a byte). It knows nothing of models or weights; ids it has never h
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import tokenizers
 
-from octavo.errors import BadModelFile, InvalidRequest, ModelNotFound, UnsupportedModel
+from octavo.errors import BadModelFile, ModelNotFound, UnsupportedModel
 from octavo.fields import Fields, parse_json_object, read_json_fields
+from octavo.text.aliases import AliasEncoder, encode_text
 from octavo.text.chat import ChatTemplate
+from octavo.text.control import ControlTokens
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.gguf_vocabulary import build_vocabulary
 
@@ -38,6 +40,7 @@ class SpecialTokens:
     stop_ids: frozenset[int]
     special_ids: frozenset[int]
     add_bos_id: int | None
+    pad_id: int | None = None
 
 
 class Tokenizer:
@@ -58,12 +61,22 @@ class Tokenizer:
         self._byte_level = byte_level
         # Each token of an answer is asked for twice; a few make up most of any text.
         self._remembered_bytes = lru_cache(_BYTES_REMEMBERED)(self._bytes_of)
-        self._added = {id_: token.content for id_, token in backend.get_added_tokens_decoder().items()}
+        added = backend.get_added_tokens_decoder()
+        self._added = {id_: token.content for id_, token in added.items()}
         self.strips_leading_space = strips_leading_space
+        # Special tokens that are nothing but space are text, whoever writes them.
+        special_texts = {i: self._content(i) for i in special.special_ids}
+        self._controls = {i: text for i, text in special_texts.items() if i in added and text.strip()}
+        self._aliases = AliasEncoder(backend, self._controls)
         self.chat_template = (
             None
             if chat_template is None
-            else ChatTemplate(chat_template, self._content(special.bos_id), self._content(special.eos_id))
+            else ChatTemplate(
+                chat_template,
+                self._content(special.bos_id),
+                self._content(special.eos_id),
+                self._control_tokens(added),
+            )
         )
 
     @classmethod
@@ -83,6 +96,7 @@ class Tokenizer:
         turn_ends = map(vocabulary.backend.token_to_id, _END_OF_TURN)
         stop_ids = {token for token in turn_ends if token is not None and token in vocabulary.special_ids}
         stop_ids |= {named[name] for name in ("eos", "eot", "eom") if name in named}
+        padding = metadata.get("tokenizer.ggml.padding_token_id")  # only told: a wrong one does no harm
         bos_id = named.get("bos")
         byte_level = fields.text("tokenizer.ggml.model", "") == "gpt2"
         special = SpecialTokens(
@@ -91,6 +105,7 @@ class Tokenizer:
             frozenset(stop_ids),
             vocabulary.special_ids,
             bos_id if vocabulary.add_bos else None,
+            padding if type(padding) is int and 0 <= padding <= last else None,
         )
         return cls(
             vocabulary.backend,
@@ -117,7 +132,8 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         # Its own post-processor adds the begin token, as Hugging Face does: nothing to prepend here.
-        special = SpecialTokens(bos_id, eos_id, stop_ids, special_ids, None)
+        pad_id = _named_token(backend, settings, "pad_token")
+        special = SpecialTokens(bos_id, eos_id, stop_ids, special_ids, None, pad_id)
         return cls(
             backend,
             special,
@@ -158,13 +174,39 @@ class Tokenizer:
         `add_bos` puts the begin token in front if the model wants one; not for chats, whose template writes
         it. Raises InvalidRequest for text that is no Unicode (a lone surrogate).
         """
-        try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_bos).ids
-        except (UnicodeEncodeError, TypeError) as error:
-            raise InvalidRequest(f"the text is not valid Unicode: {error}", param="prompt") from error
+        ids = encode_text(self._backend, text, add_bos)
         if add_bos and self._special.add_bos_id is not None:
             return [self._special.add_bos_id, *ids]
         return ids
+
+    def encode_parts(self, parts: Sequence[str]) -> list[int]:
+        """Token ids of text, control token, text, ... (`Rendered.parts`): nothing in a text becomes a control
+        token. Raises InvalidRequest as `AliasEncoder.encode`."""
+        return self._aliases.encode(parts)
+
+    def info(self) -> dict[str, object]:
+        """What a client needs to tokenise alike, in the shape of vLLM's /tokenizer_info: JSON values."""
+        special, template = self._special, self.chat_template
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": self._content(special.bos_id) or None,
+            "eos_token": self._content(special.eos_id) or None,
+            "pad_token": self._content(special.pad_id) or None,
+            "unk_token": getattr(self._backend.model, "unk_token", None),
+            "add_bos_token": self._begins_texts(),
+            "add_eos_token": False,
+            "chat_template": None if template is None else template.source,
+            "vocab_size": self.vocab_size,
+            "added_tokens_decoder": {
+                str(i): {"content": text, "special": i in special.special_ids}
+                for i, text in self._added.items()
+            },
+        }
+
+    def _begins_texts(self) -> bool:
+        """Whether `encode` puts the begin token in front of a text."""
+        bos = self._special.bos_id
+        return bos is not None and self.encode("")[:1] == [bos]
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for, b"" for an id without a token."""
@@ -188,6 +230,14 @@ class Tokenizer:
             self.token_bytes, skip, strip_leading_space=self.strips_leading_space
         )
         return "".join(map(detokenizer.push, tokens)) + detokenizer.finish()
+
+    def _control_tokens(self, added: Mapping[int, tokenizers.AddedToken]) -> ControlTokens:
+        return ControlTokens(
+            self._controls.values(),
+            [token.content for i, token in added.items() if i not in self._controls and not token.normalized],
+            {token.content for token in added.values() if token.single_word},
+            always=any(added[i].normalized for i in self._controls),
+        )
 
     def _content(self, token: int | None) -> str:
         piece: str | None = None if token is None else self._backend.id_to_token(token)
