@@ -91,7 +91,7 @@ def test_a_pin_that_is_deleted_while_it_fills_is_a_conflict_and_no_failure(serve
 
 def test_a_pin_that_expires_while_it_fills_is_a_conflict_that_names_its_ttl() -> None:
     clock = [0.0]
-    served = serve_tiny(clock=lambda: clock[0], step_tokens=16)  # three steps, and time passes in the first
+    served = serve_tiny(clock=lambda: clock[0])
 
     async def scenario() -> None:
         served.turnstile.permits = threading.Semaphore(0)
