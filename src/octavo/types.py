@@ -33,6 +33,9 @@ PRIORITY_MAX = 1000
 TIMEOUT_S_MAX = 86_400.0
 BEAM_WIDTH_MAX = 16
 LENGTH_PENALTY_MAX = 10.0
+ALLOWED_TOKENS_MAX = 65_536
+BANNED_SEQUENCES_MAX = 128
+BANNED_SEQUENCE_TOKENS_MAX = 64
 
 
 class FinishReason(enum.StrEnum):
@@ -88,6 +91,8 @@ _NOT_WITH_BEAMS: Mapping[str, tuple[object, ...]] = {
     "logit_bias": ((),),
     "min_tokens": (0,),
     "stop": ((),),
+    "allowed_token_ids": (None,),
+    "banned_sequences": ((),),
     "logprobs": (None, 0),
     "prompt_logprobs": (None,),
 }
@@ -101,6 +106,10 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 keeps all. `max_tokens` None means up to the end of the context.
     `logprobs` k asks for the sampled token's logprob and the k likeliest beside it (0: the sampled one
     alone).
+
+    `allowed_token_ids`: no other token is sampled, an end token neither. `banned_sequences`: the last token
+    of one is not sampled where the output ends with the tokens before it. Where that and the rest forbid
+    every token, the request fails.
     """
 
     max_tokens: int | None = None
@@ -116,6 +125,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    allowed_token_ids: tuple[int, ...] | None = None
+    banned_sequences: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     seed: int | None = None
@@ -147,6 +158,11 @@ class SamplingParams:
         require_range("number of logit_bias entries", len(self.logit_bias), 0, LOGIT_BIAS_MAX)
         for _, bias in self.logit_bias:
             require_range("logit_bias", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None:
+            require_range("number of allowed_token_ids", len(self.allowed_token_ids), 1, ALLOWED_TOKENS_MAX)
+        require_range("number of banned_sequences", len(self.banned_sequences), 0, BANNED_SEQUENCES_MAX)
+        for tokens in self.banned_sequences:
+            require_range("tokens of a banned sequence", len(tokens), 1, BANNED_SEQUENCE_TOKENS_MAX)
         for name in ("logprobs", "prompt_logprobs"):
             given = getattr(self, name)
             if given is not None:
@@ -374,12 +390,13 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step made, by sequence id. A sequence in `failures` has no entry in `samples`."""
+    """What a step made, by sequence id. A sequence in `failures` or `dead_ends` has no entry in `samples`."""
 
     step_id: int
     samples: Mapping[int, tuple[SampledToken, ...]]
     prompt_logprobs: Mapping[int, tuple[SampledToken, ...]] = field(default_factory=dict)
-    failures: Mapping[int, str] = field(default_factory=dict)
+    failures: Mapping[int, str] = field(default_factory=dict)  # nothing that they computed can be trusted
+    dead_ends: Mapping[int, str] = field(default_factory=dict)  # whose clients forbid every token
     seconds: float = 0.0  # how long the step took; 0: not measured
     batch_seconds: float = 0.0  # of it, for building the batch
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from octavo.engine.answers import Answers
 from octavo.engine.assemble import Assembler, Vocabulary
+from octavo.engine.bad_words import bad_word_ids
 from octavo.engine.core import Ask, Engine, Submit, ask
 from octavo.engine.ledger import Ledger
 from octavo.engine.loop import EngineLoop
@@ -114,6 +115,11 @@ class AsyncLLM:
         return await self._on_tokenizer_thread(
             lambda: compose(self.tokenizer, said, messages, self._check_length)
         )
+
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The `banned_sequences` that keep these words out of an answer; they are few and short enough for
+        the event loop. Raises InvalidRequest."""
+        return bad_word_ids(lambda text: self.tokenizer.encode(text, add_bos=False), words)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for."""

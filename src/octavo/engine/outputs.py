@@ -249,6 +249,10 @@ class ServedModel(Protocol):
         RequestTooLarge as above.
         """
 
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The `banned_sequences` that keep these words out of an answer. Raises InvalidRequest for too many,
+        too long and empty ones."""
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for."""
 

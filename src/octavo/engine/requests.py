@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from octavo.engine.core import Engine
 from octavo.engine.outputs import ChatMessage
@@ -66,6 +67,7 @@ def make_request(
     check_tokens("prompt", prompt, facts.vocab_size)
     check_tokens("stop_token_ids", params.stop_token_ids, facts.vocab_size)
     check_tokens("logit_bias", [token for token, _ in params.logit_bias], facts.vocab_size)
+    check_masks(params, facts.vocab_size, config.stop_ids)
     if params.beams is not None:
         require_range("beam_width", params.beams.width, 1, facts.vocab_size, hint="the vocabulary")
     seed = params.seed if params.seed is not None else secrets.randbits(63)
@@ -101,4 +103,22 @@ def check_tokens(param: str, tokens: Sequence[int], vocab_size: int) -> None:
         wrong = next(token for token in tokens if not 0 <= token < vocab_size)
         raise InvalidRequest(
             f"token id {wrong} in {param}; allowed: 0 to {vocab_size - 1:,} (the vocabulary)", param=param
+        )
+
+
+def check_masks(params: SamplingParams, vocab_size: int, stop_ids: frozenset[int]) -> None:
+    """Raise InvalidRequest unless all ids are in the vocabulary and the first token can be sampled. A later
+    one may meet a dead end, which fails the request then."""
+    check_tokens("banned_sequences", list(chain.from_iterable(params.banned_sequences)), vocab_size)
+    if params.allowed_token_ids is None:
+        return
+    check_tokens("allowed_token_ids", params.allowed_token_ids, vocab_size)
+    never = {sequence[0] for sequence in params.banned_sequences if len(sequence) == 1}
+    if params.min_tokens:
+        never |= params.end_ids(stop_ids)
+    if never.issuperset(params.allowed_token_ids):
+        raise InvalidRequest(
+            f"allowed_token_ids has {len(params.allowed_token_ids):,} tokens, and each of them is banned by "
+            "banned_sequences (bad_words) or ends the answer before min_tokens; allowed: at least one other",
+            param="allowed_token_ids",
         )

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 
+from octavo.engine.bad_words import bad_word_ids
 from octavo.engine.outputs import (
     BlockCounts,
     BlockView,
@@ -101,6 +102,10 @@ class FakeModel:
     async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """role:content lines."""
         return await self.encode("".join(f"{message.role}:{message.content}\n" for message in messages))
+
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """As the engine makes them, of bytes."""
+        return bad_word_ids(str.encode, words)
 
     def token_bytes(self, token: int) -> bytes:
         """The byte, or a placeholder's name."""

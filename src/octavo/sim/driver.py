@@ -344,12 +344,15 @@ class Simulation:
         return True
 
     def _disturb(self, result: StepResult) -> StepResult:
-        """The same result with a step time, and now and then with a sequence that failed."""
+        """The same result with a step time, and now and then with a sequence that failed: poisoned, or with
+        no token that its client allows."""
         r = self.random
-        failures = {seq_id: "poisoned" for seq_id in result.samples if r.random() < self._failure_rate}
-        samples = {seq_id: tokens for seq_id, tokens in result.samples.items() if seq_id not in failures}
+        failed = [seq_id for seq_id in result.samples if r.random() < self._failure_rate]
+        samples = {seq_id: tokens for seq_id, tokens in result.samples.items() if seq_id not in failed}
+        dead_ends = {seq_id: "dead end" for seq_id in failed if r.random() < 0.3}
+        failures = {seq_id: "poisoned" for seq_id in failed if seq_id not in dead_ends}
         seconds = r.choice([0.001, 0.01, 1.0]) * r.random() if self._is_timed else 0.0
-        return replace(result, samples=samples, failures=failures, seconds=seconds)
+        return replace(result, samples=samples, failures=failures, dead_ends=dead_ends, seconds=seconds)
 
     def commit(self) -> None:
         """Take the result of the oldest plan in flight."""
