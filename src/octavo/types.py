@@ -36,6 +36,7 @@ LENGTH_PENALTY_MAX = 10.0
 ALLOWED_TOKENS_MAX = 65_536
 BANNED_SEQUENCES_MAX = 128
 BANNED_SEQUENCE_TOKENS_MAX = 64
+CACHE_SALT_CHARS_MAX = 256
 
 
 class FinishReason(enum.StrEnum):
@@ -236,6 +237,7 @@ class Request:
     fills_pin: str = ""  # the name of the pin that takes over this request's full blocks when it ends
     session: str = ""  # id of the session whose turn this is
     session_ttl: float = 0.0  # seconds that it lives after its last turn
+    cache_salt: str = ""  # prefix blocks are shared with the tenant's requests of the same salt alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -361,3 +361,16 @@ def test_masks_that_end_in_a_dead_end_end_the_request_with_the_reason(served: Se
 
     asyncio.run(scenario())
     nothing_is_left(served)
+
+
+def test_a_cache_salt_parts_requests_and_is_bounded(served: Served) -> None:
+    async def scenario() -> None:
+        for salt, cached in (("a", 0), ("b", 0), ("", 0), ("a", 32), ("", 32)):
+            (told,) = await read(await served.llm.submit(prompt_of(1), greedy(5), cache_salt=salt))
+            assert told.answer.cached == cached, salt
+        with pytest.raises(InvalidRequest, match="length of cache_salt is 257; allowed: 0 to 256") as refused:
+            await served.llm.submit(prompt_of(1), greedy(5), cache_salt="x" * 257)
+        assert refused.value.param == "cache_salt"
+
+    asyncio.run(scenario())
+    nothing_is_left(served)

@@ -134,9 +134,10 @@ class AsyncLLM:
         priority: int = 0,
         tenant: str = "",
         timeouts: Timeouts = NO_TIMEOUTS,
+        cache_salt: str = "",
     ) -> DeltaStream:
-        """Queue a request. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing was
-        queued."""
+        """Queue a request; `cache_salt`: it shares prefix blocks with the tenant's requests of the same salt
+        alone. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing was queued."""
         request = make_request(
             next(self._ids),
             prompt,
@@ -147,6 +148,7 @@ class AsyncLLM:
             priority=priority,
             tenant=tenant,
             timeouts=timeouts,
+            cache_salt=cache_salt,
         )
         if tenant:
             return await self._submit_asking(request)

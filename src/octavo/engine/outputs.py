@@ -265,9 +265,11 @@ class ServedModel(Protocol):
         priority: int = 0,
         tenant: str = "",
         timeouts: Timeouts = NO_TIMEOUTS,
+        cache_salt: str = "",
     ) -> Stream:
-        """Queue a request. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing
-        was queued."""
+        """Queue a request. `cache_salt`, of up to 256 characters: it shares prefix blocks with the tenant's
+        requests of the same salt alone, and with nothing that is pinned. Raises InvalidRequest,
+        RequestTooLarge, QueueFull, EngineStopped; then nothing was queued."""
 
     def stats(self) -> EngineStats: ...
 

@@ -12,7 +12,7 @@ from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest, RequestTooLarge, require_range
 from octavo.scheduler.limits import check_fits, tokens_that_fit
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import NO_TIMEOUTS, Request, SamplingParams, Timeouts
+from octavo.types import CACHE_SALT_CHARS_MAX, NO_TIMEOUTS, Request, SamplingParams, Timeouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ def make_request(
     fills_pin: str = "",
     session: str = "",
     session_ttl: float = 0.0,
+    cache_salt: str = "",
 ) -> Request:
     """A checked Request: token ids in the vocabulary, max_tokens resolved, a missing seed drawn."""
     config, block_size = engine.scheduler.config, engine.scheduler.memory.block_size
@@ -68,6 +69,7 @@ def make_request(
     check_tokens("stop_token_ids", params.stop_token_ids, facts.vocab_size)
     check_tokens("logit_bias", [token for token, _ in params.logit_bias], facts.vocab_size)
     check_masks(params, facts.vocab_size, config.stop_ids)
+    require_range("length of cache_salt", len(cache_salt), 0, CACHE_SALT_CHARS_MAX, param="cache_salt")
     if params.beams is not None:
         require_range("beam_width", params.beams.width, 1, facts.vocab_size, hint="the vocabulary")
     seed = params.seed if params.seed is not None else secrets.randbits(63)
@@ -92,6 +94,7 @@ def make_request(
         fills_pin,
         session,
         session_ttl,
+        cache_salt,
     )
     check_fits(request, config, num_blocks, num_told, block_size)
     return request

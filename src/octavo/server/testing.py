@@ -120,6 +120,7 @@ class FakeModel:
         priority: int = 0,
         tenant: str = "",
         timeouts: Timeouts = NO_TIMEOUTS,
+        cache_salt: str = "",
     ) -> Stream:
         """A stream of the answer."""
         if self.refusal is not None:
