@@ -137,8 +137,10 @@ def require_range(
     *,
     error: type[InvalidRequest] = InvalidRequest,
     hint: str = "",
+    param: str | None = None,
 ) -> None:
-    """Raise `error` unless low <= given <= high (NaN never passes); the message says what is allowed."""
+    """Raise `error` unless low <= given <= high (NaN never passes); the message says what is allowed.
+    `param`: the field, where `name` is more than it."""
     if not low <= given <= high:
         message = f"{name} is {shown(given)}; allowed: {low:,} to {high:,}"
-        raise error(message + (f" ({hint})" if hint else ""), param=name)
+        raise error(message + (f" ({hint})" if hint else ""), param=param or name)

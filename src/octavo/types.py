@@ -33,6 +33,10 @@ PRIORITY_MAX = 1000
 TIMEOUT_S_MAX = 86_400.0
 BEAM_WIDTH_MAX = 16
 LENGTH_PENALTY_MAX = 10.0
+ALLOWED_TOKENS_MAX = 65_536
+BANNED_SEQUENCES_MAX = 128
+BANNED_SEQUENCE_TOKENS_MAX = 64
+CACHE_SALT_CHARS_MAX = 256
 
 
 class FinishReason(enum.StrEnum):
@@ -88,10 +92,10 @@ _NOT_WITH_BEAMS: Mapping[str, tuple[object, ...]] = {
     "logit_bias": ((),),
     "min_tokens": (0,),
     "stop": ((),),
-    "logprobs": (None, 0),
-    "prompt_logprobs": (None,),
     "allowed_token_ids": (None,),
     "banned_sequences": ((),),
+    "logprobs": (None, 0),
+    "prompt_logprobs": (None,),
 }
 
 
@@ -103,6 +107,10 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 keeps all. `max_tokens` None means up to the end of the context.
     `logprobs` k asks for the sampled token's logprob and the k likeliest beside it (0: the sampled one
     alone).
+
+    `allowed_token_ids`: no other token is sampled, an end token neither. `banned_sequences`: the last token
+    of one is not sampled where the output ends with the tokens before it. Where that and the rest forbid
+    every token, the request fails.
     """
 
     max_tokens: int | None = None
@@ -118,13 +126,13 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    allowed_token_ids: tuple[int, ...] | None = None
+    banned_sequences: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     seed: int | None = None
     include_stop: bool = False  # keep the stop string in the text
     beams: BeamParams | None = None  # search instead of sampling; most other fields are then refused
-    allowed_token_ids: tuple[int, ...] | None = None  # None: all
-    banned_sequences: tuple[tuple[int, ...], ...] = ()  # token ids that never come in a row
     skip_special_tokens: bool = True  # leave special tokens out of the text
 
     def __post_init__(self) -> None:
@@ -152,6 +160,11 @@ class SamplingParams:
         require_range("number of logit_bias entries", len(self.logit_bias), 0, LOGIT_BIAS_MAX)
         for _, bias in self.logit_bias:
             require_range("logit_bias", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None:
+            require_range("number of allowed_token_ids", len(self.allowed_token_ids), 1, ALLOWED_TOKENS_MAX)
+        require_range("number of banned_sequences", len(self.banned_sequences), 0, BANNED_SEQUENCES_MAX)
+        for tokens in self.banned_sequences:
+            require_range("tokens of a banned sequence", len(tokens), 1, BANNED_SEQUENCE_TOKENS_MAX)
         for name in ("logprobs", "prompt_logprobs"):
             given = getattr(self, name)
             if given is not None:
@@ -241,6 +254,7 @@ class Request:
     fills_pin: str = ""  # the name of the pin that takes over this request's full blocks when it ends
     session: str = ""  # id of the session whose turn this is
     session_ttl: float = 0.0  # seconds that it lives after its last turn
+    cache_salt: str = ""  # prefix blocks are shared with the tenant's requests of the same salt alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,12 +409,13 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step made, by sequence id. A sequence in `failures` has no entry in `samples`."""
+    """What a step made, by sequence id. A sequence in `failures` or `dead_ends` has no entry in `samples`."""
 
     step_id: int
     samples: Mapping[int, tuple[SampledToken, ...]]
     prompt_logprobs: Mapping[int, tuple[SampledToken, ...]] = field(default_factory=dict)
-    failures: Mapping[int, str] = field(default_factory=dict)
+    failures: Mapping[int, str] = field(default_factory=dict)  # nothing that they computed can be trusted
+    dead_ends: Mapping[int, str] = field(default_factory=dict)  # whose clients forbid every token
     seconds: float = 0.0  # how long the step took; 0: not measured
     batch_seconds: float = 0.0  # of it, for building the batch
 

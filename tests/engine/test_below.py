@@ -3,13 +3,14 @@ restart, and when the disk fails."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
-from tests.tiny import over_kv_of, random_prompt, request, run, settle, tiny_engine
+from tests.tiny import Answer, over_kv_of, random_prompt, request, run, settle, tiny_engine
 
 from octavo.engine.core import Engine
 from octavo.executor.disk import DiskStore
@@ -158,3 +159,20 @@ def test_a_disk_that_fails_costs_time_and_no_answer(house: House) -> None:
     assert len(files.struck) > 3
     check_scheduler(engine.scheduler)
     assert any("will be recomputed" in event.text for event in engine.scheduler.events.recent(1000))
+
+
+def test_after_a_restart_a_prefix_is_found_below_under_its_own_salt_alone(house: House) -> None:
+    prompt = random_prompt(np.random.default_rng(1), 100)
+
+    def answer_under(engine: Engine, request_id: int, salt: str) -> Answer:
+        asked = dataclasses.replace(request(request_id, prompt, 5), cache_salt=salt)
+        return run(engine, [asked])[request_id, 0]
+
+    first = house.engine()
+    wanted = answer_under(first, 1, "a").essence
+    settle(first)
+    first.executor.close()
+    second = house.engine()
+    for request_id, (salt, cached) in enumerate([("b", 0), ("", 0), ("a", 96)]):
+        answer = answer_under(second, request_id, salt)
+        assert (answer.cached, answer.essence) == (cached, wanted), salt

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 from tests.engine.served import POISON, Served, alone, poisoned_model, read, serve_tiny, wait_until
-from tests.tiny import CONTEXT, EOS, random_prompt
+from tests.tiny import CONTEXT, EOS, VOCAB, random_prompt
 
 from octavo.engine import client
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestTooLarge
@@ -326,3 +326,51 @@ def test_a_cancellation_that_meets_the_answer_is_not_swallowed(
         assert asking.cancelled() == was_asking
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"allowed_token_ids": (VOCAB,)}, "token id 97 in allowed_token_ids; allowed: 0 to 96"),
+        ({"banned_sequences": ((3, -1),)}, "token id -1 in banned_sequences; allowed: 0 to 96"),
+        ({"allowed_token_ids": (7, 7), "banned_sequences": ((7,),)}, "allowed: at least one other"),
+        (
+            {"allowed_token_ids": (EOS, 5), "stop_token_ids": (5,), "min_tokens": 1, "ignore_eos": False},
+            "allowed: at least one other",
+        ),
+    ],
+)
+def test_masks_that_leave_no_first_token_are_refused_before_the_queue(
+    served: Served, fields: dict[str, object], said: str
+) -> None:
+    async def scenario() -> None:
+        with pytest.raises(InvalidRequest, match=said):
+            await served.llm.submit(prompt_of(1), greedy(5, **fields))
+
+    asyncio.run(scenario())
+    nothing_is_left(served)
+
+
+def test_masks_that_end_in_a_dead_end_end_the_request_with_the_reason(served: Served) -> None:
+    async def scenario() -> None:
+        masks = {"allowed_token_ids": (7,), "banned_sequences": ((7, 7, 7),)}
+        (told,) = await read(await served.llm.submit(prompt_of(1), greedy(5, **masks)))
+        assert told.answer.tokens == [7, 7]
+        assert told.finishes == [FinishReason.ERROR]
+        assert "banned_sequences" in told.error
+
+    asyncio.run(scenario())
+    nothing_is_left(served)
+
+
+def test_a_cache_salt_parts_requests_and_is_bounded(served: Served) -> None:
+    async def scenario() -> None:
+        for salt, cached in (("a", 0), ("b", 0), ("", 0), ("a", 32), ("", 32)):
+            (told,) = await read(await served.llm.submit(prompt_of(1), greedy(5), cache_salt=salt))
+            assert told.answer.cached == cached, salt
+        with pytest.raises(InvalidRequest, match="length of cache_salt is 257; allowed: 0 to 256") as refused:
+            await served.llm.submit(prompt_of(1), greedy(5), cache_salt="x" * 257)
+        assert refused.value.param == "cache_salt"
+
+    asyncio.run(scenario())
+    nothing_is_left(served)

@@ -7,10 +7,12 @@ of the project.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from tests.tiny import (
+    VOCAB,
     Answer,
     over_kv_of,
     over_weights_of,
@@ -27,7 +29,7 @@ from octavo.kernels.contract import Ops
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.reference import ReferenceOps
 from octavo.sampling.sampler import is_plain
-from octavo.types import Request
+from octavo.types import FinishReason, Request
 
 CASES = 200
 # How the tiny model's file would hold its weights.
@@ -86,7 +88,7 @@ def threads_restored() -> Iterator[None]:
 
 
 def case(seed: int, request_id: int = 1) -> Request:
-    """A random request: greedy or sampled, penalties, filters, prompt logprobs."""
+    """A random request: greedy or sampled, penalties, filters, masks, prompt logprobs."""
     rng = np.random.default_rng(seed)
     params: dict[str, object] = {"seed": int(rng.integers(0, 2**40)), "ignore_eos": bool(rng.random() < 0.5)}
     if rng.random() < 0.6:
@@ -97,6 +99,12 @@ def case(seed: int, request_id: int = 1) -> Request:
     if rng.random() < 0.2:
         params |= {"prompt_logprobs": 2}
     length = int(rng.choice([1, 5, 15, 16, 17, 33, 70, 150, 300]))
+    masks = np.random.default_rng([seed, 1])  # of its own, so that the other draws stay what they were
+    if masks.random() < 0.3:
+        params |= {"allowed_token_ids": tuple(random_prompt(masks, 12))}
+    if masks.random() < 0.3:  # of few tokens, so that the output completes many of them
+        few = [*params.get("allowed_token_ids", range(2, 97))][:10]  # type: ignore[misc]
+        params |= {"banned_sequences": tuple((int(a), int(b)) for a, b in masks.choice(few, (60, 2)))}
     return request(request_id, random_prompt(rng, length), int(rng.integers(1, 20)), **params)
 
 
@@ -132,7 +140,7 @@ def test_alone_batched_chunked_hit_preempted_and_overlapped_are_equal(
 ) -> None:
     model = tiny_model(ops)  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
-    seen = {"preempted": 0, "cached": 0}
+    seen = {"preempted": 0, "cached": 0, "masked": 0}
     num_cases = cases_for(ops)
     for seed in range(num_cases):
         wanted = undisturbed.of(ops.name, ops, seed).essence  # type: ignore[attr-defined]
@@ -154,11 +162,17 @@ def test_alone_batched_chunked_hit_preempted_and_overlapped_are_equal(
         answers = run(engine, requests, preempt_at(engine, {int(s) for s in rng.integers(1, 40, 4)}))
         answer = answers[1, 0]
         assert answer.essence == wanted, f"case {seed}, {step_tokens} tokens a step"
+        params = case(seed).params
+        allowed = params.allowed_token_ids or range(VOCAB)
+        assert set(answer.tokens) <= set(allowed)
+        assert not {*pairwise(answer.tokens)} & {*params.banned_sequences}
+        seen["masked"] += params.allowed_token_ids is not None or bool(params.banned_sequences)
         seen["preempted"] += any(a.preemptions for a in answers.values())
         seen["cached"] += answer.cached > 0
         engine.executor.close()
     assert seen["preempted"] >= num_cases // 50, "the cases met too few preemptions"
     assert seen["cached"] >= num_cases // 20, "the cases met too few prefix hits"
+    assert seen["masked"] >= num_cases // 5, "the cases met too few masks"
 
 
 @pytest.mark.parametrize("step_tokens", [1, 7, 16, 100])
@@ -192,7 +206,7 @@ def preempt_at(engine: Engine, steps: set[int]):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("caching", [True, False])
 def test_preempted_at_every_step_is_equal(ops: object, depth: int, caching: bool) -> None:
-    for seed in (2, 5, 11):
+    for seed in (2, 5, 11, 24, 33):  # the last two with masks, sampled and greedy
         wanted = alone(ops, case(seed))
         for step in range(1, 12):
             engine = tiny_engine(ops, depth=depth, step_tokens=20, prefix_caching=caching)  # type: ignore[arg-type]
@@ -202,17 +216,24 @@ def test_preempted_at_every_step_is_equal(ops: object, depth: int, caching: bool
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_choice_0_of_n_equals_n_1_and_choices_are_equal_in_any_company(ops: object, depth: int) -> None:
+@pytest.mark.parametrize("masked", [False, True])
+def test_choice_0_of_n_equals_n_1_and_choices_are_equal_in_any_company(
+    ops: object, depth: int, masked: bool
+) -> None:
     rng = np.random.default_rng(9)
+    sampled: dict[str, object] = {"temperature": 1.0, "seed": 7}
+    if masked:
+        sampled |= {"allowed_token_ids": (*range(5, 30),), "banned_sequences": ((9,), (*range(5, 7),))}
     for length in (5, 16, 31, 70):
         prompt = random_prompt(rng, length)
-        one = run(tiny_engine(ops), [request(1, prompt, 15, temperature=1.0, seed=7)])  # type: ignore[arg-type]
-        three = run(tiny_engine(ops), [request(1, prompt, 15, n=3, temperature=1.0, seed=7)])  # type: ignore[arg-type]
+        one = run(tiny_engine(ops), [request(1, prompt, 15, **sampled)])  # type: ignore[arg-type]
+        three = run(tiny_engine(ops), [request(1, prompt, 15, n=3, **sampled)])  # type: ignore[arg-type]
         engine = tiny_engine(ops, num_blocks=24, step_tokens=9, depth=depth)  # type: ignore[arg-type]
-        crowded = run(engine, [*crowd(length, 4), request(1, prompt, 15, n=3, temperature=1.0, seed=7)])
+        crowded = run(engine, [*crowd(length, 4), request(1, prompt, 15, n=3, **sampled)])
         assert one[1, 0].essence == three[1, 0].essence
         for choice in range(3):
             assert crowded[1, choice].essence == three[1, choice].essence
+            assert not masked or set(three[1, choice].tokens) <= {*range(5, 30)} - {9}
         assert three[1, 0].tokens != three[1, 1].tokens != three[1, 2].tokens
         engine.executor.close()
 
@@ -251,6 +272,40 @@ def test_a_greedy_token_is_the_same_whether_its_logprob_is_wanted_or_not(ops: ob
     assert 0 < len(sampled) < engine.stats.steps - 5
     for rows in sampled:
         assert not all(is_plain(row.params, row.num_output) for row in rows)
+
+
+def test_a_greedy_token_is_masked_whether_its_logprob_is_wanted_or_not(ops: object) -> None:
+    """A row with masks is never answered by the argmax that writes no logits down."""
+    prompt = random_prompt(np.random.default_rng(4), 9)
+    plain = run(tiny_engine(ops), [request(1, prompt, 9, logprobs=None)])[1, 0].tokens  # type: ignore[arg-type]
+    banned = tuple((first, second) for first, second in pairwise(plain))
+    for masks in (
+        {"allowed_token_ids": (*range(10, 60),)},
+        {"banned_sequences": banned},
+        {"banned_sequences": ((plain[0],),), "allowed_token_ids": (*plain, 50, 51)},
+    ):
+        wanted = run(tiny_engine(ops), [request(1, prompt, 9, logprobs=3, **masks)])[1, 0].tokens  # type: ignore[arg-type]
+        got = run(tiny_engine(ops), [request(1, prompt, 9, logprobs=None, **masks)])[1, 0].tokens  # type: ignore[arg-type]
+        assert got == wanted != plain
+        assert set(got) <= set(masks.get("allowed_token_ids", range(VOCAB)))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_who_forbids_every_token_fails_alone_and_what_it_computed_stays_findable(
+    ops: object, depth: int
+) -> None:
+    """Nothing is wrong with its blocks: a client takes no prefix from others by asking for the impossible."""
+    prompt = random_prompt(np.random.default_rng(6), 40)
+    engine = tiny_engine(ops, depth=depth)  # type: ignore[arg-type]
+    wanted = run(engine, [request(1, prompt, 6)])[1, 0]
+    ends = request(2, prompt, 6, allowed_token_ids=(7,), banned_sequences=((7, 7),))
+    answers = run(engine, [request(3, prompt, 6), ends])
+    assert answers[2, 0].finish is FinishReason.ERROR
+    assert answers[2, 0].tokens == [7]
+    again = run(engine, [request(4, prompt, 6)])[4, 0]
+    assert again.cached == 32
+    assert wanted.essence == answers[3, 0].essence == again.essence
+    engine.executor.close()
 
 
 def test_what_unused_slots_hold_never_matters(ops: object) -> None:

@@ -94,17 +94,19 @@ def test_penalties_follow_their_definitions():
         expected[token] -= 0.3 * output.count(token) + 0.7
     expected[9] += 2.5
     expected[3] -= 1.0
-    adjust(logits, params, np.array(prompt + output, np.int32), len(prompt), frozenset({0}))
+    adjust(logits, params, None, np.array(prompt + output, np.int32), len(prompt), frozenset({0}))
     assert logits == pytest.approx(expected, abs=1e-5)
 
 
 def test_presence_and_frequency_ignore_the_prompt():
     logits = np.zeros(10, np.float32)
-    adjust(logits, SamplingParams(presence_penalty=1.0), np.array([1, 2, 3], np.int32), 2, frozenset())
+    adjust(logits, SamplingParams(presence_penalty=1.0), None, np.array([1, 2, 3], np.int32), 2, frozenset())
     assert logits.tolist() == [0, 0, 0, -1, 0, 0, 0, 0, 0, 0]
 
 
 def test_a_token_biased_twice_gets_both():
     logits = np.zeros(4, np.float32)
-    adjust(logits, SamplingParams(logit_bias=((1, 2.0), (1, 3.0))), np.array([0], np.int32), 1, frozenset())
+    adjust(
+        logits, SamplingParams(logit_bias=((1, 2.0), (1, 3.0))), None, np.array([0], np.int32), 1, frozenset()
+    )
     assert logits.tolist() == [0, 5, 0, 0]

@@ -8,6 +8,7 @@ import pytest
 
 from octavo import _native
 from octavo.sampling.logprobs import logprobs_of
+from octavo.sampling.masks import masks_of
 from octavo.sampling.sampler import SampledToken, SampleFailure, Sampler, SampleRow, gumbel_noise
 from octavo.types import SamplingParams
 
@@ -18,7 +19,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 def row(params=GREEDY, *, seed=7, choice=0, prompt=(1, 5, 9), output=()):
     history = np.array([*prompt, *output], np.int32)
-    return SampleRow(params, seed, choice, len(prompt), history)
+    return SampleRow(params, masks_of(params), seed, choice, len(prompt), history)
 
 
 def logits_of(rng, rows=1, vocab=VOCAB):
@@ -40,8 +41,18 @@ def random_params(rng):
         presence_penalty=float(rng.choice([0.0, -0.5])),
         logit_bias=((3, 5.0), (8, -100.0)) if rng.random() < 0.3 else (),
         min_tokens=int(rng.choice([0, 3])),
+        allowed_token_ids=random_ids(rng, 40) if rng.random() < 0.3 else None,
+        banned_sequences=random_sequences(rng) if rng.random() < 0.5 else (),
         logprobs=[None, 0, 5][int(rng.integers(3))],
     )
+
+
+def random_ids(rng, count, vocab=VOCAB):
+    return tuple(int(token) for token in rng.integers(0, vocab, count))
+
+
+def random_sequences(rng, vocab=VOCAB):
+    return tuple(random_ids(rng, int(rng.integers(1, 5)), vocab) for _ in range(rng.integers(1, 20)))
 
 
 def chi_square_limit(freedom):
@@ -95,7 +106,7 @@ def test_sampled_frequencies_follow_the_softmax(temperature):
     counts = np.zeros(20)
     for position in range(draws):
         history = np.zeros(position % 50 + 1, np.int32)
-        [token] = sampler.sample(logits, [SampleRow(params, position // 50, 0, 1, history)])
+        [token] = sampler.sample(logits, [SampleRow(params, None, position // 50, 0, 1, history)])
         counts[token.token] += 1
     chi_square = float(((counts - draws * expected) ** 2 / (draws * expected)).sum())
     assert chi_square < chi_square_limit(19), (chi_square, counts)
@@ -206,6 +217,92 @@ def test_a_row_with_nothing_left_fails():
     assert isinstance(first, SampleFailure)
     assert isinstance(second, SampleFailure)
     assert "min_tokens" in second.reason
+
+
+# -- masks ---------------------------------------------------------------------------------------------------
+def allowed_next(params, output, vocab):
+    """Stupidly: each token on its own, each sequence compared whole."""
+    tokens = set(range(vocab)) if params.allowed_token_ids is None else set(params.allowed_token_ids)
+    return [
+        t
+        for t in sorted(tokens)
+        if not any(
+            len(sequence) <= len(output) + 1 and (*output[len(output) + 1 - len(sequence) :], t) == sequence
+            for sequence in params.banned_sequences
+        )
+    ]
+
+
+def test_masked_rows_equal_a_softmax_over_the_tokens_that_are_left():
+    """A row with masks draws what a row would whose other logits had been -inf from the beginning."""
+    rng = np.random.default_rng(21)
+    vocab, met = 6, {"banned by a longer sequence": 0, "nothing left": 0}
+    for case in range(2000):
+        params = SamplingParams(
+            temperature=float(rng.choice([0.0, 0.7])),
+            top_k=int(rng.choice([0, 3])),
+            allowed_token_ids=random_ids(rng, 4, vocab) if rng.random() < 0.6 else None,
+            banned_sequences=random_sequences(rng, vocab) if rng.random() < 0.9 else (),
+        )
+        plain = replace(params, allowed_token_ids=None, banned_sequences=())
+        output = random_ids(rng, int(rng.integers(0, 6)), vocab)
+        logits = logits_of(rng, vocab=vocab)
+        left = allowed_next(params, output, vocab)
+        [drawn] = sample(logits, [row(params, seed=case, output=output)])
+        if not left:
+            assert isinstance(drawn, SampleFailure)
+            assert not drawn.is_poisoned
+            met["nothing left"] += 1
+            continue
+        masked = np.full_like(logits, -np.inf)
+        masked[0, left] = logits[0, left]
+        assert drawn.token == sample(masked, [row(plain, seed=case, output=output)])[0].token
+        longer = [sequence for sequence in params.banned_sequences if len(sequence) > 1]
+        without = replace(params, banned_sequences=tuple(longer))
+        met["banned by a longer sequence"] += allowed_next(without, output, vocab) != allowed_next(
+            replace(params, banned_sequences=()), output, vocab
+        )
+    assert min(met.values()) > 50, met
+
+
+def test_the_prompt_completes_no_banned_sequence():
+    logits = np.zeros((1, VOCAB), np.float32)
+    logits[0, 9], logits[0, 8] = 9.0, 8.0
+    params = replace(GREEDY, banned_sequences=((4, 9),))
+    assert sample(logits, [row(params, prompt=(1, 4))])[0].token == 9
+    assert sample(logits, [row(params, prompt=(1, 4), output=(4,))])[0].token == 8
+
+
+def test_a_mask_wins_over_bias_and_hides_no_raw_logprob():
+    logits = np.zeros((1, VOCAB), np.float32)
+    logits[0, EOS] = 9.0
+    params = replace(
+        GREEDY,
+        allowed_token_ids=(7, 30, 8),
+        banned_sequences=((8,),),
+        logit_bias=((8, 100.0), (11, 100.0)),
+        logprobs=1,
+    )
+    [token] = sample(logits, [row(params)])
+    assert token.token == 7
+    assert token.top[0][0] == EOS
+    assert token == logprobs_of(logits, [7], 1)[0]
+
+
+def test_banned_sequences_forbid_what_transformers_forbids():
+    """`NoBadWordsLogitsProcessor`, given the output alone."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        vocab, sequences = 12, random_sequences(rng, 12)
+        output = random_ids(rng, int(rng.integers(1, 6)), vocab)
+        processor = transformers.NoBadWordsLogitsProcessor([list(s) for s in sequences], eos_token_id=vocab)
+        scores = processor(torch.tensor([output]), torch.zeros(1, vocab))[0].numpy()
+        params = replace(GREEDY, banned_sequences=sequences)
+        ours = np.zeros(vocab, np.float32)
+        masks_of(params).apply(ours, np.array(output, np.int32))
+        assert np.array_equal(ours, scores)
 
 
 # -- logprobs ------------------------------------------------------------------------------------------------

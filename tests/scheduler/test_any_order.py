@@ -30,11 +30,12 @@ from octavo.memory.quota import SHARED
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.sessions import SessionState
 from octavo.sim.beams import with_beams
-from octavo.sim.driver import TENANTS, Simulation
+from octavo.sim.driver import Simulation
 from octavo.sim.outcome import Outcome
 from octavo.sim.planted import BUGS
 from octavo.sim.pressure import check_resident
 from octavo.sim.sights import check_sights
+from octavo.sim.tenants import TENANTS
 from octavo.types import Request, Timeouts
 
 SEEDS = 1 << 12

@@ -326,6 +326,8 @@ def test_stop_tokens_end_hypotheses_and_are_told() -> None:
         ({"stop": ("x",)}, "stop is .*; allowed with beam search: none"),
         ({"logprobs": 2}, "logprobs is 2; allowed with beam search: none or 0"),
         ({"min_tokens": 2}, "min_tokens is 2; allowed with beam search: 0"),
+        ({"allowed_token_ids": (5,)}, "allowed_token_ids is .*; allowed with beam search: none"),
+        ({"banned_sequences": ((5, 6),)}, "banned_sequences is .*; allowed with beam search: none"),
     ],
 )
 def test_sampling_fields_mean_nothing_with_beams(fields: dict[str, object], says: str) -> None:

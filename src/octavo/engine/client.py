@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from octavo.engine.answers import Answers
 from octavo.engine.assemble import Assembler, Vocabulary
+from octavo.engine.bad_words import bad_word_ids
 from octavo.engine.core import Ask, Engine, Submit, ask
 from octavo.engine.ledger import Ledger
 from octavo.engine.loop import EngineLoop
@@ -33,7 +34,7 @@ from octavo.engine.requests import (
 from octavo.engine.sessions import Sessions, SessionSupport
 from octavo.engine.stream import DeltaStream, call_soon, end_all
 from octavo.engine.turns import Composed, TurnRecorder, compose
-from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestFailed, RequestTooLarge
+from octavo.errors import EngineStopped, QueueFull, RequestFailed, RequestTooLarge
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.tokenizer import Tokenizer
@@ -152,8 +153,9 @@ class AsyncLLM:
         )
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The token sequences that would spell these words."""
-        return tuple(tuple(self.tokenizer.encode(word, add_bos=False)) for word in words)
+        """The `banned_sequences` that keep these words out of an answer; they are few and short enough for
+        the event loop. Raises InvalidRequest."""
+        return bad_word_ids(lambda text: self.tokenizer.encode(text, add_bos=False), words)
 
     def tokenizer_info(self) -> dict[str, object]:
         """What a client needs to tokenise alike, as JSON values in the shape of vLLM's /tokenizer_info."""
@@ -174,10 +176,8 @@ class AsyncLLM:
         timeouts: Timeouts = NO_TIMEOUTS,
         cache_salt: str = "",
     ) -> DeltaStream:
-        """Queue a request. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing was
-        queued."""
-        if cache_salt:
-            raise InvalidRequest("cache_salt is not supported yet", param="cache_salt")
+        """Queue a request; `cache_salt`: it shares prefix blocks with the tenant's requests of the same salt
+        alone. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing was queued."""
         request = make_request(
             next(self._ids),
             prompt,
@@ -188,6 +188,7 @@ class AsyncLLM:
             priority=priority,
             tenant=tenant,
             timeouts=timeouts,
+            cache_salt=cache_salt,
         )
         if tenant:
             return await self._submit_asking(request)

@@ -269,11 +269,12 @@ class ServedModel(Protocol):
     def tokenizer_info(self) -> dict[str, object]:
         """What a client needs to tokenise alike, as JSON values in the shape of vLLM's /tokenizer_info."""
 
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The `banned_sequences` that keep these words out of an answer. Raises InvalidRequest for too many,
+        too long and empty ones."""
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for."""
-
-    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The token sequences that would spell these words, within a text or at its beginning."""
 
     async def submit(
         self,
@@ -286,8 +287,9 @@ class ServedModel(Protocol):
         timeouts: Timeouts = NO_TIMEOUTS,
         cache_salt: str = "",
     ) -> Stream:
-        """Queue a request. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing
-        was queued."""
+        """Queue a request. `cache_salt`, of up to 256 characters: it shares prefix blocks with the tenant's
+        requests of the same salt alone, and with nothing that is pinned. Raises InvalidRequest,
+        RequestTooLarge, QueueFull, EngineStopped; then nothing was queued."""
 
     def stats(self) -> EngineStats: ...
 

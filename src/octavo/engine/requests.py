@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from octavo.engine.core import Engine
 from octavo.engine.outputs import ChatMessage
@@ -12,7 +13,15 @@ from octavo.errors import InvalidRequest, RequestTooLarge, require_range, shown
 from octavo.scheduler.limits import check_fits, tokens_that_fit
 from octavo.text.control import Rendered
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import DEFAULT_CHAT, NO_TIMEOUTS, ChatOptions, Request, SamplingParams, Timeouts
+from octavo.types import (
+    CACHE_SALT_CHARS_MAX,
+    DEFAULT_CHAT,
+    NO_TIMEOUTS,
+    ChatOptions,
+    Request,
+    SamplingParams,
+    Timeouts,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,7 @@ def make_request(
     fills_pin: str = "",
     session: str = "",
     session_ttl: float = 0.0,
+    cache_salt: str = "",
 ) -> Request:
     """A checked Request: token ids in the vocabulary, max_tokens resolved, a missing seed drawn."""
     config, block_size = engine.scheduler.config, engine.scheduler.memory.block_size
@@ -76,6 +86,8 @@ def make_request(
     check_tokens("prompt", prompt, facts.vocab_size)
     check_tokens("stop_token_ids", params.stop_token_ids, facts.vocab_size)
     check_tokens("logit_bias", [token for token, _ in params.logit_bias], facts.vocab_size)
+    check_masks(params, facts.vocab_size, config.stop_ids)
+    require_range("length of cache_salt", len(cache_salt), 0, CACHE_SALT_CHARS_MAX, param="cache_salt")
     if params.beams is not None:
         require_range("beam_width", params.beams.width, 1, facts.vocab_size, hint="the vocabulary")
     seed = params.seed if params.seed is not None else secrets.randbits(63)
@@ -94,6 +106,7 @@ def make_request(
         fills_pin,
         session,
         session_ttl,
+        cache_salt,
     )
     check_fits(request, config, num_blocks, num_told, block_size)
     return request
@@ -118,4 +131,22 @@ def check_tokens(param: str, tokens: Sequence[int], vocab_size: int) -> None:
         raise InvalidRequest(
             f"token id {shown(wrong)} in {param}; allowed: 0 to {vocab_size - 1:,} (the vocabulary)",
             param=param,
+        )
+
+
+def check_masks(params: SamplingParams, vocab_size: int, stop_ids: frozenset[int]) -> None:
+    """Raise InvalidRequest unless all ids are in the vocabulary and the first token can be sampled. A later
+    one may meet a dead end, which fails the request then."""
+    check_tokens("banned_sequences", list(chain.from_iterable(params.banned_sequences)), vocab_size)
+    if params.allowed_token_ids is None:
+        return
+    check_tokens("allowed_token_ids", params.allowed_token_ids, vocab_size)
+    never = {sequence[0] for sequence in params.banned_sequences if len(sequence) == 1}
+    if params.min_tokens:
+        never |= params.end_ids(stop_ids)
+    if never.issuperset(params.allowed_token_ids):
+        raise InvalidRequest(
+            f"allowed_token_ids has {len(params.allowed_token_ids):,} tokens, and each of them is banned by "
+            "banned_sequences (bad_words) or ends the answer before min_tokens; allowed: at least one other",
+            param="allowed_token_ids",
         )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.kernels.contract import Ints
+from octavo.sampling.masks import Masks, masks_of
 from octavo.types import AdmittedRow, Fork, SamplingParams, StepPlan
 from octavo.units import blocks_for
 
@@ -27,6 +28,7 @@ class Row:
     seq_id: int
     num_prompt: int
     params: SamplingParams
+    masks: Masks | None  # of its params
     seed: int
     choice: int
     length: int
@@ -70,7 +72,13 @@ class Rows:
         end = blocks_for(length, self.block_size)
         self.tables[fork.child_row, :end] = self.tables[fork.parent_row, :end]
         self._rows[fork.child_row] = Row(
-            fork.child_seq_id, parent.num_prompt, parent.params, parent.seed, fork.choice, length
+            fork.child_seq_id,
+            parent.num_prompt,
+            parent.params,
+            parent.masks,
+            parent.seed,
+            fork.choice,
+            length,
         )
 
     def append(self, row: int, token: int) -> None:
@@ -90,8 +98,14 @@ class Rows:
 
     def _admit(self, admitted: AdmittedRow) -> None:
         assert self._rows[admitted.row] is None, f"row {admitted.row} is admitted before it was retired"
-        length = len(admitted.tokens)
+        length, params = len(admitted.tokens), admitted.params
         self.tokens[admitted.row, :length] = admitted.tokens
         self._rows[admitted.row] = Row(
-            admitted.seq_id, admitted.num_prompt, admitted.params, admitted.seed, admitted.choice, length
+            admitted.seq_id,
+            admitted.num_prompt,
+            params,
+            masks_of(params),
+            admitted.seed,
+            admitted.choice,
+            length,
         )

@@ -94,9 +94,11 @@ class Runner:
         for fork in plan.forks:
             rows.fork(fork)
         prompt_logprobs = self._prompt_logprobs(plan, hidden)
-        samples, failures = self._sample(plan, hidden)
+        samples, failed = self._sample(plan, hidden)
+        failures = {seq_id: failure.reason for seq_id, failure in failed.items() if failure.is_poisoned}
+        dead_ends = {seq_id: failure.reason for seq_id, failure in failed.items() if not failure.is_poisoned}
         seconds = time.perf_counter() - started
-        return StepResult(plan.step_id, samples, prompt_logprobs, failures, seconds, batch_seconds)
+        return StepResult(plan.step_id, samples, prompt_logprobs, failures, dead_ends, seconds, batch_seconds)
 
     def reset(self) -> None:
         """Forget all rows: after a broken invariant, before a new ledger starts. The pool's bytes are not
@@ -130,7 +132,7 @@ class Runner:
 
     def _sample(
         self, plan: StepPlan, hidden: Floats
-    ) -> tuple[dict[int, tuple[SampledToken, ...]], dict[int, str]]:
+    ) -> tuple[dict[int, tuple[SampledToken, ...]], dict[int, SampleFailure]]:
         """Sample once for every chunk that ends its known tokens, and for every fork of it."""
         last_row = _last_hidden_rows(plan.chunks)
         places = [(c.row, last_row[c.row]) for c in plan.chunks if c.num_samples]
@@ -138,18 +140,18 @@ class Runner:
         if not places:
             return {}, {}
         samples: dict[int, tuple[SampledToken, ...]] = {}
-        failures: dict[int, str] = {}
+        failed: dict[int, SampleFailure] = {}
         for (row, _), outcome in zip(places, self._outcomes(hidden, places), strict=True):
             seq_id = self._rows[row].seq_id
             if isinstance(outcome, SampleFailure):
-                failures[seq_id] = outcome.reason
+                failed[seq_id] = outcome
                 token = 0  # a plan in flight may count on a token being there; it will be dropped
             else:
                 samples[seq_id] = (outcome,)
                 token = outcome.token
             if self._rows[row].params.beams is None:  # else a later plan says which token it is
                 self._rows.append(row, token)
-        return samples, failures
+        return samples, failed
 
     def _outcomes(
         self, hidden: Floats, places: list[tuple[int, int]]
@@ -177,7 +179,8 @@ class Runner:
 
     def _sample_row(self, row: int) -> SampleRow:
         entry = self._rows[row]
-        return SampleRow(entry.params, entry.seed, entry.choice, entry.num_prompt, self._rows.history(row))
+        history = self._rows.history(row)
+        return SampleRow(entry.params, entry.masks, entry.seed, entry.choice, entry.num_prompt, history)
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Floats) -> dict[int, tuple[SampledToken, ...]]:
         """Logprobs of prompt tokens that follow the positions [logits_from, stop) of their chunks."""

@@ -6,9 +6,9 @@ in it.
     name[1] = H(name[0], tokens[B:2B])      ...
 
 Equal names mean equal bytes: on one root the exactness contract makes the K and V of equal prefixes
-bit-equal. The root is a secret of the tenant, so one tenant can neither find nor probe another's blocks. H
-is blake2b with 32 bytes, over little-endian 32-bit tokens. O(1) per block; the same name in every tier and
-process.
+bit-equal. The root is a secret of the tenant, so one tenant can neither find nor probe another's blocks. A
+client's cache salt makes another root of its tenant's. H is blake2b with 32 bytes, over little-endian 32-bit
+tokens. O(1) per block; the same name in every tier and process.
 """
 
 from __future__ import annotations
@@ -31,6 +31,12 @@ def root_name(tenant_key: bytes, *parts: bytes) -> bytes:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()
+
+
+def salted_root(root: bytes, salt: str) -> bytes:
+    """The start of a tenant's chains under one of its cache salts; "" is the tenant's own. It joins the
+    tenant's root, so equal salts of two tenants name nothing alike; and no block has such a name."""
+    return root_name(root, b"cache salt", salt.encode("utf-8", "surrogatepass")) if salt else root
 
 
 def block_name(parent: bytes, tokens: array[int]) -> bytes:

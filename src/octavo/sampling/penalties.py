@@ -1,7 +1,7 @@
-"""What changes the logits before a token is drawn: penalties, the client's bias, forbidden ends.
+"""What changes the logits before a token is drawn: penalties, the client's bias, forbidden ends, masks.
 
 Every function changes one row (V,) in place. The order is fixed: repetition, frequency and presence, bias,
-minimum length.
+minimum length, masks (`masks.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.kernels.contract import Floats, Ints
+from octavo.sampling.masks import Masks
 from octavo.types import SamplingParams
 
 
@@ -21,13 +22,21 @@ def adjusts(params: SamplingParams, num_output: int) -> bool:
         or params.presence_penalty != 0.0
         or bool(params.logit_bias)
         or num_output < params.min_tokens
+        or params.allowed_token_ids is not None
+        or bool(params.banned_sequences)
     )
 
 
 def adjust(
-    row: Floats, params: SamplingParams, history: Ints, num_prompt: int, stop_ids: frozenset[int]
+    row: Floats,
+    params: SamplingParams,
+    masks: Masks | None,
+    history: Ints,
+    num_prompt: int,
+    stop_ids: frozenset[int],
 ) -> None:
-    """Apply what `params` asks for to `row` (V,), given the tokens before it, prompt then output."""
+    """Apply what `params` asks for to `row` (V,), given the tokens before it, prompt then output; `masks` are
+    those of `params`."""
     output = history[num_prompt:]
     if params.repetition_penalty != 1.0:
         penalise_repetition(row, history, params.repetition_penalty)
@@ -38,6 +47,8 @@ def adjust(
     if output.shape[0] < params.min_tokens:
         # With ignore_eos an end-of-sequence token ends nothing, so there is nothing to forbid about it.
         forbid(row, params.end_ids(stop_ids))
+    if masks is not None:
+        masks.apply(row, output)
 
 
 def penalise_repetition(row: Floats, seen: Ints, penalty: float) -> None:

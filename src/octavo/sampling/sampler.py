@@ -1,6 +1,6 @@
 """From logits to tokens, with no state: a row's token depends on its logits, parameters and history alone.
 
-The order is penalties and bias (`penalties.py`), temperature, top-k, top-p, min-p (`filters.py`), then
+The order is penalties, bias and masks (`penalties.py`), temperature, top-k, top-p, min-p (`filters.py`), then
 Gumbel-max: the argmax of log-probability plus Gumbel noise is a sample of the distribution (Gumbel 1954;
 Maddison et al. 2014). The noise is a pure function of (seed, choice, position), so a preempted, forked or
 speculated sequence draws what it would have drawn anyway. Greedy rows take the argmax and look at no noise
@@ -20,6 +20,7 @@ from octavo import _native
 from octavo.kernels.contract import Floats, Ints
 from octavo.sampling.filters import keep_ids
 from octavo.sampling.logprobs import log_normalisers, with_logprob
+from octavo.sampling.masks import Masks
 from octavo.sampling.penalties import adjust, adjusts
 from octavo.types import SampledToken, SamplingParams
 
@@ -30,9 +31,11 @@ _NO_NUMBERS = "the model made logits that are not numbers (NaN or infinity)"
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """What one row of logits is sampled with; `history` is every token before it, prompt then output."""
+    """What one row of logits is sampled with; `history` is every token before it, prompt then output;
+    `masks` are those of `params`."""
 
     params: SamplingParams
+    masks: Masks | None
     seed: int
     choice: int
     num_prompt: int
@@ -46,9 +49,11 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class SampleFailure:
-    """A row that cannot be sampled; the request it belongs to fails, alone."""
+    """A row that cannot be sampled; the request it belongs to fails, alone. `is_poisoned`: by what the model
+    made of it, and not by what the client forbade."""
 
     reason: str
+    is_poisoned: bool
 
 
 def is_plain(params: SamplingParams, num_output: int) -> bool:
@@ -74,7 +79,7 @@ class Sampler:
         logits = np.ascontiguousarray(logits, np.float32)
         tokens = np.empty(len(rows), np.int32)
         _native.argmax(logits, tokens)  # the whole answer for plain greedy rows, and cheap beside the others
-        outcomes = [None if token >= 0 else SampleFailure(_NO_NUMBERS) for token in tokens.tolist()]
+        outcomes = [None if token >= 0 else SampleFailure(_NO_NUMBERS, True) for token in tokens.tolist()]
 
         for index, row in enumerate(rows):
             if outcomes[index] is None and (not row.params.greedy or adjusts(row.params, row.num_output)):
@@ -96,11 +101,13 @@ class Sampler:
         scores = raw.copy()
         params = row.params
         if adjusts(params, row.num_output):
-            adjust(scores, params, row.history, row.num_prompt, self._stop_ids)
+            adjust(scores, params, row.masks, row.history, row.num_prompt, self._stop_ids)
         best = scores.max()
         if not np.isfinite(best):
             return SampleFailure(
-                "no token is left to sample from: bias, penalties or min_tokens forbid all of them"
+                "no token is left to sample from: allowed_token_ids, banned_sequences (bad_words), "
+                "logit_bias, penalties and min_tokens together forbid all of them",
+                False,
             )
         if params.greedy:
             return int(scores.argmax())

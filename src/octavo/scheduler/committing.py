@@ -26,29 +26,32 @@ class Committer:
     def commit(self, flights: list[Flight], result: StepResult) -> list[Update]:
         """Take the result of the plan whose stakes `flights` are."""
         scheduler = self._scheduler
+        ended = {**result.failures, **result.dead_ends}
         updates: list[Update] = []
         for flight in flights:
             flight.sequence.pending -= flight.num_samples
-            if flight.sequence.state is not State.FINISHED and flight.sequence.seq_id not in result.failures:
+            if flight.sequence.state is not State.FINISHED and flight.sequence.seq_id not in ended:
                 updates += self._commit_flight(flight, result)
         # Last, so that no sibling publishes under a name that was just taken away.
         failed = [
             flight.sequence
-            for flight in (flights if result.failures else ())
-            if flight.sequence.state is not State.FINISHED and flight.sequence.seq_id in result.failures
+            for flight in (flights if ended else ())
+            if flight.sequence.state is not State.FINISHED and flight.sequence.seq_id in ended
         ]
         for sequence in failed:  # all of them first: the end of one beam is the end of its group
+            if sequence.seq_id in result.dead_ends:
+                continue  # the model is not to blame: others may go on with the same prefix
             scheduler.memory.forget(sequence.chain.names)
             scheduler.transfers.forget(sequence.chain.names)
             scheduler.pinning.drop_nameless()
         for sequence in failed:
             if sequence.state is not State.FINISHED:
-                reason, request = result.failures[sequence.seq_id], sequence.request
+                reason, request = ended[sequence.seq_id], sequence.request
                 text = f"request {request.request_id} failed: {reason}"
                 scheduler.events.note(
                     Event(scheduler.now, EventKind.FAILED, text, request.request_id, request.tenant)
                 )
-                updates += scheduler.end(sequence, FinishReason.ERROR, result.failures[sequence.seq_id])
+                updates += scheduler.end(sequence, FinishReason.ERROR, reason)
         groups = {id(f.sequence.group): f.sequence.group for f in flights if f.sequence.group is not None}
         return updates + scheduler.beams.settle(group for group in groups.values() if not is_over(group))
 

@@ -132,7 +132,8 @@ class Scheduler:
         """Queue a request. Raises RequestTooLarge, InvalidRequest, QueueFull, SessionBusy or UnknownTenant;
         then nothing was queued."""
         self.tenancy.check_known(request.tenant)
-        chain = self.sessions.chain_for(request)
+        salted = bool(request.cache_salt)
+        chain = self.tenancy.salted_chain(request) if salted else self.sessions.chain_for(request)
         if request.session:
             self.sessions.check_turn(request)
             own = self.sessions.own_blocks(request, chain.names, firm=True)

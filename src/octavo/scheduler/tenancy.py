@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo.errors import QueueFull, TenantsRefused, UnknownTenant
-from octavo.memory.names import NameChain
+from octavo.memory.names import NameChain, salted_root
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.memory.table import BlockTable
 from octavo.scheduler.fairness import Service
@@ -259,6 +259,16 @@ class Tenancy:
                 count = 0 if own.names == [said[0]] else count
             chain.begin_with_shared(whole.names[:count])
         chain.extend(tokens)
+        return chain
+
+    def salted_chain(self, request: Request) -> NameChain:
+        """The names of a request's full blocks under its cache salt, to which even what the operator shares
+        is foreign. O(tokens)."""
+        assert not request.session, "what a session keeps has no salt"
+        assert not request.fills_pin, "what a pin keeps has no salt"
+        root = salted_root(self._scheduler.root_of_tenant(request.tenant), request.cache_salt)
+        chain = NameChain(root, self._scheduler.memory.block_size)
+        chain.extend(array("I", request.prompt))
         return chain
 
     def chain_as_named(self, tenant: str, tokens: array[int], num_shared: int) -> NameChain:

@@ -13,13 +13,14 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
+from octavo.engine.bad_words import BAD_WORDS_MAX
 from octavo.engine.outputs import ServedModel
 from octavo.errors import InvalidRequest, require_range
 from octavo.types import (
+    CACHE_SALT_CHARS_MAX,
     CHOICES_MAX,
     LOGIT_BIAS_MAX,
     PRIORITY_MAX,
-    STOP_STRING_CHARS_MAX,
     STOP_STRINGS_MAX,
     STOP_TOKENS_MAX,
     BeamParams,
@@ -29,8 +30,6 @@ from octavo.types import (
 )
 
 # Bounds on what the engine does not bound itself.
-BAD_WORDS_MAX = 128
-CACHE_SALT_CHARS_MAX = 1024
 TEMPLATE_KWARGS_MAX = 64
 
 # Fields of beam search, with the values that mean nothing without it.
@@ -300,7 +299,7 @@ def sampling_params(
             include_stop=bool(body.include_stop_str_in_output),
             skip_special_tokens=body.skip_special_tokens is not False,
             allowed_token_ids=_allowed_tokens(body.allowed_token_ids, vocab_size),
-            banned_sequences=model.bad_word_ids(_bad_words(body.bad_words)) if body.bad_words else (),
+            banned_sequences=model.bad_word_ids(body.bad_words) if body.bad_words else (),
             beams=beams,
         )
     except InvalidRequest as error:
@@ -341,12 +340,6 @@ def _allowed_tokens(given: list[int] | None, vocab_size: int) -> tuple[int, ...]
     for token in given:
         check_token("allowed_token_ids", token, vocab_size)
     return tuple(given)
-
-
-def _bad_words(given: list[str]) -> list[str]:
-    for word in given:
-        require_range("length of a bad word", len(word), 1, STOP_STRING_CHARS_MAX)
-    return given
 
 
 def _logit_bias(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:

@@ -195,7 +195,7 @@ FIELDS: Final[tuple[Field, ...]] = (
     _done("logit_bias", "OVLS", "token id -> -100 to 100"),
     _done("seed", "OVLS"),
     _done("allowed_token_ids", "V"),
-    _done("bad_words", "V", "up to 128 words of 256 characters"),
+    _done("bad_words", "V", "up to 64 words of 256 characters"),
     _done("priority", "VS", "lower runs earlier, as in vLLM"),
     _done("use_beam_search", "V"),
     _done("length_penalty", "V", "with use_beam_search"),
@@ -317,7 +317,7 @@ FIELDS: Final[tuple[Field, ...]] = (
     _ignored("min_dynamic_patch", "S", _MEDIA),
     _ignored("use_audio_in_video", "S", _MEDIA),
     # -- memory, sessions, adapters, where it runs -----------------------------------------------------------
-    _done("cache_salt", "VS", "1 to 1,024 characters; joins the tenant's; not with a session or a pin"),
+    _done("cache_salt", "VS", "1 to 256 characters; joins the tenant's; not with a session or a pin"),
     _refused("extra_key", "S", "use cache_salt", "", []),
     _done("session", "X", '"new", or the id of one', _CHAT),
     _refused("session", "X", "use /v1/chat/completions", places=_TEXT),

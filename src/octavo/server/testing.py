@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from octavo.engine.bad_words import bad_word_ids
 from octavo.engine.outputs import (
     BlockCounts,
     BlockView,
@@ -132,6 +133,10 @@ class FakeModel:
         self.encodings.append(Encoding(text, tenant, False, options))
         return list(text.encode())
 
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """As the engine makes them, of bytes."""
+        return bad_word_ids(str.encode, words)
+
     def token_bytes(self, token: int) -> bytes:
         """The byte, or a placeholder's name."""
         return bytes([token]) if token < 256 else f"<{token}>".encode()
@@ -139,10 +144,6 @@ class FakeModel:
     def tokenizer_info(self) -> dict[str, object]:
         """A few of what a real one has."""
         return {"tokenizer_class": "Bytes", "bos_token": None, "eos_token": "<299>", "chat_template": "{}"}
-
-    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """UTF-8."""
-        return tuple(tuple(word.encode()) for word in words)
 
     async def submit(
         self,

@@ -71,7 +71,7 @@ class Books:
             self._outcome.timed_out += 1
             return
         if finish is FinishReason.ERROR:
-            assert update.error == "poisoned" or request.fills_pin, update.error
+            assert update.error in ("poisoned", "dead end") or request.fills_pin, update.error
             self._outcome.failed += 1
             return
         self._outcome.finished += 1

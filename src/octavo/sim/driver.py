@@ -37,17 +37,19 @@ from octavo.sim.outcome import Outcome
 from octavo.sim.pressure import SimulatedMachine, check_resident, count_acts
 from octavo.sim.sessions import SessionLives
 from octavo.sim.sights import check_sights
-from octavo.sim.tenants import GuaranteeWatch, random_policies, try_policies
+from octavo.sim.tenants import (
+    TENANTS,
+    GuaranteeWatch,
+    owner_of_seed,
+    random_policies,
+    salt_of_seed,
+    try_policies,
+    unsalted_seed,
+)
 from octavo.types import Request, SamplingParams, StepPlan, StepResult, Timeouts, Transfer, Update
 
 VOCAB, EOS = 50, 0
-TENANTS = 3
 SIGHT_EVERY = 16  # steps, between two looks at what each tenant sees
-
-
-def tenant_of_seed(seed: int) -> int:
-    """The simulator hides the tenant in the seed, so that the oracle can tell whose slot it reads."""
-    return seed % TENANTS
 
 
 class Simulation:
@@ -100,7 +102,7 @@ class Simulation:
             self._capacity + self._config.staging_blocks,
             self.block_size,
             VOCAB,
-            tenant_of_seed,
+            owner_of_seed,
             stop_ids=frozenset([EOS]),
         )
         self.executor.shared = self._shared
@@ -222,6 +224,7 @@ class Simulation:
             arrival=self.clock,
             timeouts=self._timeouts(),
         )
+        request = replace(request, cache_salt=salt_of_seed(request.seed))
         return with_beams(r, request, self.scheduler.config.max_rows)
 
     def submit(self, request: Request) -> bool:
@@ -269,7 +272,7 @@ class Simulation:
             prompt,
             SamplingParams(ignore_eos=True),
             max_tokens=1,
-            seed=r.randrange(1000) * TENANTS + owner,
+            seed=unsalted_seed(r, owner),
             tenant=tenant,
             arrival=self.clock,
             timeouts=self._timeouts(),
@@ -344,12 +347,15 @@ class Simulation:
         return True
 
     def _disturb(self, result: StepResult) -> StepResult:
-        """The same result with a step time, and now and then with a sequence that failed."""
+        """The same result with a step time, and now and then with a sequence that failed: poisoned, or with
+        no token that its client allows."""
         r = self.random
-        failures = {seq_id: "poisoned" for seq_id in result.samples if r.random() < self._failure_rate}
-        samples = {seq_id: tokens for seq_id, tokens in result.samples.items() if seq_id not in failures}
+        failed = [seq_id for seq_id in result.samples if r.random() < self._failure_rate]
+        samples = {seq_id: tokens for seq_id, tokens in result.samples.items() if seq_id not in failed}
+        dead_ends = {seq_id: "dead end" for seq_id in failed if r.random() < 0.3}
+        failures = {seq_id: "poisoned" for seq_id in failed if seq_id not in dead_ends}
         seconds = r.choice([0.001, 0.01, 1.0]) * r.random() if self._is_timed else 0.0
-        return replace(result, samples=samples, failures=failures, seconds=seconds)
+        return replace(result, samples=samples, failures=failures, dead_ends=dead_ends, seconds=seconds)
 
     def commit(self) -> None:
         """Take the result of the oldest plan in flight."""

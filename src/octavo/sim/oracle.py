@@ -1,7 +1,7 @@
 """An executor whose slots hold what they should *mean*, so that any error of ledger or scheduler changes an
 answer.
 
-Each slot stores (position, token, tenant). The next token folds every slot, read through the block table,
+Each slot stores (position, token, owner). The next token folds every slot, read through the block table,
 with the sequence's seed and choice: a stale, mis-shared or un-copied block changes the output, or is seen
 at once as foreign. `next_token` is the same function without paging: what a run must equal. A `window` makes
 the token depend on the last positions only, so that a step's cost does not grow with its contexts.
@@ -47,7 +47,7 @@ class OracleExecutor:
         num_blocks: int,
         block_size: int,
         vocab_size: int,
-        tenant_of_seed: Callable[[int], int] = lambda seed: 0,
+        owner_of_seed: Callable[[int], int] = lambda seed: 0,
         window: int | None = None,
         stop_ids: frozenset[int] = frozenset(),
     ) -> None:
@@ -57,7 +57,7 @@ class OracleExecutor:
         self.vocab_size = vocab_size
         self.slots: list[tuple[int, int, int] | None] = [None] * (num_blocks * block_size)
         self.rows: dict[int, _Row] = {}
-        self._tenant_of_seed = tenant_of_seed
+        self._owner_of_seed = owner_of_seed
         self.shared: Sequence[Sequence[int]] = ()  # prompts whose slots every tenant may read
         self.below: dict[int, tuple[bytes, list[tuple[int, int, int] | None]]] = {}  # slot -> name, meanings
         self.moving: list[Transfer] = []  # begun, and not ended by `end_transfer`
@@ -169,9 +169,9 @@ class OracleExecutor:
         row = self.rows[chunk.row]
         assert row.admitted.seq_id == chunk.seq_id, "a chunk runs in another's row"
         assert blocks_for(chunk.stop, self.block_size) <= len(row.blocks), "a chunk writes beyond its table"
-        tenant = self._tenant_of_seed(row.admitted.seed)
+        owner = self._owner_of_seed(row.admitted.seed)
         for position in range(chunk.start, chunk.stop):
-            self.slots[self._slot(row, position)] = (position, row.tokens[position], tenant)
+            self.slots[self._slot(row, position)] = (position, row.tokens[position], owner)
 
     def _score_prompt(self, chunk: Chunk) -> tuple[SampledToken, ...]:
         """The prompt tokens that follow the positions with logits; their "logprob" is their position."""
@@ -188,15 +188,15 @@ class OracleExecutor:
     def _read(self, chunk: Chunk) -> list[int]:
         row = self.rows[chunk.row]
         assert chunk.stop == len(row.tokens), "a sample is taken after the last token"
-        tenant = self._tenant_of_seed(row.admitted.seed)
+        owner = self._owner_of_seed(row.admitted.seed)
         context = []
         first = 0 if self.window is None else max(0, chunk.stop - self.window)
         for position in range(first, chunk.stop):
             slot = self.slots[self._slot(row, position)]
             assert slot is not None, "an empty slot was read"
             assert slot[0] == position, f"position {position} read a slot of position {slot[0]}"
-            assert slot[2] == tenant or self._is_shared(position, slot[1]), (
-                "a slot of another tenant was read"
-            )
+            if slot[2] != owner:
+                assert self._is_shared(position, slot[1]), "a slot of another tenant was read"
+                assert min(slot[2], owner) >= 0, "a slot of another cache salt was read"
             context.append(slot[1])
         return context

@@ -17,7 +17,7 @@ from octavo.memory.pool import BlockPool
 from octavo.memory.quota import Quotas
 from octavo.memory.table import BlockTable
 from octavo.memory.tiers import LowerTier
-from octavo.scheduler import beam_rows, beams, limits, own_views, resizing
+from octavo.scheduler import beam_rows, beams, limits, own_views, resizing, tenancy
 from octavo.scheduler.admit import Admission
 from octavo.scheduler.beam_rows import BeamRows
 from octavo.scheduler.beams import BeamGroup
@@ -281,6 +281,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("copy-on-write whose copy is forgotten", Memory, "reserve", _reserve_without_copies),
     PlantedBug("evicted block keeps its name", BlockPool, "take", _take_keeping_the_name),
     PlantedBug("tenant salt dropped from the names", names_module.NameChain, "__init__", _chain_without_root),
+    PlantedBug("cache salt dropped from the names", tenancy, "salted_root", lambda root, salt: root),
     PlantedBug("parent dropped from the names", names_module, "block_name", _name_without_parent),
     PlantedBug("blocks published before the commit", Planner, "plan_chunk", _plan_chunk_publishing_early),
     PlantedBug("first block leaked on drop", Memory, "close", _close_leaking),

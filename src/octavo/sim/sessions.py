@@ -16,6 +16,7 @@ from octavo.memory.pins import Strength
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.sessions import Session, SessionState
+from octavo.sim.tenants import unsalted_seed
 from octavo.types import FinishReason, Request, SamplingParams, Timeouts
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class SessionLives:
             prompt,
             SamplingParams(ignore_eos=r.random() < 0.5, prompt_logprobs=0 if r.random() < 0.1 else None),
             max_tokens=r.randint(1, 12),
-            seed=r.randrange(1000) * 3 + life.tenant,
+            seed=unsalted_seed(r, life.tenant),
             tenant=str(life.tenant),
             priority=r.choice([0, 0, 5]),
             arrival=simulation.clock,
@@ -229,7 +230,7 @@ class SessionLives:
             pinning.open(order, request_id, simulation.clock)
         except (SessionBusy, PinRefused, InvalidRequest):
             return
-        seed = simulation.random.randrange(1000) * 3 + life.tenant
+        seed = unsalted_seed(simulation.random, life.tenant)
         request = Request(
             request_id,
             prompt,

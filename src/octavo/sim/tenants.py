@@ -12,7 +12,25 @@ from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.waits import WaitReason
 
+TENANTS = 3
 PATIENCE = 2  # steps within which guaranteed blocks are obtained
+
+
+def owner_of_seed(seed: int) -> int:
+    """The simulator hides in the seed whose slots a request may read: a tenant's, or those of one of its two
+    cache salts, below 0."""
+    tenant, kind = seed % TENANTS, seed // TENANTS % 10
+    return tenant if kind > 1 else -1 - tenant - TENANTS * kind
+
+
+def salt_of_seed(seed: int) -> str:
+    """The cache salt of a request with this seed; each has the same two for every tenant."""
+    return "" if owner_of_seed(seed) >= 0 else "ab"[seed // TENANTS % 10]
+
+
+def unsalted_seed(r: random.Random, tenant: int) -> int:
+    """Of a request that has no salt: for pins and sessions."""
+    return (10 * r.randrange(1000) + 2) * TENANTS + tenant
 
 
 def random_policies(r: random.Random, names: Many[str], num_blocks: int) -> list[TenantPolicy]:
