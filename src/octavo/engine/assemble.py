@@ -18,7 +18,8 @@ from octavo.types import FinishReason, Request, SampledToken, Update, Usage
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What an assembler needs of a tokenizer: the bytes of a token, and the tokens that are no text."""
+    """What an assembler needs of a tokenizer: the bytes of a token, and the tokens that are no text unless a
+    client wants them."""
 
     token_bytes: Callable[[int], bytes]
     special: frozenset[int]
@@ -38,9 +39,10 @@ class Assembler:
     def __init__(self, request: Request, vocabulary: Vocabulary) -> None:
         self._params = request.params
         self._vocabulary = vocabulary
+        skip = vocabulary.special if request.params.skip_special_tokens else frozenset[int]()
         self._choices = [
             _Choice(
-                IncrementalDetokenizer(vocabulary.token_bytes, vocabulary.special),
+                IncrementalDetokenizer(vocabulary.token_bytes, skip),
                 StopMatcher(request.params.stop, request.params.include_stop),
             )
             for _ in range(request.n)
