@@ -188,6 +188,24 @@ def test_text_longer_than_any_context_is_refused_before_it_is_tokenised(served: 
     assert asyncio.run(served.llm.encode("abc")) == [26, 27, 28]
 
 
+def test_several_prompts_are_encoded_up_to_the_first_that_is_too_long(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    plain = served.llm.tokenizer.encode
+    monkeypatch.setattr(
+        served.llm.tokenizer, "encode", lambda text, bos=True: (encoded.append(text), plain(text))[1]
+    )
+    assert asyncio.run(served.llm.encode_all(["a", "bc"], tenant="t")) == [[26], [27, 28]]
+    encoded.clear()
+    with pytest.raises(RequestTooLarge, match="maximum context length"):  # as text: none is encoded
+        asyncio.run(served.llm.encode_all(["a", "b", "c" * 10**6]))
+    assert encoded == []
+    with pytest.raises(RequestTooLarge, match="maximum context length"):  # as tokens: none behind it
+        asyncio.run(served.llm.encode_all(["a", "b" * CONTEXT, "c"]))
+    assert encoded == ["a", "b" * CONTEXT]
+
+
 def test_draining_lets_running_answers_end_and_takes_no_more(served: Served) -> None:
     async def scenario() -> None:
         served.turnstile.open.clear()

@@ -4,7 +4,7 @@ the other.
     await llm.submit(...) -> inbox -> engine thread -> one callback per step -> call_soon_threadsafe -> stream
 
 Whatever can be refused is refused before the inbox: limits, context, pool, queue. Long texts are tokenised in
-a bounded pool of threads, never on the event loop.
+a few threads that tenants share fairly, never on the event loop.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeVar
 
 from octavo.engine.answers import Answers
 from octavo.engine.assemble import Assembler, Vocabulary
 from octavo.engine.bad_words import bad_word_ids
 from octavo.engine.core import Ask, Engine, Submit, ask
+from octavo.engine.fair_threads import FairThreads
 from octavo.engine.ledger import Ledger
 from octavo.engine.loop import EngineLoop
 from octavo.engine.outputs import ChatMessage, EngineStats
@@ -79,7 +80,7 @@ class AsyncLLM:
         self._left: dict[int, int] = {}  # guarded by _lock: choices without a final update
         self._answers = Answers()
         self._closed: str | None = None  # why nothing is taken any more
-        self._tokenizers = ThreadPoolExecutor(TOKENIZER_THREADS, "octavo-tokenizer")
+        self._tokenizers = FairThreads(TOKENIZER_THREADS, self._max_open, "octavo-tokenizer")
         self.gave_up: str | None = None  # why the engine ended by itself
         self.ledger = Ledger(self)
         self._session_support = sessions or SessionSupport()
@@ -110,7 +111,9 @@ class AsyncLLM:
     async def encode(self, text: str, *, tenant: str = "", add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt. Raises RequestTooLarge when it is longer than any that fits."""
         self._check_length(text)
-        return await self._on_tokenizer_thread(lambda: self.tokenizer.encode(text, add_special_tokens))
+        return await self._on_tokenizer_thread(
+            tenant, lambda: self.tokenizer.encode(text, add_special_tokens)
+        )
 
     async def encode_all(self, texts: Sequence[str], *, tenant: str = "") -> list[list[int]]:
         """Token ids of several prompts. Raises RequestTooLarge before it encodes any when one is longer than
@@ -129,7 +132,7 @@ class AsyncLLM:
         """Token ids of a rendered chat. Raises InvalidRequest without a template, or when it refuses."""
         for message in messages:
             self._check_length(message.content)
-        return await self._on_tokenizer_thread(lambda: self.encode_chat_now(messages, options))
+        return await self._on_tokenizer_thread(tenant, lambda: self.encode_chat_now(messages, options))
 
     def encode_chat_now(
         self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT
@@ -149,7 +152,7 @@ class AsyncLLM:
     ) -> Composed:
         """The prompt of a session's next turn. Raises as `encode_chat`."""
         return await self._on_tokenizer_thread(
-            lambda: compose(self.tokenizer, said, messages, self._check_length, options)
+            tenant, lambda: compose(self.tokenizer, said, messages, self._check_length, options)
         )
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -380,16 +383,12 @@ class AsyncLLM:
         self._loop.end()
         self._session_support.store.close()  # its file is under the disk cache's lock
         self._loop.stop()
-        self._tokenizers.shutdown(wait=False, cancel_futures=True)
+        self._tokenizers.close()
         self._end_all(self._closed)
 
-    async def _on_tokenizer_thread(self, encode: Callable[[], AnswerT]) -> AnswerT:
-        """Raises EngineStopped after `close`, which ends the pool's threads."""
-        try:
-            future = self._tokenizers.submit(encode)
-        except RuntimeError:  # a pool that was shut down; asking before would be a race
-            raise EngineStopped(self._closed or "the engine has stopped") from None
-        return await asyncio.wrap_future(future)
+    async def _on_tokenizer_thread(self, tenant: str, encode: Callable[[], AnswerT]) -> AnswerT:
+        """Raises QueueFull, or EngineStopped after `close`."""
+        return await asyncio.wrap_future(self._tokenizers.submit(tenant, encode))
 
     def _check_length(self, text: str) -> None:
         allowed = self.facts.context_length * BYTES_PER_TOKEN_MAX

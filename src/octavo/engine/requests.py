@@ -68,6 +68,7 @@ def make_request(
     cache_salt: str = "",
 ) -> Request:
     """A checked Request: token ids in the vocabulary, max_tokens resolved, a missing seed drawn."""
+    check_context(len(prompt), facts.context_length)  # first: looking at many tokens takes a while
     config, block_size = engine.scheduler.config, engine.scheduler.memory.block_size
     # A pin's own request may take the blocks that are kept for it, and a session's turn those that are its
     # own; the engine checks that again.
@@ -91,7 +92,6 @@ def make_request(
     if params.beams is not None:
         require_range("beam_width", params.beams.width, 1, facts.vocab_size, hint="the vocabulary")
     seed = params.seed if params.seed is not None else secrets.randbits(63)
-    check_context(len(prompt), facts.context_length)
     request = Request(
         request_id,
         tuple(prompt),

@@ -96,6 +96,7 @@ def start_engine(
 
 def client_of(started: Started, options: StartOptions) -> AsyncLLM:
     """Start the engine's thread."""
+    started.loaded.tokenizer.start_threads()
     return AsyncLLM(
         started.engine, started.loaded.tokenizer, started.facts, options.max_queue, started.sessions
     )

@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from octavo.errors import InvalidRequest
+from octavo.text.encoding import encode_text
 
 
 class AliasEncoder:
@@ -63,16 +64,6 @@ class AliasEncoder:
                 param="messages",
             )
         return encoded
-
-
-def encode_text(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
-    """Token ids, as `backend` encodes them. Raises InvalidRequest for text that is no Unicode (a lone
-    surrogate)."""
-    try:
-        ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
-    except (UnicodeEncodeError, TypeError) as error:
-        raise InvalidRequest(f"the text is not valid Unicode: {error}", param="prompt") from error
-    return ids
 
 
 def _renamed(token: AddedToken, name: str) -> AddedToken:

@@ -17,10 +17,11 @@ import tokenizers
 
 from octavo.errors import BadModelFile, ModelNotFound, UnsupportedModel
 from octavo.fields import Fields, parse_json_object, read_json_fields
-from octavo.text.aliases import AliasEncoder, encode_text
+from octavo.text.aliases import AliasEncoder
 from octavo.text.chat import ChatTemplate
 from octavo.text.control import ControlTokens
 from octavo.text.detokenizer import IncrementalDetokenizer
+from octavo.text.encoding import encode_text, start_library_threads
 from octavo.text.gguf_vocabulary import build_vocabulary
 
 TOKENIZER_BYTES_MAX = 256 << 20
@@ -183,6 +184,10 @@ class Tokenizer:
         """Token ids of text, control token, text, ... (`Rendered.parts`): nothing in a text becomes a control
         token. Raises InvalidRequest as `AliasEncoder.encode`."""
         return self._aliases.encode(parts)
+
+    def start_threads(self) -> None:
+        """Have the threads that encode long texts give way to others (`start_library_threads`)."""
+        start_library_threads(self._backend)
 
     def info(self) -> dict[str, object]:
         """What a client needs to tokenise alike, in the shape of vLLM's /tokenizer_info: JSON values."""
