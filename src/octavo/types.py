@@ -134,7 +134,6 @@ class SamplingParams:
     include_stop: bool = False  # keep the stop string, or the text of the token that ended it, in the text
     skip_special_tokens: bool = True  # False: special tokens are text, as the vocabulary writes them
     beams: BeamParams | None = None  # search instead of sampling; most other fields are then refused
-    skip_special_tokens: bool = True  # leave special tokens out of the text
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
