@@ -28,6 +28,10 @@ Expected shortage (no free block, no free row) is a value, not an exception. A b
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from numbers import Integral, Real
+from operator import index
+
 _SHOWN_CHARS_MAX = 80
 
 
@@ -135,12 +139,41 @@ def require_range(
     low: float,
     high: float,
     *,
+    whole: bool = False,
     error: type[InvalidRequest] = InvalidRequest,
     hint: str = "",
     param: str | None = None,
 ) -> None:
-    """Raise `error` unless low <= given <= high (NaN never passes); the message says what is allowed.
-    `param`: the field, where `name` is more than it."""
-    if not low <= given <= high:
+    """Raise `error` unless `given` is a number, `whole` or any, and low <= given <= high (NaN never passes);
+    the message says what is allowed. `param`: the field, where `name` is more than it."""
+    if not (is_number(given, whole=whole) and low <= given <= high):
+        if whole and is_number(given) and not is_number(given, whole=True):
+            hint = "a whole number"
         message = f"{name} is {shown(given)}; allowed: {low:,} to {high:,}"
         raise error(message + (f" ({hint})" if hint else ""), param=param or name)
+
+
+def is_number(given: object, *, whole: bool = False) -> bool:
+    """True and False are none, whatever Python says."""
+    return isinstance(given, Integral if whole else Real) and not isinstance(given, bool)
+
+
+def as_items(
+    name: str, given: object, allowed: str, most: int, *, of: str, least: int = 0
+) -> tuple[object, ...]:
+    """The items of a list, tuple, set or array. Raises InvalidRequest, that says what is `allowed`, for what
+    is none of these, text and mappings among them, and for less than `least` or more than `most` items."""
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Collection):
+        raise InvalidRequest(f"{name} is {shown(given)}; allowed: {allowed}", param=name)
+    require_range(of, len(given), least, most)
+    return tuple(given)
+
+
+def as_tokens(name: str, given: object, most: int, *, of: str, least: int = 0) -> tuple[int, ...]:
+    """The same where the items are token ids; which there are only the model knows."""
+    allowed = "a list of token ids"
+    items = as_items(name, given, allowed, most, of=of, least=least)
+    for item in items:
+        if not is_number(item, whole=True):
+            raise InvalidRequest(f"{name} holds {shown(item)}; allowed: {allowed}", param=name)
+    return tuple(map(index, items))  # type: ignore[arg-type]

@@ -16,7 +16,14 @@ import octavo.engine.llm
 from octavo import LLM, SamplingParams
 from octavo.engine.assemble import Assembler
 from octavo.engine.outputs import Delta
-from octavo.errors import InvalidRequest, ModelNotFound, QueueFull, RequestFailed, RequestTooLarge
+from octavo.errors import (
+    EngineStopped,
+    InvalidRequest,
+    ModelNotFound,
+    QueueFull,
+    RequestFailed,
+    RequestTooLarge,
+)
 from octavo.executor.host import HostStore
 from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
@@ -366,3 +373,105 @@ def test_closing_drops_what_is_unfinished(make_llm: Callable[..., LLM]) -> None:
     assert llm.engine.stats.output_tokens == 1  # nothing was computed for nobody
     assert llm.engine.scheduler.transfers.num_stored == 2
     nothing_is_left(llm)
+
+
+def test_one_prompt_is_answered_once(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+    tokens = LetterTokenizer().encode("octavo")
+    wanted = llm.generate([tokens], greedy(4))[0].choices[0].token_ids
+    for prompt in ("octavo", ["octavo"], tokens, tuple(tokens), np.array(tokens), [np.array(tokens)]):
+        (output,) = llm.generate(prompt, greedy(4))  # type: ignore[arg-type]
+        assert output.choices[0].token_ids == wanted
+        assert output.prompt_token_ids == tuple(tokens)
+        assert all(type(token) is int for token in output.prompt_token_ids)
+    nothing_is_left(llm)
+
+
+def test_one_chat_is_answered_once(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(TalkingTokenizer())
+    for messages in ([{"role": "user", "content": "abc"}], (ChatMessage("user", "abc"),)):
+        (one,) = llm.chat(messages, greedy(4))
+        (also,) = llm.chat([messages], [greedy(4)])
+        assert one.prompt_token_ids == also.prompt_token_ids == tuple(LetterTokenizer().encode("abc"))
+    assert llm.chat([], greedy(4)) == []
+
+
+def test_params_may_be_left_out(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(TalkingTokenizer())
+    wanted = SamplingParams()
+    asked: list[SamplingParams] = []
+    make_request = octavo.engine.llm.make_request
+
+    def note(
+        request_id: int, prompt: list[int], params: SamplingParams, *rest: object, **more: object
+    ) -> object:
+        asked.append(params)
+        short = SamplingParams(max_tokens=2)
+        return make_request(request_id, prompt, short, *rest, **more)  # type: ignore[arg-type]
+
+    with mock.patch.object(octavo.engine.llm, "make_request", note):
+        llm.generate(["abc", "de"])
+        llm.chat([ChatMessage("user", "abc")])
+        llm.add_request("abc")
+        turned(llm)
+    assert asked == [wanted] * 4
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda llm: llm.generate(5), "prompts is 5; allowed: text, a list of token ids, or a list of"),
+        (lambda llm: llm.generate(None), "prompts is None; allowed: text"),
+        (lambda llm: llm.generate(b"abc"), "prompts is b'abc'; allowed: text"),
+        (lambda llm: llm.generate([5, "abc"]), "a prompt holds 'abc'; allowed: a list of token ids"),
+        (lambda llm: llm.generate(["abc", 5]), "a prompt is 5; allowed: a list of token ids"),
+        (lambda llm: llm.generate([[5.5]]), "a prompt holds 5.5; allowed: a list of token ids"),
+        (lambda llm: llm.generate("abc", {"max_tokens": 5}), "params holds .*; allowed: SamplingParams"),
+        (lambda llm: llm.generate("abc", [greedy(4), 5]), "params holds 5; allowed: SamplingParams"),
+        (lambda llm: llm.add_request({"prompt": "abc"}), "a prompt is .*; allowed: a list of token ids"),
+        (lambda llm: llm.add_request("abc", 5), "params holds 5; allowed: SamplingParams"),
+        (lambda llm: llm.chat("hello"), "chats is 'hello'; allowed: a list of messages, or a list of such"),
+        (lambda llm: llm.chat({"role": "user"}), "chats is .*; allowed: a list of messages"),
+        (lambda llm: llm.chat(["hello"]), "a chat is 'hello'; allowed: a list of messages"),
+        (lambda llm: llm.chat([["hello"]]), "a chat message is 'hello'; allowed: ChatMessage, or a dict"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_with_what_is(
+    make_llm: Callable[..., LLM], call: Callable[[LLM], object], said: str
+) -> None:
+    llm = make_llm(TalkingTokenizer())
+    with pytest.raises(InvalidRequest, match=said):
+        call(llm)
+    assert llm.engine.stats.steps == 0
+    nothing_is_left(llm)
+
+
+def test_after_close_everything_says_so_and_closing_again_is_fine(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(TalkingTokenizer(), depth=1)
+    llm.add_request("abc", greedy(100))
+    llm.close()
+    llm.close()
+    for call in (
+        lambda: llm.generate("abc", greedy(4)),
+        lambda: llm.chat([ChatMessage("user", "abc")], greedy(4)),
+        lambda: llm.add_request("abc", greedy(4)),
+        llm.step,
+    ):
+        with pytest.raises(EngineStopped, match="this LLM was closed"):
+            call()
+    assert llm.num_unfinished == 0
+
+
+def test_leaving_a_with_statement_closes_and_hides_no_error(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+
+    def use() -> None:
+        with llm as entered:
+            assert entered is llm
+            assert len(llm.generate("abc", greedy(4))) == 1
+            raise RuntimeError("the caller's own")
+
+    with pytest.raises(RuntimeError, match="the caller's own"):
+        use()
+    with pytest.raises(EngineStopped):
+        llm.step()

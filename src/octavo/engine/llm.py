@@ -3,13 +3,14 @@ engine.
 
 from octavo import LLM, SamplingParams
 llm = LLM("smollm2-135m")
-print(llm.generate(["The capital of France is"], SamplingParams(max_tokens=16, temperature=0))[0].text)
+print(llm.generate("The capital of France is", SamplingParams(max_tokens=16, temperature=0))[0].text)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from octavo.config import StartOptions
 from octavo.engine.assemble import Assembler, Vocabulary
@@ -17,11 +18,16 @@ from octavo.engine.core import Cancel
 from octavo.engine.outputs import ChatMessage, Delta, TokenInfo
 from octavo.engine.requests import encode_rendered, make_request, render_chat
 from octavo.engine.start import build_engine
-from octavo.errors import InvalidRequest, RequestFailed
-from octavo.types import FinishReason, Request, SamplingParams, Update, Usage
+from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, as_tokens, is_number, shown
+from octavo.types import TOKENS_MAX, FinishReason, Request, SamplingParams, Update, Usage
 
 Prompt = str | Sequence[int]
 Message = ChatMessage | Mapping[str, str]
+Chat = Sequence[Message]
+Params = SamplingParams | Sequence[SamplingParams] | None  # one for all, one for each, or the default ones
+
+_PROMPTS = "text, a list of token ids, or a list of such prompts"
+_CHATS = "a list of messages, or a list of such chats"
 
 
 @dataclass(slots=True)
@@ -59,7 +65,10 @@ class Output:
 
 
 class LLM:
-    """A model in this process. `model` is an alias, a folder, a .gguf file or a Hugging Face repository."""
+    """A model in this process. `model` is an alias, a folder, a .gguf file or a Hugging Face repository.
+
+    Close it, or use it in a `with` statement; after that it raises EngineStopped.
+    """
 
     def __init__(
         self,
@@ -75,37 +84,49 @@ class LLM:
         self.tokenizer = self.started.loaded.tokenizer
         self._vocabulary = Vocabulary(self.tokenizer.token_bytes, self.tokenizer.special_ids)
         self._num_requests = 0
+        self._closed = False
         self._assemblers: dict[int, Assembler] = {}  # of requests that were added and have not finished
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams], *, n: int = 1
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, n: int = 1
     ) -> list[Output]:
-        """Complete every prompt (text or token ids), batched as memory allows; outputs in the order of
-        prompts.
+        """Complete one prompt (text or token ids) or every one of a list, batched as memory allows; outputs
+        in the order of prompts.
 
         Raises InvalidRequest before anything runs if a prompt or its parameters are wrong, or while requests
-        that were added are unfinished; RequestFailed if one fails.
+        that were added are unfinished; RequestFailed if one fails; EngineStopped after `close`.
         """
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(prompts):
-            raise ValueError(f"{len(each)} params for {len(prompts)} prompts; allowed: one, or one each")
-        tokens = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in prompts]
-        return self._run(tokens, each, n)
+        self._check_open()
+        each = _prompts(prompts)
+        params = _params(params, len(each))
+        return self._run([self._tokens(prompt) for prompt in each], params, n)
 
-    def chat(self, chats: Sequence[Sequence[Message]], params: SamplingParams, *, n: int = 1) -> list[Output]:
-        """Answer every chat, rendered with the model's own template. A message may be a dict, as in OpenAI's
-        API.
+    def chat(self, chats: Chat | Sequence[Chat], params: Params = None, *, n: int = 1) -> list[Output]:
+        """Answer one chat or every one of a list, rendered with the model's own template. A message may be a
+        dict, as in OpenAI's API.
 
         Raises as `generate`, and InvalidRequest when there is no template, when it refuses a chat, or when a
         message lacks its fields.
         """
-        rendered = [render_chat(self.tokenizer, [_message(m) for m in messages]) for messages in chats]
+        self._check_open()
+        each = _chats(chats)
+        params = _params(params, len(each))
+        rendered = [render_chat(self.tokenizer, messages) for messages in each]
         tokens = [encode_rendered(self.tokenizer, one) for one in rendered]
-        return self._run(tokens, [params] * len(tokens), n)
+        return self._run(tokens, params, n)
 
     def close(self) -> None:
         """Drop unfinished requests, store what is to be kept below, if there is anything, and let go of all
-        threads."""
+        threads. A second time does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         self._assemblers.clear()
         for request_id in self.engine.scheduler.live_requests():
             self.engine.scheduler.cancel(request_id)
@@ -116,13 +137,14 @@ class LLM:
             self.engine.step()
         self.engine.executor.close()
 
-    def add_request(self, prompt: Prompt, params: SamplingParams, *, n: int = 1) -> int:
-        """Queue a prompt (text or token ids) for whoever calls `step` instead of `generate`; its request id.
+    def add_request(self, prompt: Prompt, params: SamplingParams | None = None, *, n: int = 1) -> int:
+        """Queue a prompt (text or token ids) for a caller of `step` instead of `generate`; its request id.
 
-        Raises InvalidRequest, RequestTooLarge or QueueFull; then nothing was queued.
+        Raises InvalidRequest, RequestTooLarge, QueueFull or EngineStopped; then nothing was queued.
         """
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        request = self._request(tokens, params, n)
+        self._check_open()
+        (own,) = _params(params, 1)
+        request = self._request(self._tokens(prompt), own, n)
         self._submit(request)
         return request.request_id
 
@@ -130,8 +152,9 @@ class LLM:
         """Turn the engine once: (request id, what it got) of those that were added; not all get something.
 
         A request that fails ends with a delta whose `finish` is ERROR. An exception means that all unfinished
-        ones are lost.
+        ones are lost; EngineStopped, that they were lost by `close`.
         """
+        self._check_open()
         try:
             if self.engine.has_work and self.engine.idle:
                 self.engine.inbox.wait()  # for a transfer
@@ -163,6 +186,15 @@ class LLM:
                 del self._assemblers[update.request_id]
         return deltas
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineStopped("this LLM was closed; make another one to go on")
+
+    def _tokens(self, prompt: Prompt) -> Sequence[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        return as_tokens("a prompt", prompt, TOKENS_MAX, of="tokens of a prompt")
+
     def _request(self, prompt: Sequence[int], params: SamplingParams, n: int) -> Request:
         self._num_requests += 1
         return make_request(self._num_requests, prompt, params, self.engine, self.started.facts, n=n)
@@ -176,7 +208,7 @@ class LLM:
             raise
         self.engine.inbox.wake()  # a step may find work now
 
-    def _run(self, prompts: list[list[int]], params: list[SamplingParams], n: int) -> list[Output]:
+    def _run(self, prompts: Sequence[Sequence[int]], params: list[SamplingParams], n: int) -> list[Output]:
         if self._assemblers:
             raise InvalidRequest(
                 f"{len(self._assemblers)} requests that were added are unfinished: call step() until "
@@ -220,6 +252,44 @@ class LLM:
         self.engine.recover(error)
 
 
+def _prompts(given: object) -> list[Prompt]:
+    """A list of prompts, or one that stands alone."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, bytes | Mapping) or not isinstance(given, Collection):
+        raise InvalidRequest(f"prompts is {shown(given)}; allowed: {_PROMPTS}", param="prompt")
+    prompts = list(given)
+    return [prompts] if prompts and is_number(prompts[0]) else prompts
+
+
+def _chats(given: object) -> list[list[ChatMessage]]:
+    """A list of chats, or one that stands alone."""
+    if not isinstance(given, list | tuple):
+        raise InvalidRequest(f"chats is {shown(given)}; allowed: {_CHATS}", param="messages")
+    chats = [given] if given and isinstance(given[0], ChatMessage | Mapping) else given
+    for chat in chats:
+        if not isinstance(chat, list | tuple):
+            raise InvalidRequest(f"a chat is {shown(chat)}; allowed: {_CHATS}", param="messages")
+    return [[_message(message) for message in chat] for chat in chats]
+
+
+def _params(given: object, count: int) -> list[SamplingParams]:
+    """One for each of `count` prompts."""
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * count
+    each: list[SamplingParams] = []
+    for params in given if isinstance(given, list | tuple) else [given]:
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequest(
+                f"params holds {shown(params)}; allowed: SamplingParams, or a list with one for each prompt",
+                param="params",
+            )
+        each.append(params)
+    if len(each) != count:
+        raise ValueError(f"{len(each)} params for {count} prompts; allowed: one, or one each")
+    return each
+
+
 def _message(given: Message) -> ChatMessage:
     if isinstance(given, ChatMessage):
         return given
@@ -230,7 +300,7 @@ def _message(given: Message) -> ChatMessage:
     ):
         return ChatMessage(given["role"], given["content"], given.get("name"))
     raise InvalidRequest(
-        f"a chat message is {given!r:.80}; allowed: ChatMessage, or a dict with role and content as text; "
-        "chat() takes a list of chats, each a list of messages",
+        f"a chat message is {shown(given)}; allowed: ChatMessage, or a dict with role and content as text; "
+        f"chat() takes {_CHATS}",
         param="messages",
     )
