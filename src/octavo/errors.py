@@ -154,7 +154,7 @@ def as_items(
     is none of these, text and mappings among them, and for less than `least` or more than `most` items."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Collection):
         raise InvalidRequest(f"{name} is {given!r:.80}; allowed: {allowed}", param=name)
-    require_range(of, len(given), least, most)
+    require_range(of, len(given), least, most, param=name)
     return tuple(given)
 
 
