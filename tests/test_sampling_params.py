@@ -88,3 +88,20 @@ def test_beams_and_timeouts_say_what_is_allowed() -> None:
         BeamParams(2.5)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="timeout is '3'; allowed: above 0, up to 86,400 seconds"):
         Timeouts("3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": ["a" * 257]}, "stop"),
+        ({"stop_token_ids": [5] * 65}, "stop_token_ids"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"banned_sequences": [[]]}, "banned_sequences"),
+        ({"logit_bias": {5: 101}}, "logit_bias"),
+    ],
+)
+def test_a_refusal_names_the_field(fields: dict[str, object], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        made(**fields)
+    assert refused.value.param == param

@@ -165,7 +165,7 @@ def as_items(
     is none of these, text and mappings among them, and for less than `least` or more than `most` items."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Collection):
         raise InvalidRequest(f"{name} is {shown(given)}; allowed: {allowed}", param=name)
-    require_range(of, len(given), least, most)
+    require_range(of, len(given), least, most, param=name)
     return tuple(given)
 
 

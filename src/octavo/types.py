@@ -184,7 +184,7 @@ class SamplingParams:
         for text in stops:
             if not isinstance(text, str):
                 raise InvalidRequest(f"stop holds {shown(text)}; allowed: {words}", param="stop")
-            require_range("length of a stop string", len(text), 1, STOP_STRING_CHARS_MAX)
+            require_range("length of a stop string", len(text), 1, STOP_STRING_CHARS_MAX, param="stop")
         tokens = as_tokens(
             "stop_token_ids", self.stop_token_ids, STOP_TOKENS_MAX, of="number of stop_token_ids"
         )

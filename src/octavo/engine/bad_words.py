@@ -20,10 +20,10 @@ def bad_word_ids(encode: Callable[[str], Sequence[int]], words: Sequence[str]) -
     """The `banned_sequences` of these words: each without a space before it, and with one where that is as
     many tokens and begins with another. `encode` adds no begin token. Raises InvalidRequest for too many, too
     long and empty ones."""
-    require_range("number of bad_words", len(words), 0, BAD_WORDS_MAX)
+    require_range("number of bad_words", len(words), 0, BAD_WORDS_MAX, param="bad_words")
     sequences: list[tuple[int, ...]] = []
     for word in words:
-        require_range("length of a bad word", len(word), 1, BAD_WORD_CHARS_MAX)
+        require_range("length of a bad word", len(word), 1, BAD_WORD_CHARS_MAX, param="bad_words")
         plain, spaced = (tuple(encode(before + word.lstrip())) for before in ("", " "))
         if not 1 <= len(plain) <= BANNED_SEQUENCE_TOKENS_MAX:
             raise InvalidRequest(
