@@ -79,6 +79,9 @@ class Files(Protocol):
     def sync_folder(self, path: Path) -> None:
         """Wait until the names in a folder are on the medium."""
 
+    def identity(self, path: Path) -> tuple[int, int] | None:
+        """Device and inode of the file that the path names now; None: there is none."""
+
     def connect(self, path: Path) -> Database:
         """Open an SQLite database, made empty if it is not there. It never waits for another's lock."""
 
@@ -135,9 +138,45 @@ class OsFiles:
         finally:
             os.close(fd)
 
+    def identity(self, path: Path) -> tuple[int, int] | None:
+        """As `Files` says."""
+        try:
+            found = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return found.st_dev, found.st_ino
+
     def connect(self, path: Path) -> Database:
         """As `Files` says. Opened by one thread and used by another, never by two at once."""
         return sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+
+
+class Whereabouts:
+    """Where files are that somebody has open. What is written to one whose name was taken away succeeds, is
+    synced, and is never found again."""
+
+    def __init__(self, files: Files, paths: Sequence[Path]) -> None:
+        """They are there now, or are no part of it. Raises OSError."""
+        self._files = files
+        self._known = {path: found for path in paths if (found := files.identity(path)) is not None}
+
+    def find_vanished(self) -> Path | None:
+        """One whose path does not name it any more: it was removed, moved or replaced."""
+        for path, known in self._known.items():
+            try:
+                if self._files.identity(path) != known:
+                    return path
+            except OSError:
+                return path
+        return None
+
+
+def vanished_in_words(path: Path) -> str:
+    """What to tell of one."""
+    return (
+        f"{path} has vanished: it was removed, moved or replaced under the running server, and what is "
+        "written to it would not be found after a restart; put it back, or start the server again"
+    )
 
 
 def read_regular_file(path: Path, bytes_max: int) -> bytes:

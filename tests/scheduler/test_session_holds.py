@@ -370,3 +370,21 @@ def test_a_resumed_session_is_held_no_longer_than_its_next_turn_also_where_there
     assert chats.scheduler.pins.find("", resumed_name("a")) is None
     chats.add(30, 51)  # all of the pool
     chats.drain()
+
+
+def test_a_restored_session_whose_last_token_filled_a_block_can_be_suspended_without_that_block() -> None:
+    chats = Chats(blocks=30, slots=50)
+    chats.whole_turn("a", PROMPT)
+    chats.settle()
+    chats.scheduler.sessions.delete("", "a")
+    said = (*PROMPT, 900, 901)  # six blocks' tokens; the K and V of the last one were never computed
+    chats.scheduler.sessions.restore("a", "", said, 60.0, 0.0)
+    for _ in range(2):
+        chats.scheduler.sessions.suspend("", "a")
+        chats.settle()
+        assert (chats.blocks().state, chats.blocks().kept) == (SessionState.SUSPENDED, 5)
+    chats.evict_all()
+    chats.scheduler.transfers.lose(list(chats.scheduler.sessions.find("", "a").names[2:4]))
+    with pytest.raises(SessionRefused, match="2 of the 5 blocks of session a are neither in memory nor on"):
+        chats.scheduler.sessions.suspend("", "a")
+    check_scheduler(chats.scheduler)

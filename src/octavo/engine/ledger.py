@@ -146,9 +146,10 @@ class Ledger:
 
 
 def _find(scheduler: Scheduler, order: PinOrder, filler: int, now: float) -> PinView | None:
-    """The pin that this request filled, and not another one that has its name by now."""
+    """The pin that this request filled, unless its time has passed: not another one that has its name by
+    now."""
     pin = scheduler.pins.find(order.tenant, order.pin_name)
-    return None if pin is None or pin.filler != filler else view_pin(pin, now)
+    return None if pin is None or pin.filler != filler or pin.expires <= now else view_pin(pin, now)
 
 
 def _release(scheduler: Scheduler, tenant: str, name: str, now: float) -> PinView:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from octavo.errors import SessionBusy, SessionRefused, UnknownSession, require_range
 from octavo.executor.disk_index import is_trouble
-from octavo.files import Database, Files, OsFiles
+from octavo.files import Database, Files, OsFiles, Whereabouts, vanished_in_words
 
 log = logging.getLogger("octavo.sessions")
 
@@ -74,6 +74,8 @@ class SessionStore:
         self._database: Database | None = None
         self._writer: ThreadPoolExecutor | None = None
         self._undeleted: set[str] = set()  # rows that should not be there; the writer's
+        self._where = Whereabouts(OsFiles(), [])
+        self._vanished: Path | None = None  # what was told of last; the writer's
 
     @classmethod
     def open(
@@ -100,6 +102,7 @@ class SessionStore:
                 files.remove(path.with_name(path.name + suffix))
             store._database = _connect(files, path)
             store._database.execute(_SCHEMAS[-1])
+        store._where = Whereabouts(files, [path, path.with_name(path.name + "-wal")])
         store._writer = ThreadPoolExecutor(1, "octavo-sessions")
         return store
 
@@ -188,7 +191,7 @@ class SessionStore:
         nothing if a turn has ended well since, or it was deleted."""
         with self._lock:
             now = self._records.get(record.session_id)
-            if now is not None and now.tokens is record.tokens:
+            if now is not None and now.tokens is record.tokens and now.num_suspended != num_blocks:
                 self._records[now.session_id] = now = replace(now, num_suspended=num_blocks)
                 self._put(now)
 
@@ -203,11 +206,12 @@ class SessionStore:
         return self._without_file()
 
     def sync(self, session_id: str) -> Future[bool]:
-        """True when the session, as it is now, is on the medium; at once where there is no file."""
+        """True when the session, as it is now, is on the medium; at once where there is no file.
+        SessionRefused where the file is not where it was."""
         with self._lock:
             record = self._records.get(session_id)
             if self._writer is not None:
-                return self._writer.submit(lambda: record is not None and self._write(record, durable=True))
+                return self._writer.submit(self._write_to_find, record)
         return self._without_file()
 
     def close(self) -> None:
@@ -260,6 +264,17 @@ class SessionStore:
             if not self._execute("DELETE FROM sessions WHERE id = ?", (one,), durable=durable):
                 return False
             self._undeleted.discard(one)
+        return True
+
+    def _write_to_find(self, record: SessionRecord | None) -> bool:
+        """On the writer's thread: written, synced, and where a restart looks for it."""
+        if record is None or not self._write(record, durable=True):
+            return False
+        before, self._vanished = self._vanished, self._where.find_vanished()
+        if self._vanished is not None:
+            if before is None:
+                log.error("%s", vanished_in_words(self._vanished))
+            raise SessionRefused(vanished_in_words(self._vanished))
         return True
 
     def _write(self, record: SessionRecord, *, durable: bool) -> bool:

@@ -213,50 +213,65 @@ class Sessions:
     async def suspend(self, tenant: str, session_id: str) -> SessionView:
         """Send all its blocks to disk; returns when they, their index and the session are on the medium.
 
-        Raises SessionRefused without a disk cache, SessionBusy, PinRefused, RequestFailed when the disk
-        failed.
+        Raises SessionRefused without a disk cache, where blocks are nowhere any more or the disk's files have
+        vanished, SessionBusy, PinRefused, RequestFailed when the disk failed. Then it is not suspended,
+        unless it had been before and only its client has left, or it is busy.
         """
-        record, sync = self._store.find(tenant, session_id), self._sync
-        if sync is None:
-            raise SessionRefused("a session is suspended to disk, and there is none (setting disk_cache)")
+        record = self._store.find(tenant, session_id)
         await self._know(record)
-        await self._send_down(record)
+        try:
+            await self._send_down(record)
+            num_blocks = await self._sync_blocks(record)
+            await self._sync_record(record)
+            return self._told(record, await self._llm.ask(lambda s, now: _end(s, now, record, num_blocks)))
+        except BaseException as error:
+            if isinstance(error, RequestFailed | SessionRefused) or not record.num_suspended:
+                self._store.note_suspended(record, 0)
+                self._llm.tell(lambda s, now: s.sessions.give_up_suspending(session_id))
+            raise
+
+    async def _send_down(self, record: SessionRecord) -> None:
+        """Returns when all its blocks are below."""
+        session_id = record.session_id
+        if self._sync is None:
+            raise SessionRefused("a session is suspended to disk, and there is none (setting disk_cache)")
+        blocks = await self._llm.ask(lambda s, now: _suspend(s, record))
+        for _ in range(int(_SUSPEND_TIMEOUT_S / _PAUSE_S)):
+            if blocks.state is not SessionState.SUSPENDING or blocks.stuck:
+                break
+            await asyncio.sleep(_PAUSE_S)
+            blocks = await self._llm.ask(lambda s, now: view_session(s, session_id))
+        if blocks.state is SessionState.SUSPENDING:
+            why = "could not be written to disk" if blocks.stuck else "found no room there that is theirs"
+            raise RequestFailed(
+                f"session {session_id} could not be suspended: {blocks.num_blocks - blocks.below:,} of its "
+                f"{blocks.num_blocks:,} blocks {why}; it stays in memory"
+            )
+
+    async def _sync_blocks(self, record: SessionRecord) -> int:
+        """Returns when data and index are on the medium, with how many blocks; what is not is forgotten."""
+        assert self._sync is not None
         slots = await self._llm.ask(lambda s, now: _slots_of_suspended(s, record))
-        lost = await asyncio.wrap_future(sync(slots))
-        self._store.find(tenant, session_id)  # it may have been deleted meanwhile
+        lost = await asyncio.wrap_future(self._sync(slots))
+        self._store.find(record.tenant, record.session_id)  # it may have been deleted meanwhile
         if lost:
             await self._llm.ask(lambda s, now: s.transfers.lose(lost))
             raise RequestFailed(
-                f"{len(lost):,} of {len(slots):,} blocks of session {session_id} could not be synced to "
-                "disk; they will be recomputed"
+                f"{len(lost):,} of {len(slots):,} blocks of session {record.session_id} could not be synced "
+                "to disk; it is not suspended, and goes on from memory"
             )
-        self._store.note_suspended(record, await self._llm.ask(lambda s, now: _num_suspended(s, record)))
-        if not await asyncio.wrap_future(self._store.sync(session_id)):
-            self._store.find(tenant, session_id)
-            raise RequestFailed(f"session {session_id} could not be written to disk; its blocks are there")
-        self._llm.tell(lambda s, now: _note(s, now, EventKind.SESSION_SUSPENDED, record, len(slots)))
-        return await self.find(tenant, session_id)
+        return len(slots)
 
-    async def _send_down(self, record: SessionRecord) -> None:
-        """Returns when all its blocks are below. Where that fails, or is cancelled, they stay where they are:
-        nobody else would end it where the disk works no more."""
-        session_id = record.session_id
-        try:
-            blocks = await self._llm.ask(lambda s, now: _suspend(s, record))
-            for _ in range(int(_SUSPEND_TIMEOUT_S / _PAUSE_S)):
-                if blocks.state is not SessionState.SUSPENDING or blocks.stuck:
-                    break
-                await asyncio.sleep(_PAUSE_S)
-                blocks = await self._llm.ask(lambda s, now: view_session(s, session_id))
-            if blocks.state is SessionState.SUSPENDING:
-                why = "could not be written to disk" if blocks.stuck else "found no room there that is theirs"
-                raise RequestFailed(
-                    f"session {session_id} could not be suspended: {blocks.num_blocks - blocks.below:,} of "
-                    f"its {blocks.num_blocks:,} blocks {why}; it stays in memory"
-                )
-        except BaseException:
-            self._llm.tell(lambda s, now: s.sessions.give_up_suspending(session_id))
-            raise
+    async def _sync_record(self, record: SessionRecord) -> None:
+        """Returns when a restart finds it as a suspended one."""
+        self._store.note_suspended(record, await self._llm.ask(lambda s, now: _num_suspended(s, record)))
+        is_synced = await asyncio.wrap_future(self._store.sync(record.session_id))
+        self._store.find(record.tenant, record.session_id)  # not deleted meanwhile
+        if not is_synced:
+            raise RequestFailed(
+                f"the record of session {record.session_id} could not be written to disk; it is not "
+                "suspended, and its blocks are there"
+            )
 
     async def resume(self, tenant: str, session_id: str) -> SessionView:
         """Bring its blocks into the pool, computing what is damaged, and hold them until its next turn ends;
@@ -343,10 +358,7 @@ def _slots_of_suspended(scheduler: Scheduler, record: SessionRecord) -> list[tup
     scheduler.sessions.check_resume(session)
     state = scheduler.sessions.state_of(session)
     if state is not SessionState.SUSPENDED:
-        raise RequestFailed(
-            f"session {record.session_id} is {state.value}: it was used meanwhile, or gave way; "
-            "suspend it again"
-        )
+        raise _used_meanwhile(record, state)
     return scheduler.sessions.slots(record.session_id)
 
 
@@ -365,6 +377,17 @@ def _note_fallback(scheduler: Scheduler, now: float, record: SessionRecord, comp
     scheduler.events.note(Event(now, EventKind.SESSION_FELL_BACK, text, None, record.tenant))
 
 
-def _note(scheduler: Scheduler, now: float, kind: EventKind, record: SessionRecord, blocks: int) -> None:
-    text = f"session {record.session_id} was {kind.value.removeprefix('session_')}: {blocks:,} blocks"
-    scheduler.events.note(Event(now, kind, text, None, record.tenant, blocks))
+def _end(scheduler: Scheduler, now: float, record: SessionRecord, num_blocks: int) -> SessionBlocks:
+    """It was suspended. Raises RequestFailed where somebody has used it or taken that back since."""
+    blocks = view_session(scheduler, record.session_id)
+    if blocks.state is SessionState.IDLE:
+        raise _used_meanwhile(record, blocks.state)
+    text = f"session {record.session_id} was suspended: {num_blocks:,} blocks"
+    scheduler.events.note(Event(now, EventKind.SESSION_SUSPENDED, text, None, record.tenant, num_blocks))
+    return blocks
+
+
+def _used_meanwhile(record: SessionRecord, state: SessionState) -> RequestFailed:
+    return RequestFailed(
+        f"session {record.session_id} is {state.value}: it was used meanwhile, or gave way; suspend it again"
+    )

@@ -46,7 +46,7 @@ from pathlib import Path
 
 from octavo.errors import ConfigError
 from octavo.executor.disk_index import DIGEST_BYTES, NAME_BYTES, Binding, DiskIndex, Row
-from octavo.files import Files, OsFiles
+from octavo.files import Files, OsFiles, Whereabouts
 from octavo.units import format_bytes
 
 _PAGE = 4096
@@ -105,6 +105,8 @@ class DiskStore:
                 store._fit(max_age_s if max_age_s == math.inf else max(max_age_s, needed_s(namespace)))
                 files.sync_folder(namespace)
                 files.sync_folder(folder)
+                parts = ("blocks", "index.sqlite", "index.sqlite-wal", "lock")
+                store._where = Whereabouts(files, [namespace / part for part in parts])
             except (OSError, sqlite3.Error) as error:
                 raise ConfigError(_refusal(folder, num_bytes, error)) from None
             store._resources = resources.pop_all()
@@ -143,6 +145,7 @@ class DiskStore:
         self._touched: set[int] = set()  # slots used since the last commit
         self._resources = contextlib.ExitStack()
         self._is_open = True
+        self._where = Whereabouts(files, [])
 
     def entries(self) -> list[tuple[bytes, int]]:
         """(name, slot) of every block that can be read, the longest unused first. O(n log n)."""
@@ -206,6 +209,10 @@ class DiskStore:
         """Whether a restart would find that name in the slot: what the last `commit` made of it."""
         record = self._records[slot]
         return record is not None and slot not in self._uncommitted and self._name(slot) == name
+
+    def find_vanished(self) -> Path | None:
+        """A file of it that was removed, moved or replaced: no restart would find what is written now."""
+        return self._where.find_vanished()
 
     def forget(self, slot: int) -> None:
         """Empty a slot. Until the next `commit`, a crash may bring the block back, sound; never after it."""

@@ -10,6 +10,7 @@ There is no index and no checksum: nobody else writes to this memory, and no res
 from __future__ import annotations
 
 import mmap
+from pathlib import Path
 
 import numpy as np
 
@@ -67,6 +68,10 @@ class HostStore:
         """No restart finds anything here."""
         return False
 
+    def find_vanished(self) -> Path | None:
+        """There are no files."""
+        return None
+
     def commit(self) -> bool:
         """Nothing here survives."""
         return True
@@ -109,6 +114,10 @@ class TieredStore:
         """Whether a restart finds that name in the slot."""
         store, own = self._place(slot)
         return store.is_listed(own, name)
+
+    def find_vanished(self) -> Path | None:
+        """A file of the disk's that is not where it was."""
+        return self._disk.find_vanished()
 
     def commit(self) -> bool:
         """Make what is on disk survive a crash."""

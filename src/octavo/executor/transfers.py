@@ -13,8 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+from octavo.errors import SessionRefused
+from octavo.files import vanished_in_words
 from octavo.kernels.contract import Bytes
 from octavo.types import Move, Transfer, TransferDone
 
@@ -43,6 +46,9 @@ class BlockStore(Protocol):
     def is_listed(self, slot: int, name: bytes) -> bool:
         """Whether a restart finds that name in the slot."""
 
+    def find_vanished(self) -> Path | None:
+        """A file of it that is not where it was: nothing written to it survives."""
+
     def commit(self) -> bool:
         """Make what was written survive a crash."""
 
@@ -69,6 +75,7 @@ class TransferWorker:
         self._store = store
         self._done = done
         self._pool: Bytes | None = None  # (N, bytes of a block)
+        self._vanished: Path | None = None  # what was told of last
         self._passing = bytearray()  # a block on its way from slot to slot
         self._queue: queue.Queue[Transfer | _Clear | _Sync | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="octavo-transfers", daemon=True)
@@ -85,7 +92,7 @@ class TransferWorker:
 
     def sync(self, wanted: Sequence[tuple[int, bytes]]) -> Future[list[bytes]]:
         """Wait for data, then index, to be on the medium, behind all that was begun before. Those of the
-        names that a restart would not find in their slots."""
+        names that a restart would not find in their slots; SessionRefused where it would find no file."""
         lost: Future[list[bytes]] = Future()
         self._queue.put(_Sync(wanted, lost))
         return lost
@@ -109,10 +116,7 @@ class TransferWorker:
                 self._queue.task_done()
                 continue
             if isinstance(transfer, _Sync):
-                self._commit()
-                if transfer.lost.set_running_or_notify_cancel():  # else whoever asked has gone
-                    found = self._store.is_listed
-                    transfer.lost.set_result([n for slot, n in transfer.wanted if not found(slot, n)])
+                self._sync(transfer)
                 self._queue.task_done()
                 continue
             begun = time.perf_counter()
@@ -136,6 +140,23 @@ class TransferWorker:
         except Exception:
             log.exception("the tier below could not be emptied")
         self._commit()
+
+    def _sync(self, sync: _Sync) -> None:
+        self._commit()
+        if not sync.lost.set_running_or_notify_cancel():
+            return  # whoever asked has gone
+        try:
+            sync.lost.set_result(self._find_lost(sync.wanted))
+        except Exception as error:  # noqa: BLE001 - the caller is told
+            sync.lost.set_exception(error)
+
+    def _find_lost(self, wanted: Sequence[tuple[int, bytes]]) -> list[bytes]:
+        before, self._vanished = self._vanished, self._store.find_vanished()
+        if self._vanished is not None:
+            if before is None:
+                log.error("%s", vanished_in_words(self._vanished))
+            raise SessionRefused(vanished_in_words(self._vanished))
+        return [name for slot, name in wanted if not self._store.is_listed(slot, name)]
 
     def _commit(self) -> None:
         try:

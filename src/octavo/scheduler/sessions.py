@@ -65,6 +65,7 @@ class Session:
     num_told: int | None = None  # of that turn: tokens that its client was told, where it was stopped there
     is_suspended: bool = False  # or will be, when its blocks are below
     is_promised: bool = False  # a client asked for that, and no turn has ended well since
+    may_lack_last: bool = False  # it was restored: its last token's K and V may never have been computed
     note: str = ""  # why nothing keeps its blocks
 
 
@@ -116,8 +117,7 @@ class Sessions:
         resumed = pins.find(session.tenant, resumed_name(session.session_id))
         return resumed, pins.find(session.tenant, hold_name(session.session_id))
 
-    # -- turns
-    # ----------------------------------------------------------------------------------------------------
+    # -- turns -----------------------------------------------------------------------------------------------
 
     def check_turn(self, request: Request) -> None:
         """Raise SessionBusy, UnknownSession or InvalidRequest unless this turn may begin."""
@@ -204,7 +204,7 @@ class Sessions:
             num_tokens = min(num_tokens, session.num_told)
         session.names = sequence.chain.names[: num_tokens // self._scheduler.memory.block_size]
         session.num_shared = min(sequence.chain.num_shared, len(session.names))
-        session.is_suspended = session.is_promised = False
+        session.is_suspended = session.is_promised = session.may_lack_last = False
         self._close_turn(session)
         self._hold(session)
 
@@ -218,8 +218,7 @@ class Sessions:
         else:
             self._close_turn(session)
 
-    # -- suspend, resume, delete
-    # ----------------------------------------------------------------------------------------------------
+    # -- suspend, resume, delete -----------------------------------------------------------------------------
 
     def restore(
         self,
@@ -242,6 +241,7 @@ class Sessions:
         session.names = self._scheduler.tenancy.chain_as_named(tenant, array("I", tokens), num_shared).names
         session.num_shared = min(num_shared, len(session.names))
         session.is_suspended, session.is_promised = True, num_suspended > 0
+        session.may_lack_last = len(tokens) % self._scheduler.memory.block_size == 0
         self._push(session)
         tier = self._scheduler.transfers.tier
         names = session.names[: num_suspended or None]
@@ -256,31 +256,34 @@ class Sessions:
     def suspend(self, tenant: str, session_id: str) -> Session:
         """Send all its blocks below; `state_of` says when they are. O(blocks).
 
-        Raises UnknownSession, SessionBusy, SessionRefused without a tier or where it keeps too many already,
-        PinRefused where there is no room to hold what is not below yet.
+        Raises UnknownSession, SessionBusy, SessionRefused without a tier, where it keeps too many already or
+        blocks are nowhere any more, PinRefused where there is no room to hold what is not below yet.
         """
         session, scheduler = self.find(tenant, session_id), self._scheduler
         tier, pool = scheduler.transfers.tier, scheduler.memory.pool
         if tier is None:
             raise SessionRefused("a session is suspended to disk, and there is none (setting disk_cache)")
-        if self.state_of(session) in (SessionState.SUSPENDING, SessionState.SUSPENDED):
-            session.is_promised = True
-            return session
-        self._check_still(session)
+        scheduler.holding.try_again()  # the disk may work again
+        names, (resumed, hold) = self._all_of(session), self.pins_of(session)
+        if self.state_of(session) is not SessionState.SUSPENDING:
+            self._check_still(session)
         if self._is_beyond_what_shared_may_store(session):
             raise SessionRefused(
                 f"session {session_id} begins with a prefix that the operator shares, and what is shared may "
                 f"not take that many blocks on disk (`disk` of tenant {SHARED!r} in the tenants file)"
             )
-        resumed, hold = self.pins_of(session)
-        if hold is not None and hold.is_kept and hold.names == session.names:
+        if hold is not None and hold.is_kept and hold.names == names:
             if resumed is not None:
                 scheduler.pinning.remove(resumed)
             session.is_suspended = session.is_promised = True
             return session
-        there = (tier.can_keep(name) or pool.find(name) is not None for name in session.names)
-        names = session.names[: next((i for i, found in enumerate(there) if not found), len(session.names))]
         missing = [name for name in names if not tier.can_keep(name)]
+        num_lost = sum(pool.find(name) is None for name in missing)
+        if num_lost:
+            raise SessionRefused(
+                f"{num_lost:,} of the {len(names):,} blocks of session {session_id} are neither in memory "
+                "nor on disk; resume it, which computes them, then suspend it"
+            )
         reason = self._shortage(session, len(missing))
         if not reason and not scheduler.tenancy.may_hold(tenant, missing):
             reason = BEYOND_MAXIMUM
@@ -297,6 +300,13 @@ class Sessions:
         session.is_suspended = session.is_promised = True
         session.note = ""
         return session
+
+    def _all_of(self, session: Session) -> list[bytes]:
+        """The names of all blocks that it ever had."""
+        names, pool = session.names, self._scheduler.memory.pool
+        if not names or not session.may_lack_last or self._scheduler.transfers.is_below(names[-1]):
+            return names
+        return names[:-1] if pool.find(names[-1]) is None else names
 
     def _is_beyond_what_shared_may_store(self, session: Session) -> bool:
         """A shared prefix takes room below of `shared`, whoever's session keeps it: without any it would wait
@@ -326,9 +336,9 @@ class Sessions:
         return hold is not None and self._scheduler.holding.is_stuck(hold)
 
     def give_up_suspending(self, session_id: str) -> None:
-        """If it is not below yet, it stays in the pool as far as it is there."""
+        """It was not suspended after all: it stays in the pool and below as far as it is there."""
         session = self._sessions.get(session_id)
-        if session is not None and self.state_of(session) is SessionState.SUSPENDING:
+        if session is not None:
             session.is_suspended = session.is_promised = False
 
     def slots(self, session_id: str) -> list[tuple[int, bytes]]:
@@ -379,8 +389,7 @@ class Sessions:
         """When the next one may expire; None: never."""
         return self._expiries[0][0] if self._expiries else None
 
-    # -- what it keeps
-    # ----------------------------------------------------------------------------------------------------
+    # -- what it keeps ---------------------------------------------------------------------------------------
 
     def kept_unasked(self, tenant: str, session_id: str) -> list[Pin]:
         """The holds that the tier keeps of sessions that nobody suspended, but for that one's: who can best

@@ -256,6 +256,10 @@ class FaultyFiles:
         self.meet("sync_folder")
         self._files.sync_folder(path)
 
+    def identity(self, path: Path) -> tuple[int, int] | None:
+        """As `Files` says. No call: the kernel answers it from memory."""
+        return self._files.identity(path)
+
     def connect(self, path: Path) -> Database:
         """As `Files` says, or a fault; every statement to it is a call."""
         with _as_sqlite_says():
