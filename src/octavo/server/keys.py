@@ -7,11 +7,11 @@ So a key is printable ASCII without blanks, as it stands in a header, and nothin
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from octavo.errors import ConfigError
+from octavo.files import read_regular_file
 
 KEY_VARIABLE = "OCTAVO_API_KEY"
 KEYS_MAX = 1024
@@ -57,12 +57,7 @@ def collect_keys(
 def _read(path: Path) -> list[str]:
     """The keys of a file, one a line; lines that are empty or begin with # are none."""
     try:
-        # A pipe that nobody writes to would hold up the start for ever.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise ConfigError(f"{path} is no regular file; --api-key-file names another")
-            data = file.read(_FILE_BYTES_MAX + 1)
+        data = read_regular_file(path, _FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; --api-key-file names another") from None
     if len(data) > _FILE_BYTES_MAX:
