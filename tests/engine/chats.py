@@ -53,6 +53,9 @@ class PairTokenizer:
             place += length
         return tokens
 
+    def close(self) -> None:
+        """Its template is for all."""
+
     def token_bytes(self, token: int) -> bytes:
         index = token - _FIRST
         return self.pieces[index].encode() if 0 <= index < len(self.pieces) else b"?"

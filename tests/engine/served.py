@@ -40,6 +40,9 @@ class LetterTokenizer:
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
         return [26 + ord(letter) - ord("a") for letter in text]
 
+    def close(self) -> None:
+        pass
+
     def token_bytes(self, token: int) -> bytes:
         return bytes([ord("a") + token % 26])
 

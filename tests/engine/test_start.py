@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +21,14 @@ from tests.tiny import tiny_model
 from octavo.cli import serve
 from octavo.config import StartOptions
 from octavo.engine.client import AsyncLLM
-from octavo.engine.start import Budget, client_of, engine_over, ready_blocks
+from octavo.engine.start import Budget, client_of, engine_over, ready_blocks, start_engine, try_template
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.quota import TenantPolicy
 from octavo.model.loader import LoadedModel
 from octavo.scheduler.transfers import Transfers
 from octavo.server.roster import Roster
 from octavo.server.settings import ServerSettings
+from octavo.text.chat import ChatTemplate
 from octavo.types import ChatMessage, SamplingParams
 
 
@@ -138,3 +141,45 @@ def test_blocks_that_are_ready_count_as_resident_and_go_back_like_others() -> No
     assert engine.scheduler.memory.pool.backing.count == 0
     assert started.readying._stopping.is_set()  # before the memory went back: it stays there
     engine.executor.close()
+
+
+class BrokenTokenizer(PairTokenizer):
+    """Its template refuses every chat."""
+
+    chat_template = ChatTemplate("{{ raise_exception('I never chat') }}")
+
+    def start_threads(self) -> None:
+        pass
+
+
+def test_a_broken_template_is_told_at_start_and_the_server_starts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ops, told = NativeOps(), threading.Event()
+    options = StartOptions(kv="f32", kv_memory_bytes=4 << 20, max_seqs=8)
+    loaded = LoadedModel(tiny_model(ops), BrokenTokenizer())  # type: ignore[arg-type]
+    started = engine_over(loaded, ops, options)
+    monkeypatch.setattr("octavo.engine.start.build_engine", lambda *given: started)
+    monkeypatch.setattr(logging.getLogger("octavo.start"), "warning", lambda *given: told.set())
+    llm = start_engine(None, options, lambda text: None)
+    try:
+        assert told.wait(30)
+        assert asyncio.run(llm.encode("ab"))
+    finally:
+        llm.close()
+    monkeypatch.undo()
+    try_template(loaded.tokenizer)
+    assert "the model's chat template refuses these messages: I never chat" in caplog.text
+    assert "will be refused" in caplog.text
+
+
+def test_a_sound_template_and_none_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    try_template(SilentTokenizer())  # type: ignore[arg-type]
+    try_template(PairTokenizer())  # type: ignore[arg-type]
+    assert caplog.text == ""
+
+
+class SilentTokenizer(PairTokenizer):
+    """It has no template."""
+
+    chat_template = None

@@ -112,8 +112,8 @@ def test_a_turn_that_was_prepared_before_another_one_ended_is_refused() -> None:
         llm, params = chat.llm, SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
         compose, prepared, go_on = llm.compose, asyncio.Event(), asyncio.Event()
 
-        async def compose_slowly(said, messages):  # type: ignore[no-untyped-def]
-            composed = await compose(said, messages)
+        async def compose_slowly(*given, **named):  # type: ignore[no-untyped-def]
+            composed = await compose(*given, **named)
             prepared.set()
             await go_on.wait()
             return composed

@@ -117,3 +117,8 @@ def test_output_is_capped():
 def test_a_name_is_passed_only_when_there_is_one():
     template = ChatTemplate("{% for m in messages %}{{ m.name if 'name' in m else '-' }}{% endfor %}")
     assert template.render([ChatMessage("user", "x"), ChatMessage("user", "x", "Ann")]).text == "-Ann"
+
+
+def test_a_template_that_is_too_long_is_not_compiled():
+    with pytest.raises(InvalidRequest, match=r"1,048,577 characters; allowed: 1,048,576"):
+        ChatTemplate("x" * ((1 << 20) + 1)).render(SINGLE)

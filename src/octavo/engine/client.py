@@ -384,6 +384,7 @@ class AsyncLLM:
         self._session_support.store.close()  # its file is under the disk cache's lock
         self._loop.stop()
         self._tokenizers.close()
+        self.tokenizer.close()
         self._end_all(self._closed)
 
     async def _on_tokenizer_thread(self, tenant: str, encode: Callable[[], AnswerT]) -> AnswerT:

@@ -136,6 +136,7 @@ class LLM:
                 self.engine.inbox.wait()
             self.engine.step()
         self.engine.executor.close()
+        self.tokenizer.close()
 
     def add_request(self, prompt: Prompt, params: SamplingParams | None = None, *, n: int = 1) -> int:
         """Queue a prompt (text or token ids) for a caller of `step` instead of `generate`; its request id.

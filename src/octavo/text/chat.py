@@ -1,17 +1,14 @@
-"""Chat templates: a model's own Jinja text, which comes from a stranger, rendered in Jinja2's sandbox.
+"""Chat templates: a model's own Jinja text, which comes from a stranger, rendered in a process of its own
+(`template_helpers`, `template_worker`): in Jinja2's sandbox, with bounded memory, time and output.
 
-The sandbox refuses attributes that lead into the interpreter, changes to what it is given, and ranges beyond
-100,000; the output is capped besides. What a template refuses (`raise_exception`), and what goes wrong in it,
-is InvalidRequest.
+What a client may give to it is checked here, and marked where it has the text of control tokens (`control`).
+What a template refuses (`raise_exception`), and what goes wrong in it, is InvalidRequest.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
 
 from octavo.errors import InvalidRequest
 from octavo.text.control import (
@@ -21,10 +18,8 @@ from octavo.text.control import (
     Rendered,
     new_mark,
 )
+from octavo.text.template_helpers import TemplateHelpers
 from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions
-
-if TYPE_CHECKING:
-    import jinja2
 
 TEMPLATE_CHARS_MAX = 1 << 20
 OUTPUT_CHARS_MAX = 4 << 20
@@ -48,20 +43,11 @@ _OWN_NAMES = frozenset(
         "self",
     )
 )
-# What expressions of a template can raise by themselves, beside Jinja2's own errors.
-_TEMPLATE_ERRORS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 
 
 class ChatTemplate:
-    """A template and the special tokens it may write. Compiled, and Jinja2 imported, when first used."""
+    """A template and the special tokens it may write. The process that renders it begins with the first
+    chat."""
 
     def __init__(
         self, source: str, bos: str = "", eos: str = "", controls: ControlTokens | None = None
@@ -70,10 +56,12 @@ class ChatTemplate:
         self.bos = bos
         self.eos = eos
         self._controls = controls or ControlTokens()
+        self._helpers = TemplateHelpers(source, OUTPUT_CHARS_MAX)
 
     def render(self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT) -> Rendered:
         """The prompt, ending where the assistant begins, or as `options` say. Raises InvalidRequest, in the
         template's words where it refuses."""
+        self._check_size()
         _check_options(messages, options)
         marks = NO_MARKS
         if not options.allow_control_tokens:
@@ -83,7 +71,7 @@ class ChatTemplate:
         if options.continue_final_message:
             tag = new_mark([self.source, marks.number, *(message.content for message in messages)])
             values[-1]["content"] += tag + " "
-        text = self._text(
+        text = self._helpers.render(
             {name: marks.on(value) for name, value in options.template_kwargs.items()}
             | {
                 "messages": values,
@@ -98,31 +86,17 @@ class ChatTemplate:
             text = _up_to_tag(text, values[-1]["content"], tag)
         return self._controls.split(text, marks)
 
-    def _text(self, values: Mapping[str, object]) -> str:
-        import jinja2
-
-        template = self._template
-        try:
-            return _joined(template.generate(values))
-        except InvalidRequest:
-            raise
-        except (jinja2.TemplateError, *_TEMPLATE_ERRORS) as error:
-            raise _refused(error) from error
-
-    @cached_property
-    def _template(self) -> jinja2.Template:
-        import jinja2
-
+    def _check_size(self) -> None:
         if len(self.source) > TEMPLATE_CHARS_MAX:
             raise InvalidRequest(
                 f"the model's chat template has {len(self.source):,} characters;"
                 f" allowed: {TEMPLATE_CHARS_MAX:,}",
                 param="messages",
             )
-        try:
-            return _environment().from_string(self.source)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise _refused(error) from error
+
+    def close(self) -> None:
+        """End the processes that render it."""
+        self._helpers.close()
 
 
 def _client_strings(messages: Sequence[ChatMessage]) -> list[str]:
@@ -194,68 +168,3 @@ def _items(value: object) -> Iterable[object]:
     if isinstance(value, Mapping):
         return value.values()
     return value if isinstance(value, list | tuple) else ()
-
-
-def _environment() -> jinja2.Environment:
-    """The sandbox, with what Hugging Face's templates expect to find in it."""
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.nodes import Node
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """{% generation %} marks what an assistant said, for training; here its inside is all that counts."""
-
-        tags = {"generation"}  # noqa: RUF012  the base class has it so
-
-        def parse(self, parser: Parser) -> list[Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _joined(pieces: Iterator[str]) -> str:
-    """The pieces as one text, unless they become too many."""
-    parts: list[str] = []
-    length = 0
-    for piece in pieces:
-        parts.append(piece)
-        length += len(piece)
-        if length > OUTPUT_CHARS_MAX:
-            raise InvalidRequest(
-                f"the rendered chat has more than {OUTPUT_CHARS_MAX:,} characters, which is the most allowed",
-                param="messages",
-            )
-    return "".join(parts)
-
-
-def _refused(error: BaseException) -> InvalidRequest:
-    return InvalidRequest(f"the model's chat template refuses these messages: {error}", param="messages")
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise InvalidRequest(f"the model's chat template refuses these messages: {message}", param="messages")
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.datetime.now().strftime(layout)
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As transformers does it: plain JSON, not the HTML-safe kind that Jinja2 has by default."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )

@@ -189,6 +189,11 @@ class Tokenizer:
         """Have the threads that encode long texts give way to others (`start_library_threads`)."""
         start_library_threads(self._backend)
 
+    def close(self) -> None:
+        """Let go of the processes that render chats; a later chat has one of its own."""
+        if self.chat_template is not None:
+            self.chat_template.close()
+
     def info(self) -> dict[str, object]:
         """What a client needs to tokenise alike, in the shape of vLLM's /tokenizer_info: JSON values."""
         special, template = self._special, self.chat_template

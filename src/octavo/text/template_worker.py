@@ -1,0 +1,152 @@
+"""A process of its own that renders one chat template, in Jinja2's sandbox, with bounded memory and time.
+
+    stdin    {"source", "memory_bytes", "seconds", "chars_max"}    then {values} a line, until it is closed
+    stdout   {"ready": true}                                       then {"text"} or {"error", "kind"} a line
+
+It is run by its path and imports nothing of Octavo. What the sandbox cannot bound (a string times a billion,
+one doubled in a loop, loops within loops) the system bounds: address space by RLIMIT_AS, time by whoever
+waits, who ends the process, and by SIGALRM where there is nobody any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import gc
+import json
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    import jinja2
+
+_PATHS_FROM = 1  # of sys.argv: where Jinja2 and what it needs are
+_ERROR_CHARS_MAX = 2000
+
+
+class Refused(Exception):
+    """The template says no, in its own words."""
+
+
+def main() -> None:
+    """Read templates' values, write texts, until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the server, which lets answers end
+    sys.path += sys.argv[_PATHS_FROM:]
+    asked, told = sys.stdin.buffer, sys.stdout.buffer
+    settings = json.loads(asked.readline())
+    environment = _environment()
+    _bound_memory(settings["memory_bytes"])
+    template: jinja2.Template | None = None
+
+    def render(values: dict[str, object]) -> str:
+        nonlocal template
+        template = template or environment.from_string(settings["source"])
+        return _rendered(template, values, settings["chars_max"])
+
+    _tell(told, {"ready": True})
+    while line := asked.readline():
+        signal.alarm(settings["seconds"])
+        answer = _answer(render, line)
+        _tell(told, answer)
+        if "error" in answer:
+            gc.collect()  # an error keeps what it met, in a circle
+        signal.alarm(0)
+
+
+def _answer(render: Callable[[dict[str, object]], str], line: bytes) -> dict[str, str]:
+    """What comes of the values in a line; whatever goes wrong is an answer too."""
+    try:
+        return {"text": render(json.loads(line))}
+    except MemoryError:
+        return {"kind": "memory", "error": ""}
+    except OverflowError as error:  # of a length, most often
+        return {"kind": "refused", "error": f"a number is too large: {error}"[:_ERROR_CHARS_MAX]}
+    except Exception as error:  # noqa: BLE001  a template can raise anything; the server goes on
+        kind = "length" if isinstance(error, _TooLong) else "refused"
+        return {"kind": kind, "error": str(error)[:_ERROR_CHARS_MAX]}
+
+
+class _TooLong(Exception):
+    """More text than is allowed."""
+
+
+def _rendered(template: jinja2.Template, values: dict[str, object], chars_max: int) -> str:
+    """The text, unless it becomes too long."""
+    parts: list[str] = []
+    length = 0
+    for piece in template.generate(values):
+        parts.append(piece)
+        length += len(piece)
+        if length > chars_max:
+            raise _TooLong
+    return "".join(parts)
+
+
+def _tell(told: IO[bytes], answer: dict[str, str] | dict[str, bool]) -> None:
+    told.write(json.dumps(answer).encode() + b"\n")
+    told.flush()
+
+
+def _bound_memory(num_bytes: int) -> None:
+    """So much more address space than it has now (where that is not told, in all), and no files."""
+    size = 0
+    with contextlib.suppress(OSError), open("/proc/self/statm") as file:
+        size = int(file.read().split()[0]) * resource.getpagesize()
+    _, allowed = resource.getrlimit(resource.RLIMIT_AS)
+    most = size + num_bytes if allowed == resource.RLIM_INFINITY else min(size + num_bytes, allowed)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _environment() -> jinja2.Environment:
+    """The sandbox, with what Hugging Face's templates expect to find in it."""
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """{% generation %} marks what an assistant said, for training; here its inside is all that counts."""
+
+        tags = {"generation"}  # noqa: RUF012  the base class has it so
+
+        def parse(self, parser: Parser) -> list[Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise Refused(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.datetime.now().strftime(layout)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers does it: plain JSON, not the HTML-safe kind that Jinja2 has by default."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+if __name__ == "__main__":
+    main()
