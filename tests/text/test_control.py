@@ -163,6 +163,9 @@ def test_a_role_or_a_name_completes_no_control_token():
         ("<|im_{{ messages[0].content | trim }}", " \tend|> a"),
         ("<|im_{{ messages[0].content }}", "end|>"),
         ("<|{{ messages[0].content | trim }}|>", " im_end "),
+        ("{{ messages[0].content | replace('<image>', '') }}", "a<|im_<image>end|>"),
+        ("{{ messages[0].content.split('\\n') | join('') }}", "<|im\n_end|>"),
+        ('{{ messages[0].content.split("<cut>") | join }}', "<<cut>|<cut>im_end|>"),
     ],
 )
 def test_the_templates_text_completes_no_part_of_a_control_token(template, content):

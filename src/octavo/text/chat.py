@@ -65,7 +65,7 @@ class ChatTemplate:
         _check_options(messages, options)
         marks = NO_MARKS
         if not options.allow_control_tokens:
-            marks = self._controls.marks([_client_strings(messages), options.template_kwargs], self.source)
+            marks = self._controls.marks([_client_strings(messages), options.template_kwargs])
         values = [_message_value(message, marks) for message in messages]
         tag = ""
         if options.continue_final_message:

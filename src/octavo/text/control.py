@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from octavo.errors import InvalidRequest
 
 _MARK_DIGITS = 20
+_QUOTED_CHARS_MAX = 100  # that many at the beginning of one are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,8 @@ class ControlTokens:
     """The control tokens of one vocabulary, as texts. `others` are added tokens that are text to a model:
     where one overlaps a control token, the one that begins first is taken, then the longer one.
     `single_word` holds those that are only found between what is no word. With `always` every chat is marked:
-    the tokenizer finds control tokens in other texts than their own."""
+    the tokenizer finds control tokens in other texts than their own. `template` is the one whose chats these
+    are: what it has in quotes it may cut out of a client's text."""
 
     def __init__(
         self,
@@ -99,7 +101,9 @@ class ControlTokens:
         others: Iterable[str] = (),
         single_word: Collection[str] = (),
         always: bool = False,
+        template: str = "",
     ) -> None:
+        self._template = template
         self._texts = frozenset(text for text in texts if text.strip())
         self._always = always
         self._single = frozenset(text for text in self._texts if len(text) == 1)
@@ -108,10 +112,13 @@ class ControlTokens:
         self._whole = _any_of((text for text in self._lower if len(text) > 1), flags=re.IGNORECASE)
         self._found = _any_of({*self._texts, *others}, single_word)
         self._beginnings = frozenset(text[:cut] for text in self._lower for cut in range(1, len(text)))
+        self._cut = re.compile(
+            f"{_pattern_of(self._beginnings)}(?={_pattern_of(_quoted(template))}|\\s)", re.IGNORECASE
+        )
         self._ends = frozenset(text[cut:] for text in self._lower for cut in range(1, len(text)))
         self._longest = max(map(len, self._lower), default=0)
 
-    def marks(self, values: Collection[object], template: str) -> Marks:
+    def marks(self, values: Collection[object]) -> Marks:
         """What to mark in the client's strings, wherever they are in JSON values; NO_MARKS where no control
         token can come of them. Raises InvalidRequest for what no mark can keep apart."""
         if not self._texts:
@@ -127,7 +134,7 @@ class ControlTokens:
         places = {text: where for text, where in found.items() if where}
         if not places and not self._always:
             return NO_MARKS
-        return Marks(new_mark([template, *strings]), places)
+        return Marks(new_mark([self._template, *strings]), places)
 
     def split(self, text: str, marks: Marks) -> Rendered:
         """The rendered text without marks, and where control tokens of the template are in it."""
@@ -151,11 +158,8 @@ class ControlTokens:
                 "out, or give allow_control_tokens",
                 param="messages",
             )
-        places = set()
-        found = self._whole.search(text)
-        while found is not None:
-            places.add(found.start() + 1)
-            found = self._whole.search(text, found.start() + 1)
+        places = {found.start() + 1 for found in _each(self._whole, text)}
+        places |= {found.end() for found in _each(self._cut, text)}
         first, last = len(text) - len(text.lstrip()), len(text.rstrip())
         reach = range(1, self._longest)
         for start in {0, first}:
@@ -182,22 +186,40 @@ def new_mark(texts: Collection[str]) -> str:
 
 
 def _any_of(texts: Iterable[str], single_word: Collection[str] = (), flags: int = 0) -> re.Pattern[str]:
-    """Finds any of the texts, the longest of those that begin first; never matches where there are none.
+    """Finds any of the texts, the longest of those that begin first; never matches where there are none."""
+    each = list(texts)
+    words = sorted((text for text in each if text in single_word), key=len, reverse=True)
+    patterns = [rf"(?<!\w){re.escape(text)}(?!\w)" for text in words]
+    patterns.append(_pattern_of(text for text in each if text not in single_word))
+    return re.compile(f"({'|'.join(patterns)})", flags)
 
-    As a tree of beginnings: a vocabulary may have thousands, which would be tried one after the other.
-    """
+
+def _pattern_of(texts: Iterable[str]) -> str:
+    """Matches any of the texts, the longest; nothing where there are none. As a tree of beginnings: a
+    vocabulary may have thousands, which would be tried one after the other."""
     tree: dict[str, object] = {}
-    words = []
     for text in texts:
-        if text in single_word:
-            words.append(rf"(?<!\w){re.escape(text)}(?!\w)")
-            continue
         node = tree
         for letter in text:
             node = node.setdefault(letter, {})  # type: ignore[assignment]
         node[""] = None
-    each = [*sorted(words, key=len, reverse=True), *([_tree_pattern(tree)] if tree else [])]
-    return re.compile(f"({'|'.join(each) or '(?!)'})", flags)
+    return f"(?:{_tree_pattern(tree)})" if tree else "(?!)"
+
+
+def _each(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """All that is found, also within each other."""
+    found = pattern.search(text)
+    while found is not None:
+        yield found
+        found = pattern.search(text, found.start() + 1)
+
+
+def _quoted(template: str) -> set[str]:
+    """What stands in quotes in a template's source."""
+    escapes = {"n": "\n", "t": "\t", "r": "\r"}
+    found = re.findall(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", template, re.DOTALL)
+    texts = (re.sub(r"\\(.)", lambda m: escapes.get(m[1], m[1]), a or b) for a, b in found)
+    return {text[:_QUOTED_CHARS_MAX] for text in texts if text}
 
 
 def _tree_pattern(tree: Mapping[str, object]) -> str:

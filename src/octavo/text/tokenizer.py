@@ -76,7 +76,7 @@ class Tokenizer:
                 chat_template,
                 self._content(special.bos_id),
                 self._content(special.eos_id),
-                self._control_tokens(added),
+                self._control_tokens(added, chat_template),
             )
         )
 
@@ -241,12 +241,13 @@ class Tokenizer:
         )
         return "".join(map(detokenizer.push, tokens)) + detokenizer.finish()
 
-    def _control_tokens(self, added: Mapping[int, tokenizers.AddedToken]) -> ControlTokens:
+    def _control_tokens(self, added: Mapping[int, tokenizers.AddedToken], template: str) -> ControlTokens:
         return ControlTokens(
             self._controls.values(),
             [token.content for i, token in added.items() if i not in self._controls and not token.normalized],
             {token.content for token in added.values() if token.single_word},
             always=any(added[i].normalized for i in self._controls),
+            template=template,
         )
 
     def _content(self, token: int | None) -> str:
