@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.text.test_tokenizer import byte_level_reference
+from tests.text.vocabularies import byte_level_reference
 from tokenizers import pre_tokenizers
 
 from octavo.engine.bad_words import BAD_WORDS_MAX, bad_word_ids

@@ -8,7 +8,7 @@ import pytest
 from tests.real.test_default_model import NEAR_TIE, TEXT
 
 from octavo import LLM, BeamParams, SamplingParams
-from octavo.engine.requests import render_chat
+from octavo.engine.requests import encode_rendered, render_chat
 from octavo.types import ChatMessage
 
 pytestmark = pytest.mark.real_model
@@ -31,7 +31,7 @@ def prompts(llm: LLM) -> list[list[int]]:
     """One that goes on for ever, and chats whose answers end."""
     text = llm.tokenizer.encode(TEXT)
     chats = [render_chat(llm.tokenizer, [ChatMessage("user", chat)]) for chat in CHATS]
-    return [text[:33], *(llm.tokenizer.encode(chat, add_bos=False) for chat in chats)]
+    return [text[:33], *(encode_rendered(llm.tokenizer, chat) for chat in chats)]
 
 
 def search(oracle, prompt: list[int], beams: BeamParams, ends: list[int], max_tokens: int) -> Theirs:  # type: ignore[no-untyped-def]

@@ -282,7 +282,7 @@ def sampling_params(
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=_or(body.temperature, 1.0 if beams is None else 0.0),
-            top_k=0 if body.top_k is None or body.top_k == -1 else body.top_k,
+            top_k=body.top_k or 0,
             top_p=_or(body.top_p, 1.0),
             min_p=_or(body.min_p, 0.0),
             repetition_penalty=_or(_repetition_penalty(body), 1.0),
