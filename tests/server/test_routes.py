@@ -80,7 +80,13 @@ def record(text, *values, **extra):
 
 
 def test_a_line_of_log_is_one_line_whatever_a_client_sent():
-    assert "\n" not in TextLines().format(record("path %s", "/a\n2026-01-01 INFO forged"))
+    assert (
+        TextLines()
+        .format(record("path %s", "/a\n2026-01-01 INFO forged\x1b[2J"))
+        .endswith(
+            "path /a\\x0a2026-01-01 INFO forged\\x1b[2J"  # nothing moves a terminal's cursor either
+        )
+    )
     line = JsonLines().format(record("path %s", "/a\nb", fields={"tenant": "alice"}))
     assert "\n" not in line
     told = json.loads(line)

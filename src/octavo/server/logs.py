@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ FORMATS = ("text", "json")
 _TOLD_AT_ONCE = 20  # lines of one kind in a period; then only their count
 _PERIOD_S = 10.0
 ACCESS = "octavo.access"
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def configure_logging(level: str, form: str) -> None:
@@ -47,8 +49,8 @@ class TextLines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, but for tracebacks: what a client sent cannot begin a line of its own."""
-        record.message = record.getMessage().replace("\r", "\\r").replace("\n", "\\n")
+        """One line, but for tracebacks: what a client sent cannot begin one, or move a terminal's cursor."""
+        record.message = _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", record.getMessage())
         record.msg, record.args = record.message, None
         return super().format(record)
 
