@@ -8,6 +8,7 @@ import pytest
 
 from octavo.config import StartOptions
 from octavo.errors import ConfigError, InvalidRequest, require_range, shown
+from octavo.model.hub import cache_folder
 from octavo.scheduler.pinning import PinOrder
 from octavo.types import SamplingParams, Timeouts
 
@@ -42,3 +43,11 @@ def test_what_is_shown_is_short() -> None:
     assert shown(5) == "5"
     assert shown("x" * 80) == "'" + "x" * 76 + "..."
     assert len(shown(10**4_000)) == len(shown(["a"] * 1_000_000)) == 80
+
+
+def test_the_home_of_no_user_is_told(monkeypatch):
+    with pytest.raises(ConfigError, match="disk_cache is '~nosuchuser/x', and there is no such user"):
+        StartOptions(disk_cache="~nosuchuser/x")
+    monkeypatch.setenv("OCTAVO_CACHE", "~nosuchuser/x")
+    with pytest.raises(ConfigError, match="OCTAVO_CACHE is"):
+        cache_folder()

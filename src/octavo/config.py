@@ -8,8 +8,10 @@ the model. docs/settings.md lists all of them; a test keeps the two equal.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from octavo.errors import ConfigError, shown
+from octavo.files import folder_of
 
 BLOCK_SIZES = (16, 32, 64)
 BACKENDS = ("cpu", "reference")
@@ -66,6 +68,13 @@ class StartOptions:
         _within("max_queue", self.max_queue, 0, 1_000_000)
         _within("threads", self.threads, 1, 1024)
         _within("overlap", self.overlap, 0, 1)
+        if self.disk_cache is not None:
+            folder_of("disk_cache", self.disk_cache)
+
+    @property
+    def disk_folder(self) -> Path | None:
+        """Of the disk cache, without ~."""
+        return None if self.disk_cache is None else folder_of("disk_cache", self.disk_cache)
 
 
 def _one_of(name: str, given: object, allowed: tuple[object, ...]) -> None:

@@ -4,7 +4,7 @@ A tier goes through `Files` and through nothing else, so that something else may
 `sim/faults.py` wraps a `Files` and fails on purpose. Every call may raise OSError, and every statement to a
 database may raise sqlite3.Error; nothing here retries or hides one.
 
-`read_regular_file` is for the small files that an operator names.
+`folder_of` and `read_regular_file` are for the folders and small files that an operator names.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
+
+from octavo.errors import ConfigError
 
 # What a column of ours holds.
 SqlValue = int | str | bytes
@@ -177,6 +179,16 @@ def vanished_in_words(path: Path) -> str:
         f"{path} has vanished: it was removed, moved or replaced under the running server, and what is "
         "written to it would not be found after a restart; put it back, or start the server again"
     )
+
+
+def folder_of(name: str, given: str) -> Path:
+    """A folder that a setting names, without ~. Raises ConfigError for the home of nobody here."""
+    try:
+        return Path(given).expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"{name} is {given[:80]!r}, and there is no such user; allowed: a folder, such as ~/octavo"
+        ) from None
 
 
 def read_regular_file(path: Path, bytes_max: int) -> bytes:

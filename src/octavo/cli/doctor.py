@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -97,9 +96,9 @@ def budget_lines(budget: Budget, options: StartOptions) -> list[tuple[str, str]]
 
 def disk_lines(options: StartOptions, own: str) -> list[tuple[str, str]]:
     """The disk cache, if one was asked for: its folder, what this model has there, and what others left."""
-    if options.disk_cache is None:
+    folder = options.disk_folder
+    if folder is None:
         return [("disk cache", "none: --disk-cache FOLDER keeps blocks that memory has no room for")]
-    folder = Path(options.disk_cache).expanduser()
     found, free = survey(folder), bytes_free(folder)
     mine = [namespace_line(namespace) for namespace in found if namespace.name == own]
     others = [namespace for namespace in found if namespace.name != own]

@@ -63,9 +63,9 @@ def open_disk(
 
     Raises ConfigError.
     """
-    if options.disk_cache is None:
+    folder = options.disk_folder
+    if folder is None:
         return None
-    folder = Path(options.disk_cache).expanduser()
     tidy(folder, namespace_of(fingerprint), max_age_s, time.time())
     store = DiskStore.open(
         folder,

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from octavo.errors import BadModelFile, ModelNotFound, UnsupportedModel
+from octavo.files import folder_of
 from octavo.units import format_bytes
 
 Progress = Callable[[str], None]
@@ -105,8 +106,8 @@ def resolve(model: str | None = None, progress: Progress | None = None) -> Model
 
 
 def cache_folder() -> Path:
-    """OCTAVO_CACHE, or ~/.cache/octavo. It need not exist yet."""
-    return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/octavo").expanduser()
+    """OCTAVO_CACHE, or ~/.cache/octavo. It need not exist yet. Raises ConfigError."""
+    return folder_of(CACHE_VARIABLE, os.environ.get(CACHE_VARIABLE) or "~/.cache/octavo")
 
 
 def _existing_path(name: str) -> Path | None:
