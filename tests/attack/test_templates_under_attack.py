@@ -65,8 +65,9 @@ def test_a_hostile_template_harms_its_own_chats_alone(tmp_path: Path, name: str)
 
     async def pace(house: House) -> float:
         body = {"prompt": "Once", "max_tokens": 100, "ignore_eos": True, "temperature": 0}
+        begun = time.perf_counter()
         moments = [moment async for moment in stream(house.port, body)]
-        return moments[-1] - moments[1]
+        return moments[-1] - begun  # prompts are tokenised while templates are at work
 
     with serving(tmp_path, str(model_with(tmp_path, template))) as house:
         alone = asyncio.run(pace(house))
@@ -88,6 +89,7 @@ def test_a_hostile_template_harms_its_own_chats_alone(tmp_path: Path, name: str)
         for status, text in (one.result() for one in chats):
             assert status == 400
             assert words in text
+        assert beside < 2 * alone + 0.5
         assert health[-1] < 0.2
         assert most - before < 2 * 512 + 100
         assert tree_mib(house) - before < 100

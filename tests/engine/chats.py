@@ -34,7 +34,7 @@ class PairTokenizer:
     """Letters and a few signs are tokens from 2 on, and so are a few pairs of letters: what a random model
     generates letter by letter is tokenised otherwise when it comes back as text."""
 
-    special_ids = frozenset([EOS])
+    special_ids = control_ids = frozenset([EOS])
     stop_ids = frozenset([EOS])
     chat_template = ChatTemplate(_TEMPLATE)
     pieces = (

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
+from tests.engine.chats import open_chat
 
 from octavo.engine.fair_threads import FairThreads
 from octavo.errors import EngineStopped, QueueFull
+from octavo.text.control import Rendered
+from octavo.types import ChatMessage
 
 
 class Gate:
@@ -83,3 +87,29 @@ def test_close_fails_what_waits_and_refuses_more(busy):
         waiting.result(20)
     with pytest.raises(EngineStopped):
         threads.submit("a", lambda: None)
+
+
+def test_a_slow_template_holds_up_chats_alone() -> None:
+    async def work() -> None:
+        chat, done = open_chat(), threading.Event()
+
+        class Slow:
+            def render(self, messages: object, options: object) -> Rendered:
+                assert done.wait(30)
+                return Rendered("ab")
+
+        chat.llm.tokenizer.chat_template = Slow()  # type: ignore[assignment]
+        try:
+            chats = [
+                asyncio.ensure_future(chat.llm.encode_chat([ChatMessage("user", "a")])) for _ in range(8)
+            ]
+            await asyncio.sleep(0.05)
+            assert await asyncio.wait_for(chat.llm.encode("ab"), 10)
+            assert not any(one.done() for one in chats)
+            done.set()
+            assert all(await asyncio.gather(*chats))
+        finally:
+            done.set()
+            chat.close()
+
+    asyncio.run(work())

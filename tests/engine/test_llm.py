@@ -137,7 +137,7 @@ def test_one_wrong_prompt_is_refused_before_any_runs(
 
 
 def test_as_many_params_as_prompts(make_llm: Callable[..., LLM]) -> None:
-    with pytest.raises(ValueError, match="2 params for 3 prompts"):
+    with pytest.raises(InvalidRequest, match="2 params for 3 prompts"):
         make_llm().generate([[5], [6], [7]], [greedy(4)] * 2)
 
 

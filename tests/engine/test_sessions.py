@@ -8,12 +8,14 @@ import contextlib
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 from tests.engine.chats import Chat, PairTokenizer, open_chat, plain
 from tests.engine.served import wait_until
 
+from octavo.engine.requests import render_chat
 from octavo.engine.turns import compose
 from octavo.errors import (
     InvalidRequest,
@@ -81,7 +83,8 @@ def test_history_that_is_tokenised_again_would_be_other_tokens() -> None:
             again = PairTokenizer().encode(told.text)
             assert again != told.answer.tokens
             turn, _ = await chat.say("more")
-            whole = compose(PairTokenizer(), (), chat.messages[:-1])  # type: ignore[arg-type]
+            pairs: Any = PairTokenizer()
+            whole = compose(pairs, (), render_chat(pairs, chat.messages[:-1]))
             assert whole.tokens != turn.prompt
         finally:
             chat.close()

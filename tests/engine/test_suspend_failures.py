@@ -178,6 +178,34 @@ def test_a_client_that_leaves_while_the_disk_syncs_takes_no_earlier_suspension_b
     run(work())
 
 
+def test_one_of_two_clients_that_leaves_takes_no_suspension_of_the_other_back(tmp_path: Path) -> None:
+    async def work() -> None:
+        chat = open_chat(tmp_path / "kv")
+        try:
+            await chat.say(HELLO, 60)
+            begun, sync_record = asyncio.Event(), chat.llm.sessions._sync_record
+
+            async def never(record: object) -> None:
+                begun.set()
+                await asyncio.Event().wait()
+
+            chat.llm.sessions._sync_record = never  # type: ignore[method-assign]
+            leaving = asyncio.ensure_future(suspend(chat))
+            await begun.wait()
+            chat.llm.sessions._sync_record = sync_record  # type: ignore[method-assign]
+            view = await suspend(chat)
+            leaving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+            found = await chat.llm.sessions.find("", chat.session_id)
+            assert found.blocks.state is SessionState.SUSPENDED
+            await check_suspended(chat, view, tmp_path / "copy")
+        finally:
+            chat.close()
+
+    run(work())
+
+
 GONE = ("", "blocks", "index.sqlite", "index.sqlite-wal", "sessions.sqlite", "sessions.sqlite-wal", "lock")
 
 

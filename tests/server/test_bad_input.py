@@ -122,11 +122,6 @@ CASES = {
         400,
         "continue_final_message",
     ),
-    "the server's own template variable": (
-        chat(chat_template_kwargs={"messages": []}),
-        400,
-        "chat_template_kwargs",
-    ),
     "many template variables": (
         chat(chat_template_kwargs=dict.fromkeys(map(str, range(65)))),
         400,

@@ -38,6 +38,8 @@ from octavo.engine.turns import Composed, TurnRecorder, compose
 from octavo.errors import EngineStopped, QueueFull, RequestFailed, RequestTooLarge
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.scheduler import Scheduler
+from octavo.text.control import Rendered
+from octavo.text.template_helpers import HELPERS_MAX
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import (
     DEFAULT_CHAT,
@@ -81,6 +83,8 @@ class AsyncLLM:
         self._answers = Answers()
         self._closed: str | None = None  # why nothing is taken any more
         self._tokenizers = FairThreads(TOKENIZER_THREADS, self._max_open, "octavo-tokenizer")
+        # On threads of their own: a slow template holds up chats alone.
+        self._renderers = FairThreads(HELPERS_MAX, self._max_open, "octavo-template")
         self.gave_up: str | None = None  # why the engine ended by itself
         self.ledger = Ledger(self)
         self._session_support = sessions or SessionSupport()
@@ -130,17 +134,8 @@ class AsyncLLM:
         self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT, *, tenant: str = ""
     ) -> list[int]:
         """Token ids of a rendered chat. Raises InvalidRequest without a template, or when it refuses."""
-        for message in messages:
-            self._check_length(message.content)
-        return await self._on_tokenizer_thread(tenant, lambda: self.encode_chat_now(messages, options))
-
-    def encode_chat_now(
-        self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT
-    ) -> list[int]:
-        """The same on the caller's thread."""
-        rendered = render_chat(self.tokenizer, messages, options)
-        self._check_length(rendered.text)
-        return encode_rendered(self.tokenizer, rendered)
+        rendered = await self._rendered(messages, options, tenant)
+        return await self._on_tokenizer_thread(tenant, lambda: encode_rendered(self.tokenizer, rendered))
 
     async def compose(
         self,
@@ -151,9 +146,18 @@ class AsyncLLM:
         tenant: str = "",
     ) -> Composed:
         """The prompt of a session's next turn. Raises as `encode_chat`."""
-        return await self._on_tokenizer_thread(
-            tenant, lambda: compose(self.tokenizer, said, messages, self._check_length, options)
+        rendered = await self._rendered(messages, options, tenant)
+        return await self._on_tokenizer_thread(tenant, lambda: compose(self.tokenizer, said, rendered))
+
+    async def _rendered(self, messages: Sequence[ChatMessage], options: ChatOptions, tenant: str) -> Rendered:
+        """The chat as the model's template writes it, no longer than any that fits."""
+        for message in messages:
+            self._check_length(message.content)
+        rendered = await asyncio.wrap_future(
+            self._renderers.submit(tenant, lambda: render_chat(self.tokenizer, messages, options))
         )
+        self._check_length(rendered.text)
+        return rendered
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The `banned_sequences` that keep these words out of an answer; they are few and short enough for
@@ -383,6 +387,7 @@ class AsyncLLM:
         self._loop.end()
         self._session_support.store.close()  # its file is under the disk cache's lock
         self._loop.stop()
+        self._renderers.close()
         self._tokenizers.close()
         self.tokenizer.close()
         self._end_all(self._closed)

@@ -121,7 +121,7 @@ class Ledger:
                 self._withdraw(order, stream.request_id)  # should it have been filled meanwhile
                 raise
             found = await self._llm.ask(lambda s, now, i=stream.request_id: _find(s, order, i, now))  # type: ignore[misc]
-            if found is not None and not found.filling and found.seconds_left > 0.0:
+            if found is not None and not found.filling:
                 return found
             if reason != PREEMPTED_LATE:
                 break

@@ -19,7 +19,16 @@ from octavo.engine.outputs import ChatMessage, Delta, TokenInfo
 from octavo.engine.requests import encode_rendered, make_request, render_chat
 from octavo.engine.start import build_engine
 from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, as_tokens, is_number, shown
-from octavo.types import TOKENS_MAX, FinishReason, Request, SamplingParams, Update, Usage
+from octavo.types import (
+    DEFAULT_CHAT,
+    TOKENS_MAX,
+    ChatOptions,
+    FinishReason,
+    Request,
+    SamplingParams,
+    Update,
+    Usage,
+)
 
 Prompt = str | Sequence[int]
 Message = ChatMessage | Mapping[str, str]
@@ -107,7 +116,14 @@ class LLM:
         params = _params(params, len(each))
         return self._run([self._tokens(prompt) for prompt in each], params, n)
 
-    def chat(self, chats: Chat | Sequence[Chat], params: Params = None, *, n: int = 1) -> list[Output]:
+    def chat(
+        self,
+        chats: Chat | Sequence[Chat],
+        params: Params = None,
+        *,
+        n: int = 1,
+        options: ChatOptions = DEFAULT_CHAT,
+    ) -> list[Output]:
         """Answer one chat or every one of a list, rendered with the model's own template. A message may be a
         dict, as in OpenAI's API.
 
@@ -117,7 +133,7 @@ class LLM:
         self._check_open()
         each = _chats(chats)
         params = _params(params, len(each))
-        rendered = [render_chat(self.tokenizer, messages) for messages in each]
+        rendered = [render_chat(self.tokenizer, messages, options) for messages in each]
         tokens = [encode_rendered(self.tokenizer, one) for one in rendered]
         return self._run(tokens, params, n)
 
@@ -287,21 +303,23 @@ def _params(given: object, count: int) -> list[SamplingParams]:
             )
         each.append(params)
     if len(each) != count:
-        raise ValueError(f"{len(each)} params for {count} prompts; allowed: one, or one each")
+        raise InvalidRequest(
+            f"{len(each)} params for {count} prompts; allowed: one, or one each", param="params"
+        )
     return each
 
 
 def _message(given: Message) -> ChatMessage:
+    fields: Mapping[str, object] = {}
     if isinstance(given, ChatMessage):
-        return given
-    if (
-        isinstance(given, Mapping)
-        and isinstance(given.get("role"), str)
-        and isinstance(given.get("content"), str)
-    ):
-        return ChatMessage(given["role"], given["content"], given.get("name"))
+        fields = {"role": given.role, "content": given.content, "name": given.name}
+    elif isinstance(given, Mapping):
+        fields = given
+    role, content, name = fields.get("role"), fields.get("content"), fields.get("name")
+    if isinstance(role, str) and isinstance(content, str) and isinstance(name, str | None):
+        return ChatMessage(role, content, name)
     raise InvalidRequest(
-        f"a chat message is {shown(given)}; allowed: ChatMessage, or a dict with role and content as text; "
-        f"chat() takes {_CHATS}",
+        f"a chat message is {shown(given)}; allowed: ChatMessage, or a dict with role and content as text "
+        f"(and perhaps a name); chat() takes {_CHATS}",
         param="messages",
     )

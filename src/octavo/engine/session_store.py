@@ -195,6 +195,12 @@ class SessionStore:
                 self._records[now.session_id] = now = replace(now, num_suspended=num_blocks)
                 self._put(now)
 
+    def is_suspended(self, record: SessionRecord) -> bool:
+        """Whether it is now, as this record says and whoever noted it."""
+        with self._lock:
+            now = self._records.get(record.session_id)
+            return now is not None and now.tokens is record.tokens and now.num_suspended > 0
+
     def delete(self, tenant: str, session_id: str) -> Future[bool]:
         """Remember nothing of it. True when the medium does not either: no crash brings it back. Raises
         UnknownSession."""

@@ -225,7 +225,8 @@ class Sessions:
             await self._sync_record(record)
             return self._told(record, await self._llm.ask(lambda s, now: _end(s, now, record, num_blocks)))
         except BaseException as error:
-            if isinstance(error, RequestFailed | SessionRefused) or not record.num_suspended:
+            # Another call may have suspended it meanwhile.
+            if isinstance(error, RequestFailed | SessionRefused) or not self._store.is_suspended(record):
                 self._store.note_suspended(record, 0)
                 self._llm.tell(lambda s, now: s.sessions.give_up_suspending(session_id))
             raise

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from octavo.engine.outputs import Delta
-from octavo.engine.requests import encode_rendered, render_chat
+from octavo.engine.requests import encode_rendered
 from octavo.text.control import Rendered
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, FinishReason
+from octavo.types import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +30,10 @@ class Composed:
     fallback: str = ""
 
 
-def compose(
-    tokenizer: Tokenizer,
-    said: Sequence[int],
-    messages: Sequence[ChatMessage],
-    check_length: Callable[[str], None] = lambda text: None,
-    options: ChatOptions = DEFAULT_CHAT,
-) -> Composed:
-    """The prompt of the next turn. Raises InvalidRequest as rendering does, and what `check_length` raises.
+def compose(tokenizer: Tokenizer, said: Sequence[int], rendered: Rendered) -> Composed:
+    """The prompt of the next turn, whose chat is `rendered`. Raises InvalidRequest as encoding does.
     O(tokens)."""
-    rendered = render_chat(tokenizer, messages, options)
-    check_length(rendered.text)
-    if not said:
+    if not said or not _is_unicode(rendered.text):  # what is none is refused there
         return Composed(tuple(encode_rendered(tokenizer, rendered)), 0)
     beginning = b"".join(map(tokenizer.token_bytes, said))
     reason = _difference(tokenizer, said, beginning, rendered)
@@ -54,6 +46,14 @@ def compose(
             return Composed((*said, *more), len(said))
         reason = reason or "this tokenizer cannot go on in the middle of a text"
     return Composed(tuple(encode_rendered(tokenizer, rendered)), 0, reason)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _difference(tokenizer: Tokenizer, said: Sequence[int], beginning: bytes, rendered: Rendered) -> str:
@@ -75,7 +75,7 @@ def _controls(tokenizer: Tokenizer, said: Sequence[int]) -> list[tuple[int, str]
     found, place = [], 0
     for token in said:
         data = tokenizer.token_bytes(token)
-        if token in tokenizer.special_ids and data.strip():
+        if token in tokenizer.control_ids:
             found.append((place, data.decode()))
         place += len(data)
     return found

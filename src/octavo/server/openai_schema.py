@@ -48,22 +48,6 @@ _FIELD_OF = {
 }
 
 
-# What the server itself gives to a template: a client's variable of that name would take its place.
-_TEMPLATE_NAMES = frozenset(
-    {
-        "messages",
-        "tools",
-        "add_generation_prompt",
-        "continue_final_message",
-        "chat_template",
-        "bos_token",
-        "eos_token",
-        "raise_exception",
-        "strftime_now",
-    }
-)
-
-
 def _at_most(limit: int) -> BeforeValidator:
     """Refuse a long list or object before its items are looked at: each wrong item would make an error of
     its own.
@@ -205,18 +189,11 @@ class ChatOptionsBody(BaseModel):
                 "message that goes on has no beginning)",
                 param="continue_final_message",
             )
-        given = self.chat_template_kwargs or {}
-        for name in given:
-            if name in _TEMPLATE_NAMES:
-                raise InvalidRequest(
-                    f"chat_template_kwargs holds {name}; allowed: other names, this one is the server's",
-                    param="chat_template_kwargs",
-                )
         begins, goes_on = self.add_generation_prompt, bool(self.continue_final_message)
         return ChatOptions(
             add_generation_prompt=not goes_on if begins is None else begins,
             continue_final_message=goes_on,
-            template_kwargs=given,
+            template_kwargs=self.chat_template_kwargs or {},
             allow_control_tokens=bool(self.allow_control_tokens),
         )
 

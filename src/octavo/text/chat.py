@@ -1,7 +1,8 @@
 """Chat templates: a model's own Jinja text, which comes from a stranger, rendered in a process of its own
 (`template_helpers`, `template_worker`): in Jinja2's sandbox, with bounded memory, time and output.
 
-What a client may give to it is checked here, and marked where it has the text of control tokens (`control`).
+What a client may give to it is checked here. Every chat is rendered twice, so that the control tokens that a
+client wrote are told apart from the template's own (`control`).
 What a template refuses (`raise_exception`), and what goes wrong in it, is InvalidRequest.
 """
 
@@ -11,13 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from octavo.errors import InvalidRequest
-from octavo.text.control import (
-    NO_MARKS,
-    ControlTokens,
-    Marks,
-    Rendered,
-    new_mark,
-)
+from octavo.text.control import ControlTokens, Neutraliser, Rendered, new_mark
 from octavo.text.template_helpers import TemplateHelpers
 from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions
 
@@ -34,6 +29,7 @@ _OWN_NAMES = frozenset(
         "messages",
         "add_generation_prompt",
         "continue_final_message",
+        "chat_template",
         "bos_token",
         "eos_token",
         "tools",
@@ -57,24 +53,47 @@ class ChatTemplate:
         self.eos = eos
         self._controls = controls or ControlTokens()
         self._helpers = TemplateHelpers(source, OUTPUT_CHARS_MAX)
+        self._neutraliser: Neutraliser | None = None  # made with the first chat
 
     def render(self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT) -> Rendered:
         """The prompt, ending where the assistant begins, or as `options` say. Raises InvalidRequest, in the
-        template's words where it refuses."""
+        template's words where it refuses, and where control tokens of clients and template cannot be told
+        apart."""
         self._check_size()
         _check_options(messages, options)
-        marks = NO_MARKS
-        if not options.allow_control_tokens:
-            marks = self._controls.marks([_client_strings(messages), options.template_kwargs])
-        values = [_message_value(message, marks) for message in messages]
         tag = ""
         if options.continue_final_message:
-            tag = new_mark([self.source, marks.number, *(message.content for message in messages)])
-            values[-1]["content"] += tag + " "
+            tag = new_mark([self.source, *(message.content for message in messages)])
+        values = [_message_value(message) for message in messages]
+        text = self._written(values, options.template_kwargs, options, tag)
+        if options.allow_control_tokens or not self._controls:
+            return Rendered(text)
+        if self._neutraliser is None:
+            self._neutraliser = Neutraliser(self._controls, *self._helpers.words())
+        neutral = self._neutraliser
+        values = [
+            {name: neutral.of_text(text) for name, text in value.items()}
+            | {"role": value["role"] if value["role"] in _ROLES else neutral.of_word(value["role"])}
+            for value in values
+        ]
+        given = {name: neutral.of_value(value) for name, value in options.template_kwargs.items()}
+        return self._controls.told_apart(text, self._written(values, given, options, tag))
+
+    def _written(
+        self,
+        messages: list[dict[str, str]],
+        given: Mapping[str, object],
+        options: ChatOptions,
+        tag: str,
+    ) -> str:
+        """The template's text; `tag` is put behind the message to be gone on with, where there is one."""
+        if tag:
+            last = messages[-1]
+            messages = [*messages[:-1], last | {"content": last["content"] + tag + " "}]
         text = self._helpers.render(
-            {name: marks.on(value) for name, value in options.template_kwargs.items()}
-            | {
-                "messages": values,
+            {
+                **given,
+                "messages": messages,
                 "add_generation_prompt": options.add_generation_prompt and not tag,
                 "bos_token": self.bos,
                 "eos_token": self.eos,
@@ -82,9 +101,7 @@ class ChatTemplate:
                 "documents": None,
             }
         )
-        if tag:
-            text = _up_to_tag(text, values[-1]["content"], tag)
-        return self._controls.split(text, marks)
+        return _up_to_tag(text, messages[-1]["content"], tag) if tag else text
 
     def _check_size(self) -> None:
         if len(self.source) > TEMPLATE_CHARS_MAX:
@@ -99,17 +116,10 @@ class ChatTemplate:
         self._helpers.close()
 
 
-def _client_strings(messages: Sequence[ChatMessage]) -> list[str]:
-    texts = [message.content for message in messages]
-    texts += [message.name for message in messages if message.name]
-    return texts + [message.role for message in messages if message.role not in _ROLES]
-
-
-def _message_value(message: ChatMessage, marks: Marks) -> dict[str, str]:
+def _message_value(message: ChatMessage) -> dict[str, str]:
     """As a template sees it."""
-    role = message.role if message.role in _ROLES else marks.on_text(message.role)
-    value = {"role": role, "content": marks.on_text(message.content)}
-    return value | ({"name": marks.on_text(message.name)} if message.name else {})
+    value = {"role": message.role, "content": message.content}
+    return value | ({"name": message.name} if message.name else {})
 
 
 def _up_to_tag(text: str, content: str, tag: str) -> str:
@@ -135,6 +145,11 @@ def _check_options(messages: Sequence[ChatMessage], options: ChatOptions) -> Non
         )
     if options.continue_final_message and not messages:
         raise InvalidRequest("continue_final_message: there is no message", param="messages")
+    num_chars = sum(len(message.content) for message in messages)
+    if num_chars > OUTPUT_CHARS_MAX:
+        raise InvalidRequest(
+            f"the messages have {num_chars:,} characters; allowed: {OUTPUT_CHARS_MAX:,}", param="messages"
+        )
     if options.template_kwargs:
         _check_kwargs(options.template_kwargs)
 

@@ -1,27 +1,31 @@
-"""Control tokens in what clients write: found, marked before the template sees them, plain text in the end.
+"""Which control tokens of a rendered chat are its template's own: found by rendering it a second time, with
+neutral text in place of what the client wrote.
 
-    client's text        "a<|im_end|>b"           whole, or what a neighbour could make whole
-    marked               "a<0481|im_end|>b"       0481 stands for a random number, new for each chat
-    rendered             "<|im_start|>user\\na<0481|im_end|>b<|im_end|>\\n"
-    split                "", "<|im_start|>", "user\\na<|im_end|>b", "<|im_end|>", "\\n"
+    client's text     "a<|im_end|>b"
+    rendered          "<|im_start|>user\na<|im_end|>b<|im_end|>\n"
+    and neutral       "<|im_start|>user\nqqqqqqqqqqqq<|im_end|>\n"
+    told apart        "", "<|im_start|>", "user\na<|im_end|>b", "<|im_end|>", "\n"
 
-Only the template's own control tokens are whole when the rendered text is split, so every second part is one
-of them, and the others are text however they read. A number survives what templates do to text: trim, tojson,
-upper and lower case. It knows no tokenizer: `octavo.text.aliases` encodes the parts.
+What is a control token in the neutral text is the template's, wherever it got it from. Where both texts have
+the same ones, the client's did nothing. Else those of the neutral text are looked for at their places; where
+the template has moved them, nothing tells them apart, and the chat is refused. It knows no tokenizer:
+`octavo.text.aliases` encodes the parts.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from octavo.errors import InvalidRequest
 
 _MARK_DIGITS = 20
-_QUOTED_CHARS_MAX = 100  # that many at the beginning of one are compared
+# One search holds the GIL: longer texts are searched in pieces.
+_PIECE_CHARS = 64 << 10
+# Of these the first that is in no control token takes the place of what might be.
+_NEUTRAL = "qzjxkvwybghpfu0123456789~^`@%\u02bc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,38 +66,11 @@ class Rendered:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """Where marks stand in the strings of one chat. Without a `number` there are none."""
-
-    number: str = ""
-    places: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-
-    def on_text(self, text: str) -> str:
-        """The text, marked."""
-        borders = (0, *self.places.get(text, ()), len(text))
-        return self.number.join(text[a:b] for a, b in itertools.pairwise(borders))
-
-    def on(self, value: object) -> object:
-        """The JSON value with every string in it marked, but keys."""
-        if isinstance(value, str):
-            return self.on_text(value)
-        if isinstance(value, Mapping):
-            return {key: self.on(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.on(item) for item in value]
-        return value
-
-
-NO_MARKS = Marks()
-
-
 class ControlTokens:
     """The control tokens of one vocabulary, as texts. `others` are added tokens that are text to a model:
     where one overlaps a control token, the one that begins first is taken, then the longer one.
-    `single_word` holds those that are only found between what is no word. With `always` every chat is marked:
-    the tokenizer finds control tokens in other texts than their own. `template` is the one whose chats these
-    are: what it has in quotes it may cut out of a client's text."""
+    `single_word` holds those that are only found between what is no word. With `always` a text may have
+    control tokens that are not written so: the tokenizer looks for them in a normalised one."""
 
     def __init__(
         self,
@@ -101,79 +78,106 @@ class ControlTokens:
         others: Iterable[str] = (),
         single_word: Collection[str] = (),
         always: bool = False,
-        template: str = "",
     ) -> None:
-        self._template = template
         self._texts = frozenset(text for text in texts if text.strip())
         self._always = always
-        self._single = frozenset(text for text in self._texts if len(text) == 1)
-        self._lower = tuple({text.lower() for text in self._texts})
-        # In any case of letters, because a template may change it.
-        self._whole = _any_of((text for text in self._lower if len(text) > 1), flags=re.IGNORECASE)
-        self._found = _any_of({*self._texts, *others}, single_word)
-        self._beginnings = frozenset(text[:cut] for text in self._lower for cut in range(1, len(text)))
-        self._cut = re.compile(
-            f"{_pattern_of(self._beginnings)}(?={_pattern_of(_quoted(template))}|\\s)", re.IGNORECASE
+        every = {*self._texts, *others}
+        self._found = _any_of(every, single_word)
+        self._longest = max(map(len, every), default=0)
+        self._lower = "\0".join(text.lower() for text in self._texts)
+        # In any case of letters, because a template may change it; and never blanks, which it may trim.
+        letters = {case for text in self._texts for c in text for case in (c, c.lower(), c.upper())}
+        neutral = next(c for c in _NEUTRAL if c not in letters)
+        self._table = str.maketrans(
+            {c: neutral for c in {*letters, neutral, neutral.upper()} if len(c) == 1 and not c.isspace()}
         )
-        self._ends = frozenset(text[cut:] for text in self._lower for cut in range(1, len(text)))
-        self._longest = max(map(len, self._lower), default=0)
 
-    def marks(self, values: Collection[object]) -> Marks:
-        """What to mark in the client's strings, wherever they are in JSON values; NO_MARKS where no control
-        token can come of them. Raises InvalidRequest for what no mark can keep apart."""
-        if not self._texts:
-            return NO_MARKS
-        strings = set(_strings(values))
-        for key in _keys(values):
-            if self._places(key, may_lie_inside=False):
-                raise InvalidRequest(
-                    f"{key!r:.80} is a key, and has the text of a control token; allowed in values",
-                    param="chat_template_kwargs",
-                )
-        found = {text: self._places(text) for text in strings}
-        places = {text: where for text, where in found.items() if where}
-        if not places and not self._always:
-            return NO_MARKS
-        return Marks(new_mark([self._template, *strings]), places)
+    def __bool__(self) -> bool:
+        return bool(self._texts)
 
-    def split(self, text: str, marks: Marks) -> Rendered:
-        """The rendered text without marks, and where control tokens of the template are in it."""
-        if not marks.number:
+    def neutral(self, text: str) -> str:
+        """The text without anything that could be a part of a control token. As long as it was."""
+        return "".join(
+            text[start : start + _PIECE_CHARS].translate(self._table)
+            for start in range(0, len(text), _PIECE_CHARS)
+        )
+
+    def has_any(self, text: str) -> bool:
+        """Whether it has a control token."""
+        return next(self._places(text), None) is not None
+
+    def may_be_part(self, text: str) -> bool:
+        """Whether it is a part of a control token, in any case of letters, or has a whole one."""
+        return text.lower() in self._lower or self.has_any(text)
+
+    def told_apart(self, text: str, neutral: str) -> Rendered:
+        """The rendered text, and which control tokens in it are the template's: those of the neutral text.
+        Raises InvalidRequest where that cannot be said."""
+        genuine = list(self._places(neutral))
+        if not self._always and [token for _, token in self._places(text)] == [token for _, token in genuine]:
             return Rendered(text)
-        parts: list[list[str]] = [[]]
-        for index, piece in enumerate(self._found.split(text)):
-            if index % 2 and piece in self._texts:
-                parts += [[piece], []]
-            else:
-                parts[-1].append(piece.replace(marks.number, ""))
-        joined = tuple(map("".join, parts))
-        return Rendered("".join(joined), joined)
+        if len(text) != len(neutral) or self.neutral(text) != self.neutral(neutral):
+            raise _not_told_apart()
+        parts, end = list[str](), 0
+        for place, token in genuine:
+            if not text.startswith(token, place):
+                raise _not_told_apart()
+            parts += [text[end:place], token]
+            end = place + len(token)
+        return Rendered(text, (*parts, text[end:]))
 
-    def _places(self, text: str, *, may_lie_inside: bool = True) -> tuple[int, ...]:
-        """Where marks must stand so that no control token can come of this text, neither alone nor with what
-        stands beside it, also when a template trims it."""
-        if self._single and any(token in text for token in self._single):
-            raise InvalidRequest(
-                "the text holds a control token of one character, which cannot be written as text; leave it "
-                "out, or give allow_control_tokens",
-                param="messages",
-            )
-        places = {found.start() + 1 for found in _each(self._whole, text)}
-        places |= {found.end() for found in _each(self._cut, text)}
-        first, last = len(text) - len(text.lstrip()), len(text.rstrip())
-        reach = range(1, self._longest)
-        for start in {0, first}:
-            if any(text[start : start + size].lower() in self._ends for size in reach):
-                places.add(start)
-        for stop in {last, len(text)}:
-            if any(text[max(0, stop - size) : stop].lower() in self._beginnings for size in reach):
-                places.add(stop)
-        for start, stop in {(0, len(text)), (first, last)} if may_lie_inside else ():
-            if 0 < stop - start < self._longest:
-                piece = text[start:stop].lower()
-                if any(piece in token for token in self._lower):
-                    places |= {start, stop}
-        return tuple(sorted(places))
+    def _places(self, text: str) -> Iterator[tuple[int, str]]:
+        """Where control tokens are, and which."""
+        for found in find_all(self._found, text, self._longest):
+            if found[0] in self._texts:
+                yield found.start(), found[0]
+
+
+class Neutraliser:
+    """Makes what a client wrote neutral, for a template that has these words in quotes: it may look for them,
+    or cut them out, so those are spared that are no part of a control token. `names` are its other words."""
+
+    def __init__(self, controls: ControlTokens, words: Collection[str], names: Collection[str]) -> None:
+        self._controls = controls
+        self._own = frozenset(word for word in {*words, *names} if not controls.has_any(word))
+        spared = frozenset(word for word in words if word.strip() and not controls.may_be_part(word))
+        self._spared = _any_of(spared)
+        self._longest = max(map(len, spared), default=0)
+
+    def of_text(self, text: str) -> str:
+        """A string that stands in the chat. As long as it was."""
+        parts, end = list[str](), 0
+        for found in find_all(self._spared, text, self._longest):
+            parts += [self._controls.neutral(text[end : found.start()]), found[0]]
+            end = found.end()
+        neutral = "".join([*parts, self._controls.neutral(text[end:])])
+        # Two spared words may be a control token together.
+        return self._controls.neutral(text) if self._controls.has_any(neutral) else neutral
+
+    def of_word(self, word: str) -> str:
+        """A role, a value or a key: the same where the template has that very word."""
+        return word if word in self._own else self.of_text(word)
+
+    def of_value(self, value: object) -> object:
+        """A JSON value, with the keys of its objects."""
+        if isinstance(value, str):
+            return self.of_word(value)
+        if isinstance(value, Mapping):
+            return {
+                self.of_word(key) if isinstance(key, str) else key: self.of_value(item)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.of_value(item) for item in value]
+        return value
+
+
+def _not_told_apart() -> InvalidRequest:
+    return InvalidRequest(
+        "the messages have the text of a control token, and the model's chat template changes them so that "
+        "it cannot be told apart from the template's own; leave it out, or give allow_control_tokens",
+        param="messages",
+    )
 
 
 def new_mark(texts: Collection[str]) -> str:
@@ -183,6 +187,20 @@ def new_mark(texts: Collection[str]) -> str:
         mark = "0" + "".join(secrets.choice("123456789") for _ in range(_MARK_DIGITS - 1))
         if not any(mark in text for text in texts):
             return mark
+
+
+def find_all(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[re.Match[str]]:
+    """All that a pattern finds: texts of up to `longest` characters, none of them empty. Other threads run
+    between two pieces of a long text."""
+    place = 0
+    while place < len(text):
+        stop = place + _PIECE_CHARS
+        found = pattern.search(text, place, min(len(text), stop + longest + 1))
+        if found is None or found.start() >= stop:
+            place = stop
+        else:
+            yield found
+            place = found.end()
 
 
 def _any_of(texts: Iterable[str], single_word: Collection[str] = (), flags: int = 0) -> re.Pattern[str]:
@@ -206,22 +224,6 @@ def _pattern_of(texts: Iterable[str]) -> str:
     return f"(?:{_tree_pattern(tree)})" if tree else "(?!)"
 
 
-def _each(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    """All that is found, also within each other."""
-    found = pattern.search(text)
-    while found is not None:
-        yield found
-        found = pattern.search(text, found.start() + 1)
-
-
-def _quoted(template: str) -> set[str]:
-    """What stands in quotes in a template's source."""
-    escapes = {"n": "\n", "t": "\t", "r": "\r"}
-    found = re.findall(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", template, re.DOTALL)
-    texts = (re.sub(r"\\(.)", lambda m: escapes.get(m[1], m[1]), a or b) for a, b in found)
-    return {text[:_QUOTED_CHARS_MAX] for text in texts if text}
-
-
 def _tree_pattern(tree: Mapping[str, object]) -> str:
     """Matches the longest path that ends where a text ends."""
     letters = ""
@@ -236,29 +238,6 @@ def _tree_pattern(tree: Mapping[str, object]) -> str:
     if not branches:
         return re.escape(letters)
     return f"{re.escape(letters)}(?:{'|'.join(branches)}){'?' if '' in tree else ''}"
-
-
-def _strings(value: object) -> Iterator[str]:
-    """All strings in a JSON value but the keys of its objects."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _strings(item)
-    elif isinstance(value, Collection):
-        for item in value:
-            yield from _strings(item)
-
-
-def _keys(value: object) -> Iterator[str]:
-    """The keys of all objects in a JSON value."""
-    if isinstance(value, Mapping):
-        yield from filter(lambda key: isinstance(key, str), value)
-        for item in value.values():
-            yield from _keys(item)
-    elif isinstance(value, Collection) and not isinstance(value, str):
-        for item in value:
-            yield from _keys(item)
 
 
 def _text_after(text: str, num_bytes: int) -> str | None:

@@ -40,6 +40,7 @@ class TemplateHelpers:
         self._chars_max = chars_max
         self._free = threading.Semaphore(HELPERS_MAX)
         self._idle: list[_Helper] = []  # appending and popping are one step each
+        self._words: tuple[list[str], list[str]] | None = None
         self._kept = True
         weakref.finalize(self, _end_all, self._idle)
 
@@ -65,6 +66,15 @@ class TemplateHelpers:
                 _end_all(self._idle)
         return self._text(answer)
 
+    def words(self) -> tuple[list[str], list[str]]:
+        """What the template has in quotes, and its names. Raises RequestFailed where no process can be
+        started."""
+        if self._words is None:
+            with self._free:
+                self._idle.append(self._started())
+        assert self._words is not None, "a process that started has told them"
+        return self._words
+
     def close(self) -> None:
         """End the processes. A later rendering has one of its own."""
         self._kept = False
@@ -87,9 +97,10 @@ class TemplateHelpers:
         # A text may come as six characters for each.
         helper = _Helper(bytes_max=6 * self._chars_max + (64 << 10))
         try:
-            helper.ask(json.dumps(settings).encode() + b"\n", START_SECONDS_MAX)
+            ready = helper.ask(json.dumps(settings).encode() + b"\n", START_SECONDS_MAX)
         except InvalidRequest as error:
             raise RequestFailed(f"the process that renders chat templates did not start: {error}") from error
+        self._words = _texts(ready.get("words")), _texts(ready.get("names"))
         return helper
 
     def _text(self, answer: Mapping[str, object]) -> str:
@@ -195,6 +206,10 @@ class _Helper:
 def _end_all(helpers: list[_Helper]) -> None:
     while helpers:
         helpers.pop().end()
+
+
+def _texts(told: object) -> list[str]:
+    return [one for one in told if isinstance(one, str)] if isinstance(told, list) else []
 
 
 def _wrong(what: str) -> InvalidRequest:

@@ -1,7 +1,7 @@
 """A process of its own that renders one chat template, in Jinja2's sandbox, with bounded memory and time.
 
     stdin    {"source", "memory_bytes", "seconds", "chars_max"}    then {values} a line, until it is closed
-    stdout   {"ready": true}                                       then {"text"} or {"error", "kind"} a line
+    stdout   {"words", "names"}, in quotes and not                 then {"text"} or {"error", "kind"} a line
 
 It is run by its path and imports nothing of Octavo. What the sandbox cannot bound (a string times a billion,
 one doubled in a loop, loops within loops) the system bounds: address space by RLIMIT_AS, time by whoever
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _PATHS_FROM = 1  # of sys.argv: where Jinja2 and what it needs are
 _ERROR_CHARS_MAX = 2000
+_WORDS_MAX, _WORD_CHARS_MAX = 1000, 100
 
 
 class Refused(Exception):
@@ -46,7 +47,7 @@ def main() -> None:
         template = template or environment.from_string(settings["source"])
         return _rendered(template, values, settings["chars_max"])
 
-    _tell(told, {"ready": True})
+    _tell(told, _words(environment, settings["source"]))
     while line := asked.readline():
         signal.alarm(settings["seconds"])
         answer = _answer(render, line)
@@ -85,7 +86,25 @@ def _rendered(template: jinja2.Template, values: dict[str, object], chars_max: i
     return "".join(parts)
 
 
-def _tell(told: IO[bytes], answer: dict[str, str] | dict[str, bool]) -> None:
+def _words(environment: jinja2.Environment, source: str) -> dict[str, list[str]]:
+    """What the template's expressions have in quotes, and their names; of one that is no template as far as
+    it can be read."""
+    import jinja2
+
+    words, names = set[str](), set[str]()
+    with contextlib.suppress(jinja2.TemplateError, UnicodeDecodeError):
+        for _, kind, text in environment.lex(source):
+            if len(text) > _WORD_CHARS_MAX:
+                continue
+            if kind == "string" and len(words) < _WORDS_MAX:
+                # As Jinja2 reads one.
+                words.add(text[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape"))
+            elif kind == "name" and len(names) < _WORDS_MAX:
+                names.add(text)
+    return {"words": sorted(words), "names": sorted(names)}
+
+
+def _tell(told: IO[bytes], answer: dict[str, str] | dict[str, list[str]]) -> None:
     told.write(json.dumps(answer).encode() + b"\n")
     told.flush()
 

@@ -42,6 +42,7 @@ class SpecialTokens:
     special_ids: frozenset[int]
     add_bos_id: int | None
     pad_id: int | None = None
+    named_ids: frozenset[int] = frozenset()  # that the files name as special, whether they flag them or not
 
 
 class Tokenizer:
@@ -65,9 +66,11 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added = {id_: token.content for id_, token in added.items()}
         self.strips_leading_space = strips_leading_space
-        # Special tokens that are nothing but space are text, whoever writes them.
-        special_texts = {i: self._content(i) for i in special.special_ids}
-        self._controls = {i: text for i, text in special_texts.items() if i in added and text.strip()}
+        # What ends or begins a text or a turn is a control token also where its file does not flag it. Those
+        # that are nothing but space are text, whoever writes them.
+        named = {special.bos_id, special.eos_id, special.pad_id, *special.named_ids} - {None}
+        control_texts = {i: self._content(i) for i in {*special.special_ids, *special.stop_ids, *named}}
+        self._controls = {i: text for i, text in control_texts.items() if i in added and text.strip()}
         self._aliases = AliasEncoder(backend, self._controls)
         self.chat_template = (
             None
@@ -76,7 +79,7 @@ class Tokenizer:
                 chat_template,
                 self._content(special.bos_id),
                 self._content(special.eos_id),
-                self._control_tokens(added, chat_template),
+                self._control_tokens(added),
             )
         )
 
@@ -134,7 +137,8 @@ class Tokenizer:
         special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         # Its own post-processor adds the begin token, as Hugging Face does: nothing to prepend here.
         pad_id = _named_token(backend, settings, "pad_token")
-        special = SpecialTokens(bos_id, eos_id, stop_ids, special_ids, None, pad_id)
+        named_ids = _named_ids(backend, settings, _optional_fields(folder / "special_tokens_map.json"))
+        special = SpecialTokens(bos_id, eos_id, stop_ids, special_ids, None, pad_id, named_ids)
         return cls(
             backend,
             special,
@@ -168,6 +172,11 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """Tokens without text in an answer."""
         return self._special.special_ids
+
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """Tokens that no text of a client becomes in a chat."""
+        return frozenset(self._controls)
 
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
         """Token ids; special tokens written in the text become themselves, as with Hugging Face.
@@ -241,13 +250,12 @@ class Tokenizer:
         )
         return "".join(map(detokenizer.push, tokens)) + detokenizer.finish()
 
-    def _control_tokens(self, added: Mapping[int, tokenizers.AddedToken], template: str) -> ControlTokens:
+    def _control_tokens(self, added: Mapping[int, tokenizers.AddedToken]) -> ControlTokens:
         return ControlTokens(
             self._controls.values(),
             [token.content for i, token in added.items() if i not in self._controls and not token.normalized],
             {token.content for token in added.values() if token.single_word},
             always=any(added[i].normalized for i in self._controls),
-            template=template,
         )
 
     def _content(self, token: int | None) -> str:
@@ -299,6 +307,18 @@ def _named_token(backend: tokenizers.Tokenizer, settings: Fields, key: str) -> i
     content = value.get("content") if isinstance(value, dict) else value
     token: int | None = backend.token_to_id(content) if isinstance(content, str) else None
     return token
+
+
+def _named_ids(backend: tokenizers.Tokenizer, *files: Fields) -> frozenset[int]:
+    """Of all tokens that these files name as special."""
+    named: list[object] = []
+    for fields in files:
+        for key, value in fields.values.items():
+            if key.endswith(("_token", "_special_tokens")):
+                named += value if isinstance(value, list) else [value]
+    contents = (one.get("content") if isinstance(one, dict) else one for one in named)
+    ids = (backend.token_to_id(content) for content in contents if isinstance(content, str))
+    return frozenset(id_ for id_ in ids if id_ is not None)
 
 
 def _stop_ids(folder: Path) -> frozenset[int]:
