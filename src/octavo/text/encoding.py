@@ -42,11 +42,13 @@ def encode_text(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bo
     return ids
 
 
-def start_library_threads(backend: tokenizers.Tokenizer) -> None:
+def start_library_threads(backend: tokenizers.Tokenizer) -> threading.Thread:
     """Have the library make its threads, which last as long as the process, with a low priority: they inherit
     it from the thread that first asks for them. Without effect where they are there already, or where
-    TOKENIZERS_PARALLELISM forbids them."""
-    threading.Thread(target=_start, args=(backend,), name="octavo-tokenizer-start", daemon=True).start()
+    TOKENIZERS_PARALLELISM forbids them. Returns the thread that asks, started."""
+    thread = threading.Thread(target=_start, args=(backend,), name="octavo-tokenizer-start", daemon=True)
+    thread.start()
+    return thread
 
 
 def _start(backend: tokenizers.Tokenizer) -> None:
