@@ -23,7 +23,8 @@ from octavo.memory.names import root_name
 from octavo.memory.tiers import LowerTier
 from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, RopeSpec
 from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.scheduler import Scheduler
 from octavo.types import FinishReason, Request, SampledToken, SamplingParams
 from tests.blocks import SUPER_KINDS, encoded
 

@@ -45,7 +45,7 @@ def test_a_flood_keeps_to_its_maximum_and_the_quiet_tenant_gets_its_blocks(serve
     assert tenants.flood_maximum is not None
     assert 0 < tenants.flood_blocks <= tenants.flood_maximum
     assert max(tenants.admitted_steps) <= 2
-    assert served.engine.scheduler.memory.quotas.policy(FLOOD).maximum is None, "nothing is left behind"
+    assert served.engine.scheduler.ledger.quotas.policy(FLOOD).maximum is None, "nothing is left behind"
 
 
 def test_the_bound_is_half_as_long_again_and_two_steps() -> None:

@@ -142,7 +142,7 @@ def test_a_poisoned_beam_fails_its_request_alone() -> None:
         failed += finishes == [FinishReason.ERROR] * 16
         assert finishes == [FinishReason.ERROR] * 16 or FinishReason.ERROR not in finishes
         assert answers[2, 0].essence == wanted
-        assert engine.scheduler.memory.counts().held == 0
+        assert engine.scheduler.ledger.counts().held == 0
     assert failed >= 2
 
 

@@ -197,8 +197,10 @@ def test_a_full_prefix_hit_is_equal(ops: object, threads: int) -> None:
 
 def preempt_at(engine: Engine, steps: set[int]):  # type: ignore[no-untyped-def]
     def between(step: int) -> None:
-        if step in steps and engine.scheduler.running:
-            engine.scheduler.preempt(engine.scheduler.running[-1], engine.scheduler.running[0])
+        if step in steps and engine.scheduler.live.running:
+            engine.scheduler.preemption.preempt(
+                engine.scheduler.live.running[-1], engine.scheduler.live.running[0]
+            )
 
     return between
 

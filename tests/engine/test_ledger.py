@@ -28,7 +28,7 @@ def test_a_pinned_prompt_is_served_from_its_blocks(served: Served) -> None:
     async def scenario() -> None:
         prompt = prompt_of(1, 40)
         pin = await served.llm.ledger.pin(PinOrder("one", tuple(prompt), 60.0))
-        size = served.engine.scheduler.memory.block_size
+        size = served.engine.scheduler.ledger.block_size
         assert (pin.num_blocks, pin.filling) == (40 // size, False)
         stream = await served.llm.submit([*prompt, 5, 6], greedy(3))
         (told,) = await read(stream)
@@ -46,7 +46,7 @@ def test_a_pinned_prompt_is_served_from_its_blocks(served: Served) -> None:
 def test_a_refused_pin_leaves_nothing(served: Served) -> None:
     async def scenario() -> None:
         budget = (await served.llm.ledger.kv()).pin_budget
-        size = served.engine.scheduler.memory.block_size
+        size = served.engine.scheduler.ledger.block_size
         with pytest.raises((PinRefused, InvalidRequest)):
             await served.llm.ledger.pin(PinOrder("big", tuple(prompt_of(1, (budget + 1) * size)), 60.0))
         with pytest.raises(InvalidRequest, match="at least"):

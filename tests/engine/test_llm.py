@@ -79,7 +79,7 @@ def prompt_of(seed: int, length: int) -> list[int]:
 
 def nothing_is_left(llm: LLM) -> None:
     assert llm.engine.idle
-    assert llm.engine.scheduler.memory.counts().held == 0
+    assert llm.engine.scheduler.ledger.counts().held == 0
     check_scheduler(llm.engine.scheduler)
 
 

@@ -71,13 +71,13 @@ def resident_bytes() -> int:
 def test_an_idle_engine_gives_the_memory_of_free_blocks_back_and_the_process_shrinks() -> None:
     machine = Machine()
     engine = machine.engine(idle_return_s=300.0, reserve=0, num_blocks=12_000)
-    pool = engine.scheduler.memory.pool
+    pool = engine.scheduler.ledger.pool
     # As after many sequences: every block has been written, none has a name.
-    table = engine.scheduler.memory.open()
-    engine.scheduler.memory.take(table, 12_000)
+    table = engine.scheduler.ledger.open()
+    engine.scheduler.ledger.take(table, 12_000)
     data = engine.executor._runner._pool.data  # type: ignore[attr-defined]
     data[:] = 1
-    engine.scheduler.memory.close(table)
+    engine.scheduler.ledger.close(table)
     engine.step()
     full = resident_bytes()
     machine.pass_time(engine, 299.0)

@@ -99,7 +99,7 @@ def test_a_pool_that_is_too_small_changes_no_bit(house: House, way: str, depth: 
 
 def evict_everything(engine: Engine) -> None:
     """Whatever is cached in the pool is lost; what is below is not."""
-    memory = engine.scheduler.memory
+    memory = engine.scheduler.ledger
     table = memory.open()
     if memory.num_unheld:
         memory.reserve(table, 0, memory.num_unheld * memory.block_size)
@@ -109,8 +109,8 @@ def evict_everything(engine: Engine) -> None:
 def preempt_all_at(engine: Engine, step: int, again: int) -> Callable[[int], None]:
     def between(now: int) -> None:
         if now in (step, again):
-            victims = sorted(engine.scheduler.running, key=lambda s: s.rank, reverse=True)
-            engine.scheduler.victims.preempt(victims, None)
+            victims = sorted(engine.scheduler.live.running, key=lambda s: s.rank, reverse=True)
+            engine.scheduler.preemption.preempt_all(victims, None)
         if now in (step + 1, again + 1):
             evict_everything(engine)
 

@@ -11,7 +11,6 @@ from tests.tiny import Answer, over_kv_of, random_prompt, request, run, tiny_eng
 from octavo.engine.core import Engine
 from octavo.kernels.native_ops import NativeOps
 from octavo.scheduler.diff import PlanDiff
-from octavo.scheduler.resizing import resize
 from octavo.types import BlockCopy, Request
 
 LARGE, SMALL = 64, 36
@@ -45,15 +44,15 @@ class Resizing:
         if step % 4 == 0:
             self._shrink()
         elif step % 4 == 2:
-            self.grown += resize(self._engine.scheduler, LARGE)
+            self.grown += self._engine.scheduler.resizing.resize(LARGE)
 
     def _shrink(self) -> None:
         scheduler = self._engine.scheduler
-        before = {s: list(s.table.blocks) for s in scheduler.running if s.table is not None}
-        if not resize(scheduler, SMALL):
+        before = {s: list(s.table.blocks) for s in scheduler.live.running if s.table is not None}
+        if not scheduler.resizing.resize(SMALL):
             return
-        assert scheduler.memory.pool.num_blocks == SMALL
-        moved = [s for s in scheduler.running if s.table is not None and s.table.blocks != before[s]]
+        assert scheduler.ledger.pool.num_blocks == SMALL
+        moved = [s for s in scheduler.live.running if s.table is not None and s.table.blocks != before[s]]
         self.moved += len(moved)
         self.moved_in_flight += sum(s.num_planned > s.num_computed for s in moved)
 

@@ -142,7 +142,7 @@ def test_delete_answers_when_the_row_is_off_the_medium_and_says_so_when_it_is_no
             await chat.say(HELLO)
             with mock.patch.object(store, "delete", return_value=done):
                 deleting = asyncio.ensure_future(chat.llm.sessions.delete("", chat.session_id))
-                while await chat.llm.ask(lambda s, now: len(s.sessions)):
+                while await chat.llm.ask(lambda s, now: len(s.session_table)):
                     await asyncio.sleep(0)
                 assert not deleting.done()
                 done.set_result(False)
@@ -164,7 +164,7 @@ def test_a_deletion_goes_on_when_its_client_goes_away_behind_a_writer_that_is_bu
             assert store._writer is not None
             store._writer.submit(go_on.wait)
             deleting = asyncio.ensure_future(chat.llm.sessions.delete("", chat.session_id))
-            while store.all() or await chat.llm.ask(lambda s, now: len(s.sessions)):
+            while store.all() or await chat.llm.ask(lambda s, now: len(s.session_table)):
                 await asyncio.sleep(0)
             deleting.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -199,7 +199,7 @@ def test_a_deletion_goes_on_when_its_client_goes_away_before_the_engine_has_look
             with contextlib.suppress(asyncio.CancelledError):  # it may be through without the engine
                 await deleting
             go_on.set()
-            left = await chat.llm.ask(lambda s, now: (len(s.sessions), s.pins.num_blocks))
+            left = await chat.llm.ask(lambda s, now: (len(s.session_table), s.pins.num_blocks))
             assert left == (0, 0), "what a deleted session held is held on"
         finally:
             go_on.set()

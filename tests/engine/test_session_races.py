@@ -29,8 +29,8 @@ from octavo.executor.disk import DiskStore
 from octavo.files import OsFiles
 from octavo.memory.quota import TenantPolicy
 from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.session_table import SessionState
 from octavo.scheduler.session_views import SessionBlocks, view_session
-from octavo.scheduler.sessions import SessionState
 from octavo.sim.faults import FaultKind, FaultyFiles, seeded
 from octavo.types import BeamParams, ChatMessage, FinishReason, SamplingParams
 
@@ -98,7 +98,10 @@ def test_a_session_deleted_while_something_is_prepared_leaves_nothing_behind(
                 pytest.raises(UnknownSession),
             ):
                 await (turn if act == "turn" else sessions.suspend)("", chat.session_id)
-            assert await chat.llm.ask(lambda s, now: (len(s.sessions), s.live_requests())) == (0, [])
+            assert await chat.llm.ask(lambda s, now: (len(s.session_table), s.live.live_requests())) == (
+                0,
+                [],
+            )
         finally:
             chat.close()
 
@@ -241,7 +244,7 @@ def test_a_new_session_for_which_nobody_waits_any_more_is_not_there(act: str) ->
                 pytest.raises(asyncio.CancelledError),
             ):
                 await (sessions.create if act == "create" else turn)()
-            assert await llm.ask(lambda s, now: (len(s.sessions), s.live_requests())) == (0, [])
+            assert await llm.ask(lambda s, now: (len(s.session_table), s.live.live_requests())) == (0, [])
             assert sessions.count() == 0
         finally:
             chat.close()
@@ -262,7 +265,7 @@ def test_a_turn_whose_session_the_store_has_lost_takes_it_from_the_engine_too() 
         try:
             with mock.patch.object(store, "say", lose_and_say):
                 await chat.say(HELLO)
-            assert await chat.llm.ask(lambda s, now: len(s.sessions)) == 0
+            assert await chat.llm.ask(lambda s, now: len(s.session_table)) == 0
         finally:
             chat.close()
 

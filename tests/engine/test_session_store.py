@@ -25,7 +25,8 @@ from octavo.files import OsFiles
 from octavo.memory.memory import Memory
 from octavo.memory.names import NameChain, root_name
 from octavo.memory.tiers import LowerTier
-from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.faults import Fault, FaultKind, FaultyFiles, scripted, seeded
 
 

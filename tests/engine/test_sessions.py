@@ -29,7 +29,7 @@ from octavo.files import OsFiles
 from octavo.memory.quota import SHARED
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.pinning import PinOrder
-from octavo.scheduler.sessions import SessionState
+from octavo.scheduler.session_table import SessionState
 from octavo.scheduler.transfers import Transfers
 from octavo.sim.faults import FaultKind, FaultyFiles, seeded
 from octavo.types import ChatMessage, FinishReason, SamplingParams
@@ -45,9 +45,9 @@ def clear_pool(chat: Chat) -> None:
     """Nothing that is not held can be found in the pool."""
 
     def clear(scheduler, now):  # type: ignore[no-untyped-def]
-        table = scheduler.memory.open()
-        scheduler.memory.reserve(table, 0, scheduler.memory.pool.num_unheld * 16)
-        scheduler.memory.close(table)
+        table = scheduler.ledger.open()
+        scheduler.ledger.reserve(table, 0, scheduler.ledger.pool.num_unheld * 16)
+        scheduler.ledger.close(table)
         check_scheduler(scheduler)
 
     chat.llm.tell(clear)
@@ -314,7 +314,7 @@ def test_a_broken_engine_forgets_blocks_and_not_what_was_said(tmp_path: Path) ->
             with mock.patch.object(chat.engine.scheduler, "schedule", side_effect=AssertionError("broken")):
                 chat.llm.tell(lambda s, now: None)
                 await asyncio.sleep(0.1)
-                await asyncio.to_thread(wait_until, lambda: len(chat.engine.scheduler.sessions) == 0)
+                await asyncio.to_thread(wait_until, lambda: len(chat.engine.scheduler.session_table) == 0)
             turn, told = await chat.say("go on")
             assert (turn.reused_tokens, told.answer.cached) == (len(said), 0)
             plain(turn.prompt, told)

@@ -135,10 +135,10 @@ def test_blocks_that_are_ready_count_as_resident_and_go_back_like_others() -> No
     started = engine_over(loaded, ops, options)
     engine = started.engine
     expected = (1 << 20) // started.budget.bytes_per_block
-    assert engine.scheduler.memory.pool.backing.count == expected > 10
+    assert engine.scheduler.ledger.pool.backing.count == expected > 10
     engine.scheduler.elastic.give_back()
     engine.step()
-    assert engine.scheduler.memory.pool.backing.count == 0
+    assert engine.scheduler.ledger.pool.backing.count == 0
     assert started.readying._stopping.is_set()  # before the memory went back: it stays there
     engine.executor.close()
 

@@ -18,7 +18,7 @@ from tests.engine.test_sessions import HELLO, _copy_as_killed, clear_pool
 from octavo.engine.outputs import SessionView
 from octavo.errors import RequestFailed, SessionRefused
 from octavo.files import Database, OsFiles, SqlValue
-from octavo.scheduler.sessions import SessionState
+from octavo.scheduler.session_table import SessionState
 
 
 class _Failing(OsFiles):

@@ -22,7 +22,7 @@ from octavo.errors import (
 )
 from octavo.memory.quota import TenantPolicy
 from octavo.scheduler.pinning import PinOrder
-from octavo.scheduler.sessions import SessionState
+from octavo.scheduler.session_table import SessionState
 from octavo.types import ChatMessage, FinishReason
 
 
@@ -126,7 +126,7 @@ def test_bounds_outlive_a_broken_step(served: Served) -> None:
         assert (await read(broken))[0].finishes == [FinishReason.ERROR]
         with pytest.raises(RequestTooLarge, match="allowed: 30"):
             await served.llm.submit([5] * 100, greedy(410), tenant="alice")
-        found = {policy.name: policy for policy in served.engine.scheduler.memory.quotas.policies()}
+        found = {policy.name: policy for policy in served.engine.scheduler.ledger.quotas.policies()}
         assert (found["alice"], found["bob"]) == bounds
 
     asyncio.run(scenario())
@@ -137,7 +137,7 @@ def test_guarantees_that_do_not_fit_are_refused_and_change_nothing(served: Serve
         await served.llm.ledger.set_tenants((TenantPolicy("alice", guaranteed=40),))
         with pytest.raises(TenantsRefused):
             await served.llm.ledger.set_tenants((TenantPolicy("alice", guaranteed=10_000),))
-        assert served.engine.scheduler.memory.quotas.policy("alice").guaranteed == 40
+        assert served.engine.scheduler.ledger.quotas.policy("alice").guaranteed == 40
 
     asyncio.run(scenario())
 

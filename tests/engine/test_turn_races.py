@@ -59,7 +59,7 @@ def test_an_engine_that_breaks_as_a_stream_is_opened_leaves_no_request_that_runs
             else:
                 view = await llm.ledger.pin(PinOrder("a", tuple(turn.prompt), 60.0))
                 assert view.num_blocks == len(turn.prompt) // 16
-            assert await llm.ask(lambda s, now: s.live_requests()) == []
+            assert await llm.ask(lambda s, now: s.live.live_requests()) == []
         finally:
             gate.open.set()
             chat.close()
@@ -96,7 +96,7 @@ def test_what_was_on_its_way_to_an_engine_that_broke_is_served_by_the_next_one(k
                 assert llm.sessions.tokens("", turn.session_id)
             else:
                 assert (await asked).num_blocks == len(prompt) // 16
-            assert await llm.ask(lambda s, now: s.live_requests()) == []
+            assert await llm.ask(lambda s, now: s.live.live_requests()) == []
         finally:
             gate.open.set()
             chat.close()
@@ -194,7 +194,7 @@ def test_a_turn_that_ends_after_its_session_was_deleted_brings_nothing_back(tmp_
             [told] = await read(turn.stream)
             assert told.finishes == [FinishReason.LENGTH]
             assert await chat.llm.sessions.all() == []
-            assert await chat.llm.ask(lambda s, now: len(s.sessions)) == 0
+            assert await chat.llm.ask(lambda s, now: len(s.session_table)) == 0
             assert not await asyncio.wrap_future(chat.llm.sessions._store.sync(chat.session_id))
         finally:
             chat.close()

@@ -120,3 +120,19 @@ def test_import_octavo_is_nearly_free() -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     loaded = set(ast.literal_eval(run.stdout))
     assert not {name for name in loaded if name.split(".")[0] in {"numpy", "starlette", "tokenizers", "rich"}}
+
+
+def test_no_circle_of_imports_inside_a_room() -> None:
+    """`TYPE_CHECKING` hides none: whoever reads one file of a circle must read all."""
+    names = modules()
+    graph = {module: {name for name in imports_of(path) if name in names} for module, path in names.items()}
+    wrong = []
+    for room in sorted({module.split(".")[1] for module in names if module.count(".") > 1}):
+        inside = {m: graph[m] - {m} for m in graph if within(m, {f"octavo.{room}"})}
+        free = True
+        while free:  # files that import no other one of those that are left stand in no circle
+            free = [module for module, imported in inside.items() if not imported & inside.keys()]
+            for module in free:
+                del inside[module]
+        wrong += sorted(inside)
+    assert wrong == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import pytest
 from tests.real.test_integer_weights import TOKENS, log_probabilities
@@ -32,5 +34,6 @@ def test_an_engine_holds_kv_as_asked_and_names_it(kv: str, bytes_per_block: int)
     first, second = (llm.generate([prompt], params)[0] for _ in range(2))
     assert first.text == second.text
     assert second.choices[0].usage.num_cached >= 32
-    roots = [one.engine.scheduler.root_of_tenant("") for one in (llm, plain)]
-    assert roots[0] != roots[1]
+    tokens = array("I", range(16))
+    chains = [one.engine.scheduler.naming.of_session("", "", tokens) for one in (llm, plain)]
+    assert chains[0].names != chains[1].names

@@ -6,7 +6,8 @@ from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
 from octavo.memory.tiers import LowerTier
 from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import State
 from octavo.types import (
     NO_TIMEOUTS,
@@ -104,7 +105,9 @@ class Served:
     def commit(self, plan: StepPlan, *failing: int) -> None:
         """Commit; the sequences of the requests `failing` fail."""
         sampled = [c.seq_id for c in plan.chunks if c.num_samples] + [f.child_seq_id for f in plan.forks]
-        failures = {s.seq_id: "poisoned" for request in failing for s in self.scheduler.sequences_of(request)}
+        failures = {
+            s.seq_id: "poisoned" for request in failing for s in self.scheduler.live.sequences_of(request)
+        }
         samples = {seq_id: (SampledToken(7),) for seq_id in sampled if seq_id not in failures}
         self.updates += self.scheduler.commit(plan, StepResult(plan.step_id, samples, {}, failures), 0.0)
         check_scheduler(self.scheduler)
@@ -124,7 +127,7 @@ class Served:
         return next(u.usage for u in reversed(self.updates) if u.request_id == request_id)
 
     def state(self, request_id: int) -> State:
-        found = self.scheduler.sequences_of(request_id)
+        found = self.scheduler.live.sequences_of(request_id)
         return found[0].state if found else State.FINISHED
 
     def finished(self, request_id: int) -> dict[int, FinishReason]:

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 
 from octavo.memory.quota import SHARED
 from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.sessions import SessionState
+from octavo.scheduler.session_table import SessionState
 from octavo.sim.beams import with_beams
 from octavo.sim.driver import Simulation
 from octavo.sim.outcome import Outcome
@@ -93,7 +93,7 @@ class Served(RuleBasedStateMachine):
         self.life.submit(request)
 
     def few_live(self) -> bool:
-        return len(self.life.scheduler.live_requests()) < 20
+        return len(self.life.scheduler.live.live_requests()) < 20
 
     @precondition(few_live)
     @rule()
@@ -124,12 +124,12 @@ class Served(RuleBasedStateMachine):
         self.submit(replace(self.life.some_request(), priority=priority))
 
     def live(self) -> bool:
-        return bool(self.life.scheduler.live_requests())
+        return bool(self.life.scheduler.live.live_requests())
 
     @precondition(live)
     @rule()
     def cancel(self) -> None:
-        self.life.cancel(self.chance.choice(self.life.scheduler.live_requests()))
+        self.life.cancel(self.chance.choice(self.life.scheduler.live.live_requests()))
 
     # -- the engine
     # -------------------------------------------------------------------------------------------------------
@@ -185,11 +185,9 @@ class Served(RuleBasedStateMachine):
     # -------------------------------------------------------------------------------------------------------
 
     def sessions_in(self, *states: SessionState) -> list[str]:
-        sessions = self.life.scheduler.sessions
+        table = self.life.scheduler.session_table
         known = set(self.life.sessions.known())
-        return [
-            s.session_id for s in sessions.all() if s.session_id in known and sessions.state_of(s) in states
-        ]
+        return [s.session_id for s in table if s.session_id in known and table.state_of(s) in states]
 
     @precondition(lambda self: len(self.life.sessions.known()) < 4)
     @rule()
@@ -248,7 +246,7 @@ class Served(RuleBasedStateMachine):
     @precondition(lambda self: self.life.has_tier and self.calm())
     @rule()
     def restart(self) -> None:
-        for request_id in self.life.scheduler.live_requests():
+        for request_id in self.life.scheduler.live.live_requests():
             self.life.cancel_request(request_id)
         self.life.settle()
         self.life.restart()

@@ -9,8 +9,9 @@ from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
 from octavo.scheduler.beams import Beam, BeamGroup, Child, PathStep, shared_length, steps_of
 from octavo.scheduler.check import check_scheduler
+from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.limits import blocks_needed, tokens_that_fit
-from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import State
 from octavo.scheduler.waits import WaitReason
 from octavo.sim.beams import plain_search
@@ -62,7 +63,7 @@ class Turned:
 
 
 def group_of(turned: Turned, request_id: int) -> BeamGroup:
-    group = turned.scheduler.sequences_of(request_id)[0].group
+    group = turned.scheduler.live.sequences_of(request_id)[0].group
     assert group is not None
     return group
 
@@ -176,9 +177,9 @@ def test_rows_of_all_beams_are_promised_at_admission() -> None:
     turned.scheduler.submit(search(2, 4, 6, BeamParams(3)))
     turned.scheduler.submit(search(3, 4, 6, BeamParams(2)))
     turned.step()
-    (waiting,) = turned.scheduler.waiting
+    (waiting,) = turned.scheduler.live.waiting
     assert waiting.request.request_id == 2
-    wait = turned.scheduler.why_waiting(waiting)
+    wait = turned.scheduler.live.why_waiting(waiting)
     assert (wait.reason, wait.needed) == (WaitReason.ROWS, 3)
     turned.drain()
     for request_id in (1, 2, 3):
@@ -192,13 +193,13 @@ def test_a_group_is_preempted_as_one_and_comes_back_to_the_same_answer() -> None
         turned.scheduler.submit(request)
         for _ in range(step):
             turned.step()
-        beams = turned.scheduler.sequences_of(1)
+        beams = turned.scheduler.live.sequences_of(1)
         assert len(beams) == 4
-        turned.scheduler.preempt(beams[-1], None)
+        turned.scheduler.preemption.preempt(beams[-1], None)
         check_scheduler(turned.scheduler)
         assert turned.memory.counts().held == 0
-        (leader,) = turned.scheduler.waiting
-        assert turned.scheduler.sequences_of(1) == [leader]
+        (leader,) = turned.scheduler.live.waiting
+        assert turned.scheduler.live.sequences_of(1) == [leader]
         assert all(s.state is State.FINISHED for s in beams if s is not leader)
         turned.drain()
         assert turned.outputs(1) == wanted(request)
@@ -214,11 +215,11 @@ def test_two_groups_that_do_not_fit_together_take_turns() -> None:
         turned.step()
     turned.scheduler.submit(other)
     turned.step()
-    assert {s.request.request_id for s in turned.scheduler.running} == {2}, "a part of a group runs on"
+    assert {s.request.request_id for s in turned.scheduler.live.running} == {2}, "a part of a group runs on"
     turned.drain()
     assert turned.outputs(1) == wanted(one)
     assert turned.outputs(2) == wanted(other)
-    assert turned.scheduler.num_preemptions == 1
+    assert turned.scheduler.live.num_preemptions == 1
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 8])
@@ -228,7 +229,7 @@ def test_a_group_alone_fits_its_worst_case_exactly(width: int, prompt: int) -> N
     turned = Turned(blocks=blocks_needed(request, 4))
     turned.scheduler.submit(request)
     turned.drain()
-    assert turned.scheduler.num_preemptions == 0
+    assert turned.scheduler.live.num_preemptions == 0
     assert turned.outputs(1) == wanted(request)
 
 

@@ -63,7 +63,9 @@ def test_a_salted_request_that_is_preempted_finds_its_own_blocks_again(depth: in
 
     def between(step: int) -> None:
         if step == 4:
-            engine.scheduler.preempt(engine.scheduler.running[-1], engine.scheduler.running[0])
+            engine.scheduler.preemption.preempt(
+                engine.scheduler.live.running[-1], engine.scheduler.live.running[0]
+            )
 
     wanted = answer(tiny_engine(NativeOps()), salted(1, ""))
     got = run(engine, [salted(1, "a", n=3)], between)

@@ -29,7 +29,7 @@ def test_a_request_ends_when_its_time_is_over_and_its_blocks_are_free_at_once() 
     assert ends(updates) == {(slow, 0): FinishReason.TIMEOUT}
     assert updates[0].usage.num_output == made
     assert "timeout of request 1 passed after 10.00 s while it was running" in updates[0].error
-    (still,) = served.scheduler.running
+    (still,) = served.scheduler.live.running
     assert still.request.request_id == other
     assert served.memory.counts().held == len(still.table or ())
     assert served.scheduler.events.counts[EventKind.TIMED_OUT] == 1
@@ -50,8 +50,8 @@ def test_a_preempted_request_keeps_its_place_before_the_queue_deadline() -> None
     served = Served()
     request = served.add(4, 50, timeouts=Timeouts(queue=1.0))
     served.step()
-    (sequence,) = served.scheduler.running
-    served.scheduler.preempt(sequence, sequence)
+    (sequence,) = served.scheduler.live.running
+    served.scheduler.preemption.preempt(sequence, sequence)
     assert served.scheduler.expire(5.0) == []
     assert served.state(request).value == "waiting"
 
@@ -98,7 +98,7 @@ def test_deadlines_come_soonest_first() -> None:
     assert deadlines.pop_due(100.0) is None
     served = Served()
     request = served.add(4, 5, timeouts=Timeouts(total=3.0, queue=1.0, first_token=2.0))
-    deadlines.add(served.scheduler.sequences_of(request)[0].request)
+    deadlines.add(served.scheduler.live.sequences_of(request)[0].request)
     due = [deadlines.pop_due(10.0) for _ in range(4)]
     assert due == [
         (request, Deadline.QUEUE),

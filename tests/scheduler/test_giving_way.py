@@ -13,7 +13,7 @@ from octavo.memory.quota import TenantPolicy
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.events import EventKind
 from octavo.scheduler.pinning import PinOrder
-from octavo.scheduler.sessions import SessionState
+from octavo.scheduler.session_table import SessionState
 
 OTHER = tuple(range(300, 322))
 
@@ -50,16 +50,16 @@ def test_what_fits_beside_idle_sessions_takes_nothing_of_them_however_much_of_it
     requests = [chats.add(12, 14) for _ in range(6)]  # 7 blocks each: they preempt each other
     chats.drain()
     assert all(chats.finished(request) for request in requests)
-    assert chats.scheduler.num_preemptions > 0
+    assert chats.scheduler.live.num_preemptions > 0
     assert (chats.blocks().held, gave_way(chats)) == (5, 0)
 
 
 def test_the_longest_idle_goes_first_and_no_more_than_must() -> None:
     chats = Chats(blocks=20, pins=15)
     for now, session in enumerate("abc"):
-        chats.scheduler.now = float(now)
+        chats.scheduler.context.now = float(now)
         chats.whole_turn(session, tuple(range(1000 * now + 1, 1000 * now + 23)))
-        chats.scheduler.sessions.find("", session).expires += now  # this scheduler's steps are all at 0
+        chats.scheduler.session_table.find("", session).expires += now  # this scheduler's steps are all at 0
     chats.add(30, 4)  # 9 blocks, and 5 are left
     chats.drain()
     assert [chats.blocks(session).held for session in "abc"] == [0, 5, 5]
@@ -146,16 +146,16 @@ def test_bounds_that_idle_sessions_exceed_take_their_blocks_and_are_not_refused(
     chats.say("a", PROMPT, tenant="t")
     chats.say("b", OTHER, tenant="u")
     chats.drain()
-    chats.scheduler.set_tenants([TenantPolicy("t", maximum=4)])
+    chats.scheduler.tenants.set_policies([TenantPolicy("t", maximum=4)])
     check_scheduler(chats.scheduler)
     assert (chats.blocks("a").held, chats.blocks("b").held) == (0, 5)
-    chats.scheduler.set_tenants([TenantPolicy("t", guaranteed=18)])
+    chats.scheduler.tenants.set_policies([TenantPolicy("t", guaranteed=18)])
     check_scheduler(chats.scheduler)
     assert chats.blocks("b").held == 0, "it would keep a tenant from what it is guaranteed"
-    chats.scheduler.set_tenants([])
+    chats.scheduler.tenants.set_policies([])
     pin(chats, "rules", OTHER[:16], tenant="u")
     with pytest.raises(TenantsRefused):
-        chats.scheduler.set_tenants([TenantPolicy("u", maximum=3)])
+        chats.scheduler.tenants.set_policies([TenantPolicy("u", maximum=3)])
 
 
 def test_a_hold_beyond_a_smaller_maximum_is_charged_no_more_while_copies_of_it_are_on_their_way_down() -> (
@@ -166,14 +166,14 @@ def test_a_hold_beyond_a_smaller_maximum_is_charged_no_more_while_copies_of_it_a
     while chats.scheduler.has_work:
         turn(chats)
     assert len(turn(chats)) == 5, "the stores have begun"
-    chats.scheduler.set_tenants([TenantPolicy("t", maximum=1)])
+    chats.scheduler.tenants.set_policies([TenantPolicy("t", maximum=1)])
     check_scheduler(chats.scheduler)
     assert (chats.memory.quotas.charged("t"), chats.memory.counts().held) == (0, 5)
 
 
 def test_another_tenant_s_hold_within_its_guarantee_is_left_alone() -> None:
     chats = Chats(blocks=20, pins=18)
-    chats.scheduler.set_tenants([TenantPolicy("t", guaranteed=8), TenantPolicy("u", guaranteed=6)])
+    chats.scheduler.tenants.set_policies([TenantPolicy("t", guaranteed=8), TenantPolicy("u", guaranteed=6)])
     chats.say("a", PROMPT, tenant="t")
     chats.say("b", OTHER, tenant="u")
     chats.drain()
@@ -198,7 +198,7 @@ def say_all(chats: Chats, tenant: str, *sessions: str) -> None:
 
 def test_a_request_that_only_its_own_tenant_s_maximum_keeps_out_takes_nothing_of_others() -> None:
     chats = Chats(blocks=60, pins=50)
-    chats.scheduler.set_tenants([TenantPolicy("t", maximum=8)])
+    chats.scheduler.tenants.set_policies([TenantPolicy("t", maximum=8)])
     say_all(chats, "t", "a")
     say_all(chats, "u", "b", "c")
     request = chats.say("a", told(1), 2, tenant="t")  # 6 blocks: it shares nothing with what was said
@@ -210,7 +210,7 @@ def test_a_request_that_only_its_own_tenant_s_maximum_keeps_out_takes_nothing_of
 
 def test_a_request_short_of_its_maximum_and_of_the_pool_takes_of_others_only_what_the_pool_lacks() -> None:
     chats = Chats(blocks=26, pins=20)
-    chats.scheduler.set_tenants([TenantPolicy("t", maximum=17)])
+    chats.scheduler.tenants.set_policies([TenantPolicy("t", maximum=17)])
     say_all(chats, "t", "a")
     say_all(chats, "u", "b", "c")
     request = chats.add(60, 5, tenant="t")  # 16 blocks: 12 are left of its maximum, 11 of the pool
@@ -221,10 +221,10 @@ def test_a_request_short_of_its_maximum_and_of_the_pool_takes_of_others_only_wha
 
 def test_a_pin_takes_nothing_that_another_tenant_is_guaranteed_for_what_its_own_tenant_lacks() -> None:
     chats = Chats(blocks=100, pins=90, slots=200)
-    chats.scheduler.set_tenants([TenantPolicy("t", guaranteed=8), TenantPolicy("u", guaranteed=40)])
+    chats.scheduler.tenants.set_policies([TenantPolicy("t", guaranteed=8), TenantPolicy("u", guaranteed=40)])
     for tenant, session in (("t", "a"), ("u", "b"), ("u", "c")):
         chats.say(session, told(1 + ord(session)), tenant=tenant)
-        while chats.scheduler.sessions.find(tenant, session).turn is not None:
+        while chats.scheduler.session_table.find(tenant, session).turn is not None:
             chats.moving += turn(chats)
     chats.scheduler.sessions.suspend("t", "a")  # it goes last of its tenant's
     chats.scheduler.pinning.open(PinOrder("rules", OTHER[:20], 60.0, tenant="t"), chats.next_id, 0.0)
@@ -234,7 +234,7 @@ def test_a_pin_takes_nothing_that_another_tenant_is_guaranteed_for_what_its_own_
 
 def test_a_pin_whose_request_is_not_taken_takes_nothing() -> None:
     chats = Chats(blocks=40, pins=8)
-    chats.scheduler.set_tenants([TenantPolicy("t", max_waiting=0)])
+    chats.scheduler.tenants.set_policies([TenantPolicy("t", max_waiting=0)])
     say_all(chats, "u", "a")
     with pytest.raises(QueueFull):
         pin(chats, "rules", OTHER[:20], tenant="t")
@@ -262,7 +262,7 @@ def test_what_gives_way_at_once_is_counted_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_request_that_other_bounds_keep_out_takes_nothing_however_long_it_waits() -> None:
     chats = Chats(blocks=30, pins=25, tokens=64)
-    chats.scheduler.set_tenants([TenantPolicy("t", max_running=1)])
+    chats.scheduler.tenants.set_policies([TenantPolicy("t", max_running=1)])
     say_all(chats, "u", "a")
     chats.add(4, 40, tenant="t")
     chats.step()
@@ -291,7 +291,7 @@ def test_a_request_without_a_row_or_without_blocks_for_its_prompt_takes_nothing(
 
 def test_what_a_guarantee_covers_takes_holds_only_when_it_enters() -> None:
     chats = Chats(blocks=40, pins=20)
-    chats.scheduler.set_tenants([TenantPolicy("t", guaranteed=12, maximum=12, max_running=1)])
+    chats.scheduler.tenants.set_policies([TenantPolicy("t", guaranteed=12, maximum=12, max_running=1)])
     say_all(chats, "t", "a")
     first = chats.add(4, 12, tenant="t")
     chats.step()
@@ -305,7 +305,7 @@ def test_what_a_guarantee_covers_takes_holds_only_when_it_enters() -> None:
 
 def test_what_enters_because_a_fetch_of_its_tenant_gave_way_is_not_beside_holds_that_crowd_it_out() -> None:
     chats = Chats(blocks=30, pins=10, slots=60, tokens=64)
-    chats.scheduler.set_tenants([TenantPolicy("t", maximum=12)])
+    chats.scheduler.tenants.set_policies([TenantPolicy("t", maximum=12)])
     below = tuple(range(3000, 3033))
     chats.add(below, 1, tenant="t")
     while chats.scheduler.has_work:

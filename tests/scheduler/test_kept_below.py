@@ -12,7 +12,7 @@ from octavo.memory.quota import TenantPolicy
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.events import EventKind
 from octavo.scheduler.pinning import PinOrder
-from octavo.scheduler.sessions import SessionState
+from octavo.scheduler.session_table import SessionState
 
 
 def prompt_of(session: str) -> tuple[int, ...]:
@@ -27,7 +27,7 @@ def chat(chats: Chats, *sessions: str, tenant: str = "") -> None:
         while chats.scheduler.has_work:
             chats.moving += turn(chats)
         chats.settle()
-        found = chats.scheduler.sessions.find(tenant, session)
+        found = chats.scheduler.session_table.find(tenant, session)
         found.expires = found.ttl_s + chats.next_id  # steps of these tests take no time
 
 
@@ -115,7 +115,7 @@ def test_a_tenants_own_sessions_give_way_below_before_those_of_others(chats: Cha
     chat(chats, "b", "c", tenant="u")
     suspend(chats, "c", "u")
     assert kept(chats, "a", "b", "c") == [5, 0, 5]
-    chats.scheduler.set_tenants([TenantPolicy("t"), TenantPolicy("u", disk_maximum=8)])
+    chats.scheduler.tenants.set_policies([TenantPolicy("t"), TenantPolicy("u", disk_maximum=8)])
     chat(chats, "d", tenant="u")
     with pytest.raises(SessionRefused, match="keeps 5 blocks of 8 that it may for this tenant"):
         suspend(chats, "d", "u")

@@ -8,14 +8,14 @@ from tests.scheduler.served import Served, State
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.events import EventKind
 from octavo.scheduler.headroom import LEAST, MOST, Headroom
-from octavo.scheduler.resizing import resize
 from octavo.scheduler.sequence import Sequence
-from octavo.scheduler.victims import Candidate, Loss, choose
+from octavo.scheduler.staging import Loss
+from octavo.scheduler.victims import Candidate, choose
 from octavo.types import BlockCopy, Move, StepPlan, Transfer, TransferDone
 
 
 def sequence_of(served: Served, request_id: int) -> Sequence:
-    return served.scheduler.sequences_of(request_id)[0]
+    return served.scheduler.live.sequences_of(request_id)[0]
 
 
 def candidate(
@@ -79,7 +79,7 @@ def test_only_those_behind_the_winner_may_be_victims() -> None:
     while served.state(requests[0]) is not State.FINISHED:
         served.step()
         assert first.preemptions == 0
-    assert served.scheduler.num_preemptions > 0
+    assert served.scheduler.live.num_preemptions > 0
     while served.scheduler.has_work:
         served.step()
 
@@ -91,9 +91,9 @@ def test_choices_of_a_request_go_as_one() -> None:
     victims, winner = served.scheduler.victims, sequence_of(served, first)
     members = victims.find(victims.behind(winner), 1)
     assert [s.choice for s in members] == [2, 1, 0]  # last in rank first
-    victims.preempt(members, winner)
+    served.scheduler.preemption.preempt_all(members, winner)
     check_scheduler(served.scheduler)
-    assert [s.state for s in served.scheduler.sequences_of(group)] == [State.WAITING] * 3
+    assert [s.state for s in served.scheduler.live.sequences_of(group)] == [State.WAITING] * 3
     while served.scheduler.has_work:
         served.step()
     assert len(served.finished(group)) == 3
@@ -118,7 +118,7 @@ def test_what_others_hold_is_no_loss() -> None:
     sequence = sequence_of(served, other)
     assert served.scheduler.staging.loss_of([sequence]) == Loss(sequence.num_planned - 32, 0)
     # Together they lose what they share, once.
-    both = list(served.scheduler.running)
+    both = list(served.scheduler.live.running)
     loss = served.scheduler.staging.loss_of(both)
     assert loss.recomputed == sum(s.num_planned for s in both) - 32
 
@@ -137,7 +137,7 @@ def until_preempted(served: Served) -> StepPlan:
     while True:
         plan = served.plan()
         served.commit(plan)
-        if served.scheduler.num_preemptions:
+        if served.scheduler.live.num_preemptions:
             return plan
         finish(served, [t for t in plan.transfers if t.move is not Move.FORGET])
 
@@ -188,10 +188,10 @@ def test_full_blocks_of_a_victim_are_copied_behind_the_pool_and_stored_from_ther
     text = told(served)
     assert f"{len(staged)} blocks are kept below" in text
     finish(served, staged)
-    assert len(served.scheduler.staging.free) == 10
+    assert len(served.scheduler.arena.free) == 10
     moved = to_the_end(served)
     assert sum(t.move is Move.LOAD for t in moved) >= 1
-    assert served.scheduler.staging.tokens_recomputed < 4 * sequence.preemptions
+    assert served.scheduler.live.tokens_recomputed < 4 * sequence.preemptions
     assert len(served.finished(victim)) == 1
 
 
@@ -213,11 +213,11 @@ def test_what_is_cheaper_to_compute_is_computed_again(reason: str) -> None:
         0 if reason in ("no tier", "no arena") else 10, 0 if reason == "no tier" else 99
     )
     scheduler = served.scheduler
-    scheduler.costs.token_s = 0.001  # a block: 4 ms
+    scheduler.context.costs.token_s = 0.001  # a block: 4 ms
     if reason == "slow loads":
         scheduler.transfers._load_s = 0.005
     if reason == "slow stores":
-        scheduler.transfers._load_s, scheduler.staging._store_s = 0.002, 0.003
+        scheduler.transfers._load_s, scheduler.arena._store_s = 0.002, 0.003
     plan = until_preempted(served)
     assert stores(plan) == []
     assert scheduler.staging.num_recomputed == 1
@@ -227,7 +227,7 @@ def test_what_is_cheaper_to_compute_is_computed_again(reason: str) -> None:
     finish(served, [t for t in plan.transfers if t.move is not Move.FORGET])
     to_the_end(served)
     assert len(served.finished(victim)) == 1
-    assert scheduler.staging.tokens_recomputed > 0
+    assert scheduler.live.tokens_recomputed > 0
 
 
 def test_a_store_that_fails_frees_its_place_and_nothing_is_found() -> None:
@@ -237,7 +237,7 @@ def test_a_store_that_fails_frees_its_place_and_nothing_is_found() -> None:
     tier = served.scheduler.transfers.tier
     assert tier is not None
     assert not any(t.name in tier for t in staged)
-    assert len(served.scheduler.staging.free) == 10
+    assert len(served.scheduler.arena.free) == 10
     to_the_end(served)
     assert len(served.finished(victim)) == 1
 
@@ -252,7 +252,7 @@ def test_a_staged_block_is_not_used_again_before_its_store_has_ended() -> None:
         assert not busy & {copy.target for copy in plan.copies}
         assert not any(t.name in (served.scheduler.transfers.tier or ()) for t in staged)
     finish(served, staged)
-    assert sorted(served.scheduler.staging.free) == list(range(20, 26))
+    assert sorted(served.scheduler.arena.free) == list(range(20, 26))
 
 
 def test_a_slot_is_forgotten_before_it_is_taken_for_a_kept_block() -> None:
@@ -264,7 +264,7 @@ def test_a_slot_is_forgotten_before_it_is_taken_for_a_kept_block() -> None:
         tier.begin_store(name)
         tier.end_store(name, True)
     tier.forget(b"old\x03")  # its slot is the next to be taken
-    scheduler.victims.preempt([sequence_of(served, victim)], None)
+    scheduler.preemption.preempt_all([sequence_of(served, victim)], None)
     plan = served.plan()
     first = plan.transfers[0]
     assert first.move is Move.FORGET
@@ -284,9 +284,9 @@ def test_staged_blocks_do_not_hinder_a_resize() -> None:
     served.add(40, 30)
     victim = served.add(24, 20)
     run_for(served, 3)
-    served.scheduler.victims.preempt([sequence_of(served, victim)], None)
+    served.scheduler.preemption.preempt_all([sequence_of(served, victim)], None)
     check_scheduler(served.scheduler)
-    assert resize(served.scheduler, 18)
+    assert served.scheduler.resizing.resize(18)
     check_scheduler(served.scheduler)
     plan = served.plan()
     targets = {copy.target for copy in plan.copies}
@@ -358,7 +358,7 @@ def test_what_is_forgotten_below_while_others_read_it_there_is_not_staged() -> N
     scored = served.add(prompt, 6, prompt_logprobs=0)  # which takes no hit, and publishes the same names
     turn()
     turn()
-    served.scheduler.victims.preempt([sequence_of(served, scored)], None)
+    served.scheduler.preemption.preempt_all([sequence_of(served, scored)], None)
     check_scheduler(served.scheduler)
     finish(loads)
     served.drain()

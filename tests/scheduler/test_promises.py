@@ -96,7 +96,7 @@ def test_lending_a_priority_leaves_the_running_sequences_in_order() -> None:
     served.add(prompt, priority=5)  # waits for the lazy one, and lends its priority
     other = served.add(100)
     served.plan()
-    assert [s.request.request_id for s in served.scheduler.running] == [other, lazy]
+    assert [s.request.request_id for s in served.scheduler.live.running] == [other, lazy]
 
 
 def test_an_urgent_prompt_advances_where_decoding_sequences_fill_the_step() -> None:
@@ -127,9 +127,9 @@ def test_nobody_is_preempted_where_that_would_not_let_the_other_in() -> None:
     served.step()
     # The victim's 5 blocks would be freed, but they are the ones that it needs: nothing is won.
     served.add((*shared, *range(50, 66)), 1)
-    before = served.scheduler.num_preemptions
+    before = served.scheduler.live.num_preemptions
     served.step()
-    assert served.scheduler.num_preemptions == before
+    assert served.scheduler.live.num_preemptions == before
     assert served.state(low) is State.RUNNING
 
 
@@ -149,10 +149,10 @@ def test_cancelling_the_first_choice_before_the_fork_leaves_the_others() -> None
 def test_what_a_preempted_sequence_wrote_is_not_found_after_it_failed() -> None:
     served = Served()
     request = served.add(9, 5)
-    sequence = served.scheduler.sequences_of(request)[0]
+    sequence = served.scheduler.live.sequences_of(request)[0]
     served.step()
     in_flight = served.plan()
-    served.scheduler.preempt(sequence, sequence)
+    served.scheduler.preemption.preempt(sequence, sequence)
     assert served.memory.find_prefix(sequence.chain.names) == 2
     served.commit(in_flight, request)
     assert served.memory.find_prefix(sequence.chain.names) == 0
@@ -171,8 +171,8 @@ def test_each_prompt_position_is_asked_for_its_logprobs_once_across_preemption()
             asked += range(chunk.logits_from, min(chunk.stop, 17))
         step += 1
         if step in (2, 3, 5):
-            victim = served.scheduler.sequences_of(request)[0]
-            served.scheduler.preempt(victim, victim)
+            victim = served.scheduler.live.sequences_of(request)[0]
+            served.scheduler.preemption.preempt(victim, victim)
     assert asked == list(range(17))
 
 
@@ -206,7 +206,10 @@ def test_a_decoding_step_costs_the_same_at_any_context_length() -> None:
         served = Served(blocks=10_000, block=16, rows=32, tokens=4096)
         for _ in range(16):
             served.add(context, 100)
-        while any(s.remaining > 1 for s in served.scheduler.running) or len(served.scheduler.running) < 16:
+        while (
+            any(s.remaining > 1 for s in served.scheduler.live.running)
+            or len(served.scheduler.live.running) < 16
+        ):
             served.step()
         plans: list[StepPlan] = []
         costs.append(num_calls(functools.partial(turn, served.scheduler, plans)))

@@ -8,7 +8,6 @@ from tests.scheduler.served import Served, State
 from octavo.errors import ResizeRefused
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.pinning import PinOrder
-from octavo.scheduler.resizing import floor_of, resize
 
 
 def test_shrinking_moves_what_is_held_and_gives_the_tail_back() -> None:
@@ -18,11 +17,11 @@ def test_shrinking_moves_what_is_held_and_gives_the_tail_back() -> None:
     served.step()
     served.scheduler.cancel(first)
     served.step()
-    table = list(served.scheduler.running[0].table.blocks)  # type: ignore[union-attr]
+    table = list(served.scheduler.live.running[0].table.blocks)  # type: ignore[union-attr]
     assert max(table) >= 16
-    assert resize(served.scheduler, 16)
+    assert served.scheduler.resizing.resize(16)
     check_scheduler(served.scheduler)
-    moved = served.scheduler.running[0].table.blocks  # type: ignore[union-attr]
+    moved = served.scheduler.live.running[0].table.blocks  # type: ignore[union-attr]
     assert max(moved) < 16
     plan = served.plan()
     assert plan.discarded == ((16, 60),)
@@ -39,12 +38,12 @@ def test_shrinking_moves_what_is_held_and_gives_the_tail_back() -> None:
 
 def test_growing_gives_room_at_once_and_never_beyond_what_was_reserved() -> None:
     served = Served(blocks=10, capacity=30)
-    assert resize(served.scheduler, 30)
+    assert served.scheduler.resizing.resize(30)
     check_scheduler(served.scheduler)
     assert served.memory.counts().free == 30
     served.add(100, 5)
     with pytest.raises(ResizeRefused, match=r"31 blocks was asked for; allowed: 26 .* to 30 \(reserved"):
-        resize(served.scheduler, 31)
+        served.scheduler.resizing.resize(31)
 
 
 def test_the_floor_is_what_pins_hold_and_the_largest_request_needs() -> None:
@@ -52,10 +51,10 @@ def test_the_floor_is_what_pins_hold_and_the_largest_request_needs() -> None:
     served.scheduler.pinning.open(PinOrder("greeting", tuple(range(20)), 60.0), served.next_id, 0.0)
     served.add(tuple(range(20)), 1, fills_pin="greeting")
     served.add(40, 5)  # 11 blocks at its longest
-    assert floor_of(served.scheduler) == 16
+    assert served.scheduler.resizing.floor() == 16
     with pytest.raises(ResizeRefused, match="allowed: 16"):
-        resize(served.scheduler, 15)
-    assert resize(served.scheduler, 16)
+        served.scheduler.resizing.resize(15)
+    assert served.scheduler.resizing.resize(16)
     while served.scheduler.has_work:
         served.step()
     assert served.memory.counts().held == 5
@@ -66,10 +65,10 @@ def test_running_sequences_beyond_the_new_size_are_preempted_and_come_back() -> 
     requests = [served.add(40, 10) for _ in range(4)]
     for _ in range(10):
         served.step()
-    assert len(served.scheduler.running) == 4
-    assert resize(served.scheduler, 20)
+    assert len(served.scheduler.live.running) == 4
+    assert served.scheduler.resizing.resize(20)
     check_scheduler(served.scheduler)
-    assert len(served.scheduler.running) < 4
+    assert len(served.scheduler.live.running) < 4
     while served.scheduler.has_work:
         served.step()
     assert all(served.finished(request) for request in requests)
@@ -81,7 +80,7 @@ def test_cached_blocks_of_the_tail_are_evicted_and_of_the_head_kept() -> None:
     while served.scheduler.has_work:
         served.step()
     assert served.memory.counts().cached == 19
-    assert resize(served.scheduler, 10)
+    assert served.scheduler.resizing.resize(10)
     check_scheduler(served.scheduler)
     assert served.memory.counts().cached >= 9
     assert served.plan_of_nothing() is not None  # the tail goes back although nobody runs
@@ -91,8 +90,8 @@ def test_what_is_in_use_again_before_the_next_plan_is_not_given_back() -> None:
     served = Served(blocks=40)
     served.add(30, 5)
     served.step()
-    assert resize(served.scheduler, 12)
-    assert resize(served.scheduler, 30)
+    assert served.scheduler.resizing.resize(12)
+    assert served.scheduler.resizing.resize(30)
     assert served.plan().discarded == ((30, 40),)
 
 
@@ -101,7 +100,7 @@ def test_shrinking_and_growing_again_forgets_nothing_that_is_held() -> None:
     request = served.add(30, 40)
     for size in (20, 35, 18, 40, 19):
         served.step()
-        assert resize(served.scheduler, size)
+        assert served.scheduler.resizing.resize(size)
         check_scheduler(served.scheduler)
     while served.state(request) is not State.FINISHED:
         served.step()

@@ -19,7 +19,7 @@ from octavo.memory.quota import TenantPolicy
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.events import EventKind
 from octavo.scheduler.pinning import PinOrder, resumed_name
-from octavo.scheduler.sessions import SessionState
+from octavo.scheduler.session_table import SessionState
 from octavo.scheduler.views import view_kv, view_map
 from octavo.types import Move
 
@@ -88,7 +88,7 @@ def test_a_turn_that_ends_badly_changes_nothing(end: str) -> None:
 def test_a_turn_that_its_client_stopped_counts_as_far_as_it_was_told() -> None:
     chats = Chats(blocks=40)
     request = chats.say("a", PROMPT, 20)
-    while len(chats.scheduler.sequences_of(request)[0].tokens) < len(PROMPT) + 9:
+    while len(chats.scheduler.live.sequences_of(request)[0].tokens) < len(PROMPT) + 9:
         chats.step()
     chats.scheduler.sessions.stop_turn("a", request, len(PROMPT) + 3)
     chats.scheduler.cancel(request)
@@ -124,14 +124,14 @@ def test_a_warm_hold_goes_below_lets_the_pool_go_and_is_never_dropped_there() ->
 def test_stores_of_a_hold_go_first_and_also_where_loading_is_slow() -> None:
     chats = Chats(blocks=60, slots=50)
     transfers = chats.scheduler.transfers
-    transfers._load_s, chats.scheduler.costs.token_s = 5.0, 0.001
+    transfers._load_s, chats.scheduler.context.costs.token_s = 5.0, 0.001
     for first in (1000, 2000):
         chats.add(tuple(range(first, first + 22)))
     while chats.scheduler.has_work:
         assert turn(chats) == []
     chats.whole_turn("a", PROMPT)
     chats.moving += turn(chats)
-    assert [t.name for t in chats.moving] == chats.scheduler.sessions.find("", "a").names
+    assert [t.name for t in chats.moving] == chats.scheduler.session_table.find("", "a").names
     chats.settle()
     assert transfers.num_stored == 5
 
@@ -198,12 +198,12 @@ def test_suspending_needs_a_tier_room_in_it_and_room_to_hold_what_is_missing() -
 
 def test_a_tenant_keeps_no_more_for_a_session_and_below_than_it_may() -> None:
     chats = Chats(blocks=30, slots=50)
-    chats.scheduler.set_tenants([TenantPolicy("", session_maximum=4)])
+    chats.scheduler.tenants.set_policies([TenantPolicy("", session_maximum=4)])
     chats.whole_turn("a", PROMPT)
     assert chats.blocks().note == "a session of this tenant may keep 4 blocks, and it has 5"
     with pytest.raises(SessionRefused, match="may keep 4 blocks"):
         chats.scheduler.sessions.suspend("", "a")
-    chats.scheduler.set_tenants([TenantPolicy("", disk_maximum=8)])
+    chats.scheduler.tenants.set_policies([TenantPolicy("", disk_maximum=8)])
     for session, first in (("b", 300), ("c", 400)):
         chats.whole_turn(session, tuple(range(first, first + 22)))
         chats.settle()
@@ -247,7 +247,7 @@ def test_an_idle_session_lets_go_in_the_step_after_its_time() -> None:
     assert chats.blocks().held == 5
     chats.scheduler.expire(60.0)
     check_scheduler(chats.scheduler)
-    assert len(chats.scheduler.sessions) == 0
+    assert len(chats.scheduler.session_table) == 0
     assert chats.memory.counts().held == 0
     assert chats.scheduler.next_event() is None
     assert chats.scheduler.events.counts[EventKind.SESSION_EXPIRED] == 1
@@ -330,7 +330,7 @@ def test_stores_that_failed_are_tried_again_in_the_order_of_their_failing() -> N
 
 def test_keeping_a_session_below_looks_at_its_own_names_alone_however_many_its_tenant_keeps() -> None:
     chats = Chats(blocks=60, slots=200)
-    chats.scheduler.set_tenants([TenantPolicy("", disk_maximum=100)])
+    chats.scheduler.tenants.set_policies([TenantPolicy("", disk_maximum=100)])
     chats.whole_turn("a", PROMPT)
     chats.settle()
     looked_at = []
@@ -340,7 +340,7 @@ def test_keeping_a_session_below_looks_at_its_own_names_alone_however_many_its_t
             looked_at.append(self)
             return super().__iter__()
 
-    _, hold = chats.scheduler.sessions.pins_of(chats.scheduler.sessions.find("", "a"))
+    _, hold = chats.scheduler.session_table.pins_of(chats.scheduler.session_table.find("", "a"))
     assert hold is not None
     hold.names = Watched(hold.names)
     assert chats.scheduler.holding.keep("", [bytes(32)]) == ""
@@ -351,7 +351,7 @@ def test_a_session_all_of_whose_blocks_were_lost_below_can_be_deleted() -> None:
     chats = Chats(blocks=60, slots=200)
     chats.whole_turn("a", PROMPT)
     chats.settle()
-    chats.scheduler.transfers.lose(list(chats.scheduler.sessions.find("", "a").names))
+    chats.scheduler.transfers.lose(list(chats.scheduler.session_table.find("", "a").names))
     check_scheduler(chats.scheduler)
     chats.scheduler.sessions.delete("", "a")
     check_scheduler(chats.scheduler)
@@ -384,7 +384,7 @@ def test_a_restored_session_whose_last_token_filled_a_block_can_be_suspended_wit
         chats.settle()
         assert (chats.blocks().state, chats.blocks().kept) == (SessionState.SUSPENDED, 5)
     chats.evict_all()
-    chats.scheduler.transfers.lose(list(chats.scheduler.sessions.find("", "a").names[2:4]))
+    chats.scheduler.transfers.lose(list(chats.scheduler.session_table.find("", "a").names[2:4]))
     with pytest.raises(SessionRefused, match="2 of the 5 blocks of session a are neither in memory nor on"):
         chats.scheduler.sessions.suspend("", "a")
     check_scheduler(chats.scheduler)

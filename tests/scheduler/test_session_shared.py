@@ -11,7 +11,7 @@ from octavo.errors import SessionRefused
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.pinning import PinOrder
-from octavo.scheduler.sessions import SessionState
+from octavo.scheduler.session_table import SessionState
 
 
 def share(chats: Chats, tokens: tuple[int, ...]) -> None:
@@ -31,7 +31,7 @@ def test_a_session_keeps_the_shared_names_that_it_began_with_when_they_are_unpin
     chats = Chats(blocks=60)
     share(chats, PROMPT[:8])
     chats.whole_turn("a", PROMPT)
-    assert chats.scheduler.sessions.find("", "a").num_shared == 2
+    assert chats.scheduler.session_table.find("", "a").num_shared == 2
     chats.scheduler.pinning.release(SHARED, "rules")
     longer = (*PROMPT, 7, 8)
     chats.whole_turn("a", longer)
@@ -39,17 +39,22 @@ def test_a_session_keeps_the_shared_names_that_it_began_with_when_they_are_unpin
     share(chats, PROMPT[:16])  # and more of it
     chats.whole_turn("a", (*longer, 7, 9))
     assert chats.updates[-1].usage.num_cached == 24
-    assert chats.scheduler.sessions.find("", "a").num_shared == 2
+    assert chats.scheduler.session_table.find("", "a").num_shared == 2
     chats.whole_turn("a", (*PROMPT[:8], *range(700, 712)))  # it extends the shared names, and no more
-    assert (chats.updates[-1].usage.num_cached, chats.scheduler.sessions.find("", "a").num_shared) == (8, 2)
+    assert (chats.updates[-1].usage.num_cached, chats.scheduler.session_table.find("", "a").num_shared) == (
+        8,
+        2,
+    )
     chats.whole_turn("a", (*PROMPT[:4], *range(700, 712)))  # not even these: what is pinned now counts
-    assert chats.scheduler.sessions.find("", "a").num_shared == 1
+    assert chats.scheduler.session_table.find("", "a").num_shared == 1
 
 
 def bounded_chats(maximum: int = 6) -> Chats:
     """Prefixes of 5 blocks may be shared one at a time."""
     chats = Chats(blocks=60)
-    chats.scheduler.set_tenants([TenantPolicy(SHARED, maximum=maximum), TenantPolicy("t", maximum=20)])
+    chats.scheduler.tenants.set_policies(
+        [TenantPolicy(SHARED, maximum=maximum), TenantPolicy("t", maximum=20)]
+    )
     return chats
 
 
@@ -83,7 +88,9 @@ def test_what_a_session_computes_again_of_an_ended_shared_prefix_is_not_charged_
     chats.say("a", PROMPT, tenant="t")
     chats.drain()
     chats.scheduler.pinning.release(SHARED, "rules")
-    chats.scheduler.pinning.remove(chats.scheduler.sessions.pins_of(chats.scheduler.sessions.get("a"))[1])
+    chats.scheduler.holding.remove(
+        chats.scheduler.session_table.pins_of(chats.scheduler.session_table.get("a"))[1]
+    )
     chats.evict_all()
     share(chats, tuple(range(700, 720)))
     chats.say("a", (*PROMPT, 7), tenant="t")
@@ -105,7 +112,7 @@ def test_a_shared_prefix_that_is_pinned_again_is_charged_to_what_is_shared_again
 
 def test_a_session_that_loads_an_ended_shared_prefix_is_not_charged_to_what_is_shared() -> None:
     chats = Chats(blocks=60, slots=50)
-    chats.scheduler.set_tenants([TenantPolicy(SHARED, maximum=6), TenantPolicy("t", maximum=20)])
+    chats.scheduler.tenants.set_policies([TenantPolicy(SHARED, maximum=6), TenantPolicy("t", maximum=20)])
     share(chats, PROMPT[:20])
     chats.say("a", PROMPT, tenant="t")
     while chats.scheduler.has_work:
@@ -132,21 +139,21 @@ def test_a_session_whose_shared_prefix_may_not_be_stored_is_refused_and_not_left
     limit: int, state: SessionState | None
 ) -> None:
     chats = Chats(blocks=60, slots=50)
-    chats.scheduler.set_tenants([TenantPolicy(SHARED, disk_maximum=limit), TenantPolicy("t")])
+    chats.scheduler.tenants.set_policies([TenantPolicy(SHARED, disk_maximum=limit), TenantPolicy("t")])
     chats.scheduler.transfers.is_worth_it = lambda: False  # nothing goes down before somebody asks
     share(chats, PROMPT[:8])
     chats.say("a", PROMPT, tenant="t")
     while chats.scheduler.has_work:
         chats.moving += turn(chats)
-    sessions = chats.scheduler.sessions
+    sessions, table = chats.scheduler.sessions, chats.scheduler.session_table
     if state is None:
         with pytest.raises(SessionRefused, match=r"what is shared may not take that many .*`disk` of tenant"):
             sessions.suspend("t", "a")
-        assert sessions.state_of(sessions.find("t", "a")) is SessionState.IDLE
+        assert table.state_of(table.find("t", "a")) is SessionState.IDLE
         return
     sessions.suspend("t", "a")
     chats.settle()
-    assert sessions.state_of(sessions.find("t", "a")) is state
+    assert table.state_of(table.find("t", "a")) is state
 
 
 def test_a_session_that_began_under_its_own_names_keeps_them_when_its_prefix_is_shared() -> None:
@@ -155,9 +162,9 @@ def test_a_session_that_began_under_its_own_names_keeps_them_when_its_prefix_is_
     share(chats, PROMPT[:8])
     chats.whole_turn("a", (*PROMPT, 7, 8))
     assert chats.updates[-1].usage.num_cached == 20
-    assert chats.scheduler.sessions.find("", "a").num_shared == 0
+    assert chats.scheduler.session_table.find("", "a").num_shared == 0
     chats.whole_turn("b", PROMPT)
-    assert chats.scheduler.sessions.find("", "b").num_shared == 2
+    assert chats.scheduler.session_table.find("", "b").num_shared == 2
 
 
 def test_a_restored_session_finds_its_blocks_below_although_their_shared_prefix_is_not_pinned() -> None:
@@ -165,7 +172,7 @@ def test_a_restored_session_finds_its_blocks_below_although_their_shared_prefix_
     share(chats, PROMPT[:8])
     chats.whole_turn("a", PROMPT)
     chats.settle()
-    num_shared = chats.scheduler.sessions.find("", "a").num_shared
+    num_shared = chats.scheduler.session_table.find("", "a").num_shared
     chats.scheduler.sessions.delete("", "a")
     chats.scheduler.pinning.release(SHARED, "rules")
     chats.settle()

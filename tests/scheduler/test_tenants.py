@@ -18,7 +18,7 @@ from octavo.types import FinishReason, Timeouts, TransferDone
 
 def test_nobody_holds_more_than_its_maximum() -> None:
     served = Served(blocks=40, block=16, tokens=64)
-    served.scheduler.set_tenants([TenantPolicy("a", maximum=6)])
+    served.scheduler.tenants.set_policies([TenantPolicy("a", maximum=6)])
     for i in range(8):
         served.add(tuple(range(i * 100, i * 100 + 40)), 20, tenant="a")
     while served.scheduler.has_work:
@@ -29,7 +29,7 @@ def test_nobody_holds_more_than_its_maximum() -> None:
 
 def test_a_request_beyond_its_tenants_maximum_is_refused() -> None:
     served = Served(blocks=40, block=16, tokens=64)
-    served.scheduler.set_tenants([TenantPolicy("a", maximum=6, request_maximum=3)])
+    served.scheduler.tenants.set_policies([TenantPolicy("a", maximum=6, request_maximum=3)])
     with pytest.raises(RequestTooLarge, match="allowed: 3"):
         served.add(tuple(range(60)), 8, tenant="a")
     served.add(tuple(range(60)), 8, tenant="b")
@@ -37,7 +37,7 @@ def test_a_request_beyond_its_tenants_maximum_is_refused() -> None:
 
 def test_a_request_that_would_need_what_is_guaranteed_to_others_is_refused() -> None:
     served = Served(blocks=10, block=16, tokens=64)
-    served.scheduler.set_tenants([TenantPolicy("a", guaranteed=6)])
+    served.scheduler.tenants.set_policies([TenantPolicy("a", guaranteed=6)])
     with pytest.raises(RequestTooLarge, match="allowed: 4"):
         served.add(tuple(range(70)), 8, tenant="b")
     served.add(tuple(range(70)), 8, tenant="a")
@@ -45,7 +45,7 @@ def test_a_request_that_would_need_what_is_guaranteed_to_others_is_refused() -> 
 
 def test_guaranteed_blocks_are_obtained_at_once_from_a_borrower() -> None:
     served = Served(blocks=16, block=16, tokens=64)
-    served.scheduler.set_tenants([TenantPolicy("a", guaranteed=6), TenantPolicy("b")])
+    served.scheduler.tenants.set_policies([TenantPolicy("a", guaranteed=6), TenantPolicy("b")])
     flood = [served.add(tuple(range(i * 100, i * 100 + 60)), 30, tenant="b") for i in range(6)]
     for _ in range(4):
         served.step()
@@ -60,7 +60,7 @@ def test_guaranteed_blocks_are_obtained_at_once_from_a_borrower() -> None:
 
 def test_a_tenant_within_its_guarantee_loses_nothing_to_a_higher_priority_of_another() -> None:
     served = Served(blocks=10, block=16, tokens=64)
-    served.scheduler.set_tenants([TenantPolicy("a", guaranteed=5), TenantPolicy("b")])
+    served.scheduler.tenants.set_policies([TenantPolicy("a", guaranteed=5), TenantPolicy("b")])
     kept = served.add(tuple(range(60)), 10, tenant="a")
     served.step()
     served.add(tuple(range(1000, 1060)), 10, tenant="b", priority=9)
@@ -80,7 +80,7 @@ def test_without_guarantees_a_higher_priority_still_wins() -> None:
 
 def test_max_running_and_max_queue_are_a_tenants_own() -> None:
     served = Served(blocks=40, block=16, tokens=64)
-    served.scheduler.set_tenants([TenantPolicy("a", max_running=1, max_waiting=2)])
+    served.scheduler.tenants.set_policies([TenantPolicy("a", max_running=1, max_waiting=2)])
     first = served.add(tuple(range(16)), 8, tenant="a")
     second = served.add(tuple(range(100, 116)), 8, tenant="a")
     with pytest.raises(QueueFull, match="your max_queue"):
@@ -88,7 +88,7 @@ def test_max_running_and_max_queue_are_a_tenants_own() -> None:
     served.add(tuple(range(300, 316)), 8, tenant="b")
     served.step()
     assert served.state(first) is State.RUNNING
-    (waiting,) = served.scheduler.sequences_of(second)
+    (waiting,) = served.scheduler.live.sequences_of(second)
     assert waiting.wait.reason is WaitReason.TENANT_RUNNING
     assert "max_running" in waiting.wait.in_words()
     served.drain()
@@ -97,15 +97,15 @@ def test_max_running_and_max_queue_are_a_tenants_own() -> None:
 def test_two_backlogged_tenants_are_served_within_the_bound() -> None:
     """Theorem 4.4 of the paper, with weights: b sends long prompts, a short ones that answer at length."""
     served = Served(blocks=24, block=16, rows=8, tokens=64)
-    served.scheduler.set_tenants([TenantPolicy("a", weight=1.0), TenantPolicy("b", weight=2.0)])
+    served.scheduler.tenants.set_policies([TenantPolicy("a", weight=1.0), TenantPolicy("b", weight=2.0)])
     for i in range(160):
         served.add(tuple(range(i * 1000, i * 1000 + 10)), 40, tenant="a")
         for j in range(2):
             served.add(tuple(range(i * 1000 + 300 * j + 100, i * 1000 + 300 * j + 180)), 4, tenant="b")
-    service = served.scheduler.tenancy.service
+    service = served.scheduler.live.service
     bound = 2 * max(80, OUTPUT_COST * 24 * 16)
     worst = 0.0
-    while all(any(s.request.tenant == t for s in served.scheduler.waiting) for t in "ab"):
+    while all(any(s.request.tenant == t for s in served.scheduler.live.waiting) for t in "ab"):
         served.step()
         worst = max(worst, abs(service.served["a"] - service.served["b"] / 2.0))
     assert service.served["a"] + service.served["b"] > 8 * bound, "too short to show anything"
@@ -124,7 +124,7 @@ def test_first_come_alone_would_break_that_bound() -> None:
         served.step()
         steps += 1
     assert steps < 60, "it waits for a row, not for 400 others"
-    ahead = sum(s.request.tenant == "flood" for s in served.scheduler.waiting)
+    ahead = sum(s.request.tenant == "flood" for s in served.scheduler.live.waiting)
     assert ahead > 300
 
 
@@ -136,7 +136,7 @@ def test_a_tenant_that_comes_back_has_saved_nothing_up() -> None:
         served.add(tuple(range(i * 100, i * 100 + 30)), 30, tenant="b")
     for _ in range(200):
         served.step()
-    service = served.scheduler.tenancy.service
+    service = served.scheduler.live.service
     served.add(tuple(range(70_000, 70_016)), 2, tenant="a")
     assert service.of("a") >= service.of("b") - 1e-9
 
@@ -145,10 +145,10 @@ def test_what_the_cache_gives_does_not_count_as_service() -> None:
     served = Served(blocks=24, block=16, tokens=64)
     served.add(tuple(range(64)), 2, tenant="a")
     served.drain()
-    before = served.scheduler.tenancy.service.served["a"]
+    before = served.scheduler.live.service.served["a"]
     served.add(tuple(range(64)), 2, tenant="a")
     served.drain()
-    assert served.scheduler.tenancy.service.served["a"] - before <= 16 + 2 * OUTPUT_COST
+    assert served.scheduler.live.service.served["a"] - before <= 16 + 2 * OUTPUT_COST
 
 
 def test_a_prefix_is_another_tenants_only_when_the_operator_shares_it() -> None:
@@ -175,7 +175,7 @@ def test_a_prefix_is_another_tenants_only_when_the_operator_shares_it() -> None:
 
 def test_pins_use_only_their_tenants_guarantee() -> None:
     served = Served(blocks=40, block=16, pins=20, tokens=64)
-    served.scheduler.set_tenants([TenantPolicy("a", guaranteed=4)])
+    served.scheduler.tenants.set_policies([TenantPolicy("a", guaranteed=4)])
     with pytest.raises(PinRefused, match="tenant b keep 0, and it is guaranteed 0"):
         served.scheduler.pinning.open(PinOrder("p", tuple(range(32)), 60.0, tenant="b"), 99, 0.0)
     with pytest.raises(PinRefused, match=r"needs 5 blocks.*it is guaranteed 4"):
@@ -188,7 +188,7 @@ def test_a_tenant_is_told_no_number_that_others_move() -> None:
     served.step()
     late = served.add(tuple(range(70)), 40, tenant="a", timeouts=Timeouts(queue=1.0))
     served.scheduler.schedule(0.5)
-    (waiting,) = served.scheduler.sequences_of(late)
+    (waiting,) = served.scheduler.live.sequences_of(late)
     assert waiting.wait.reason is WaitReason.BLOCKS
     (final,) = served.scheduler.expire(2.0)
     assert final.error.endswith("waiting: too few blocks are unheld for it")
@@ -231,12 +231,14 @@ def pin(served: Served, name: str, num_tokens: int, tenant: str) -> None:
 
 def test_bounds_that_do_not_fit_are_refused_and_change_nothing() -> None:
     served = Served(blocks=10, block=16, tokens=64)
-    served.scheduler.set_tenants([TenantPolicy("a", guaranteed=4)])
+    served.scheduler.tenants.set_policies([TenantPolicy("a", guaranteed=4)])
     served.add(tuple(range(80)), 8, tenant="b")
     with pytest.raises(TenantsRefused, match="allowed: 10"):
-        served.scheduler.set_tenants([TenantPolicy("a", guaranteed=6), TenantPolicy("b", guaranteed=6)])
+        served.scheduler.tenants.set_policies(
+            [TenantPolicy("a", guaranteed=6), TenantPolicy("b", guaranteed=6)]
+        )
     with pytest.raises(TenantsRefused, match="was let in"):
-        served.scheduler.set_tenants([TenantPolicy("a", guaranteed=6), TenantPolicy("b")])
+        served.scheduler.tenants.set_policies([TenantPolicy("a", guaranteed=6), TenantPolicy("b")])
     assert served.memory.quotas.policy("a").guaranteed == 4
 
 
@@ -247,7 +249,7 @@ def test_a_smaller_maximum_takes_effect_at_once() -> None:
     for _ in range(5):
         served.step()
     assert served.memory.quotas.charged("a") > 6
-    served.scheduler.set_tenants([TenantPolicy("a", maximum=6)])
+    served.scheduler.tenants.set_policies([TenantPolicy("a", maximum=6)])
     assert served.memory.quotas.charged("a") <= 6
     served.drain()
 
@@ -268,7 +270,7 @@ def test_eviction_takes_first_from_who_has_most_cached_for_its_weight() -> None:
 
 def test_a_higher_priority_leaves_a_lender_its_guarantee() -> None:
     served = Served(blocks=20, block=16, tokens=200)
-    served.scheduler.set_tenants([TenantPolicy("a", guaranteed=10), TenantPolicy("b")])
+    served.scheduler.tenants.set_policies([TenantPolicy("a", guaranteed=10), TenantPolicy("b")])
     for i in range(4):
         served.add(tuple(range(i * 100, i * 100 + 40)), 8, tenant="a")
     for _ in range(3):
@@ -283,7 +285,7 @@ def test_a_higher_priority_leaves_a_lender_its_guarantee() -> None:
 
 def test_what_only_a_tenants_own_bounds_lack_costs_nobody_else() -> None:
     served = Served(blocks=100, block=16, tokens=200)
-    served.scheduler.set_tenants([TenantPolicy("a", maximum=6), TenantPolicy("b")])
+    served.scheduler.tenants.set_policies([TenantPolicy("a", maximum=6), TenantPolicy("b")])
     others = [served.add(tuple(range(i * 100, i * 100 + 40)), 60, tenant="b") for i in range(3)]
     own = served.add(tuple(range(9000, 9080)), 12, tenant="a")
     for _ in range(3):
@@ -298,12 +300,12 @@ def test_what_only_a_tenants_own_bounds_lack_costs_nobody_else() -> None:
 
 def test_what_borrowers_fetched_and_wait_with_gives_way_to_a_guarantee() -> None:
     served = Served(blocks=30, block=16, rows=1, tokens=200, slots=100)
-    served.scheduler.set_tenants([TenantPolicy("a", guaranteed=12), TenantPolicy("b")])
+    served.scheduler.tenants.set_policies([TenantPolicy("a", guaranteed=12), TenantPolicy("b")])
     prompts = [tuple(range(i * 1000, i * 1000 + 160)) for i in range(3)]
     tier = served.scheduler.transfers.tier
     assert tier is not None
     for prompt in prompts:  # all of it is below, and nothing in the pool
-        chain = served.scheduler.tenancy.chain_for("b", array("I", prompt))
+        chain = served.scheduler.naming._of_tenant("b", array("I", prompt))
         for name in chain.names:
             tier.begin_store(name)
             tier.end_store(name, ok=True)
@@ -324,7 +326,7 @@ def test_what_borrowers_fetched_and_wait_with_gives_way_to_a_guarantee() -> None
 
 def test_what_is_computed_to_be_shared_is_left_room_for_although_nobody_is_charged_for_it_yet() -> None:
     served = Served(blocks=60, tokens=20, pins=40)
-    served.scheduler.set_tenants([TenantPolicy(SHARED, maximum=9)])
+    served.scheduler.tenants.set_policies([TenantPolicy(SHARED, maximum=9)])
     requests = [open_pin(served, "long", 22, SHARED)]
     served.step()  # five blocks of it have names, and are nobody's yet
     requests.append(open_pin(served, "short", 14, SHARED))
@@ -342,7 +344,7 @@ def test_a_smaller_maximum_of_what_is_shared_waits_for_those_who_hold_it() -> No
     reader = served.add((*order.tokens, 1, 2, 3), 30, tenant="a")
     served.step()
     served.scheduler.pinning.release(SHARED, "x")
-    served.scheduler.set_tenants([TenantPolicy(SHARED, maximum=4), TenantPolicy("a")])
+    served.scheduler.tenants.set_policies([TenantPolicy(SHARED, maximum=4), TenantPolicy("a")])
     assert served.memory.quotas.charged(SHARED) == 0, "it is not shared any more"
     served.drain()
     assert served.finished(reader) == {0: FinishReason.LENGTH}
@@ -352,11 +354,11 @@ def test_a_smaller_maximum_of_what_is_shared_waits_for_those_who_hold_it() -> No
 def test_a_tenant_that_is_gone_keeps_its_bounds_until_nothing_of_it_is_left() -> None:
     served = Served(blocks=40, block=16, tokens=64)
     bounds = TenantPolicy("a", maximum=6, guaranteed=4, weight=2.0)
-    served.scheduler.set_tenants([bounds, TenantPolicy("b")])
+    served.scheduler.tenants.set_policies([bounds, TenantPolicy("b")])
     for i in range(4):
         served.add(tuple(range(i * 100, i * 100 + 40)), 20, tenant="a")
     served.step()
-    served.scheduler.set_tenants([TenantPolicy("b", guaranteed=40 - 6)])
+    served.scheduler.tenants.set_policies([TenantPolicy("b", guaranteed=40 - 6)])
     quotas = served.memory.quotas
     assert (quotas.policy("a").maximum, quotas.policy("a").weight, quotas.policy("a").guaranteed) == (6, 2, 0)
     while served.scheduler.has_work:
@@ -369,22 +371,22 @@ def test_a_tenant_that_is_gone_keeps_its_bounds_until_nothing_of_it_is_left() ->
 
 def test_a_pin_of_a_tenant_that_is_gone_keeps_its_bounds_and_one_that_comes_back_has_its_new_ones() -> None:
     served = Served(blocks=40, block=16, tokens=64)
-    served.scheduler.set_tenants([TenantPolicy("a", maximum=6)])
+    served.scheduler.tenants.set_policies([TenantPolicy("a", maximum=6)])
     order = PinOrder("p", tuple(range(32)), 60.0, tenant="a")
     served.scheduler.pinning.open(order, served.next_id, 0.0)
     served.add(order.tokens, 1, tenant="a", fills_pin="p")
     served.drain()
-    served.scheduler.set_tenants([])
+    served.scheduler.tenants.set_policies([])
     served.scheduler.expire(1.0)
     assert served.memory.quotas.policy("a").maximum == 6
-    served.scheduler.set_tenants([TenantPolicy("a", maximum=9)])
+    served.scheduler.tenants.set_policies([TenantPolicy("a", maximum=9)])
     served.scheduler.expire(60.0)  # the pin's time has passed
     assert served.memory.quotas.policy("a").maximum == 9
 
 
 def test_the_prompt_of_a_tenant_that_was_served_less_is_computed_before_those_of_one_that_floods() -> None:
     served = Served(blocks=64, block=16, tokens=32)
-    served.scheduler.set_tenants([TenantPolicy("quiet", guaranteed=8), TenantPolicy("flood")])
+    served.scheduler.tenants.set_policies([TenantPolicy("quiet", guaranteed=8), TenantPolicy("flood")])
     for i in range(6):
         served.add(tuple(range(i * 100, i * 100 + 70)), 4, tenant="flood")
     for _ in range(3):
@@ -392,19 +394,19 @@ def test_the_prompt_of_a_tenant_that_was_served_less_is_computed_before_those_of
     wanted = served.add(tuple(range(5000, 5060)), 4, tenant="quiet")
     served.step()  # both were served alike when it came
     served.step()
-    (sequence,) = served.scheduler.sequences_of(wanted)
-    decoding = sum(len(s.tokens) > s.num_prompt for s in served.scheduler.running)
+    (sequence,) = served.scheduler.live.sequences_of(wanted)
+    decoding = sum(len(s.tokens) > s.num_prompt for s in served.scheduler.live.running)
     assert sequence.num_computed >= 31 - decoding, "the whole step but one position, and not a half of it"
 
 
 def test_a_tenant_that_is_gone_gets_nothing_in_until_it_is_named_again() -> None:
     served = Served(blocks=40)
     bounds = TenantPolicy("a", maximum=4, max_running=1, request_maximum=4)
-    served.scheduler.set_tenants([bounds, TenantPolicy(SHARED, maximum=8)])
+    served.scheduler.tenants.set_policies([bounds, TenantPolicy(SHARED, maximum=8)])
     served.add(4, 1, tenant="a")
     served.drain()
     for others in ([TenantPolicy("b")], [TenantPolicy("c")], []):
-        served.scheduler.set_tenants(others)
+        served.scheduler.tenants.set_policies(others)
         with pytest.raises(UnknownTenant, match="a is not a tenant any more; allowed: a key of one"):
             served.add(60, 8, tenant="a")
         assert not served.scheduler.has_work
@@ -412,7 +414,7 @@ def test_a_tenant_that_is_gone_gets_nothing_in_until_it_is_named_again() -> None
     served.add(4, 1, tenant=SHARED)
     served.add(4, 1, tenant="never named")
     served.drain()
-    served.scheduler.set_tenants([bounds])
+    served.scheduler.tenants.set_policies([bounds])
     with pytest.raises(RequestTooLarge, match="allowed: 4"):
         served.add(60, 8, tenant="a")
     served.add(4, 1, tenant="a")
@@ -421,9 +423,9 @@ def test_a_tenant_that_is_gone_gets_nothing_in_until_it_is_named_again() -> None
 
 def test_a_refused_reload_takes_nobody_off() -> None:
     served = Served(blocks=40)
-    served.scheduler.set_tenants([TenantPolicy("a")])
+    served.scheduler.tenants.set_policies([TenantPolicy("a")])
     with pytest.raises(TenantsRefused):
-        served.scheduler.set_tenants([TenantPolicy("b", guaranteed=41)])
+        served.scheduler.tenants.set_policies([TenantPolicy("b", guaranteed=41)])
     served.add(4, 1, tenant="a")
     served.drain()
 
@@ -432,13 +434,13 @@ def test_what_was_shared_once_keeps_nobody_from_what_it_is_guaranteed() -> None:
     served = Served(blocks=30, tokens=64, pins=28)
     for index in range(3):
         open_pin(served, f"p{index}", 28, SHARED)
-    prompts = [request.prompt for request in served.scheduler.requests()]
+    prompts = [request.prompt for request in served.scheduler.live.requests()]
     served.drain()
     others = [served.add((*prompt, 1, 2, 3, 4), 5, tenant="b") for prompt in prompts]
     served.step()
     for index in range(3):
         served.scheduler.pinning.release(SHARED, f"p{index}")
-    served.scheduler.set_tenants([TenantPolicy("a", guaranteed=18), TenantPolicy("b", guaranteed=6)])
+    served.scheduler.tenants.set_policies([TenantPolicy("a", guaranteed=18), TenantPolicy("b", guaranteed=6)])
     charged = served.memory.quotas.charged
     assert (charged("b"), charged(ONCE_SHARED)) == (3, 21), "b is charged for no more than it is guaranteed"
     wanted = served.add(60, 8, tenant="a")

@@ -25,7 +25,8 @@ from octavo.errors import OctavoError
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
 from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.scheduler import Scheduler
 from octavo.types import Request, SampledToken, SamplingParams, StepPlan, StepResult
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.trace"))
@@ -107,7 +108,7 @@ class Replay:
             lines.append(f"admit {name} row={admitted.row}")
         lines += [f"copy {copy.source}->{copy.target}" for copy in plan.copies]
         for write in plan.table_writes:
-            name = next(self.names[s.seq_id] for s in self.scheduler.running if s.row == write.row)
+            name = next(self.names[s.seq_id] for s in self.scheduler.live.running if s.row == write.row)
             lines.append(f"table {name} {write.index}={write.block}")
         for chunk in plan.chunks:
             lines.append(
@@ -128,7 +129,7 @@ class Replay:
         check_scheduler(self.scheduler)
         counts = self.memory.counts()
         lines = [f"done {self.label(u.request_id, u.choice)} {u.finish}" for u in updates if u.finish]
-        waiting = " ".join(self.label(s.request.request_id, s.choice) for s in self.scheduler.waiting)
+        waiting = " ".join(self.label(s.request.request_id, s.choice) for s in self.scheduler.live.waiting)
         return [
             *lines,
             f"free={counts.free} cached={counts.cached}" + (f" waiting={waiting}" if waiting else ""),
@@ -139,7 +140,7 @@ class Replay:
         return f"{name}.{choice}" if choice else name
 
     def sequence(self, seq_id: int):  # type: ignore[no-untyped-def]
-        return next(s for s in self.scheduler.running if s.seq_id == seq_id)
+        return next(s for s in self.scheduler.live.running if s.seq_id == seq_id)
 
 
 def replay(text: str) -> str:

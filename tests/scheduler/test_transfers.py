@@ -93,7 +93,7 @@ def test_a_slow_spell_below_is_tried_again() -> None:
     go_below(served, PROMPT)
     transfers, tier = served.scheduler.transfers, served.scheduler.transfers.tier
     assert tier is not None
-    served.scheduler.costs.token_s = 0.001
+    served.scheduler.context.costs.token_s = 0.001
     served.add(PROMPT, 1)
     finish(served, turn(served), seconds=5.0)
     while served.scheduler.has_work:

@@ -218,7 +218,7 @@ def test_a_tenant_taken_off_while_its_body_arrives_is_answered_as_an_unknown_key
         answer = await house.finish(call)
         assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
         assert answer.json()["error"]["code"] == "invalid_api_key"
-        assert await house.llm.ask(lambda s, now: (s.live_requests(), len(s.pins))) == ([], 0)
+        assert await house.llm.ask(lambda s, now: (s.live.live_requests(), len(s.pins))) == ([], 0)
         assert house.llm.sessions.count(None) == 0
 
     run(scenario)

@@ -18,8 +18,9 @@ from octavo.kernels.contract import Batch
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
+from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.planner import Planner
-from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
 from octavo.types import FinishReason, Request, SamplingParams, StepPlan, StepResult
 

@@ -246,7 +246,7 @@ def test_in_blocks_waste_is_below_one_block_for_each_sequence(seed, block_size):
         check_scheduler(scheduler)
         slots = slots_of(scheduler)
         assert slots.stored + slots.reserved + slots.internal + slots.free == pool.num_slots
-        assert slots.reserved + slots.internal <= (block_size - 1) * len(scheduler.running)
+        assert slots.reserved + slots.internal <= (block_size - 1) * len(scheduler.live.running)
 
     jobs = random_jobs(seed)
     served = serve(requests_of(jobs, seed), pool, look)

@@ -88,11 +88,11 @@ def beam_sharing(trace: str, width: int, requests: Sequence[Request], engine: En
     """Serve the searches, all there from the beginning, and count blocks at every step."""
     saved: list[float] = []
     scheduler = engine.scheduler
-    steps_before, preemptions_before = engine.stats.steps, scheduler.num_preemptions
+    steps_before, preemptions_before = engine.stats.steps, scheduler.live.num_preemptions
 
     def look() -> None:
-        listed = sum(len(table) for table in scheduler.memory.tables)
-        saved.append((listed - scheduler.memory.counts().held) / listed)
+        listed = sum(len(table) for table in scheduler.ledger.tables)
+        saved.append((listed - scheduler.ledger.counts().held) / listed)
 
     plain, engine.executor = engine.executor, _Watched(engine.executor, look)
     try:
@@ -109,5 +109,5 @@ def beam_sharing(trace: str, width: int, requests: Sequence[Request], engine: En
         len(requests),
         sum(saved) / len(saved),
         engine.stats.steps - steps_before,
-        scheduler.num_preemptions - preemptions_before,
+        scheduler.live.num_preemptions - preemptions_before,
     )

@@ -71,7 +71,7 @@ def bound_s(alone: Found, flooded: Found) -> float:
 
 def policies(llm: AsyncLLM, scenario: Scenario) -> list[TenantPolicy]:
     """The quiet tenant is guaranteed what two of its requests need; the flood may have all the rest."""
-    pool = llm.engine.scheduler.memory
+    pool = llm.engine.scheduler.ledger
     needed = -(-(scenario.prompt + scenario.quiet_output) // pool.block_size)
     guaranteed = min(2 * needed, pool.pool.num_blocks // 2)
     return [
@@ -84,10 +84,10 @@ async def measure(llm: AsyncLLM, scenario: Scenario) -> list[Found]:
     """Alone, flooded with tenants, flooded without. Raises RequestFailed."""
     bounds = policies(llm, scenario)
     found = [await _situation(llm, scenario, "alone", flood="", quiet="")]
-    await llm.ask(lambda s, now: s.set_tenants(bounds))
+    await llm.ask(lambda s, now: s.tenants.set_policies(bounds))
     found.append(await _situation(llm, scenario, "flooded, tenants", flood=FLOOD, quiet=QUIET))
     found[-1].flood_maximum = bounds[1].maximum
-    await llm.ask(lambda s, now: s.set_tenants(()))
+    await llm.ask(lambda s, now: s.tenants.set_policies(()))
     few = replace(scenario, requests=max(4, scenario.requests // 8))  # each waits for all the others
     found.append(await _situation(llm, few, "flooded, first come", flood="all", quiet="all"))
     return found
@@ -172,7 +172,7 @@ async def _steps_until_admitted(llm: AsyncLLM, request_id: int) -> int:
     """Asked once in each step."""
 
     def waits(scheduler: Scheduler, now: float) -> bool:
-        return any(s.state is State.WAITING for s in scheduler.sequences_of(request_id))
+        return any(s.state is State.WAITING for s in scheduler.live.sequences_of(request_id))
 
     steps = 0
     while await llm.ask(waits):
@@ -183,7 +183,7 @@ async def _steps_until_admitted(llm: AsyncLLM, request_id: int) -> int:
 async def _watch(llm: AsyncLLM, tenant: str, found: Found) -> None:
     """How many blocks the flood holds, now and then."""
     while True:
-        held = await llm.ask(lambda s, now: s.memory.quotas.charged(tenant))
+        held = await llm.ask(lambda s, now: s.ledger.quotas.charged(tenant))
         found.flood_blocks = max(found.flood_blocks, held)
         await asyncio.sleep(_LOOK_S)
 

@@ -279,10 +279,10 @@ def sharing(trace: str, method: str, width: int, requests: Sequence[Request], po
     window: Window[float] = Window()
 
     def look(scheduler: Scheduler, to_come: int) -> None:
-        listed = sum(len(table) for table in scheduler.memory.tables)
+        listed = sum(len(table) for table in scheduler.ledger.tables)
         assert listed, "a step is planned, and nobody holds a block"
-        saved = (listed - scheduler.memory.counts().held) / listed
-        window.add(saved, len(scheduler.waiting), to_come)
+        saved = (listed - scheduler.ledger.counts().held) / listed
+        window.add(saved, len(scheduler.live.waiting), to_come)
 
     served = serve(requests, pool, look)
     saved = sum(window.steps) / len(window.steps)

@@ -103,6 +103,11 @@ class AsyncLLM:
         return self.facts.context_length
 
     @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self._engine.scheduler.ledger.block_size
+
+    @property
     def vocab_size(self) -> int:
         """Token ids are in [0, vocab_size)."""
         return self.facts.vocab_size
@@ -233,7 +238,7 @@ class AsyncLLM:
         )
 
         def open_and_submit(scheduler: Scheduler, now: float) -> None:
-            scheduler.tenancy.check_known(order.tenant)  # first: idle sessions give way to a pin
+            scheduler.tenants.check_known(order.tenant)  # first: idle sessions give way to a pin
             scheduler.pinning.open(order, request.request_id, now)
             try:
                 scheduler.submit(request)

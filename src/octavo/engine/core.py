@@ -215,21 +215,17 @@ class Engine:
             future.exception()  # wait; the result is of a state that is given up
         updates = []
         reason = f"the engine found its own state broken and started afresh: {type(error).__name__}: {error}"
-        for request_id in self.scheduler.live_requests():
-            for sequence in self.scheduler.heads_of(request_id):
+        for request_id in self.scheduler.live.live_requests():
+            for sequence in self.scheduler.live.heads_of(request_id):
                 for choice in sequence.choices_left:
                     usage = sequence.usage(self.clock())
                     updates.append(Update(request_id, choice, (), usage, FinishReason.ERROR, error=reason))
         old = self.scheduler
         self._reset_executor()  # first: no transfer of the old ledger may reach the new one's blocks
         self.scheduler = self._new_scheduler()
-        self.scheduler.memory.resize(old.memory.pool.num_blocks, ())
-        self.scheduler.set_tenants(old.tenancy.named())
-        self.scheduler.tenancy.gone = old.tenancy.gone
-        self.scheduler.elastic.continue_from(old.elastic)
+        self.scheduler.continue_from(old)
         self._stalled = False
         self._counters.retire(old)
-        self.scheduler.events = old.events  # what happened stays told; pins are gone with their blocks
         self.stats = self._counters.snapshot(self.scheduler)
         return updates
 
@@ -291,18 +287,23 @@ class _Counters:
                 self.cached_tokens += update.usage.num_cached
 
     def retire(self, scheduler: Scheduler) -> None:
-        self.preemptions_before += scheduler.num_preemptions
+        self.preemptions_before += scheduler.live.num_preemptions
         self.kept_before += scheduler.staging.num_kept
-        self.tokens_recomputed_before += scheduler.staging.tokens_recomputed
+        self.tokens_recomputed_before += scheduler.live.tokens_recomputed
 
     def snapshot(self, scheduler: Scheduler) -> EngineStats:
-        counts, transfers = scheduler.memory.counts(), scheduler.transfers
-        size, preemptions = scheduler.memory.block_size, self.preemptions_before + scheduler.num_preemptions
+        counts, transfers = scheduler.ledger.counts(), scheduler.transfers
+        size, preemptions = (
+            scheduler.ledger.block_size,
+            self.preemptions_before + scheduler.live.num_preemptions,
+        )
         kept = self.kept_before + scheduler.staging.num_kept
-        waste = sum(len(s.table) * size - s.num_planned for s in scheduler.running if s.table is not None)
+        waste = sum(
+            len(s.table) * size - s.num_planned for s in scheduler.live.running if s.table is not None
+        )
         return EngineStats(
-            waiting=len(scheduler.waiting),
-            running=len(scheduler.running),
+            waiting=len(scheduler.live.waiting),
+            running=len(scheduler.live.running),
             blocks_total=counts.total,
             blocks_held=counts.held,
             blocks_cached=counts.cached,
@@ -315,20 +316,20 @@ class _Counters:
             preemptions=preemptions,
             preemptions_kept=kept,
             preemptions_recomputed=preemptions - kept,
-            tokens_recomputed=self.tokens_recomputed_before + scheduler.staging.tokens_recomputed,
+            tokens_recomputed=self.tokens_recomputed_before + scheduler.live.tokens_recomputed,
             requests_finished=self.finished,
             tail_slots_wasted=waste,
             step_seconds=self.step_seconds,
             schedule_seconds=self.schedule_seconds,
             evictions=scheduler.events.blocks[EventKind.EVICTED],
-            blocks_resident=scheduler.memory.pool.backing.count,
+            blocks_resident=scheduler.ledger.pool.backing.count,
             blocks_wanted=scheduler.elastic.blocks_wanted,
             blocks_pinned=scheduler.pins.num_blocks,
             blocks_below=0 if transfers.tier is None else transfers.tier.num_stored,
             blocks_stored=transfers.num_stored,
             blocks_loaded=transfers.num_loaded,
             transfers_failed=transfers.num_failed,
-            sessions=len(scheduler.sessions),
+            sessions=len(scheduler.session_table),
             blocks_kept_below=0 if transfers.tier is None else transfers.tier.num_kept,
             events={kind.value: scheduler.events.counts[kind] for kind in EventKind},
         )

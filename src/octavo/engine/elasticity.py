@@ -31,13 +31,13 @@ class MemoryWatch:
         if now < self._due:
             return
         self._due = now + LOOK_S
-        self.policy.act(scheduler, now, self._read())
+        self.policy.act(scheduler.resizing, now, self._read(), scheduler.has_work)
 
     def next_look(self, scheduler: Scheduler) -> float | None:
         """When `tick` next has something to do; None: only after something has been computed."""
         if not self._is_blind:
             return self._due
-        at = self.policy.idle_at(scheduler)
+        at = self.policy.idle_at(scheduler.resizing)
         return None if at is None else max(at, self._due)
 
     def _read(self) -> int | None:

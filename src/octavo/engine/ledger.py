@@ -7,9 +7,10 @@ Every answer is made by the engine's thread between two steps, so the numbers of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
+from octavo.engine.stream import DeltaStream
 from octavo.errors import PinRefused, RequestFailed, ResizeRefused, require_range
 from octavo.memory.quota import TenantPolicy
 from octavo.scheduler.own_views import (
@@ -20,7 +21,6 @@ from octavo.scheduler.own_views import (
     view_own_requests,
 )
 from octavo.scheduler.pinning import NOT_FILLED, PREEMPTED_LATE, PinOrder
-from octavo.scheduler.resizing import resize
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.views import (
     KvView,
@@ -34,18 +34,29 @@ from octavo.scheduler.views import (
     view_requests,
 )
 
-if TYPE_CHECKING:
-    from octavo.engine.client import AsyncLLM
-
+AnswerT = TypeVar("AnswerT")
 _FILL_ATTEMPTS = 3
 _BLOCKS_MAX = 2**40
 _RESIZE_ATTEMPTS, _RESIZE_PAUSE_S = 500, 0.02  # blocks in transfer cannot move
 
 
+class Asks(Protocol):
+    """The client through which the engine's thread is asked; see `AsyncLLM`."""
+
+    async def ask(self, question: Callable[[Scheduler, float], AnswerT]) -> AnswerT:
+        """What the scheduler answers between two steps."""
+
+    def tell(self, change: Callable[[Scheduler, float], object]) -> None:
+        """Ask, and wait for no answer."""
+
+    async def submit_pin(self, order: PinOrder) -> DeltaStream:
+        """Queue the request that fills a pin."""
+
+
 class Ledger:
     """What `AsyncLLM.ledger` offers. Raises EngineStopped when there is nobody left to ask."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
+    def __init__(self, llm: Asks) -> None:
         self._llm = llm
 
     async def kv(self) -> KvView:
@@ -79,7 +90,7 @@ class Ledger:
 
         Raises TenantsRefused; then nothing has changed.
         """
-        await self._llm.ask(lambda s, now: s.set_tenants(policies))
+        await self._llm.ask(lambda s, now: s.tenants.set_policies(policies))
 
     async def resize(self, num_blocks: int) -> KvView:
         """Make the pool larger or smaller while it serves; returns when that is done.
@@ -88,7 +99,7 @@ class Ledger:
         """
         require_range("blocks", num_blocks, 1, _BLOCKS_MAX)
         for _ in range(_RESIZE_ATTEMPTS):
-            if await self._llm.ask(lambda scheduler, now: resize(scheduler, num_blocks)):
+            if await self._llm.ask(lambda scheduler, now: scheduler.resizing.resize(num_blocks)):
                 return await self.kv()
             await asyncio.sleep(_RESIZE_PAUSE_S)
         raise ResizeRefused(

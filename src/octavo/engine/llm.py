@@ -144,7 +144,7 @@ class LLM:
             return
         self._closed = True
         self._assemblers.clear()
-        for request_id in self.engine.scheduler.live_requests():
+        for request_id in self.engine.scheduler.live.live_requests():
             self.engine.scheduler.cancel(request_id)
         transfers = self.engine.scheduler.transfers
         while transfers.could_store or transfers.in_flight:
@@ -248,7 +248,7 @@ class LLM:
         given."""
         scheduler = self.engine.scheduler
         while unsent or self.engine.has_work:
-            while unsent and len(scheduler.waiting) < scheduler.config.max_rows:
+            while unsent and len(scheduler.live.waiting) < scheduler.config.max_rows:
                 self._submit(unsent.pop())
             for request_id, delta in self.step():
                 if delta.finish is FinishReason.ERROR:
@@ -258,7 +258,7 @@ class LLM:
 
     def _abandon(self) -> None:
         self._assemblers.clear()
-        for request_id in self.engine.scheduler.live_requests():
+        for request_id in self.engine.scheduler.live.live_requests():
             self.cancel(request_id)
         while self.engine.has_work:
             self.step()

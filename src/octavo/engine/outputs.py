@@ -13,8 +13,8 @@ from octavo.memory.quota import TenantPolicy
 from octavo.scheduler.own_views import OwnKvView
 from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.sequence import State
+from octavo.scheduler.session_table import SessionState
 from octavo.scheduler.session_views import SessionBlocks
-from octavo.scheduler.sessions import SessionState
 from octavo.scheduler.uses import TenantUse
 from octavo.scheduler.views import BlockView, KvView, MapView, PinView, RequestView, SequenceView, TierView
 from octavo.types import (

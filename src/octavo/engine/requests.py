@@ -69,15 +69,15 @@ def make_request(
 ) -> Request:
     """A checked Request: token ids in the vocabulary, max_tokens resolved, a missing seed drawn."""
     check_context(len(prompt), facts.context_length)  # first: looking at many tokens takes a while
-    config, block_size = engine.scheduler.config, engine.scheduler.memory.block_size
+    config, block_size = engine.scheduler.config, engine.scheduler.ledger.block_size
     # A pin's own request may take the blocks that are kept for it, and a session's turn those that are its
     # own; the engine checks that again.
-    pool = engine.scheduler.memory.pool
+    pool = engine.scheduler.ledger.pool
     num_blocks = num_told = left = pool.num_blocks
     if not (fills_pin or session):
-        num_blocks = engine.scheduler.tenancy.room(tenant, firm=True)
-        num_told = engine.scheduler.tenancy.told_room(tenant)
-        left = engine.scheduler.tenancy.room(tenant)
+        num_blocks = engine.scheduler.capacity.room(tenant, firm=True)
+        num_told = engine.scheduler.capacity.told_room(tenant)
+        left = engine.scheduler.capacity.room(tenant)
     # What is kept of idle sessions gives way to what was asked for, and to the prompt, but not to a guess.
     fits = tokens_that_fit(len(prompt), params, left, block_size)
     if fits < 1:

@@ -15,19 +15,21 @@ import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from octavo.config import SESSION_TTL_S
+from octavo.engine.ledger import Asks, Ledger
 from octavo.engine.outputs import SessionView, Turn
 from octavo.engine.session_store import SessionRecord, SessionStore
+from octavo.engine.stream import DeltaStream
 from octavo.engine.turns import Composed, TurnRecorder
 from octavo.errors import InvalidRequest, RequestFailed, SessionRefused, UnknownSession
 from octavo.memory.pins import Strength
 from octavo.scheduler.events import Event, EventKind
-from octavo.scheduler.pinning import PinOrder, resumed_name
+from octavo.scheduler.pinning import PinOrder
 from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.session_table import SessionState, resumed_name
 from octavo.scheduler.session_views import SessionBlocks, view_session
-from octavo.scheduler.sessions import SessionState
 from octavo.types import (
     DEFAULT_CHAT,
     NO_TIMEOUTS,
@@ -37,9 +39,6 @@ from octavo.types import (
     SamplingParams,
     Timeouts,
 )
-
-if TYPE_CHECKING:
-    from octavo.engine.client import AsyncLLM
 
 NEW = "new"  # in place of an id
 _PAUSE_S = 0.005
@@ -59,11 +58,53 @@ class SessionSupport:
     sync: SyncBlocks | None = None
 
 
+class TakesTurns(Asks, Protocol):
+    """The client through which turns are queued; see `AsyncLLM`."""
+
+    ledger: Ledger
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and output together, at most."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one token stands for."""
+
+    async def compose(
+        self,
+        said: Sequence[int],
+        messages: Sequence[ChatMessage],
+        options: ChatOptions = DEFAULT_CHAT,
+        *,
+        tenant: str = "",
+    ) -> Composed:
+        """The prompt of a session's next turn."""
+
+    async def submit_turn(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        recorder: TurnRecorder,
+        submit: Callable[[Scheduler, Request], None],
+        *,
+        session_id: str,
+        session_ttl: float,
+        priority: int = 0,
+        tenant: str = "",
+        timeouts: Timeouts = NO_TIMEOUTS,
+    ) -> DeltaStream:
+        """Queue a turn."""
+
+
 class Sessions:
     """What `AsyncLLM.sessions` offers. Raises UnknownSession for those of other tenants too, and
     EngineStopped when there is nobody left to ask."""
 
-    def __init__(self, llm: AsyncLLM, support: SessionSupport) -> None:
+    def __init__(self, llm: TakesTurns, support: SessionSupport) -> None:
         self._llm = llm
         self._store = support.store
         self._ttl_s = support.ttl_s
@@ -75,7 +116,7 @@ class Sessions:
         made = list[SessionRecord]()
 
         def make(scheduler: Scheduler, now: float) -> SessionView:
-            scheduler.tenancy.check_known(tenant)
+            scheduler.tenants.check_known(tenant)
             made.append(self._store.create(tenant, self._ttl_s if ttl_s is None else ttl_s))
             return self._told(made[0], view_session(scheduler, made[0].session_id))
 
@@ -180,11 +221,11 @@ class Sessions:
             nonlocal num_shared
             found = store.find(tenant, session_id)  # it may have been deleted, or have expired, meanwhile
             if found.tokens:  # the engine may have begun afresh
-                _know(scheduler, scheduler.now, found, store.seconds_left(found))
+                _know(scheduler, scheduler.context.now, found, store.seconds_left(found))
             store.check_turn(record)  # turns begin on this thread alone, so the answer holds
             scheduler.submit(request)
             store.begin_turn(session_id, turn)
-            num_shared = scheduler.sequences_of(request.request_id)[0].chain.num_shared
+            num_shared = scheduler.live.sequences_of(request.request_id)[0].chain.num_shared
 
         def say(said: Sequence[int]) -> None:
             if not store.say(session_id, said, num_shared):
@@ -283,7 +324,7 @@ class Sessions:
         record = self._store.find(tenant, session_id)
         await self._know(record)
         is_held = await self._llm.ask(lambda s, now: _is_resumed(s, record))
-        size = self._llm.engine.scheduler.memory.block_size
+        size = self._llm.block_size
         num_tokens = min(len(record.tokens), self._llm.context_length - 1) // size * size
         if num_tokens and not is_held:
             order = PinOrder(
@@ -329,7 +370,7 @@ def restore(scheduler: Scheduler, store: SessionStore, now: float) -> None:
 
 
 def _know(scheduler: Scheduler, now: float, record: SessionRecord, left_s: float) -> None:
-    if scheduler.sessions.get(record.session_id) is None:
+    if scheduler.session_table.get(record.session_id) is None:
         scheduler.sessions.restore(
             record.session_id,
             record.tenant,
@@ -343,7 +384,7 @@ def _know(scheduler: Scheduler, now: float, record: SessionRecord, left_s: float
 
 
 def _delete(scheduler: Scheduler, tenant: str, session_id: str) -> None:
-    if scheduler.sessions.get(session_id) is not None:
+    if scheduler.session_table.get(session_id) is not None:
         scheduler.sessions.delete(tenant, session_id)
 
 
@@ -355,16 +396,16 @@ def _suspend(scheduler: Scheduler, record: SessionRecord) -> SessionBlocks:
 def _slots_of_suspended(scheduler: Scheduler, record: SessionRecord) -> list[tuple[int, bytes]]:
     """Where its blocks are. Raises UnknownSession, SessionBusy where somebody began a turn or resumed it, or
     RequestFailed, unless it is suspended."""
-    session = scheduler.sessions.find(record.tenant, record.session_id)
-    scheduler.sessions.check_resume(session)
-    state = scheduler.sessions.state_of(session)
+    session = scheduler.session_table.find(record.tenant, record.session_id)
+    scheduler.session_table.check_still(session)
+    state = scheduler.session_table.state_of(session)
     if state is not SessionState.SUSPENDED:
         raise _used_meanwhile(record, state)
     return scheduler.sessions.slots(record.session_id)
 
 
 def _num_suspended(scheduler: Scheduler, record: SessionRecord) -> int:
-    session = scheduler.sessions.get(record.session_id)
+    session = scheduler.session_table.get(record.session_id)
     return 0 if session is None else scheduler.sessions.num_suspended(session)
 
 

@@ -35,8 +35,9 @@ from octavo.memory.names import root_name
 from octavo.memory.quota import TenantPolicy
 from octavo.model.hub import resolve
 from octavo.model.loader import LoadedModel, load_model
+from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.elasticity import Elasticity, ElasticityConfig
-from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.scheduler.scheduler import Scheduler
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import ChatMessage
 from octavo.units import blocks_for, format_bytes
@@ -193,14 +194,14 @@ def engine_over(
     executor = ThreadedExecutor(runner) if options.overlap else InlineExecutor(runner)
     watch = watch_memory(options, budget)
     engine = Engine(new_scheduler, executor, runner.reset, options.overlap, time.perf_counter, inbox, watch)
-    engine.scheduler.memory.pool.backing.note_ready(ready)
+    engine.scheduler.ledger.pool.backing.note_ready(ready)
     sessions = SessionSupport(
         open_sessions(None if below is None else below.namespace),
         options.session_ttl_s,
         None if worker is None else worker.sync,
     )
     if policies_of is not None:
-        engine.scheduler.set_tenants(policies_of(budget.bytes_per_block))
+        engine.scheduler.tenants.set_policies(policies_of(budget.bytes_per_block))
     restore(engine.scheduler, sessions.store, engine.clock())
     return Started(engine, loaded, facts, budget, ops, fingerprint, sessions, runner.readying)
 

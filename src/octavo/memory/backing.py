@@ -10,10 +10,7 @@ has written it before. It knows neither bytes nor plans.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from octavo.memory.pool import BlockPool
+from collections.abc import Sequence
 
 
 class Backing:
@@ -42,20 +39,14 @@ class Backing:
         self.count -= self._has_memory.count(1, first, last)
         self._has_memory[first:last] = bytes(last - first)
 
-    def count_unused(self, pool: BlockPool) -> int:
-        """Blocks with memory that nobody holds and that have no name, parked ones too: whatever is held or
-        cached has memory. O(1)."""
-        held = pool.num_blocks - pool.num_unheld
-        return self.count - held - pool.num_cached
-
-    def unused_runs(self, pool: BlockPool) -> list[tuple[int, int]]:
+    def unused_runs(self, holders: Sequence[int], name_of: Sequence[bytes | None]) -> list[tuple[int, int]]:
         """Ranges [first, last) of unused blocks, each with memory in it; parked ones too. O(blocks).
 
         A range is as long as it can be: what the system gave in huge pages reaches beyond single blocks.
         """
         runs, first = [], 0
-        for block in range(pool.capacity + 1):
-            if block < pool.capacity and _is_unused(pool, block):
+        for block in range(len(holders) + 1):
+            if block < len(holders) and _is_unused(holders[block], name_of[block]):
                 continue
             if self._has_memory.find(1, first, block) >= 0:
                 runs.append((first, block))
@@ -63,5 +54,5 @@ class Backing:
         return runs
 
 
-def _is_unused(pool: BlockPool, block: int) -> bool:
-    return pool.holders[block] == 0 and pool.name_of[block] is None
+def _is_unused(num_holders: int, name: bytes | None) -> bool:
+    return num_holders == 0 and name is None

@@ -59,6 +59,11 @@ class BlockPool:
         self._next[num_blocks - 1], self._previous[capacity] = capacity, num_blocks - 1
         self.add_owner()
 
+    def count_unused(self) -> int:
+        """Blocks with memory that nobody holds and that have no name, parked ones too: whatever is held or
+        cached has memory. O(1)."""
+        return self.backing.count - (self.num_blocks - self.num_unheld) - self.num_cached
+
     def add_owner(self, weight: float = 1.0) -> int:
         """One more owner, of nothing yet; returns its number."""
         sentinel = len(self._next)

@@ -20,31 +20,52 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING
 
+from octavo.memory.pins import Pins
 from octavo.memory.table import BlockTable
 from octavo.scheduler.budget import share_in_turn
+from octavo.scheduler.context import Context
 from octavo.scheduler.fairness import Turns
+from octavo.scheduler.giving_way import GivingWay
+from octavo.scheduler.headroom import Headroom
+from octavo.scheduler.live import LiveSequences, Place
+from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.sequence import Sequence, State
-from octavo.scheduler.victims import whole_groups
+from octavo.scheduler.shares import TenantShares
+from octavo.scheduler.transfers import Transfers
+from octavo.scheduler.victims import Victims, whole_groups
 from octavo.scheduler.waits import IN_FLIGHT, LOADING, STEP_TOKENS, Wait, WaitReason
-
-if TYPE_CHECKING:
-    from octavo.scheduler.scheduler import Scheduler
 
 SCAN_MAX = 64  # waiting sequences looked at per step, followers aside
 BYPASS_MAX = 32  # admissions past a blocked head
 
-# Whose prompt comes first in a step: (-priority, what its tenant was served, arrival, choice).
-Place = tuple[int, float, int, int]
 Contender = tuple[Place, int]  # for a step's prompt tokens: (place, remaining positions)
 
 
 class Admission:
-    """Decides over the scheduler's queue; acts only through `Scheduler.admit` and `Scheduler.preempt`."""
+    """Decides over the queue; acts through `LiveSequences.admit`, `Preemption` and `GivingWay`."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(
+        self,
+        context: Context,
+        live: LiveSequences,
+        pins: Pins,
+        shares: TenantShares,
+        transfers: Transfers,
+        giving_way: GivingWay,
+        headroom: Headroom,
+        victims: Victims,
+        preemption: Preemption,
+    ) -> None:
+        self._context = context
+        self._live = live
+        self._pins = pins
+        self._shares = shares
+        self._transfers = transfers
+        self._giving_way = giving_way
+        self._headroom = headroom
+        self._victims = victims
+        self._preemption = preemption
         self._leaders: list[Sequence] = []  # those that borrowed a priority in the last step
         self._contenders: list[Contender] = []  # all prompts, by rank
         # Blocks that the running sequences will still take, and those that a priority could free: kept while
@@ -67,16 +88,15 @@ class Admission:
         May preempt to do so, for a strictly higher priority. O(1) for each follower, O(blocks) for at most
         SCAN_MAX others.
         """
-        scheduler = self._scheduler
-        self._contenders = sorted((scheduler.place(s), s.remaining) for s in prompts)
+        self._contenders = sorted((self._live.place(s), s.remaining) for s in prompts)
         self._note_change()
-        if scheduler.memory.quotas.has_guarantees:
+        if self._context.ledger.quotas.has_guarantees:
             self._claim_guarantees()
         head: Sequence | None = None  # the first that did not fit
         num_scanned = 0
-        turns = Turns(scheduler.waiting, scheduler.tenancy.service)
+        turns = Turns(self._live.waiting, self._live.service)
         for sequence in turns:
-            if num_scanned == SCAN_MAX or not scheduler.may_enter(sequence):
+            if num_scanned == SCAN_MAX or not self._live.may_enter(sequence):
                 break
             num_hits = self._look_at(sequence)
             if num_hits is None:
@@ -86,7 +106,7 @@ class Admission:
                 turns.pass_over(sequence.request.tenant)
                 continue
             self._yield_to(None)
-            if scheduler.giving_way.is_crowded(sequence.request):
+            if self._giving_way.is_crowded(sequence.request):
                 if head is not None:  # it is not its turn to take what is kept of sessions
                     sequence.wait = self._why_not(sequence, num_hits)
                     continue
@@ -94,7 +114,7 @@ class Admission:
                     self._yield_to(sequence)
             room_for_hits = self._own_room(sequence, num_hits)
             if room_for_hits is None:
-                sequence.wait = scheduler.tenancy.why_not(sequence, num_hits)
+                sequence.wait = self._shares.why_not(sequence, num_hits)
                 turns.pass_over(sequence.request.tenant)
                 continue
             num_hits = room_for_hits
@@ -104,7 +124,7 @@ class Admission:
             if not self._gets_tokens(sequence, num_hits, budget):
                 sequence.wait = STEP_TOKENS
                 continue
-            if head is None and not scheduler.running:
+            if head is None and not self._live.running:
                 num_hits = self._let_fetches_go(sequence, num_hits)
             if self._fits(sequence, num_hits) or self._make_room(sequence, num_hits):
                 self._let_sessions_go(sequence)
@@ -121,14 +141,14 @@ class Admission:
         """From now on it is asked what would be without the holds that keep this sequence out. O(holds)."""
         if sequence is None and not self._yielding:
             return
-        pins = [] if sequence is None else self._scheduler.giving_way.chosen_for(sequence.request)
+        pins = [] if sequence is None else self._giving_way.chosen_for(sequence.request)
         self._yielding = [pin.table for pin in pins if pin.table is not None]
         self._yielded = self._held_only_by([])
         self._freed.clear()
 
     def _let_sessions_go(self, sequence: Sequence) -> None:
         """It does enter, or is loaded; perhaps only because fetches gave way since that was asked."""
-        giving_way = self._scheduler.giving_way
+        giving_way = self._giving_way
         if self._yielding or giving_way.is_crowded(sequence.request):
             giving_way.make_way(sequence.request)
             self._yielding, self._yielded = [], set()
@@ -136,18 +156,17 @@ class Admission:
 
     def _may_enter_without_sessions(self, sequence: Sequence, num_hits: int) -> bool:
         """False where a crowded sequence would not fit even if no session held anything. O(1)."""
-        scheduler = self._scheduler
-        if not scheduler.running or scheduler.running[-1].request.priority < sequence.priority:
+        if not self._live.running or self._live.running[-1].request.priority < sequence.priority:
             return True  # fetches, or lower priorities, may give way as well
         if self._promised is None:
-            self._promised = self._blocks_promised(scheduler.running)
-        left = scheduler.memory.num_unheld + scheduler.pins.num_yielding - self._promised
-        needed = sequence.blocks_known(scheduler.memory.block_size) - num_hits
-        return needed <= left and 1 + sequence.forks_left <= scheduler.num_free_rows
+            self._promised = self._blocks_promised(self._live.running)
+        left = self._context.ledger.num_unheld + self._pins.num_yielding - self._promised
+        needed = sequence.blocks_known(self._context.ledger.block_size) - num_hits
+        return needed <= left and 1 + sequence.forks_left <= self._live.num_free_rows
 
     def _may_pass(self, sequence: Sequence, head: Sequence) -> bool:
-        memory = self._scheduler.memory
-        return self._scheduler.tenancy.service.may_pass(
+        memory = self._context.ledger
+        return self._live.service.may_pass(
             sequence.request.tenant, head.request.tenant, memory.pool.num_blocks * memory.block_size
         )
 
@@ -156,7 +175,7 @@ class Admission:
         if sequence.pending:
             sequence.wait = IN_FLIGHT
             return None
-        if self._scheduler.transfers.is_fetching(sequence):
+        if self._transfers.is_fetching(sequence):
             sequence.wait = LOADING
             return None
         if self._still_follows(sequence):
@@ -167,9 +186,9 @@ class Admission:
     def _claim_guarantees(self) -> None:
         """The first waiting sequence of each tenant enters if its guarantee covers it, and the next, and so
         on: borrowers are preempted for it. O(waiting) with guarantees."""
-        scheduler, quotas = self._scheduler, self._scheduler.memory.quotas
+        quotas = self._context.ledger.quotas
         done: set[str] = set()
-        for sequence in list(scheduler.waiting):
+        for sequence in list(self._live.waiting):
             tenant = sequence.request.tenant
             if tenant in done or not quotas.policy(tenant).guaranteed:
                 continue
@@ -177,14 +196,14 @@ class Admission:
             if num_hits is None:
                 continue
             self._yield_to(sequence)
-            covered = scheduler.tenancy.covers(sequence, num_hits)
+            covered = self._shares.covers(sequence, num_hits)
             if not covered or self._is_better_loaded(sequence, num_hits):
                 done.add(tenant)
                 continue
             while not self._claim_fits(sequence, num_hits) and self._let_a_borrowed_fetch_go(sequence):
                 num_hits = self._find_hits(sequence)
             if not self._claim_fits(sequence, num_hits):
-                victims = scheduler.tenancy.victims_for(sequence, num_hits, self._yielding, self._yielded)
+                victims = self._shares.victims_for(sequence, num_hits, self._yielding, self._yielded)
                 if victims is None:
                     done.add(tenant)
                     continue
@@ -194,39 +213,39 @@ class Admission:
             self._enter(sequence, num_hits)
 
     def _claim_fits(self, sequence: Sequence, num_hits: int) -> bool:
-        rows = self._scheduler.num_free_rows
-        return self._scheduler.tenancy.claim_fits(sequence, num_hits, rows, self._yielded)
+        rows = self._live.num_free_rows
+        return self._shares.claim_fits(sequence, num_hits, rows, self._yielded)
 
     def _let_a_borrowed_fetch_go(self, sequence: Sequence) -> bool:
         """What borrowers hold while they wait keeps no guarantee from its tenant."""
-        scheduler, own = self._scheduler, sequence.request.tenant
-        for tenant in scheduler.transfers.fetchers():
-            if tenant != own and scheduler.tenancy.is_borrower(tenant):
+        own = sequence.request.tenant
+        for tenant in self._transfers.fetchers():
+            if tenant != own and self._shares.is_borrower(tenant):
                 self._note_change()
-                return scheduler.transfers.give_back(None, others_too=True, tenant=tenant)
+                return self._transfers.give_back(None, others_too=True, tenant=tenant)
         return False
 
     def _preempt_all(self, victims: Many[Sequence], winner: Sequence) -> None:
-        places = {self._scheduler.place(victim) for victim in victims}
+        places = {self._live.place(victim) for victim in victims}
         self._contenders = [c for c in self._contenders if c[0] not in places]
-        self._scheduler.victims.preempt(victims, winner)
+        self._preemption.preempt_all(victims, winner)
         self._note_change()
 
     def _own_room(self, sequence: Sequence, num_hits: int) -> int | None:
         """Its hits, if its tenant's bounds let it in, perhaps once the tenant's own fetches or lower
         priorities have given way; else None."""
-        scheduler, tenant = self._scheduler, sequence.request.tenant
-        policy = scheduler.memory.quotas.policy(tenant)
+        tenant = sequence.request.tenant
+        policy = self._context.ledger.quotas.policy(tenant)
         if policy.maximum is None and policy.max_running is None:
             return num_hits
-        own = [s for s in scheduler.running if s.request.tenant == tenant]
+        own = [s for s in self._live.running if s.request.tenant == tenant]
         lower = whole_groups([s for s in own if s.priority < sequence.priority])
-        kept = [s for s in scheduler.running if s not in lower]
-        while not scheduler.tenancy.allows(sequence, num_hits, kept, self._held_only_by(lower)):
+        kept = [s for s in self._live.running if s not in lower]
+        while not self._shares.allows(sequence, num_hits, kept, self._held_only_by(lower)):
             self._note_change()
-            if scheduler.transfers.give_back(sequence, others_too=False, tenant=tenant):
+            if self._transfers.give_back(sequence, others_too=False, tenant=tenant):
                 continue
-            if own or not scheduler.transfers.give_back(None, others_too=True, tenant=tenant):
+            if own or not self._transfers.give_back(None, others_too=True, tenant=tenant):
                 return None
             num_hits = self._find_hits(sequence)  # what it held for itself is gone
         return num_hits
@@ -234,20 +253,19 @@ class Admission:
     def _still_follows(self, sequence: Sequence) -> bool:
         """True, and its priority is lent, while a running sequence computes the block that it waits for.
         O(1)."""
-        scheduler = self._scheduler
-        if sequence.awaited is None or scheduler.memory.is_published(sequence.awaited):
+        if sequence.awaited is None or self._context.ledger.is_published(sequence.awaited):
             return False
-        leader = scheduler.names.who_computes(sequence.awaited)
+        leader = self._live.names.who_computes(sequence.awaited)
         if leader is None:
             return False
         if sequence.wait.reason is not WaitReason.FOLLOWS:
             sequence.wait = Wait(WaitReason.FOLLOWS, request_id=leader.request.request_id)
         if leader.priority < sequence.priority:
-            before = scheduler.place(leader)
+            before = self._live.place(leader)
             leader.borrow(sequence.priority)
             self._leaders.append(leader)
             self._contenders = sorted(
-                (scheduler.place(leader) if place == before else place, remaining)
+                (self._live.place(leader) if place == before else place, remaining)
                 for place, remaining in self._contenders
             )
             self._note_change()
@@ -259,16 +277,15 @@ class Admission:
         It awaits the last of the blocks that one leader computes in a row: until that is published, or the
         leader is gone, there is nothing to look up. O(blocks), once per leader.
         """
-        scheduler = self._scheduler
         sequence.awaited = None
-        if sequence.wants_prompt_logprobs or not scheduler.config.prefix_caching:
+        if sequence.wants_prompt_logprobs or not self._context.config.prefix_caching:
             return 0
-        limit = (len(sequence.tokens) - 1) // scheduler.memory.block_size
+        limit = (len(sequence.tokens) - 1) // self._context.ledger.block_size
         names = sequence.chain.names[:limit]
-        num_hits = scheduler.memory.find_prefix(names)
-        leader = scheduler.names.who_computes(names[num_hits]) if num_hits < limit else None
+        num_hits = self._context.ledger.find_prefix(names)
+        leader = self._live.names.who_computes(names[num_hits]) if num_hits < limit else None
         for name in names[num_hits:] if leader is not None else ():
-            if scheduler.names.who_computes(name) is not leader:
+            if self._live.names.who_computes(name) is not leader:
                 break
             sequence.awaited = name
         return num_hits
@@ -276,12 +293,12 @@ class Admission:
     def _is_better_loaded(self, sequence: Sequence, num_hits: int) -> bool:
         """True when the blocks after its hits are below and it waits for them: they are being loaded, or that
         begins now. O(blocks that are below)."""
-        scheduler, transfers = self._scheduler, self._scheduler.transfers
+        transfers = self._transfers
         if transfers.tier is None or transfers.has_fetched(sequence):
             return False
-        if sequence.wants_prompt_logprobs or not scheduler.config.prefix_caching:
+        if sequence.wants_prompt_logprobs or not self._context.config.prefix_caching:
             return False
-        limit = (len(sequence.tokens) - 1) // scheduler.memory.block_size
+        limit = (len(sequence.tokens) - 1) // self._context.ledger.block_size
         rest = sequence.chain.names[num_hits:limit]
         count = transfers.below(rest)
         on_their_way = next((i for i, name in enumerate(rest[:count]) if transfers.is_loading(name)), count)
@@ -297,7 +314,7 @@ class Admission:
     def _let_fetches_go(self, sequence: Sequence, num_hits: int) -> int:
         """Nobody runs: what complete fetches hold, its own too, must not keep the first in the queue out."""
         while not self._fits(sequence, num_hits):
-            if not self._scheduler.transfers.give_back(None, others_too=True):
+            if not self._transfers.give_back(None, others_too=True):
                 break
             self._note_change()
             num_hits = self._find_hits(sequence)
@@ -310,54 +327,51 @@ class Admission:
         return share_in_turn([(at[:2], remaining) for at, remaining in prompts], budget)[place] > 0
 
     def _contender(self, sequence: Sequence, num_hits: int) -> Contender:
-        remaining = len(sequence.tokens) - num_hits * self._scheduler.memory.block_size
-        return self._scheduler.place(sequence), remaining
+        remaining = len(sequence.tokens) - num_hits * self._context.ledger.block_size
+        return self._live.place(sequence), remaining
 
     def _enter(self, sequence: Sequence, num_hits: int) -> None:
-        self._scheduler.admit(sequence, num_hits)
+        self._live.admit(sequence, num_hits)
         # Others' places may have moved with what their tenant is served: they are looked up anew next step.
         bisect.insort(self._contenders, self._contender(sequence, num_hits))
         self._note_change()
 
     def _fits(self, sequence: Sequence, num_hits: int) -> bool:
         """Whether rows and blocks suffice as things stand, but for holds that give way to it."""
-        return self._fits_but_for_its_tenant(sequence, num_hits) and self._scheduler.tenancy.allows(
-            sequence, num_hits, self._scheduler.running, self._yielded
+        return self._fits_but_for_its_tenant(sequence, num_hits) and self._shares.allows(
+            sequence, num_hits, self._live.running, self._yielded
         )
 
     def fits_beside(
         self, sequence: Sequence, num_hits: int, running: Many[Sequence], freed: set[int] | frozenset[int]
     ) -> bool:
         """The same if only `running` ran and the blocks `freed` were unheld. O(running)."""
-        scheduler = self._scheduler
-        rows = scheduler.config.max_rows - sum(1 + s.forks_left for s in running)
+        rows = self._context.config.max_rows - sum(1 + s.forks_left for s in running)
         return (
             1 + sequence.forks_left <= rows
             and self._blocks_suffice(sequence, num_hits, self._blocks_promised(running), len(running), freed)
-            and scheduler.tenancy.allows(sequence, num_hits, running, freed)
+            and self._shares.allows(sequence, num_hits, running, freed)
         )
 
     def _fits_but_for_its_tenant(self, sequence: Sequence, num_hits: int) -> bool:
         """Whether rows and blocks suffice, so that only bounds of its tenant keep it out."""
-        scheduler = self._scheduler
         if self._promised is None:
-            self._promised = self._blocks_promised(scheduler.running)
-        return 1 + sequence.forks_left <= scheduler.num_free_rows and self._blocks_suffice(
-            sequence, num_hits, self._promised, len(scheduler.running), self._yielded
+            self._promised = self._blocks_promised(self._live.running)
+        return 1 + sequence.forks_left <= self._live.num_free_rows and self._blocks_suffice(
+            sequence, num_hits, self._promised, len(self._live.running), self._yielded
         )
 
     def _why_not(self, sequence: Sequence, num_hits: int) -> Wait:
         """What `_fits` lacked."""
-        scheduler = self._scheduler
         rows = 1 + sequence.forks_left
-        if rows > scheduler.num_free_rows:
-            return Wait(WaitReason.ROWS, rows, max(0, scheduler.num_free_rows))
-        needed = sequence.blocks_known(scheduler.memory.block_size) - num_hits
-        if not scheduler.tenancy.allows(sequence, num_hits, scheduler.running, frozenset()):
-            return scheduler.tenancy.why_not(sequence, num_hits)
-        pool = scheduler.memory.pool
-        promised = (self._promised or 0) + scheduler.headroom.blocks(len(scheduler.running), pool.num_blocks)
-        return Wait(WaitReason.BLOCKS, needed, scheduler.memory.num_unheld, promised)
+        if rows > self._live.num_free_rows:
+            return Wait(WaitReason.ROWS, rows, max(0, self._live.num_free_rows))
+        needed = sequence.blocks_known(self._context.ledger.block_size) - num_hits
+        if not self._shares.allows(sequence, num_hits, self._live.running, frozenset()):
+            return self._shares.why_not(sequence, num_hits)
+        pool = self._context.ledger.pool
+        promised = (self._promised or 0) + self._headroom.blocks(len(self._live.running), pool.num_blocks)
+        return Wait(WaitReason.BLOCKS, needed, self._context.ledger.num_unheld, promised)
 
     def _blocks_suffice(
         self,
@@ -372,10 +386,10 @@ class Admission:
 
         Adopting a block that nobody else holds takes it from the unheld ones, as a new one does.
         """
-        memory = self._scheduler.memory
+        memory = self._context.ledger
         left = memory.num_unheld + len(freed) - promised
         if num_running:
-            headroom = self._scheduler.headroom.blocks(num_running, memory.pool.num_blocks)
+            headroom = self._headroom.blocks(num_running, memory.pool.num_blocks)
             left -= headroom + sequence.forks_left
         left -= sequence.blocks_known(memory.block_size) - num_hits
         if left < 0:
@@ -385,7 +399,7 @@ class Admission:
 
     def _blocks_promised(self, running: Many[Sequence]) -> int:
         """Blocks that these still need for their known tokens."""
-        size, total = self._scheduler.memory.block_size, 0
+        size, total = self._context.ledger.block_size, 0
         for s in running:
             assert s.table is not None
             total += max(0, s.blocks_known(size) - len(s.table))
@@ -394,21 +408,20 @@ class Admission:
     def _make_room(self, sequence: Sequence, num_hits: int) -> bool:
         """Preempt strictly lower priorities, as `victims` says, if that lets the sequence in; else change
         nothing."""
-        scheduler = self._scheduler
-        if not scheduler.running or scheduler.running[-1].request.priority >= sequence.priority:
+        if not self._live.running or self._live.running[-1].request.priority >= sequence.priority:
             return False  # the common case, in O(1)
-        lower = [s for s in scheduler.running if s.priority < sequence.priority]
+        lower = [s for s in self._live.running if s.priority < sequence.priority]
         if self._fits_but_for_its_tenant(sequence, num_hits):  # then only the tenant's own can help
             lower = [s for s in lower if s.request.tenant == sequence.request.tenant]
-        lower = whole_groups(scheduler.tenancy.lenders(lower, sequence))
-        kept = [s for s in scheduler.running if s not in lower]
+        lower = whole_groups(self._shares.lenders(lower, sequence))
+        kept = [s for s in self._live.running if s not in lower]
         if not self.fits_beside(sequence, num_hits, kept, self._blocks_freed(sequence, lower)):
             return False
         self._let_sessions_go(sequence)
         while lower:
             why = self._why_not(sequence, num_hits)
             missing = max(1, why.needed + why.promised - why.available)
-            self._preempt_all(scheduler.victims.find(lower, missing), sequence)
+            self._preempt_all(self._victims.find(lower, missing), sequence)
             if self._fits(sequence, num_hits):
                 return True
             lower = [s for s in lower if s.state is State.RUNNING]
@@ -429,7 +442,7 @@ class Admission:
         for s in running:
             assert s.table is not None
             counted.update(s.table.blocks)
-        holders = self._scheduler.memory.pool.holders
+        holders = self._context.ledger.pool.holders
         return {block for block, count in counted.items() if count == holders[block]}
 
     def _note_change(self) -> None:

@@ -16,29 +16,28 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from octavo.scheduler.beams import Beam, BeamGroup, Child, Hypothesis, PathStep, shared_length, steps_of
+from octavo.scheduler.context import Context
+from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence, State
 from octavo.types import FinishReason, SampledToken, Update, Usage
 
-if TYPE_CHECKING:
-    from octavo.scheduler.scheduler import Scheduler
-
 
 class BeamRows:
-    """Acts on the scheduler's sequences; called on its thread, through it."""
+    """Acts on the beams of live sequences."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, context: Context, live: LiveSequences) -> None:
+        self._context = context
+        self._live = live
 
     def begin(self, sequence: Sequence) -> None:
         """A new sequence of a prompt becomes the leader of its request's group, if there are to be beams."""
         request = sequence.request
         if request.params.beams is None:
             return
-        ends = request.params.end_ids(self._scheduler.config.stop_ids)
-        group = BeamGroup(request, request.params.beams, ends)
+        ends = request.params.end_ids(self._context.config.stop_ids)
+        group: BeamGroup[Sequence] = BeamGroup(request, request.params.beams, ends)
         group.beams[0].sequence = sequence
         sequence.group = group
         sequence.forks_left = group.params.width - 1
@@ -48,7 +47,7 @@ class BeamRows:
         assert sequence.group is not None
         sequence.group.beam_of(sequence).candidates = sampled.top
 
-    def settle(self, groups: Iterable[BeamGroup]) -> list[Update]:
+    def settle(self, groups: Iterable[BeamGroup[Sequence]]) -> list[Update]:
         """After a commit: each of these groups that can go on does, and one that is over ends."""
         updates: list[Update] = []
         for group in groups:
@@ -59,12 +58,12 @@ class BeamRows:
                 updates += self._advance(group)
         return updates
 
-    def end(self, group: BeamGroup, finish: FinishReason, error: str = "") -> list[Update]:
+    def end(self, group: BeamGroup[Sequence], finish: FinishReason, error: str = "") -> list[Update]:
         """All beams leave. A deadline that has passed tells the best hypotheses as far as they came."""
         best = group.best() if finish is FinishReason.TIMEOUT else []
         return self._close(group, best, finish, error)
 
-    def cancel_choice(self, group: BeamGroup, choice: int) -> list[Update]:
+    def cancel_choice(self, group: BeamGroup[Sequence], choice: int) -> list[Update]:
         """Nobody waits for one of the choices any more; with the last one all beams leave."""
         if choice not in group.choices:
             return []
@@ -74,7 +73,7 @@ class BeamRows:
         usage = Usage(len(group.request.prompt), 0, 0, 0)
         return [Update(group.request.request_id, choice, (), usage, FinishReason.CANCELLED)]
 
-    def gather(self, group: BeamGroup) -> Sequence:
+    def gather(self, group: BeamGroup[Sequence]) -> Sequence:
         """The group is preempted: all but the leader, which is returned, leave rows and blocks, and what was
         delivered is forgotten."""
         self._count_blocks(group)
@@ -86,7 +85,7 @@ class BeamRows:
         self._promise(group)
         return group.leader
 
-    def _advance(self, group: BeamGroup) -> list[Update]:
+    def _advance(self, group: BeamGroup[Sequence]) -> list[Update]:
         """All have delivered: who has no child leaves, the others fork, then the first children go on."""
         children = group.advance()
         if not children:
@@ -96,8 +95,8 @@ class BeamRows:
         for beam in group.beams:
             if id(beam) not in parents:
                 self._drop(group, beam)
-        going_on: dict[int, Child] = {}  # by parent
-        beams: list[Beam] = []
+        going_on: dict[int, Child[Sequence]] = {}  # by parent
+        beams: list[Beam[Sequence]] = []
         for child in children:
             parent = child.parent.sequence
             assert parent is not None
@@ -113,15 +112,15 @@ class BeamRows:
         self._promise(group)
         return []
 
-    def _go_on(self, child: Child) -> None:
+    def _go_on(self, child: Child[Sequence]) -> None:
         """The parent's sequence, row and table are the child's now."""
         sequence = child.parent.sequence
         assert sequence is not None
-        self._scheduler.diff.write_token(sequence.row, len(sequence.tokens), child.path.token)
+        self._context.plan.write_token(sequence.row, len(sequence.tokens), child.path.token)
         sequence.tokens.append(child.path.token)
         sequence.chain.extend(sequence.tokens)
 
-    def _spread(self, group: BeamGroup) -> None:
+    def _spread(self, group: BeamGroup[Sequence]) -> None:
         """The leader has computed its known tokens, after a preemption: the others share what they can."""
         leader = group.leader
         for beam in group.beams[1:]:
@@ -133,17 +132,16 @@ class BeamRows:
     def _fork(self, parent: Sequence, num_shared: int, tail: list[PathStep]) -> Sequence:
         """A beam in a row of its own: the parent's first `num_shared` positions, which are computed, and then
         tokens of its own, which are not."""
-        scheduler = self._scheduler
         assert parent.table is not None
         assert num_shared <= parent.num_computed
-        table = scheduler.memory.fork(parent.table)
-        scheduler.memory.truncate(table, num_shared)
+        table = self._context.ledger.fork(parent.table)
+        self._context.ledger.truncate(table, num_shared)
         tokens = parent.tokens[:num_shared] + array("I", [step.token for step in tail])
         chain = parent.chain.copy()
-        del chain.names[num_shared // scheduler.memory.block_size :]
+        del chain.names[num_shared // self._context.ledger.block_size :]
         chain.extend(tokens)
         beam = Sequence(
-            seq_id=scheduler.new_seq_id(),
+            seq_id=self._live.new_seq_id(),
             request=parent.request,
             choice=0,
             tokens=tokens,
@@ -156,29 +154,29 @@ class BeamRows:
             was_admitted=True,
             group=parent.group,
         )
-        scheduler.enter_row(beam)
+        self._live.enter_row(beam)
         return beam
 
-    def _drop(self, group: BeamGroup, beam: Beam) -> None:
+    def _drop(self, group: BeamGroup[Sequence], beam: Beam[Sequence]) -> None:
         """The beam holds nothing any more."""
         sequence = beam.sequence
         if sequence is None:
             return
-        self._scheduler.close(sequence)
+        self._live.close(sequence)
         group.block_seconds += sequence.block_seconds
         beam.sequence = None
 
-    def _promise(self, group: BeamGroup) -> None:
+    def _promise(self, group: BeamGroup[Sequence]) -> None:
         """The leader keeps the rows that the group does not fill now: it never has to wait for one."""
         sequences = group.sequences()
         for sequence in sequences:
-            self._scheduler.promise_rows(sequence, 0)
-        self._scheduler.promise_rows(group.leader, group.params.width - len(sequences))
+            self._live.promise_rows(sequence, 0)
+        self._live.promise_rows(group.leader, group.params.width - len(sequences))
         for index, sequence in enumerate(sequences):
             sequence.choice = index
 
     def _close(
-        self, group: BeamGroup, best: list[Hypothesis], finish: FinishReason, error: str
+        self, group: BeamGroup[Sequence], best: list[Hypothesis], finish: FinishReason, error: str
     ) -> list[Update]:
         """One final update for each choice, best first. Where the search came to its end (`finish` is
         LENGTH), a hypothesis that ends with a token to stop at has stopped."""
@@ -212,7 +210,7 @@ class BeamRows:
             )
         return updates
 
-    def _count_blocks(self, group: BeamGroup) -> None:
+    def _count_blocks(self, group: BeamGroup[Sequence]) -> None:
         """How many blocks all beams hold now. O(table entries)."""
         held: set[int] = set()
         for sequence in group.sequences():
@@ -225,6 +223,6 @@ def _of_another(usage: Usage) -> Usage:
     return Usage(usage.num_prompt, usage.num_output, usage.num_cached, 0)
 
 
-def is_over(group: BeamGroup) -> bool:
+def is_over(group: BeamGroup[Sequence]) -> bool:
     """True when its beams have left."""
     return group.beams[0].sequence is None or group.leader.state is State.FINISHED

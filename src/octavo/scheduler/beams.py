@@ -19,13 +19,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from octavo.types import BeamParams, Request, SampledToken
 from octavo.units import blocks_for
 
-if TYPE_CHECKING:
-    from octavo.scheduler.sequence import Sequence
+SequenceT = TypeVar("SequenceT")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -39,13 +38,13 @@ class PathStep:
 
 
 @dataclass(slots=True, eq=False)
-class Beam:
+class Beam(Generic[SequenceT]):
     """A hypothesis that goes on. Without a sequence it waits until its leader has computed what they
     share."""
 
     score: float  # sum of the logprobs of its path
     path: PathStep | None  # None: nothing but the prompt
-    sequence: Sequence | None = None
+    sequence: SequenceT | None = None
     candidates: tuple[tuple[int, float], ...] | None = None  # delivered for the next token
 
     @property
@@ -69,22 +68,22 @@ class Hypothesis:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Child:
+class Child(Generic[SequenceT]):
     """How a beam goes on: its parent, and the path with one more token."""
 
-    parent: Beam
+    parent: Beam[SequenceT]
     score: float
     path: PathStep
 
 
 @dataclass(slots=True, eq=False)
-class BeamGroup:
+class BeamGroup(Generic[SequenceT]):
     """The beams of one request: admitted, planned, preempted and ended as one."""
 
     request: Request
     params: BeamParams
     end_ids: frozenset[int]
-    beams: list[Beam] = field(default_factory=lambda: [Beam(0.0, None)])
+    beams: list[Beam[SequenceT]] = field(default_factory=lambda: [Beam(0.0, None)])
     ended: list[Hypothesis] = field(default_factory=list)
     cancelled: set[int] = field(default_factory=set)  # choices that nobody waits for any more
     preemptions: int = 0
@@ -92,13 +91,13 @@ class BeamGroup:
     block_seconds: float = 0.0  # of sequences that have left it
 
     @property
-    def leader(self) -> Sequence:
+    def leader(self) -> SequenceT:
         """The best beam's sequence, which stands for the group while it waits, and comes back first."""
         sequence = self.beams[0].sequence
         assert sequence is not None, "a group without a leader"
         return sequence
 
-    def sequences(self) -> list[Sequence]:
+    def sequences(self) -> list[SequenceT]:
         """Those of its beams that have one, best first."""
         return [beam.sequence for beam in self.beams if beam.sequence is not None]
 
@@ -107,7 +106,7 @@ class BeamGroup:
         """Choices that still wait for their final update: ranks, best first."""
         return [choice for choice in range(self.request.n) if choice not in self.cancelled]
 
-    def beam_of(self, sequence: Sequence) -> Beam:
+    def beam_of(self, sequence: SequenceT) -> Beam[SequenceT]:
         """The beam that runs in this sequence."""
         return next(beam for beam in self.beams if beam.sequence is sequence)
 
@@ -126,7 +125,7 @@ class BeamGroup:
                 total += blocks_for(num_prompt + beam.length, block_size) - shared // block_size
         return total
 
-    def advance(self) -> list[Child]:
+    def advance(self) -> list[Child[SequenceT]]:
         """One token further, from what all beams have delivered; best first. Nobody: the search is over, and
         `ended` is its result. Mutates `ended` alone."""
         params, width = self.params, self.params.width
@@ -140,7 +139,7 @@ class BeamGroup:
             ),
             reverse=True,
         )
-        children: list[Child] = []
+        children: list[Child[SequenceT]] = []
         for place, (score, minus_index, minus_token, logprob) in enumerate(
             ranked[: params.num_candidates(len(self.end_ids))]
         ):
@@ -156,7 +155,7 @@ class BeamGroup:
         del self.ended[width:]
         return [] if self._is_over(children) else children
 
-    def _is_over(self, children: Many[Child]) -> bool:
+    def _is_over(self, children: Many[Child[SequenceT]]) -> bool:
         """Whether nothing can go on, or what could is thought not to become better than what has ended."""
         if not children:
             return True

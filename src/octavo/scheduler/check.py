@@ -12,14 +12,14 @@ from octavo.scheduler.sequence import State
 
 def check_scheduler(scheduler: Scheduler) -> None:
     """Raise AssertionError, saying what differs, unless ledger and scheduler agree."""
-    memory = scheduler.memory
+    memory = scheduler.ledger
     check(memory)
-    live = [s for request in scheduler.live_requests() for s in scheduler.sequences_of(request)]
+    live = [s for request in scheduler.live.live_requests() for s in scheduler.live.sequences_of(request)]
     running = [s for s in live if s.state is State.RUNNING]
-    assert set(running) == set(scheduler.running), "a running sequence is not in the list"
-    ranks = [s.own_rank for s in scheduler.running]
+    assert set(running) == set(scheduler.live.running), "a running sequence is not in the list"
+    ranks = [s.own_rank for s in scheduler.live.running]
     assert ranks == sorted(ranks), "running sequences are out of order"
-    assert set(scheduler.waiting) == set(live) - set(running), "a waiting sequence is not in the queue"
+    assert set(scheduler.live.waiting) == set(live) - set(running), "a waiting sequence is not in the queue"
     pins = scheduler.pins.all()
     holders = [s.table for s in running] + [pin.table for pin in pins if pin.table is not None]
     holders += scheduler.transfers.tables()
@@ -33,10 +33,10 @@ def check_scheduler(scheduler: Scheduler) -> None:
     _check_sessions(scheduler)
     rows = [s.row for s in running]
     assert len(rows) == len(set(rows)), "two sequences share a row"
-    assert scheduler.num_free_rows == scheduler.config.max_rows - len(rows) - sum(
+    assert scheduler.live.num_free_rows == scheduler.config.max_rows - len(rows) - sum(
         s.forks_left for s in running
     )
-    assert scheduler.names.sequences() <= set(running), "a name is computed by nobody"
+    assert scheduler.live.names.sequences() <= set(running), "a name is computed by nobody"
     for s in live:
         assert 0 <= s.num_computed <= s.num_planned <= s.known, f"counters of sequence {s.seq_id}"
         assert len(s.chain.names) == len(s.tokens) // memory.block_size
@@ -56,9 +56,9 @@ def check_scheduler(scheduler: Scheduler) -> None:
 
 def _check_pins(scheduler: Scheduler) -> None:
     """Pins keep to their budgets, hold what they name, and whoever fills one is alive."""
-    pins, pool = scheduler.pins.all(), scheduler.memory.pool
+    pins, pool = scheduler.pins.all(), scheduler.ledger.pool
     assert scheduler.pins.num_blocks == sum(pin.num_held for pin in pins) <= scheduler.config.pin_blocks
-    fillers = {r.request_id for r in scheduler.requests()}
+    fillers = {r.request_id for r in scheduler.live.requests()}
     for pin in pins:
         if pin.table is None:
             assert pin.filler in fillers, f"pin {pin.name} is filled by nobody"
@@ -66,14 +66,14 @@ def _check_pins(scheduler: Scheduler) -> None:
         held = [pool.name_of[block] for block in pin.table.blocks]
         wanted = [name for name in pin.names if name in set(held)] if pin.is_kept else pin.names
         assert held == wanted, f"pin {pin.name} holds other blocks than it names"
-    quotas, shared_names = scheduler.memory.quotas, scheduler.pins.shared_names
+    quotas, shared_names = scheduler.ledger.quotas, scheduler.pins.shared_names
     for name, block in pool.by_name.items():
         assert (pool.owner[block] == quotas.shared) == (name in shared_names), "shared, and another's, or not"
-    for request in scheduler.requests():
-        room = scheduler.tenancy.room_with_own_pin(request, firm=True)
-        needed = blocks_needed(request, scheduler.memory.block_size)
+    for request in scheduler.live.requests():
+        room = scheduler.capacity.room_with_own_pin(request, firm=True)
+        needed = blocks_needed(request, scheduler.ledger.block_size)
         assert needed <= room, "pins or guarantees crowd a request out"
-    for request in scheduler.running_requests():
+    for request in scheduler.live.running_requests():
         assert not scheduler.giving_way.is_crowded(request), "idle sessions crowd out a request that runs"
 
 
@@ -85,17 +85,17 @@ def _check_tier(scheduler: Scheduler) -> None:
     taken = list(tier.slots().values())
     assert len(taken) == len(set(taken)), "two names in one slot"
     assert len(taken) + tier.num_free == tier.num_slots, "a slot is lost"
-    waiting = {s.seq_id for s in scheduler.waiting}
+    waiting = {s.seq_id for s in scheduler.live.waiting}
     assert scheduler.transfers.fetching() <= waiting, "a fetch for a sequence that does not wait"
 
 
 def _check_staging(scheduler: Scheduler) -> None:
     """Every block of the arena is free, or one store is on its way from it to a slot that is not findable."""
-    staging, tier = scheduler.staging, scheduler.transfers.tier
-    staged, free = scheduler.transfers.staged(), staging.free
+    arena, tier = scheduler.arena, scheduler.transfers.tier
+    staged, free = scheduler.transfers.staged(), list(arena.free)
     blocks = [block for block, _ in staged]
-    arena = range(staging.first, staging.first + staging.num_blocks)
-    assert sorted(blocks + free) == list(arena), "a block of the staging arena is lost, or used twice"
+    everything = range(arena.first, arena.first + arena.num_blocks)
+    assert sorted(blocks + free) == list(everything), "a block of the staging arena is lost, or used twice"
     for block, name in staged:
         assert tier is not None
         assert tier.is_storing(name), f"block {block} is staged for nothing"
@@ -105,8 +105,8 @@ def _check_staging(scheduler: Scheduler) -> None:
 def _check_beams(scheduler: Scheduler) -> None:
     """A group runs with all its beams or waits with its leader alone, has its rows, and keeps to its worst
     case."""
-    for request in scheduler.requests():
-        sequences = scheduler.sequences_of(request.request_id)
+    for request in scheduler.live.requests():
+        sequences = scheduler.live.sequences_of(request.request_id)
         group = sequences[0].group
         if group is None:
             continue
@@ -127,13 +127,13 @@ def _check_beams(scheduler: Scheduler) -> None:
             assert sequences == [group.leader], "a beam runs while its leader waits"
             continue
         held = {block for s in sequences if s.table is not None for block in s.table.blocks}
-        needed = blocks_needed(request, scheduler.memory.block_size)
+        needed = blocks_needed(request, scheduler.ledger.block_size)
         assert len(held) <= needed, "a group holds more than its worst case"
 
 
 def _check_kept(scheduler: Scheduler) -> None:
     """Every name that the tier keeps is kept for a pin, and is below or held by that pin in the pool."""
-    tier, pool, kept = scheduler.transfers.tier, scheduler.memory.pool, Counter[bytes]()
+    tier, pool, kept = scheduler.transfers.tier, scheduler.ledger.pool, Counter[bytes]()
     for pin in scheduler.pins.all():
         if not pin.is_kept:
             continue
@@ -156,9 +156,9 @@ def _check_kept(scheduler: Scheduler) -> None:
 
 def _check_sessions(scheduler: Scheduler) -> None:
     """A session's turn is a live request, and pins of sessions have theirs."""
-    live = {r.request_id: r.session for r in scheduler.requests()}
-    owned = {pin for s in scheduler.sessions.all() for pin in scheduler.sessions.pins_of(s)}
-    for session in scheduler.sessions.all():
+    live = {r.request_id: r.session for r in scheduler.live.requests()}
+    owned = {pin for s in scheduler.session_table for pin in scheduler.session_table.pins_of(s)}
+    for session in scheduler.session_table:
         assert session.turn is None or live.get(session.turn) == session.session_id, "a turn of nobody"
     for pin in scheduler.pins.all():
         assert not pin.is_of_session or pin in owned, f"pin {pin.name} belongs to no session"

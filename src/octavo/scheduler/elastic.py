@@ -14,22 +14,18 @@ A cached block is dropped first, which makes it unused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from octavo.scheduler.context import Context
 from octavo.types import StepPlan
-
-if TYPE_CHECKING:
-    from octavo.scheduler.scheduler import Scheduler
 
 
 class Elastic:
-    """Acts on the scheduler's ledger and on the plan in the making; called on its thread, through it."""
+    """Acts on the ledger and on the plan in the making."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.blocks_wanted = scheduler.memory.pool.num_blocks  # what was asked for last, at start or later
+    def __init__(self, context: Context) -> None:
+        self.blocks_wanted = context.ledger.pool.num_blocks  # what was asked for last, at start or later
         self.why_smaller = ""  # in words, while the pool is smaller than that
         self.worked_at: float | None = None  # when something was last computed
-        self._scheduler = scheduler
+        self._context = context
         self._gives_back = False
 
     def want(self, num_blocks: int) -> None:
@@ -38,14 +34,14 @@ class Elastic:
 
     def count_unused(self) -> int:
         """Blocks whose memory `give_back` would return now. O(1)."""
-        pool = self._scheduler.memory.pool
-        return pool.backing.count_unused(pool)
+        pool = self._context.ledger.pool
+        return pool.count_unused()
 
     def drop_cached(self, count: int) -> int:
         """Evict up to `count` cached blocks, longest cached first; returns how many."""
-        dropped = self._scheduler.memory.pool.drop_cached(count)
+        dropped = self._context.ledger.pool.drop_cached(count)
         if dropped:
-            self._scheduler.events.note_evictions(self._scheduler.now, dropped)
+            self._context.events.note_evictions(self._context.now, dropped)
         return dropped
 
     def give_back(self) -> None:
@@ -54,12 +50,12 @@ class Elastic:
 
     def finish_plan(self) -> StepPlan | None:
         """The plan that was in the making, or None when there is nothing in it."""
-        diff, pool = self._scheduler.diff, self._scheduler.memory.pool
+        diff, pool = self._context.plan, self._context.ledger.pool
         if diff.chunks:
-            self.worked_at = self._scheduler.now
+            self.worked_at = self._context.now
         if self._gives_back:
             self._gives_back = False
-            diff.give_back(pool.backing.unused_runs(pool))
+            diff.give_back(pool.backing.unused_runs(pool.holders, pool.name_of))
         plan = diff.finish()
         for first, last in plan.discarded if plan is not None else ():
             pool.backing.note_given_back(first, last)
@@ -69,4 +65,4 @@ class Elastic:
         """A new ledger over the same bytes."""
         self.blocks_wanted, self.why_smaller = old.blocks_wanted, old.why_smaller
         self.worked_at = old.worked_at
-        self._scheduler.memory.pool.backing = old._scheduler.memory.pool.backing
+        self._context.ledger.pool.backing = old._context.ledger.pool.backing

@@ -20,14 +20,10 @@ has been looked at again. Two steps of growth, and growth after pressure, are `C
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from octavo.scheduler import resizing
 from octavo.scheduler.events import Event, EventKind
+from octavo.scheduler.resizing import Resizing
 from octavo.units import format_bytes
-
-if TYPE_CHECKING:
-    from octavo.scheduler.scheduler import Scheduler
 
 CALM_S = 30.0
 _GROWTH_PARTS = 16  # a step of growth is at least a sixteenth of the wanted size, or all that is missing
@@ -56,48 +52,48 @@ class Elasticity:
         self._pressed_at: float | None = None  # when less than the reserve was last available
         self._grown_at: float | None = None
 
-    def act(self, scheduler: Scheduler, now: float, available: int | None) -> None:
+    def act(self, resizing: Resizing, now: float, available: int | None, has_work: bool) -> None:
         """Do what is to be done now. `available`: bytes that the system could still give; None: not known.
 
         What goes back is in the next plan. O(1), or O(blocks) when something is to be done.
         """
         self._began_at = now if self._began_at is None else self._began_at
-        if self._is_idle(scheduler, now):
-            self._return_idle(scheduler, now)
+        if not has_work and self._is_idle(resizing, now):
+            self._return_idle(resizing, now)
         if available is None or not self.config.reserve_bytes:
             return
         if available < self.config.reserve_bytes:
-            self._step_back(scheduler, now, available)
-        elif scheduler.memory.pool.num_blocks < scheduler.elastic.blocks_wanted:
-            self._grow(scheduler, now, available)
+            self._step_back(resizing, now, available)
+        elif resizing.context.ledger.pool.num_blocks < resizing.elastic.blocks_wanted:
+            self._grow(resizing, now, available)
 
-    def idle_at(self, scheduler: Scheduler) -> float | None:
+    def idle_at(self, resizing: Resizing) -> float | None:
         """When blocks will have been idle for long enough; None: never, or no unused one has memory."""
-        since = scheduler.elastic.worked_at if scheduler.elastic.worked_at is not None else self._began_at
-        pool = scheduler.memory.pool
-        may_have_unused = pool.backing.count > pool.num_blocks - scheduler.memory.counts().free
+        since = resizing.elastic.worked_at if resizing.elastic.worked_at is not None else self._began_at
+        pool = resizing.context.ledger.pool
+        may_have_unused = pool.backing.count > pool.num_blocks - resizing.context.ledger.counts().free
         if not self.config.idle_return_s or since is None or not may_have_unused:
             return None
         return since + self.config.idle_return_s
 
-    def _is_idle(self, scheduler: Scheduler, now: float) -> bool:
-        at = self.idle_at(scheduler)
-        return at is not None and now >= at and not scheduler.has_work
+    def _is_idle(self, resizing: Resizing, now: float) -> bool:
+        at = self.idle_at(resizing)
+        return at is not None and now >= at
 
-    def _return_idle(self, scheduler: Scheduler, now: float) -> None:
-        unused = scheduler.elastic.count_unused()
+    def _return_idle(self, resizing: Resizing, now: float) -> None:
+        unused = resizing.elastic.count_unused()
         if unused == 0:
             return
-        scheduler.elastic.give_back()
+        resizing.elastic.give_back()
         text = (
             f"{unused:,} unused blocks gave their {self._in_bytes(unused)} back to the system: nothing has "
             f"been computed for {self.config.idle_return_s:,.0f} s"
         )
-        scheduler.events.note(Event(now, EventKind.RETURNED, text, blocks=unused))
+        resizing.context.events.note(Event(now, EventKind.RETURNED, text, blocks=unused))
 
-    def _step_back(self, scheduler: Scheduler, now: float, available: int) -> None:
+    def _step_back(self, resizing: Resizing, now: float, available: int) -> None:
         """Return what is missing of the reserve, as far as the floor allows."""
-        elastic, pool = scheduler.elastic, scheduler.memory.pool
+        elastic, pool = resizing.elastic, resizing.context.ledger.pool
         again = self._pressed_at is not None and now - self._pressed_at < CALM_S
         self._pressed_at = now
         missing = -(-(self.config.reserve_bytes - available) // self.config.bytes_per_block)
@@ -108,18 +104,18 @@ class Elasticity:
         # 3. What is held, and the room to grow into.
         more = max(0, missing - unused - dropped)
         if more or again:
-            target = self._smaller(scheduler, pool.backing.count - unused - dropped, more)
+            target = self._smaller(resizing, pool.backing.count - unused - dropped, more)
             if target < before:
-                resizing.resize(scheduler, target, for_now=True)  # False: again at the next look
+                resizing.resize(target, for_now=True)  # False: again at the next look
         given = elastic.count_unused()
         if given:
             elastic.give_back()
         if given or pool.num_blocks < before:
-            self._tell(scheduler, available, given, before)
+            self._tell(resizing, available, given, before)
 
-    def _tell(self, scheduler: Scheduler, available: int, given: int, before: int) -> None:
+    def _tell(self, resizing: Resizing, available: int, given: int, before: int) -> None:
         """The pool had `before` blocks, and `given` of them lose their memory."""
-        after = scheduler.memory.pool.num_blocks
+        after = resizing.context.ledger.pool.num_blocks
         text = (
             f"{format_bytes(available)} of memory were available, and "
             f"{format_bytes(self.config.reserve_bytes)} are to stay so (setting memory_reserve): {given:,} "
@@ -127,21 +123,21 @@ class Elasticity:
         )
         if after < before:
             text += f", and the pool went from {before:,} to {after:,} blocks"
-            scheduler.elastic.why_smaller = text
-        scheduler.events.note(Event(scheduler.now, EventKind.PRESSED, text, blocks=given))
+            resizing.elastic.why_smaller = text
+        resizing.context.events.note(Event(resizing.context.now, EventKind.PRESSED, text, blocks=given))
 
-    def _smaller(self, scheduler: Scheduler, kept: int, more: int) -> int:
+    def _smaller(self, resizing: Resizing, kept: int, more: int) -> int:
         """The size for a pool that keeps `kept` blocks and shall give up `more` of them."""
-        target = max(kept - more, resizing.floor_of(scheduler))
+        target = max(kept - more, resizing.floor())
         if target >= kept:  # a smaller pool would return no memory, and only keep newcomers out
-            target = max(target, scheduler.elastic.blocks_wanted // _OPEN_PARTS)
+            target = max(target, resizing.elastic.blocks_wanted // _OPEN_PARTS)
         return target
 
-    def _grow(self, scheduler: Scheduler, now: float, available: int) -> None:
+    def _grow(self, resizing: Resizing, now: float, available: int) -> None:
         """A step towards the wanted size, if there has been room for long enough."""
         if any(at is not None and now - at < CALM_S for at in (self._pressed_at, self._grown_at)):
             return
-        elastic, pool = scheduler.elastic, scheduler.memory.pool
+        elastic, pool = resizing.elastic, resizing.context.ledger.pool
         promised = max(0, pool.num_blocks - pool.backing.count) * self.config.bytes_per_block
         spare = available - self.config.reserve_bytes - promised
         before, wanted = pool.num_blocks, elastic.blocks_wanted
@@ -149,14 +145,14 @@ class Elasticity:
         if growth < min(wanted - before, max(1, wanted // _GROWTH_PARTS)):
             return
         why = elastic.why_smaller
-        resizing.resize(scheduler, before + growth, for_now=True)
+        resizing.resize(before + growth, for_now=True)
         self._grown_at = now
         elastic.why_smaller = why if pool.num_blocks < wanted else ""
         text = (
             f"{format_bytes(available)} of memory are available again: the pool grew from {before:,} to "
             f"{pool.num_blocks:,} of {wanted:,} blocks"
         )
-        scheduler.events.note(Event(now, EventKind.RELIEVED, text, blocks=growth))
+        resizing.context.events.note(Event(now, EventKind.RELIEVED, text, blocks=growth))
 
     def _in_bytes(self, blocks: int) -> str:
         return format_bytes(blocks * self.config.bytes_per_block)

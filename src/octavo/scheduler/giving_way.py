@@ -22,48 +22,63 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
-from octavo.memory.pins import Pin
+from octavo.memory.pins import Pin, Pins
+from octavo.scheduler.capacity import Capacity
+from octavo.scheduler.context import Context
 from octavo.scheduler.events import Event, EventKind
+from octavo.scheduler.holding import Holding
 from octavo.scheduler.limits import blocks_needed
-from octavo.scheduler.pinning import session_of
+from octavo.scheduler.live import LiveSequences
+from octavo.scheduler.session_table import SessionTable, session_of
 from octavo.types import Request
-
-if TYPE_CHECKING:
-    from octavo.scheduler.scheduler import Scheduler
 
 
 class GivingWay:
-    """Acts on the holds of the scheduler's sessions; called on its thread, through it."""
+    """Acts on the holds of idle sessions."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(
+        self,
+        context: Context,
+        pins: Pins,
+        sessions: SessionTable,
+        live: LiveSequences,
+        capacity: Capacity,
+        holding: Holding,
+    ) -> None:
+        self._context = context
+        self._pins = pins
+        self._sessions = sessions
+        self._live = live
+        self._capacity = capacity
+        self._holding = holding
 
     def is_crowded(self, request: Request) -> bool:
         """True when holds of idle sessions keep out a request that was taken. O(1) where there are none, or
         where there is plenty of room."""
-        scheduler = self._scheduler
-        pins, quotas = scheduler.pins, scheduler.memory.quotas
+        pins, quotas = self._pins, self._context.ledger.quotas
         if not pins.num_yielding:
             return False
-        needed = blocks_needed(request, scheduler.memory.block_size)
+        needed = blocks_needed(request, self._context.ledger.block_size)
         maximum = quotas.policy(request.tenant).maximum
-        plenty = scheduler.memory.pool.num_blocks - pins.num_blocks - quotas.num_guaranteed
+        plenty = self._context.ledger.pool.num_blocks - pins.num_blocks - quotas.num_guaranteed
         if needed <= plenty and (maximum is None or needed <= maximum - pins.blocks_of(request.tenant)):
             return False
-        return needed > scheduler.tenancy.room_with_own_pin(request)
+        return needed > self._capacity.room_with_own_pin(request)
 
     def chosen_for(self, request: Request) -> list[Pin]:
         """The holds that must go before a request that was taken may run, no more than must. O(holds)."""
         if not self.is_crowded(request):
             return []
-        scheduler, tenant = self._scheduler, request.tenant
-        tenancy, pins, quotas = scheduler.tenancy, scheduler.pins, scheduler.memory.quotas
-        needed, own = blocks_needed(request, scheduler.memory.block_size), scheduler.own_blocks(request)
-        yielding = own - scheduler.own_blocks(request, firm=True)  # its own, of its session's hold
-        short_of_own = needed - tenancy.room_of_its_own(tenant, own=own)
-        short_of_pool = needed - tenancy.room_in_pool(tenant, own=own)
+        tenant = request.tenant
+        capacity, pins, quotas = self._capacity, self._pins, self._context.ledger.quotas
+        needed, own = (
+            blocks_needed(request, self._context.ledger.block_size),
+            self._capacity.own_blocks(request),
+        )
+        yielding = own - self._capacity.own_blocks(request, firm=True)  # its own, of its session's hold
+        short_of_own = needed - capacity.room_of_its_own(tenant, own=own)
+        short_of_pool = needed - capacity.room_in_pool(tenant, own=own)
         chosen: dict[Pin, None] = {}
         pinned = Counter[str]()  # by tenant: what was chosen of its
         candidates = self._candidates(tenant, request.session)
@@ -98,37 +113,36 @@ class GivingWay:
 
     def make_way_for_pin(self, pin: Pin) -> None:
         """The request that fills this pin was taken: the same for the pin, which counts already."""
-        pinning, tenant = self._scheduler.pinning, pin.tenant
-        if not self._scheduler.pins.num_yielding or pinning.missing(tenant).most <= 0:
+        capacity, tenant = self._capacity, pin.tenant
+        if not self._pins.num_yielding or capacity.missing(tenant).most <= 0:
             return
         candidates = self._candidates(tenant, session_of(pin.name))
         own = (hold for hold in candidates if hold.tenant == tenant)
-        self._give_while(lambda: pinning.missing(tenant).own, own)
+        self._give_while(lambda: capacity.missing(tenant).own, own)
         there = [hold for hold in candidates if hold.table is not None]
-        self._give_while(lambda: pinning.missing(tenant).pool, (h for h in there if self._helps(h, tenant)))
+        self._give_while(lambda: capacity.missing(tenant).pool, (h for h in there if self._helps(h, tenant)))
         there = [hold for hold in candidates if hold.table is not None]
-        self._give_while(lambda: pinning.missing(tenant).budget, there)
-        assert pinning.missing(tenant).most <= 0, "a pin was taken that does not fit beside firm ones"
+        self._give_while(lambda: capacity.missing(tenant).budget, there)
+        assert capacity.missing(tenant).most <= 0, "a pin was taken that does not fit beside firm ones"
 
     def keep_to_bounds(self) -> None:
         """Tenants have other bounds now: holds beyond a maximum or a guarantee go, and those in the way of
         who runs."""
-        scheduler = self._scheduler
-        quotas, pins = scheduler.memory.quotas, scheduler.pins
+        quotas, pins = self._context.ledger.quotas, self._pins
         by_tenant: dict[str, list[Pin]] = {}
         for hold in self._candidates("", ""):
             by_tenant.setdefault(hold.tenant, []).append(hold)
         for tenant, holds in by_tenant.items():
             policy = quotas.policy(tenant)
-            limit = scheduler.config.pin_blocks if policy.maximum is None else policy.maximum
+            limit = self._context.config.pin_blocks if policy.maximum is None else policy.maximum
             limit = min(limit, policy.guaranteed) if quotas.has_guarantees else limit
             self._give_while(lambda t=tenant, n=limit: pins.blocks_of(t) - n, holds)  # type: ignore[misc]
-        for request in scheduler.running_requests():
+        for request in self._live.running_requests():
             self.make_way(request)
 
     def give_for(self, tenant: str) -> bool:
         """The tenant holds more than it may: so many of its holds less. False when there is none."""
-        quotas = self._scheduler.memory.quotas
+        quotas = self._context.ledger.quotas
         maximum = quotas.policy(tenant).maximum
         holds = [hold for hold in self._candidates(tenant, "") if hold.tenant == tenant]
         if maximum is not None:
@@ -139,9 +153,9 @@ class GivingWay:
         """All holds, in the order in which they can be spared for something of `tenant`, which may be that
         session's. O(holds)."""
         found: list[tuple[tuple[bool, bool, bool, bool, float], Pin]] = []
-        pins = self._scheduler.pins
+        pins = self._pins
         for hold in pins.all() if pins.num_yielding else ():
-            session = self._scheduler.sessions.get(session_of(hold.name)) if hold.gives_way else None
+            session = self._sessions.get(session_of(hold.name)) if hold.gives_way else None
             if session is None or not hold.num_held:
                 continue
             is_own, is_promised = session.session_id == session_id, session.is_suspended
@@ -151,8 +165,8 @@ class GivingWay:
 
     def _helps(self, hold: Pin, tenant: str) -> bool:
         """Whether the pool has more room for that tenant without it."""
-        beyond = self._scheduler.pins.blocks_of(hold.tenant)
-        return hold.tenant == tenant or beyond > self._scheduler.memory.quotas.policy(hold.tenant).guaranteed
+        beyond = self._pins.blocks_of(hold.tenant)
+        return hold.tenant == tenant or beyond > self._context.ledger.quotas.policy(hold.tenant).guaranteed
 
     def _give_while(self, missing: Callable[[], int], holds: Iterable[Pin]) -> None:
         """Let these go, in order, while blocks are missing. None makes up for more than it holds: so it is
@@ -167,10 +181,10 @@ class GivingWay:
                 self._give(hold)
 
     def _give(self, hold: Pin) -> None:
-        scheduler, num_blocks = self._scheduler, hold.num_held
-        session = scheduler.sessions.get(session_of(hold.name))
+        num_blocks = hold.num_held
+        session = self._sessions.get(session_of(hold.name))
         assert session is not None, "a session's hold without a session"
-        scheduler.pinning.remove(hold)
+        self._holding.remove(hold)
         session.is_suspended = False  # one on its way down is not there
         session.note = "its blocks were needed for what could not run beside them"
         text = (
@@ -178,4 +192,6 @@ class GivingWay:
             "computes what is not cached any more"
         )
         kind = EventKind.SESSION_GAVE_WAY
-        scheduler.events.note(Event(scheduler.now, kind, text, session.turn, session.tenant, num_blocks))
+        self._context.events.note(
+            Event(self._context.now, kind, text, session.turn, session.tenant, num_blocks)
+        )

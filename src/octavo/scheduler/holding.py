@@ -16,21 +16,23 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from octavo.memory.pins import Pin, Strength
+from octavo.memory.pins import Pin, Pins, Strength
 from octavo.memory.quota import SHARED
+from octavo.memory.tiers import LowerTier
+from octavo.scheduler.context import Context
 from octavo.scheduler.events import Event, EventKind
-
-if TYPE_CHECKING:
-    from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.session_table import SessionState, SessionTable, session_of
 
 
 class Holding:
-    """Acts on the scheduler's pins and on the tier below; called on its thread, through it."""
+    """Acts on pins and on the tier below."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, context: Context, pins: Pins, sessions: SessionTable, tier: LowerTier | None) -> None:
+        self._context = context
+        self._pins = pins
+        self._sessions = sessions
+        self._tier = tier
         self._waiting: dict[bytes, list[Pin]] = {}  # names that are to be stored, and for whom
         self._wished: deque[bytes] = deque()  # of those, the ones whose store has not begun
         self._failed: dict[bytes, None] = {}  # of those, the ones whose store failed, in that order
@@ -43,7 +45,7 @@ class Holding:
 
     def begin(self, pin: Pin) -> None:
         """A pin was filled: a warm one moves down, if there is where to."""
-        tier = self._scheduler.transfers.tier
+        tier = self._tier
         if pin.strength is not Strength.WARM or tier is None:
             return
         why_not = (self.keep if pin.gives_way else self.keep_asked)(pin.tenant, pin.names)
@@ -51,15 +53,15 @@ class Holding:
             self.send_down(pin)
             return
         text = f"pin {pin.name} stays hot: {why_not}, and it has {pin.num_blocks:,}"
-        self._scheduler.events.note(
-            Event(self._scheduler.now, EventKind.REFUSED, text, None, pin.tenant, pin.num_blocks)
+        self._context.events.note(
+            Event(self._context.now, EventKind.REFUSED, text, None, pin.tenant, pin.num_blocks)
         )
 
     def keep(self, tenant: str, names: list[bytes]) -> str:
         """Let the tier keep these names, or say why it does not, and change nothing. O(names)."""
         tier, limit = (
-            self._scheduler.transfers.tier,
-            self._scheduler.tenancy.quotas.policy(tenant).disk_maximum,
+            self._tier,
+            self._context.ledger.quotas.policy(tenant).disk_maximum,
         )
         assert tier is not None
         if tenant == SHARED:
@@ -77,32 +79,32 @@ class Holding:
     def keep_asked(self, tenant: str, names: list[bytes], session_id: str = "") -> str:
         """The same for what somebody asked for, perhaps of that session: if that is enough, what is kept of
         other sessions that nobody suspended gives way. O(sessions + names kept) where it comes to that."""
-        sessions, why_not = self._scheduler.sessions, self.keep(tenant, names)
-        spare = sessions.kept_unasked(tenant, session_id) if why_not and tenant != SHARED else []
+        why_not = self.keep(tenant, names)
+        spare = self._kept_unasked(tenant, session_id) if why_not and tenant != SHARED else []
         if not self._fits_without(spare, tenant, names):
             return why_not
         for hold in spare:
-            sessions.keep_no_more(hold)
+            self._keep_no_more(hold)
             if not self.keep(tenant, names):
                 return ""
         raise AssertionError("names that fit were not kept")
 
     def _fits_without(self, spare: list[Pin], tenant: str, names: list[bytes]) -> bool:
         """Whether the tier would keep the names if it kept nothing for these pins."""
-        tier = self._scheduler.transfers.tier
+        tier = self._tier
         assert tier is not None
         kept, own = tier.keepers(), Counter(self.kept_of(tenant))
         for pin in spare:
             kept.subtract(pin.names)
             if pin.tenant == tenant:
                 own.subtract(pin.names)
-        limit = self._scheduler.tenancy.quotas.policy(tenant).disk_maximum
+        limit = self._context.ledger.quotas.policy(tenant).disk_maximum
         num_own, num_kept = len({*names, *+own}), len({*names, *+kept})
         return bool(spare) and num_kept <= tier.kept_max and (limit is None or num_own <= limit)
 
     def send_down(self, pin: Pin) -> None:
         """The tier keeps the pin's names; store what is not there yet, then let the blocks go."""
-        tier = self._scheduler.transfers.tier
+        tier = self._tier
         assert tier is not None
         pin.is_kept = True
         self._kept.setdefault(pin.tenant, Counter()).update(pin.names)
@@ -116,7 +118,7 @@ class Holding:
         """The pin is about to go: nobody keeps its names for it any more."""
         if not pin.is_kept:
             return
-        tier = self._scheduler.transfers.tier
+        tier = self._tier
         assert tier is not None
         for name in pin.missing:
             self._waiting[name].remove(pin)
@@ -127,6 +129,19 @@ class Holding:
         self._uncount(pin.tenant, pin.names)
         pin.is_kept = False
         pin.missing.clear()
+
+    def remove(self, pin: Pin) -> None:
+        """Hold and keep nothing for it any more."""
+        self.end(pin)
+        self._pins.remove(pin)
+
+    def is_whole(self, pin: Pin) -> bool:
+        """False when names that it holds or keeps have been taken away."""
+        pool, tier = self._context.ledger.pool, self._tier
+        assert pin.table is not None
+        if any(pool.name_of[block] is None for block in pin.table.blocks):
+            return False
+        return not pin.is_kept or tier is None or all(n in tier for n in pin.names if n not in pin.missing)
 
     def next_wish(self) -> bytes | None:
         """The next name whose store is wanted; None when there is none."""
@@ -164,13 +179,13 @@ class Holding:
 
     def lost(self, name: bytes) -> None:
         """The bytes of a kept name were found damaged below. O(blocks of all pins), which is rare."""
-        tier = self._scheduler.transfers.tier
-        for pin in self._scheduler.pins.all():
+        tier = self._tier
+        for pin in self._pins.all():
             if not pin.is_kept or name in pin.missing or name not in pin.names:
                 continue
             assert tier is not None
             assert pin.table is not None
-            block = self._scheduler.memory.pool.find(name)
+            block = self._context.ledger.pool.find(name)
             if block is not None and block in pin.table.blocks:
                 pin.missing.add(name)
                 self._wish(name, pin)
@@ -179,8 +194,8 @@ class Holding:
             tier.unkeep([name])
             self._uncount(pin.tenant, [name])
             text = f"a block of pin {pin.name} was damaged below; it will be recomputed when it is needed"
-            self._scheduler.events.note(
-                Event(self._scheduler.now, EventKind.TRANSFER_FAILED, text, None, pin.tenant, 1)
+            self._context.events.note(
+                Event(self._context.now, EventKind.TRANSFER_FAILED, text, None, pin.tenant, 1)
             )
 
     def waiting(self) -> dict[bytes, list[Pin]]:
@@ -190,6 +205,29 @@ class Holding:
     def kept_of(self, tenant: str) -> Counter[bytes]:
         """Names that the tier keeps for the tenant's pins, and for how many of them. O(1)."""
         return self._kept.get(tenant, Counter())
+
+    def _kept_unasked(self, tenant: str, session_id: str) -> list[Pin]:
+        """The holds that the tier keeps of sessions that nobody suspended, but for that one's: who can best
+        be spared for something of `tenant` in front, the longest idle first. O(sessions)."""
+        found: list[tuple[tuple[bool, bool, float], int, Pin]] = []
+        for session in self._sessions:
+            hold = self._sessions.pins_of(session)[1]
+            if hold is None or not hold.is_kept or session.is_promised or session.session_id == session_id:
+                continue
+            is_busy = self._sessions.state_of(session) in (SessionState.ACTIVE, SessionState.RESUMING)
+            key = (session.tenant != tenant, is_busy, session.expires - session.ttl_s)
+            found.append((key, len(found), hold))
+        return [hold for _, _, hold in sorted(found)]
+
+    def _keep_no_more(self, hold: Pin) -> None:
+        """A session's place below goes to what somebody asked for; its blocks stay there as any others do."""
+        session = self._sessions.find(hold.tenant, session_of(hold.name))
+        self.remove(hold)
+        session.is_suspended = False
+        session.note = "its place below was needed for what somebody asked to keep there"
+        text = f"session {session.session_id}: {hold.num_blocks:,} blocks may be dropped: {session.note}"
+        kind = EventKind.SESSION_GAVE_WAY
+        self._context.events.note(Event(self._context.now, kind, text, session.turn, session.tenant))
 
     def _uncount(self, tenant: str, names: Iterable[bytes]) -> None:
         own = self.kept_of(tenant)  # none, where all that its pins kept was lost
@@ -208,4 +246,4 @@ class Holding:
 
     def _settle(self, pin: Pin) -> None:
         if not pin.missing and pin.table is not None:
-            self._scheduler.pins.let_go(pin)
+            self._pins.let_go(pin)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from octavo.errors import InvalidRequest, RequestTooLarge, shown
+from octavo.scheduler.config import SchedulerConfig
 from octavo.types import Request, SamplingParams
 from octavo.units import blocks_for
-
-if TYPE_CHECKING:
-    from octavo.scheduler.scheduler import SchedulerConfig
 
 
 def blocks_needed(request: Request, block_size: int) -> int:

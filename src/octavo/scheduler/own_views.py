@@ -42,16 +42,16 @@ class OwnKvView:
 def view_own_kv(scheduler: Scheduler, tenant: str, now: float) -> OwnKvView:
     """What the tenant holds, and what happened to it lately. O(live sequences + pins + events)."""
     pins = [pin for pin in scheduler.pins.all() if pin.tenant == tenant]
-    running = [s for s in scheduler.running if s.request.tenant == tenant]
+    running = [s for s in scheduler.live.running if s.request.tenant == tenant]
     events = [event for event in scheduler.events.recent(EVENTS_MAX) if event.tenant == tenant]
     return OwnKvView(
         tenant,
         scheduler.config.bytes_per_block,
-        scheduler.memory.block_size,
+        scheduler.ledger.block_size,
         sum(len(s.table) for s in running if s.table is not None),
         sum(len(pin.table) for pin in pins if pin.table is not None),
         tuple(view_pin(pin, now) for pin in pins if not pin.is_of_session),
-        sum(s.request.tenant == tenant for s in scheduler.waiting),
+        sum(s.request.tenant == tenant for s in scheduler.live.waiting),
         len(running),
         tuple(_own_event(event) for event in events[:EVENTS_TOLD]),
         now,
@@ -60,9 +60,9 @@ def view_own_kv(scheduler: Scheduler, tenant: str, now: float) -> OwnKvView:
 
 def view_own_map(scheduler: Scheduler, tenant: str, now: float) -> MapView:
     """Every block of the pool; those that neither its sequences nor its pins hold are ".". O(blocks)."""
-    pool = scheduler.memory.pool
+    pool = scheduler.ledger.pool
     states, owner, owners = ["."] * pool.num_blocks, [-1] * pool.num_blocks, []
-    for sequence in scheduler.running:
+    for sequence in scheduler.live.running:
         if sequence.request.tenant == tenant:
             owners.append(f"request {sequence.request.request_id}, choice {sequence.choice}")
             for block in sequence.table.blocks if sequence.table is not None else ():
@@ -78,13 +78,13 @@ def view_own_map(scheduler: Scheduler, tenant: str, now: float) -> MapView:
 
 def view_own_requests(scheduler: Scheduler, tenant: str, now: float) -> list[RequestView]:
     """Its requests that have not ended, in order of arrival."""
-    views = (view_own_request(scheduler, tenant, i, now) for i in scheduler.live_requests())
+    views = (view_own_request(scheduler, tenant, i, now) for i in scheduler.live.live_requests())
     return [view for view in views if view is not None]
 
 
 def view_own_request(scheduler: Scheduler, tenant: str, request_id: int, now: float) -> RequestView | None:
     """One of them. None when it is another's, as when there is none; its place in the queue is not told."""
-    sequences = scheduler.sequences_of(request_id)
+    sequences = scheduler.live.sequences_of(request_id)
     if not sequences or sequences[0].request.tenant != tenant:
         return None
     view = view_request(scheduler, request_id, now)
@@ -98,7 +98,7 @@ def view_own_request(scheduler: Scheduler, tenant: str, request_id: int, now: fl
 
 
 def _own_words(scheduler: Scheduler, sequence: Sequence, why: str) -> str:
-    return scheduler.why_waiting(sequence).in_words_of(sequence.request.tenant) if why else ""
+    return scheduler.live.why_waiting(sequence).in_words_of(sequence.request.tenant) if why else ""
 
 
 def _own_event(event: Event) -> Event:

@@ -17,16 +17,17 @@ from __future__ import annotations
 import re
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from octavo.errors import InvalidRequest, PinRefused, UnknownPin, require_range
-from octavo.memory.pins import Pin, Strength
+from octavo.memory.pins import Pin, Pins, Strength
+from octavo.scheduler.capacity import Capacity
+from octavo.scheduler.context import Context
 from octavo.scheduler.events import Event, EventKind
-from octavo.scheduler.limits import blocks_needed
+from octavo.scheduler.giving_way import GivingWay
+from octavo.scheduler.holding import Holding
+from octavo.scheduler.naming import Naming
+from octavo.scheduler.session_table import SessionTable, resumed_name, session_of
 from octavo.types import Request
-
-if TYPE_CHECKING:
-    from octavo.scheduler.scheduler import Scheduler
 
 PINS_MAX = 1024
 BEYOND_MAXIMUM = "its tenant holds as many blocks as it may; try again when some of its requests have ended"
@@ -66,35 +67,26 @@ class PinOrder:
         return resumed_name(self.name) if self.is_resumed_session else self.name
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """Blocks by which pins would exceed each of their bounds; 0 or less: they do not."""
-
-    own: int  # of their tenant: its maximum, its guarantee
-    pool: int
-    budget: int
-
-    @property
-    def most(self) -> int:
-        return max(self.own, self.pool, self.budget)
-
-
-def resumed_name(session_id: str) -> str:
-    """The hot pin that a resumed session holds its blocks with."""
-    return f"resumed:{session_id}"
-
-
-def session_of(pin_name: str) -> str:
-    """Whose blocks a resumed session's pin holds; "" for one that clients have named."""
-    return pin_name.partition(":")[2]
-
-
 class Pinning:
-    """Acts on the scheduler's pins; called on its thread, through it."""
+    """Acts on pins."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._pins = scheduler.pins
+    def __init__(
+        self,
+        context: Context,
+        pins: Pins,
+        sessions: SessionTable,
+        naming: Naming,
+        capacity: Capacity,
+        holding: Holding,
+        giving_way: GivingWay,
+    ) -> None:
+        self._context = context
+        self._pins = pins
+        self._sessions = sessions
+        self._naming = naming
+        self._capacity = capacity
+        self._holding = holding
+        self._giving_way = giving_way
 
     def open(self, order: PinOrder, filler: int, now: float) -> Pin:
         """Keep the budget of a new pin, which the request of id `filler` must then fill. What is kept of idle
@@ -102,16 +94,15 @@ class Pinning:
 
         Raises InvalidRequest, or PinRefused, which says how many blocks are missing and who holds them.
         """
-        scheduler = self._scheduler
-        size = scheduler.memory.block_size
-        if not scheduler.config.prefix_caching:
+        size = self._context.ledger.block_size
+        if not self._context.config.prefix_caching:
             raise PinRefused("pins need prefix caching, which is off (setting prefix_caching)")
         if self._pins.find(order.tenant, order.pin_name) is not None:
             raise InvalidRequest(
                 f"there is a pin named {order.name!r} already; renew it, or delete it first", param="name"
             )
         session_id = order.name if order.is_resumed_session else ""
-        chain = scheduler.sessions.chain_of(order.tenant, session_id, array("I", order.tokens))
+        chain = self._naming.of_session(order.tenant, session_id, array("I", order.tokens))
         if not chain.names:
             raise InvalidRequest(
                 f"the prompt has {len(order.tokens)} tokens; allowed: at least {size}, because only full "
@@ -119,7 +110,7 @@ class Pinning:
                 param="prompt",
             )
         if order.is_resumed_session:
-            scheduler.sessions.check_resume(scheduler.sessions.find(order.tenant, order.name))
+            self._sessions.check_still(self._sessions.find(order.tenant, order.name))
         self._check_budget(len(chain.names), order)
         expires = now + order.ttl_s
         pin = Pin(
@@ -132,7 +123,7 @@ class Pinning:
         """The request that fills a pin is in the queue: idle sessions give way to the pin."""
         pin = self._pins.filled_by(request)
         if pin is not None:
-            self._scheduler.giving_way.make_way_for_pin(pin)
+            self._giving_way.make_way_for_pin(pin)
 
     def fill(self, request: Request) -> str:
         """The request that computes the pin's prompt has just ended well. Returns why the pin could not be
@@ -140,17 +131,17 @@ class Pinning:
         pin = self._pins.filled_by(request)
         if pin is None:
             return DELETED
-        if self._scheduler.memory.find_prefix(pin.names) < pin.num_blocks:
+        if self._context.ledger.find_prefix(pin.names) < pin.num_blocks:
             self._pins.remove(pin)
             return PREEMPTED_LATE
-        if not self._scheduler.tenancy.may_hold(pin.tenant, pin.names):  # preempted late, and others took it
+        if not self._capacity.may_hold(pin.tenant, pin.names):  # preempted late, and others took it
             self._pins.remove(pin)
             return BEYOND_MAXIMUM
         self._pins.fill(pin)
         self._note(EventKind.PINNED, pin, f"pin {pin.name} holds {pin.num_blocks:,} blocks")
-        self._scheduler.holding.begin(pin)
+        self._holding.begin(pin)
         if pin.is_of_session:
-            self._scheduler.sessions.note_resumed(pin)
+            self._note_resumed(pin)
         return ""
 
     def give_up(self, request: Request) -> None:
@@ -169,7 +160,7 @@ class Pinning:
     def release(self, tenant: str, name: str) -> Pin:
         """Hold nothing any more; the blocks stay findable until they are taken. Raises UnknownPin."""
         pin = self.find(tenant, name)
-        self.remove(pin)
+        self._holding.remove(pin)
         self._note(EventKind.UNPINNED, pin, f"pin {pin.name} was deleted")
         return pin
 
@@ -177,91 +168,40 @@ class Pinning:
         """Whoever asked for this pin wants it no more; there may be none, or another's."""
         pin = self._pins.find(order.tenant, order.pin_name)
         if pin is not None and pin.filler == filler:
-            self.remove(pin)
+            self._holding.remove(pin)
             self._note(EventKind.UNPINNED, pin, f"pin {pin.name} was deleted")
 
     def expire(self, now: float) -> None:
         """Let go of pins whose time has passed. One that is being filled goes with its request."""
         for pin in self._pins.expired(now):
             if pin.table is not None:
-                self.remove(pin)
+                self._holding.remove(pin)
                 self._note(EventKind.PIN_EXPIRED, pin, f"pin {pin.name} expired")
 
     def drop_nameless(self) -> None:
         """Names were taken away because what they stood for was poisoned: pins on them keep nothing."""
         for pin in self._pins.all():
-            if pin.table is not None and not self._is_whole(pin):
-                self.remove(pin)
+            if pin.table is not None and not self._holding.is_whole(pin):
+                self._holding.remove(pin)
                 self._note(EventKind.UNPINNED, pin, f"pin {pin.name} held blocks that were found poisoned")
 
-    def remove(self, pin: Pin) -> None:
-        """Hold and keep nothing any more."""
-        self._scheduler.holding.end(pin)
-        self._pins.remove(pin)
-
-    def _is_whole(self, pin: Pin) -> bool:
-        """False when names that it holds or keeps have been taken away."""
-        pool, tier = self._scheduler.memory.pool, self._scheduler.transfers.tier
-        assert pin.table is not None
-        if any(pool.name_of[block] is None for block in pin.table.blocks):
-            return False
-        return not pin.is_kept or tier is None or all(n in tier for n in pin.names if n not in pin.missing)
+    def _note_resumed(self, pin: Pin) -> None:
+        """A session's blocks are in the pool, by a hot pin, until its next turn ends."""
+        session = self._sessions.find(pin.tenant, session_of(pin.name))
+        session.is_suspended = False
+        text = f"session {session.session_id} was resumed"
+        kind = EventKind.SESSION_RESUMED
+        self._context.events.note(Event(self._context.now, kind, text, session.turn, session.tenant))
 
     def _check_budget(self, num_blocks: int, order: PinOrder) -> None:
-        scheduler = self._scheduler
         num_pins = sum(not pin.is_of_session for pin in self._pins.all())
         if num_pins >= PINS_MAX and not order.is_resumed_session:
             raise PinRefused(f"there are {num_pins:,} pins; allowed: {PINS_MAX:,}")
-        reason = self.shortage(num_blocks, order.tenant, f"pin {order.name}", firm=True)
+        reason = self._capacity.shortage(num_blocks, order.tenant, f"pin {order.name}", firm=True)
         if reason:
-            event = Event(scheduler.now, EventKind.REFUSED, reason, None, order.tenant, num_blocks)
-            scheduler.events.note(event)
+            event = Event(self._context.now, EventKind.REFUSED, reason, None, order.tenant, num_blocks)
+            self._context.events.note(event)
             raise PinRefused(reason)
-
-    def shortage(
-        self, num_blocks: int, tenant: str, what: str, given_up: int = 0, *, firm: bool = False
-    ) -> str:
-        """Why `what` may not hold `num_blocks` in place of `given_up` ones, or "". `firm`: once all pins that
-        give way have done so."""
-        scheduler, pins = self._scheduler, self._pins
-        missing = self.missing(tenant, num_blocks - given_up, firm=firm).most
-        if missing <= 0:
-            return ""
-        budget, kept = scheduler.config.pin_blocks, pins.num_blocks - given_up
-        kept -= pins.num_yielding if firm else 0
-        largest = max(
-            (blocks_needed(r, scheduler.memory.block_size) for r in scheduler.requests()), default=1
-        )
-        pool, tenancy = scheduler.memory.pool.num_blocks, scheduler.tenancy
-        holders = [p for p in pins.all() if p.tenant == tenant and not (firm and p.gives_way)]
-        holders.sort(key=lambda pin: -pin.num_held)
-        who = ", ".join(f"{pin.name} {pin.num_held:,}" for pin in holders[:5])
-        if tenant:  # no number that others move
-            return (
-                f"{what} needs {num_blocks:,} blocks, more than are left to pins now; those of tenant "
-                f"{tenant} keep {pins.blocks_of(tenant, firm=firm) - given_up:,}, and it is guaranteed "
-                f"{tenancy.quotas.policy(tenant).guaranteed:,}" + (f"; held by pins {who}" if who else "")
-            )
-        return (
-            f"{what} needs {num_blocks:,} blocks and {missing:,} are missing: pins keep {kept:,} "
-            f"of {budget:,} that they may (setting pin_memory), and the largest request needs {largest:,} of "
-            f"the pool's {pool:,}" + (f"; held by pins {who}" if who else "")
-        )
-
-    def missing(self, tenant: str, more: int = 0, *, firm: bool = False) -> Missing:
-        """What as many `more` blocks pinned for that tenant would lack. O(tenants and requests)."""
-        scheduler, pins = self._scheduler, self._pins
-        tenancy = scheduler.tenancy
-        own = tenancy.over_maximum(tenant, more, firm=firm)
-        if tenancy.quotas.has_guarantees:  # pins use only what is their tenant's own
-            guaranteed = tenancy.quotas.policy(tenant).guaranteed
-            own = max(own, pins.blocks_of(tenant, firm=firm) + more - guaranteed)
-        kept = pins.num_blocks - (pins.num_yielding if firm else 0)
-        return Missing(
-            own,
-            tenancy.floor(tenant, more, firm=firm) - scheduler.memory.pool.num_blocks,
-            kept + more - scheduler.config.pin_blocks,
-        )
 
     def find(self, tenant: str, name: str) -> Pin:
         """The tenant's pin. Raises UnknownPin, also for a session's: clients do not name those."""
@@ -271,4 +211,4 @@ class Pinning:
         return pin
 
     def _note(self, kind: EventKind, pin: Pin, text: str) -> None:
-        self._scheduler.events.note(Event(self._scheduler.now, kind, text, None, pin.tenant, pin.num_blocks))
+        self._context.events.note(Event(self._context.now, kind, text, None, pin.tenant, pin.num_blocks))

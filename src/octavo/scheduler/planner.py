@@ -7,39 +7,45 @@ the scheduler's sequences and on the plan in the making.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from octavo.scheduler.budget import share_in_turn
+from octavo.scheduler.budget import Pace, share_in_turn
+from octavo.scheduler.context import Context
+from octavo.scheduler.flight import Flight
+from octavo.scheduler.live import LiveSequences
+from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.shares import TenantShares
+from octavo.scheduler.transfers import Transfers
+from octavo.scheduler.victims import Victims
 from octavo.types import Chunk
 from octavo.units import blocks_for
-
-if TYPE_CHECKING:
-    from octavo.scheduler.scheduler import Scheduler
-
-
-@dataclass(slots=True)  # freezing would double its cost
-class Flight:
-    """One sequence's stake in a plan that is not committed yet."""
-
-    sequence: Sequence
-    epoch: int
-    stop: int  # what num_computed becomes
-    num_samples: int
 
 
 class Planner:
     """Steps 3 to 5 of `Scheduler.schedule`."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(
+        self,
+        context: Context,
+        live: LiveSequences,
+        pace: Pace,
+        shares: TenantShares,
+        transfers: Transfers,
+        victims: Victims,
+        preemption: Preemption,
+    ) -> None:
+        self._context = context
+        self._live = live
+        self._pace = pace
+        self._shares = shares
+        self._transfers = transfers
+        self._victims = victims
+        self._preemption = preemption
 
     def ready(self) -> tuple[list[Sequence], list[Sequence]]:
         """The running sequences with something to compute: those that continue by one position, and
         prompts. A beam's next token is not its own sample, so nothing follows one that is in flight."""
         continuing, prompts = [], []
-        for s in self._scheduler.running:
+        for s in self._live.running:
             if s.pending and s.group is not None:
                 continue
             known = len(s.tokens) + s.pending
@@ -57,11 +63,9 @@ class Planner:
         Sequences that continue come before prompts. Where they alone fill the step, the last in rank pause,
         and one of them leaves its position to a prompt that ranks before it.
         """
-        limit = self._scheduler.config.step_tokens
-        budget = self._scheduler.pace.prompt_budget(
-            len(continuing), len(prompts) + len(self._scheduler.waiting)
-        )
-        place = self._scheduler.place
+        limit = self._context.config.step_tokens
+        budget = self._pace.prompt_budget(len(continuing), len(prompts) + len(self._live.waiting))
+        place = self._live.place
         prompts.sort(key=place)
         if len(continuing) >= limit:
             continuing.sort(key=lambda s: s.rank)
@@ -73,9 +77,11 @@ class Planner:
             if len(prompts) > 1:
                 self._leave_one_to_the_first(prompts, grants)
             share += [(s, grant) for s, grant in zip(prompts, grants, strict=True) if grant]
-        tenancy = self._scheduler.tenancy
-        if tenancy.quotas.has_guarantees:  # who is within a guarantee before borrowers, who may give way
-            share.sort(key=lambda item: (tenancy.is_borrower(item[0].request.tenant), item[0].rank))
+        shares = self._shares
+        if (
+            self._context.ledger.quotas.has_guarantees
+        ):  # who is within a guarantee before borrowers, who may give way
+            share.sort(key=lambda item: (shares.is_borrower(item[0].request.tenant), item[0].rank))
         else:
             share.sort(key=lambda item: item[0].rank)
         return share
@@ -103,54 +109,54 @@ class Planner:
             sequence.prompt_logprobs_done = max(
                 sequence.prompt_logprobs_done, min(stop, sequence.num_prompt - 1)
             )
-        self._scheduler.diff.chunks.append(
+        self._context.plan.chunks.append(
             Chunk(sequence.seq_id, sequence.row, start, grant, num_samples, logits_from)
         )
         sequence.num_planned = stop
         sequence.pending += num_samples
-        self._scheduler.tenancy.service.count(sequence, stop)
+        self._live.service.count(sequence, stop)
         flights.append(Flight(sequence, sequence.epoch, stop, num_samples))
         if num_samples and sequence.forks_left and sequence.group is None:
-            self._scheduler.fork(sequence, flights)
+            self._live.fork(sequence, flights)
 
     def _reserve(self, sequence: Sequence, grant: int) -> int:
         """Positions made writable: `grant`, or what the unheld blocks allow once no victim is left."""
         assert sequence.table is not None
         start = sequence.num_planned
         while True:
-            reservation = self._scheduler.memory.reserve(sequence.table, start, start + grant)
+            reservation = self._context.ledger.reserve(sequence.table, start, start + grant)
             if reservation is not None:
                 if reservation.blocks:
-                    self._scheduler.diff.reserve(sequence.row, reservation)
-                    sequence.count_blocks(self._scheduler.now)
+                    self._context.plan.reserve(sequence.row, reservation)
+                    sequence.count_blocks(self._context.now)
                 return grant
             # Short of the pool, or of what its tenant may hold: then only the tenant's own can help.
-            room = self._scheduler.memory.quotas.room(sequence.table.owner)
-            unheld = min(self._scheduler.memory.num_unheld, room)
-            tenant = sequence.request.tenant if room <= self._scheduler.memory.num_unheld else None
-            if self._scheduler.transfers.give_back(sequence, others_too=False, tenant=tenant):
+            room = self._context.ledger.quotas.room(sequence.table.owner)
+            unheld = min(self._context.ledger.num_unheld, room)
+            tenant = sequence.request.tenant if room <= self._context.ledger.num_unheld else None
+            if self._transfers.give_back(sequence, others_too=False, tenant=tenant):
                 continue
-            victims = self._victims(sequence, start + grant, tenant)
+            victims = self._victims_of(sequence, start + grant, tenant)
             if victims:
-                self._scheduler.victims.preempt(victims, sequence)
+                self._preemption.preempt_all(victims, sequence)
                 continue
-            if self._scheduler.transfers.give_back(sequence, others_too=True, tenant=tenant):
+            if self._transfers.give_back(sequence, others_too=True, tenant=tenant):
                 continue
             victims = () if tenant is not None else self._last_resort(sequence)
             if victims:
-                self._scheduler.victims.preempt(victims, sequence)
+                self._preemption.preempt_all(victims, sequence)
                 continue
             # Nobody ranks below: take what fits without a new block, else pause until somebody ahead ends.
-            room = (len(sequence.table) + unheld) * self._scheduler.memory.block_size - start
+            room = (len(sequence.table) + unheld) * self._context.ledger.block_size - start
             if room >= grant or room <= 0:
                 return 0
             grant = room
 
-    def _victims(self, sequence: Sequence, stop: int, tenant: str | None) -> tuple[Sequence, ...]:
+    def _victims_of(self, sequence: Sequence, stop: int, tenant: str | None) -> tuple[Sequence, ...]:
         """Who goes so that `sequence` may reach position `stop`: of its tenant, where that has no room, or of
         all."""
         assert sequence.table is not None
-        memory, victims = self._scheduler.memory, self._scheduler.victims
+        memory, victims = self._context.ledger, self._victims
         room = memory.num_unheld if tenant is None else memory.quotas.room(sequence.table.owner)
         missing = blocks_for(stop, memory.block_size) - len(sequence.table) - room
         eligible = [s for s in victims.behind(sequence) if tenant in (None, s.request.tenant)]
@@ -159,9 +165,8 @@ class Planner:
     def _last_resort(self, sequence: Sequence) -> tuple[Sequence, ...]:
         """Guarantees fit the pool together, but prefixes that are held on after the operator ceased to share
         them are charged to nobody's: then the best-ranked of all may preempt whoever ranks after it."""
-        scheduler = self._scheduler
-        if not scheduler.memory.quotas.has_guarantees or scheduler.transfers.in_flight:
+        if not self._context.ledger.quotas.has_guarantees or self._transfers.in_flight:
             return ()
-        if min(s.rank for s in scheduler.running) < sequence.rank:  # beams of a group share theirs
+        if min(s.rank for s in self._live.running) < sequence.rank:  # beams of a group share theirs
             return ()
-        return scheduler.victims.find(scheduler.victims.unplanned(sequence), 1)
+        return self._victims.find(self._victims.unplanned(sequence), 1)

@@ -66,7 +66,9 @@ class Sequence:
     unwanted: set[int] = field(
         default_factory=set
     )  # choices cancelled before they existed; one set for all choices
-    group: BeamGroup | None = None  # its beam search; then `choice` only tells beams apart, for people
+    group: BeamGroup[Sequence] | None = (
+        None  # its beam search; then `choice` only tells beams apart, for people
+    )
     num_prompt: int = field(init=False)  # tokens of the prompt
     max_length: int = field(init=False)  # tokens of prompt and output, at most
     # Sort keys: whoever comes first runs first, and is preempted last: by priority, then arrival, then

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.scheduler.sessions import SessionState
+from octavo.scheduler.session_table import SessionState
 
 if TYPE_CHECKING:
     from octavo.scheduler.scheduler import Scheduler
@@ -37,15 +37,15 @@ NO_BLOCKS = SessionBlocks(SessionState.IDLE, 0, 0, 0, 0, 0, 0)
 
 def view_session(scheduler: Scheduler, session_id: str) -> SessionBlocks:
     """The session's blocks; none of one that the scheduler does not know (yet). O(blocks)."""
-    session = scheduler.sessions.get(session_id)
+    session = scheduler.session_table.get(session_id)
     if session is None:
         return NO_BLOCKS
-    tier, pool = scheduler.transfers.tier, scheduler.memory.pool
-    pins = [pin for pin in scheduler.sessions.pins_of(session) if pin is not None]
-    hold = scheduler.sessions.pins_of(session)[1]
+    tier, pool = scheduler.transfers.tier, scheduler.ledger.pool
+    pins = [pin for pin in scheduler.session_table.pins_of(session) if pin is not None]
+    hold = scheduler.session_table.pins_of(session)[1]
     held = {block for pin in pins if pin.table is not None for block in pin.table.blocks}
     return SessionBlocks(
-        scheduler.sessions.state_of(session),
+        scheduler.session_table.state_of(session),
         len(session.names),
         sum(pool.find(name) is not None for name in session.names),
         len(held),

@@ -13,56 +13,59 @@ has no name; the slot that it goes to is findable when its store has ended, as e
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
+from octavo.scheduler.arena import StagingArena
+from octavo.scheduler.context import Context
+from octavo.scheduler.headroom import Headroom
 from octavo.scheduler.sequence import Sequence
-from octavo.scheduler.transfers import HALF_LIFE_S, SMOOTHING
-from octavo.scheduler.victims import Loss
-from octavo.types import BlockCopy, TransferDone
+from octavo.scheduler.transfers import Transfers
+from octavo.types import BlockCopy
 
-if TYPE_CHECKING:
-    from octavo.scheduler.scheduler import Scheduler
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What sequences have to do again to be where they were. Positions of shared blocks count once."""
+
+    recomputed: int  # positions
+    loaded: int  # blocks, `stored` and those that are below already
+    stored: tuple[int, ...] = ()  # blocks that must be copied and sent below first, heads before tails
+
+    def price(self, load_price: float) -> float:
+        """In positions, where loading a block costs as much as computing `load_price` of them."""
+        return self.recomputed + self.loaded * load_price
 
 
 class Staging:
-    """The arena: blocks [first, first + num_blocks). Acts on the tier and on the plan in the making."""
+    """What victims keep, and what they lose. Acts on the tier and on the plan in the making."""
 
-    def __init__(self, scheduler: Scheduler, num_blocks: int) -> None:
-        self.first = scheduler.memory.pool.capacity
-        self.num_blocks = num_blocks
+    def __init__(
+        self, context: Context, transfers: Transfers, arena: StagingArena, headroom: Headroom
+    ) -> None:
         self.num_kept = 0  # preemptions after which something is below, and others
         self.num_recomputed = 0
         self.num_staged = 0  # blocks
-        self.tokens_recomputed = 0  # computed a second time, because of a preemption
-        self._scheduler = scheduler
-        self._free = list(range(self.first + num_blocks - 1, self.first - 1, -1))
-        self._store_s: float | None = None  # for a block, measured
-        self._stored_at = 0.0
-
-    @property
-    def free(self) -> list[int]:
-        """Blocks that nothing is in: for checks."""
-        return list(self._free)
+        self._context = context
+        self._transfers = transfers
+        self._arena = arena
+        self._headroom = headroom
 
     @property
     def load_price(self) -> float:
         """Positions that could be computed while a block is loaded; 0 while that is not known."""
-        scheduler = self._scheduler
-        load_s, token_s = scheduler.transfers.load_s, scheduler.costs.token_s
+        load_s, token_s = self._transfers.load_s, self._context.costs.token_s
         return 0.0 if load_s is None or not token_s else load_s / token_s
 
     def is_worth_it(self) -> bool:
         """Storing and loading a block is thought cheaper than computing it; also while nobody knows."""
-        scheduler = self._scheduler
-        if scheduler.transfers.tier is None or not scheduler.transfers.is_worth_it():
+        if self._transfers.tier is None or not self._transfers.is_worth_it():
             return False
-        if self._store_s is None or not scheduler.costs.token_s:
+        store_s, token_s = self._arena.store_s, self._context.costs.token_s
+        if store_s is None or not token_s:
             return True
-        store_s = self._store_s * math.exp2(-(scheduler.now - self._stored_at) / HALF_LIFE_S)
-        return store_s / scheduler.costs.token_s + self.load_price < scheduler.memory.block_size
+        return store_s / token_s + self.load_price < self._context.ledger.block_size
 
     def loss_of(self, members: Many[Sequence]) -> Loss:
         """What these would have to do again if they went together now, by the cheaper way. O(blocks).
@@ -70,9 +73,9 @@ class Staging:
         A block that others hold stays. Behind the first block that is neither below nor kept, all is
         computed again.
         """
-        transfers, pool = self._scheduler.transfers, self._scheduler.memory.pool
-        size, worth_it = self._scheduler.memory.block_size, self.is_worth_it()
-        room = len(self._free) if worth_it else 0
+        transfers, pool = self._transfers, self._context.ledger.pool
+        size, worth_it = self._context.ledger.block_size, self.is_worth_it()
+        room = len(self._arena.free) if worth_it else 0
         counted = Counter(b for s in members if s.table is not None for b in s.table.blocks)
         seen: set[int] = set()
         recomputed = loaded = 0
@@ -104,27 +107,19 @@ class Staging:
         """They are about to go: send down what is cheaper to load than to compute, and is not there. Returns
         what they lose. Calling it again for one of them sends nothing twice."""
         loss = self.loss_of(members)
-        scheduler, name_of = self._scheduler, self._scheduler.memory.pool.name_of
+        name_of = self._context.ledger.pool.name_of
         for count, block in enumerate(loss.stored):
             name = name_of[block]
             assert name is not None
-            target = self._free[-1]
-            if not scheduler.transfers.store_staged(target, name):  # every slot below is on its way somewhere
+            target = self._arena.free[-1]
+            if not self._transfers.store_staged(target, name):  # every slot below is on its way somewhere
                 left = len(loss.stored) - count
-                again = loss.recomputed + left * scheduler.memory.block_size
+                again = loss.recomputed + left * self._context.ledger.block_size
                 return Loss(again, loss.loaded - left, loss.stored[:count])
-            self._free.pop()
+            self._arena.take()
             self.num_staged += 1
-            scheduler.diff.copy(BlockCopy(block, target))
+            self._context.plan.copy(BlockCopy(block, target))
         return loss
-
-    def finish(self, block: int, done: TransferDone) -> None:
-        """The store from this block has ended, well or not."""
-        self._free.append(block)
-        if done.ok:
-            self._stored_at = self._scheduler.now
-            old = self._store_s
-            self._store_s = done.seconds if old is None else old + SMOOTHING * (done.seconds - old)
 
     def note(self, loss: Loss) -> str:
         """Count a preemption, and say in words what it costs."""
@@ -133,10 +128,10 @@ class Staging:
         text = f"at most {loss.recomputed:,} positions will be computed again"
         if loss.loaded:
             text = f"{loss.loaded:,} blocks are kept below, {text}"
-        token_s = self._scheduler.costs.token_s
+        token_s = self._context.costs.token_s
         if token_s:
             cost_s = loss.price(self.load_price) * token_s
-            self._scheduler.headroom.undone(cost_s)
-            otherwise_s = (loss.recomputed + loss.loaded * self._scheduler.memory.block_size) * token_s
+            self._headroom.undone(cost_s)
+            otherwise_s = (loss.recomputed + loss.loaded * self._context.ledger.block_size) * token_s
             text += f" ({cost_s * 1000:,.1f} ms; {otherwise_s * 1000:,.1f} ms if nothing were kept)"
         return text

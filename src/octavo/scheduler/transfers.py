@@ -17,21 +17,19 @@ import math
 from collections import deque
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from octavo.memory.quota import SHARED
 from octavo.memory.table import BlockTable
 from octavo.memory.tiers import LowerTier, Moved
+from octavo.scheduler.arena import HALF_LIFE_S, SMOOTHING, StagingArena
+from octavo.scheduler.context import Context
 from octavo.scheduler.events import Event, EventKind
+from octavo.scheduler.holding import Holding
 from octavo.scheduler.sequence import Sequence
 from octavo.types import Move, Transfer, TransferDone
 
-if TYPE_CHECKING:
-    from octavo.scheduler.scheduler import Scheduler
-
 STORES_MAX = 8  # on their way down at once
 LOADS_MAX = 256  # on their way up at once, over all fetches
-SMOOTHING = 0.2
-HALF_LIFE_S = 20.0  # a measurement counts half after it
 _IDS = itertools.count(1)  # over all schedulers of the process: an answer never finds the wrong question
 
 
@@ -58,12 +56,16 @@ class _Moving:
 
 
 class Transfers:
-    """Acts on the scheduler's ledger and on the plan in the making; called on its thread, through it."""
+    """Acts on the ledger, on the tier below and on the plan in the making."""
 
-    def __init__(self, scheduler: Scheduler, tier: LowerTier | None) -> None:
+    def __init__(
+        self, context: Context, tier: LowerTier | None, holding: Holding, arena: StagingArena
+    ) -> None:
         self.tier = tier
         self.num_stored = self.num_loaded = self.num_failed = 0
-        self._scheduler = scheduler
+        self._context = context
+        self._holding = holding
+        self._arena = arena
         self._moving: dict[int, _Moving] = {}
         self._fetches: dict[int, Fetch] = {}  # by sequence; abandoned ones are in _moving alone
         self._loading: dict[bytes, int] = {}  # name -> transfer
@@ -74,7 +76,7 @@ class Transfers:
         self._loaded_at = 0.0
         if tier is not None:
             # Bounded: of those that a slow store cannot follow, the longest cached are left out.
-            pool = scheduler.memory.pool
+            pool = context.ledger.pool
             pool.newly_cached = deque(maxlen=2 * pool.num_blocks)
 
     @property
@@ -85,12 +87,12 @@ class Transfers:
     @property
     def could_store(self) -> bool:
         """True when a plan made now would change what is below: an engine without other work makes one."""
-        waiting = self._scheduler.memory.pool.newly_cached
+        waiting = self._context.ledger.pool.newly_cached
         if self.tier is None:
             return False
         if self.tier.dropped:
             return True
-        if self._scheduler.holding.has_wishes and self._num_stores < STORES_MAX and not self._no_slot:
+        if self._holding.has_wishes and self._num_stores < STORES_MAX and not self._no_slot:
             return True
         return bool(waiting) and self._num_stores < STORES_MAX and not self._no_slot and self.is_worth_it()
 
@@ -107,7 +109,7 @@ class Transfers:
 
     def blocks(self) -> set[int]:
         """Blocks whose bytes are on their way: they cannot move."""
-        staged = self._scheduler.staging.first
+        staged = self._arena.first
         return {m.transfer.block for m in self._moving.values() if m.transfer.block < staged}
 
     def staged(self) -> list[tuple[int, bytes]]:
@@ -124,11 +126,11 @@ class Transfers:
 
     def store_behind(self) -> None:
         """Send cached blocks down that are not there yet, longest cached first. O(newly cached blocks)."""
-        pool, tier = self._scheduler.memory.pool, self.tier
+        pool, tier = self._context.ledger.pool, self.tier
         if tier is None or pool.newly_cached is None:
             return
-        tier.expire(self._scheduler.now)
-        for owner, limit in self._scheduler.memory.quotas.disk_limits:
+        tier.expire(self._context.now)
+        for owner, limit in self._context.ledger.quotas.disk_limits:
             self._trim(tier, owner, limit)
         self._send_forgets(tier)
         self._no_slot = False
@@ -148,11 +150,11 @@ class Transfers:
 
     def _store_promised(self, tier: LowerTier) -> None:
         """Send down what warm pins hold and wait for."""
-        holding = self._scheduler.holding
+        holding = self._holding
         while self._num_stores < STORES_MAX and (name := holding.next_wish()) is not None:
             if tier.is_storing(name):
                 continue  # its end is told to whoever waits
-            block = self._scheduler.memory.pool.find(name)
+            block = self._context.ledger.pool.find(name)
             assert block is not None, "a warm pin waits for a block that it does not hold"
             if name in self._loading or not self._has_room_below(tier, block):
                 holding.put_off(name)  # damaged, and others still read it; or its tenant must wait
@@ -164,7 +166,7 @@ class Transfers:
         """Whether the tenant of a block of the pool may store one more, once its least recently used one is
         forgotten if need be."""
         owner = self._owner_below(block)
-        limit = self._scheduler.memory.quotas.disk_maximum(owner)
+        limit = self._context.ledger.quotas.disk_maximum(owner)
         if limit is None:
             return True
         self._trim(tier, owner, limit - 1)
@@ -172,7 +174,7 @@ class Transfers:
         return tier.count_of(owner) < limit
 
     def _owner_below(self, block: int) -> int:
-        return self._scheduler.memory.quotas.owner_below(self._scheduler.memory.pool.owner[block])
+        return self._context.ledger.quotas.owner_below(self._context.ledger.pool.owner[block])
 
     def _trim(self, tier: LowerTier, owner: int, limit: int) -> None:
         """Forget what an owner has below beyond the limit, as far as it can go now."""
@@ -186,8 +188,8 @@ class Transfers:
             self._no_slot = True
             return False
         self._begin_moves(tier)
-        table = self._scheduler.memory.open(charges=False)
-        self._scheduler.memory.adopt(table, [name])
+        table = self._context.ledger.open(charges=False)
+        self._context.ledger.adopt(table, [name])
         self._num_stores += 1
         self._begin(_Moving(Transfer(next(_IDS), block, slot, name, Move.STORE), table, None))
         return True
@@ -197,7 +199,7 @@ class Transfers:
         for moved in tier.moved:
             transfer = Transfer(next(_IDS), -1, moved.target, moved.name, Move.MOVE, moved.source)
             self._moves[transfer.transfer_id] = moved
-            self._scheduler.diff.transfers.append(transfer)
+            self._context.plan.transfers.append(transfer)
         tier.moved.clear()
 
     def store_staged(self, block: int, name: bytes) -> bool:
@@ -205,7 +207,7 @@ class Transfers:
         below, or all that its tenant may have there, is on its way somewhere."""
         assert self.tier is not None
         self._send_forgets(self.tier)
-        source = self._scheduler.memory.pool.find(name)
+        source = self._context.ledger.pool.find(name)
         assert source is not None, "a staged block is a copy of one of the pool"
         if not self._has_room_below(self.tier, source):
             return False
@@ -220,7 +222,7 @@ class Transfers:
         """Before the slots can be taken again."""
         while tier.dropped:
             gone = Transfer(next(_IDS), -1, tier.dropped.pop(), b"", Move.FORGET)
-            self._scheduler.diff.transfers.append(gone)
+            self._context.plan.transfers.append(gone)
 
     # -- up
     # ----------------------------------------------------------------------------------------------------
@@ -251,7 +253,7 @@ class Transfers:
         thought to be cheaper than computing them."""
         if self.tier is None or not self.is_worth_it():
             return 0
-        pool = self._scheduler.memory.pool
+        pool = self._context.ledger.pool
         for count, name in enumerate(names):
             if name not in self.tier and pool.find(name) is None:
                 return count
@@ -259,7 +261,7 @@ class Transfers:
 
     def may_fetch(self, names: Many[bytes]) -> bool:
         """False where too many loads are on their way."""
-        num_missing = sum(self._scheduler.memory.pool.find(name) is None for name in names)
+        num_missing = sum(self._context.ledger.pool.find(name) is None for name in names)
         return not self._loading or len(self._loading) + num_missing <= LOADS_MAX
 
     def fetch(self, sequence: Sequence, names: Many[bytes]) -> None:
@@ -267,10 +269,10 @@ class Transfers:
         loaded. The caller has asked `may_fetch`."""
         assert self.tier is not None
         assert sequence.seq_id not in self._fetches
-        memory = self._scheduler.memory
+        memory = self._context.ledger
         missing = [name for name in names if memory.pool.find(name) is None]
         table = memory.open(sequence.request.tenant)
-        fetch = Fetch(sequence, table, self._scheduler.tenancy.common_names(sequence))
+        fetch = Fetch(sequence, table, _common_names(sequence))
         # Those in the pool first, so that taking blocks for the others does not evict them.
         held = [name for name in names if memory.pool.find(name) is not None]
         for name in held:
@@ -291,7 +293,7 @@ class Transfers:
         if fetch is not None:
             fetch.abandoned = True
             if not fetch.pending:
-                self._scheduler.memory.close(fetch.table)
+                self._context.ledger.close(fetch.table)
 
     def give_back(self, sequence: Sequence | None, others_too: bool, tenant: str | None = None) -> bool:
         """A running sequence finds no block: let the complete fetch that ranks last go, of those behind it or
@@ -316,12 +318,12 @@ class Transfers:
             self.tier.end_move(moved, done.ok)
             self.num_failed += not done.ok
             if was_there and moved.name not in self.tier:
-                self._scheduler.holding.lost(moved.name)
+                self._holding.lost(moved.name)
             return
         moving = self._moving.pop(done.transfer_id, None)
         if moving is None or self.tier is None:
             return
-        transfer, memory = moving.transfer, self._scheduler.memory
+        transfer, memory = moving.transfer, self._context.ledger
         self._no_slot = False
         if not done.ok:
             self._note_failure(transfer)
@@ -330,7 +332,7 @@ class Transfers:
             self.tier.end_store(transfer.name, done.ok)
             self._tell_stored(transfer.name, done.ok)
             if moving.table is None:
-                self._scheduler.staging.finish(transfer.block, done)
+                self._arena.finish(transfer.block, done)
                 return
             self._num_stores -= 1
             memory.close(moving.table)
@@ -342,7 +344,7 @@ class Transfers:
         assert fetch is not None
         if done.ok:
             self.num_loaded += 1
-            self._loaded_at = self._scheduler.now
+            self._loaded_at = self._context.now
             old = self._load_s
             self._load_s = done.seconds if old is None else old + SMOOTHING * (done.seconds - old)
         if self._loading.get(transfer.name) == transfer.transfer_id:
@@ -351,8 +353,8 @@ class Transfers:
             is_shared = transfer.name in fetch.shared
             memory.publish_loaded(transfer.block, transfer.name, is_shared=is_shared)
         elif not done.ok:
-            self._scheduler.holding.lost(transfer.name)
-        self._scheduler.holding.try_again()
+            self._holding.lost(transfer.name)
+        self._holding.try_again()
         fetch.pending.discard(transfer.transfer_id)
         if fetch.abandoned and not fetch.pending:
             memory.close(fetch.table)
@@ -360,7 +362,7 @@ class Transfers:
     def _tell_stored(self, name: bytes, ok: bool) -> None:
         """Whoever waits for the store learns how it ended."""
         assert self.tier is not None
-        holding = self._scheduler.holding
+        holding = self._holding
         if name in self.tier:
             holding.stored(name)
             holding.try_again()
@@ -375,7 +377,7 @@ class Transfers:
             assert self.tier is not None
             if name in self.tier:
                 self.tier.forget(name)
-                self._scheduler.holding.lost(name)
+                self._holding.lost(name)
 
     def forget(self, names: Many[bytes]) -> None:
         """What was found poisoned is not found below either."""
@@ -389,7 +391,7 @@ class Transfers:
 
     def _begin(self, moving: _Moving) -> None:
         self._moving[moving.transfer.transfer_id] = moving
-        self._scheduler.diff.transfers.append(moving.transfer)
+        self._context.plan.transfers.append(moving.transfer)
 
     @property
     def load_s(self) -> float | None:
@@ -397,14 +399,14 @@ class Transfers:
         that one slow spell is tried again."""
         if self._load_s is None:
             return None
-        return self._load_s * math.exp2(-(self._scheduler.now - self._loaded_at) / HALF_LIFE_S)
+        return self._load_s * math.exp2(-(self._context.now - self._loaded_at) / HALF_LIFE_S)
 
     def is_worth_it(self) -> bool:
         """Loading a block is thought cheaper than computing it; also while nobody knows."""
-        load_s, token_s = self.load_s, self._scheduler.costs.token_s
+        load_s, token_s = self.load_s, self._context.costs.token_s
         if load_s is None or token_s is None:
             return True
-        return load_s < token_s * self._scheduler.memory.block_size
+        return load_s < token_s * self._context.ledger.block_size
 
     def is_below(self, name: bytes) -> bool:
         """True when its bytes are below, or on their way down."""
@@ -414,4 +416,10 @@ class Transfers:
         self.num_failed += 1
         what = "loaded from" if transfer.move is Move.LOAD else "stored in"
         text = f"block {transfer.block} could not be {what} slot {transfer.slot} below; it will be recomputed"
-        self._scheduler.events.note(Event(self._scheduler.now, EventKind.TRANSFER_FAILED, text, blocks=1))
+        self._context.events.note(Event(self._context.now, EventKind.TRANSFER_FAILED, text, blocks=1))
+
+
+def _common_names(sequence: Sequence) -> frozenset[bytes]:
+    """Of a sequence's names, those that all tenants have in common. O(names)."""
+    names, chain = sequence.chain.names, sequence.chain
+    return frozenset(names if sequence.request.tenant == SHARED else names[: chain.num_shared])

@@ -25,11 +25,11 @@ def view_uses(scheduler: Scheduler) -> tuple[TenantUse, ...]:
     """Every tenant that has anything, by name. O(sequences + blocks held)."""
     held: dict[str, set[int]] = {}
     running, waiting, pinned = Counter[str](), Counter[str](), Counter[str]()
-    for sequence in scheduler.running:
+    for sequence in scheduler.live.running:
         tenant = sequence.request.tenant
         running[tenant] += 1
         held.setdefault(tenant, set()).update(sequence.table.blocks if sequence.table is not None else ())
-    for sequence in scheduler.waiting:
+    for sequence in scheduler.live.waiting:
         waiting[sequence.request.tenant] += 1
     for pin in scheduler.pins.all():
         pinned[pin.tenant] += pin.num_blocks

@@ -21,32 +21,16 @@ Source: Kwon et al. 2023, section 4.5, for preempting a request's sequences toge
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from collections.abc import Sequence as Many
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from octavo.scheduler.sequence import Sequence, State
-from octavo.types import Request
-
-if TYPE_CHECKING:
-    from octavo.scheduler.scheduler import Scheduler
-
+from octavo.scheduler.context import Context
+from octavo.scheduler.live import LiveSequences
+from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.shares import TenantShares
+from octavo.scheduler.staging import Staging
 
 CANDIDATES_MAX = 32  # whose losses are compared
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """What sequences have to do again to be where they were. Positions of shared blocks count once."""
-
-    recomputed: int  # positions
-    loaded: int  # blocks, `stored` and those that are below already
-    stored: tuple[int, ...] = ()  # blocks that must be copied and sent below first, heads before tails
-
-    def price(self, load_price: float) -> float:
-        """In positions, where loading a block costs as much as computing `load_price` of them."""
-        return self.recomputed + self.loaded * load_price
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,43 +80,42 @@ def whole_groups(eligible: list[Sequence]) -> list[Sequence]:
 
 
 class Victims:
-    """Finds and preempts them among the scheduler's running sequences. `share_of` says how far beyond its
-    fair share a request's tenant is."""
+    """Finds them among the running sequences."""
 
-    def __init__(
-        self, scheduler: Scheduler, share_of: Callable[[Request], float] = lambda request: 0.0
-    ) -> None:
-        self._scheduler = scheduler
-        self._share_of = share_of
+    def __init__(self, context: Context, live: LiveSequences, shares: TenantShares, staging: Staging) -> None:
+        self._context = context
+        self._live = live
+        self._shares = shares
+        self._staging = staging
 
     def behind(self, winner: Sequence) -> list[Sequence]:
         """Those that rank after `winner`, have no chunk in the plan being made, and are protected by no
         guarantee; whoever is within its own guarantee comes before borrowers of any rank."""
-        tenancy, own = self._scheduler.tenancy, winner.request.tenant
-        claims = tenancy.used(own) < tenancy.quotas.policy(own).guaranteed
+        shares, own = self._shares, winner.request.tenant
+        claims = shares.used(own) < self._context.ledger.quotas.policy(own).guaranteed
         return whole_groups(
             [
                 s
                 for s in self.unplanned(winner)
-                if not tenancy.is_protected(s, winner)
+                if not shares.is_protected(s, winner)
                 and (s.rank > winner.rank or (claims and s.request.tenant != own))
             ]
         )
 
     def unplanned(self, winner: Sequence) -> list[Sequence]:
         """All others that have no chunk in the plan being made."""
-        diff = self._scheduler.diff
+        diff = self._context.plan
         planned = {chunk.seq_id for chunk in diff.chunks} | {fork.child_seq_id for fork in diff.forks}
-        others = [s for s in self._scheduler.running if s is not winner and s.seq_id not in planned]
+        others = [s for s in self._live.running if s is not winner and s.seq_id not in planned]
         return whole_groups(others)
 
     def find(self, eligible: Collection[Sequence], needed: int) -> tuple[Sequence, ...]:
         """Who of them is to go, together; () where there is nobody. O(blocks of those that priority and share
         leave)."""
-        groups = grouped(eligible, self._scheduler.running)
+        groups = grouped(eligible, self._live.running)
         if len(groups) <= 1:
             return groups[0] if groups else ()
-        order = [(max(s.priority for s in g), -self._share_of(g[0].request)) for g in groups]
+        order = [(max(s.priority for s in g), -self._shares.share_of(g[0].request)) for g in groups]
         first = min(order)
         alike = [group for group, place in zip(groups, order, strict=True) if place == first]
         if len(alike) > CANDIDATES_MAX:  # a bound on the work: those that rank last are looked at
@@ -143,23 +126,15 @@ class Victims:
         assert chosen is not None
         return chosen.members
 
-    def preempt(self, members: Many[Sequence], winner: Sequence | None) -> None:
-        """They go, and what is worth it is kept below: together, so that heads have the first turn."""
-        self._scheduler.staging.keep(members)
-        for member in members:
-            if member.state is State.RUNNING:
-                self._scheduler.preempt(member, winner)
-
     def _candidate(
         self, members: tuple[Sequence, ...], priority: int, share: float, needed: int
     ) -> Candidate:
-        staging = self._scheduler.staging
-        loss = staging.loss_of(members).price(staging.load_price)
+        loss = self._staging.loss_of(members).price(self._staging.load_price)
         return Candidate(members, priority, share, self._gain(members, needed), loss)
 
     def _gain(self, members: tuple[Sequence, ...], needed: int) -> int:
         """Blocks that only they hold; counting ends at `needed`. Own blocks are at the tail."""
-        holders = self._scheduler.memory.pool.holders
+        holders = self._context.ledger.pool.holders
         counted: Counter[int] = Counter()
         gain = 0
         for member in members:

@@ -130,10 +130,10 @@ class MapView:
 
 def view_map(scheduler: Scheduler, now: float) -> MapView:
     """Every block of the pool. O(blocks)."""
-    pool = scheduler.memory.pool
+    pool = scheduler.ledger.pool
     states = ["." if name is None else "c" for name in pool.name_of[: pool.num_blocks]]
     owner, owners = [-1] * pool.num_blocks, []
-    for sequence in scheduler.running:
+    for sequence in scheduler.live.running:
         owners.append(f"request {sequence.request.request_id}, choice {sequence.choice}")
         for block in sequence.table.blocks if sequence.table is not None else ():
             owner[block] = len(owners) - 1 if owner[block] < 0 else owner[block]
@@ -153,18 +153,18 @@ def view_map(scheduler: Scheduler, now: float) -> MapView:
 
 def view_requests(scheduler: Scheduler, now: float) -> list[RequestView]:
     """All that have not ended, in order of arrival."""
-    views = (view_request(scheduler, request_id, now) for request_id in scheduler.live_requests())
+    views = (view_request(scheduler, request_id, now) for request_id in scheduler.live.live_requests())
     return [view for view in views if view is not None]
 
 
 def view_request(scheduler: Scheduler, request_id: int, now: float) -> RequestView | None:
     """The request, or None when there is no live one of that id."""
-    sequences = scheduler.sequences_of(request_id)
+    sequences = scheduler.live.sequences_of(request_id)
     if not sequences:
         return None
     request = sequences[0].request
     total = request.timeouts.total
-    line = list(scheduler.waiting)
+    line = list(scheduler.live.waiting)
     return RequestView(
         request_id,
         request.tenant,
@@ -194,20 +194,20 @@ def view_pin(pin: Pin, now: float) -> PinView:
 
 def view_kv(scheduler: Scheduler, now: float) -> KvView:
     """The whole pool."""
-    memory, events = scheduler.memory, scheduler.events
+    memory, events = scheduler.ledger, scheduler.events
     pins = scheduler.pins.all()
     return KvView(
         memory.counts(),
         memory.pool.capacity,
         scheduler.config.bytes_per_block,
         memory.block_size,
-        sum(len(s.table) for s in scheduler.running if s.table is not None),
+        sum(len(s.table) for s in scheduler.live.running if s.table is not None),
         sum(len(pin.table) for pin in pins if pin.table is not None and not pin.is_of_session),
         scheduler.config.pin_blocks,
         tuple(view_pin(pin, now) for pin in pins if not pin.is_of_session),
         _view_tier(scheduler),
-        len(scheduler.waiting),
-        len(scheduler.running),
+        len(scheduler.live.waiting),
+        len(scheduler.live.running),
         tuple(events.recent(EVENTS_TOLD)),
         {kind.value: count for kind, count in events.counts.items()},
         now,
@@ -215,7 +215,7 @@ def view_kv(scheduler: Scheduler, now: float) -> KvView:
         memory.pool.backing.count,
         scheduler.elastic.blocks_wanted,
         scheduler.elastic.why_smaller,
-        len(scheduler.sessions),
+        len(scheduler.session_table),
         sum(len(pin.table) for pin in pins if pin.table is not None and pin.is_of_session),
     )
 
@@ -238,10 +238,10 @@ def _view_tier(scheduler: Scheduler) -> TierView | None:
 
 
 def _view_sequence(scheduler: Scheduler, sequence: Sequence, now: float) -> SequenceView:
-    pool = scheduler.memory.pool
+    pool = scheduler.ledger.pool
     blocks = sequence.table.blocks if sequence.table is not None else []
     waits = sequence.state is State.WAITING
-    wait = scheduler.why_waiting(sequence) if waits else QUEUED
+    wait = scheduler.live.why_waiting(sequence) if waits else QUEUED
     return SequenceView(
         sequence.choice,
         sequence.state,

@@ -80,7 +80,7 @@ def with_beams(r: random.Random, request: Request, max_rows: int, rate: float = 
 
 def check_apart(plan: StepPlan, uncommitted: Iterable[StepPlan], scheduler: Scheduler) -> None:
     """No beam is planned while a sample of it is in flight: nobody knows yet which token follows."""
-    beams = {s.seq_id for s in scheduler.running if s.group is not None}
+    beams = {s.seq_id for s in scheduler.live.running if s.group is not None}
     sampling = {c.seq_id for earlier in uncommitted for c in earlier.chunks if c.num_samples}
     planned = {chunk.seq_id for chunk in plan.chunks}
     assert not (beams & planned & sampling), "a beam was planned on a token that nobody has chosen"

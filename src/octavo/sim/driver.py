@@ -24,10 +24,10 @@ from octavo.memory.pins import Strength
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.memory.tiers import LowerTier
 from octavo.scheduler.check import check_scheduler
+from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.events import EventKind
 from octavo.scheduler.pinning import PinOrder
-from octavo.scheduler.resizing import resize
-from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.beams import check_apart, with_beams
 from octavo.sim.books import Books
 from octavo.sim.liveness import best_running, check_best_stays
@@ -117,7 +117,7 @@ class Simulation:
     def resize(self) -> None:
         """Make the pool larger or smaller, if that may be."""
         try:
-            self.outcome.resized += resize(self.scheduler, self.random.randint(1, self._capacity + 3))
+            self.outcome.resized += self.scheduler.resizing.resize(self.random.randint(1, self._capacity + 3))
         except ResizeRefused:
             self.outcome.resizes_refused += 1
 
@@ -146,7 +146,7 @@ class Simulation:
         for transfer in list(self.executor.moving):
             self.executor.end_transfer(transfer, self.random.random() >= self._transfer_failures)
         self.pipe.clear()
-        self.books.lose(self.scheduler.live_requests())
+        self.books.lose(self.scheduler.live.live_requests())
         self.outcome.crashes += 1
         self._begin_again()
 
@@ -162,7 +162,7 @@ class Simulation:
     def _tell(self) -> None:
         """Add what this scheduler counted to the outcome."""
         outcome, transfers = self.outcome, self.scheduler.transfers
-        outcome.preemptions += self.scheduler.num_preemptions
+        outcome.preemptions += self.scheduler.live.num_preemptions
         outcome.kept += self.scheduler.staging.num_kept
         outcome.recomputed += self.scheduler.staging.num_recomputed
         outcome.staged += self.scheduler.staging.num_staged
@@ -195,7 +195,7 @@ class Simulation:
             return
         listed = tier.slots()
         leaving = {slot for name, slot in listed.items() if tier.is_storing(name)} | set(tier.dropped)
-        leaving |= {transfer.slot for transfer in self.scheduler.diff.transfers}  # of the next plan
+        leaving |= {transfer.slot for transfer in self.scheduler.context.plan.transfers}  # of the next plan
         for slot, (name, _) in self.executor.below.items():
             assert not name or listed.get(name) == slot or slot in leaving, (
                 "forgotten, and found by a restart"
@@ -296,9 +296,9 @@ class Simulation:
         self.learn(self.scheduler.expire(self.clock))
         check_scheduler(self.scheduler)
         self.sessions.check()
-        for request_id in self.scheduler.live_requests():
+        for request_id in self.scheduler.live.live_requests():
             request = self.books.requests[request_id]
-            sequences = self.scheduler.sequences_of(request_id)
+            sequences = self.scheduler.live.sequences_of(request_id)
             timeouts, begun = request.timeouts, request.arrival
             assert timeouts.total is None or self.clock < begun + timeouts.total, "it outlived its deadline"
             if timeouts.queue is not None and self.clock >= begun + timeouts.queue:
@@ -360,7 +360,7 @@ class Simulation:
     def commit(self) -> None:
         """Take the result of the oldest plan in flight."""
         plan, result = self.pipe.popleft()
-        live = [s for i in self.scheduler.live_requests() for s in self.scheduler.sequences_of(i)]
+        live = [s for i in self.scheduler.live.live_requests() for s in self.scheduler.live.sequences_of(i)]
         poisoned = [name for s in live if s.seq_id in result.failures for name in s.chain.names]
         self.learn(self.scheduler.commit(plan, result, self.clock))
         tier = self.scheduler.transfers.tier or LowerTier(0)
@@ -418,7 +418,7 @@ class Simulation:
 
     def _live(self, steps: int) -> None:
         for _ in range(steps):
-            if self.random.random() < 0.35 and len(self.scheduler.live_requests()) < 20:
+            if self.random.random() < 0.35 and len(self.scheduler.live.live_requests()) < 20:
                 self.arrive()
             if self.random.random() < self._resize_rate:
                 self.resize()
@@ -432,8 +432,8 @@ class Simulation:
             if self.random.random() < 0.15:
                 self.sessions.act()
                 check_scheduler(self.scheduler)
-            if self.random.random() < 0.05 and self.scheduler.live_requests():
-                self.cancel(self.random.choice(self.scheduler.live_requests()))
+            if self.random.random() < 0.05 and self.scheduler.live.live_requests():
+                self.cancel(self.random.choice(self.scheduler.live.live_requests()))
                 check_scheduler(self.scheduler)
             self.step()
         self.drain()

@@ -27,8 +27,9 @@ from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
 from octavo.memory.tiers import LowerTier
 from octavo.scheduler.admit import Admission
+from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.limits import blocks_needed
-from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 from octavo.types import Move, Request, SampledToken, StepPlan, StepResult, Transfer, TransferDone
 
@@ -96,27 +97,37 @@ class Foreseeing(Admission):
     """Admission that knows the length of every answer, and keeps `margin` blocks free."""
 
     def __init__(self, scheduler: Scheduler, margin: int) -> None:
-        super().__init__(scheduler)
+        super().__init__(
+            scheduler.context,
+            scheduler.live,
+            scheduler.pins,
+            scheduler.shares,
+            scheduler.transfers,
+            scheduler.giving_way,
+            scheduler.headroom,
+            scheduler.victims,
+            scheduler.preemption,
+        )
+        self._pace = scheduler.pace
         self._margin = margin
 
     def _fits(self, sequence: Sequence, num_hits: int) -> bool:
-        scheduler = self._scheduler
-        if scheduler.num_free_rows < 1:
+        if self._live.num_free_rows < 1:
             return False
-        if not scheduler.running:
+        if not self._live.running:
             return True
-        together = [*scheduler.running, sequence]
+        together = [*self._live.running, sequence]
         known = np.array([s.known for s in together])
         left = np.array([s.max_length - s.known for s in together])  # tokens to come
         prompts = np.array([s.remaining if s.remaining > 1 else 0 for s in together])
         num_prompts = int((prompts > 0).sum())
-        budget = scheduler.pace.prompt_budget(len(together) - num_prompts, num_prompts)
+        budget = self._pace.prompt_budget(len(together) - num_prompts, num_prompts)
         last = left + (prompts > 0) * -(-int(prompts.sum()) // max(1, budget))  # steps until it ends, at most
         ends = np.unique(last)
-        size = scheduler.memory.block_size
+        size = self._context.ledger.block_size
         blocks = -(-(known + np.minimum(ends[:, None], left)) // size)  # (ends, sequences)
         peak = int((blocks * (last >= ends[:, None])).sum(axis=1).max())
-        return peak + self._margin <= scheduler.memory.pool.num_blocks
+        return peak + self._margin <= self._context.ledger.pool.num_blocks
 
 
 @dataclass(slots=True)
@@ -175,7 +186,7 @@ class Oversubscription:
         """To the end of the last request; None if an admission that knows the lengths has to preempt."""
         scheduler = self.scheduler
         while self._to_come or scheduler.has_work:
-            if scheduler.num_preemptions and self._is_foreseen:
+            if scheduler.live.num_preemptions and self._is_foreseen:
                 return None
             self._arrive()
             for done in self._worker.ended(self._now):
@@ -185,7 +196,7 @@ class Oversubscription:
                 assert self._worker.moving, "work is left, and nothing is planned"
                 self._now = self._worker.moving[0][0]
                 continue
-            self._running.append(len(scheduler.running))
+            self._running.append(len(scheduler.live.running))
             self._worker.begin(plan.transfers, self._now)
             self._now += (seconds := self._setup.costs.of(plan))
             self._commit(plan, seconds)
@@ -194,12 +205,12 @@ class Oversubscription:
     def _teach(self, costs: Costs) -> None:
         """The pace of an engine that has served before: what a step costs is known from the first one on."""
         one = costs.step_s + costs.position_s
-        self.scheduler.costs.observe(1, 0, one)
-        self.scheduler.costs.observe(1, 100, one + 100 * costs.position_s)
+        self.scheduler.context.costs.observe(1, 0, one)
+        self.scheduler.context.costs.observe(1, 100, one + 100 * costs.position_s)
 
     def _arrive(self) -> None:
         size, limit = self._setup.block_size, DEMAND * self._setup.num_blocks
-        wanted = sum(blocks_needed(request, size) for request in self.scheduler.requests())
+        wanted = sum(blocks_needed(request, size) for request in self.scheduler.live.requests())
         while self._to_come and (not wanted or wanted + blocks_needed(self._to_come[0], size) <= limit):
             wanted += blocks_needed(self._to_come[0], size)
             self.scheduler.submit(self._to_come.popleft())
@@ -222,9 +233,9 @@ class Oversubscription:
             self._tokens,
             gaps[int(0.99 * (len(gaps) - 1))] if gaps else 0.0,
             sum(self._running) / len(self._running),
-            self.scheduler.num_preemptions,
+            self.scheduler.live.num_preemptions,
             staging.num_kept,
-            staging.tokens_recomputed,
+            self.scheduler.live.tokens_recomputed,
         )
 
 

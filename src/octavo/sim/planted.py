@@ -17,20 +17,23 @@ from octavo.memory.pool import BlockPool
 from octavo.memory.quota import Quotas
 from octavo.memory.table import BlockTable
 from octavo.memory.tiers import LowerTier
-from octavo.scheduler import beam_rows, beams, limits, own_views, resizing, tenancy
+from octavo.scheduler import beam_rows, beams, limits, naming, own_views
 from octavo.scheduler.admit import Admission
 from octavo.scheduler.beam_rows import BeamRows
 from octavo.scheduler.beams import BeamGroup
+from octavo.scheduler.capacity import Capacity
 from octavo.scheduler.deadlines import Deadlines
 from octavo.scheduler.diff import PlanDiff
 from octavo.scheduler.elastic import Elastic
 from octavo.scheduler.elasticity import Elasticity
+from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.pinning import Pinning
 from octavo.scheduler.planner import Planner
 from octavo.scheduler.queue import NamesInProgress
+from octavo.scheduler.resizing import Resizing
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
-from octavo.scheduler.tenancy import Tenancy
+from octavo.scheduler.shares import TenantShares
 from octavo.scheduler.transfers import Transfers, _Moving
 from octavo.scheduler.victims import Victims
 from octavo.scheduler.views import MapView, RequestView, view_map, view_request
@@ -70,7 +73,7 @@ def _plan_chunk_publishing_early(
     _PLAN_CHUNK(self, sequence, grant, flights)
     if sequence.table is not None:
         filled = min(sequence.num_planned, len(sequence.tokens))
-        self._scheduler.memory.publish(sequence.table, sequence.chain.names, filled)
+        self._context.ledger.publish(sequence.table, sequence.chain.names, filled)
 
 
 def _close_leaking(self: Memory, table: BlockTable) -> None:
@@ -82,24 +85,24 @@ def _close_leaking(self: Memory, table: BlockTable) -> None:
 def _hit_everything(self: Admission, sequence: Sequence) -> int:
     if sequence.wants_prompt_logprobs:
         return 0
-    return self._scheduler.memory.find_prefix(sequence.chain.names)
+    return self._context.ledger.find_prefix(sequence.chain.names)
 
 
 def _retire_inherits(self: PlanDiff, row: int) -> None:
     self._retired.append(row)
 
 
-def _preempt_in_the_same_epoch(self: Scheduler, sequence: Sequence, winner: Sequence) -> None:
-    _PREEMPT(self, sequence, winner)
+def _preempt_in_the_same_epoch(self: LiveSequences, sequence: Sequence) -> None:
+    _PREEMPT(self, sequence)
     sequence.epoch -= 1
 
 
 def _victim_already_planned(self: Victims, winner: Sequence) -> list[Sequence]:
-    return [s for s in self._scheduler.running if s is not winner]
+    return [s for s in self._live.running if s is not winner]
 
 
 def _readmit_with_samples_in_flight(self: Admission, prompts: list[Sequence], budget: int) -> None:
-    for sequence in self._scheduler.waiting:
+    for sequence in self._live.waiting:
         sequence.pending = 0
     _ADMIT(self, prompts, budget)
 
@@ -114,8 +117,8 @@ def _fork_without_holding(self: Memory, table: BlockTable) -> BlockTable:
     return twin
 
 
-def _preempt_scoring_again(self: Scheduler, sequence: Sequence, winner: Sequence) -> None:
-    _PREEMPT(self, sequence, winner)
+def _preempt_scoring_again(self: LiveSequences, sequence: Sequence) -> None:
+    _PREEMPT(self, sequence)
     sequence.prompt_logprobs_done = 0
 
 
@@ -127,15 +130,15 @@ def _forget_what_is_held(self: BlockPool, name: bytes) -> None:
 
 def _cancel_before_the_fork(self: Scheduler, request_id: int, choice: int | None = None) -> list[Update]:
     updates = []
-    for sequence in self.sequences_of(request_id):
+    for sequence in self.live.sequences_of(request_id):
         if choice is None or sequence.choice == choice:
-            updates += self.end(sequence, FinishReason.CANCELLED)
+            updates += self._ending.end(sequence, FinishReason.CANCELLED)
     return updates
 
 
 def _make_room_in_vain(self: Admission, sequence: Sequence, num_hits: int) -> bool:
-    for victim in [s for s in self._scheduler.running if s.priority < sequence.priority]:
-        self._scheduler.preempt(victim, sequence)
+    for victim in [s for s in self._live.running if s.priority < sequence.priority]:
+        self._preemption.preempt(victim, sequence)
     return False
 
 
@@ -151,14 +154,16 @@ def _remove_keeping_the_blocks(self: Pins, pin: Pin) -> None:
     self.num_blocks -= pin.num_blocks
 
 
-def _admitted_is_forgotten(self: Scheduler, sequence: Sequence, num_hits: int) -> None:
+def _admitted_is_forgotten(self: LiveSequences, sequence: Sequence, num_hits: int) -> None:
     _ENTER(self, sequence, num_hits)
     sequence.was_admitted = False
 
 
 def _time_out_without_closing(self: Scheduler, request_id: int, deadline: object) -> list[Update]:
     usage = Usage(0, 0, 0, 0)
-    return [Update(request_id, 0, (), usage, FinishReason.TIMEOUT)] if self.sequences_of(request_id) else []
+    return (
+        [Update(request_id, 0, (), usage, FinishReason.TIMEOUT)] if self.live.sequences_of(request_id) else []
+    )
 
 
 def _retain_charging_again(self: BlockPool, block: int, *, charge: bool = True) -> None:
@@ -184,20 +189,20 @@ def _store_without_holding(self: Transfers, moving: _Moving) -> None:
     _BEGIN(self, moving)
     if moving.table is not None:
         for block in moving.table.blocks:
-            self._scheduler.memory.pool.release(block)
+            self._context.ledger.pool.release(block)
         moving.table.blocks.clear()
 
 
 def _published_before_it_is_loaded(self: Transfers, moving: _Moving) -> None:
     _BEGIN(self, moving)
     if moving.transfer.move is Move.LOAD:
-        self._scheduler.memory.publish_loaded(moving.transfer.block, moving.transfer.name)
+        self._context.ledger.publish_loaded(moving.transfer.block, moving.transfer.name)
 
 
 def _load_is_not_a_holder(self: Transfers, sequence: Sequence) -> None:
     fetch = self._fetches.pop(sequence.seq_id, None)
     if fetch is not None:
-        self._scheduler.memory.close(fetch.table)
+        self._context.ledger.close(fetch.table)
 
 
 def _slot_taken_while_it_loads(self: LowerTier, name: bytes) -> int:
@@ -226,25 +231,23 @@ def _move_without_copies(self: PlanDiff, copies: object, discarded: tuple[int, i
 
 
 def _give_back_what_is_unused_now(self: Elastic) -> None:
-    pool = self._scheduler.memory.pool
-    self._scheduler.diff.give_back(pool.backing.unused_runs(pool))
+    pool = self._context.ledger.pool
+    self._context.plan.give_back(pool.backing.unused_runs(pool.holders, pool.name_of))
 
 
-def _step_back_below_the_floor(self: Elasticity, scheduler: Scheduler, kept: int, more: int) -> int:
+def _step_back_below_the_floor(self: Elasticity, resizing: Resizing, kept: int, more: int) -> int:
     return max(1, kept - more)
 
 
-def _grow_beyond_what_was_asked_for(
-    self: Elasticity, scheduler: Scheduler, now: float, available: int
-) -> None:
-    scheduler.elastic.blocks_wanted += 1
-    _GROW(self, scheduler, now, available)
-    scheduler.elastic.blocks_wanted -= 1
+def _grow_beyond_what_was_asked_for(self: Elasticity, resizing: Resizing, now: float, available: int) -> None:
+    resizing.elastic.blocks_wanted += 1
+    _GROW(self, resizing, now, available)
+    resizing.elastic.blocks_wanted -= 1
 
 
 def _give_nothing_back(self: Elastic) -> None:
-    pool = self._scheduler.memory.pool
-    for first, last in pool.backing.unused_runs(pool):
+    pool = self._context.ledger.pool
+    for first, last in pool.backing.unused_runs(pool.holders, pool.name_of):
         pool.backing.note_given_back(first, last)
 
 
@@ -266,7 +269,7 @@ def _failed_move_is_not_noticed(self: LowerTier, moved: object, ok: bool) -> Non
 _RESERVE, _TAKE, _CLOSE = Memory.reserve, BlockPool.take, Memory.close
 _BLOCK_NAME, _CHAIN_INIT = names_module.block_name, names_module.NameChain.__init__
 _PLAN_CHUNK: Callable[..., None] = Planner.plan_chunk
-_PREEMPT, _ADMIT, _ENTER = Scheduler.preempt, Admission.admit, Scheduler.admit
+_PREEMPT, _ADMIT, _ENTER = LiveSequences.requeue, Admission.admit, LiveSequences.admit
 _FILL = Pins.fill
 _BEGIN_STORE, _BEGIN, _FINISH = LowerTier.begin_store, Transfers._begin, Transfers.finish
 _FORGET, _RETAIN, _EXTEND = BlockPool.forget, BlockPool.retain, names_module.NameChain.extend
@@ -281,12 +284,12 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("copy-on-write whose copy is forgotten", Memory, "reserve", _reserve_without_copies),
     PlantedBug("evicted block keeps its name", BlockPool, "take", _take_keeping_the_name),
     PlantedBug("tenant salt dropped from the names", names_module.NameChain, "__init__", _chain_without_root),
-    PlantedBug("cache salt dropped from the names", tenancy, "salted_root", lambda root, salt: root),
+    PlantedBug("cache salt dropped from the names", naming, "salted_root", lambda root, salt: root),
     PlantedBug("parent dropped from the names", names_module, "block_name", _name_without_parent),
     PlantedBug("blocks published before the commit", Planner, "plan_chunk", _plan_chunk_publishing_early),
     PlantedBug("first block leaked on drop", Memory, "close", _close_leaking),
     PlantedBug("whole prompt served from the cache", Admission, "_find_hits", _hit_everything),
-    PlantedBug("published after the drop", Scheduler, "preempt", _preempt_in_the_same_epoch),
+    PlantedBug("published after the drop", LiveSequences, "requeue", _preempt_in_the_same_epoch),
     PlantedBug("victim's blocks reused in its own plan", Victims, "behind", _victim_already_planned),
     PlantedBug("resumed with a sample in flight", Admission, "admit", _readmit_with_samples_in_flight),
     PlantedBug("leader's names never released", NamesInProgress, "end", _never_released),
@@ -294,7 +297,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("row inherits its last owner's writes", PlanDiff, "retire", _retire_inherits),
     PlantedBug("poisoned block found again", Memory, "forget", lambda self, names: None),
     PlantedBug("poisoned block of a preempted one found again", BlockPool, "forget", _forget_what_is_held),
-    PlantedBug("prompt logprobs asked for twice", Scheduler, "preempt", _preempt_scoring_again),
+    PlantedBug("prompt logprobs asked for twice", LiveSequences, "requeue", _preempt_scoring_again),
     PlantedBug("cancelled choice takes its siblings along", Scheduler, "cancel", _cancel_before_the_fork),
     PlantedBug("victims preempted in vain", Admission, "_make_room", _make_room_in_vain),
     PlantedBug("pin that is not a holder", Pins, "fill", _fill_without_holding),
@@ -315,19 +318,17 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("poisoned block found below", Transfers, "forget", lambda self, names: None),
     *PREEMPTION_BUGS,
     PlantedBug("moved block is not copied", PlanDiff, "move", _move_without_copies),
-    PlantedBug(
-        "moved block, and its row is not told", resizing, "_tell_rows", lambda scheduler, copies: None
-    ),
-    PlantedBug("pool below its floor", resizing, "floor_of", lambda scheduler: 1),
+    PlantedBug("moved block, and its row is not told", Resizing, "_tell_rows", lambda self, copies: None),
+    PlantedBug("pool below its floor", Resizing, "floor", lambda self: 1),
     PlantedBug("events told to a tenant as written", own_views, "_own_event", lambda event: event),
     PlantedBug("another tenant's request is told", own_views, "view_own_request", _view_anyone),
     PlantedBug("another tenant's blocks are drawn", own_views, "view_own_map", _map_of_all),
     PlantedBug("why a request waits names another", own_views, "_own_words", lambda s, sequence, why: why),
-    PlantedBug("quota forgotten at admission", Tenancy, "allows", lambda self, *given: True),
+    PlantedBug("quota forgotten at admission", TenantShares, "allows", lambda self, *given: True),
     PlantedBug("quota forgotten when a table grows", Quotas, "room", lambda self, owner: 1 << 30),
     PlantedBug("quota forgotten below", Quotas, "disk_maximum", lambda self, owner: None),
     PlantedBug("guarantees that nobody can claim", Admission, "_claim_guarantees", lambda self: None),
-    PlantedBug("guarantees lent for good", Tenancy, "reserved", lambda *a, **k: 0),
+    PlantedBug("guarantees lent for good", Capacity, "reserved", lambda *a, **k: 0),
     PlantedBug("shared blocks charged to each holder", BlockPool, "retain", _retain_charging_again),
     PlantedBug(
         "tenant's salt dropped after a shared prefix", names_module.NameChain, "extend", _extend_unsalted
@@ -339,19 +340,19 @@ BUGS: tuple[PlantedBug, ...] = (
         "cached block's memory is given back",
         backing,
         "_is_unused",
-        lambda pool, block: pool.holders[block] == 0,
+        lambda num_holders, name: num_holders == 0,
     ),
     PlantedBug(
         "held block's memory is given back",
         backing,
         "_is_unused",
-        lambda pool, block: pool.name_of[block] is None,
+        lambda num_holders, name: name is None,
     ),
     PlantedBug("given back before the plan is complete", Elastic, "give_back", _give_back_what_is_unused_now),
     PlantedBug("given back in words only", Elastic, "give_back", _give_nothing_back),
     PlantedBug("stepped back below the floor", Elasticity, "_smaller", _step_back_below_the_floor),
     PlantedBug("grown beyond what was asked for", Elasticity, "_grow", _grow_beyond_what_was_asked_for),
-    PlantedBug("queue deadline of one that runs", Scheduler, "admit", _admitted_is_forgotten),
+    PlantedBug("queue deadline of one that runs", LiveSequences, "admit", _admitted_is_forgotten),
     PlantedBug("leader preempted without its beams", BeamRows, "gather", planted_beams.gather_nobody),
     PlantedBug("group preempted but for one beam", BeamRows, "gather", planted_beams.gather_half),
     PlantedBug("beam passed over keeps its blocks", BeamRows, "_drop", planted_beams.drop_leaking),
@@ -369,7 +370,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("beam's token not told to its row", PlanDiff, "write_token", lambda self, row, i, token: None),
     PlantedBug("hypotheses of all lengths alike", beams, "penalised", planted_beams.penalised_never),
     PlantedBug("beam planned ahead of its choice", Planner, "ready", planted_beams.ready_ahead),
-    PlantedBug("beam preempts its sibling", Planner, "_victims", planted_beams.victim_in_the_group),
+    PlantedBug("beam preempts its sibling", Planner, "_victims_of", planted_beams.victim_in_the_group),
     PlantedBug("too few candidates", BeamGroup, "advance", planted_beams.advance_with_one_too_few),
     *SESSION_BUGS,
 )

@@ -11,12 +11,12 @@ from octavo.types import BeamParams, FinishReason, Request, Update, Usage
 from octavo.units import blocks_for
 
 
-def gather_nobody(self: BeamRows, group: BeamGroup) -> Sequence:
+def gather_nobody(self: BeamRows, group: BeamGroup[Sequence]) -> Sequence:
     """The leader goes back to the queue, its beams run on."""
     return group.leader
 
 
-def gather_half(self: BeamRows, group: BeamGroup) -> Sequence:
+def gather_half(self: BeamRows, group: BeamGroup[Sequence]) -> Sequence:
     """The last beam keeps its row and its blocks while the others wait."""
     last = group.beams.pop() if len(group.beams) > 1 else None
     leader = _GATHER(self, group)
@@ -24,10 +24,10 @@ def gather_half(self: BeamRows, group: BeamGroup) -> Sequence:
     return leader
 
 
-def drop_leaking(self: BeamRows, group: BeamGroup, beam: Beam) -> None:
+def drop_leaking(self: BeamRows, group: BeamGroup[Sequence], beam: Beam[Sequence]) -> None:
     """A beam that was passed over holds its blocks."""
     if beam.sequence is not None:
-        self._scheduler.memory.fork(beam.sequence.table or self._scheduler.memory.open())
+        self._context.ledger.fork(beam.sequence.table or self._context.ledger.open())
     _DROP(self, group, beam)
 
 
@@ -37,7 +37,7 @@ def begin_without_rows(self: BeamRows, sequence: Sequence) -> None:
     sequence.forks_left = 0
 
 
-def cancel_choice_twice(self: BeamRows, group: BeamGroup, choice: int) -> list[Update]:
+def cancel_choice_twice(self: BeamRows, group: BeamGroup[Sequence], choice: int) -> list[Update]:
     """It is told that the choice was cancelled, and later what came of it."""
     return [Update(group.request.request_id, choice, (), Usage(0, 0, 0, 0), FinishReason.CANCELLED)]
 
@@ -60,7 +60,7 @@ def penalised_never(score: float, length: int, params: BeamParams) -> float:
 def ready_ahead(self: Planner) -> tuple[list[Sequence], list[Sequence]]:
     """A beam continues by the sample that is in flight, as if it were its own."""
     continuing, prompts = _READY(self)
-    for s in self._scheduler.running:
+    for s in self._live.running:
         if s.pending and s.group is not None and s.num_planned < s.known < s.max_length:
             continuing.append(s)
     return continuing, prompts
@@ -75,7 +75,7 @@ def victim_in_the_group(
     return found or _VICTIM(self, sequence, stop, tenant)
 
 
-def advance_with_one_too_few(self: BeamGroup) -> list[beams.Child]:
+def advance_with_one_too_few(self: BeamGroup[Sequence]) -> list[beams.Child[Sequence]]:
     """The last of the candidates of each beam is not looked at."""
     for beam in self.beams:
         beam.candidates = (beam.candidates or ())[: self.params.width - 1]
@@ -84,4 +84,4 @@ def advance_with_one_too_few(self: BeamGroup) -> list[beams.Child]:
 
 _GATHER, _DROP, _BEGIN = BeamRows.gather, BeamRows._drop, BeamRows.begin
 _SHARED = beams.shared_length
-_READY, _VICTIM, _ADVANCE = Planner.ready, Planner._victims, BeamGroup.advance
+_READY, _VICTIM, _ADVANCE = Planner.ready, Planner._victims_of, BeamGroup.advance

@@ -5,23 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Many
 
+from octavo.scheduler.arena import StagingArena
 from octavo.scheduler.diff import PlanDiff
 from octavo.scheduler.headroom import Headroom
 from octavo.scheduler.sequence import Sequence
-from octavo.scheduler.staging import Staging
+from octavo.scheduler.staging import Loss, Staging
 from octavo.scheduler.transfers import Transfers
-from octavo.scheduler.victims import Loss, Victims
+from octavo.scheduler.victims import Victims
 from octavo.sim.planting import PlantedBug
 from octavo.types import BlockCopy, TransferDone
 
 
 def _reused_before_it_is_stored(self: Staging, members: Many[Sequence]) -> Loss:
     loss = _KEEP(self, members)
-    self._free += [block for block, _ in self._scheduler.transfers.staged() if block not in self._free]
+    free = self._arena._free
+    free += [block for block, _ in self._transfers.staged() if block not in free]
     return loss
 
 
-def _never_free_again(self: Staging, block: int, done: TransferDone) -> None:
+def _never_free_again(self: StagingArena, block: int, done: TransferDone) -> None:
     return None
 
 
@@ -38,18 +40,18 @@ def _copied_the_wrong_way(self: PlanDiff, copy: BlockCopy) -> None:
 
 def _stored_from_the_pool(self: Staging, members: Many[Sequence]) -> Loss:
     """The store reads the victim's own block, which the pool gives away at once."""
-    loss, name_of = self.loss_of(members), self._scheduler.memory.pool.name_of
+    loss, name_of = self.loss_of(members), self._context.ledger.pool.name_of
     for block in loss.stored:
         name = name_of[block]
         assert name is not None
-        if self._scheduler.transfers.store_staged(block, name):
-            self._free.pop()
+        if self._transfers.store_staged(block, name):
+            self._arena.take()
     return loss
 
 
 def _victims_before_the_winner(self: Victims, winner: Sequence) -> list[Sequence]:
-    planned = {chunk.seq_id for chunk in self._scheduler.diff.chunks}
-    return [s for s in self._scheduler.running if s is not winner and s.seq_id not in planned]
+    planned = {chunk.seq_id for chunk in self._context.plan.chunks}
+    return [s for s in self._live.running if s is not winner and s.seq_id not in planned]
 
 
 def _headroom_changes_at_once(self: Headroom, seconds: float) -> None:
@@ -61,7 +63,7 @@ _KEEP, _STORE_STAGED = Staging.keep, Transfers.store_staged
 
 PREEMPTION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("staged block reused before it is stored", Staging, "keep", _reused_before_it_is_stored),
-    PlantedBug("staged block never free again", Staging, "finish", _never_free_again),
+    PlantedBug("staged block never free again", StagingArena, "finish", _never_free_again),
     PlantedBug(
         "kept block findable before it is stored", Transfers, "store_staged", _findable_while_it_is_staged
     ),

@@ -6,10 +6,12 @@ from collections.abc import Sequence as Many
 
 from octavo.memory.pins import Pin
 from octavo.memory.tiers import LowerTier
+from octavo.scheduler.capacity import Capacity
 from octavo.scheduler.giving_way import GivingWay
 from octavo.scheduler.holding import Holding
 from octavo.scheduler.sequence import Sequence
-from octavo.scheduler.sessions import Session, Sessions
+from octavo.scheduler.session_table import Session, SessionTable
+from octavo.scheduler.sessions import Sessions
 from octavo.scheduler.transfers import Transfers
 from octavo.sim.planting import PlantedBug
 
@@ -30,7 +32,7 @@ def _keep_without_bound(self: LowerTier, names: Many[bytes]) -> bool:
 
 def _let_go_at_once(self: Holding, pin: Pin) -> None:
     if pin.table is not None:
-        self._scheduler.pins.let_go(pin)
+        self._pins.let_go(pin)
 
 
 def _never_let_go(self: Holding, pin: Pin) -> None:
@@ -43,7 +45,7 @@ def _end_and_keep_on(self: Holding, pin: Pin) -> None:
 
 
 def _delete_leaving_its_pins(self: Sessions, tenant: str, session_id: str) -> Session:
-    return self._sessions.pop(session_id)
+    return self._table._sessions.pop(session_id)
 
 
 def _restore_without_keeping(
@@ -58,9 +60,9 @@ def _restore_without_keeping(
     num_suspended: int = 0,
 ) -> Session:
     session = _RESTORE(self, session_id, tenant, tokens, ttl_s, now, left_s, num_shared, num_suspended)
-    for pin in self.pins_of(session):
+    for pin in self._table.pins_of(session):
         if pin is not None:
-            self._scheduler.pinning.remove(pin)
+            self._holding.remove(pin)
     return session
 
 
@@ -79,15 +81,15 @@ def _restore_by_own_names(
 
 
 def _suspend_what_was_resumed(self: Sessions, tenant: str, session_id: str) -> Session:
-    session = self.find(tenant, session_id)
-    self._check_still(session)
+    session = self._table.find(tenant, session_id)
+    self._table.check_still(session)
     session.is_suspended = True
     return session
 
 
 def _end_turn_without_turn(self: Sessions, sequence: Sequence) -> None:
     _END_TURN(self, sequence)
-    session = self._sessions.get(sequence.request.session)
+    session = self._table.get(sequence.request.session)
     if session is not None:
         session.turn = sequence.request.request_id
 
@@ -102,7 +104,7 @@ SESSION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("names kept for a pin that is gone", Holding, "end", _end_and_keep_on),
     PlantedBug("damage of a kept block not told", Holding, "lost", lambda self, name: None),
     PlantedBug("promised stores never begin", Transfers, "_store_promised", lambda self, tier: None),
-    PlantedBug("two turns of a session", Sessions, "_check_still", lambda self, session: None),
+    PlantedBug("two turns of a session", SessionTable, "check_still", lambda self, session: None),
     PlantedBug("session beyond the pins' budget", Sessions, "_shortage", lambda self, session, count: ""),
     PlantedBug("session that never expires", Sessions, "expire", lambda self, now: None),
     PlantedBug("deleted session keeps its blocks", Sessions, "delete", _delete_leaving_its_pins),
@@ -111,5 +113,5 @@ SESSION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("suspended, and still in the pool", Sessions, "suspend", _suspend_what_was_resumed),
     PlantedBug("turn that never ends", Sessions, "end_turn", _end_turn_without_turn),
     PlantedBug("idle session that never gives way", GivingWay, "make_way", lambda self, request: None),
-    PlantedBug("diverging turn counts its session's blocks", Sessions, "own_blocks", lambda *a, **k: 5),
+    PlantedBug("diverging turn counts its session's blocks", Capacity, "blocks_of_turn", lambda *a, **k: 5),
 )

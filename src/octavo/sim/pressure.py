@@ -37,10 +37,10 @@ class SimulatedMachine:
             now += r.choice([0.0, 1.0, CALM_S])
         resident = count_resident(executor)
         available = max(0, self._total - self._others - resident) * BLOCK_BYTES
-        scheduler.now = now
-        before = scheduler.memory.pool.num_blocks
-        self._policy.act(scheduler, now, r.choice([available, available, None]))
-        after, elastic = scheduler.memory.pool.num_blocks, scheduler.elastic
+        scheduler.context.now = now
+        before = scheduler.ledger.pool.num_blocks
+        self._policy.act(scheduler.resizing, now, r.choice([available, available, None]), scheduler.has_work)
+        after, elastic = scheduler.ledger.pool.num_blocks, scheduler.elastic
         assert after <= elastic.blocks_wanted, "the pool became larger than was asked for"
         assert after < elastic.blocks_wanted or not elastic.why_smaller, "a reason for nothing"
         assert after == elastic.blocks_wanted or elastic.why_smaller, "it is smaller for no reason"
@@ -49,13 +49,13 @@ class SimulatedMachine:
 
     def rest(self, scheduler: Scheduler, now: float) -> None:
         """Nothing has run for a long time."""
-        self._policy.act(scheduler, now, None)
+        self._policy.act(scheduler.resizing, now, None, scheduler.has_work)
 
     def check_rested(self, scheduler: Scheduler, executor: OracleExecutor) -> None:
         """After it: only blocks that are cached, or on their way below, have memory."""
         if self._policy.config.idle_return_s:
             assert scheduler.elastic.count_unused() == 0, "idle blocks kept their memory"
-            pool = scheduler.memory.pool
+            pool = scheduler.ledger.pool
             assert count_resident(executor, pool.capacity) <= pool.backing.count
 
 
@@ -68,8 +68,8 @@ def count_resident(executor: OracleExecutor, capacity: int | None = None) -> int
 
 def check_resident(scheduler: Scheduler, executor: OracleExecutor) -> None:
     """Every block that has bytes in it is one of which the ledger knows that it has memory."""
-    backing, size = scheduler.memory.pool.backing, executor.block_size
-    for block in range(scheduler.memory.pool.capacity):
+    backing, size = scheduler.ledger.pool.backing, executor.block_size
+    for block in range(scheduler.ledger.pool.capacity):
         has_bytes = any(executor.slots[block * size : (block + 1) * size])
         assert block in backing or not has_bytes, f"block {block} has memory that nobody will give back"
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 from octavo.memory.memory import Memory
 from octavo.memory.names import root_name
-from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
 from octavo.sim.policies import Job, Moment, Replayed, Slots, Window, replayed
 from octavo.types import Request, SamplingParams
@@ -74,7 +75,7 @@ def replay_paged(jobs: Sequence[Job], pool: Pool, seed: int) -> Replayed:
     window: Window[Moment] = Window()
 
     def look(scheduler: Scheduler, to_come: int) -> None:
-        moment = Moment(slots_of(scheduler), len(scheduler.running), len(scheduler.waiting))
+        moment = Moment(slots_of(scheduler), len(scheduler.live.running), len(scheduler.live.waiting))
         window.add(moment, moment.waiting, to_come)
 
     served = serve(requests_of(jobs, seed), pool, look)
@@ -83,8 +84,8 @@ def replay_paged(jobs: Sequence[Job], pool: Pool, seed: int) -> Replayed:
 
 def slots_of(scheduler: Scheduler) -> Slots:
     """The pool's slots by what they are, where no block has two holders."""
-    memory, stored, coming, held = scheduler.memory, 0, 0, 0
-    for sequence in scheduler.running:
+    memory, stored, coming, held = scheduler.ledger, 0, 0, 0
+    for sequence in scheduler.live.running:
         assert sequence.table is not None
         reach = len(sequence.table) * memory.block_size
         stored += sequence.num_planned
@@ -116,7 +117,7 @@ def serve(requests: Sequence[Request], pool: Pool, look: Look) -> Served:
         _step(scheduler, executor, now, lambda: look(scheduler, len(to_come)))
         steps += 1
         now += pool.step_s
-    return Served(steps, scheduler.num_preemptions)
+    return Served(steps, scheduler.live.num_preemptions)
 
 
 def _step(scheduler: Scheduler, executor: OracleExecutor, now: float, look: Callable[[], None]) -> None:

@@ -8,22 +8,42 @@ session does not outlive its time.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from octavo.errors import InvalidRequest, PinRefused, RequestTooLarge, SessionBusy, SessionRefused
 from octavo.memory.pins import Strength
 from octavo.scheduler.check import check_scheduler
 from octavo.scheduler.pinning import PinOrder
-from octavo.scheduler.sessions import Session, SessionState
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.session_table import Session, SessionState
+from octavo.sim.books import Books
+from octavo.sim.oracle import OracleExecutor
+from octavo.sim.outcome import Outcome
 from octavo.sim.tenants import unsalted_seed
 from octavo.types import FinishReason, Request, SamplingParams, Timeouts
 
-if TYPE_CHECKING:
-    from octavo.sim.driver import Simulation
-
 _SESSIONS_MAX = 6
 _MOVING = (SessionState.SUSPENDING, SessionState.RESUMING)
+
+
+class World(Protocol):
+    """The simulation in which the sessions live."""
+
+    random: random.Random
+    scheduler: Scheduler
+    executor: OracleExecutor
+    clock: float
+    books: Books
+    outcome: Outcome
+    block_size: int
+
+    def some_prompt(self) -> list[int]:
+        """Tokens that others may share."""
+
+    def cancel_request(self, request_id: int) -> None:
+        """All of it."""
 
 
 @dataclass(slots=True)
@@ -50,7 +70,7 @@ class _Kept:
 class SessionLives:
     """The sessions of one simulation."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: World) -> None:
         self._simulation = simulation
         self._lives: dict[str, _Life] = {}
         self._num_made = 0
@@ -72,12 +92,12 @@ class SessionLives:
         simulation = self._simulation
         scheduler, below = simulation.scheduler, simulation.executor.below
         tier = scheduler.transfers.tier
-        for session in scheduler.sessions.all():
-            state = scheduler.sessions.state_of(session)
+        for session in scheduler.session_table:
+            state = scheduler.session_table.state_of(session)
             is_bound = state is SessionState.ACTIVE or state in _MOVING
             assert is_bound or session.expires > simulation.clock, "a session outlived its time"
             if state is SessionState.SUSPENDED:
-                pins = [pin for pin in scheduler.sessions.pins_of(session) if pin is not None]
+                pins = [pin for pin in scheduler.session_table.pins_of(session) if pin is not None]
                 assert not any(pin.table for pin in pins if pin.table), "suspended, and it holds blocks"
                 for slot, name in scheduler.sessions.slots(session.session_id):
                     assert below[slot][0] == name, "suspended, and its block is not below"
@@ -93,16 +113,16 @@ class SessionLives:
 
     def delete_unless_suspended(self) -> None:
         """So that nothing in the pool is held for a session."""
-        sessions = self._simulation.scheduler.sessions
-        for session in sessions.all():
-            if sessions.state_of(session) is not SessionState.SUSPENDED:
+        sessions, table = self._simulation.scheduler.sessions, self._simulation.scheduler.session_table
+        for session in list(table):
+            if table.state_of(session) is not SessionState.SUSPENDED:
                 sessions.delete(session.tenant, session.session_id)
         check_scheduler(self._simulation.scheduler)
 
     def restart(self) -> dict[str, _Kept]:
         """The process is about to end: what is below of each session."""
         self._learn()
-        sessions = self._simulation.scheduler.sessions
+        sessions, table = self._simulation.scheduler.sessions, self._simulation.scheduler.session_table
         return {
             s.session_id: _Kept(
                 {name for _, name in sessions.slots(s.session_id)},
@@ -110,7 +130,7 @@ class SessionLives:
                 s.num_shared,
                 sessions.num_suspended(s),
             )
-            for s in sessions.all()
+            for s in table
         }
 
     def restore(self, kept: dict[str, _Kept]) -> None:
@@ -137,7 +157,7 @@ class SessionLives:
             still_said = before.names[: len(life.tokens) // size]  # its client may have stopped a turn early
             assert session.names[: len(still_said)] == still_said, "its blocks came back under other names"
             whole = before.below.intersection(still_said)
-            is_bounded = scheduler.memory.quotas.policy(str(life.tenant)).disk_maximum is not None
+            is_bounded = scheduler.ledger.quotas.policy(str(life.tenant)).disk_maximum is not None
             assert whole <= found or is_bounded or not before.num_suspended, (
                 "a suspended session lost what was kept of it"
             )
@@ -145,18 +165,19 @@ class SessionLives:
             check_scheduler(scheduler)
 
     def _kept_slots(self) -> list[tuple[int, bytes]]:
-        sessions = self._simulation.scheduler.sessions
-        return [pair for session in sessions.all() for pair in sessions.slots(session.session_id)]
+        scheduler = self._simulation.scheduler
+        sessions = scheduler.sessions
+        return [pair for session in scheduler.session_table for pair in sessions.slots(session.session_id)]
 
     def known(self) -> list[str]:
         """Ids of the sessions that live; what ended turns said is known then."""
         self._learn()
-        alive = {session.session_id for session in self._simulation.scheduler.sessions.all()}
+        alive = {session.session_id for session in self._simulation.scheduler.session_table}
         return [session_id for session_id in self._lives if session_id in alive]
 
     def _find(self, session_id: str) -> Session:
         tenant = str(self._lives[session_id].tenant)
-        return self._simulation.scheduler.sessions.find(tenant, session_id)
+        return self._simulation.scheduler.session_table.find(tenant, session_id)
 
     def make(self) -> None:
         """The first turn makes it."""

@@ -16,14 +16,14 @@ _REQUEST = re.compile(r"request (\d+)")
 
 def check_sights(scheduler: Scheduler, now: float) -> None:
     """Raise AssertionError where a tenant sees less than its own, or more. O(tenants * everything)."""
-    names = {request.tenant for request in scheduler.requests()} | {"somebody who has nothing"}
+    names = {request.tenant for request in scheduler.live.requests()} | {"somebody who has nothing"}
     names |= {pin.tenant for pin in scheduler.pins.all()}
     names |= {event.tenant for event in scheduler.events.recent(EVENTS_MAX)} - {""}
-    assert sum(_check_requests(scheduler, now, name) for name in names) == len(scheduler.live_requests())
+    assert sum(_check_requests(scheduler, now, name) for name in names) == len(scheduler.live.live_requests())
     kvs = [own_views.view_own_kv(scheduler, name, now) for name in names]
-    assert sum(kv.running for kv in kvs) == len(scheduler.running), "a running sequence is nobody's"
-    assert sum(kv.waiting for kv in kvs) == len(scheduler.waiting), "a waiting sequence is nobody's"
-    tables = [len(s.table) for s in scheduler.running if s.table is not None]
+    assert sum(kv.running for kv in kvs) == len(scheduler.live.running), "a running sequence is nobody's"
+    assert sum(kv.waiting for kv in kvs) == len(scheduler.live.waiting), "a waiting sequence is nobody's"
+    tables = [len(s.table) for s in scheduler.live.running if s.table is not None]
     assert sum(kv.held_by_sequences for kv in kvs) == sum(tables), "blocks of sequences are nobody's"
     uses = {use.name: use for use in view_uses(scheduler)}
     for name, kv in zip(names, kvs, strict=True):
@@ -44,7 +44,7 @@ def _check_requests(scheduler: Scheduler, now: float, tenant: str) -> int:
     """Returns how many are its own."""
     views = own_views.view_own_requests(scheduler, tenant, now)
     shown = {view.request_id for view in views}
-    for request in scheduler.requests():
+    for request in scheduler.live.requests():
         assert (request.request_id in shown) == (request.tenant == tenant), "a foreign request is listed"
         one = own_views.view_own_request(scheduler, tenant, request.request_id, now)
         assert (one is not None) == (request.tenant == tenant), "a foreign request is told"
@@ -59,14 +59,14 @@ def _check_map(scheduler: Scheduler, now: float, tenant: str) -> None:
     drawn = own_views.view_own_map(scheduler, tenant, now)
     own = {
         block
-        for s in scheduler.running
+        for s in scheduler.live.running
         if s.request.tenant == tenant and s.table is not None
         for block in s.table.blocks
     }
     for pin in scheduler.pins.all():
         if pin.tenant == tenant and pin.table is not None:
             own |= set(pin.table.blocks)
-    assert len(drawn.states) == len(drawn.owner) == scheduler.memory.pool.num_blocks
+    assert len(drawn.states) == len(drawn.owner) == scheduler.ledger.pool.num_blocks
     assert {b for b, state in enumerate(drawn.states) if state != "."} == own, (
         "the map draws another's blocks"
     )
@@ -75,4 +75,6 @@ def _check_map(scheduler: Scheduler, now: float, tenant: str) -> None:
     assert held == len(own), "the operator is told another number of blocks"
     for text in drawn.owners:
         for found in _REQUEST.findall(text):
-            assert scheduler.sequences_of(int(found))[0].request.tenant == tenant, "a foreign owner is named"
+            assert scheduler.live.sequences_of(int(found))[0].request.tenant == tenant, (
+                "a foreign owner is named"
+            )

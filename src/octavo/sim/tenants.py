@@ -56,7 +56,7 @@ def random_policies(r: random.Random, names: Many[str], num_blocks: int) -> list
 def try_policies(scheduler: Scheduler, policies: list[TenantPolicy]) -> bool:
     """Whether the scheduler took them."""
     try:
-        scheduler.set_tenants(policies)
+        scheduler.tenants.set_policies(policies)
     except TenantsRefused:
         return False
     return True
@@ -76,7 +76,7 @@ class GuaranteeWatch:
         assert all(steps <= PATIENCE for steps in self._steps.values()), "guaranteed blocks were not obtained"
 
     def _check_below(self, scheduler: Scheduler) -> None:
-        tier, quotas = scheduler.transfers.tier, scheduler.memory.quotas
+        tier, quotas = scheduler.transfers.tier, scheduler.ledger.quotas
         for policy in quotas.policies() if tier is not None else ():
             owner = quotas.owner(policy.name)
             assert tier is not None
@@ -87,20 +87,20 @@ class GuaranteeWatch:
             ), "a tenant has more below than it may"
 
     def _kept_out(self, scheduler: Scheduler) -> list[Sequence]:
-        quotas, seen, found = scheduler.memory.quotas, set[str](), []
+        quotas, seen, found = scheduler.ledger.quotas, set[str](), []
         if not quotas.has_guarantees or scheduler.transfers.tables():
             return []  # what is on its way ends by itself
-        borrowed = [s for s in scheduler.running if scheduler.tenancy.is_borrower(s.request.tenant)]
-        for s in scheduler.waiting:
+        borrowed = [s for s in scheduler.live.running if scheduler.shares.is_borrower(s.request.tenant)]
+        for s in scheduler.live.waiting:
             tenant = s.request.tenant
             if tenant in seen or s.pending or not quotas.policy(tenant).guaranteed:
                 continue
             seen.add(tenant)
             lent = any(other.request.tenant != tenant for other in borrowed)
-            if s.wait.reason is WaitReason.FOLLOWS or 1 + s.forks_left > scheduler.num_free_rows + lent:
+            if s.wait.reason is WaitReason.FOLLOWS or 1 + s.forks_left > scheduler.live.num_free_rows + lent:
                 continue  # a guarantee is of blocks: of rows, one
-            if not scheduler.tenancy.allows(s, 0, scheduler.running, frozenset()):
+            if not scheduler.shares.allows(s, 0, scheduler.live.running, frozenset()):
                 continue
-            if scheduler.tenancy.covers(s, 0):
+            if scheduler.shares.covers(s, 0):
                 found.append(s)
         return found

@@ -1,0 +1,21 @@
+"""The scheduler's bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Bounds of the scheduler. `step_tokens` is how many positions one step computes at most."""
+
+    max_rows: int = 64
+    step_tokens: int = 512
+    max_waiting: int = 1024
+    context_length: int = 8192
+    stop_ids: frozenset[int] = frozenset()  # end-of-sequence tokens of the model
+    prefix_caching: bool = True
+    pace: bool = True  # hold prompts back while others decode, once step times are known
+    pin_blocks: int = 0  # that all pins together may keep
+    bytes_per_block: int = 0  # to tell, not to decide
+    staging_blocks: int = 0  # behind the pool's capacity, for what victims keep below

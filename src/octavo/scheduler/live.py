@@ -1,0 +1,192 @@
+"""The unfinished sequences: which wait, which run, in which rows, and how each changes place."""
+
+from __future__ import annotations
+
+import bisect
+
+from octavo.scheduler.context import Context
+from octavo.scheduler.fairness import Service
+from octavo.scheduler.flight import Flight
+from octavo.scheduler.queue import NamesInProgress, WaitingQueue
+from octavo.scheduler.sequence import Sequence, State
+from octavo.scheduler.transfers import Transfers
+from octavo.scheduler.waits import QUEUED, Wait, WaitReason
+from octavo.types import Fork, Request
+
+# Whose prompt comes first in a step: (-priority, what its tenant was served, arrival, choice).
+Place = tuple[int, float, int, int]
+
+
+class LiveSequences:
+    """Owns every sequence until it ends."""
+
+    def __init__(self, context: Context, service: Service, transfers: Transfers) -> None:
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []  # by own rank: lent priorities aside
+        self.names = NamesInProgress()
+        self.service = service
+        self.num_preemptions = 0
+        self.tokens_recomputed = 0  # computed a second time, because of a preemption
+        self._context = context
+        self._transfers = transfers
+        self._by_request: dict[int, list[Sequence]] = {}
+        self._free_rows = list(range(context.config.max_rows - 1, -1, -1))
+        self._rows_promised = 0  # to the forks of running sequences
+        self._next_seq_id = 0
+
+    def __len__(self) -> int:
+        return len(self._by_request)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._by_request
+
+    def live_requests(self) -> list[int]:
+        """Ids of unfinished requests."""
+        return list(self._by_request)
+
+    def requests(self) -> list[Request]:
+        """The unfinished requests."""
+        return [sequences[0].request for sequences in self._by_request.values()]
+
+    def running_requests(self) -> list[Request]:
+        """Those of which something runs."""
+        return list({s.request.request_id: s.request for s in self.running}.values())
+
+    def sequences_of(self, request_id: int) -> list[Sequence]:
+        """The unfinished sequences of a request."""
+        return list(self._by_request.get(request_id, ()))
+
+    def heads_of(self, request_id: int) -> list[Sequence]:
+        """The same, but of a beam group its leader alone, which stands for all."""
+        sequences = self.sequences_of(request_id)
+        return [s for s in sequences if s.group is None or s.group.leader is s]
+
+    def enter(self, sequence: Sequence) -> None:
+        """The first sequence of a request that was taken stands in the queue."""
+        self._by_request[sequence.request.request_id] = [sequence]
+        self.service.enter(sequence.request.tenant)
+        self.waiting.add(sequence)
+
+    def admit(self, sequence: Sequence, num_hits: int) -> None:
+        """Waiting -> running, as one more holder of its first `num_hits` published blocks."""
+        self.waiting.remove(sequence)
+        sequence.state = State.RUNNING
+        sequence.bypassed = 0
+        sequence.row = self._free_rows.pop()
+        sequence.table = self._context.ledger.open(sequence.request.tenant, sequence.chain.num_shared)
+        adopted = self._context.ledger.adopt(sequence.table, sequence.chain.names[:num_hits])
+        assert adopted == num_hits
+        self._transfers.let_go(sequence)
+        sequence.num_computed = sequence.num_planned = adopted * self._context.ledger.block_size
+        self.tokens_recomputed += max(0, sequence.num_lost - sequence.num_planned)
+        sequence.num_lost = 0
+        if not sequence.was_admitted:
+            sequence.num_cached = sequence.num_served = sequence.num_planned
+        sequence.was_admitted = True
+        self.service.count(sequence, sequence.num_prompt)
+        sequence.wait = QUEUED
+        sequence.count_blocks(self._context.now)
+        bisect.insort(self.running, sequence, key=lambda s: s.own_rank)
+        self._rows_promised += sequence.forks_left
+        self.names.begin(sequence)
+        self._context.plan.admit(sequence.admitted_row(), sequence.table.blocks)
+
+    def fork(self, parent: Sequence, flights: list[Flight]) -> None:
+        """The plan that samples is being made: the other choices become holders of the same table, one
+        sample each."""
+        assert parent.table is not None
+        for choice in range(1, parent.request.n):
+            table, row = self._context.ledger.fork(parent.table), self._free_rows.pop()
+            child = parent.child(self.new_seq_id(), choice, table, row)
+            child.count_blocks(self._context.now)
+            self._by_request[parent.request.request_id].append(child)
+            self.service.enter(child.request.tenant)
+            bisect.insort(self.running, child, key=lambda s: s.own_rank)
+            self._context.plan.forks.append(Fork(parent.row, child.row, child.seq_id, choice))
+            flights.append(Flight(child, child.epoch, child.num_planned, 1))
+        self._rows_promised -= parent.forks_left
+        parent.forks_left = 0
+
+    def enter_row(self, beam: Sequence) -> None:
+        """A beam was forked: it runs in a row that was promised to its group."""
+        beam.state = State.RUNNING
+        beam.row = self._free_rows.pop()
+        beam.count_blocks(self._context.now)
+        assert beam.table is not None
+        self._by_request[beam.request.request_id].append(beam)
+        self.service.enter(beam.request.tenant)
+        bisect.insort(self.running, beam, key=lambda s: s.own_rank)
+        self._context.plan.admit(beam.admitted_row(), beam.table.blocks)
+
+    def promise_rows(self, sequence: Sequence, count: int) -> None:
+        """The group of a running sequence may still want so many rows."""
+        self._rows_promised += count - sequence.forks_left
+        sequence.forks_left = count
+
+    def may_enter(self, sequence: Sequence) -> bool:
+        """False when rows alone keep this waiting sequence out, and whoever ranks behind it. O(1)."""
+        if self._context.ledger.quotas.has_guarantees:
+            return True
+        return self.num_free_rows > 0 or sequence.priority > self.running[-1].request.priority
+
+    def why_waiting(self, sequence: Sequence) -> Wait:
+        """What keeps a waiting sequence out: rows, in which case nobody looks further, or what was found when
+        it was last looked at."""
+        if sequence.wait.reason is WaitReason.QUEUED and not self.may_enter(sequence):
+            return Wait(WaitReason.ROWS, 1 + sequence.forks_left, self.num_free_rows)
+        return sequence.wait
+
+    def place(self, sequence: Sequence) -> Place:
+        """Whose prompt comes first in a step: by priority, then whose tenant was served least, then
+        arrival."""
+        service = self.service
+        served = service.of(sequence.request.tenant) if service.num_active > 1 else 0.0
+        return (sequence.rank[0], served, *sequence.rank[1:])
+
+    @property
+    def num_free_rows(self) -> int:
+        """Rows that no sequence has and no fork will need."""
+        return len(self._free_rows) - self._rows_promised
+
+    def _leave_row(self, sequence: Sequence) -> None:
+        assert sequence.table is not None
+        self.names.end(sequence, sequence.chain.names[sequence.table.num_published :])
+        self._context.ledger.close(sequence.table)
+        sequence.table = None
+        sequence.count_blocks(self._context.now)
+        self.running.remove(sequence)
+        self._rows_promised -= sequence.forks_left
+        self._context.plan.retire(sequence.row)
+        self._free_rows.append(sequence.row)
+        sequence.row = -1
+
+    def close(self, sequence: Sequence) -> None:
+        """It has ended: it leaves its row, or the queue, and holds nothing."""
+        if sequence.state is State.RUNNING:
+            self._leave_row(sequence)
+        else:
+            self.waiting.remove(sequence)
+            self._transfers.let_go(sequence)
+        sequence.state = State.FINISHED
+        siblings = self._by_request[sequence.request.request_id]
+        siblings.remove(sequence)
+        self.service.leave(sequence.request.tenant)
+        if not siblings:
+            del self._by_request[sequence.request.request_id]
+
+    def new_seq_id(self) -> int:
+        """One that no sequence had before."""
+        self._next_seq_id += 1
+        return self._next_seq_id
+
+    def requeue(self, sequence: Sequence) -> None:
+        """Running -> waiting: its table is dropped. Resuming is an ordinary admission that finds its own
+        blocks."""
+        sequence.num_lost = sequence.num_planned
+        self._leave_row(sequence)
+        sequence.state = State.WAITING
+        sequence.epoch += 1
+        sequence.num_computed = sequence.num_planned = 0
+        sequence.preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.add(sequence)

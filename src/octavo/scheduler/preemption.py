@@ -1,0 +1,51 @@
+"""What a preemption is: the victim's table is dropped, what is cheaper to load than to compute is kept below,
+and it waits again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+from octavo.scheduler.beam_rows import BeamRows
+from octavo.scheduler.context import Context
+from octavo.scheduler.events import Event, EventKind
+from octavo.scheduler.live import LiveSequences
+from octavo.scheduler.sequence import Sequence, State
+from octavo.scheduler.staging import Staging
+
+
+class Preemption:
+    """Acts on running sequences."""
+
+    def __init__(self, context: Context, live: LiveSequences, beams: BeamRows, staging: Staging) -> None:
+        self._context = context
+        self._live = live
+        self._beams = beams
+        self._staging = staging
+
+    def preempt_all(self, members: Many[Sequence], winner: Sequence | None) -> None:
+        """They go, and what is worth it is kept below: together, so that heads have the first turn."""
+        self._staging.keep(members)
+        for member in members:
+            if member.state is State.RUNNING:
+                self.preempt(member, winner)
+
+    def preempt(self, sequence: Sequence, winner: Sequence | None) -> None:
+        """Running -> waiting, for the sake of `winner`, or of a smaller pool: the table is dropped, what is
+        cheaper to load than to compute is kept below. Resuming is an ordinary admission that finds its own
+        blocks."""
+        if sequence.group is not None:
+            sequence = self._beams.gather(sequence.group)
+        assert sequence.table is not None
+        blocks, loser = len(sequence.table), sequence.request
+        text = f"request {loser.request_id} gave up {blocks:,} blocks for a smaller pool"
+        if winner is not None:
+            text = (
+                f"request {loser.request_id} gave up {blocks:,} blocks for request "
+                f"{winner.request.request_id}, which ranks before it (priority {winner.priority} and "
+                f"{loser.priority})"
+            )
+        text += f"; {self._staging.note(self._staging.keep([sequence]))}"
+        self._context.events.note(
+            Event(self._context.now, EventKind.PREEMPTED, text, loser.request_id, loser.tenant, blocks)
+        )
+        self._live.requeue(sequence)

@@ -1,0 +1,210 @@
+"""What each tenant has of the pool, beside what it was guaranteed: who is charged for what, who borrows, and
+whom that protects.
+
+    protected  a tenant within its guarantee loses no block to another tenant, whatever the priorities
+    claim      a tenant's waiting sequence that its guarantee covers enters at once: borrowers are preempted
+
+Borrowers can be preempted down to their guarantee, a tenant's own sequences by rank: so the best-ranked of a
+tenant, or of all borrowers, always advances.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Many
+from collections.abc import Set
+
+from octavo.memory.pins import Pins
+from octavo.memory.quota import SHARED
+from octavo.memory.table import BlockTable
+from octavo.scheduler.context import Context
+from octavo.scheduler.live import LiveSequences
+from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.transfers import Transfers
+from octavo.scheduler.waits import Wait, WaitReason
+from octavo.types import Request
+
+
+class TenantShares:
+    """Answers. Changes nothing."""
+
+    def __init__(self, context: Context, pins: Pins, transfers: Transfers, live: LiveSequences) -> None:
+        self._context = context
+        self._quotas = context.ledger.quotas
+        self._pins = pins
+        self._transfers = transfers
+        self._live = live
+
+    def charge_of(
+        self, sequence: Sequence, num_hits: int, freed: set[int] | frozenset[int] = frozenset()
+    ) -> int:
+        """Blocks that its tenant would be charged for beyond those it holds, once `freed` are unheld."""
+        memory, owner = self._context.ledger, self._quotas.owner(sequence.request.tenant)
+        hits = memory.blocks_of(sequence.chain.names[:num_hits])
+        pool = memory.pool
+        if owner == self._quotas.shared:  # what no pin shares yet becomes its own when this one's is filled
+            adopted = sum(pool.owner[b] != owner for b in hits)
+        else:
+            adopted = sum(
+                pool.owner[b] == owner and (pool.holders[b] == 0 or b in pool.uncharged or b in freed)
+                for b in hits
+            )
+        return sequence.blocks_known(memory.block_size) - num_hits + adopted + sequence.forks_left
+
+    def allows(
+        self, sequence: Sequence, num_hits: int, running: Many[Sequence], freed: set[int] | frozenset[int]
+    ) -> bool:
+        """Whether its tenant's own bounds let it in beside `running`, once `freed` are unheld."""
+        tenant = sequence.request.tenant
+        policy = self._quotas.policy(tenant)
+        if policy.max_running is not None:
+            ids = {s.request.request_id for s in running if s.request.tenant == tenant}
+            if len(ids - {sequence.request.request_id}) >= policy.max_running:
+                return False
+        if policy.maximum is None:
+            return True
+        size, pool, owner = (
+            self._context.ledger.block_size,
+            self._context.ledger.pool,
+            self._quotas.owner(tenant),
+        )
+        promised, alone, filled = 0, True, set[int]()
+        for s in running:
+            if s.request.tenant == tenant and s.table is not None:
+                promised += max(0, s.blocks_known(size) - len(s.table))
+                alone = False
+                filled.update(s.table.blocks if owner == self._quotas.shared else ())
+        promised += sum(pool.owner[b] == self._quotas.once_shared for b in filled)  # as in `charge_of`
+        back = sum(pool.owner[b] == owner and b not in pool.uncharged for b in freed)
+        needed = self.charge_of(sequence, num_hits, freed)
+        needed -= sequence.forks_left if alone else 0  # one choice can always preempt the others
+        return pool.charged[owner] - back + promised + needed <= policy.maximum
+
+    def why_not(self, sequence: Sequence, num_hits: int) -> Wait:
+        """What `allows` lacked."""
+        policy = self._quotas.policy(sequence.request.tenant)
+        room = self._quotas.room(self._quotas.owner(policy.name))
+        needed = self.charge_of(sequence, num_hits)
+        if policy.maximum is not None and needed > room:
+            return Wait(WaitReason.QUOTA, needed, max(0, room))
+        running = {s.request.request_id for s in self._live.running if s.request.tenant == policy.name}
+        if policy.max_running is not None and len(running) >= policy.max_running:
+            return Wait(WaitReason.TENANT_RUNNING, 1, len(running))
+        return Wait(WaitReason.QUOTA, needed, max(0, room))
+
+    def is_protected(self, victim: Sequence, winner: Sequence) -> bool:
+        """True for a tenant within its guarantee, before everybody but its own."""
+        if not self._quotas.has_guarantees:
+            return False
+        tenant = victim.request.tenant
+        return tenant != winner.request.tenant and not self.is_borrower(tenant)
+
+    def is_borrower(self, tenant: str) -> bool:
+        """True when it uses more than it was guaranteed."""
+        return self.used(tenant) > self._quotas.policy(tenant).guaranteed
+
+    def covers(self, sequence: Sequence, num_hits: int) -> bool:
+        """Whether its tenant would use no more than it was guaranteed with this sequence, too."""
+        tenant, pool = sequence.request.tenant, self._context.ledger.pool
+        more = self.charge_of(sequence, num_hits)
+        if tenant != SHARED:  # of which `charge_of` counts them
+            known = self._once_shared_of(tenant)
+            hits = self._context.ledger.blocks_of(sequence.chain.names[:num_hits])
+            more += sum(pool.owner[b] == self._quotas.once_shared and b not in known for b in hits)
+        return self.used(tenant) + more <= self._quotas.policy(tenant).guaranteed
+
+    def used(self, tenant: str) -> int:
+        """What it is charged for, and what it holds that all could find once and nobody is charged for: for
+        guarantees that is its user's."""
+        return self._quotas.charged(tenant) + len(self._once_shared_of(tenant))
+
+    def _once_shared_of(self, tenant: str) -> set[int]:
+        """O(blocks that its holders list) where there are such, else O(1)."""
+        pool = self._context.ledger.pool
+        if not pool.charged[self._quotas.once_shared]:
+            return set()
+        tables = [s.table for s in self._live.running if s.request.tenant == tenant]
+        tables += [pin.table for pin in self._pins.all() if pin.tenant == tenant]
+        tables += self._transfers.tables_of(tenant)
+        blocks = {block for table in tables if table is not None for block in table.blocks}
+        return {block for block in blocks if pool.owner[block] == self._quotas.once_shared}
+
+    def share_of(self, request: Request) -> float:
+        """How many blocks its tenant borrows, for its weight: who borrows most gives way first."""
+        policy = self._quotas.policy(request.tenant)
+        return max(0, self._quotas.charged(request.tenant) - policy.guaranteed) / policy.weight
+
+    def lenders(self, candidates: Many[Sequence], winner: Sequence) -> list[Sequence]:
+        """Of these, who may be preempted for a sequence of another tenant until their own are down to their
+        guarantee; last in rank first. O(blocks of the candidates)."""
+        if not self._quotas.has_guarantees:
+            return list(candidates)
+        pool, charged, listed = self._context.ledger.pool, Counter[int](), Counter[int]()
+        found = []
+        for victim in sorted(candidates, key=lambda s: s.rank, reverse=True):
+            tenant = victim.request.tenant
+            owner = self._quotas.owner(tenant)
+            left = pool.charged[owner] - charged[owner]
+            if tenant != winner.request.tenant and left <= self._quotas.policy(tenant).guaranteed:
+                continue
+            found.append(victim)
+            for block in victim.table.blocks if victim.table is not None else ():
+                listed[block] += 1
+                if listed[block] == pool.holders[block]:
+                    charged[pool.owner[block]] += 1
+        return found
+
+    def victims_for(
+        self, sequence: Sequence, num_hits: int, yielding: Many[BlockTable], yielded: Set[int]
+    ) -> list[Sequence] | None:
+        """Borrowers to be preempted, in order, so that a sequence that its guarantee covers fits, when these
+        tables have gone, which alone hold the blocks `yielded`; None: that would not help."""
+        pool = self._context.ledger.pool
+        victims = list[Sequence]()
+        charged = Counter(pool.owner[block] for block in yielded if block not in pool.uncharged)
+        listed = Counter(block for table in yielding for block in table.blocks)
+        freed = set(yielded)
+        rows = self._live.num_free_rows
+        for victim in self._borrowers(sequence):
+            tenant = victim.request.tenant
+            owner = self._quotas.owner(tenant)
+            used = pool.charged[owner] - charged[owner] + len(self._once_shared_of(tenant) - freed)
+            if used <= self._quotas.policy(tenant).guaranteed:
+                continue
+            assert victim.table is not None
+            listed.update(victim.table.blocks)
+            victims.append(victim)
+            for block in victim.table.blocks:
+                if listed[block] == pool.holders[block] and block not in freed:
+                    freed.add(block)
+                    charged[pool.owner[block]] += 1
+            rows += 1 + victim.forks_left
+            if self.claim_fits(sequence, num_hits, rows, freed):
+                return victims
+        return None
+
+    def claim_fits(
+        self, sequence: Sequence, num_hits: int, rows: int, freed: set[int] | frozenset[int]
+    ) -> bool:
+        """Whether a sequence that its guarantee covers can enter, once `freed` are unheld: what running ones
+        were promised stands back, because guarantees fit the pool together."""
+        memory = self._context.ledger
+        left = memory.num_unheld + len(freed) - sequence.forks_left
+        left -= sequence.blocks_known(memory.block_size) - num_hits
+        hits = memory.blocks_of(sequence.chain.names[:num_hits])
+        left -= sum(memory.pool.holders[block] == 0 or block in freed for block in hits)
+        return (
+            left >= 0
+            and rows >= 1 + sequence.forks_left
+            and self.allows(sequence, num_hits, self._live.running, freed)
+        )
+
+    def _borrowers(self, sequence: Sequence) -> list[Sequence]:
+        """Running sequences of other tenants beyond their guarantee, who is preempted first in front."""
+        tenant = sequence.request.tenant
+        found = [
+            s for s in self._live.running if s.request.tenant != tenant and self.is_borrower(s.request.tenant)
+        ]
+        return sorted(
+            found, key=lambda s: (-s.priority, self._live.service.of(s.request.tenant), s.rank), reverse=True
+        )
