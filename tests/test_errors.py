@@ -9,7 +9,7 @@ import pytest
 from octavo.config import StartOptions
 from octavo.errors import ConfigError, InvalidRequest, require_range, shown
 from octavo.model.hub import cache_folder
-from octavo.scheduler.pinning import PinOrder
+from octavo.retention.client_pins import PinOrder
 from octavo.types import SamplingParams, Timeouts
 
 HUGE = 10**5_000  # Python prints no integer of so many digits

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from octavo.engine.core import Engine, Inbox
-from octavo.engine.elasticity import MemoryWatch
+from octavo.engine.memory_watch import MemoryWatch
 from octavo.executor.executor import InlineExecutor, ThreadedExecutor
 from octavo.executor.runner import Runner, RunnerConfig
 from octavo.executor.transfers import BlockStore, TransferWorker
@@ -18,13 +18,12 @@ from octavo.kernels.contract import Floats, KvPool, KvShape, Matrix, Ops, RawTen
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.packed import BLOCKS
 from octavo.kernels.reference import ReferenceOps
-from octavo.memory.memory import Memory
+from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
-from octavo.memory.tiers import LowerTier
+from octavo.memory.tiers import OffloadTier
 from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, RopeSpec
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.scheduler import Scheduler
+from octavo.step.config import SchedulerConfig
 from octavo.types import FinishReason, Request, SampledToken, SamplingParams
 from tests.blocks import SUPER_KINDS, encoded
 
@@ -144,8 +143,8 @@ def tiny_engine(
     )
 
     def scheduler() -> Scheduler:
-        tier = None if store is None else LowerTier(store.num_slots, store.entries(), num_host=num_host)
-        memory = Memory(num_blocks, block_size)
+        tier = None if store is None else OffloadTier(store.num_slots, store.entries(), num_host=num_host)
+        memory = Ledger(num_blocks, block_size)
         return Scheduler(memory, config, lambda tenant: root_name(tenant.encode()), tier)
 
     executor = ThreadedExecutor(runner) if depth else InlineExecutor(runner)
@@ -177,7 +176,7 @@ def run(
             assert answer.finish is None, "an update after the final one"
             answer.finish = update.finish
             answer.cached, answer.preemptions = update.usage.num_cached, update.usage.preemptions
-        check_scheduler(engine.scheduler)
+        engine.scheduler.check()
         step += 1
         between(step)
         assert step < 10_000, "livelock"
@@ -190,7 +189,7 @@ def settle(engine: Engine) -> None:
     while engine.scheduler.transfers.in_flight:
         engine.inbox.wait(10)
         engine.step()
-        check_scheduler(engine.scheduler)
+        engine.scheduler.check()
 
 
 def random_prompt(rng: np.random.Generator, length: int) -> list[int]:

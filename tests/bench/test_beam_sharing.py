@@ -7,7 +7,6 @@ from tests.tiny import tiny_engine
 from octavo.bench.beams import beam_sharing, searches
 from octavo.bench.lengths import Trace
 from octavo.kernels.native_ops import NativeOps
-from octavo.scheduler.check import check_scheduler
 from octavo.sim.policies import Job
 from octavo.types import Request, SamplingParams
 
@@ -22,7 +21,7 @@ def test_beams_share_their_prompt_and_more_the_more_there_are() -> None:
     assert 0.3 < rows[1].saved < 0.5 < rows[2].saved < 0.8
     assert [row.steps for row in rows] == [rows[0].steps] * 3
     assert rows[0].num_requests == 3
-    check_scheduler(engine.scheduler)
+    engine.scheduler.check()
 
 
 def test_nothing_is_saved_where_nobody_shares() -> None:

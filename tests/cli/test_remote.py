@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from octavo.cli.main import app
 from octavo.errors import InvalidRequest, RequestFailed
-from octavo.server.roster import Roster
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
+from octavo.server.tenant_registry import TenantRegistry
 from octavo.server.testing import FakeModel
 from octavo.tenants import digest_of
 
@@ -127,7 +127,7 @@ def octavo_of(tmp_path: Path) -> Iterator[Callable[..., str]]:
             for name, key in KEYS.items()
         )
     )
-    with serving(ServerSettings(roster=Roster(path))) as url:
+    with serving(ServerSettings(roster=TenantRegistry(path))) as url:
 
         def run(name: str, *words: str) -> str:
             result = CliRunner().invoke(app, [*words, "--url", url, "--api-key", KEYS[name]])

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from octavo.cli.main import app
 from octavo.errors import ConfigError, InvalidRequest, RequestFailed
-from octavo.server.roster import Roster
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
+from octavo.server.tenant_registry import TenantRegistry
 from octavo.server.testing import FakeModel
 from octavo.tenants import digest_of, parse_tenants
 
@@ -86,7 +86,7 @@ def url(tmp_path: Path) -> Iterator[str]:
         f'[[tenant]]\nname = "boss"\nkey_sha256 = "{digest_of("b").hex()}"\noperator = true\n'
     )
     listener, ready = bind("127.0.0.1", 0), threading.Event()
-    server = build_server(FakeModel(), ServerSettings(roster=Roster(path)), lambda _: ready.set())
+    server = build_server(FakeModel(), ServerSettings(roster=TenantRegistry(path)), lambda _: ready.set())
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
     assert ready.wait(10)

@@ -18,8 +18,7 @@ from octavo.files import OsFiles
 from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.transfers import Transfers
+from octavo.retention.transfers import Transfers
 from octavo.sim.faults import FaultKind, FaultyFiles, seeded
 from octavo.types import Request
 
@@ -125,7 +124,7 @@ def rest(engine: Engine) -> None:
         if engine.idle:
             engine.inbox.wait(10)
         engine.step()
-        check_scheduler(engine.scheduler)
+        engine.scheduler.check()
     raise AssertionError("it never comes to rest")
 
 
@@ -157,7 +156,7 @@ def test_a_disk_that_fails_costs_time_and_no_answer(house: House) -> None:
         assert serve(engine, asks(first, 8))[0] == wanted
     assert engine.scheduler.transfers.num_failed > 0
     assert len(files.struck) > 3
-    check_scheduler(engine.scheduler)
+    engine.scheduler.check()
     assert any("will be recomputed" in event.text for event in engine.scheduler.events.recent(1000))
 
 

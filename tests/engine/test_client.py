@@ -15,7 +15,6 @@ from tests.tiny import CONTEXT, EOS, VOCAB, random_prompt
 
 from octavo.engine import client
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestTooLarge
-from octavo.scheduler.check import check_scheduler
 from octavo.types import ChatMessage, FinishReason, SamplingParams
 
 LONG = 400  # tokens; more than any test waits for
@@ -42,7 +41,7 @@ def nothing_is_left(served: Served) -> None:
     """No holder, no sequence, and a sound ledger."""
     wait_until(lambda: served.llm.stats().blocks_held == 0 and served.engine.idle)
     assert served.llm.stats().running == served.llm.stats().waiting == 0
-    check_scheduler(served.engine.scheduler)
+    served.engine.scheduler.check()
 
 
 def test_a_stream_tells_what_the_engine_made_bit_for_bit(served: Served) -> None:

@@ -11,16 +11,14 @@ from tests.engine.test_below import FINGERPRINT, NUM_BLOCKS, asks, serve
 from tests.tiny import over_kv_of, run, tiny_engine
 
 from octavo.config import StartOptions
-from octavo.engine.below import open_below
-from octavo.engine.core import Engine
+from octavo.engine.core import Engine, inspector_of
+from octavo.engine.offload import open_below
 from octavo.errors import ConfigError
 from octavo.executor.transfers import BlockStore
 from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.transfers import Transfers
-from octavo.scheduler.views import view_kv
+from octavo.retention.transfers import Transfers
 
 BLOCK = bytes_per_block(KvShape(2, 2, 16, 16, "bf16"))
 
@@ -58,7 +56,7 @@ def test_what_comes_back_from_host_memory_is_equal(depth: int) -> None:
     assert again == wanted
     assert cached == 8 * 96
     assert engine.scheduler.transfers.num_loaded >= 40
-    told = view_kv(engine.scheduler, 0.0).below
+    told = inspector_of(engine.scheduler).kv(0.0).below
     assert told is not None
     assert told.num_in_host == told.num_stored > NUM_BLOCKS
     engine.executor.close()
@@ -95,7 +93,7 @@ def test_host_memory_overflows_to_disk_and_a_restart_finds_what_is_there(tmp_pat
     again, cached = serve(engine, asks(201, 8))
     assert again == wanted
     assert cached >= 3 * 96
-    check_scheduler(engine.scheduler)
+    engine.scheduler.check()
     engine.executor.close()
 
 

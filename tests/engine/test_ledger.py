@@ -11,8 +11,7 @@ from tests.engine.served import Served, read, serve_tiny, wait_until
 from tests.engine.test_client import greedy, prompt_of
 
 from octavo.errors import EngineStopped, InvalidRequest, PinRefused
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.pinning import PinOrder
+from octavo.retention.client_pins import PinOrder
 from octavo.types import FinishReason, Timeouts
 
 
@@ -27,32 +26,32 @@ def served() -> Iterator[Served]:
 def test_a_pinned_prompt_is_served_from_its_blocks(served: Served) -> None:
     async def scenario() -> None:
         prompt = prompt_of(1, 40)
-        pin = await served.llm.ledger.pin(PinOrder("one", tuple(prompt), 60.0))
+        pin = await served.llm.control.pin(PinOrder("one", tuple(prompt), 60.0))
         size = served.engine.scheduler.ledger.block_size
         assert (pin.num_blocks, pin.filling) == (40 // size, False)
         stream = await served.llm.submit([*prompt, 5, 6], greedy(3))
         (told,) = await read(stream)
         assert told.answer.cached == 40 // size * size
-        kv = await served.llm.ledger.kv()
+        kv = await served.llm.control.kv()
         assert kv.held_by_pins == kv.counts.held == 40 // size
-        assert (await served.llm.ledger.map()).states.count("p") == 40 // size
-        await served.llm.ledger.unpin("", "one")
-        assert (await served.llm.ledger.kv()).counts.held == 0
+        assert (await served.llm.control.map()).states.count("p") == 40 // size
+        await served.llm.control.unpin("", "one")
+        assert (await served.llm.control.kv()).counts.held == 0
 
     asyncio.run(scenario())
-    check_scheduler(served.engine.scheduler)
+    served.engine.scheduler.check()
 
 
 def test_a_refused_pin_leaves_nothing(served: Served) -> None:
     async def scenario() -> None:
-        budget = (await served.llm.ledger.kv()).pin_budget
+        budget = (await served.llm.control.kv()).pin_budget
         size = served.engine.scheduler.ledger.block_size
         with pytest.raises((PinRefused, InvalidRequest)):
-            await served.llm.ledger.pin(PinOrder("big", tuple(prompt_of(1, (budget + 1) * size)), 60.0))
+            await served.llm.control.pin(PinOrder("big", tuple(prompt_of(1, (budget + 1) * size)), 60.0))
         with pytest.raises(InvalidRequest, match="at least"):
-            await served.llm.ledger.pin(PinOrder("small", (1,), 60.0))
-        assert await served.llm.ledger.pins() == []
-        assert await served.llm.ledger.requests() == []
+            await served.llm.control.pin(PinOrder("small", (1,), 60.0))
+        assert await served.llm.control.pins() == []
+        assert await served.llm.control.requests() == []
 
     asyncio.run(scenario())
 
@@ -60,7 +59,7 @@ def test_a_refused_pin_leaves_nothing(served: Served) -> None:
 def test_cancelling_the_call_cancels_the_pin(served: Served) -> None:
     async def scenario() -> None:
         served.turnstile.open.clear()
-        work = asyncio.create_task(served.llm.ledger.pin(PinOrder("one", tuple(prompt_of(1, 40)), 60.0)))
+        work = asyncio.create_task(served.llm.control.pin(PinOrder("one", tuple(prompt_of(1, 40)), 60.0)))
         await asyncio.to_thread(served.turnstile.reached.wait, 10)
         work.cancel()
         await asyncio.wait({work})
@@ -68,25 +67,25 @@ def test_cancelling_the_call_cancels_the_pin(served: Served) -> None:
 
     asyncio.run(scenario())
     wait_until(lambda: served.engine.idle and len(served.engine.scheduler.pins) == 0)
-    check_scheduler(served.engine.scheduler)
+    served.engine.scheduler.check()
 
 
 def test_a_pin_that_is_deleted_while_it_fills_is_a_conflict_and_no_failure(served: Served) -> None:
     async def scenario() -> None:
         served.turnstile.permits = threading.Semaphore(0)
-        filling = asyncio.create_task(served.llm.ledger.pin(PinOrder("one", tuple(prompt_of(1, 200)), 60.0)))
+        filling = asyncio.create_task(served.llm.control.pin(PinOrder("one", tuple(prompt_of(1, 200)), 60.0)))
         await asyncio.to_thread(served.turnstile.reached.wait, 10)  # the first of its steps
-        deleting = asyncio.create_task(served.llm.ledger.unpin("", "one"))
+        deleting = asyncio.create_task(served.llm.control.unpin("", "one"))
         await asyncio.sleep(0)  # now it is in the engine's inbox
         for _ in range(10):
             served.turnstile.permits.release()
         assert (await deleting).filling
         with pytest.raises(PinRefused, match="pin one could not be filled: the pin was deleted while"):
             await filling
-        assert await served.llm.ledger.pins() == []
+        assert await served.llm.control.pins() == []
 
     asyncio.run(scenario())
-    check_scheduler(served.engine.scheduler)
+    served.engine.scheduler.check()
 
 
 def test_a_pin_that_expires_while_it_fills_is_a_conflict_that_names_its_ttl() -> None:
@@ -95,7 +94,7 @@ def test_a_pin_that_expires_while_it_fills_is_a_conflict_that_names_its_ttl() ->
 
     async def scenario() -> None:
         served.turnstile.permits = threading.Semaphore(0)
-        filling = asyncio.create_task(served.llm.ledger.pin(PinOrder("one", tuple(prompt_of(1, 40)), 1.0)))
+        filling = asyncio.create_task(served.llm.control.pin(PinOrder("one", tuple(prompt_of(1, 40)), 1.0)))
         await asyncio.to_thread(served.turnstile.reached.wait, 10)
         clock[0] = 5.0
         for _ in range(10):
@@ -111,7 +110,7 @@ def test_a_pin_that_expires_while_it_fills_is_a_conflict_that_names_its_ttl() ->
 
 def test_a_pin_that_was_replaced_while_it_filled_is_not_told_as_its_own(served: Served) -> None:
     async def scenario() -> None:
-        ledger = served.llm.ledger
+        ledger = served.llm.control
         served.turnstile.permits = threading.Semaphore(0)
         first = asyncio.create_task(ledger.pin(PinOrder("one", tuple(prompt_of(1, 200)), 60.0)))
         await asyncio.to_thread(served.turnstile.reached.wait, 10)
@@ -130,7 +129,7 @@ def test_a_pin_that_was_replaced_while_it_filled_is_not_told_as_its_own(served: 
 
 
 def test_a_pin_expires_while_the_engine_is_idle(served: Served) -> None:
-    asyncio.run(served.llm.ledger.pin(PinOrder("one", tuple(prompt_of(1, 40)), 1.0)))
+    asyncio.run(served.llm.control.pin(PinOrder("one", tuple(prompt_of(1, 40)), 1.0)))
     wait_until(lambda: len(served.engine.scheduler.pins) == 0)
     assert served.llm.stats().events["pin_expired"] == 1
 
@@ -140,13 +139,13 @@ def test_a_waiting_request_says_why(served: Served) -> None:
         rows = served.engine.scheduler.config.max_rows
         streams = [await served.llm.submit(prompt_of(i), greedy(200)) for i in range(rows + 1)]
         await anext(streams[0])
-        view = await served.llm.ledger.request(streams[-1].request_id)
+        view = await served.llm.control.request(streams[-1].request_id)
         assert view is not None
         assert view.sequences[0].reason in {"rows", "blocks", "step_tokens", "queued"}
         assert view.sequences[0].why
         for stream in streams:
             stream.cancel()
-        assert await served.llm.ledger.request(10**9) is None
+        assert await served.llm.control.request(10**9) is None
 
     asyncio.run(scenario())
 
@@ -166,7 +165,7 @@ def test_a_question_that_nobody_waits_for_any_more_breaks_nothing(served: Served
         served.turnstile.open.clear()
         stream = await served.llm.submit(prompt_of(1), greedy(30))
         await asyncio.to_thread(served.turnstile.reached.wait, 10)
-        questions = [asyncio.create_task(served.llm.ledger.kv()) for _ in range(3)]
+        questions = [asyncio.create_task(served.llm.control.kv()) for _ in range(3)]
         await asyncio.sleep(0.05)
         for question in questions:
             question.cancel()
@@ -174,7 +173,7 @@ def test_a_question_that_nobody_waits_for_any_more_breaks_nothing(served: Served
         served.turnstile.open.set()
         (told,) = await read(stream)
         assert told.finishes == [FinishReason.LENGTH]
-        assert (await served.llm.ledger.kv()).running == 0
+        assert (await served.llm.control.kv()).running == 0
 
     asyncio.run(scenario())
 
@@ -182,4 +181,4 @@ def test_a_question_that_nobody_waits_for_any_more_breaks_nothing(served: Served
 def test_after_the_end_there_is_nobody_to_ask(served: Served) -> None:
     served.llm.close()
     with pytest.raises(EngineStopped):
-        asyncio.run(served.llm.ledger.kv())
+        asyncio.run(served.llm.control.kv())

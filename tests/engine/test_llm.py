@@ -28,8 +28,7 @@ from octavo.executor.host import HostStore
 from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.transfers import Transfers
+from octavo.retention.transfers import Transfers
 from octavo.text.control import Rendered
 from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, FinishReason
 
@@ -80,7 +79,7 @@ def prompt_of(seed: int, length: int) -> list[int]:
 def nothing_is_left(llm: LLM) -> None:
     assert llm.engine.idle
     assert llm.engine.scheduler.ledger.counts().held == 0
-    check_scheduler(llm.engine.scheduler)
+    llm.engine.scheduler.check()
 
 
 @pytest.mark.parametrize("depth", [0, 1])

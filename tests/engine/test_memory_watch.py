@@ -11,11 +11,11 @@ import pytest
 from tests.tiny import random_prompt, request, run, tiny_engine
 
 from octavo.engine.core import Engine
-from octavo.engine.elasticity import LOOK_S, MemoryWatch
+from octavo.engine.memory_watch import LOOK_S, MemoryWatch
 from octavo.kernels.native_ops import NativeOps
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.elasticity import Elasticity, ElasticityConfig
-from octavo.scheduler.events import EventKind
+from octavo.memory.holders import Holder, HolderKind
+from octavo.scheduler.pressure import PressureConfig, PressurePolicy
+from octavo.step.events import EventKind
 from octavo.types import Request
 
 PLENTY = 2**50
@@ -38,7 +38,7 @@ class Machine:
         return self.available
 
     def watch(self, idle_return_s: float = 0.0, reserve: int = RESERVE) -> MemoryWatch:
-        return MemoryWatch(Elasticity(ElasticityConfig(BLOCK, idle_return_s, reserve)), self.read)
+        return MemoryWatch(PressurePolicy(PressureConfig(BLOCK, idle_return_s, reserve)), self.read)
 
     def engine(self, *, idle_return_s: float = 0.0, reserve: int = RESERVE, **options: object) -> Engine:
         watch = self.watch(idle_return_s, reserve)
@@ -52,7 +52,7 @@ class Machine:
             engine.step()
             while not engine.idle:
                 engine.step()
-            check_scheduler(engine.scheduler)
+            engine.scheduler.check()
         self.now = end
 
 
@@ -73,7 +73,7 @@ def test_an_idle_engine_gives_the_memory_of_free_blocks_back_and_the_process_shr
     engine = machine.engine(idle_return_s=300.0, reserve=0, num_blocks=12_000)
     pool = engine.scheduler.ledger.pool
     # As after many sequences: every block has been written, none has a name.
-    table = engine.scheduler.ledger.open()
+    table = engine.scheduler.ledger.open(Holder(HolderKind.SEQUENCE))
     engine.scheduler.ledger.take(table, 12_000)
     data = engine.executor._runner._pool.data  # type: ignore[attr-defined]
     data[:] = 1
@@ -149,4 +149,4 @@ def test_a_smaller_pool_stays_smaller_after_the_engine_started_afresh() -> None:
     engine.recover(RuntimeError("broken"))
     assert (engine.stats.blocks_total, engine.stats.blocks_wanted) == (5, 40)
     assert engine.stats.blocks_resident == resident
-    check_scheduler(engine.scheduler)
+    engine.scheduler.check()

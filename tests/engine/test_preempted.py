@@ -15,8 +15,9 @@ from octavo.executor.disk import DiskStore
 from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
-from octavo.scheduler.staging import Staging
-from octavo.scheduler.transfers import Transfers
+from octavo.memory.holders import Holder, HolderKind
+from octavo.retention.staging import Staging
+from octavo.retention.transfers import Transfers
 from octavo.types import Request
 
 FINGERPRINT = b"p" * 32
@@ -100,7 +101,7 @@ def test_a_pool_that_is_too_small_changes_no_bit(house: House, way: str, depth: 
 def evict_everything(engine: Engine) -> None:
     """Whatever is cached in the pool is lost; what is below is not."""
     memory = engine.scheduler.ledger
-    table = memory.open()
+    table = memory.open(Holder(HolderKind.SEQUENCE))
     if memory.num_unheld:
         memory.reserve(table, 0, memory.num_unheld * memory.block_size)
     memory.close(table)

@@ -10,7 +10,7 @@ from tests.tiny import Answer, over_kv_of, random_prompt, request, run, tiny_eng
 
 from octavo.engine.core import Engine
 from octavo.kernels.native_ops import NativeOps
-from octavo.scheduler.diff import PlanDiff
+from octavo.step.plan_builder import PlanBuilder
 from octavo.types import BlockCopy, Request
 
 LARGE, SMALL = 64, 36
@@ -74,11 +74,11 @@ def test_a_pool_that_is_resized_under_load_changes_no_bit(kv: str, depth: int) -
 def test_a_move_that_is_not_copied_shows() -> None:
     ops = NativeOps("f32")
     wanted = essences(run(tiny_engine(ops), crowd()))
-    plain = PlanDiff.move
+    plain = PlanBuilder.move
 
-    def move(self: PlanDiff, copies: tuple[BlockCopy, ...], discarded: tuple[int, int]) -> None:
+    def move(self: PlanBuilder, copies: tuple[BlockCopy, ...], discarded: tuple[int, int]) -> None:
         plain(self, (), discarded)
 
     engine = tiny_engine(ops, num_blocks=LARGE)
-    with mock.patch.object(PlanDiff, "move", move):
+    with mock.patch.object(PlanBuilder, "move", move):
         assert essences(run(engine, crowd(), Resizing(engine).between)) != wanted

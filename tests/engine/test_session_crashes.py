@@ -19,7 +19,7 @@ from octavo.engine.outputs import SessionView
 from octavo.engine.session_store import SessionStore
 from octavo.errors import OctavoError, RequestFailed
 from octavo.files import Database, OsFiles, SqlValue
-from octavo.scheduler.transfers import Transfers
+from octavo.retention.transfers import Transfers
 from octavo.sim.faults import Crashed, Fault, FaultKind, FaultyFiles, scripted, seeded
 
 QUESTIONS = (HELLO, "and then", "Why")

@@ -18,7 +18,8 @@ from tests.engine.test_session_store import Clock
 from tests.engine.test_sessions import HELLO, run
 
 from octavo.config import StartOptions
-from octavo.engine.below import open_disk
+from octavo.engine.core import inspector_of
+from octavo.engine.offload import open_disk
 from octavo.engine.session_store import SESSIONS_FILE, TTL_S_MAX, SessionRecord, SessionStore, longest_ttl
 from octavo.errors import (
     InvalidRequest,
@@ -27,10 +28,10 @@ from octavo.errors import (
 )
 from octavo.executor.disk import DiskStore
 from octavo.files import OsFiles
+from octavo.inspect.session_views import SessionBlocks
 from octavo.memory.quota import TenantPolicy
+from octavo.retention.session_table import SessionState
 from octavo.scheduler.scheduler import Scheduler
-from octavo.scheduler.session_table import SessionState
-from octavo.scheduler.session_views import SessionBlocks, view_session
 from octavo.sim.faults import FaultKind, FaultyFiles, seeded
 from octavo.types import BeamParams, ChatMessage, FinishReason, SamplingParams
 
@@ -62,7 +63,7 @@ def test_a_turn_without_max_tokens_gets_what_its_tenant_has_room_for() -> None:
         params = SamplingParams(temperature=1.0, seed=7, ignore_eos=True)
         try:
             policies = [TenantPolicy("bob", maximum=7)]
-            await chat.llm.ledger.set_tenants(policies)
+            await chat.llm.control.set_tenants(policies)
             first = await sessions.turn("bob", "new", messages, replace(params, max_tokens=3))
             [told] = await read(first.stream)
             view = await sessions.find("bob", first.session_id)
@@ -155,7 +156,7 @@ def test_a_session_deleted_while_it_is_suspended_is_unknown(tmp_path: Path, when
                 async def pause(seconds: float) -> None:
                     await delete()
 
-                busy = replace(view_session(chat.engine.scheduler, ""), state=SessionState.SUSPENDING)
+                busy = replace(inspector_of(chat.engine.scheduler).session(""), state=SessionState.SUSPENDING)
                 with (
                     mock.patch("octavo.engine.sessions._suspend", return_value=busy),
                     mock.patch("octavo.engine.sessions.asyncio.sleep", pause),
@@ -201,10 +202,10 @@ def test_a_suspension_that_nobody_waits_for_leaves_no_session_busy_where_the_dis
         try:
             armed = True
             await chat.say(HELLO)
-            busy = replace(view_session(chat.engine.scheduler, ""), state=SessionState.SUSPENDING)
+            busy = replace(inspector_of(chat.engine.scheduler).session(""), state=SessionState.SUSPENDING)
 
             def suspend(scheduler: Scheduler, record: SessionRecord) -> SessionBlocks:
-                scheduler.sessions.suspend(record.tenant, record.session_id)
+                scheduler.session_holds.suspend(record.tenant, record.session_id)
                 return busy  # as it is before its store has failed
 
             with (

@@ -22,12 +22,12 @@ from octavo.errors import (
     UnknownSession,
 )
 from octavo.files import OsFiles
-from octavo.memory.memory import Memory
+from octavo.memory.ledger import Ledger
 from octavo.memory.names import NameChain, root_name
-from octavo.memory.tiers import LowerTier
-from octavo.scheduler.config import SchedulerConfig
+from octavo.memory.tiers import OffloadTier
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.faults import Fault, FaultKind, FaultyFiles, scripted, seeded
+from octavo.step.config import SchedulerConfig
 
 
 class Clock:
@@ -42,8 +42,8 @@ def test_after_a_restart_what_was_suspended_is_kept_before_what_was_not() -> Non
     root = root_name(b"")
     said, suspended = list(range(100, 108)), list(range(200, 208))  # two blocks each
     names = [name for tokens in (said, suspended) for name in names_of(root, tokens)]
-    tier = LowerTier(4, [(name, slot) for slot, name in enumerate(names)])  # of which three may be kept
-    scheduler = Scheduler(Memory(20, 4), SchedulerConfig(pin_blocks=10), lambda tenant: root, tier)
+    tier = OffloadTier(4, [(name, slot) for slot, name in enumerate(names)])  # of which three may be kept
+    scheduler = Scheduler(Ledger(20, 4), SchedulerConfig(pin_blocks=10), lambda tenant: root, tier)
     clock = Clock()
     store = SessionStore(clock)
     first, second = store.create("", 60.0).session_id, store.create("", 60.0).session_id
@@ -52,7 +52,7 @@ def test_after_a_restart_what_was_suspended_is_kept_before_what_was_not() -> Non
     clock.now += 1.0
     store.say(first, said)  # was used last, and comes second all the same
     restore(scheduler, store, 0.0)
-    assert [len(scheduler.sessions.slots(session_id)) for session_id in (first, second)] == [0, 2]
+    assert [len(scheduler.session_holds.slots(session_id)) for session_id in (first, second)] == [0, 2]
 
 
 def test_a_session_is_suspended_no_more_when_a_turn_has_ended_well() -> None:

@@ -26,11 +26,11 @@ from octavo.errors import (
     UnknownSession,
 )
 from octavo.files import OsFiles
+from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.quota import SHARED
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.pinning import PinOrder
-from octavo.scheduler.session_table import SessionState
-from octavo.scheduler.transfers import Transfers
+from octavo.retention.client_pins import PinOrder
+from octavo.retention.session_table import SessionState
+from octavo.retention.transfers import Transfers
 from octavo.sim.faults import FaultKind, FaultyFiles, seeded
 from octavo.types import ChatMessage, FinishReason, SamplingParams
 
@@ -45,10 +45,10 @@ def clear_pool(chat: Chat) -> None:
     """Nothing that is not held can be found in the pool."""
 
     def clear(scheduler, now):  # type: ignore[no-untyped-def]
-        table = scheduler.ledger.open()
+        table = scheduler.ledger.open(Holder(HolderKind.SEQUENCE))
         scheduler.ledger.reserve(table, 0, scheduler.ledger.pool.num_unheld * 16)
         scheduler.ledger.close(table)
-        check_scheduler(scheduler)
+        scheduler.check()
 
     chat.llm.tell(clear)
 
@@ -101,7 +101,7 @@ def test_suspended_killed_and_started_again_a_turn_is_equal_and_computes_a_block
         chat = open_chat(tmp_path)
         if is_shared:  # by an operator, until the process ends
             shared = await chat.llm.encode_chat([ChatMessage("user", HELLO)])
-            await chat.llm.ledger.pin(PinOrder("rules", tuple(shared[:32]), 60.0, tenant=SHARED))
+            await chat.llm.control.pin(PinOrder("rules", tuple(shared[:32]), 60.0, tenant=SHARED))
         await chat.say(HELLO)
         await chat.say("and then")
         view = await chat.llm.sessions.suspend("", chat.session_id)
@@ -177,7 +177,7 @@ def test_a_disk_that_fails_costs_time_and_no_answer_and_never_claims_what_is_not
                     view = await chat.llm.sessions.suspend("", chat.session_id)
                     assert view.blocks.state is SessionState.SUSPENDED
                     assert chat.store is not None
-                    slots = await chat.llm.ask(lambda s, now: s.sessions.slots(chat.session_id))
+                    slots = await chat.llm.ask(lambda s, now: s.session_holds.slots(chat.session_id))
                     assert all(chat.store.is_listed(*pair) for pair in slots)
                     outcomes.add("suspended")
                 except RequestFailed:
@@ -206,7 +206,7 @@ def test_messages_that_do_not_extend_what_was_said_fall_back_and_say_so() -> Non
             assert turn.reused_tokens == 0
             assert "they differ after" in turn.fallback
             assert turn.told()["fallback"] == turn.fallback
-            events = (await chat.llm.ledger.kv()).events
+            events = (await chat.llm.control.kv()).events
             assert any("tokenised as a whole" in event.text for event in events)
             turn, _ = await chat.say("and now")  # what was said is the new history
             assert turn.fallback == ""

@@ -25,9 +25,9 @@ from octavo.engine.start import Budget, client_of, engine_over, ready_blocks, st
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.quota import TenantPolicy
 from octavo.model.loader import LoadedModel
-from octavo.scheduler.transfers import Transfers
-from octavo.server.roster import Roster
+from octavo.retention.transfers import Transfers
 from octavo.server.settings import ServerSettings
+from octavo.server.tenant_registry import TenantRegistry
 from octavo.text.chat import ChatTemplate
 from octavo.types import ChatMessage, SamplingParams
 
@@ -103,7 +103,7 @@ def test_serve_gives_the_engine_its_tenants_before_anything_is_restored(
     before = signal.getsignal(signal.SIGHUP)
     try:
         with pytest.raises(Started):
-            serve.run(None, StartOptions(), ServerSettings(roster=Roster(path)), 0)
+            serve.run(None, StartOptions(), ServerSettings(roster=TenantRegistry(path)), 0)
     finally:
         signal.signal(signal.SIGHUP, before)
     [policies_of] = given
@@ -136,7 +136,7 @@ def test_blocks_that_are_ready_count_as_resident_and_go_back_like_others() -> No
     engine = started.engine
     expected = (1 << 20) // started.budget.bytes_per_block
     assert engine.scheduler.ledger.pool.backing.count == expected > 10
-    engine.scheduler.elastic.give_back()
+    engine.scheduler.idle_memory.give_back()
     engine.step()
     assert engine.scheduler.ledger.pool.backing.count == 0
     assert started.readying._stopping.is_set()  # before the memory went back: it stays there

@@ -18,7 +18,7 @@ from tests.engine.test_sessions import HELLO, _copy_as_killed, clear_pool
 from octavo.engine.outputs import SessionView
 from octavo.errors import RequestFailed, SessionRefused
 from octavo.files import Database, OsFiles, SqlValue
-from octavo.scheduler.session_table import SessionState
+from octavo.retention.session_table import SessionState
 
 
 class _Failing(OsFiles):
@@ -89,7 +89,7 @@ async def check_suspended(chat: Chat, view: SessionView, copy: Path) -> None:
     assert (blocks.state, blocks.below, blocks.kept) == (SessionState.SUSPENDED, *[blocks.num_blocks] * 2)
     assert blocks.num_blocks > 2
     assert chat.store is not None
-    slots = await chat.llm.ask(lambda s, now: s.sessions.slots(chat.session_id))
+    slots = await chat.llm.ask(lambda s, now: s.session_holds.slots(chat.session_id))
     assert len(slots) == blocks.num_blocks
     assert all(chat.store.is_listed(*pair) for pair in slots)
     _copy_as_killed(chat, copy)

@@ -11,6 +11,7 @@ from tests.engine.served import Served, alone, read, serve_tiny
 from tests.engine.test_client import LONG, greedy, nothing_is_left, prompt_of
 from tests.engine.test_sessions import HELLO
 
+from octavo.engine.requests import make_request
 from octavo.engine.stream import DeltaStream
 from octavo.errors import (
     EngineStopped,
@@ -21,8 +22,8 @@ from octavo.errors import (
     UnknownTenant,
 )
 from octavo.memory.quota import TenantPolicy
-from octavo.scheduler.pinning import PinOrder
-from octavo.scheduler.session_table import SessionState
+from octavo.retention.client_pins import PinOrder
+from octavo.retention.session_table import SessionState
 from octavo.types import ChatMessage, FinishReason
 
 
@@ -120,7 +121,7 @@ def test_what_a_broken_step_was_just_taking_fails_at_once(
 def test_bounds_outlive_a_broken_step(served: Served) -> None:
     async def scenario() -> None:
         bounds = (TenantPolicy("alice", guaranteed=10, maximum=30), TenantPolicy("bob", weight=3.0))
-        await served.llm.ledger.set_tenants(bounds)
+        await served.llm.control.set_tenants(bounds)
         broken = await submit(served, 1, LONG)
         served.turnstile.failures = 1
         assert (await read(broken))[0].finishes == [FinishReason.ERROR]
@@ -134,9 +135,9 @@ def test_bounds_outlive_a_broken_step(served: Served) -> None:
 
 def test_guarantees_that_do_not_fit_are_refused_and_change_nothing(served: Served) -> None:
     async def scenario() -> None:
-        await served.llm.ledger.set_tenants((TenantPolicy("alice", guaranteed=40),))
+        await served.llm.control.set_tenants((TenantPolicy("alice", guaranteed=40),))
         with pytest.raises(TenantsRefused):
-            await served.llm.ledger.set_tenants((TenantPolicy("alice", guaranteed=10_000),))
+            await served.llm.control.set_tenants((TenantPolicy("alice", guaranteed=10_000),))
         assert served.engine.scheduler.ledger.quotas.policy("alice").guaranteed == 40
 
     asyncio.run(scenario())
@@ -163,9 +164,9 @@ def test_a_tenant_that_is_gone_when_its_request_arrives_gets_nothing_in(served: 
 
     async def scenario() -> None:
         llm = served.llm
-        await llm.ledger.set_tenants((TenantPolicy("alice", maximum=4), TenantPolicy("bob")))
+        await llm.control.set_tenants((TenantPolicy("alice", maximum=4), TenantPolicy("bob")))
         await read(await submit(served, 1, 4))
-        await llm.ledger.set_tenants((TenantPolicy("bob"),))
+        await llm.control.set_tenants((TenantPolicy("bob"),))
         for breaks in (False, True):
             if breaks:
                 served.turnstile.failures = 1
@@ -173,8 +174,8 @@ def test_a_tenant_that_is_gone_when_its_request_arrives_gets_nothing_in(served: 
             with pytest.raises(UnknownTenant):
                 await submit(served, 3, 4)
             with pytest.raises(UnknownTenant):
-                await llm.ledger.pin(PinOrder("a", tuple(prompt_of(3)), 60.0, tenant="alice"))
-            assert await llm.ledger.pins() == []
+                await llm.control.pin(PinOrder("a", tuple(prompt_of(3)), 60.0, tenant="alice"))
+            assert await llm.control.pins() == []
         assert await llm.drain(5), "a refused request is still counted as open"
 
     asyncio.run(scenario())
@@ -186,20 +187,35 @@ def test_a_turn_of_a_tenant_that_is_gone_leaves_its_session_as_it_was() -> None:
         chat = open_chat()
         llm, messages = chat.llm, [ChatMessage("user", HELLO)]
         try:
-            await llm.ledger.set_tenants((TenantPolicy("alice"),))
+            await llm.control.set_tenants((TenantPolicy("alice"),))
             turn = await llm.sessions.turn("alice", "new", messages, greedy(5))
             [told] = await read(turn.stream)
-            await llm.ledger.set_tenants(())
+            await llm.control.set_tenants(())
             messages += [ChatMessage("assistant", told.text), ChatMessage("user", "more")]
             for session in ("new", turn.session_id):
                 with pytest.raises(UnknownTenant):
                     await llm.sessions.turn("alice", session, messages, greedy(5))
             [left] = await llm.sessions.all("alice")
             assert (left.session_id, left.blocks.state) == (turn.session_id, SessionState.IDLE)
-            await llm.ledger.set_tenants((TenantPolicy("alice"),))
+            await llm.control.set_tenants((TenantPolicy("alice"),))
             turn = await llm.sessions.turn("alice", turn.session_id, messages, greedy(5))
             assert (await read(turn.stream))[0].finishes == [FinishReason.LENGTH]
         finally:
             chat.close()
 
     asyncio.run(scenario())
+
+
+def test_checking_a_request_of_a_tenant_that_was_never_seen_changes_nothing_that_the_engine_owns() -> None:
+    served = serve_tiny()
+    try:
+        quotas = served.llm._engine.scheduler.ledger.quotas
+        before = (len(quotas.policies()), list(quotas._pool.weights))
+        request = make_request(
+            1, prompt_of(1), greedy(4), served.llm._engine, served.llm.facts, tenant="never seen"
+        )
+        assert request.tenant == "never seen"
+        assert (len(quotas.policies()), list(quotas._pool.weights)) == before
+    finally:
+        served.turnstile.open.set()
+        served.llm.close()

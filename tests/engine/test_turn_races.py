@@ -18,7 +18,7 @@ from octavo.engine.turns import TurnRecorder
 from octavo.errors import (
     SessionBusy,
 )
-from octavo.scheduler.pinning import PinOrder
+from octavo.retention.client_pins import PinOrder
 from octavo.types import ChatMessage, FinishReason, SamplingParams
 
 
@@ -57,7 +57,7 @@ def test_an_engine_that_breaks_as_a_stream_is_opened_leaves_no_request_that_runs
                 monkeypatch.setattr(llm, "_open", opened)
                 await chat.say("again")  # not busy
             else:
-                view = await llm.ledger.pin(PinOrder("a", tuple(turn.prompt), 60.0))
+                view = await llm.control.pin(PinOrder("a", tuple(turn.prompt), 60.0))
                 assert view.num_blocks == len(turn.prompt) // 16
             assert await llm.ask(lambda s, now: s.live.live_requests()) == []
         finally:
@@ -82,7 +82,7 @@ def test_what_was_on_its_way_to_an_engine_that_broke_is_served_by_the_next_one(k
             if kind == "turn":
                 asked = asyncio.ensure_future(llm.sessions.turn("", "new", messages, params))
             else:
-                asked = asyncio.ensure_future(llm.ledger.pin(PinOrder("a", tuple(prompt), 60.0)))
+                asked = asyncio.ensure_future(llm.control.pin(PinOrder("a", tuple(prompt), 60.0)))
             commands = chat.engine.inbox._commands
             await asyncio.to_thread(wait_until, lambda: any(isinstance(c, Ask) for c in commands))
             gate.failures = 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.executor.store import BLOCK, NAMESPACE, SLOT, check_reads_back, filled, open_store, put
 
-from octavo.engine.below import tidy
+from octavo.engine.offload import tidy
 from octavo.executor.disk import DiskStore, namespace_of
 from octavo.executor.disk_folder import bytes_free, remove, remove_unused, survey
 

@@ -13,6 +13,9 @@ ROOT = Path(octavo.__file__).parent
 
 # What a room may import of Octavo besides itself. A room that is missing here may import nothing.
 VALUES = {"octavo.types", "octavo.errors", "octavo.units"}
+LEDGER = {"octavo.memory", "octavo.step", "octavo.retention", "octavo.scheduler", "octavo.inspect"}
+BYTES = {"octavo.executor", "octavo.kernels", "octavo.model", "octavo.sampling", "octavo.text"}
+ENGINE = {"octavo.engine"} | BYTES
 ALLOWED: dict[str, set[str]] = {
     "octavo.types": {"octavo.errors"},
     "octavo.errors": set(),
@@ -22,19 +25,34 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.files": {"octavo.errors"},
     "octavo.tenants": VALUES | {"octavo.files", "octavo.memory"},
     "octavo.memory": VALUES,
-    "octavo.scheduler": VALUES | {"octavo.memory"},
+    "octavo.step": VALUES | {"octavo.memory"},
+    "octavo.retention": VALUES | {"octavo.memory", "octavo.step"},
+    "octavo.scheduler": VALUES | {"octavo.memory", "octavo.step", "octavo.retention"},
+    "octavo.inspect": VALUES | {"octavo.memory", "octavo.step", "octavo.retention", "octavo.scheduler"},
     "octavo.kernels": VALUES | {"octavo._native"},
     "octavo.model": VALUES
     | {"octavo.fields", "octavo.files", "octavo.kernels", "octavo.text", "octavo._native"},
     "octavo.sampling": VALUES | {"octavo.kernels", "octavo._native"},
     "octavo.text": VALUES | {"octavo.fields"},
     "octavo.executor": VALUES | {"octavo.files", "octavo.kernels", "octavo.model", "octavo.sampling"},
-    "octavo.sim": VALUES | {"octavo.files", "octavo.memory", "octavo.scheduler"},
+    "octavo.sim": VALUES | {"octavo.files"} | LEDGER,
+    "octavo.engine": VALUES
+    | LEDGER
+    | BYTES
+    | {"octavo.config", "octavo.files", "octavo.tenants", "octavo._native"},
     "octavo.server": VALUES
     | {"octavo.engine", "octavo.config", "octavo.tenants", "octavo.files", "octavo.__version__"},
+    "octavo.bench": VALUES
+    | LEDGER
+    | ENGINE
+    | {"octavo.config", "octavo.files", "octavo.sim", "octavo._native"},
+    "octavo.cli": VALUES
+    | ENGINE
+    | {"octavo.bench", "octavo.config", "octavo.files", "octavo.server", "octavo.sim", "octavo.tenants"}
+    | {"octavo.memory", "octavo._native", "octavo.__version__"},
 }
 # Rooms that decide: no arrays, no clock, no thread, no socket. Time is an argument.
-PURE = ("octavo.memory", "octavo.scheduler", "octavo.types", "octavo.errors", "octavo.units")
+PURE = (*sorted(LEDGER), "octavo.types", "octavo.errors", "octavo.units")
 IMPURE = {"numpy", "time", "threading", "asyncio", "socket", "concurrent", "multiprocessing", "datetime"}
 
 

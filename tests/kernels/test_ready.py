@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from octavo import _native
-from octavo.kernels import ready
+from octavo.kernels import prefault as ready
 from octavo.kernels.contract import KvPool, KvShape
 from octavo.kernels.pool import allocate_pool
-from octavo.kernels.ready import Readying
+from octavo.kernels.prefault import PagePrefaulter
 
 LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes pages ahead")
 
@@ -34,7 +34,7 @@ def pool() -> KvPool:
 @LINUX_ONLY
 def test_the_first_blocks_have_memory_and_the_last_ones_do_not(pool: KvPool) -> None:
     pool.data[3, 5] = 7
-    Readying(pool, 100).wait()
+    PagePrefaulter(pool, 100).wait()
     assert resident_pages(pool, 0, 100) == 100 * pool.bytes_per_block // 4096
     assert resident_pages(pool, 110, 400) == 0  # but for what a huge page has beyond them
     assert (pool.data[3, 5], int(pool.data[:100].sum())) == (7, 7)
@@ -51,7 +51,7 @@ def test_none_is_asked_for_after_a_stop(pool: KvPool, monkeypatch: pytest.Monkey
         return True
 
     monkeypatch.setattr(ready._native, "take_pages", take)
-    readying = Readying(pool, 0)
+    readying = PagePrefaulter(pool, 0)
     readying._run(pool.data.reshape(-1))
     assert asked == [ready.PIECE_BYTES] * 2
     readying.stop()
@@ -62,14 +62,14 @@ def test_none_is_asked_for_after_a_stop(pool: KvPool, monkeypatch: pytest.Monkey
 def test_a_system_that_gives_none_is_asked_once(pool: KvPool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(ready._native, "take_pages", lambda data: bool(asked.append(data.size)))
-    Readying(pool, 400).wait()
+    PagePrefaulter(pool, 400).wait()
     assert asked == [ready.PIECE_BYTES]
 
 
 def test_pieces_cover_every_byte_once(pool: KvPool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(ready._native, "take_pages", lambda data: asked.append(data.size) is None)
-    Readying(pool, 399).wait()
+    PagePrefaulter(pool, 399).wait()
     assert sum(asked) == 399 * pool.bytes_per_block
 
 

@@ -10,28 +10,29 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from octavo.memory.check import check
-from octavo.memory.memory import Memory
+from octavo.memory.holders import Holder, HolderKind
+from octavo.memory.ledger import Ledger
 from octavo.memory.names import NameChain, root_name
 from octavo.memory.quota import TenantPolicy
 from octavo.memory.table import BlockTable
 from octavo.types import BlockCopy
 
 
-class Holder:
+class Model:
     """A table, and what its positions should hold."""
 
     def __init__(self, table: BlockTable, tenant: int, tokens: list[int]) -> None:
         self.table, self.tenant, self.tokens = table, tenant, tokens
 
 
-class Ledger(RuleBasedStateMachine):
+class LedgerMachine(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(3, 12), block_size=st.sampled_from([1, 2, 4]))
     def start(self, num_blocks: int, block_size: int) -> None:
         capacity = num_blocks + 4
-        self.memory = Memory(num_blocks, block_size, capacity)
+        self.memory = Ledger(num_blocks, block_size, capacity)
         self.size = block_size
         self.slots: list[tuple[int, int] | None] = [None] * (capacity * block_size)
-        self.holders: list[Holder] = []
+        self.holders: list[Model] = []
         self.stores: list[BlockTable] = []  # copies on their way down
 
     def names(self, tenant: int, tokens: list[int]) -> list[bytes]:
@@ -39,15 +40,15 @@ class Ledger(RuleBasedStateMachine):
         chain.extend(array("I", tokens))
         return chain.names
 
-    def pick(self, data: st.DataObject) -> Holder | None:
+    def pick(self, data: st.DataObject) -> Model | None:
         return data.draw(st.sampled_from(self.holders)) if self.holders else None
 
     @rule(tenant=st.integers(0, 1), tokens=st.lists(st.integers(0, 1), max_size=10))
     def open_and_adopt(self, tenant: int, tokens: list[int]) -> None:
-        table = self.memory.open(str(tenant))
+        table = self.memory.open(Holder(HolderKind.SEQUENCE, str(tenant)))
         room = self.memory.quotas.room(table.owner)  # admission does not adopt beyond it either
         hits = self.memory.adopt(table, self.names(tenant, tokens)[: max(0, room)])
-        self.holders.append(Holder(table, tenant, tokens[: hits * self.size]))
+        self.holders.append(Model(table, tenant, tokens[: hits * self.size]))
 
     @rule(data=st.data(), new=st.lists(st.integers(0, 1), min_size=1, max_size=6))
     def write(self, data: st.DataObject, new: list[int]) -> None:
@@ -78,7 +79,7 @@ class Ledger(RuleBasedStateMachine):
             name = pool.name_of[data.draw(st.sampled_from(cached))]
             assert name is not None
             before = list(pool.charged)
-            self.stores.append(self.memory.open(charges=False))
+            self.stores.append(self.memory.open(Holder(HolderKind.STORE), charges=False))
             assert self.memory.adopt(self.stores[-1], [name]) == 1
             assert list(pool.charged) == before, "a copy on its way is charged to somebody"
 
@@ -114,7 +115,13 @@ class Ledger(RuleBasedStateMachine):
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
         if (holder := self.pick(data)) is not None and len(self.holders) < 8:
-            self.holders.append(Holder(self.memory.fork(holder.table), holder.tenant, list(holder.tokens)))
+            self.holders.append(
+                Model(
+                    self.memory.fork(holder.table, Holder(HolderKind.SEQUENCE, str(holder.tenant))),
+                    holder.tenant,
+                    list(holder.tokens),
+                )
+            )
 
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
@@ -152,5 +159,5 @@ class Ledger(RuleBasedStateMachine):
             assert 0 <= waste < self.size, "waste is below one block per sequence"
 
 
-Ledger.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-TestLedger = Ledger.TestCase
+LedgerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLedger = LedgerMachine.TestCase

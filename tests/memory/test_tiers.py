@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from octavo.memory.tiers import LowerTier, Moved
+from octavo.memory.tiers import Moved, OffloadTier
 
 
-def store(tier: LowerTier, *names: bytes) -> list[int | None]:
+def store(tier: OffloadTier, *names: bytes) -> list[int | None]:
     slots = []
     for name in names:
         slots.append(tier.begin_store(name))
@@ -15,9 +15,10 @@ def store(tier: LowerTier, *names: bytes) -> list[int | None]:
 
 
 def test_the_least_recently_used_of_host_memory_moves_on_and_the_one_of_the_disk_is_forgotten() -> None:
-    tier = LowerTier(4, num_host=2)
+    tier = OffloadTier(4, num_host=2)
     assert store(tier, b"a", b"b") == [0, 1]
     tier.begin_load(b"a")
+    tier.touch(b"a")
     tier.end_load(b"a", True)
     assert store(tier, b"c") == [1]
     assert tier.moved == [Moved(b"b", 1, 2)]
@@ -30,14 +31,14 @@ def test_the_least_recently_used_of_host_memory_moves_on_and_the_one_of_the_disk
 
 
 def test_host_memory_alone_forgets_its_least_recently_used() -> None:
-    tier = LowerTier(2, num_host=2)
+    tier = OffloadTier(2, num_host=2)
     assert store(tier, b"a", b"b", b"c") == [0, 1, 0]
     assert tier.moved == []
     assert (b"a" in tier, b"b" in tier, tier.num_evictions) == (False, True, 1)
 
 
 def test_what_is_loading_stays_where_it_is_and_the_store_goes_elsewhere() -> None:
-    tier = LowerTier(2, num_host=1)
+    tier = OffloadTier(2, num_host=1)
     store(tier, b"a")
     assert tier.begin_load(b"a") == 0
     assert store(tier, b"b") == [1]
@@ -51,7 +52,7 @@ def test_what_is_loading_stays_where_it_is_and_the_store_goes_elsewhere() -> Non
 
 
 def test_a_move_that_failed_loses_the_name_unless_it_is_elsewhere_by_now() -> None:
-    tier = LowerTier(3, num_host=1)
+    tier = OffloadTier(3, num_host=1)
     store(tier, b"a", b"b")
     (moved,) = tier.moved
     tier.end_move(moved, True)
@@ -65,7 +66,7 @@ def test_a_move_that_failed_loses_the_name_unless_it_is_elsewhere_by_now() -> No
 
 def test_names_on_disk_that_nobody_uses_are_forgotten_a_few_at_a_time() -> None:
     kept = [(bytes([i]), i) for i in range(40)]
-    tier = LowerTier(50, kept, max_age_s=100.0)
+    tier = OffloadTier(50, kept, max_age_s=100.0)
     tier.expire(1000.0)
     assert tier.num_stored == 40
     for name, _ in kept[:5]:
@@ -87,7 +88,7 @@ def test_names_on_disk_that_nobody_uses_are_forgotten_a_few_at_a_time() -> None:
 
 
 def test_host_memory_has_no_age() -> None:
-    tier = LowerTier(2, num_host=1, max_age_s=1.0)
+    tier = OffloadTier(2, num_host=1, max_age_s=1.0)
     tier.expire(0.0)
     store(tier, b"a", b"b")
     tier.expire(100.0)

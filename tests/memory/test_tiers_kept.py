@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.memory.tiers import LowerTier
+from octavo.memory.tiers import OffloadTier
 
 
 def name(i: int) -> bytes:
     return i.to_bytes(32, "little")
 
 
-def filled(num_slots: int) -> LowerTier:
+def filled(num_slots: int) -> OffloadTier:
     """Names 0, 1, ... in slots 0, 1, ..., the longest unused first."""
-    return LowerTier(num_slots, [(name(i), i) for i in range(num_slots)])
+    return OffloadTier(num_slots, [(name(i), i) for i in range(num_slots)])
 
 
-def store(tier: LowerTier, i: int) -> int | None:
+def store(tier: OffloadTier, i: int) -> int | None:
     slot = tier.begin_store(name(i))
     if slot is not None:
         tier.end_store(name(i), ok=True)
@@ -55,7 +55,7 @@ def test_no_more_than_three_quarters_are_kept_and_a_refusal_changes_nothing() ->
 
 
 def test_a_name_may_be_kept_before_it_is_stored() -> None:
-    tier = LowerTier(4)
+    tier = OffloadTier(4)
     assert tier.keep([name(7)])
     assert store(tier, 7) is not None
     for i in range(20):
@@ -89,7 +89,7 @@ def test_a_kept_name_is_loaded_and_is_kept_still() -> None:
 
 @pytest.mark.parametrize("ok", [True, False])
 def test_a_store_of_a_kept_name_that_fails_leaves_its_slot_free(ok: bool) -> None:
-    tier = LowerTier(4)
+    tier = OffloadTier(4)
     assert tier.keep([name(1)])
     assert tier.begin_store(name(1)) is not None
     tier.end_store(name(1), ok)
@@ -98,7 +98,7 @@ def test_a_store_of_a_kept_name_that_fails_leaves_its_slot_free(ok: bool) -> Non
 
 
 def test_what_is_kept_while_it_goes_to_host_memory_is_stored_again_on_disk() -> None:
-    tier = LowerTier(4, num_host=2)
+    tier = OffloadTier(4, num_host=2)
     name = b"a" * 32
     assert tier.begin_store(name) == 0 or tier.slots()[name] < 2
     assert tier.keep([name])
@@ -112,7 +112,7 @@ def test_what_is_kept_while_it_goes_to_host_memory_is_stored_again_on_disk() -> 
 
 
 def test_what_is_in_host_memory_leaves_it_to_be_kept() -> None:
-    tier = LowerTier(4, num_host=2)
+    tier = OffloadTier(4, num_host=2)
     name = b"b" * 32
     tier.begin_store(name)
     tier.end_store(name, ok=True)
@@ -123,4 +123,15 @@ def test_what_is_in_host_memory_leaves_it_to_be_kept() -> None:
 
 
 def test_host_memory_alone_keeps_nothing() -> None:
-    assert not LowerTier(4, num_host=4).keep([b"c" * 32])
+    assert not OffloadTier(4, num_host=4).keep([b"c" * 32])
+
+
+def test_of_names_that_are_kept_no_more_the_tail_is_forgotten_before_the_head() -> None:
+    tier = OffloadTier(8)
+    chain = [b"head", b"middle", b"tail"]
+    for name in chain:
+        tier.begin_store(name)
+        tier.end_store(name, True)
+    assert tier.keep(chain)
+    tier.unkeep(chain)
+    assert tier.names() == [b"tail", b"middle", b"head"]

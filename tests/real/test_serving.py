@@ -29,7 +29,6 @@ from octavo.config import StartOptions
 from octavo.engine.client import AsyncLLM
 from octavo.engine.outputs import EngineStats
 from octavo.engine.start import Started, build_engine, client_of, engine_over
-from octavo.scheduler.check import check_scheduler
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
 from octavo.units import blocks_for
@@ -68,7 +67,7 @@ class Served:
     def nothing_is_left(self) -> None:
         """No holder, no sequence, a sound ledger."""
         wait_until(lambda: self.llm.stats().blocks_held == 0 and self.llm.engine.idle)
-        check_scheduler(self.llm.engine.scheduler)
+        self.llm.engine.scheduler.check()
 
 
 @pytest.fixture(scope="module")

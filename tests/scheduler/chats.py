@@ -5,9 +5,10 @@ from __future__ import annotations
 from tests.scheduler.served import Served, State
 from tests.scheduler.test_transfers import finish, turn
 
-from octavo.memory.pins import Strength
-from octavo.scheduler.pinning import PinOrder
-from octavo.scheduler.session_views import view_session
+from octavo.engine.core import inspector_of
+from octavo.memory.holders import Holder, HolderKind
+from octavo.retention.client_pins import PinOrder
+from octavo.retention.pins import Strength
 from octavo.types import Request, SamplingParams
 
 PROMPT = tuple(range(100, 122))  # 5 blocks of 4, and two tokens
@@ -47,15 +48,15 @@ class Chats(Served):
         self.moving = []
 
     def blocks(self, session: str = "a"):  # type: ignore[no-untyped-def]
-        return view_session(self.scheduler, session)
+        return inspector_of(self.scheduler).session(session)
 
     def evict_all(self) -> None:
-        table = self.memory.open()
+        table = self.memory.open(Holder(HolderKind.SEQUENCE))
         self.memory.reserve(table, 0, self.memory.pool.num_unheld * self.memory.block_size)
         self.memory.close(table)
 
 
 def resume(chats: Chats, tokens: tuple[int, ...]) -> int:
     order = PinOrder("a", tokens, 60.0, Strength.HOT, "", is_resumed_session=True)
-    chats.scheduler.pinning.open(order, chats.next_id, 0.0)
+    chats.scheduler.client_pins.open(order, chats.next_id, 0.0)
     return chats.add(tokens, 1, fills_pin=order.pin_name)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from octavo.memory.memory import Memory
+from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
-from octavo.memory.tiers import LowerTier
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.config import SchedulerConfig
+from octavo.memory.tiers import OffloadTier
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import State
+from octavo.step.config import SchedulerConfig
 from octavo.types import (
     NO_TIMEOUTS,
     FinishReason,
@@ -48,8 +47,8 @@ class Served:
             pin_blocks=pins,
             staging_blocks=staging,
         )
-        self.memory = Memory(blocks, block, capacity)
-        tier = LowerTier(slots) if slots else None
+        self.memory = Ledger(blocks, block, capacity)
+        tier = OffloadTier(slots) if slots else None
         self.scheduler = Scheduler(self.memory, config, lambda tenant: root_name(tenant.encode()), tier)
         self.updates: list[Update] = []
         self._next_id = 0
@@ -92,7 +91,7 @@ class Served:
 
     def plan(self) -> StepPlan:
         plan = self.scheduler.schedule(0.0)
-        check_scheduler(self.scheduler)
+        self.scheduler.check()
         assert plan is not None
         return plan
 
@@ -110,7 +109,7 @@ class Served:
         }
         samples = {seq_id: (SampledToken(7),) for seq_id in sampled if seq_id not in failures}
         self.updates += self.scheduler.commit(plan, StepResult(plan.step_id, samples, {}, failures), 0.0)
-        check_scheduler(self.scheduler)
+        self.scheduler.check()
 
     def step(self) -> StepPlan:
         plan = self.plan()

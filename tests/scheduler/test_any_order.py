@@ -27,8 +27,7 @@ from hypothesis.stateful import (
 )
 
 from octavo.memory.quota import SHARED
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.session_table import SessionState
+from octavo.retention.session_table import SessionState
 from octavo.sim.beams import with_beams
 from octavo.sim.driver import Simulation
 from octavo.sim.outcome import Outcome
@@ -167,19 +166,19 @@ class Served(RuleBasedStateMachine):
             self.life.open_pin(owner, SHARED, "shared")
 
     def pinned(self) -> bool:
-        return any(not pin.is_of_session for pin in self.life.scheduler.pins.all())
+        return any(not pin.session_id for pin in self.life.scheduler.pins.all())
 
     @precondition(pinned)
     @rule(seconds=st.sampled_from([1.0, 30.0]))
     def renew_pin(self, seconds: float) -> None:
-        pin = self.chance.choice([pin for pin in self.life.scheduler.pins.all() if not pin.is_of_session])
-        self.life.scheduler.pinning.renew(pin.tenant, pin.name, seconds, self.life.clock)
+        pin = self.chance.choice([pin for pin in self.life.scheduler.pins.all() if not pin.session_id])
+        self.life.scheduler.client_pins.renew(pin.tenant, pin.name, seconds, self.life.clock)
 
     @precondition(pinned)
     @rule()
     def unpin(self) -> None:
-        pin = self.chance.choice([pin for pin in self.life.scheduler.pins.all() if not pin.is_of_session])
-        self.life.scheduler.pinning.release(pin.tenant, pin.name)
+        pin = self.chance.choice([pin for pin in self.life.scheduler.pins.all() if not pin.session_id])
+        self.life.scheduler.client_pins.release(pin.tenant, pin.name)
 
     # -- sessions
     # -------------------------------------------------------------------------------------------------------
@@ -187,7 +186,7 @@ class Served(RuleBasedStateMachine):
     def sessions_in(self, *states: SessionState) -> list[str]:
         table = self.life.scheduler.session_table
         known = set(self.life.sessions.known())
-        return [s.session_id for s in table if s.session_id in known and table.state_of(s) in states]
+        return [s.session_id for s in table if s.session_id in known and s.state in states]
 
     @precondition(lambda self: len(self.life.sessions.known()) < 4)
     @rule()
@@ -275,7 +274,7 @@ class Served(RuleBasedStateMachine):
     @invariant()
     def everything_recomputed_agrees(self) -> None:
         self.chance.renew()
-        check_scheduler(self.life.scheduler)
+        self.life.scheduler.check()
         self.life.check_below()
         check_resident(self.life.scheduler, self.life.executor)
         check_sights(self.life.scheduler, self.life.clock)

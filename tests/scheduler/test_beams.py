@@ -5,17 +5,16 @@ from __future__ import annotations
 import pytest
 
 from octavo.errors import InvalidRequest, RequestTooLarge
-from octavo.memory.memory import Memory
+from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
+from octavo.retention.limits import blocks_needed, tokens_that_fit
 from octavo.scheduler.beams import Beam, BeamGroup, Child, PathStep, shared_length, steps_of
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.limits import blocks_needed, tokens_that_fit
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import State
 from octavo.scheduler.waits import WaitReason
 from octavo.sim.beams import plain_search
 from octavo.sim.oracle import OracleExecutor
+from octavo.step.config import SchedulerConfig
 from octavo.types import BeamParams, FinishReason, Request, SamplingParams, StepPlan, Timeouts, Update
 
 VOCAB, EOS = 50, 0
@@ -36,7 +35,7 @@ class Turned:
 
     def __init__(self, blocks: int = 100, block: int = 4, rows: int = 8, tokens: int = 64) -> None:
         config = SchedulerConfig(rows, tokens, 1000, 10_000, frozenset([EOS]), pace=False)
-        self.memory = Memory(blocks, block)
+        self.memory = Ledger(blocks, block)
         self.scheduler = Scheduler(self.memory, config, lambda tenant: root_name(tenant.encode()))
         self.executor = OracleExecutor(blocks, block, VOCAB, stop_ids=frozenset([EOS]))
         self.updates: list[Update] = []
@@ -45,11 +44,11 @@ class Turned:
     def step(self, now: float = 0.0) -> StepPlan:
         self.updates += self.scheduler.expire(now)
         plan = self.scheduler.schedule(now)
-        check_scheduler(self.scheduler)
+        self.scheduler.check()
         assert plan is not None
         self.plans.append(plan)
         self.updates += self.scheduler.commit(plan, self.executor.run(plan), now)
-        check_scheduler(self.scheduler)
+        self.scheduler.check()
         return plan
 
     def drain(self) -> None:
@@ -196,7 +195,7 @@ def test_a_group_is_preempted_as_one_and_comes_back_to_the_same_answer() -> None
         beams = turned.scheduler.live.sequences_of(1)
         assert len(beams) == 4
         turned.scheduler.preemption.preempt(beams[-1], None)
-        check_scheduler(turned.scheduler)
+        turned.scheduler.check()
         assert turned.memory.counts().held == 0
         (leader,) = turned.scheduler.live.waiting
         assert turned.scheduler.live.sequences_of(1) == [leader]
@@ -270,7 +269,7 @@ def test_a_cancelled_search_holds_nothing_and_tells_each_choice_once() -> None:
     rest = turned.scheduler.cancel(1)
     assert [update.choice for update in rest] == [0, 2]
     assert turned.memory.counts().held == 0
-    check_scheduler(turned.scheduler)
+    turned.scheduler.check()
 
 
 def test_a_choice_that_was_cancelled_leaves_the_others_their_ranks() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.scheduler.budget import Pace, share_budget, share_in_turn
+from octavo.scheduler.budget import share_budget, share_in_turn
+from octavo.step.prefill_budget import PrefillBudget
 
 
 def test_the_oldest_prompt_keeps_half_and_the_shortest_goes_first_in_the_rest() -> None:
@@ -36,8 +37,8 @@ def test_grants_never_exceed_the_budget_or_what_is_asked_and_leave_nothing_unuse
         assert grants[0] >= min(remaining[0], budget // 2)
 
 
-def measured(decode_s: float, token_s: float) -> Pace:
-    pace = Pace(512)
+def measured(decode_s: float, token_s: float) -> PrefillBudget:
+    pace = PrefillBudget(512)
     for _ in range(20):
         pace.observe(8, 0, decode_s)
         pace.observe(8, 100, decode_s + 100 * token_s)
@@ -56,8 +57,8 @@ def test_many_prompts_beside_one_stream_are_not_held_up_for_its_sake() -> None:
 
 def test_the_whole_budget_is_granted_when_nobody_decodes_or_nothing_was_measured() -> None:
     assert measured(0.030, 0.002).prompt_budget(0, 1) == 512
-    assert Pace(512).prompt_budget(8, 1) == 504
+    assert PrefillBudget(512).prompt_budget(8, 1) == 504
 
 
 def test_a_prompt_always_advances() -> None:
-    assert measured(decode_s=0.001, token_s=0.5).prompt_budget(8, 1) == Pace.FLOOR
+    assert measured(decode_s=0.001, token_s=0.5).prompt_budget(8, 1) == PrefillBudget.FLOOR

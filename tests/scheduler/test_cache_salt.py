@@ -12,9 +12,9 @@ from tests.tiny import Answer, random_prompt, request, run, tiny_engine
 from octavo.engine.core import Engine
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.names import NameChain, root_name, salted_root
-from octavo.memory.pins import Strength
 from octavo.memory.quota import SHARED
-from octavo.scheduler.pinning import PinOrder
+from octavo.retention.client_pins import PinOrder
+from octavo.retention.pins import Strength
 from octavo.types import Request
 
 PROMPT = random_prompt(np.random.default_rng(3), 70)
@@ -50,7 +50,7 @@ def test_a_prefix_that_is_pinned_for_all_is_foreign_to_a_salt() -> None:
     engine = tiny_engine(NativeOps())
     pin = replace(salted(1, "", SHARED), fills_pin="p", max_tokens=1)
     order = PinOrder("p", tuple(PROMPT), 1e6, Strength.HOT, SHARED)
-    engine.scheduler.pinning.open(order, 1, 0.0)
+    engine.scheduler.client_pins.open(order, 1, 0.0)
     run(engine, [pin])
     assert answer(engine, salted(2, "", "alice")).cached == CACHED
     assert answer(engine, salted(3, "a", "alice")).cached == 0

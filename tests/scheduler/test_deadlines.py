@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from tests.scheduler.served import Served
 
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.deadlines import Deadline, Deadlines
-from octavo.scheduler.events import EventKind
+from octavo.scheduler.deadlines import Deadline
+from octavo.step.events import EventKind
+from octavo.step.timers import Due, Timers
 from octavo.types import FinishReason, Timeouts, Update
 
 
@@ -25,7 +25,7 @@ def test_a_request_ends_when_its_time_is_over_and_its_blocks_are_free_at_once() 
     assert made > 0
     assert served.scheduler.expire(9.9) == []
     updates = served.scheduler.expire(10.0)
-    check_scheduler(served.scheduler)
+    served.scheduler.check()
     assert ends(updates) == {(slow, 0): FinishReason.TIMEOUT}
     assert updates[0].usage.num_output == made
     assert "timeout of request 1 passed after 10.00 s while it was running" in updates[0].error
@@ -90,19 +90,34 @@ def test_deadlines_of_ended_requests_do_not_pile_up() -> None:
     for _ in range(1000):
         served.add(4, 1, timeouts=Timeouts(total=1000.0))
         served.step()
-    assert len(served.scheduler._deadlines) < 100
+    assert len(served.scheduler.timers._heap) < 100
+    while served.scheduler.has_work:
+        served.step()
+    assert served.scheduler.next_event() is None
 
 
 def test_deadlines_come_soonest_first() -> None:
-    deadlines = Deadlines()
-    assert deadlines.pop_due(100.0) is None
     served = Served()
     request = served.add(4, 5, timeouts=Timeouts(total=3.0, queue=1.0, first_token=2.0))
-    deadlines.add(served.scheduler.live.sequences_of(request)[0].request)
-    due = [deadlines.pop_due(10.0) for _ in range(4)]
-    assert due == [
-        (request, Deadline.QUEUE),
-        (request, Deadline.FIRST_TOKEN),
-        (request, Deadline.TOTAL),
-        None,
+    timers = served.scheduler.timers
+    assert timers.pop_due(0.5) == []
+    assert timers.pop_due(10.0) == [
+        (Due.DEADLINE, (request, Deadline.QUEUE.value)),
+        (Due.DEADLINE, (request, Deadline.FIRST_TOKEN.value)),
+        (Due.DEADLINE, (request, Deadline.TOTAL.value)),
     ]
+    assert timers.pop_due(10.0) == []
+
+
+def test_a_timer_that_was_set_anew_or_cancelled_is_due_once_or_never() -> None:
+    timers = Timers()
+    for at in (5.0, 9.0, 2.0, 7.0):
+        timers.set(Due.SESSION, (0, "a"), at)
+    timers.set(Due.PIN, (3, ""), 6.0)
+    timers.set(Due.PIN, (4, ""), 1.0)
+    timers.cancel(Due.PIN, (4, ""))
+    assert timers.next_time() == 6.0
+    assert timers.pop_due(6.9) == [(Due.PIN, (3, ""))]
+    timers.set(Due.DEADLINE, (8, "timeout"), 7.5)
+    assert timers.pop_due(8.0) == [(Due.DEADLINE, (8, "timeout")), (Due.SESSION, (0, "a"))]
+    assert timers.next_time() is None

@@ -7,17 +7,16 @@ import pytest
 from tests.scheduler.served import Served
 
 from octavo.errors import ResizeRefused
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.elasticity import CALM_S, Elasticity, ElasticityConfig
-from octavo.scheduler.events import EventKind
+from octavo.scheduler.pressure import CALM_S, PressureConfig, PressurePolicy
+from octavo.step.events import EventKind
 
 BLOCK = 1000  # bytes
 RESERVE = 20 * BLOCK
 PLENTY = 10**9
 
 
-def policy(idle_return_s: float = 0.0, reserve: int = RESERVE) -> Elasticity:
-    return Elasticity(ElasticityConfig(BLOCK, idle_return_s, reserve))
+def policy(idle_return_s: float = 0.0, reserve: int = RESERVE) -> PressurePolicy:
+    return PressurePolicy(PressureConfig(BLOCK, idle_return_s, reserve))
 
 
 def serve_one(served: Served, prompt: int, max_tokens: int = 1) -> None:
@@ -71,7 +70,7 @@ def test_what_a_plan_takes_is_not_given_back_by_it() -> None:
     serve_one(served, 79)
     served.memory.pool.drop_cached(100)
     unused = set(served.memory.pool.line())
-    served.scheduler.elastic.give_back()
+    served.scheduler.idle_memory.give_back()
     served.add(40, 5, n=2)
     plan = served.plan()
     back = {block for first, last in plan.discarded for block in range(first, last)}
@@ -92,7 +91,7 @@ def test_under_pressure_unused_memory_goes_first_then_the_longest_cached() -> No
     assert served.memory.pool.backing.count == counts.cached == 14
     assert len(back.intersection(first)) == 4
     assert counts.total == 60
-    assert served.scheduler.elastic.why_smaller == ""
+    assert served.scheduler.idle_memory.why_smaller == ""
     assert last_event(served) == (
         "14.6 KiB of memory were available, and 19.5 KiB are to stay so (setting memory_reserve): 5 blocks "
         "gave 4.9 KiB back"
@@ -105,10 +104,10 @@ def test_pressure_that_comes_again_soon_makes_the_pool_smaller() -> None:
     for now in (1.0, 2.0):
         elasticity.act(served.scheduler.resizing, now, RESERVE - 5 * BLOCK, served.scheduler.has_work)
         given_back(served)
-        check_scheduler(served.scheduler)
+        served.scheduler.check()
     assert served.memory.counts().total == 10
-    assert served.scheduler.elastic.blocks_wanted == 60
-    assert "from 60 to 10 blocks" in served.scheduler.elastic.why_smaller
+    assert served.scheduler.idle_memory.blocks_wanted == 60
+    assert "from 60 to 10 blocks" in served.scheduler.idle_memory.why_smaller
     for now in range(3, 20):  # an eighth stays open, at no cost
         elasticity.act(served.scheduler.resizing, float(now), 0, served.scheduler.has_work)
         given_back(served)
@@ -123,7 +122,7 @@ def test_held_blocks_are_given_up_down_to_the_largest_request_and_no_further() -
         served.step()
     assert len(served.scheduler.live.running) == 4
     elasticity.act(served.scheduler.resizing, 0.0, 0, served.scheduler.has_work)
-    check_scheduler(served.scheduler)
+    served.scheduler.check()
     assert "20 blocks gave" in last_event(served)
     served.step()
     elasticity.act(served.scheduler.resizing, 1.0, 0, served.scheduler.has_work)
@@ -150,7 +149,7 @@ def test_the_pool_grows_again_by_half_of_what_is_spare_when_it_has_been_calm() -
         served.scheduler.resizing, 8.0 + CALM_S, RESERVE + (7 + 20) * BLOCK, served.scheduler.has_work
     )
     assert served.memory.counts().total == 7 + 10
-    assert served.scheduler.elastic.why_smaller != ""
+    assert served.scheduler.idle_memory.why_smaller != ""
     elasticity.act(served.scheduler.resizing, 9.0 + CALM_S, PLENTY, served.scheduler.has_work)
     assert served.memory.counts().total == 17  # once in CALM_S
     elasticity.act(
@@ -159,7 +158,7 @@ def test_the_pool_grows_again_by_half_of_what_is_spare_when_it_has_been_calm() -
     assert served.memory.counts().total == 17  # what is spare is promised already
     elasticity.act(served.scheduler.resizing, 8.0 + 3 * CALM_S, PLENTY, served.scheduler.has_work)
     assert served.memory.counts().total == 60
-    assert served.scheduler.elastic.why_smaller == ""
+    assert served.scheduler.idle_memory.why_smaller == ""
     assert served.scheduler.events.counts[EventKind.RELIEVED] == 2
     elasticity.act(served.scheduler.resizing, 8.0 + 9 * CALM_S, PLENTY, served.scheduler.has_work)
     assert served.memory.counts().total == 60
@@ -183,7 +182,7 @@ def test_a_size_that_somebody_sets_is_the_one_that_is_wanted() -> None:
     elasticity.act(served.scheduler.resizing, 1e6, PLENTY, served.scheduler.has_work)
     assert served.memory.counts().total == 30
     assert served.scheduler.resizing.resize(70)
-    assert served.scheduler.elastic.blocks_wanted == 70
+    assert served.scheduler.idle_memory.blocks_wanted == 70
 
 
 def test_a_block_on_its_way_below_keeps_its_memory() -> None:
@@ -195,7 +194,7 @@ def test_a_block_on_its_way_below_keeps_its_memory() -> None:
     assert moving
     for now in (1.0, 2.0, 3.0):
         elasticity.act(served.scheduler.resizing, now, 0, served.scheduler.has_work)
-        check_scheduler(served.scheduler)
+        served.scheduler.check()
         back = served.plan_of_nothing()
         for first, last in back.discarded if back is not None else ():
             assert moving.isdisjoint(range(first, last))

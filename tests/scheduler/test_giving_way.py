@@ -8,18 +8,17 @@ from tests.scheduler.served import State
 from tests.scheduler.test_transfers import finish, turn
 
 from octavo.errors import PinRefused, QueueFull, RequestTooLarge, TenantsRefused
-from octavo.memory.pins import Pins
 from octavo.memory.quota import TenantPolicy
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.events import EventKind
-from octavo.scheduler.pinning import PinOrder
-from octavo.scheduler.session_table import SessionState
+from octavo.retention.client_pins import PinOrder
+from octavo.retention.pins import Pins
+from octavo.retention.session_table import SessionState
+from octavo.step.events import EventKind
 
 OTHER = tuple(range(300, 322))
 
 
 def pin(chats: Chats, name: str, tokens: tuple[int, ...], tenant: str = "") -> None:
-    chats.scheduler.pinning.open(PinOrder(name, tokens, 60.0, tenant=tenant), chats.next_id, 0.0)
+    chats.scheduler.client_pins.open(PinOrder(name, tokens, 60.0, tenant=tenant), chats.next_id, 0.0)
     chats.add(tokens, 1, fills_pin=name, tenant=tenant)
     chats.drain()
 
@@ -115,7 +114,7 @@ def test_a_new_pin_takes_the_budget_that_idle_sessions_fill() -> None:
 def test_a_session_whose_blocks_are_on_their_way_down_goes_last_and_is_not_called_suspended() -> None:
     chats = Chats(blocks=16, pins=10, slots=50)
     chats.whole_turn("a", PROMPT)
-    chats.scheduler.sessions.suspend("", "a")
+    chats.scheduler.session_holds.suspend("", "a")
     assert chats.blocks().state is SessionState.SUSPENDING
     chats.add(30, 19)  # 12 blocks
     chats.moving += turn(chats)
@@ -124,7 +123,7 @@ def test_a_session_whose_blocks_are_on_their_way_down_goes_last_and_is_not_calle
     finish(chats, moving)
     while chats.scheduler.has_work:
         chats.moving += turn(chats)
-    check_scheduler(chats.scheduler)
+    chats.scheduler.check()
     assert gave_way(chats) == 1
 
 
@@ -147,10 +146,10 @@ def test_bounds_that_idle_sessions_exceed_take_their_blocks_and_are_not_refused(
     chats.say("b", OTHER, tenant="u")
     chats.drain()
     chats.scheduler.tenants.set_policies([TenantPolicy("t", maximum=4)])
-    check_scheduler(chats.scheduler)
+    chats.scheduler.check()
     assert (chats.blocks("a").held, chats.blocks("b").held) == (0, 5)
     chats.scheduler.tenants.set_policies([TenantPolicy("t", guaranteed=18)])
-    check_scheduler(chats.scheduler)
+    chats.scheduler.check()
     assert chats.blocks("b").held == 0, "it would keep a tenant from what it is guaranteed"
     chats.scheduler.tenants.set_policies([])
     pin(chats, "rules", OTHER[:16], tenant="u")
@@ -167,7 +166,7 @@ def test_a_hold_beyond_a_smaller_maximum_is_charged_no_more_while_copies_of_it_a
         turn(chats)
     assert len(turn(chats)) == 5, "the stores have begun"
     chats.scheduler.tenants.set_policies([TenantPolicy("t", maximum=1)])
-    check_scheduler(chats.scheduler)
+    chats.scheduler.check()
     assert (chats.memory.quotas.charged("t"), chats.memory.counts().held) == (0, 5)
 
 
@@ -226,8 +225,8 @@ def test_a_pin_takes_nothing_that_another_tenant_is_guaranteed_for_what_its_own_
         chats.say(session, told(1 + ord(session)), tenant=tenant)
         while chats.scheduler.session_table.find(tenant, session).turn is not None:
             chats.moving += turn(chats)
-    chats.scheduler.sessions.suspend("t", "a")  # it goes last of its tenant's
-    chats.scheduler.pinning.open(PinOrder("rules", OTHER[:20], 60.0, tenant="t"), chats.next_id, 0.0)
+    chats.scheduler.session_holds.suspend("t", "a")  # it goes last of its tenant's
+    chats.scheduler.client_pins.open(PinOrder("rules", OTHER[:20], 60.0, tenant="t"), chats.next_id, 0.0)
     chats.add(OTHER[:20], 1, fills_pin="rules", tenant="t")
     assert [chats.blocks(session).held for session in "abc"] == [0, 5, 5]
 
@@ -255,7 +254,7 @@ def test_what_gives_way_at_once_is_counted_once(monkeypatch: pytest.MonkeyPatch)
     chats = Chats(blocks=90, pins=60)
     say_all(chats, "", *"abcdefghijkl")
     looks.clear()
-    chats.scheduler.pinning.open(PinOrder("rules", tuple(range(240)), 60.0), chats.next_id, 0.0)
+    chats.scheduler.client_pins.open(PinOrder("rules", tuple(range(240)), 60.0), chats.next_id, 0.0)
     chats.add(tuple(range(240)), 1, fills_pin="rules")
     assert (gave_way(chats), len(looks) <= 3) == (12, True)
 

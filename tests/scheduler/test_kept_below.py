@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from tests.scheduler.chats import Chats
 from tests.scheduler.test_transfers import turn
 
 from octavo.errors import SessionRefused
-from octavo.memory.pins import Strength
 from octavo.memory.quota import TenantPolicy
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.events import EventKind
-from octavo.scheduler.pinning import PinOrder
-from octavo.scheduler.session_table import SessionState
+from octavo.retention.client_pins import PinOrder
+from octavo.retention.pins import Strength
+from octavo.retention.session_table import SessionState
+from octavo.step.events import EventKind
 
 
 def prompt_of(session: str) -> tuple[int, ...]:
@@ -32,12 +33,12 @@ def chat(chats: Chats, *sessions: str, tenant: str = "") -> None:
 
 
 def kept(chats: Chats, *sessions: str) -> list[int]:
-    check_scheduler(chats.scheduler)
+    chats.scheduler.check()
     return [chats.blocks(session).kept for session in sessions]
 
 
 def pin(chats: Chats, name: str, prompt: tuple[int, ...]) -> None:
-    chats.scheduler.pinning.open(PinOrder(name, prompt, 60.0, Strength.WARM), chats.next_id, 0.0)
+    chats.scheduler.client_pins.open(PinOrder(name, prompt, 60.0, Strength.WARM), chats.next_id, 0.0)
     chats.add(prompt, 1, fills_pin=name)
     while chats.scheduler.has_work:
         chats.moving += turn(chats)
@@ -45,7 +46,7 @@ def pin(chats: Chats, name: str, prompt: tuple[int, ...]) -> None:
 
 
 def suspend(chats: Chats, session: str, tenant: str = "") -> None:
-    chats.scheduler.sessions.suspend(tenant, session)
+    chats.scheduler.session_holds.suspend(tenant, session)
     chats.settle()
 
 
@@ -73,7 +74,7 @@ def test_what_was_suspended_gives_way_to_nobody_and_nobody_gives_way_in_vain(cha
     chat(chats, "d")
     with pytest.raises(SessionRefused, match=r"keeps 10 blocks of 12 that it may .* delete other suspended"):
         suspend(chats, "d")
-    chats.scheduler.sessions.delete("", "c")
+    chats.scheduler.session_holds.delete("", "c")
     chat(chats, "e")
     longer = (*prompt_of("f"), *range(20))  # 10 blocks: more than there would be without e
     chats.whole_turn("f", longer)
@@ -125,10 +126,21 @@ def test_a_tenants_own_sessions_give_way_below_before_those_of_others(chats: Cha
 def test_of_restored_sessions_those_that_were_suspended_stay_below(chats: Chats) -> None:
     chat(chats, "a", "b")
     for session, num_suspended in (("a", 5), ("b", 0)):
-        chats.scheduler.sessions.delete("", session)
-        chats.scheduler.sessions.restore(session, "", prompt_of(session), 60.0, 0.0, 5.0, 0, num_suspended)
+        chats.scheduler.session_holds.delete("", session)
+        chats.scheduler.session_holds.restore(
+            session, "", prompt_of(session), 60.0, 0.0, 5.0, 0, num_suspended
+        )
     assert kept(chats, "a", "b") == [5, 5]
     chat(chats, "c")
     suspend(chats, "c")
     assert kept(chats, "a", "b", "c") == [5, 0, 5]
     assert chats.blocks("b").state is SessionState.IDLE
+
+
+def test_what_a_warm_pin_lets_go_is_evicted_tail_first() -> None:
+    chats = Chats(blocks=60, slots=50)
+    prompt = tuple(range(100, 120))
+    pin(chats, "rules", prompt)
+    chain = chats.scheduler.naming.of_session("", "", array("I", prompt)).names
+    line = [chats.memory.pool.name_of[block] for block in chats.memory.pool.line()]
+    assert [chain.index(name) for name in line if name is not None] == [4, 3, 2, 1, 0]

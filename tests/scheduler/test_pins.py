@@ -6,8 +6,7 @@ import pytest
 from tests.scheduler.served import Served, State
 
 from octavo.errors import InvalidRequest, PinRefused, RequestTooLarge, UnknownPin
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.pinning import PinOrder
+from octavo.retention.client_pins import PinOrder
 from octavo.types import FinishReason
 
 PROMPT = tuple(range(100, 122))  # five blocks of 4, and two tokens
@@ -17,7 +16,7 @@ def pinned(
     served: Served, name: str = "greeting", prompt: tuple[int, ...] = PROMPT, ttl: float = 60.0
 ) -> int:
     """Open a pin and serve the request that fills it."""
-    served.scheduler.pinning.open(PinOrder(name, prompt, ttl), served.next_id, 0.0)
+    served.scheduler.client_pins.open(PinOrder(name, prompt, ttl), served.next_id, 0.0)
     request = served.add(prompt, 1, fills_pin=name)
     while served.state(request) is not State.FINISHED:
         served.step()
@@ -51,20 +50,20 @@ def test_a_pin_ends_with_its_time_and_renewing_gives_it_more() -> None:
     served = Served()
     pinned(served, ttl=60.0)
     assert served.scheduler.next_event() == 60.0
-    served.scheduler.pinning.renew("", "greeting", 100.0, now=50.0)
+    served.scheduler.client_pins.renew("", "greeting", 100.0, now=50.0)
     served.scheduler.expire(149.0)
     assert served.memory.counts().held == 5
     served.scheduler.expire(150.0)
-    check_scheduler(served.scheduler)
+    served.scheduler.check()
     assert served.memory.counts().held == 0
     with pytest.raises(UnknownPin, match="no pin named 'greeting'"):
-        served.scheduler.pinning.renew("", "greeting", 10.0, now=151.0)
+        served.scheduler.client_pins.renew("", "greeting", 10.0, now=151.0)
 
 
 def test_deleting_a_pin_leaves_its_blocks_findable() -> None:
     served = Served()
     pinned(served)
-    served.scheduler.pinning.release("", "greeting")
+    served.scheduler.client_pins.release("", "greeting")
     assert served.memory.counts().held == 0
     assert served.memory.counts().cached == 5
 
@@ -73,15 +72,17 @@ def test_pins_keep_within_their_budget_and_the_refusal_says_who_holds_what() -> 
     served = Served(blocks=100, pins=7)
     pinned(served)
     with pytest.raises(PinRefused, match=r"needs 5 blocks and 3 are missing.*held by pins greeting 5"):
-        served.scheduler.pinning.open(PinOrder("second", tuple(range(900, 920)), 60.0), served.next_id, 0.0)
-    check_scheduler(served.scheduler)
+        served.scheduler.client_pins.open(
+            PinOrder("second", tuple(range(900, 920)), 60.0), served.next_id, 0.0
+        )
+    served.scheduler.check()
 
 
 def test_pins_leave_room_for_the_largest_request_that_was_taken() -> None:
     served = Served(blocks=20, pins=20)
     served.add(60, 5)  # 16 blocks at its longest
     with pytest.raises(PinRefused, match=r"1 are missing.*the largest request needs 16 of the pool's 20"):
-        served.scheduler.pinning.open(PinOrder("big", tuple(range(900, 920)), 60.0), served.next_id, 0.0)
+        served.scheduler.client_pins.open(PinOrder("big", tuple(range(900, 920)), 60.0), served.next_id, 0.0)
     pinned(served, "small", tuple(range(900, 916)))
     served.add(60, 5)
     with pytest.raises(
@@ -95,7 +96,7 @@ def test_pins_leave_room_for_the_largest_request_that_was_taken() -> None:
 def test_a_pin_goes_with_the_request_that_was_to_fill_it() -> None:
     for end in ("cancel", "fail"):
         served = Served()
-        served.scheduler.pinning.open(PinOrder("greeting", PROMPT, 60.0), served.next_id, 0.0)
+        served.scheduler.client_pins.open(PinOrder("greeting", PROMPT, 60.0), served.next_id, 0.0)
         request = served.add(PROMPT, 1, fills_pin="greeting")
         if end == "cancel":
             served.scheduler.cancel(request)
@@ -103,16 +104,16 @@ def test_a_pin_goes_with_the_request_that_was_to_fill_it() -> None:
             served.step()
             served.commit(served.plan(), request)
         assert len(served.scheduler.pins) == 0
-        check_scheduler(served.scheduler)
+        served.scheduler.check()
         assert served.memory.counts().held == 0
 
 
 def test_a_pin_that_is_deleted_while_it_is_filled_fails_its_request_with_a_reason() -> None:
     served = Served()
-    served.scheduler.pinning.open(PinOrder("greeting", PROMPT, 60.0), served.next_id, 0.0)
+    served.scheduler.client_pins.open(PinOrder("greeting", PROMPT, 60.0), served.next_id, 0.0)
     request = served.add(PROMPT, 1, fills_pin="greeting")
     served.step()
-    served.scheduler.pinning.release("", "greeting")
+    served.scheduler.client_pins.release("", "greeting")
     served.step()
     assert served.finished(request) == {0: FinishReason.ERROR}
     assert "deleted while it was being filled" in served.updates[-1].error
@@ -124,12 +125,12 @@ def test_a_pin_on_blocks_that_are_found_poisoned_is_let_go() -> None:
     victim = served.add((*PROMPT, 7, 8, 9), 5)
     served.commit(served.plan(), victim)
     assert len(served.scheduler.pins) == 0
-    check_scheduler(served.scheduler)
+    served.scheduler.check()
 
 
 def test_what_a_pin_must_be() -> None:
     served = Served()
-    pinning = served.scheduler.pinning
+    pinning = served.scheduler.client_pins
     with pytest.raises(InvalidRequest, match="name is 'a b'; allowed: 1 to 64 letters"):
         PinOrder("a b", PROMPT, 60.0)
     with pytest.raises(InvalidRequest, match=r"ttl is 0\.5; allowed: 1\.0 to"):
@@ -143,12 +144,12 @@ def test_what_a_pin_must_be() -> None:
 
 def test_a_pin_belongs_to_the_request_that_fills_it_and_to_no_other_of_its_name() -> None:
     served = Served()
-    served.scheduler.pinning.open(PinOrder("greeting", PROMPT, 60.0), served.next_id, 0.0)
+    served.scheduler.client_pins.open(PinOrder("greeting", PROMPT, 60.0), served.next_id, 0.0)
     first = served.add(PROMPT, 1, fills_pin="greeting")
     served.step()
-    served.scheduler.pinning.release("", "greeting")
+    served.scheduler.client_pins.release("", "greeting")
     other = tuple(range(700, 720))
-    served.scheduler.pinning.open(PinOrder("greeting", other, 60.0), served.next_id, 0.0)
+    served.scheduler.client_pins.open(PinOrder("greeting", other, 60.0), served.next_id, 0.0)
     second = served.add(other, 1, fills_pin="greeting")
     while served.scheduler.has_work:
         served.step()

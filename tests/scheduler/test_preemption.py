@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.scheduler.served import Served, State
 
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.events import EventKind
-from octavo.scheduler.headroom import LEAST, MOST, Headroom
+from octavo.memory.holders import Holder, HolderKind
+from octavo.retention.reclaim import Candidate, choose
+from octavo.retention.staging import Loss
 from octavo.scheduler.sequence import Sequence
-from octavo.scheduler.staging import Loss
-from octavo.scheduler.victims import Candidate, choose
+from octavo.step.events import EventKind
+from octavo.step.headroom import LEAST, MOST, Headroom
 from octavo.types import BlockCopy, Move, StepPlan, Transfer, TransferDone
 
 
@@ -24,13 +24,13 @@ def candidate(
     served = Served()
     for _ in range(request_id):
         last = served.add(4, priority=priority)
-    return Candidate((sequence_of(served, last),), priority, share, gain, loss)
+    return Candidate((sequence_of(served, last).as_holder(),), priority, share, gain, loss)
 
 
 def chosen(*candidates: Candidate, needed: int = 1) -> int:
     victim = choose(candidates, needed)
     assert victim is not None
-    return victim.members[0].request.request_id
+    return victim.members[0].group
 
 
 def test_priority_comes_before_share_and_share_before_loss() -> None:
@@ -65,11 +65,13 @@ def test_of_equals_the_one_that_loses_least_goes() -> None:
     served = Served(tokens=100)
     first, short, long = served.add(16, 30), served.add(7, 20), served.add(24, 20)
     run_for(served, 2)
-    victims = served.scheduler.victims
-    behind = victims.behind(sequence_of(served, first))
-    assert victims.find(behind, 1) == (sequence_of(served, short),)  # although `long` came last
-    assert victims.find(behind, 7) == (sequence_of(served, long),)  # 7 blocks are missing: `short` has 3
-    assert victims.find([], 1) == ()
+    making_room = served.scheduler.making_room
+    behind = making_room.behind(sequence_of(served, first))
+    assert making_room.victims(behind, 1) == (sequence_of(served, short),)  # although `long` came last
+    assert making_room.victims(behind, 7) == (
+        sequence_of(served, long),
+    )  # 7 blocks are missing: `short` has 3
+    assert making_room.victims([], 1) == ()
 
 
 def test_only_those_behind_the_winner_may_be_victims() -> None:
@@ -88,11 +90,11 @@ def test_choices_of_a_request_go_as_one() -> None:
     served = Served(tokens=100)
     first, group = served.add(16, 50), served.add(8, 20, n=3)
     run_for(served, 3)
-    victims, winner = served.scheduler.victims, sequence_of(served, first)
-    members = victims.find(victims.behind(winner), 1)
+    making_room, winner = served.scheduler.making_room, sequence_of(served, first)
+    members = making_room.victims(making_room.behind(winner), 1)
     assert [s.choice for s in members] == [2, 1, 0]  # last in rank first
     served.scheduler.preemption.preempt_all(members, winner)
-    check_scheduler(served.scheduler)
+    served.scheduler.check()
     assert [s.state for s in served.scheduler.live.sequences_of(group)] == [State.WAITING] * 3
     while served.scheduler.has_work:
         served.step()
@@ -103,9 +105,9 @@ def test_a_choice_that_needs_a_block_takes_it_from_its_siblings_one_by_one() -> 
     served = Served(tokens=100)
     group = served.add(8, 20, n=3)
     run_for(served, 3)
-    victims = served.scheduler.victims
-    behind = victims.behind(sequence_of(served, group))
-    assert [s.choice for s in victims.find(behind, 1)] == [2]
+    making_room = served.scheduler.making_room
+    behind = making_room.behind(sequence_of(served, group))
+    assert [s.choice for s in making_room.victims(behind, 1)] == [2]
 
 
 def test_what_others_hold_is_no_loss() -> None:
@@ -116,10 +118,10 @@ def test_what_others_hold_is_no_loss() -> None:
     other = served.add((*shared, 50, 51), 30)
     run_for(served, 2)
     sequence = sequence_of(served, other)
-    assert served.scheduler.staging.loss_of([sequence]) == Loss(sequence.num_planned - 32, 0)
+    assert served.scheduler.staging.loss_of([sequence.as_holder()]) == Loss(sequence.num_planned - 32, 0)
     # Together they lose what they share, once.
     both = list(served.scheduler.live.running)
-    loss = served.scheduler.staging.loss_of(both)
+    loss = served.scheduler.staging.loss_of([s.as_holder() for s in both])
     assert loss.recomputed == sum(s.num_planned for s in both) - 32
 
 
@@ -154,7 +156,7 @@ def stores(plan: StepPlan) -> list[Transfer]:
 def finish(served: Served, transfers: list[Transfer], ok: bool = True, seconds: float = 0.0) -> None:
     for transfer in transfers:
         served.scheduler.transfers.finish(TransferDone(transfer.transfer_id, ok, seconds))
-        check_scheduler(served.scheduler)
+        served.scheduler.check()
 
 
 def to_the_end(served: Served) -> list[Transfer]:
@@ -162,7 +164,7 @@ def to_the_end(served: Served) -> list[Transfer]:
     seen: list[Transfer] = []
     for _ in range(200):
         plan = served.scheduler.schedule(0.0)
-        check_scheduler(served.scheduler)
+        served.scheduler.check()
         if plan is not None:
             served.commit(plan)
             moved = [t for t in plan.transfers if t.move is not Move.FORGET]
@@ -276,7 +278,7 @@ def test_who_still_owes_prompt_logprobs_keeps_nothing() -> None:
     request = served.add(30, 4, prompt_logprobs=0)
     run_for(served, 2)
     sequence = sequence_of(served, request)
-    assert served.scheduler.staging.loss_of([sequence]) == Loss(sequence.num_planned, 0)
+    assert served.scheduler.staging.loss_of([sequence.as_holder()]) == Loss(sequence.num_planned, 0)
 
 
 def test_staged_blocks_do_not_hinder_a_resize() -> None:
@@ -285,9 +287,9 @@ def test_staged_blocks_do_not_hinder_a_resize() -> None:
     victim = served.add(24, 20)
     run_for(served, 3)
     served.scheduler.preemption.preempt_all([sequence_of(served, victim)], None)
-    check_scheduler(served.scheduler)
+    served.scheduler.check()
     assert served.scheduler.resizing.resize(18)
-    check_scheduler(served.scheduler)
+    served.scheduler.check()
     plan = served.plan()
     targets = {copy.target for copy in plan.copies}
     assert {t.block for t in plan.transfers if t.block >= 30} <= targets
@@ -298,7 +300,7 @@ def test_a_smaller_tier_than_the_victim_keeps_what_it_can() -> None:
     served, _, victim = crowded(slots=3)
     plan = until_preempted(served)
     assert len(stores(plan)) <= 3
-    check_scheduler(served.scheduler)
+    served.scheduler.check()
     finish(served, [t for t in plan.transfers if t.move is Move.STORE])
     to_the_end(served)
     assert len(served.finished(victim)) == 1
@@ -335,7 +337,7 @@ def test_what_is_forgotten_below_while_others_read_it_there_is_not_staged() -> N
 
     def turn() -> list[Transfer]:
         plan = served.scheduler.schedule(0.0)
-        check_scheduler(served.scheduler)
+        served.scheduler.check()
         if plan is None:
             return []
         served.commit(plan)
@@ -348,7 +350,7 @@ def test_what_is_forgotten_below_while_others_read_it_there_is_not_staged() -> N
     first = served.add(prompt, 1)
     while served.state(first) is not State.FINISHED or served.scheduler.transfers.could_store:
         finish(turn())
-    table = served.memory.open()
+    table = served.memory.open(Holder(HolderKind.SEQUENCE))
     served.memory.reserve(table, 0, served.memory.num_unheld * served.memory.block_size)
     served.memory.close(table)  # all of it is below, and nothing in the pool
     served.add(prompt, 2)
@@ -359,6 +361,6 @@ def test_what_is_forgotten_below_while_others_read_it_there_is_not_staged() -> N
     turn()
     turn()
     served.scheduler.preemption.preempt_all([sequence_of(served, scored)], None)
-    check_scheduler(served.scheduler)
+    served.scheduler.check()
     finish(loads)
     served.drain()

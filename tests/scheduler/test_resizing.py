@@ -6,8 +6,7 @@ import pytest
 from tests.scheduler.served import Served, State
 
 from octavo.errors import ResizeRefused
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.pinning import PinOrder
+from octavo.retention.client_pins import PinOrder
 
 
 def test_shrinking_moves_what_is_held_and_gives_the_tail_back() -> None:
@@ -20,7 +19,7 @@ def test_shrinking_moves_what_is_held_and_gives_the_tail_back() -> None:
     table = list(served.scheduler.live.running[0].table.blocks)  # type: ignore[union-attr]
     assert max(table) >= 16
     assert served.scheduler.resizing.resize(16)
-    check_scheduler(served.scheduler)
+    served.scheduler.check()
     moved = served.scheduler.live.running[0].table.blocks  # type: ignore[union-attr]
     assert max(moved) < 16
     plan = served.plan()
@@ -39,7 +38,7 @@ def test_shrinking_moves_what_is_held_and_gives_the_tail_back() -> None:
 def test_growing_gives_room_at_once_and_never_beyond_what_was_reserved() -> None:
     served = Served(blocks=10, capacity=30)
     assert served.scheduler.resizing.resize(30)
-    check_scheduler(served.scheduler)
+    served.scheduler.check()
     assert served.memory.counts().free == 30
     served.add(100, 5)
     with pytest.raises(ResizeRefused, match=r"31 blocks was asked for; allowed: 26 .* to 30 \(reserved"):
@@ -48,7 +47,7 @@ def test_growing_gives_room_at_once_and_never_beyond_what_was_reserved() -> None
 
 def test_the_floor_is_what_pins_hold_and_the_largest_request_needs() -> None:
     served = Served(blocks=40)
-    served.scheduler.pinning.open(PinOrder("greeting", tuple(range(20)), 60.0), served.next_id, 0.0)
+    served.scheduler.client_pins.open(PinOrder("greeting", tuple(range(20)), 60.0), served.next_id, 0.0)
     served.add(tuple(range(20)), 1, fills_pin="greeting")
     served.add(40, 5)  # 11 blocks at its longest
     assert served.scheduler.resizing.floor() == 16
@@ -67,7 +66,7 @@ def test_running_sequences_beyond_the_new_size_are_preempted_and_come_back() -> 
         served.step()
     assert len(served.scheduler.live.running) == 4
     assert served.scheduler.resizing.resize(20)
-    check_scheduler(served.scheduler)
+    served.scheduler.check()
     assert len(served.scheduler.live.running) < 4
     while served.scheduler.has_work:
         served.step()
@@ -81,7 +80,7 @@ def test_cached_blocks_of_the_tail_are_evicted_and_of_the_head_kept() -> None:
         served.step()
     assert served.memory.counts().cached == 19
     assert served.scheduler.resizing.resize(10)
-    check_scheduler(served.scheduler)
+    served.scheduler.check()
     assert served.memory.counts().cached >= 9
     assert served.plan_of_nothing() is not None  # the tail goes back although nobody runs
 
@@ -101,6 +100,6 @@ def test_shrinking_and_growing_again_forgets_nothing_that_is_held() -> None:
     for size in (20, 35, 18, 40, 19):
         served.step()
         assert served.scheduler.resizing.resize(size)
-        check_scheduler(served.scheduler)
+        served.scheduler.check()
     while served.state(request) is not State.FINISHED:
         served.step()

@@ -6,6 +6,7 @@ import pytest
 from tests.scheduler.chats import PROMPT, Chats, resume
 from tests.scheduler.test_transfers import finish, turn
 
+from octavo.engine.core import inspector_of
 from octavo.errors import (
     InvalidRequest,
     PinRefused,
@@ -14,13 +15,11 @@ from octavo.errors import (
     SessionRefused,
     UnknownSession,
 )
-from octavo.memory.pins import Strength
 from octavo.memory.quota import TenantPolicy
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.events import EventKind
-from octavo.scheduler.pinning import PinOrder, resumed_name
-from octavo.scheduler.session_table import SessionState
-from octavo.scheduler.views import view_kv, view_map
+from octavo.retention.client_pins import PinOrder
+from octavo.retention.pins import Strength
+from octavo.retention.session_table import SessionState
+from octavo.step.events import EventKind
 from octavo.types import Move
 
 
@@ -39,7 +38,7 @@ def test_without_a_tier_a_session_holds_its_full_blocks_in_the_pins_budget() -> 
 def test_the_pool_and_its_map_tell_what_sessions_hold() -> None:
     chats = Chats(blocks=20)
     chats.whole_turn("a", PROMPT)
-    kv, drawn = view_kv(chats.scheduler, 0.0), view_map(chats.scheduler, 0.0)
+    kv, drawn = inspector_of(chats.scheduler).kv(0.0), inspector_of(chats.scheduler).map()
     assert (kv.sessions, kv.held_by_sessions, kv.held_by_pins, kv.pins) == (1, 5, 0, ())
     assert drawn.states.count("p") == 5
     assert "session a" in drawn.owners
@@ -64,7 +63,7 @@ def test_one_turn_at_a_time_and_no_choices_beside_it() -> None:
         chats.say("b", PROMPT, n=2)
     with pytest.raises(UnknownSession):
         chats.say("a", PROMPT, tenant="other")
-    check_scheduler(chats.scheduler)
+    chats.scheduler.check()
 
 
 @pytest.mark.parametrize("end", ["cancel", "fail"])
@@ -90,10 +89,10 @@ def test_a_turn_that_its_client_stopped_counts_as_far_as_it_was_told() -> None:
     request = chats.say("a", PROMPT, 20)
     while len(chats.scheduler.live.sequences_of(request)[0].tokens) < len(PROMPT) + 9:
         chats.step()
-    chats.scheduler.sessions.stop_turn("a", request, len(PROMPT) + 3)
+    chats.scheduler.session_holds.stop_turn("a", request, len(PROMPT) + 3)
     chats.scheduler.cancel(request)
     assert (chats.blocks().num_blocks, chats.blocks().held) == (6, 6)  # 25 tokens
-    chats.scheduler.sessions.stop_turn("a", request, 4)  # too late: nothing happens
+    chats.scheduler.session_holds.stop_turn("a", request, 4)  # too late: nothing happens
     assert chats.blocks().num_blocks == 6
 
 
@@ -162,13 +161,13 @@ def test_a_hold_that_the_tier_cannot_keep_stays_hot_and_says_so() -> None:
 def test_suspending_stores_all_of_it_and_holds_nothing() -> None:
     chats = Chats(blocks=30, slots=50)
     chats.whole_turn("a", PROMPT)
-    chats.scheduler.sessions.suspend("", "a")
+    chats.scheduler.session_holds.suspend("", "a")
     assert chats.blocks().state is SessionState.SUSPENDING
     with pytest.raises(SessionBusy, match="session a is suspending"):
         chats.say("a", PROMPT)
     chats.settle()
     assert (chats.blocks().state, chats.blocks().held, chats.blocks().kept) == (SessionState.SUSPENDED, 0, 5)
-    assert len(chats.scheduler.sessions.slots("a")) == 5
+    assert len(chats.scheduler.session_holds.slots("a")) == 5
     request = chats.say("a", (*PROMPT, 7, 8))  # a turn needs no resume
     chats.step()
     assert chats.finished(request)
@@ -179,19 +178,19 @@ def test_suspending_needs_a_tier_room_in_it_and_room_to_hold_what_is_missing() -
     chats = Chats(blocks=30)
     chats.whole_turn("a", PROMPT)
     with pytest.raises(SessionRefused, match="there is none"):
-        chats.scheduler.sessions.suspend("", "a")
+        chats.scheduler.session_holds.suspend("", "a")
     with pytest.raises(UnknownSession):
-        chats.scheduler.sessions.suspend("other", "a")
+        chats.scheduler.session_holds.suspend("other", "a")
     chats = Chats(blocks=30, slots=4)
     chats.whole_turn("a", PROMPT)
     with pytest.raises(SessionRefused, match="keeps 0 blocks of 3 that it may"):
-        chats.scheduler.sessions.suspend("", "a")
+        chats.scheduler.session_holds.suspend("", "a")
     chats = Chats(blocks=30, slots=50, pins=4)
     chats.whole_turn("a", PROMPT)
     with pytest.raises(PinRefused, match="session a needs 5 blocks and 1 are missing"):
-        chats.scheduler.sessions.suspend("", "a")
+        chats.scheduler.session_holds.suspend("", "a")
     chats.settle()  # write-behind has stored them meanwhile
-    chats.scheduler.sessions.suspend("", "a")
+    chats.scheduler.session_holds.suspend("", "a")
     assert chats.blocks().state is SessionState.SUSPENDED
     assert chats.blocks().kept == 5
 
@@ -202,22 +201,22 @@ def test_a_tenant_keeps_no_more_for_a_session_and_below_than_it_may() -> None:
     chats.whole_turn("a", PROMPT)
     assert chats.blocks().note == "a session of this tenant may keep 4 blocks, and it has 5"
     with pytest.raises(SessionRefused, match="may keep 4 blocks"):
-        chats.scheduler.sessions.suspend("", "a")
+        chats.scheduler.session_holds.suspend("", "a")
     chats.scheduler.tenants.set_policies([TenantPolicy("", disk_maximum=8)])
     for session, first in (("b", 300), ("c", 400)):
         chats.whole_turn(session, tuple(range(first, first + 22)))
         chats.settle()
     assert (chats.blocks("b").kept, chats.blocks("b").held) == (5, 0)
     assert (chats.blocks("c").kept, chats.blocks("c").held) == (0, 5)
-    chats.scheduler.sessions.suspend("", "b")  # else it would give way
+    chats.scheduler.session_holds.suspend("", "b")  # else it would give way
     with pytest.raises(SessionRefused, match="keeps 5 blocks of 8 that it may for this tenant"):
-        chats.scheduler.sessions.suspend("", "c")
+        chats.scheduler.session_holds.suspend("", "c")
 
 
 def test_a_resumed_session_is_held_in_the_pool_until_its_next_turn_has_ended() -> None:
     chats = Chats(blocks=30, slots=50, pins=6)
     chats.whole_turn("a", PROMPT)
-    chats.scheduler.sessions.suspend("", "a")
+    chats.scheduler.session_holds.suspend("", "a")
     chats.settle()
     chats.evict_all()
     request = resume(chats, PROMPT[:20])
@@ -246,7 +245,7 @@ def test_an_idle_session_lets_go_in_the_step_after_its_time() -> None:
     chats.scheduler.expire(59.9)
     assert chats.blocks().held == 5
     chats.scheduler.expire(60.0)
-    check_scheduler(chats.scheduler)
+    chats.scheduler.check()
     assert len(chats.scheduler.session_table) == 0
     assert chats.memory.counts().held == 0
     assert chats.scheduler.next_event() is None
@@ -292,7 +291,7 @@ def test_a_warm_pin_moves_below_and_gives_its_budget_back() -> None:
     for pin in ("one", "two"):
         prompt = tuple(range(len(pin) * 1000 + ord(pin[0]), len(pin) * 1000 + ord(pin[0]) + 20))
         order = PinOrder(pin, prompt, 60.0, Strength.WARM)
-        chats.scheduler.pinning.open(order, chats.next_id, 0.0)
+        chats.scheduler.client_pins.open(order, chats.next_id, 0.0)
         chats.add(prompt, 1, fills_pin=pin)
         while chats.scheduler.has_work:
             chats.moving += turn(chats)
@@ -308,9 +307,9 @@ def test_a_restored_session_keeps_what_is_still_below() -> None:
     chats = Chats(blocks=30, slots=50)
     chats.whole_turn("a", PROMPT)
     chats.settle()
-    chats.scheduler.sessions.delete("", "a")
-    session = chats.scheduler.sessions.restore("b", "", (*PROMPT, 1, 2, 3, 4), 60.0, 0.0, 5.0)
-    check_scheduler(chats.scheduler)
+    chats.scheduler.session_holds.delete("", "a")
+    session = chats.scheduler.session_holds.restore("b", "", (*PROMPT, 1, 2, 3, 4), 60.0, 0.0, 5.0)
+    chats.scheduler.check()
     assert (chats.blocks("b").num_blocks, chats.blocks("b").kept) == (6, 5)
     assert chats.blocks("b").state is SessionState.SUSPENDED
     assert session.expires == 5.0
@@ -340,10 +339,10 @@ def test_keeping_a_session_below_looks_at_its_own_names_alone_however_many_its_t
             looked_at.append(self)
             return super().__iter__()
 
-    _, hold = chats.scheduler.session_table.pins_of(chats.scheduler.session_table.find("", "a"))
+    hold = chats.scheduler.session_table.find("", "a").hold
     assert hold is not None
     hold.names = Watched(hold.names)
-    assert chats.scheduler.holding.keep("", [bytes(32)]) == ""
+    assert chats.scheduler.warm_pins.keep("", [bytes(32)]) == ""
     assert looked_at == []
 
 
@@ -352,9 +351,9 @@ def test_a_session_all_of_whose_blocks_were_lost_below_can_be_deleted() -> None:
     chats.whole_turn("a", PROMPT)
     chats.settle()
     chats.scheduler.transfers.lose(list(chats.scheduler.session_table.find("", "a").names))
-    check_scheduler(chats.scheduler)
-    chats.scheduler.sessions.delete("", "a")
-    check_scheduler(chats.scheduler)
+    chats.scheduler.check()
+    chats.scheduler.session_holds.delete("", "a")
+    chats.scheduler.check()
 
 
 def test_a_resumed_session_is_held_no_longer_than_its_next_turn_also_where_there_is_no_room_for_more() -> (
@@ -367,7 +366,7 @@ def test_a_resumed_session_is_held_no_longer_than_its_next_turn_also_where_there
     said = (*PROMPT, *range(800, 820))
     chats.whole_turn("a", said)
     assert "needs 10 blocks" in chats.blocks().note
-    assert chats.scheduler.pins.find("", resumed_name("a")) is None
+    assert chats.scheduler.session_table.find("", "a").resumed is None
     chats.add(30, 51)  # all of the pool
     chats.drain()
 
@@ -376,15 +375,15 @@ def test_a_restored_session_whose_last_token_filled_a_block_can_be_suspended_wit
     chats = Chats(blocks=30, slots=50)
     chats.whole_turn("a", PROMPT)
     chats.settle()
-    chats.scheduler.sessions.delete("", "a")
+    chats.scheduler.session_holds.delete("", "a")
     said = (*PROMPT, 900, 901)  # six blocks' tokens; the K and V of the last one were never computed
-    chats.scheduler.sessions.restore("a", "", said, 60.0, 0.0)
+    chats.scheduler.session_holds.restore("a", "", said, 60.0, 0.0)
     for _ in range(2):
-        chats.scheduler.sessions.suspend("", "a")
+        chats.scheduler.session_holds.suspend("", "a")
         chats.settle()
         assert (chats.blocks().state, chats.blocks().kept) == (SessionState.SUSPENDED, 5)
     chats.evict_all()
     chats.scheduler.transfers.lose(list(chats.scheduler.session_table.find("", "a").names[2:4]))
     with pytest.raises(SessionRefused, match="2 of the 5 blocks of session a are neither in memory nor on"):
-        chats.scheduler.sessions.suspend("", "a")
-    check_scheduler(chats.scheduler)
+        chats.scheduler.session_holds.suspend("", "a")
+    chats.scheduler.check()

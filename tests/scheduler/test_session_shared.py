@@ -9,15 +9,14 @@ from tests.scheduler.test_transfers import finish, turn
 
 from octavo.errors import SessionRefused
 from octavo.memory.quota import SHARED, TenantPolicy
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.pinning import PinOrder
-from octavo.scheduler.session_table import SessionState
+from octavo.retention.client_pins import PinOrder
+from octavo.retention.session_table import SessionState
 
 
 def share(chats: Chats, tokens: tuple[int, ...]) -> None:
     """What an operator pins for all."""
     order = PinOrder("rules", tokens, 60.0, tenant=SHARED)
-    chats.scheduler.pinning.open(order, chats.next_id, 0.0)
+    chats.scheduler.client_pins.open(order, chats.next_id, 0.0)
     chats.add(tokens, 1, tenant=SHARED, fills_pin="rules")
     for _ in range(40):
         if chats.scheduler.has_work:
@@ -32,7 +31,7 @@ def test_a_session_keeps_the_shared_names_that_it_began_with_when_they_are_unpin
     share(chats, PROMPT[:8])
     chats.whole_turn("a", PROMPT)
     assert chats.scheduler.session_table.find("", "a").num_shared == 2
-    chats.scheduler.pinning.release(SHARED, "rules")
+    chats.scheduler.client_pins.release(SHARED, "rules")
     longer = (*PROMPT, 7, 8)
     chats.whole_turn("a", longer)
     assert chats.updates[-1].usage.num_cached == 20
@@ -65,7 +64,7 @@ def test_what_a_session_keeps_of_an_ended_shared_prefix_keeps_no_new_one_out() -
     chats.drain()
     charged = chats.memory.quotas.charged
     assert (chats.blocks().held, charged(SHARED), charged("t")) == (5, 5, 0)
-    chats.scheduler.pinning.release(SHARED, "rules")
+    chats.scheduler.client_pins.release(SHARED, "rules")
     assert (chats.blocks().held, charged(SHARED), charged("t")) == (5, 0, 0)
     share(chats, tuple(range(700, 720)))
     assert (chats.blocks().held, charged(SHARED)) == (5, 5)
@@ -77,7 +76,7 @@ def test_a_turn_that_runs_on_with_an_ended_shared_prefix_keeps_no_new_one_out() 
     share(chats, PROMPT[:20])
     chats.say("a", PROMPT, 12, tenant="t")
     chats.step()
-    chats.scheduler.pinning.release(SHARED, "rules")
+    chats.scheduler.client_pins.release(SHARED, "rules")
     share(chats, tuple(range(700, 720)))  # the turn ends meanwhile, and its session keeps its blocks
     assert (chats.blocks().held, chats.memory.quotas.charged(SHARED)) == (8, 5)
 
@@ -87,10 +86,8 @@ def test_what_a_session_computes_again_of_an_ended_shared_prefix_is_not_charged_
     share(chats, PROMPT[:20])
     chats.say("a", PROMPT, tenant="t")
     chats.drain()
-    chats.scheduler.pinning.release(SHARED, "rules")
-    chats.scheduler.holding.remove(
-        chats.scheduler.session_table.pins_of(chats.scheduler.session_table.get("a"))[1]
-    )
+    chats.scheduler.client_pins.release(SHARED, "rules")
+    chats.scheduler.warm_pins.remove(chats.scheduler.session_table.get("a").hold)
     chats.evict_all()
     share(chats, tuple(range(700, 720)))
     chats.say("a", (*PROMPT, 7), tenant="t")
@@ -104,7 +101,7 @@ def test_a_shared_prefix_that_is_pinned_again_is_charged_to_what_is_shared_again
     share(chats, PROMPT[:20])
     chats.say("a", PROMPT, tenant="t")
     chats.drain()
-    chats.scheduler.pinning.release(SHARED, "rules")
+    chats.scheduler.client_pins.release(SHARED, "rules")
     share(chats, PROMPT[:16])
     assert (chats.updates[-1].usage.num_cached, chats.memory.quotas.charged(SHARED)) == (12, 4)
     assert chats.memory.quotas.charged("t") == 0
@@ -118,7 +115,7 @@ def test_a_session_that_loads_an_ended_shared_prefix_is_not_charged_to_what_is_s
     while chats.scheduler.has_work:
         chats.moving += turn(chats)
     chats.settle()
-    chats.scheduler.pinning.release(SHARED, "rules")
+    chats.scheduler.client_pins.release(SHARED, "rules")
     chats.settle()
     chats.evict_all()
     share(chats, tuple(range(700, 720)))
@@ -145,15 +142,15 @@ def test_a_session_whose_shared_prefix_may_not_be_stored_is_refused_and_not_left
     chats.say("a", PROMPT, tenant="t")
     while chats.scheduler.has_work:
         chats.moving += turn(chats)
-    sessions, table = chats.scheduler.sessions, chats.scheduler.session_table
+    sessions, table = chats.scheduler.session_holds, chats.scheduler.session_table
     if state is None:
         with pytest.raises(SessionRefused, match=r"what is shared may not take that many .*`disk` of tenant"):
             sessions.suspend("t", "a")
-        assert table.state_of(table.find("t", "a")) is SessionState.IDLE
+        assert table.find("t", "a").state is SessionState.IDLE
         return
     sessions.suspend("t", "a")
     chats.settle()
-    assert table.state_of(table.find("t", "a")) is state
+    assert table.find("t", "a").state is state
 
 
 def test_a_session_that_began_under_its_own_names_keeps_them_when_its_prefix_is_shared() -> None:
@@ -173,11 +170,11 @@ def test_a_restored_session_finds_its_blocks_below_although_their_shared_prefix_
     chats.whole_turn("a", PROMPT)
     chats.settle()
     num_shared = chats.scheduler.session_table.find("", "a").num_shared
-    chats.scheduler.sessions.delete("", "a")
-    chats.scheduler.pinning.release(SHARED, "rules")
+    chats.scheduler.session_holds.delete("", "a")
+    chats.scheduler.client_pins.release(SHARED, "rules")
     chats.settle()
-    chats.scheduler.sessions.restore("a", "", PROMPT, 60.0, 0.0, 5.0, num_shared)
-    check_scheduler(chats.scheduler)
+    chats.scheduler.session_holds.restore("a", "", PROMPT, 60.0, 0.0, 5.0, num_shared)
+    chats.scheduler.check()
     assert (chats.blocks().num_blocks, chats.blocks().kept) == (5, 5)
     chats.evict_all()
     request = resume(chats, PROMPT[:20])

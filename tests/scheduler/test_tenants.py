@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 
 import pytest
 from tests.scheduler.served import Served
 
+from octavo.engine.core import inspector_of
 from octavo.errors import PinRefused, QueueFull, RequestTooLarge, TenantsRefused, UnknownTenant
 from octavo.memory.quota import ONCE_SHARED, SHARED, TenantPolicy
-from octavo.scheduler.fairness import OUTPUT_COST
-from octavo.scheduler.pinning import PinOrder
+from octavo.retention.client_pins import PinOrder
+from octavo.scheduler.fair_queue import OUTPUT_COST
 from octavo.scheduler.sequence import State
 from octavo.scheduler.waits import WaitReason
 from octavo.types import FinishReason, Timeouts, TransferDone
@@ -30,9 +32,44 @@ def test_nobody_holds_more_than_its_maximum() -> None:
 def test_a_request_beyond_its_tenants_maximum_is_refused() -> None:
     served = Served(blocks=40, block=16, tokens=64)
     served.scheduler.tenants.set_policies([TenantPolicy("a", maximum=6, request_maximum=3)])
-    with pytest.raises(RequestTooLarge, match="allowed: 3"):
+    with pytest.raises(RequestTooLarge, match=r"allowed: 3, .* one request .*request_maximum") as refused:
         served.add(tuple(range(60)), 8, tenant="a")
+    assert refused.value.code == "kv_quota_exceeded"
+    assert "pool" not in str(refused.value)
+    assert "kv_memory" not in str(refused.value)
+    served.scheduler.tenants.set_policies([TenantPolicy("a", maximum=6)])
+    with pytest.raises(RequestTooLarge, match=r"allowed: 6, .* of its tenant's maximum \(`maximum`"):
+        served.add(tuple(range(100)), 8, tenant="a")
     served.add(tuple(range(60)), 8, tenant="b")
+
+
+def test_no_reader_meets_a_tenant_without_its_bounds_while_they_are_set() -> None:
+    quotas = Served().memory.quotas
+    bounded = TenantPolicy("a", maximum=6)
+    quotas.set_policies([bounded])
+    met = []
+
+    class Watched(list[TenantPolicy]):
+        def __iter__(self) -> Iterator[TenantPolicy]:
+            for policy in super().__iter__():
+                met.append(quotas.policy("a").maximum)
+                yield policy
+
+    quotas.set_policies(Watched([bounded, TenantPolicy("b"), TenantPolicy("c")]))
+    assert met
+    assert set(met) == {6}
+
+
+def test_running_and_waiting_count_requests() -> None:
+    served = Served(rows=3)
+    served.add(8, 20, n=3)
+    served.add(8, 20, tenant="a")
+    served.step()
+    served.step()
+    assert len(served.scheduler.live.running) == 3
+    inspector = inspector_of(served.scheduler)
+    assert (inspector.kv(0.0).running, inspector.kv(0.0).waiting) == (1, 1)
+    assert (inspector.own_kv("", 0.0).running, inspector.own_kv("a", 0.0).waiting) == (1, 1)
 
 
 def test_a_request_that_would_need_what_is_guaranteed_to_others_is_refused() -> None:
@@ -159,7 +196,7 @@ def test_a_prefix_is_another_tenants_only_when_the_operator_shares_it() -> None:
     served.drain()
     assert (served.usage(secret).num_cached, served.usage(other).num_cached) == (0, 0)
     order = PinOrder("greeting", tuple(range(1000, 1064)), 60.0, tenant=SHARED)
-    served.scheduler.pinning.open(order, served.next_id, 0.0)
+    served.scheduler.client_pins.open(order, served.next_id, 0.0)
     served.add(order.tokens, 1, tenant=SHARED, fills_pin="greeting")
     served.drain()
     first = served.add((*range(1000, 1064), 7, 8), 30, tenant="a")
@@ -177,9 +214,9 @@ def test_pins_use_only_their_tenants_guarantee() -> None:
     served = Served(blocks=40, block=16, pins=20, tokens=64)
     served.scheduler.tenants.set_policies([TenantPolicy("a", guaranteed=4)])
     with pytest.raises(PinRefused, match="tenant b keep 0, and it is guaranteed 0"):
-        served.scheduler.pinning.open(PinOrder("p", tuple(range(32)), 60.0, tenant="b"), 99, 0.0)
+        served.scheduler.client_pins.open(PinOrder("p", tuple(range(32)), 60.0, tenant="b"), 99, 0.0)
     with pytest.raises(PinRefused, match=r"needs 5 blocks.*it is guaranteed 4"):
-        served.scheduler.pinning.open(PinOrder("p", tuple(range(80)), 60.0, tenant="a"), 99, 0.0)
+        served.scheduler.client_pins.open(PinOrder("p", tuple(range(80)), 60.0, tenant="a"), 99, 0.0)
 
 
 def test_a_tenant_is_told_no_number_that_others_move() -> None:
@@ -220,7 +257,7 @@ def test_a_request_that_others_pins_keep_out_is_told_no_number_of_theirs() -> No
 def open_pin(served: Served, name: str, num_tokens: int, tenant: str) -> int:
     first = served.next_id * 10_000
     order = PinOrder(name, tuple(range(first, first + num_tokens)), 60.0, tenant=tenant)
-    served.scheduler.pinning.open(order, served.next_id, 0.0)
+    served.scheduler.client_pins.open(order, served.next_id, 0.0)
     return served.add(order.tokens, 1, tenant=tenant, fills_pin=name)
 
 
@@ -338,12 +375,12 @@ def test_what_is_computed_to_be_shared_is_left_room_for_although_nobody_is_charg
 def test_a_smaller_maximum_of_what_is_shared_waits_for_those_who_hold_it() -> None:
     served = Served(blocks=60, block=4, tokens=64, pins=20)
     order = PinOrder("x", tuple(range(100, 128)), 60.0, tenant=SHARED)
-    served.scheduler.pinning.open(order, served.next_id, 0.0)
+    served.scheduler.client_pins.open(order, served.next_id, 0.0)
     served.add(order.tokens, 1, tenant=SHARED, fills_pin="x")
     served.drain()
     reader = served.add((*order.tokens, 1, 2, 3), 30, tenant="a")
     served.step()
-    served.scheduler.pinning.release(SHARED, "x")
+    served.scheduler.client_pins.release(SHARED, "x")
     served.scheduler.tenants.set_policies([TenantPolicy(SHARED, maximum=4), TenantPolicy("a")])
     assert served.memory.quotas.charged(SHARED) == 0, "it is not shared any more"
     served.drain()
@@ -373,7 +410,7 @@ def test_a_pin_of_a_tenant_that_is_gone_keeps_its_bounds_and_one_that_comes_back
     served = Served(blocks=40, block=16, tokens=64)
     served.scheduler.tenants.set_policies([TenantPolicy("a", maximum=6)])
     order = PinOrder("p", tuple(range(32)), 60.0, tenant="a")
-    served.scheduler.pinning.open(order, served.next_id, 0.0)
+    served.scheduler.client_pins.open(order, served.next_id, 0.0)
     served.add(order.tokens, 1, tenant="a", fills_pin="p")
     served.drain()
     served.scheduler.tenants.set_policies([])
@@ -439,7 +476,7 @@ def test_what_was_shared_once_keeps_nobody_from_what_it_is_guaranteed() -> None:
     others = [served.add((*prompt, 1, 2, 3, 4), 5, tenant="b") for prompt in prompts]
     served.step()
     for index in range(3):
-        served.scheduler.pinning.release(SHARED, f"p{index}")
+        served.scheduler.client_pins.release(SHARED, f"p{index}")
     served.scheduler.tenants.set_policies([TenantPolicy("a", guaranteed=18), TenantPolicy("b", guaranteed=6)])
     charged = served.memory.quotas.charged
     assert (charged("b"), charged(ONCE_SHARED)) == (3, 21), "b is charged for no more than it is guaranteed"

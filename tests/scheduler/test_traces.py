@@ -22,11 +22,10 @@ from pathlib import Path
 import pytest
 
 from octavo.errors import OctavoError
-from octavo.memory.memory import Memory
+from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.scheduler import Scheduler
+from octavo.step.config import SchedulerConfig
 from octavo.types import Request, SampledToken, SamplingParams, StepPlan, StepResult
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.trace"))
@@ -50,7 +49,7 @@ class Replay:
         return getattr(self, f"do_{verb}")(*plain, **options)  # type: ignore[no-any-return]
 
     def do_pool(self, blocks: str, block: str, rows: str, tokens: str, waiting: str = "100") -> list[str]:
-        self.memory = Memory(int(blocks), int(block))
+        self.memory = Ledger(int(blocks), int(block))
         config = SchedulerConfig(int(rows), int(tokens), int(waiting), 1000, frozenset([EOS]))
         self.scheduler = Scheduler(self.memory, config, lambda tenant: root_name(tenant.encode()))
         return []
@@ -95,7 +94,7 @@ class Replay:
 
     def do_plan(self) -> list[str]:
         plan = self.scheduler.schedule(0.0)
-        check_scheduler(self.scheduler)
+        self.scheduler.check()
         if plan is None:
             return ["idle"]
         self.flights.append(plan)
@@ -126,7 +125,7 @@ class Replay:
         request_of = {i: self.ids[self.names[i].split(".")[0]] for i in sampled}
         samples = {i: (SampledToken(EOS if request_of[i] in self.eos else 7),) for i in sampled}
         updates = self.scheduler.commit(plan, StepResult(plan.step_id, samples), 0.0)
-        check_scheduler(self.scheduler)
+        self.scheduler.check()
         counts = self.memory.counts()
         lines = [f"done {self.label(u.request_id, u.choice)} {u.finish}" for u in updates if u.finish]
         waiting = " ".join(self.label(s.request.request_id, s.choice) for s in self.scheduler.live.waiting)

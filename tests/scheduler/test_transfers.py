@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+
 from tests.scheduler.served import Served, State
 
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.pinning import PinOrder
-from octavo.scheduler.views import view_map, view_request
+from octavo.engine.core import inspector_of
+from octavo.memory.holders import Holder, HolderKind
+from octavo.retention.client_pins import PinOrder
 from octavo.types import Move, StepPlan, Transfer, TransferDone
 
 PROMPT = tuple(range(100, 135))  # 8 blocks of 4 that can be hits, and three tokens
@@ -15,7 +17,7 @@ PROMPT = tuple(range(100, 135))  # 8 blocks of 4 that can be hits, and three tok
 def turn(served: Served) -> list[Transfer]:
     """One step, chunks or not; the transfers that began with it."""
     plan: StepPlan | None = served.scheduler.schedule(0.0)
-    check_scheduler(served.scheduler)
+    served.scheduler.check()
     if plan is None:
         return []
     served.commit(plan)
@@ -25,7 +27,7 @@ def turn(served: Served) -> list[Transfer]:
 def finish(served: Served, transfers: list[Transfer], ok: bool = True, seconds: float = 0.0) -> None:
     for transfer in transfers:
         served.scheduler.transfers.finish(TransferDone(transfer.transfer_id, ok, seconds))
-        check_scheduler(served.scheduler)
+        served.scheduler.check()
 
 
 def go_below(served: Served, *prompts: tuple[int, ...]) -> None:
@@ -37,7 +39,7 @@ def go_below(served: Served, *prompts: tuple[int, ...]) -> None:
     while served.scheduler.transfers.could_store:
         finish(served, turn(served))
     pool = served.memory.pool
-    table = served.memory.open()
+    table = served.memory.open(Holder(HolderKind.SEQUENCE))
     served.memory.reserve(table, 0, pool.num_unheld * served.memory.block_size)
     served.memory.close(table)
 
@@ -48,10 +50,10 @@ def test_a_prefix_below_is_loaded_and_then_a_hit() -> None:
     request = served.add(PROMPT, 2)
     loads = turn(served)
     assert [transfer.move for transfer in loads] == [Move.LOAD] * 8
-    view = view_request(served.scheduler, request, 0.0)
+    view = inspector_of(served.scheduler).request(request, 0.0)
     assert view is not None
     assert view.sequences[0].reason == "loading"
-    assert view_map(served.scheduler, 0.0).states.count("t") == 8
+    assert inspector_of(served.scheduler).map().states.count("t") == 8
     assert turn(served) == []  # it waits
     finish(served, loads)
     turn(served)
@@ -78,7 +80,7 @@ def test_fetches_of_several_requests_and_a_pin_never_wedge() -> None:
     requests = [served.add((*prompt, *range(900, 913)), 3) for prompt in (first, second)]
     loads = turn(served) + turn(served)
     assert len(loads) == 8
-    served.scheduler.pinning.open(PinOrder("pin", tuple(range(300, 324)), 60.0), served.next_id, 0.0)
+    served.scheduler.client_pins.open(PinOrder("pin", tuple(range(300, 324)), 60.0), served.next_id, 0.0)
     served.add(tuple(range(300, 324)), 1, fills_pin="pin")
     for _ in range(5):
         turn(served)
@@ -101,3 +103,14 @@ def test_a_slow_spell_below_is_tried_again() -> None:
     assert transfers.below(tier.names()) == 0
     served.scheduler.expire(300.0)
     assert transfers.below(tier.names()) == tier.num_stored
+
+
+def test_of_a_prefix_that_was_loaded_the_tail_is_forgotten_before_the_head() -> None:
+    served = Served(blocks=20, slots=50)
+    go_below(served, PROMPT)
+    served.add(PROMPT, 2)
+    finish(served, turn(served))
+    tier = served.scheduler.transfers.tier
+    assert tier is not None
+    chain = served.scheduler.naming.of_session("", "", array("I", PROMPT)).names
+    assert [chain.index(name) for name in tier.names() if name in chain][-8:] == [7, 6, 5, 4, 3, 2, 1, 0]

@@ -9,8 +9,8 @@ import pytest
 from tests.engine.served import serve_tiny
 
 from octavo.server.app import create_app
-from octavo.server.roster import Roster
 from octavo.server.settings import ServerSettings
+from octavo.server.tenant_registry import TenantRegistry
 from octavo.tenants import digest_of
 
 ALICE, BOB, BOSS = "octavo-alice", "octavo-bob", "octavo-boss"
@@ -27,7 +27,7 @@ def roster(tmp_path):
             for key in (ALICE, BOB, BOSS)
         )
     )
-    return Roster(path)
+    return TenantRegistry(path)
 
 
 class House:
@@ -203,14 +203,14 @@ def test_what_only_the_engine_can_refuse_is_a_429_that_left_nothing(run):
 )
 def test_a_tenant_taken_off_while_its_body_arrives_is_answered_as_an_unknown_key(run, roster, path, body):
     async def scenario(house):
-        await roster.begin(house.llm.ledger)
+        await roster.begin(house.llm.control)
 
         async def slowly():
             data = json.dumps(body).encode()
             yield data[:1]
             entries = roster.path.read_text().split("[[tenant]]")
             roster.path.write_text("[[tenant]]".join(e for e in entries if '"alice"' not in e))
-            assert await roster.reload(house.llm.ledger)
+            assert await roster.reload(house.llm.control)
             yield data[1:]
 
         headers = {"Authorization": f"Bearer {ALICE}"}

@@ -132,7 +132,7 @@ def test_a_key_comes_in_either_header(make_edge, headers, status):
 
 
 def test_a_tenants_key_comes_in_either_header_and_the_first_counts(make_edge, tmp_path):
-    from octavo.server.roster import Roster
+    from octavo.server.tenant_registry import TenantRegistry
 
     path = tmp_path / "tenants.toml"
     path.write_text(
@@ -141,7 +141,7 @@ def test_a_tenants_key_comes_in_either_header_and_the_first_counts(make_edge, tm
             for name, key, operator in (("alice", "a-key", "false"), ("boss", "b-key", "true"))
         )
     )
-    edge = make_edge(roster=Roster(path))
+    edge = make_edge(roster=TenantRegistry(path))
     assert edge.get("/metrics", headers={"x-api-key": "b-key"}).status_code == 200
     assert edge.get("/metrics", headers={"x-api-key": "a-key"}).status_code == 403
     both = {"Authorization": "Bearer a-key", "x-api-key": "b-key"}

@@ -63,7 +63,7 @@ def test_a_pin_is_made_listed_renewed_and_deleted(edge, model):
 )
 def test_a_pin_takes_its_prompt_in_three_ways(edge, model, fields, tokens):
     assert edge.post("/v1/kv/pins", {"name": "a", **fields}).status_code == 201
-    assert model.ledger.orders[0].tokens == tokens
+    assert model.control.orders[0].tokens == tokens
 
 
 @pytest.mark.parametrize(

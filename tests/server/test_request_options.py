@@ -9,7 +9,7 @@ from tests.server.conftest import Edge
 from tests.server.test_tenant_keys import BOB, BOSS, by, entry
 
 from octavo.server.app import ServerSettings
-from octavo.server.roster import Roster
+from octavo.server.tenant_registry import TenantRegistry
 from octavo.types import ChatOptions, SamplingParams
 
 PLAIN = SamplingParams(max_tokens=16)
@@ -79,7 +79,7 @@ def test_the_template_is_told_what_the_client_asked_for(edge, fields, options):
 def test_control_tokens_are_an_operators(model, tmp_path):
     path = tmp_path / "tenants.toml"
     path.write_text(entry("bob", BOB) + entry("boss", BOSS, lines="operator = true"))
-    house = Edge(model, ServerSettings(roster=Roster(path)))
+    house = Edge(model, ServerSettings(roster=TenantRegistry(path)))
     chat = {"messages": [{"role": "user", "content": "hi"}], "allow_control_tokens": True}
     refused = house.post("/v1/chat/completions", chat, **by(BOB))
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "operators_only")
@@ -93,7 +93,7 @@ def test_control_tokens_are_an_operators(model, tmp_path):
 def test_texts_are_encoded_for_their_tenant(model, tmp_path):
     path = tmp_path / "tenants.toml"
     path.write_text(entry("bob", BOB))
-    house = Edge(model, ServerSettings(roster=Roster(path)))
+    house = Edge(model, ServerSettings(roster=TenantRegistry(path)))
     chat = {"messages": [{"role": "user", "content": "hi"}]}
     for route, body in [
         ("/v1/completions", {"prompt": ["a", "b"]}),

@@ -111,7 +111,7 @@ def test_a_wrong_session_body_is_refused(edge, body):
 def test_a_pin_is_made_of_what_was_said_in_a_session(edge, model):
     edge.chat(session="new")
     assert edge.post("/v1/kv/pins", {"name": "a", "session": "s0"}).status_code == 201
-    assert model.ledger.orders[0].tokens == tuple(b"user:hi\n")
+    assert model.control.orders[0].tokens == tuple(b"user:hi\n")
     both = edge.post("/v1/kv/pins", {"name": "b", "session": "s0", "prompt": "x"})
     assert both.status_code == 400
 

@@ -16,10 +16,10 @@ from openai import AuthenticationError, BadRequestError, OpenAI, PermissionDenie
 from tests.server.conftest import Edge
 
 from octavo.errors import ConfigError, OctavoError
-from octavo.server.roster import Roster
 from octavo.server.routes import ROUTES, Access
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
+from octavo.server.tenant_registry import TenantRegistry
 from octavo.server.testing import FakeModel
 from octavo.tenants import digest_of, read_tenants
 
@@ -53,7 +53,7 @@ def path(tmp_path):
 @pytest.fixture
 def house(model, path):
     """The application with three tenants."""
-    house = Edge(model, ServerSettings(roster=Roster(path)))
+    house = Edge(model, ServerSettings(roster=TenantRegistry(path)))
     house.roster = house.settings.roster
     return house
 
@@ -164,7 +164,7 @@ def test_what_a_client_says_of_itself_changes_nothing(house, model):
 
 def test_keys_without_a_tenant_beside_tenants_are_refused(path):
     with pytest.raises(ConfigError, match=r"--api-key .* and --tenants are both given; allowed: one of them"):
-        ServerSettings(api_keys=("one",), roster=Roster(path))
+        ServerSettings(api_keys=("one",), roster=TenantRegistry(path))
 
 
 # -- terms of a request --------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_only_an_operator_names_another_tenant(house, model):
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "operators_only")
     assert house.post("/v1/kv/pins", {**body, "tenant": "alice"}, **by(ALICE)).status_code == 201
     assert house.post("/v1/kv/pins", body, **by(BOSS)).status_code == 201
-    assert [order.tenant for order in model.ledger.orders] == ["alice", "shared"]
+    assert [order.tenant for order in model.control.orders] == ["alice", "shared"]
     unknown = house.post("/v1/kv/pins", {**body, "tenant": "carol"}, **by(BOSS))
     assert unknown.status_code == 400
     assert (
@@ -294,22 +294,22 @@ def test_the_operator_is_told_of_every_tenant_also_of_one_that_is_gone(house, mo
 
 @pytest.fixture
 def house_to_reload(house, model, path):
-    roster = Roster(path)
+    roster = TenantRegistry(path)
     house = Edge(model, ServerSettings(roster=roster))
-    return house, roster, lambda: asyncio.run(roster.reload(model.ledger))
+    return house, roster, lambda: asyncio.run(roster.reload(model.control))
 
 
 def test_a_new_file_changes_keys_defaults_and_bounds_together(house_to_reload, model, path):
     house, roster, reload = house_to_reload
-    asyncio.run(roster.begin(model.ledger))
-    alice = model.ledger.policies[0]
+    asyncio.run(roster.begin(model.control))
+    alice = model.control.policies[0]
     assert (alice.name, alice.guaranteed, alice.max_waiting) == ("alice", 4, 5)
     house.post("/v1/completions", {"prompt": "hi"}, **by(ALICE))
     live(model, 0)
     path.write_text(entry("bob", BOB, NOBODY, lines="guaranteed = 6") + entry("carol", "octavo-carol"))
     assert house.get("/v1/models", **by(NOBODY)).status_code == 401, "the file alone changes nothing"
     assert reload()
-    assert [(p.name, p.guaranteed) for p in model.ledger.policies] == [("bob", 6), ("carol", 0)]
+    assert [(p.name, p.guaranteed) for p in model.control.policies] == [("bob", 6), ("carol", 0)]
     assert house.get("/v1/models", **by(ALICE)).status_code == 401
     assert house.get("/v1/models", **by("octavo-carol")).status_code == 200
     house.post("/v1/completions", {"prompt": "hi"}, **by(NOBODY))
@@ -334,13 +334,13 @@ def test_a_file_that_cannot_hold_leaves_everything_as_it_was(
     house_to_reload, model, path, caplog, text, reason
 ):
     house, roster, reload = house_to_reload
-    asyncio.run(roster.begin(model.ledger))
-    before, tenants = model.ledger.policies, roster.tenants
+    asyncio.run(roster.begin(model.control))
+    before, tenants = model.control.policies, roster.tenants
     path.unlink() if text is None else path.write_text(text)
     with caplog.at_level(logging.ERROR, "octavo.server"):
         assert not reload()
     assert reason in caplog.text
-    assert model.ledger.policies == before
+    assert model.control.policies == before
     assert roster.tenants is tenants
     assert house.get("/v1/kv", **by(BOB)).json()["tenant"] == "bob"
 
@@ -365,21 +365,21 @@ def test_a_pipe_in_place_of_the_file_hinders_no_later_reload(house_to_reload, pa
 
 def test_many_signals_are_one_reload_and_one_more(path, model):
     async def scenario():
-        roster, counted = Roster(path), []
-        plain = model.ledger.set_tenants
+        roster, counted = TenantRegistry(path), []
+        plain = model.control.set_tenants
 
         async def set_tenants(policies):
             counted.append(len(policies))
             await asyncio.sleep(0)
             await plain(policies)
 
-        model.ledger.set_tenants = set_tenants
+        model.control.set_tenants = set_tenants
         for _ in range(50):
-            roster.reload_soon(model.ledger)
+            roster.reload_soon(model.control)
         while not counted:
             await asyncio.sleep(0.001)
         for _ in range(50):
-            roster.reload_soon(model.ledger)
+            roster.reload_soon(model.control)
         await roster._reloading
         assert len(counted) == 2
 
@@ -390,7 +390,7 @@ def test_many_signals_are_one_reload_and_one_more(path, model):
 @pytest.fixture
 def server(path):
     model, listener, ready = FakeModel(), bind("127.0.0.1", 0), threading.Event()
-    settings = ServerSettings(drain_timeout_s=1, roster=Roster(path))
+    settings = ServerSettings(drain_timeout_s=1, roster=TenantRegistry(path))
     server = build_server(model, settings, lambda _: ready.set())
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
@@ -403,7 +403,7 @@ def server(path):
 
 def test_the_official_client_with_two_keys(server):
     model, url = server
-    assert [policy.name for policy in model.ledger.policies] == ["alice", "bob", "boss"]
+    assert [policy.name for policy in model.control.policies] == ["alice", "bob", "boss"]
     message = [{"role": "user", "content": "hi"}]
     for key, name in ((ALICE, "alice"), (BOB, "bob")):
         with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=10) as client:
@@ -425,7 +425,7 @@ def test_the_official_client_with_two_keys(server):
 def test_bounds_that_the_engine_refuses_end_the_start_with_its_words(path):
     path.write_text(entry("alice", ALICE, lines="guaranteed = 11"))
     listener = bind("127.0.0.1", 0)
-    server = build_server(FakeModel(), ServerSettings(roster=Roster(path)))
+    server = build_server(FakeModel(), ServerSettings(roster=TenantRegistry(path)))
     with pytest.raises(OctavoError, match="the guarantees do not fit 10 blocks"):
         asyncio.run(server.serve(sockets=[listener]))
     listener.close()
@@ -434,7 +434,7 @@ def test_bounds_that_the_engine_refuses_end_the_start_with_its_words(path):
 SERVE = """
 import asyncio, pathlib, sys
 from octavo.server.settings import ServerSettings
-from octavo.server.roster import Roster
+from octavo.server.tenant_registry import TenantRegistry
 from octavo.server.run import bind, build_server
 from octavo.server.testing import FakeModel
 
@@ -445,7 +445,7 @@ class UntilTold:
 
 model = FakeModel("Hello")
 model.hold = UntilTold()
-settings = ServerSettings(roster=Roster(pathlib.Path(sys.argv[1])))
+settings = ServerSettings(roster=TenantRegistry(pathlib.Path(sys.argv[1])))
 server = build_server(model, settings, lambda url: print(url, flush=True))
 asyncio.run(server.serve(sockets=[bind("127.0.0.1", 0)]))
 """

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from octavo.memory.memory import Memory
+from octavo.memory.ledger import Ledger
 from octavo.memory.table import BlockTable
 from octavo.sim import fingerprint
 from octavo.sim.fingerprint import hash_of
@@ -35,12 +35,12 @@ def test_a_life_is_the_same_in_every_process(here: list[str], hash_seed: str) ->
 def test_a_block_that_is_given_to_another_changes_the_fingerprint(here: list[str]) -> None:
     """Nothing is wrong with it, and no other test would notice: the head of a table goes before its tail."""
 
-    def close(memory: Memory, table: BlockTable) -> None:
+    def close(memory: Ledger, table: BlockTable) -> None:
         table.blocks.reverse()
         plain(memory, table)
 
-    plain = Memory.close
-    with mock.patch.object(Memory, "close", close):
+    plain = Ledger.close
+    with mock.patch.object(Ledger, "close", close):
         assert hash_of(LIVES[0]) != here[0]
 
 

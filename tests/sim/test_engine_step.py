@@ -16,17 +16,17 @@ from octavo.executor.executor import InlineExecutor
 from octavo.executor.runner import Runner
 from octavo.kernels.contract import Batch
 from octavo.kernels.native_ops import NativeOps
-from octavo.memory.memory import Memory
+from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
-from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.planner import Planner
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
+from octavo.step.config import SchedulerConfig
 from octavo.types import FinishReason, Request, SamplingParams, StepPlan, StepResult
 
 
 def new_scheduler() -> Scheduler:
-    return Scheduler(Memory(8, 4), SchedulerConfig(), lambda tenant: root_name(tenant.encode()))
+    return Scheduler(Ledger(8, 4), SchedulerConfig(), lambda tenant: root_name(tenant.encode()))
 
 
 def test_work_that_can_never_be_planned_fails_loudly_and_the_engine_goes_on() -> None:

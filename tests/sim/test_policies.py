@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from octavo.scheduler.check import check_scheduler
 from octavo.sim.contiguous import BuddyAllocator, FirstFit, Piece, rounded
 from octavo.sim.policies import Job, Policy, replay_reserved, reservation_policies
 from octavo.sim.replay import Pool, replay_paged, requests_of, serve, slots_of
@@ -243,7 +242,7 @@ def test_in_blocks_waste_is_below_one_block_for_each_sequence(seed, block_size):
     pool = Pool(320 // block_size, block_size, STEP_S)
 
     def look(scheduler, to_come):
-        check_scheduler(scheduler)
+        scheduler.check()
         slots = slots_of(scheduler)
         assert slots.stored + slots.reserved + slots.internal + slots.free == pool.num_slots
         assert slots.reserved + slots.internal <= (block_size - 1) * len(scheduler.live.running)

@@ -91,7 +91,7 @@ def beam_sharing(trace: str, width: int, requests: Sequence[Request], engine: En
     steps_before, preemptions_before = engine.stats.steps, scheduler.live.num_preemptions
 
     def look() -> None:
-        listed = sum(len(table) for table in scheduler.ledger.tables)
+        listed = sum(len(table) for table in scheduler.ledger.holders)
         saved.append((listed - scheduler.ledger.counts().held) / listed)
 
     plain, engine.executor = engine.executor, _Watched(engine.executor, look)

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from octavo.bench.lengths import Trace
 from octavo.bench.oversubscribed import Oversubscribed, oversubscribed
 from octavo.errors import ConfigError
-from octavo.memory.memory import Memory
+from octavo.memory.holders import Holder, HolderKind
+from octavo.memory.ledger import Ledger
 from octavo.memory.names import NameChain, root_name
 from octavo.memory.table import BlockTable
 from octavo.scheduler.scheduler import Scheduler
@@ -169,8 +170,8 @@ def paged_waste(trace: Trace, settings: Settings) -> Waste:
 
 def worked(tokens: int, maximum: int, block_size: int) -> Worked:
     """Store `tokens` positions one by one, and count what is held."""
-    memory = Memory(blocks_for(maximum, block_size), block_size)
-    table = memory.open()
+    memory = Ledger(blocks_for(maximum, block_size), block_size)
+    table = memory.open(Holder(HolderKind.SEQUENCE))
     for position in range(tokens):
         reservation = memory.reserve(table, position, position + 1)
         assert reservation is not None
@@ -190,7 +191,7 @@ def worked(tokens: int, maximum: int, block_size: int) -> Worked:
 def scattered(block_size: int = 16, num_requests: int = 16, each: int = 512, wanted: int = 600) -> Scattered:
     """Fill both memories with equal requests, end every other one, and ask for a little more than one had."""
     num_slots = num_requests * each
-    contiguous, memory = FirstFit(num_slots), Memory(num_slots // block_size, block_size)
+    contiguous, memory = FirstFit(num_slots), Ledger(num_slots // block_size, block_size)
     pieces = [contiguous.take(each) for _ in range(num_requests)]
     tables = [_stored(memory, each) for _ in range(num_requests)]
     for piece, table in list(zip(pieces, tables, strict=True))[::2]:
@@ -199,7 +200,7 @@ def scattered(block_size: int = 16, num_requests: int = 16, each: int = 512, wan
         memory.close(table)
     assert contiguous.num_free == memory.num_unheld * block_size
     num_free, largest_hole = contiguous.num_free, contiguous.largest_hole
-    next_table = memory.open()
+    next_table = memory.open(Holder(HolderKind.SEQUENCE))
     served = memory.reserve(next_table, 0, wanted) is not None
     blocks = sorted(next_table.blocks)
     return Scattered(
@@ -214,9 +215,9 @@ def scattered(block_size: int = 16, num_requests: int = 16, each: int = 512, wan
     )
 
 
-def _stored(memory: Memory, tokens: int) -> BlockTable:
+def _stored(memory: Ledger, tokens: int) -> BlockTable:
     """A new sequence with room for so many tokens."""
-    table = memory.open()
+    table = memory.open(Holder(HolderKind.SEQUENCE))
     reservation = memory.reserve(table, 0, tokens)
     assert reservation is not None
     return table
@@ -233,9 +234,9 @@ def bookkeeping(block_size: int) -> Bookkeeping:
     )
 
 
-def full_memory(num_blocks: int, block_size: int, tokens: int) -> Memory:
+def full_memory(num_blocks: int, block_size: int, tokens: int) -> Ledger:
     """A pool that sequences of `tokens` tokens, which fill whole blocks, hold and have published."""
-    memory = Memory(num_blocks, block_size)
+    memory = Ledger(num_blocks, block_size)
     for index in range(num_blocks * block_size // tokens):
         table, chain = _stored(memory, tokens), NameChain(root_name(b""), block_size)
         chain.extend(array("I", [index] * tokens))
@@ -279,7 +280,7 @@ def sharing(trace: str, method: str, width: int, requests: Sequence[Request], po
     window: Window[float] = Window()
 
     def look(scheduler: Scheduler, to_come: int) -> None:
-        listed = sum(len(table) for table in scheduler.ledger.tables)
+        listed = sum(len(table) for table in scheduler.ledger.holders)
         assert listed, "a step is planned, and nobody holds a block"
         saved = (listed - scheduler.ledger.counts().held) / listed
         window.add(saved, len(scheduler.live.waiting), to_come)

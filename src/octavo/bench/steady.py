@@ -21,7 +21,7 @@ from pathlib import Path
 from octavo.bench.offline import FIRST_TOKEN
 from octavo.engine.client import AsyncLLM
 from octavo.errors import OctavoError
-from octavo.scheduler.pinning import PinOrder
+from octavo.retention.client_pins import PinOrder
 from octavo.types import SamplingParams, Timeouts
 
 IN_FLIGHT = 24
@@ -129,7 +129,7 @@ async def _settle(llm: AsyncLLM) -> None:
     """Until nothing runs, and nothing is kept: which pins live just now is a matter of the clock."""
     for tenant, name in product(_PIN_TENANTS, _PIN_NAMES):
         with suppress(OctavoError):  # there may be none of that name
-            await llm.ledger.unpin(tenant, name)
+            await llm.control.unpin(tenant, name)
     while await llm.ask(lambda s, now: s.has_work or bool(s.transfers.in_flight)):
         await asyncio.sleep(_POLL_S)
 
@@ -176,10 +176,10 @@ async def _one(llm: AsyncLLM, generator: random.Random, shared: list[list[int]])
 async def _pin(llm: AsyncLLM, r: random.Random, prompt: list[int]) -> None:
     tenant, name = r.choice(_PIN_TENANTS), r.choice(_PIN_NAMES)
     with suppress(OctavoError):  # there may be one of that name, or too few blocks
-        await llm.ledger.pin(PinOrder(name, tuple(prompt), r.choice([1.0, 60.0]), tenant=tenant))
+        await llm.control.pin(PinOrder(name, tuple(prompt), r.choice([1.0, 60.0]), tenant=tenant))
     if r.random() < 0.7:
         with suppress(OctavoError):
-            await llm.ledger.unpin(tenant, name)
+            await llm.control.unpin(tenant, name)
 
 
 def _tokens(llm: AsyncLLM, generator: random.Random, count: int) -> list[int]:

@@ -51,7 +51,7 @@ def offline(
     step_tokens: opt.StepTokens = 512,
     threads: opt.Threads = None,
     overlap: opt.Overlap = 0,
-    pace: opt.Pace = False,
+    pace: opt.PrefillBudget = False,
 ) -> None:
     """Run W1 (independent prompts), W2 (a shared prefix) and W3 (a long context) without HTTP."""
     from octavo.bench.offline import chosen
@@ -84,7 +84,7 @@ def offline(
 @bench_app.command()
 def latency(
     model: opt.Model = None,
-    streams: Annotated[int, typer.Option(help="Answers that run when the long prompt comes.", min=1)] = 8,
+    streams: Annotated[int, typer.Option(help="PendingAcks that run when the long prompt comes.", min=1)] = 8,
     prompt: Annotated[int, typer.Option(help="Tokens of the long prompt.", min=2)] = 2000,
     before: Annotated[int, typer.Option(help="Tokens of each answer before it comes.", min=16)] = 48,
     rounds: Annotated[int, typer.Option(help="Runs of each configuration, in turns.", min=1)] = 3,

@@ -95,7 +95,7 @@ def serve(
     threads: opt.Threads = None,
     overlap: opt.Overlap = 0,
     prefix_caching: opt.PrefixCaching = True,
-    pace: opt.Pace = True,
+    pace: opt.PrefillBudget = True,
 ) -> None:
     """Serve a model with OpenAI's HTTP API."""
     from octavo.cli.serve import run

@@ -168,7 +168,7 @@ PrefixCaching = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
-Pace = Annotated[
+PrefillBudget = Annotated[
     bool,
     typer.Option(
         "--pace/--no-pace",
@@ -211,14 +211,14 @@ class AccessOptions:
 def server_settings(host: str, access: AccessOptions, drain_timeout_s: float) -> ServerSettings:
     """The edge's settings. Raises ConfigError."""
     from octavo.server.keys import collect_keys
-    from octavo.server.roster import Roster
     from octavo.server.settings import ServerSettings
+    from octavo.server.tenant_registry import TenantRegistry
 
     key_file = None if access.api_key_file is None else Path(access.api_key_file)
     return ServerSettings(
         host=host,
         api_keys=collect_keys(access.api_keys or [], key_file),
-        roster=None if access.tenants is None else Roster(Path(access.tenants)),
+        roster=None if access.tenants is None else TenantRegistry(Path(access.tenants)),
         insecure=access.insecure,
         allowed_hosts=tuple(access.allowed_hosts or ()),
         allowed_origins=tuple(access.allowed_origins or ()),

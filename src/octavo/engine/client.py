@@ -17,14 +17,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
-from octavo.engine.answers import Answers
 from octavo.engine.assemble import Assembler, Vocabulary
 from octavo.engine.bad_words import bad_word_ids
-from octavo.engine.core import Ask, Engine, Submit, ask
+from octavo.engine.control import Control
+from octavo.engine.core import Ask, Engine, Submit, ask, inspector_of
 from octavo.engine.fair_threads import FairThreads
-from octavo.engine.ledger import Ledger
 from octavo.engine.loop import EngineLoop
 from octavo.engine.outputs import ChatMessage, EngineStats
+from octavo.engine.pending_acks import PendingAcks
 from octavo.engine.requests import (
     ModelFacts,
     check_context,
@@ -36,7 +36,8 @@ from octavo.engine.sessions import Sessions, SessionSupport
 from octavo.engine.stream import DeltaStream, call_soon, end_all
 from octavo.engine.turns import Composed, TurnRecorder, compose
 from octavo.errors import EngineStopped, QueueFull, RequestFailed, RequestTooLarge
-from octavo.scheduler.pinning import PinOrder
+from octavo.inspect.inspector import Inspector
+from octavo.retention.client_pins import PinOrder
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.control import Rendered
 from octavo.text.template_helpers import HELPERS_MAX
@@ -80,13 +81,13 @@ class AsyncLLM:
         self._lock = threading.Lock()
         self._streams: dict[int, DeltaStream] = {}  # guarded by _lock: requests that the engine has not ended
         self._left: dict[int, int] = {}  # guarded by _lock: choices without a final update
-        self._answers = Answers()
+        self._answers = PendingAcks()
         self._closed: str | None = None  # why nothing is taken any more
         self._tokenizers = FairThreads(TOKENIZER_THREADS, self._max_open, "octavo-tokenizer")
         # On threads of their own: a slow template holds up chats alone.
         self._renderers = FairThreads(HELPERS_MAX, self._max_open, "octavo-template")
         self.gave_up: str | None = None  # why the engine ended by itself
-        self.ledger = Ledger(self)
+        self.control = Control(self)
         self._session_support = sessions or SessionSupport()
         self.sessions = Sessions(self, self._session_support)
         self._loop = EngineLoop(engine, self._deliver, self._recovered, self._give_up)
@@ -239,11 +240,11 @@ class AsyncLLM:
 
         def open_and_submit(scheduler: Scheduler, now: float) -> None:
             scheduler.tenants.check_known(order.tenant)  # first: idle sessions give way to a pin
-            scheduler.pinning.open(order, request.request_id, now)
+            scheduler.client_pins.open(order, request.request_id, now)
             try:
                 scheduler.submit(request)
             except BaseException:
-                scheduler.pinning.give_up(request)
+                scheduler.client_pins.give_up(request)
                 raise
 
         return await self._ask_to_submit(request, open_and_submit)
@@ -277,13 +278,13 @@ class AsyncLLM:
         )
 
         def stop(num_told: int) -> None:
-            self.tell(lambda s, now: s.sessions.stop_turn(session_id, request.request_id, num_told))
+            self.tell(lambda s, now: s.session_holds.stop_turn(session_id, request.request_id, num_told))
 
         recorder.stop = stop
 
         def submit_fitted(scheduler: Scheduler, now: float) -> None:
             # Only here it is known what of the room is the session's own.
-            fitted = request if params.max_tokens is not None else scheduler.sessions.fitted(request)
+            fitted = request if params.max_tokens is not None else scheduler.session_holds.fitted(request)
             submit(scheduler, fitted)
 
         return await self._ask_to_submit(request, submit_fitted, recorder)
@@ -317,6 +318,10 @@ class AsyncLLM:
                 raise EngineStopped(self._closed)
             answer = ask(self._engine.inbox, question)
         return await self._answer_to(answer)
+
+    async def look(self, question: Callable[[Inspector, float], AnswerT]) -> AnswerT:
+        """The same of one that only reads."""
+        return await self.ask(lambda scheduler, now: question(inspector_of(scheduler), now))
 
     async def _answer_to(self, answer: Future[AnswerT]) -> AnswerT:
         try:

@@ -17,12 +17,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from octavo.engine.elasticity import MemoryWatch
+from octavo.engine.memory_watch import MemoryWatch
 from octavo.engine.outputs import EngineStats
 from octavo.errors import OctavoError
 from octavo.executor.executor import Executor
-from octavo.scheduler.events import EventKind
+from octavo.inspect.inspector import Inspector
+from octavo.memory.capacity import Capacities
 from octavo.scheduler.scheduler import Scheduler
+from octavo.step.events import EventKind
 from octavo.types import FinishReason, Request, StepPlan, StepResult, TransferDone, Update, Usage
 
 AnswerT = TypeVar("AnswerT")
@@ -82,6 +84,28 @@ def ask(
 
     inbox.put(Ask(put, fail, request_id))
     return answer
+
+
+def inspector_of(scheduler: Scheduler) -> Inspector:
+    """Reads the scheduler's parts; for the engine's thread."""
+    return Inspector(
+        scheduler.context,
+        scheduler.live,
+        scheduler.pins,
+        scheduler.session_table,
+        scheduler.warm_pins,
+        scheduler.transfers,
+        scheduler.idle_memory,
+    )
+
+
+def continue_from(scheduler: Scheduler, old: Scheduler) -> None:
+    """A new ledger over the same bytes: what happened stays told, tenants keep their bounds. Pins, names and
+    sessions are gone with the old one."""
+    scheduler.ledger.resize(old.ledger.pool.num_blocks, ())
+    scheduler.tenants.continue_from(old.tenants)
+    scheduler.idle_memory.continue_from(old.idle_memory)
+    scheduler.context.events = old.context.events
 
 
 class Inbox:
@@ -149,9 +173,10 @@ class Engine:
         self._in_flight: deque[tuple[StepPlan, Future[StepResult]]] = deque()
         self._stalled = False  # work is left, and all of it waits for transfers
         self._counters = _Counters()
-        self.stats = self._counters.snapshot(
-            self.scheduler
-        )  # replaced after every step, so any thread may read it
+        # Replaced after every step, never changed: any thread may read them.
+        self.stats: EngineStats
+        self.capacities: Capacities
+        self._tell()
 
     def step(self) -> list[Update]:
         """Drain the inbox, plan, run, commit. Returns what clients must learn; empty when there is nothing to
@@ -182,11 +207,16 @@ class Engine:
             result = future.result()
             committing = self.clock()
             updates += self.scheduler.commit(plan, result, committing)
-            self._counters.note_step(plan, result, planned - started + self.clock() - committing)
+            self._counters.record_step(plan, result, planned - started + self.clock() - committing)
         for update in updates:
-            self._counters.note_update(update)
-        self.stats = self._counters.snapshot(self.scheduler)
+            self._counters.record_update(update)
+        self._tell()
         return updates
+
+    def _tell(self) -> None:
+        """What other threads read."""
+        self.stats = self._counters.snapshot(self.scheduler)
+        self.capacities = self.scheduler.room.capacities
 
     def seconds_to_next_event(self) -> float | None:
         """How long an idle engine may sleep; None: until a command comes."""
@@ -223,10 +253,10 @@ class Engine:
         old = self.scheduler
         self._reset_executor()  # first: no transfer of the old ledger may reach the new one's blocks
         self.scheduler = self._new_scheduler()
-        self.scheduler.continue_from(old)
+        continue_from(self.scheduler, old)
         self._stalled = False
         self._counters.retire(old)
-        self.stats = self._counters.snapshot(self.scheduler)
+        self._tell()
         return updates
 
     def _apply(self, command: Command) -> list[Update]:
@@ -244,7 +274,7 @@ class Engine:
         try:
             self.scheduler.submit(request)
         except OctavoError as error:  # rare: the client checks before it submits, but for a tenant's bounds
-            self.scheduler.pinning.give_up(request)
+            self.scheduler.client_pins.give_up(request)
             if answer is not None:
                 answer.set_exception(error)
                 return []
@@ -274,11 +304,11 @@ class _Counters:
     step_seconds: float = 0.0
     schedule_seconds: float = 0.0
 
-    def note_step(self, plan: StepPlan, result: StepResult, schedule_seconds: float) -> None:
+    def record_step(self, plan: StepPlan, result: StepResult, schedule_seconds: float) -> None:
         self.step_seconds += result.seconds + schedule_seconds
         self.schedule_seconds += schedule_seconds + result.batch_seconds
 
-    def note_update(self, update: Update) -> None:
+    def record_update(self, update: Update) -> None:
         self.output_tokens += len(update.tokens)
         if update.finish is not None:
             self.finished += update.choice == 0
@@ -323,7 +353,7 @@ class _Counters:
             schedule_seconds=self.schedule_seconds,
             evictions=scheduler.events.blocks[EventKind.EVICTED],
             blocks_resident=scheduler.ledger.pool.backing.count,
-            blocks_wanted=scheduler.elastic.blocks_wanted,
+            blocks_wanted=scheduler.idle_memory.blocks_wanted,
             blocks_pinned=scheduler.pins.num_blocks,
             blocks_below=0 if transfers.tier is None else transfers.tier.num_stored,
             blocks_stored=transfers.num_stored,

@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from octavo.memory.memory import BlockCounts
-from octavo.memory.pins import Strength
+from octavo.inspect.own_views import OwnKvView
+from octavo.inspect.session_views import SessionBlocks
+from octavo.inspect.uses import TenantUse
+from octavo.inspect.views import BlockView, KvView, MapView, PinView, RequestView, SequenceView, TierView
+from octavo.memory.ledger import BlockCounts
 from octavo.memory.quota import TenantPolicy
-from octavo.scheduler.own_views import OwnKvView
-from octavo.scheduler.pinning import PinOrder
+from octavo.retention.client_pins import PinOrder
+from octavo.retention.pins import Strength
+from octavo.retention.session_table import SessionState
 from octavo.scheduler.sequence import State
-from octavo.scheduler.session_table import SessionState
-from octavo.scheduler.session_views import SessionBlocks
-from octavo.scheduler.uses import TenantUse
-from octavo.scheduler.views import BlockView, KvView, MapView, PinView, RequestView, SequenceView, TierView
 from octavo.types import (
     DEFAULT_CHAT,
     NO_TIMEOUTS,
@@ -201,9 +201,9 @@ class SessionsView(Protocol):
     async def resume(self, tenant: str, session_id: str) -> SessionView: ...
 
 
-class LedgerView(Protocol):
-    """The ledger as the HTTP edge sees it; `octavo.engine.ledger.Ledger` is the real one, and says what each
-    raises."""
+class ControlView(Protocol):
+    """Pool, requests and pins as the HTTP edge sees them; `octavo.engine.control.Control` is the real one,
+    and says what each raises."""
 
     async def kv(self) -> KvView: ...
 
@@ -294,7 +294,7 @@ class ServedModel(Protocol):
     def stats(self) -> EngineStats: ...
 
     @property
-    def ledger(self) -> LedgerView:
+    def control(self) -> ControlView:
         """Views of pool and requests, and pins."""
 
     @property

@@ -10,7 +10,8 @@ from itertools import chain
 from octavo.engine.core import Engine
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest, RequestTooLarge, require_range, shown
-from octavo.scheduler.limits import check_fits, tokens_that_fit
+from octavo.memory.capacity import Capacity
+from octavo.retention.limits import check_fits, tokens_that_fit
 from octavo.text.control import Rendered
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import (
@@ -70,18 +71,14 @@ def make_request(
     """A checked Request: token ids in the vocabulary, max_tokens resolved, a missing seed drawn."""
     check_context(len(prompt), facts.context_length)  # first: looking at many tokens takes a while
     config, block_size = engine.scheduler.config, engine.scheduler.ledger.block_size
-    # A pin's own request may take the blocks that are kept for it, and a session's turn those that are its
-    # own; the engine checks that again.
-    pool = engine.scheduler.ledger.pool
-    num_blocks = num_told = left = pool.num_blocks
-    if not (fills_pin or session):
-        num_blocks = engine.scheduler.capacity.room(tenant, firm=True)
-        num_told = engine.scheduler.capacity.told_room(tenant)
-        left = engine.scheduler.capacity.room(tenant)
+    hard, everything = engine.capacities.hard, engine.capacities.everything
+    if fills_pin or session:
+        # It may take the blocks that are kept for it, or are its own; the engine checks that again.
+        hard = everything = Capacity(hard.num_blocks, {}, {})
     # What is kept of idle sessions gives way to what was asked for, and to the prompt, but not to a guess.
-    fits = tokens_that_fit(len(prompt), params, left, block_size)
+    fits = tokens_that_fit(len(prompt), params, everything.room(tenant), block_size)
     if fits < 1:
-        fits = tokens_that_fit(len(prompt), params, num_blocks, block_size)
+        fits = tokens_that_fit(len(prompt), params, hard.room(tenant), block_size)
     room = min(facts.context_length - len(prompt), fits)
     max_tokens = params.max_tokens if params.max_tokens is not None else max(1, room)
     check_tokens("prompt", prompt, facts.vocab_size)
@@ -108,7 +105,7 @@ def make_request(
         session_ttl,
         cache_salt,
     )
-    check_fits(request, config, num_blocks, num_told, block_size)
+    check_fits(request, config, hard, 0, block_size)
     return request
 
 

@@ -18,18 +18,19 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.config import SESSION_TTL_S
-from octavo.engine.ledger import Asks, Ledger
+from octavo.engine.control import Asks, Control
+from octavo.engine.core import inspector_of
 from octavo.engine.outputs import SessionView, Turn
 from octavo.engine.session_store import SessionRecord, SessionStore
 from octavo.engine.stream import DeltaStream
 from octavo.engine.turns import Composed, TurnRecorder
 from octavo.errors import InvalidRequest, RequestFailed, SessionRefused, UnknownSession
-from octavo.memory.pins import Strength
-from octavo.scheduler.events import Event, EventKind
-from octavo.scheduler.pinning import PinOrder
+from octavo.inspect.session_views import SessionBlocks
+from octavo.retention.client_pins import PinOrder
+from octavo.retention.pins import Strength
+from octavo.retention.session_table import SessionState
 from octavo.scheduler.scheduler import Scheduler
-from octavo.scheduler.session_table import SessionState, resumed_name
-from octavo.scheduler.session_views import SessionBlocks, view_session
+from octavo.step.events import Event, EventKind
 from octavo.types import (
     DEFAULT_CHAT,
     NO_TIMEOUTS,
@@ -61,7 +62,7 @@ class SessionSupport:
 class TakesTurns(Asks, Protocol):
     """The client through which turns are queued; see `AsyncLLM`."""
 
-    ledger: Ledger
+    control: Control
 
     @property
     def context_length(self) -> int:
@@ -118,7 +119,7 @@ class Sessions:
         def make(scheduler: Scheduler, now: float) -> SessionView:
             scheduler.tenants.check_known(tenant)
             made.append(self._store.create(tenant, self._ttl_s if ttl_s is None else ttl_s))
-            return self._told(made[0], view_session(scheduler, made[0].session_id))
+            return self._told(made[0], inspector_of(scheduler).session(made[0].session_id))
 
         try:
             return await self._llm.ask(make)
@@ -147,7 +148,7 @@ class Sessions:
         return views
 
     async def _view_each(self, records: Sequence[SessionRecord]) -> list[SessionView]:
-        blocks = await self._llm.ask(lambda s, now: [view_session(s, r.session_id) for r in records])
+        blocks = await self._llm.ask(lambda s, now: [inspector_of(s).session(r.session_id) for r in records])
         views = []
         for record, one in zip(records, blocks, strict=True):
             with contextlib.suppress(UnknownSession):  # deleted meanwhile
@@ -269,7 +270,7 @@ class Sessions:
             # Another call may have suspended it meanwhile.
             if isinstance(error, RequestFailed | SessionRefused) or not self._store.is_suspended(record):
                 self._store.note_suspended(record, 0)
-                self._llm.tell(lambda s, now: s.sessions.give_up_suspending(session_id))
+                self._llm.tell(lambda s, now: s.session_holds.give_up_suspending(session_id))
             raise
 
     async def _send_down(self, record: SessionRecord) -> None:
@@ -282,7 +283,7 @@ class Sessions:
             if blocks.state is not SessionState.SUSPENDING or blocks.stuck:
                 break
             await asyncio.sleep(_PAUSE_S)
-            blocks = await self._llm.ask(lambda s, now: view_session(s, session_id))
+            blocks = await self._llm.ask(lambda s, now: inspector_of(s).session(session_id))
         if blocks.state is SessionState.SUSPENDING:
             why = "could not be written to disk" if blocks.stuck else "found no room there that is theirs"
             raise RequestFailed(
@@ -335,7 +336,7 @@ class Sessions:
                 tenant,
                 is_resumed_session=True,
             )
-            await self._llm.ledger.pin(order)
+            await self._llm.control.pin(order)
         return await self.find(tenant, session_id)
 
     async def _know(self, record: SessionRecord) -> None:
@@ -350,7 +351,7 @@ class Sessions:
         await self._llm.ask(know)
 
     async def _view(self, record: SessionRecord) -> SessionView:
-        blocks = await self._llm.ask(lambda s, now: view_session(s, record.session_id))
+        blocks = await self._llm.look(lambda inspector, now: inspector.session(record.session_id))
         return self._told(self._store.find(record.tenant, record.session_id), blocks)  # not deleted meanwhile
 
     def _told(self, record: SessionRecord, blocks: SessionBlocks) -> SessionView:
@@ -371,7 +372,7 @@ def restore(scheduler: Scheduler, store: SessionStore, now: float) -> None:
 
 def _know(scheduler: Scheduler, now: float, record: SessionRecord, left_s: float) -> None:
     if scheduler.session_table.get(record.session_id) is None:
-        scheduler.sessions.restore(
+        scheduler.session_holds.restore(
             record.session_id,
             record.tenant,
             record.tokens,
@@ -385,47 +386,46 @@ def _know(scheduler: Scheduler, now: float, record: SessionRecord, left_s: float
 
 def _delete(scheduler: Scheduler, tenant: str, session_id: str) -> None:
     if scheduler.session_table.get(session_id) is not None:
-        scheduler.sessions.delete(tenant, session_id)
+        scheduler.session_holds.delete(tenant, session_id)
 
 
 def _suspend(scheduler: Scheduler, record: SessionRecord) -> SessionBlocks:
-    scheduler.sessions.suspend(record.tenant, record.session_id)
-    return view_session(scheduler, record.session_id)
+    scheduler.session_holds.suspend(record.tenant, record.session_id)
+    return inspector_of(scheduler).session(record.session_id)
 
 
 def _slots_of_suspended(scheduler: Scheduler, record: SessionRecord) -> list[tuple[int, bytes]]:
     """Where its blocks are. Raises UnknownSession, SessionBusy where somebody began a turn or resumed it, or
     RequestFailed, unless it is suspended."""
     session = scheduler.session_table.find(record.tenant, record.session_id)
-    scheduler.session_table.check_still(session)
-    state = scheduler.session_table.state_of(session)
-    if state is not SessionState.SUSPENDED:
-        raise _used_meanwhile(record, state)
-    return scheduler.sessions.slots(record.session_id)
+    session.check_still()
+    if session.state is not SessionState.SUSPENDED:
+        raise _used_meanwhile(record, session.state)
+    return scheduler.session_holds.slots(record.session_id)
 
 
 def _num_suspended(scheduler: Scheduler, record: SessionRecord) -> int:
     session = scheduler.session_table.get(record.session_id)
-    return 0 if session is None else scheduler.sessions.num_suspended(session)
+    return 0 if session is None else scheduler.session_holds.num_suspended(session)
 
 
 def _is_resumed(scheduler: Scheduler, record: SessionRecord) -> bool:
-    pin = scheduler.pins.find(record.tenant, resumed_name(record.session_id))
-    return pin is not None and pin.table is not None
+    session = scheduler.session_table.get(record.session_id)
+    return session is not None and session.resumed is not None and session.resumed.table is not None
 
 
 def _note_fallback(scheduler: Scheduler, now: float, record: SessionRecord, composed: Composed) -> None:
     text = f"session {record.session_id}: {composed.fallback}; its prompt was tokenised as a whole"
-    scheduler.events.note(Event(now, EventKind.SESSION_FELL_BACK, text, None, record.tenant))
+    scheduler.events.record(Event(now, EventKind.SESSION_FELL_BACK, text, None, record.tenant))
 
 
 def _end(scheduler: Scheduler, now: float, record: SessionRecord, num_blocks: int) -> SessionBlocks:
     """It was suspended. Raises RequestFailed where somebody has used it or taken that back since."""
-    blocks = view_session(scheduler, record.session_id)
+    blocks = inspector_of(scheduler).session(record.session_id)
     if blocks.state is SessionState.IDLE:
         raise _used_meanwhile(record, blocks.state)
     text = f"session {record.session_id} was suspended: {num_blocks:,} blocks"
-    scheduler.events.note(Event(now, EventKind.SESSION_SUSPENDED, text, None, record.tenant, num_blocks))
+    scheduler.events.record(Event(now, EventKind.SESSION_SUSPENDED, text, None, record.tenant, num_blocks))
     return blocks
 
 

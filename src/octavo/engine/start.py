@@ -14,10 +14,10 @@ from pathlib import Path
 from octavo import _native
 from octavo.config import StartOptions
 from octavo.engine.available import available_cores, available_memory, default_reserve
-from octavo.engine.below import open_below
 from octavo.engine.client import AsyncLLM
 from octavo.engine.core import Engine, Inbox
-from octavo.engine.elasticity import MemoryWatch
+from octavo.engine.memory_watch import MemoryWatch
+from octavo.engine.offload import open_below
 from octavo.engine.requests import ModelFacts, encode_rendered, render_chat
 from octavo.engine.session_store import SESSIONS_FILE, SessionStore
 from octavo.engine.sessions import SessionSupport, restore
@@ -28,16 +28,16 @@ from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import Ops
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
-from octavo.kernels.ready import Readying
+from octavo.kernels.prefault import PagePrefaulter
 from octavo.kernels.reference import ReferenceOps
-from octavo.memory.memory import Memory
+from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.quota import TenantPolicy
 from octavo.model.hub import resolve
 from octavo.model.loader import LoadedModel, load_model
-from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.elasticity import Elasticity, ElasticityConfig
+from octavo.scheduler.pressure import PressureConfig, PressurePolicy
 from octavo.scheduler.scheduler import Scheduler
+from octavo.step.config import SchedulerConfig
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import ChatMessage
 from octavo.units import blocks_for, format_bytes
@@ -87,7 +87,7 @@ class Started:
     ops: Ops
     fingerprint: bytes  # what its blocks below are bound to
     sessions: SessionSupport
-    readying: Readying  # of the pool's first memory, beside all else
+    readying: PagePrefaulter  # of the pool's first memory, beside all else
 
 
 def start_engine(
@@ -187,14 +187,14 @@ def engine_over(
     )
 
     def new_scheduler() -> Scheduler:
-        memory = Memory(budget.num_blocks, budget.block_size, budget.capacity)
+        memory = Ledger(budget.num_blocks, budget.block_size, budget.capacity)
         tier = None if below is None else below.new_ledger()
         return Scheduler(memory, config, lambda tenant: root_name(tenant.encode(), *identity), tier)
 
     executor = ThreadedExecutor(runner) if options.overlap else InlineExecutor(runner)
     watch = watch_memory(options, budget)
     engine = Engine(new_scheduler, executor, runner.reset, options.overlap, time.perf_counter, inbox, watch)
-    engine.scheduler.ledger.pool.backing.note_ready(ready)
+    engine.scheduler.ledger.pool.backing.record_ready(ready)
     sessions = SessionSupport(
         open_sessions(None if below is None else below.namespace),
         options.session_ttl_s,
@@ -222,8 +222,8 @@ def open_sessions(namespace: Path | None) -> SessionStore:
 
 def watch_memory(options: StartOptions, budget: Budget) -> MemoryWatch:
     """What gives the pool's memory back when nobody needs it, or when the machine is short of it."""
-    config = ElasticityConfig(budget.bytes_per_block, float(options.idle_return_s), _reserve(options))
-    return MemoryWatch(Elasticity(config), available_memory)
+    config = PressureConfig(budget.bytes_per_block, float(options.idle_return_s), _reserve(options))
+    return MemoryWatch(PressurePolicy(config), available_memory)
 
 
 def _reserve(options: StartOptions) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from octavo.executor.rows import Rows
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import Batch, Floats, KvShape, Ops
-from octavo.kernels.ready import Readying
+from octavo.kernels.prefault import PagePrefaulter
 from octavo.model.decoder import hidden_states, project
 from octavo.model.spec import Model
 from octavo.sampling.logprobs import logprobs_of
@@ -61,7 +61,7 @@ class Runner:
         self._rows = Rows(config.max_rows, config.context_length, config.block_size)
         pool = ops.allocate_kv(kv_shape(model, config.block_size, config.kv), config.num_blocks)
         self._pool = pool
-        self.readying = Readying(pool, config.ready_blocks)
+        self.readying = PagePrefaulter(pool, config.ready_blocks)
         self._transfers = transfers
         if transfers is not None:
             transfers.serve(pool.data)

@@ -23,18 +23,18 @@ class Backing:
     def __contains__(self, block: int) -> bool:
         return bool(self._has_memory[block])
 
-    def note_taken(self, block: int) -> None:
+    def record_taken(self, block: int) -> None:
         """Somebody may write to it from now on."""
         if not self._has_memory[block]:
             self._has_memory[block] = 1
             self.count += 1
 
-    def note_ready(self, count: int) -> None:
+    def record_ready(self, count: int) -> None:
         """The first `count` blocks get memory before anybody takes them."""
         for block in range(count):
-            self.note_taken(block)
+            self.record_taken(block)
 
-    def note_given_back(self, first: int, last: int) -> None:
+    def record_given_back(self, first: int, last: int) -> None:
         """Blocks [first, last) have no memory when the plan that says so has run."""
         self.count -= self._has_memory.count(1, first, last)
         self._has_memory[first:last] = bytes(last - first)

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from octavo.memory.memory import Memory
+from octavo.memory.ledger import Ledger
 
 
-def check(memory: Memory) -> None:
+def check(memory: Ledger) -> None:
     """Raise AssertionError, saying what differs, unless every invariant of the ledger holds."""
     pool = memory.pool
-    counted = Counter(block for table in memory.tables for block in table.blocks)
+    counted = Counter(block for table in memory.holders for block in table.blocks)
     for block in range(pool.num_blocks):
         assert pool.holders[block] == counted[block], (
             f"block {block}: {pool.holders[block]} holders counted, {counted[block]} tables list it"
@@ -28,8 +28,8 @@ def check(memory: Memory) -> None:
     assert pool.num_cached == sum(pool.name_of[b] is not None for b in line), (
         "the count of cached blocks is wrong"
     )
-    silent = {block for table in memory.tables if not table.charges for block in table.blocks}
-    held = {block for table in memory.tables if table.charges for block in table.blocks}
+    silent = {block for table in memory.holders if not table.charges for block in table.blocks}
+    held = {block for table in memory.holders if table.charges for block in table.blocks}
     assert pool.uncharged == silent - held, "a block is charged to nobody, or for a copy on its way alone"
     charged = Counter(pool.owner[block] for block in held)
     cached = Counter(pool.owner[block] for block in line if pool.name_of[block] is not None)
@@ -49,6 +49,7 @@ def check(memory: Memory) -> None:
     in_use = {block for block in range(pool.capacity) if pool.holders[block] or pool.name_of[block]}
     assert pool.backing.count == len(with_memory), "the count of blocks with memory is wrong"
     assert in_use <= set(with_memory), "the memory of a block that is held or cached was given back"
-    for table in memory.tables:
+    for table, holder in memory.holders.items():
+        assert holder.table is table, f"{holder.label} is registered with a table that is not its own"
         assert 0 <= table.num_published <= len(table.blocks)
         assert len(set(table.blocks)) == len(table.blocks), "a table lists a block twice"

@@ -92,7 +92,7 @@ class BlockPool:
         self.holders[block] = 1
         self.owner[block] = owner
         self.charged[owner] += 1
-        self.backing.note_taken(block)
+        self.backing.record_taken(block)
         return block
 
     def retain(self, block: int, *, charge: bool = True) -> None:

@@ -43,6 +43,7 @@ class Quotas:
         self._pool = pool
         self._owners: dict[str, int] = {"": 0}
         self._policies: list[TenantPolicy] = [TenantPolicy("")]
+        self.version = 0  # changes with tenants and bounds
         self.num_guaranteed = 0  # to all together
         self.disk_limits: list[tuple[int, int]] = []  # owner and slots, of tenants that have such a bound
         self.shared = self.owner(SHARED)
@@ -54,14 +55,17 @@ class Quotas:
         if number is None:
             number = self._owners[tenant] = self._pool.add_owner()
             self._policies.append(TenantPolicy(tenant))
+            self.version += 1
         return number
 
     def set_policies(self, policies: Sequence[TenantPolicy]) -> None:
         """These bounds from now on; a tenant without any has none. Blocks stay where they are."""
-        self._policies = [TenantPolicy(policy.name) for policy in self._policies]
-        for policy in policies:
-            owner = self.owner(policy.name)
-            self._policies[owner] = policy
+        named = {policy.name: policy for policy in policies}
+        for name in named:
+            self.owner(name)
+        # At once: a reader in between would find tenants without bounds.
+        self._policies = [named.get(old.name) or TenantPolicy(old.name) for old in self._policies]
+        self.version += 1
         self._pool.weights = [policy.weight for policy in self._policies]
         self._pool.weights[self.once_shared] = self._pool.weights[self.shared]  # of what stays cached
         self.num_guaranteed = sum(policy.guaranteed for policy in self._policies)
@@ -80,6 +84,10 @@ class Quotas:
     def policies(self) -> list[TenantPolicy]:
         """Every tenant that was ever seen."""
         return list(self._policies)
+
+    def by_name(self) -> dict[str, TenantPolicy]:
+        """The same by name."""
+        return {policy.name: policy for policy in self._policies}
 
     def charged(self, tenant: str) -> int:
         """Blocks that it holds."""

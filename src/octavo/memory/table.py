@@ -1,11 +1,11 @@
-"""A holder of blocks: a block table, the one kind of thing that keeps KV alive.
+"""A block table: what a holder lists, and the only thing that keeps KV alive.
 
     position p of the sequence  ->  slot p % B of block blocks[p // B]
 
     blocks          [ 7 | 2 | 9 | 4 ]
     num_published     3                 blocks 7, 2, 9 are full, committed and named; 4 is private
 
-A block's holder count is the number of tables that list it. Only `memory.Memory` changes a table.
+A block's holder count is the number of tables that list it. Only `memory.Ledger` changes a table.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class BlockTable:
     """An ordered list of held block ids; the first `num_published` were published through it or adopted by
     it. New blocks are charged to `owner`, the first `num_shared` only until all tenants can find them."""
 
-    blocks: list[int] = field(default_factory=list)
-    num_published: int = 0
     owner: int = 0
     num_shared: int = 0
-    charges: bool = True  # False: a copy on its way down, which keeps its block for a moment only
+    charges: bool = True  # False: a copy on its way to an offload tier, which keeps its block for a moment
+    num_published: int = 0
+    blocks: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.blocks)

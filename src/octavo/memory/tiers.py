@@ -39,7 +39,7 @@ class Moved:
     target: int
 
 
-class LowerTier:
+class OffloadTier:
     """Slots and names. Every operation is O(1), but for slots that are passed because they are loading."""
 
     def __init__(
@@ -148,8 +148,9 @@ class LowerTier:
         return True
 
     def unkeep(self, names: Sequence[bytes]) -> None:
-        """One keeper less; without any, a name is the most recently used of those that may be taken."""
-        for name in names:
+        """One keeper less; without any, a name is one of the most recently used of those that may be taken:
+        of a chain the head, which is the first of these names."""
+        for name in reversed(names):
             self._keepers[name] -= 1
             if self._keepers[name] == 0:
                 self._uncount(name)
@@ -202,9 +203,11 @@ class LowerTier:
     def begin_load(self, name: bytes) -> int:
         """The slot of a stored name, which nobody may take until `end_load`."""
         self._loading[name] += 1
-        slot = self._slot_of[name]
-        self._put(name, slot, self._now)  # the most recently used now
-        return slot
+        return self._slot_of[name]
+
+    def touch(self, name: bytes) -> None:
+        """A stored name is the most recently used one now."""
+        self._put(name, self._slot_of[name], self._now)
 
     def end_load(self, name: bytes, ok: bool) -> bool:
         """The bytes are in the pool, or were damaged: then the name is forgotten. Returns whether they may be

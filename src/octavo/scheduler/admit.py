@@ -12,29 +12,29 @@
 - Tenants take turns within a priority (fairness.py); one whose own bounds keep its first out is passed over,
   and never closes the door to others. What its guarantee covers enters first, by preempting borrowers.
 - What is kept of idle sessions gives way to the first in line, where that could never run beside it, and
-  enters, or is loaded, at once without it (giving_way.py).
+  enters, or is loaded, at once without it (soft_holds.py).
 """
 
 from __future__ import annotations
 
 import bisect
-from collections import Counter
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
-from octavo.memory.pins import Pins
 from octavo.memory.table import BlockTable
+from octavo.retention.pins import Pins
+from octavo.retention.soft_holds import SoftHolds
+from octavo.retention.transfers import Transfers
 from octavo.scheduler.budget import share_in_turn
-from octavo.scheduler.context import Context
-from octavo.scheduler.fairness import Turns
-from octavo.scheduler.giving_way import GivingWay
-from octavo.scheduler.headroom import Headroom
+from octavo.scheduler.fair_queue import FairQueue
 from octavo.scheduler.live import LiveSequences, Place
+from octavo.scheduler.making_room import MakingRoom, whole_groups
 from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.sequence import Sequence, State
 from octavo.scheduler.shares import TenantShares
-from octavo.scheduler.transfers import Transfers
-from octavo.scheduler.victims import Victims, whole_groups
 from octavo.scheduler.waits import IN_FLIGHT, LOADING, STEP_TOKENS, Wait, WaitReason
+from octavo.step.context import Context
+from octavo.step.headroom import Headroom
 
 SCAN_MAX = 64  # waiting sequences looked at per step, followers aside
 BYPASS_MAX = 32  # admissions past a blocked head
@@ -42,31 +42,22 @@ BYPASS_MAX = 32  # admissions past a blocked head
 Contender = tuple[Place, int]  # for a step's prompt tokens: (place, remaining positions)
 
 
+@dataclass(eq=False)
 class Admission:
-    """Decides over the queue; acts through `LiveSequences.admit`, `Preemption` and `GivingWay`."""
+    """Decides over the queue; acts through `LiveSequences.admit`, `Preemption` and `SoftHolds`."""
 
-    def __init__(
-        self,
-        context: Context,
-        live: LiveSequences,
-        pins: Pins,
-        shares: TenantShares,
-        transfers: Transfers,
-        giving_way: GivingWay,
-        headroom: Headroom,
-        victims: Victims,
-        preemption: Preemption,
-    ) -> None:
-        self._context = context
-        self._live = live
-        self._pins = pins
-        self._shares = shares
-        self._transfers = transfers
-        self._giving_way = giving_way
-        self._headroom = headroom
-        self._victims = victims
-        self._preemption = preemption
-        self._leaders: list[Sequence] = []  # those that borrowed a priority in the last step
+    _context: Context
+    _live: LiveSequences
+    _pins: Pins
+    _shares: TenantShares
+    _transfers: Transfers
+    _soft_holds: SoftHolds
+    _headroom: Headroom
+    _making_room: MakingRoom
+    _preemption: Preemption
+
+    def __post_init__(self) -> None:
+        self.leaders: list[Sequence] = []  # those that borrowed a priority in the last step
         self._contenders: list[Contender] = []  # all prompts, by rank
         # Blocks that the running sequences will still take, and those that a priority could free: kept while
         # nothing changes.
@@ -78,9 +69,9 @@ class Admission:
 
     def give_back_priorities(self) -> None:
         """What was lent in the last step ends."""
-        for leader in self._leaders:
+        for leader in self.leaders:
             leader.give_back()
-        self._leaders.clear()
+        self.leaders.clear()
 
     def admit(self, prompts: list[Sequence], budget: int) -> None:
         """Admit what fits and would get tokens in this step beside `prompts`.
@@ -89,12 +80,12 @@ class Admission:
         SCAN_MAX others.
         """
         self._contenders = sorted((self._live.place(s), s.remaining) for s in prompts)
-        self._note_change()
+        self._forget_counts()
         if self._context.ledger.quotas.has_guarantees:
             self._claim_guarantees()
         head: Sequence | None = None  # the first that did not fit
         num_scanned = 0
-        turns = Turns(self._live.waiting, self._live.service)
+        turns = FairQueue(self._live.waiting, self._live.service)
         for sequence in turns:
             if num_scanned == SCAN_MAX or not self._live.may_enter(sequence):
                 break
@@ -106,7 +97,7 @@ class Admission:
                 turns.pass_over(sequence.request.tenant)
                 continue
             self._yield_to(None)
-            if self._giving_way.is_crowded(sequence.request):
+            if self._soft_holds.is_crowded(sequence.request):
                 if head is not None:  # it is not its turn to take what is kept of sessions
                     sequence.wait = self._why_not(sequence, num_hits)
                     continue
@@ -141,18 +132,18 @@ class Admission:
         """From now on it is asked what would be without the holds that keep this sequence out. O(holds)."""
         if sequence is None and not self._yielding:
             return
-        pins = [] if sequence is None else self._giving_way.chosen_for(sequence.request)
+        pins = [] if sequence is None else self._soft_holds.chosen_for(sequence.request)
         self._yielding = [pin.table for pin in pins if pin.table is not None]
         self._yielded = self._held_only_by([])
         self._freed.clear()
 
     def _let_sessions_go(self, sequence: Sequence) -> None:
         """It does enter, or is loaded; perhaps only because fetches gave way since that was asked."""
-        giving_way = self._giving_way
-        if self._yielding or giving_way.is_crowded(sequence.request):
-            giving_way.make_way(sequence.request)
+        soft_holds = self._soft_holds
+        if self._yielding or soft_holds.is_crowded(sequence.request):
+            soft_holds.reclaim_soft_holds(sequence.request)
             self._yielding, self._yielded = [], set()
-            self._note_change()
+            self._forget_counts()
 
     def _may_enter_without_sessions(self, sequence: Sequence, num_hits: int) -> bool:
         """False where a crowded sequence would not fit even if no session held anything. O(1)."""
@@ -160,7 +151,7 @@ class Admission:
             return True  # fetches, or lower priorities, may give way as well
         if self._promised is None:
             self._promised = self._blocks_promised(self._live.running)
-        left = self._context.ledger.num_unheld + self._pins.num_yielding - self._promised
+        left = self._context.ledger.num_unheld + self._pins.num_soft - self._promised
         needed = sequence.blocks_known(self._context.ledger.block_size) - num_hits
         return needed <= left and 1 + sequence.forks_left <= self._live.num_free_rows
 
@@ -175,7 +166,7 @@ class Admission:
         if sequence.pending:
             sequence.wait = IN_FLIGHT
             return None
-        if self._transfers.is_fetching(sequence):
+        if self._transfers.is_fetching(sequence.seq_id):
             sequence.wait = LOADING
             return None
         if self._still_follows(sequence):
@@ -203,7 +194,7 @@ class Admission:
             while not self._claim_fits(sequence, num_hits) and self._let_a_borrowed_fetch_go(sequence):
                 num_hits = self._find_hits(sequence)
             if not self._claim_fits(sequence, num_hits):
-                victims = self._shares.victims_for(sequence, num_hits, self._yielding, self._yielded)
+                victims = self._shares.victims_for(sequence, num_hits, self._yielding)
                 if victims is None:
                     done.add(tenant)
                     continue
@@ -219,17 +210,17 @@ class Admission:
     def _let_a_borrowed_fetch_go(self, sequence: Sequence) -> bool:
         """What borrowers hold while they wait keeps no guarantee from its tenant."""
         own = sequence.request.tenant
-        for tenant in self._transfers.fetchers():
-            if tenant != own and self._shares.is_borrower(tenant):
-                self._note_change()
-                return self._transfers.give_back(None, others_too=True, tenant=tenant)
+        for fetch in self._transfers.complete():
+            if fetch.tenant != own and self._shares.is_borrower(fetch.tenant):
+                self._forget_counts()
+                return self._making_room.of_fetches(None, fetch.tenant)
         return False
 
     def _preempt_all(self, victims: Many[Sequence], winner: Sequence) -> None:
         places = {self._live.place(victim) for victim in victims}
         self._contenders = [c for c in self._contenders if c[0] not in places]
         self._preemption.preempt_all(victims, winner)
-        self._note_change()
+        self._forget_counts()
 
     def _own_room(self, sequence: Sequence, num_hits: int) -> int | None:
         """Its hits, if its tenant's bounds let it in, perhaps once the tenant's own fetches or lower
@@ -242,10 +233,10 @@ class Admission:
         lower = whole_groups([s for s in own if s.priority < sequence.priority])
         kept = [s for s in self._live.running if s not in lower]
         while not self._shares.allows(sequence, num_hits, kept, self._held_only_by(lower)):
-            self._note_change()
-            if self._transfers.give_back(sequence, others_too=False, tenant=tenant):
+            self._forget_counts()
+            if self._making_room.of_fetches(sequence, tenant):
                 continue
-            if own or not self._transfers.give_back(None, others_too=True, tenant=tenant):
+            if own or not self._making_room.of_fetches(None, tenant):
                 return None
             num_hits = self._find_hits(sequence)  # what it held for itself is gone
         return num_hits
@@ -263,12 +254,12 @@ class Admission:
         if leader.priority < sequence.priority:
             before = self._live.place(leader)
             leader.borrow(sequence.priority)
-            self._leaders.append(leader)
+            self.leaders.append(leader)
             self._contenders = sorted(
                 (self._live.place(leader) if place == before else place, remaining)
                 for place, remaining in self._contenders
             )
-            self._note_change()
+            self._forget_counts()
         return True
 
     def _find_hits(self, sequence: Sequence) -> int:
@@ -294,7 +285,7 @@ class Admission:
         """True when the blocks after its hits are below and it waits for them: they are being loaded, or that
         begins now. O(blocks that are below)."""
         transfers = self._transfers
-        if transfers.tier is None or transfers.has_fetched(sequence):
+        if transfers.tier is None or transfers.has_fetched(sequence.seq_id):
             return False
         if sequence.wants_prompt_logprobs or not self._context.config.prefix_caching:
             return False
@@ -308,15 +299,15 @@ class Admission:
         if on_their_way == 0 or not self._fits(sequence, num_hits) or not transfers.may_fetch(names):
             return False
         self._let_sessions_go(sequence)
-        transfers.fetch(sequence, names)
+        transfers.fetch(sequence.seq_id, sequence.request.tenant, sequence.rank, sequence.chain, names)
         return True
 
     def _let_fetches_go(self, sequence: Sequence, num_hits: int) -> int:
         """Nobody runs: what complete fetches hold, its own too, must not keep the first in the queue out."""
         while not self._fits(sequence, num_hits):
-            if not self._transfers.give_back(None, others_too=True):
+            if not self._making_room.of_fetches(None):
                 break
-            self._note_change()
+            self._forget_counts()
             num_hits = self._find_hits(sequence)
         return num_hits
 
@@ -334,7 +325,7 @@ class Admission:
         self._live.admit(sequence, num_hits)
         # Others' places may have moved with what their tenant is served: they are looked up anew next step.
         bisect.insort(self._contenders, self._contender(sequence, num_hits))
-        self._note_change()
+        self._forget_counts()
 
     def _fits(self, sequence: Sequence, num_hits: int) -> bool:
         """Whether rows and blocks suffice as things stand, but for holds that give way to it."""
@@ -421,7 +412,7 @@ class Admission:
         while lower:
             why = self._why_not(sequence, num_hits)
             missing = max(1, why.needed + why.promised - why.available)
-            self._preempt_all(self._victims.find(lower, missing), sequence)
+            self._preempt_all(self._making_room.victims(lower, missing), sequence)
             if self._fits(sequence, num_hits):
                 return True
             lower = [s for s in lower if s.state is State.RUNNING]
@@ -436,16 +427,9 @@ class Admission:
 
     def _held_only_by(self, running: list[Sequence]) -> set[int]:
         """Blocks that nobody holds but these, and what gives way to the sequence that is looked at."""
-        counted: Counter[int] = Counter()
-        for table in self._yielding:
-            counted.update(table.blocks)
-        for s in running:
-            assert s.table is not None
-            counted.update(s.table.blocks)
-        holders = self._context.ledger.pool.holders
-        return {block for block, count in counted.items() if count == holders[block]}
+        return self._context.ledger.without([*self._yielding, *(s.table for s in running)]).freed
 
-    def _note_change(self) -> None:
+    def _forget_counts(self) -> None:
         """Another set of sequences runs now, or by other ranks."""
         self._promised = None
         self._freed.clear()

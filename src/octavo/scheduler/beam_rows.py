@@ -16,28 +16,26 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from octavo.scheduler.beams import Beam, BeamGroup, Child, Hypothesis, PathStep, shared_length, steps_of
-from octavo.scheduler.context import Context
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence, State
-from octavo.types import FinishReason, SampledToken, Update, Usage
+from octavo.step.context import Context
+from octavo.types import BeamParams, FinishReason, SampledToken, Update, Usage
 
 
+@dataclass(eq=False)
 class BeamRows:
     """Acts on the beams of live sequences."""
 
-    def __init__(self, context: Context, live: LiveSequences) -> None:
-        self._context = context
-        self._live = live
+    _context: Context
+    _live: LiveSequences
 
-    def begin(self, sequence: Sequence) -> None:
-        """A new sequence of a prompt becomes the leader of its request's group, if there are to be beams."""
-        request = sequence.request
-        if request.params.beams is None:
-            return
-        ends = request.params.end_ids(self._context.config.stop_ids)
-        group: BeamGroup[Sequence] = BeamGroup(request, request.params.beams, ends)
+    def begin(self, sequence: Sequence, params: BeamParams) -> None:
+        """A new sequence of a prompt becomes the leader of its request's group."""
+        ends = sequence.request.params.end_ids(self._context.config.stop_ids)
+        group: BeamGroup[Sequence] = BeamGroup(sequence.request, params, ends)
         group.beams[0].sequence = sequence
         sequence.group = group
         sequence.forks_left = group.params.width - 1
@@ -134,8 +132,6 @@ class BeamRows:
         tokens of its own, which are not."""
         assert parent.table is not None
         assert num_shared <= parent.num_computed
-        table = self._context.ledger.fork(parent.table)
-        self._context.ledger.truncate(table, num_shared)
         tokens = parent.tokens[:num_shared] + array("I", [step.token for step in tail])
         chain = parent.chain.copy()
         del chain.names[num_shared // self._context.ledger.block_size :]
@@ -146,7 +142,6 @@ class BeamRows:
             choice=0,
             tokens=tokens,
             chain=chain,
-            table=table,
             num_computed=num_shared,
             num_planned=num_shared,
             num_cached=parent.num_cached,
@@ -154,6 +149,8 @@ class BeamRows:
             was_admitted=True,
             group=parent.group,
         )
+        beam.table = self._context.ledger.fork(parent.table, beam.holder)
+        self._context.ledger.truncate(beam.table, num_shared)
         self._live.enter_row(beam)
         return beam
 
@@ -173,7 +170,7 @@ class BeamRows:
             self._live.promise_rows(sequence, 0)
         self._live.promise_rows(group.leader, group.params.width - len(sequences))
         for index, sequence in enumerate(sequences):
-            sequence.choice = index
+            sequence.become_choice(index)
 
     def _close(
         self, group: BeamGroup[Sequence], best: list[Hypothesis], finish: FinishReason, error: str

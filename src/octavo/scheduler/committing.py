@@ -5,41 +5,30 @@ A sample of a sequence that was preempted meanwhile is taken all the same; its o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from octavo.scheduler.beam_rows import BeamRows, is_over
-from octavo.scheduler.context import Context
 from octavo.scheduler.ending import Ending
-from octavo.scheduler.events import Event, EventKind
-from octavo.scheduler.flight import Flight
+from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.pinning import Pinning
 from octavo.scheduler.sequence import Sequence, State
-from octavo.scheduler.sessions import Sessions
-from octavo.scheduler.transfers import Transfers
+from octavo.step.context import Context
+from octavo.step.events import Event, EventKind
 from octavo.types import FinishReason, SampledToken, StepResult, Update
 
 
+@dataclass(eq=False)
 class Committer:
     """Takes what a step made."""
 
-    def __init__(
-        self,
-        context: Context,
-        live: LiveSequences,
-        beams: BeamRows,
-        ending: Ending,
-        pinning: Pinning,
-        sessions: Sessions,
-        transfers: Transfers,
-    ) -> None:
-        self._context = context
-        self._live = live
-        self._beams = beams
-        self._ending = ending
-        self._pinning = pinning
-        self._sessions = sessions
-        self._transfers = transfers
+    _context: Context
+    _live: LiveSequences
+    _beams: BeamRows
+    _ending: Ending
+    _forget: Callable[[list[bytes]], None]  # names whose blocks were found poisoned
 
-    def commit(self, flights: list[Flight], result: StepResult) -> list[Update]:
+    def commit(self, flights: list[InFlightChunk], result: StepResult) -> list[Update]:
         """Take the result of the plan whose stakes `flights` are."""
         ended = {**result.failures, **result.dead_ends}
         updates: list[Update] = []
@@ -56,21 +45,21 @@ class Committer:
         for sequence in failed:  # all of them first: the end of one beam is the end of its group
             if sequence.seq_id in result.dead_ends:
                 continue  # the model is not to blame: others may go on with the same prefix
-            self._context.ledger.forget(sequence.chain.names)
-            self._transfers.forget(sequence.chain.names)
-            self._pinning.drop_nameless()
+            self._forget(sequence.chain.names)
         for sequence in failed:
             if sequence.state is not State.FINISHED:
                 reason, request = ended[sequence.seq_id], sequence.request
                 text = f"request {request.request_id} failed: {reason}"
-                self._context.events.note(
+                self._context.events.record(
                     Event(self._context.now, EventKind.FAILED, text, request.request_id, request.tenant)
                 )
                 updates += self._ending.end(sequence, FinishReason.ERROR, reason)
         groups = {id(f.sequence.group): f.sequence.group for f in flights if f.sequence.group is not None}
-        return updates + self._beams.settle(group for group in groups.values() if not is_over(group))
+        if groups:
+            updates += self._beams.settle(group for group in groups.values() if not is_over(group))
+        return updates
 
-    def _commit_flight(self, flight: Flight, result: StepResult) -> list[Update]:
+    def _commit_flight(self, flight: InFlightChunk, result: StepResult) -> list[Update]:
         """One sequence's share of a commit."""
         sequence = flight.sequence
         if sequence.group is not None:
@@ -121,12 +110,10 @@ class Committer:
         )
         error = ""
         if finish is not None:
-            if sequence.request.fills_pin:
-                error = self._pinning.fill(sequence.request)
+            for attached in sequence.attached:
+                error = attached.on_last_token(sequence.request)
                 finish = FinishReason.ERROR if error else finish
-            self._live.close(sequence)
-            if sequence.request.session:
-                self._sessions.end_turn(sequence)
+            self._ending.close(sequence, is_well=True)
         request_id, usage = sequence.request.request_id, sequence.usage(self._context.now)
         return [
             Update(request_id, sequence.choice, samples, usage, finish, stop_token, error, prompt_logprobs)

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from octavo.scheduler.beam_rows import BeamRows
-from octavo.scheduler.context import Context
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.pinning import Pinning
 from octavo.scheduler.sequence import Sequence
-from octavo.scheduler.sessions import Sessions
+from octavo.step.context import Context
 from octavo.types import FinishReason, Update
 
 
+@dataclass(eq=False)
 class Ending:
-    """Ends sequences, and what depends on them."""
+    """Ends sequences, and tells what is attached to them."""
 
-    def __init__(
-        self, context: Context, live: LiveSequences, beams: BeamRows, pinning: Pinning, sessions: Sessions
-    ) -> None:
-        self._context = context
-        self._live = live
-        self._beams = beams
-        self._pinning = pinning
-        self._sessions = sessions
+    _context: Context
+    _live: LiveSequences
+    _beams: BeamRows
 
     def end(self, sequence: Sequence, finish: FinishReason, error: str = "") -> list[Update]:
         """The sequence and, if it has not forked yet, the choices that it was to become: one final update
         each."""
         if sequence.group is not None:
             return self._beams.end(sequence.group, finish, error)
-        if sequence.request.fills_pin:
-            self._pinning.give_up(sequence.request)
         choices = sequence.choices_left
-        self._live.close(sequence)
-        if sequence.request.session:
-            self._sessions.give_up_turn(sequence)
+        self.close(sequence, is_well=False)
         request_id, usage = sequence.request.request_id, sequence.usage(self._context.now)
         return [Update(request_id, choice, (), usage, finish, error=error) for choice in choices]
+
+    def close(self, sequence: Sequence, *, is_well: bool) -> None:
+        """It holds nothing any more."""
+        self._live.close(sequence)
+        for attached in sequence.attached:
+            attached.on_end(sequence.request, len(sequence.tokens), sequence.chain, is_well=is_well)

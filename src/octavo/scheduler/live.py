@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable
 
-from octavo.scheduler.context import Context
-from octavo.scheduler.fairness import Service
-from octavo.scheduler.flight import Flight
+from octavo.retention.transfers import Transfers
+from octavo.scheduler.fair_queue import VirtualTokenCounter
+from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.queue import NamesInProgress, WaitingQueue
 from octavo.scheduler.sequence import Sequence, State
-from octavo.scheduler.transfers import Transfers
 from octavo.scheduler.waits import QUEUED, Wait, WaitReason
+from octavo.step.context import Context
 from octavo.types import Fork, Request
 
 # Whose prompt comes first in a step: (-priority, what its tenant was served, arrival, choice).
@@ -20,13 +21,14 @@ Place = tuple[int, float, int, int]
 class LiveSequences:
     """Owns every sequence until it ends."""
 
-    def __init__(self, context: Context, service: Service, transfers: Transfers) -> None:
+    def __init__(self, context: Context, service: VirtualTokenCounter, transfers: Transfers) -> None:
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # by own rank: lent priorities aside
         self.names = NamesInProgress()
         self.service = service
         self.num_preemptions = 0
         self.tokens_recomputed = 0  # computed a second time, because of a preemption
+        self.on_gone: list[Callable[[Request], None]] = []  # told when a request has ended
         self._context = context
         self._transfers = transfers
         self._by_request: dict[int, list[Sequence]] = {}
@@ -52,6 +54,10 @@ class LiveSequences:
         """Those of which something runs."""
         return list({s.request.request_id: s.request for s in self.running}.values())
 
+    def waiting_requests(self) -> list[Request]:
+        """Those of which something waits: a request whose choices were preempted may be among both."""
+        return list({s.request.request_id: s.request for s in self.waiting}.values())
+
     def sequences_of(self, request_id: int) -> list[Sequence]:
         """The unfinished sequences of a request."""
         return list(self._by_request.get(request_id, ()))
@@ -73,10 +79,10 @@ class LiveSequences:
         sequence.state = State.RUNNING
         sequence.bypassed = 0
         sequence.row = self._free_rows.pop()
-        sequence.table = self._context.ledger.open(sequence.request.tenant, sequence.chain.num_shared)
+        sequence.table = self._context.ledger.open(sequence.holder, sequence.chain.num_shared)
         adopted = self._context.ledger.adopt(sequence.table, sequence.chain.names[:num_hits])
         assert adopted == num_hits
-        self._transfers.let_go(sequence)
+        self._transfers.let_go(sequence.seq_id)
         sequence.num_computed = sequence.num_planned = adopted * self._context.ledger.block_size
         self.tokens_recomputed += max(0, sequence.num_lost - sequence.num_planned)
         sequence.num_lost = 0
@@ -91,19 +97,19 @@ class LiveSequences:
         self.names.begin(sequence)
         self._context.plan.admit(sequence.admitted_row(), sequence.table.blocks)
 
-    def fork(self, parent: Sequence, flights: list[Flight]) -> None:
+    def fork(self, parent: Sequence, flights: list[InFlightChunk]) -> None:
         """The plan that samples is being made: the other choices become holders of the same table, one
         sample each."""
         assert parent.table is not None
         for choice in range(1, parent.request.n):
-            table, row = self._context.ledger.fork(parent.table), self._free_rows.pop()
-            child = parent.child(self.new_seq_id(), choice, table, row)
+            child = parent.child(self.new_seq_id(), choice, self._free_rows.pop())
+            child.table = self._context.ledger.fork(parent.table, child.holder)
             child.count_blocks(self._context.now)
             self._by_request[parent.request.request_id].append(child)
             self.service.enter(child.request.tenant)
             bisect.insort(self.running, child, key=lambda s: s.own_rank)
             self._context.plan.forks.append(Fork(parent.row, child.row, child.seq_id, choice))
-            flights.append(Flight(child, child.epoch, child.num_planned, 1))
+            flights.append(InFlightChunk(child, child.epoch, child.num_planned, 1))
         self._rows_promised -= parent.forks_left
         parent.forks_left = 0
 
@@ -166,13 +172,15 @@ class LiveSequences:
             self._leave_row(sequence)
         else:
             self.waiting.remove(sequence)
-            self._transfers.let_go(sequence)
+            self._transfers.let_go(sequence.seq_id)
         sequence.state = State.FINISHED
         siblings = self._by_request[sequence.request.request_id]
         siblings.remove(sequence)
         self.service.leave(sequence.request.tenant)
         if not siblings:
             del self._by_request[sequence.request.request_id]
+            for gone in self.on_gone:
+                gone(sequence.request)
 
     def new_seq_id(self) -> int:
         """One that no sequence had before."""

@@ -1,45 +1,33 @@
 """Who computes how many positions in a step, and where: grants, reservations, chunks.
 
-In order of rank: whoever finds no block takes one from a complete fetch behind it, then from a running
-sequence that ranks after it (victims.py), then from any complete fetch; with nobody left it pauses. Acts on
-the scheduler's sequences and on the plan in the making.
+In order of rank: a sequence that finds no block takes one from others (making_room.py); with no one left to
+ask it pauses. Acts on sequences and on the plan in the making.
 """
 
 from __future__ import annotations
 
-from octavo.scheduler.budget import Pace, share_in_turn
-from octavo.scheduler.context import Context
-from octavo.scheduler.flight import Flight
+from dataclasses import dataclass
+
+from octavo.scheduler.budget import share_in_turn
+from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.preemption import Preemption
+from octavo.scheduler.making_room import MakingRoom
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.shares import TenantShares
-from octavo.scheduler.transfers import Transfers
-from octavo.scheduler.victims import Victims
+from octavo.step.context import Context
+from octavo.step.prefill_budget import PrefillBudget
 from octavo.types import Chunk
-from octavo.units import blocks_for
 
 
+@dataclass(eq=False)
 class Planner:
     """Steps 3 to 5 of `Scheduler.schedule`."""
 
-    def __init__(
-        self,
-        context: Context,
-        live: LiveSequences,
-        pace: Pace,
-        shares: TenantShares,
-        transfers: Transfers,
-        victims: Victims,
-        preemption: Preemption,
-    ) -> None:
-        self._context = context
-        self._live = live
-        self._pace = pace
-        self._shares = shares
-        self._transfers = transfers
-        self._victims = victims
-        self._preemption = preemption
+    _context: Context
+    _live: LiveSequences
+    _prefill_budget: PrefillBudget
+    _shares: TenantShares
+    _making_room: MakingRoom
 
     def ready(self) -> tuple[list[Sequence], list[Sequence]]:
         """The running sequences with something to compute: those that continue by one position, and
@@ -64,7 +52,7 @@ class Planner:
         and one of them leaves its position to a prompt that ranks before it.
         """
         limit = self._context.config.step_tokens
-        budget = self._pace.prompt_budget(len(continuing), len(prompts) + len(self._live.waiting))
+        budget = self._prefill_budget.prompt_budget(len(continuing), len(prompts) + len(self._live.waiting))
         place = self._live.place
         prompts.sort(key=place)
         if len(continuing) >= limit:
@@ -95,7 +83,7 @@ class Planner:
             grants[largest] -= 1
             grants[first] = 1
 
-    def plan_chunk(self, sequence: Sequence, grant: int, flights: list[Flight]) -> None:
+    def plan_chunk(self, sequence: Sequence, grant: int, flights: list[InFlightChunk]) -> None:
         """Reserve and plan up to `grant` positions; fewer, or none, when blocks are short and nobody ranks
         below."""
         grant = self._reserve(sequence, grant)
@@ -115,7 +103,7 @@ class Planner:
         sequence.num_planned = stop
         sequence.pending += num_samples
         self._live.service.count(sequence, stop)
-        flights.append(Flight(sequence, sequence.epoch, stop, num_samples))
+        flights.append(InFlightChunk(sequence, sequence.epoch, stop, num_samples))
         if num_samples and sequence.forks_left and sequence.group is None:
             self._live.fork(sequence, flights)
 
@@ -130,43 +118,13 @@ class Planner:
                     self._context.plan.reserve(sequence.row, reservation)
                     sequence.count_blocks(self._context.now)
                 return grant
-            # Short of the pool, or of what its tenant may hold: then only the tenant's own can help.
-            room = self._context.ledger.quotas.room(sequence.table.owner)
-            unheld = min(self._context.ledger.num_unheld, room)
-            tenant = sequence.request.tenant if room <= self._context.ledger.num_unheld else None
-            if self._transfers.give_back(sequence, others_too=False, tenant=tenant):
+            if self._making_room.for_positions(sequence, start + grant):
                 continue
-            victims = self._victims_of(sequence, start + grant, tenant)
-            if victims:
-                self._preemption.preempt_all(victims, sequence)
-                continue
-            if self._transfers.give_back(sequence, others_too=True, tenant=tenant):
-                continue
-            victims = () if tenant is not None else self._last_resort(sequence)
-            if victims:
-                self._preemption.preempt_all(victims, sequence)
-                continue
+            unheld = min(
+                self._context.ledger.num_unheld, self._context.ledger.quotas.room(sequence.table.owner)
+            )
             # Nobody ranks below: take what fits without a new block, else pause until somebody ahead ends.
             room = (len(sequence.table) + unheld) * self._context.ledger.block_size - start
             if room >= grant or room <= 0:
                 return 0
             grant = room
-
-    def _victims_of(self, sequence: Sequence, stop: int, tenant: str | None) -> tuple[Sequence, ...]:
-        """Who goes so that `sequence` may reach position `stop`: of its tenant, where that has no room, or of
-        all."""
-        assert sequence.table is not None
-        memory, victims = self._context.ledger, self._victims
-        room = memory.num_unheld if tenant is None else memory.quotas.room(sequence.table.owner)
-        missing = blocks_for(stop, memory.block_size) - len(sequence.table) - room
-        eligible = [s for s in victims.behind(sequence) if tenant in (None, s.request.tenant)]
-        return victims.find(eligible, max(1, missing))
-
-    def _last_resort(self, sequence: Sequence) -> tuple[Sequence, ...]:
-        """Guarantees fit the pool together, but prefixes that are held on after the operator ceased to share
-        them are charged to nobody's: then the best-ranked of all may preempt whoever ranks after it."""
-        if not self._context.ledger.quotas.has_guarantees or self._transfers.in_flight:
-            return ()
-        if min(s.rank for s in self._live.running) < sequence.rank:  # beams of a group share theirs
-            return ()
-        return self._victims.find(self._victims.unplanned(sequence), 1)

@@ -4,27 +4,28 @@ and it waits again."""
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
+from octavo.retention.staging import Staging
 from octavo.scheduler.beam_rows import BeamRows
-from octavo.scheduler.context import Context
-from octavo.scheduler.events import Event, EventKind
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence, State
-from octavo.scheduler.staging import Staging
+from octavo.step.context import Context
+from octavo.step.events import Event, EventKind
 
 
+@dataclass(eq=False)
 class Preemption:
     """Acts on running sequences."""
 
-    def __init__(self, context: Context, live: LiveSequences, beams: BeamRows, staging: Staging) -> None:
-        self._context = context
-        self._live = live
-        self._beams = beams
-        self._staging = staging
+    _context: Context
+    _live: LiveSequences
+    _beams: BeamRows
+    _staging: Staging
 
     def preempt_all(self, members: Many[Sequence], winner: Sequence | None) -> None:
         """They go, and what is worth it is kept below: together, so that heads have the first turn."""
-        self._staging.keep(members)
+        self._staging.keep([member.as_holder() for member in members])
         for member in members:
             if member.state is State.RUNNING:
                 self.preempt(member, winner)
@@ -44,8 +45,8 @@ class Preemption:
                 f"{winner.request.request_id}, which ranks before it (priority {winner.priority} and "
                 f"{loser.priority})"
             )
-        text += f"; {self._staging.note(self._staging.keep([sequence]))}"
-        self._context.events.note(
+        text += f"; {self._staging.record(self._staging.keep([sequence.as_holder()]))}"
+        self._context.events.record(
             Event(self._context.now, EventKind.PREEMPTED, text, loser.request_id, loser.tenant, blocks)
         )
         self._live.requeue(sequence)

@@ -2,50 +2,40 @@
 goes back to the system when that plan has run.
 
 It never becomes smaller than its floor: what pins may hold, what tenants are guaranteed, and the largest
-request that was taken. Running sequences beyond that are preempted (victims.py).
+request that was taken. Running sequences beyond that are preempted (making_room.py).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from octavo.errors import ResizeRefused
-from octavo.memory.pins import Pins
-from octavo.scheduler.capacity import Capacity
-from octavo.scheduler.context import Context
-from octavo.scheduler.elastic import Elastic
-from octavo.scheduler.events import Event, EventKind
+from octavo.retention.pins import Pins
+from octavo.retention.room import Room
+from octavo.retention.transfers import Transfers
+from octavo.scheduler.idle_memory import IdleMemory
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.preemption import Preemption
-from octavo.scheduler.transfers import Transfers
-from octavo.scheduler.victims import Victims
+from octavo.scheduler.making_room import MakingRoom
+from octavo.step.context import Context
+from octavo.step.events import Event, EventKind
 from octavo.types import BlockCopy
 
 
+@dataclass(eq=False)
 class Resizing:
     """Changes the size of the pool, between two plans."""
 
-    def __init__(
-        self,
-        context: Context,
-        pins: Pins,
-        live: LiveSequences,
-        capacity: Capacity,
-        transfers: Transfers,
-        victims: Victims,
-        preemption: Preemption,
-        elastic: Elastic,
-    ) -> None:
-        self.context = context
-        self._pins = pins
-        self._live = live
-        self._capacity = capacity
-        self._transfers = transfers
-        self._victims = victims
-        self._preemption = preemption
-        self.elastic = elastic
+    context: Context
+    _pins: Pins
+    _live: LiveSequences
+    _room: Room
+    _transfers: Transfers
+    _making_room: MakingRoom
+    idle_memory: IdleMemory
 
     def floor(self) -> int:
         """Blocks below which somebody who was let in could not be served."""
-        return max(self._capacity.floor(firm=True), self._capacity.floor(firm=False))
+        return self._room.floor()
 
     def resize(self, num_blocks: int, *, for_now: bool = False) -> bool:
         """Make the pool `num_blocks` large; `for_now`: until memory is to be had again. False, and nothing is
@@ -62,36 +52,39 @@ class Resizing:
                 f"{self._pins.num_blocks:,}; guarantees and the largest request need the rest) to "
                 f"{capacity:,} (reserved at start)"
             )
-            self.context.events.note(Event(self.context.now, EventKind.REFUSED, reason))
+            self.context.events.record(Event(self.context.now, EventKind.REFUSED, reason))
             raise ResizeRefused(reason)
         fixed = self._transfers.blocks()
         if any(num_blocks <= block for block in fixed) or num_blocks < len(self._unmoved_by_preempting()):
             return False
-        while memory.pool.num_blocks - memory.num_unheld > num_blocks and self._make_room():
+        while (
+            memory.pool.num_blocks - memory.num_unheld > num_blocks and self._making_room.for_smaller_pool()
+        ):
             pass
         evicted_before = memory.pool.num_evictions
         copies = memory.resize(num_blocks, fixed)
         if copies is None:
             return False
         if memory.pool.num_evictions > evicted_before:
-            self.context.events.note_evictions(self.context.now, memory.pool.num_evictions - evicted_before)
+            self.context.events.record_evictions(self.context.now, memory.pool.num_evictions - evicted_before)
         if not for_now:
-            self.elastic.want(num_blocks)
+            self.idle_memory.want(num_blocks)
         if num_blocks > before:
             self.context.plan.keep(num_blocks)
         if num_blocks < before:
             self._tell_rows(copies)
             self.context.plan.move(copies, (num_blocks, before))
         text = f"the pool went from {before:,} to {num_blocks:,} blocks; {len(copies):,} were moved"
-        self.context.events.note(
+        self.context.events.record(
             Event(self.context.now, EventKind.RESIZED, text, blocks=abs(before - num_blocks))
         )
         return True
 
     def _unmoved_by_preempting(self) -> set[int]:
-        """Blocks that stay held when nobody runs and every complete fetch has let go."""
-        kept = [pin.table for pin in self._pins.all() if pin.table is not None]
-        return {block for table in kept + self._transfers.tables_in_flight() for block in table.blocks}
+        """Blocks that stay held when nothing runs and every complete fetch has let go."""
+        return {
+            b for holder in self.context.ledger.holders.values() if holder.is_fixed for b in holder.blocks
+        }
 
     def _tell_rows(self, copies: tuple[BlockCopy, ...]) -> None:
         """The tables of running sequences name other blocks now."""
@@ -101,12 +94,3 @@ class Resizing:
             for index, block in enumerate(sequence.table.blocks):
                 if block in moved:
                     self.context.plan.write_table(sequence.row, index, [block])
-
-    def _make_room(self) -> bool:
-        """One holder less that may go: a complete fetch, or a running sequence."""
-        if self._transfers.give_back(None, others_too=True):
-            return True
-        if not self._live.running:
-            return False
-        self._preemption.preempt_all(self._victims.find(self._live.running, 1), None)
-        return True

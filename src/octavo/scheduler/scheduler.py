@@ -22,41 +22,45 @@ from collections import deque
 from collections.abc import Callable
 
 from octavo.errors import QueueFull
-from octavo.memory.memory import Memory
-from octavo.memory.pins import Pins
-from octavo.memory.tiers import LowerTier
+from octavo.memory.check import check as check_ledger
+from octavo.memory.ledger import Ledger
+from octavo.memory.tiers import OffloadTier
+from octavo.retention.arena import StagingArena
+from octavo.retention.check import check_kept, check_pins, check_sessions, check_staging, check_tier
+from octavo.retention.client_pins import ClientPins
+from octavo.retention.limits import check_fits
+from octavo.retention.naming import Naming
+from octavo.retention.pins import Pins
+from octavo.retention.room import Room
+from octavo.retention.session_holds import SessionHolds
+from octavo.retention.session_table import SessionTable
+from octavo.retention.soft_holds import SoftHolds
+from octavo.retention.staging import Staging
+from octavo.retention.transfers import Transfers
+from octavo.retention.warm_pins import WarmPins
 from octavo.scheduler.admit import Admission
-from octavo.scheduler.arena import StagingArena
 from octavo.scheduler.beam_rows import BeamRows
-from octavo.scheduler.budget import Pace
-from octavo.scheduler.capacity import Capacity
+from octavo.scheduler.check import check_beams, check_live
 from octavo.scheduler.committing import Committer
-from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.context import Context
-from octavo.scheduler.deadlines import Deadline, Deadlines
-from octavo.scheduler.elastic import Elastic
+from octavo.scheduler.deadlines import Deadline, cancel_deadlines, set_deadlines
 from octavo.scheduler.ending import Ending
-from octavo.scheduler.events import Event, EventKind, EventRing
-from octavo.scheduler.fairness import Service
-from octavo.scheduler.flight import Flight
-from octavo.scheduler.giving_way import GivingWay
-from octavo.scheduler.headroom import Headroom
-from octavo.scheduler.holding import Holding
-from octavo.scheduler.limits import check_fits
+from octavo.scheduler.fair_queue import VirtualTokenCounter
+from octavo.scheduler.idle_memory import IdleMemory
+from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.naming import Naming
-from octavo.scheduler.pinning import Pinning
+from octavo.scheduler.making_room import MakingRoom
 from octavo.scheduler.planner import Planner
 from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.resizing import Resizing
 from octavo.scheduler.sequence import Sequence, State
-from octavo.scheduler.session_table import SessionTable
-from octavo.scheduler.sessions import Sessions
 from octavo.scheduler.shares import TenantShares
-from octavo.scheduler.staging import Staging
 from octavo.scheduler.tenants import Tenants
-from octavo.scheduler.transfers import Transfers
-from octavo.scheduler.victims import Victims
+from octavo.step.config import SchedulerConfig
+from octavo.step.context import Context
+from octavo.step.events import Event, EventKind, EventRing
+from octavo.step.headroom import Headroom
+from octavo.step.prefill_budget import PrefillBudget
+from octavo.step.timers import Due, Timers
 from octavo.types import FinishReason, Request, StepPlan, StepResult, Update
 
 
@@ -65,102 +69,70 @@ class Scheduler:
 
     def __init__(
         self,
-        memory: Memory,
+        ledger: Ledger,
         config: SchedulerConfig,
         root_of_tenant: Callable[[str], bytes],
-        tier: LowerTier | None = None,
+        tier: OffloadTier | None = None,
     ) -> None:
         assert config.step_tokens >= 1
         assert config.max_rows >= 1
-        costs = Pace(config.step_tokens)  # learns always
-        self.context = context = Context(memory, config, costs)
-        self.ledger, self.config = memory, config
-        # One that knows nothing holds nobody back.
-        self.pace = costs if config.pace else Pace(config.step_tokens)
-        self.headroom = Headroom()
-        self._deadlines = Deadlines()
-        self._in_flight: deque[tuple[StepPlan, list[Flight]]] = deque()
-        # What is kept beyond a running sequence, and where. Each is handed what stands before it.
-        self.pins = Pins(memory)
-        self.session_table = SessionTable(self.pins)
-        self.naming = Naming(memory.block_size, root_of_tenant, self.pins, self.session_table)
-        self.holding = Holding(context, self.pins, self.session_table, tier)
+        costs = PrefillBudget(config.step_tokens)  # learns always
+        self.context = context = Context(ledger, config, costs)
+        self.ledger, self.config = ledger, config
+        # One that knows nothing holds no prompt back.
+        self.prefill_budget = costs if config.pace else PrefillBudget(config.step_tokens)
+        self.headroom, self.timers = Headroom(), Timers()
+        self._in_flight: deque[tuple[StepPlan, list[InFlightChunk]]] = deque()
+        # Each is handed what stands before it. First, what is kept beyond a running sequence, and where.
+        self.pins, self.session_table = Pins(ledger), SessionTable()
+        self.naming = Naming(ledger.block_size, root_of_tenant, self.pins, self.session_table)
+        self.warm_pins = WarmPins(context, self.pins, self.session_table, tier, self.timers)
         self.arena = StagingArena(context)
-        self.transfers = Transfers(context, tier, self.holding, self.arena)
-        # Who is there, and how much room.
-        service = Service(lambda tenant: memory.quotas.policy(tenant).weight)
-        self.live = live = LiveSequences(context, service, self.transfers)
-        self.capacity = Capacity(context, self.pins, self.session_table, live)
-        self.giving_way = GivingWay(context, self.pins, self.session_table, live, self.capacity, self.holding)
-        self.pinning = Pinning(
-            context, self.pins, self.session_table, self.naming, self.capacity, self.holding, self.giving_way
-        )
-        self.sessions = Sessions(
-            context, self.session_table, self.pins, self.naming, self.capacity, self.holding, tier
-        )
-        # Who goes, and what becomes of it.
-        self.shares = TenantShares(context, self.pins, self.transfers, live)
+        self.transfers = Transfers(context, tier, self.warm_pins, self.arena)
         self.staging = Staging(context, self.transfers, self.arena, self.headroom)
+        # Who is there, how much room there is, and who goes.
+        counter = VirtualTokenCounter(lambda tenant: ledger.quotas.policy(tenant).weight)
+        self.live = live = LiveSequences(context, counter, self.transfers)
+        self.room = Room(context, self.pins, self.session_table, live)
+        self.soft_holds = SoftHolds(context, self.pins, self.session_table, live, self.room, self.warm_pins)
+        self.shares = TenantShares(context, live)
         self.beams = BeamRows(context, live)
-        self.victims = Victims(context, live, self.shares, self.staging)
         self.preemption = Preemption(context, live, self.beams, self.staging)
-        self.tenants = Tenants(
-            context,
-            self.pins,
-            live,
-            self.capacity,
-            self.giving_way,
-            self.transfers,
-            self.victims,
-            self.preemption,
+        self.making_room = MakingRoom(
+            context, live, self.shares, self.transfers, self.staging, self.soft_holds, self.preemption
         )
-        self.elastic = Elastic(context)
+        # What clients and operators ask for beside requests.
+        kept = (context, self.pins, self.session_table, self.naming, self.room, self.warm_pins)
+        self.client_pins = ClientPins(*kept, self.soft_holds, self.timers)
+        self.session_holds = SessionHolds(*kept, tier, self.timers)
+        self.tenants = Tenants(context, self.pins, live, self.room, self.soft_holds, self.making_room)
+        self.idle_memory = IdleMemory(context)
         self.resizing = Resizing(
-            context,
-            self.pins,
-            live,
-            self.capacity,
-            self.transfers,
-            self.victims,
-            self.preemption,
-            self.elastic,
+            context, self.pins, live, self.room, self.transfers, self.making_room, self.idle_memory
         )
-        self._make_step()
-
-    def _make_step(self) -> None:
-        """What plans, and what takes the result."""
-        context, live = self.context, self.live
+        # What plans, and what takes the result.
         self._admission = Admission(
             context,
             live,
             self.pins,
             self.shares,
             self.transfers,
-            self.giving_way,
+            self.soft_holds,
             self.headroom,
-            self.victims,
+            self.making_room,
             self.preemption,
         )
-        self._planner = Planner(
-            context, live, self.pace, self.shares, self.transfers, self.victims, self.preemption
-        )
-        self._ending = Ending(context, live, self.beams, self.pinning, self.sessions)
-        self._committer = Committer(
-            context, live, self.beams, self._ending, self.pinning, self.sessions, self.transfers
-        )
+        self._planner = Planner(context, live, self.prefill_budget, self.shares, self.making_room)
+        self._ending = Ending(context, live, self.beams)
+        self._committer = Committer(context, live, self.beams, self._ending, self._forget_poisoned)
+        # Named points at which features take part without lying on every request's way.
+        live.on_gone.append(lambda request: cancel_deadlines(self.timers, request))
+        self._before_plan: list[Callable[[], None]] = [] if tier is None else [self.transfers.store_behind]
 
     @property
     def events(self) -> EventRing:
         """What happened."""
         return self.context.events
-
-    def continue_from(self, old: Scheduler) -> None:
-        """A new ledger over the same bytes: what happened stays told, tenants keep their bounds. Pins, names
-        and sessions are gone with the old one."""
-        self.ledger.resize(old.ledger.pool.num_blocks, ())
-        self.tenants.continue_from(old.tenants)
-        self.elastic.continue_from(old.elastic)
-        self.context.events = old.context.events
 
     # -- what clients ask
     # ---------------------------------------------------------------------------------------
@@ -169,17 +141,15 @@ class Scheduler:
         """Queue a request. Raises RequestTooLarge, InvalidRequest, QueueFull, SessionBusy or UnknownTenant;
         then nothing was queued."""
         self.tenants.check_known(request.tenant)
-        context, live = self.context, self.live
+        context, live, room = self.context, self.live, self.room
         chain = self.naming.of_request(request)
         if request.session:
-            self.sessions.check_turn(request)
-            own = self.capacity.blocks_of_turn(request, chain.names, firm=True)
+            self.session_holds.check_turn(request)
+            own = room.blocks_of_turn(request, chain.names, hard_only=True)
         else:
-            own = self.capacity.own_blocks(request, firm=True)
-        fills_pin = bool(request.fills_pin)
-        room = self.capacity.room(request.tenant, fills_pin=fills_pin, own=own, firm=True)
-        told = self.capacity.told_room(request.tenant, fills_pin=fills_pin, own=own)
-        check_fits(request, context.config, room, told, context.ledger.block_size)
+            own = room.own_blocks(request, hard_only=True)
+        context.ledger.quotas.owner(request.tenant)  # one that was never seen is known from now on
+        check_fits(request, context.config, room.hard, own, context.ledger.block_size)
         self.tenants.check_queue(request.tenant)
         if len(live.waiting) >= context.config.max_waiting:
             many = "too many" if request.tenant else f"{len(live.waiting)}"  # no number that others move
@@ -195,15 +165,16 @@ class Scheduler:
             chain=chain,
             forks_left=request.n - 1,
         )
-        self.beams.begin(sequence)
+        if request.params.beams is not None:
+            self.beams.begin(sequence, request.params.beams)
         if request.session:
-            self.sessions.begin_turn(request, chain.names, context.now)
+            self.session_holds.begin_turn(request, chain.names, context.now)
+            sequence.attached += (self.session_holds,)
         live.enter(sequence)
-        self._deadlines.add(request)
-        if len(self._deadlines) > 64 + 6 * len(live):  # mostly void
-            self._deadlines.keep(set(live.live_requests()))
+        set_deadlines(self.timers, request)
         if request.fills_pin:
-            self.pinning.taken(request)
+            sequence.attached += (self.client_pins,)
+            self.client_pins.taken(request)
 
     def cancel(self, request_id: int, choice: int | None = None) -> list[Update]:
         """End all choices of a request, or one, now; the blocks are free for the next plan. Unknown: nothing.
@@ -223,18 +194,23 @@ class Scheduler:
     def expire(self, now: float) -> list[Update]:
         """End whoever is out of time, and let pins go whose time has passed; their blocks are unheld now."""
         self.context.now = now
-        updates = []
-        while (due := self._deadlines.pop_due(now)) is not None:
-            updates += self._time_out(*due)
-        self.pinning.expire(now)
-        self.sessions.expire(now)
-        self.tenants.see_off()
+        updates: list[Update] = []
+        if self.timers.soonest <= now:
+            due = self.timers.pop_due(now)
+            for what, (number, name) in due:
+                if what is Due.DEADLINE:
+                    updates += self._time_out(number, Deadline(name))
+                elif what is Due.SESSION:
+                    self.session_holds.expire(name, now)
+                elif (what, (number, name)) == next(d for d in due if d[0] is Due.PIN):
+                    self.client_pins.expire(now)  # all of them, in the order in which they were made
+        if self.tenants.leaving:
+            self.tenants.reap_departed()
         return updates
 
     def next_event(self) -> float | None:
         """When `expire` next has something to do; None: never."""
-        times = (self._deadlines.next_time(), self.pins.next_time(), self.sessions.next_time())
-        return min((t for t in times if t is not None), default=None)
+        return self.timers.next_time()
 
     def _time_out(self, request_id: int, deadline: Deadline) -> list[Update]:
         """End the request's unfinished choices, unless what was wanted has happened."""
@@ -250,7 +226,7 @@ class Scheduler:
             begin = f"{deadline.value} of request {request_id} passed after {waited:.2f} s while it was "
             text = begin + ("running" if wait is None else f"waiting: {wait.in_words()}")
             blocks = 0 if s.table is None else len(s.table)
-            self.context.events.note(
+            self.context.events.record(
                 Event(self.context.now, EventKind.TIMED_OUT, text, request_id, s.request.tenant, blocks)
             )
             if wait is not None:
@@ -265,27 +241,29 @@ class Scheduler:
         """The next plan, or None when nothing can be computed before a commit or a submission."""
         self.context.now = now
         evicted_before = self.context.ledger.pool.num_evictions
-        self._admission.give_back_priorities()
+        if self._admission.leaders:
+            self._admission.give_back_priorities()
         continuing, prompts = self._planner.ready()
         if self.live.waiting and self.live.may_enter(self.live.waiting.first):
-            budget = self.pace.prompt_budget(len(continuing), len(prompts) + len(self.live.waiting))
+            budget = self.prefill_budget.prompt_budget(len(continuing), len(prompts) + len(self.live.waiting))
             if (
                 budget == 0
                 and self.live.waiting.first.rank < continuing[self.context.config.step_tokens - 1].rank
             ):
-                budget = 1  # taken from the last in rank that continues, see _share
+                budget = 1  # taken from the last in rank that continues, see `Planner.share`
             self._admission.admit(prompts, budget)
             continuing, prompts = self._planner.ready()
-        flights: list[Flight] = []
+        flights: list[InFlightChunk] = []
         for sequence, grant in self._planner.share(continuing, prompts):
             if sequence.state is State.RUNNING:  # else it became a victim in this loop
                 self._planner.plan_chunk(sequence, grant, flights)
-        self.transfers.store_behind()
-        plan = self.elastic.finish_plan()
+        for hook in self._before_plan:
+            hook()
+        plan = self.idle_memory.finish_plan()
         if plan is not None:
             self._in_flight.append((plan, flights))
         if self.context.ledger.pool.num_evictions > evicted_before:
-            self.context.events.note_evictions(now, self.context.ledger.pool.num_evictions - evicted_before)
+            self.context.events.record_evictions(now, self.context.ledger.pool.num_evictions - evicted_before)
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Update]:
@@ -298,6 +276,24 @@ class Scheduler:
         self.headroom.observe(result.seconds)
         self.context.costs.observe(num_continuing, plan.num_tokens - num_continuing, result.seconds)
         return self._committer.commit(flights, result)
+
+    def _forget_poisoned(self, names: list[bytes]) -> None:
+        """What a failed request wrote under these names is never found again, nor kept."""
+        self.ledger.forget(names)
+        self.transfers.forget(names)
+        self.client_pins.drop_nameless()
+
+    def check(self) -> None:
+        """Raise AssertionError, saying what differs, unless ledger and all parts agree. O(everything)."""
+        context, live, pins, transfers = self.context, self.live, self.pins, self.transfers
+        check_ledger(self.ledger)
+        check_live(self.ledger, live, context.config.max_rows)
+        check_beams(self.ledger, live)
+        check_pins(context, pins, live, self.room, self.soft_holds)
+        check_tier(transfers, [sequence.seq_id for sequence in live.waiting])
+        check_staging(self.arena, transfers)
+        check_kept(self.ledger, pins, self.warm_pins, transfers)
+        check_sessions(self.session_table, pins, live)
 
     @property
     def has_work(self) -> bool:

@@ -14,8 +14,10 @@ import enum
 from array import array
 from dataclasses import dataclass, field
 
+from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.names import NameChain
 from octavo.memory.table import BlockTable
+from octavo.retention.attachment import Attachment
 from octavo.scheduler.beams import BeamGroup
 from octavo.scheduler.waits import QUEUED, Wait
 from octavo.types import AdmittedRow, FinishReason, Request, Usage
@@ -40,6 +42,7 @@ class Sequence:
     choice: int
     tokens: array[int]  # typecode 'I'; prompt, then output
     chain: NameChain
+    holder: Holder = field(init=False)
     table: BlockTable | None = None  # None unless running
     state: State = State.WAITING
     row: int = -1
@@ -66,9 +69,8 @@ class Sequence:
     unwanted: set[int] = field(
         default_factory=set
     )  # choices cancelled before they existed; one set for all choices
-    group: BeamGroup[Sequence] | None = (
-        None  # its beam search; then `choice` only tells beams apart, for people
-    )
+    group: BeamGroup[Sequence] | None = None  # its beam search; `choice` only tells beams apart, for people
+    attached: tuple[Attachment, ...] = ()  # features that take part in its request
     num_prompt: int = field(init=False)  # tokens of the prompt
     max_length: int = field(init=False)  # tokens of prompt and output, at most
     # Sort keys: whoever comes first runs first, and is preempted last: by priority, then arrival, then
@@ -79,8 +81,23 @@ class Sequence:
     def __post_init__(self) -> None:
         self.num_prompt = len(self.request.prompt)
         self.max_length = self.num_prompt + self.request.max_tokens
+        tenant, group = self.request.tenant, self.request.request_id
+        self.holder = Holder(HolderKind.SEQUENCE, tenant, group=group)
+        self.become_choice(self.choice)
         place = self.choice if self.group is None else 0
         self.own_rank = self.rank = (-self.request.priority, self.request.request_id, place)
+
+    def as_holder(self) -> Holder:
+        """Its record, with what changes from step to step."""
+        holder = self.holder
+        holder.rank, holder.num_planned = self.rank, self.num_planned
+        holder.is_findable = not self.wants_prompt_logprobs
+        return holder
+
+    def become_choice(self, choice: int) -> None:
+        """Be called so by people."""
+        self.choice = choice
+        self.holder.label = f"request {self.request.request_id}, choice {choice}"
 
     @property
     def known(self) -> int:
@@ -125,15 +142,15 @@ class Sequence:
         asked = self.request.params.prompt_logprobs is not None
         return asked and self.prompt_logprobs_done < self.num_prompt - 1
 
-    def child(self, seq_id: int, choice: int, table: BlockTable, row: int) -> Sequence:
-        """Another choice, forked in the plan that samples: the same tokens, one sample pending."""
+    def child(self, seq_id: int, choice: int, row: int) -> Sequence:
+        """Another choice, forked in the plan that samples: the same tokens, one sample pending. It holds
+        nothing yet."""
         twin = Sequence(
             seq_id=seq_id,
             request=self.request,
             choice=choice,
             tokens=array("I", self.tokens),
             chain=self.chain.copy(),
-            table=table,
             state=State.RUNNING,
             row=row,
             num_computed=self.num_computed,

@@ -10,29 +10,22 @@ tenant, or of all borrowers, always advances.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence as Many
-from collections.abc import Set
 
-from octavo.memory.pins import Pins
 from octavo.memory.quota import SHARED
 from octavo.memory.table import BlockTable
-from octavo.scheduler.context import Context
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence
-from octavo.scheduler.transfers import Transfers
 from octavo.scheduler.waits import Wait, WaitReason
-from octavo.types import Request
+from octavo.step.context import Context
 
 
 class TenantShares:
     """Answers. Changes nothing."""
 
-    def __init__(self, context: Context, pins: Pins, transfers: Transfers, live: LiveSequences) -> None:
+    def __init__(self, context: Context, live: LiveSequences) -> None:
         self._context = context
         self._quotas = context.ledger.quotas
-        self._pins = pins
-        self._transfers = transfers
         self._live = live
 
     def charge_of(
@@ -123,63 +116,50 @@ class TenantShares:
         pool = self._context.ledger.pool
         if not pool.charged[self._quotas.once_shared]:
             return set()
-        tables = [s.table for s in self._live.running if s.request.tenant == tenant]
-        tables += [pin.table for pin in self._pins.all() if pin.tenant == tenant]
-        tables += self._transfers.tables_of(tenant)
-        blocks = {block for table in tables if table is not None for block in table.blocks}
+        holders = (h for h in self._context.ledger.holders.values() if h.tenant == tenant)
+        blocks = {
+            block
+            for holder in holders
+            if holder.table is not None and holder.table.charges
+            for block in holder.table.blocks
+        }
         return {block for block in blocks if pool.owner[block] == self._quotas.once_shared}
 
-    def share_of(self, request: Request) -> float:
-        """How many blocks its tenant borrows, for its weight: who borrows most gives way first."""
-        policy = self._quotas.policy(request.tenant)
-        return max(0, self._quotas.charged(request.tenant) - policy.guaranteed) / policy.weight
+    def share_of(self, tenant: str) -> float:
+        """How many blocks a tenant borrows, for its weight: who borrows most is asked first."""
+        policy = self._quotas.policy(tenant)
+        return max(0, self._quotas.charged(tenant) - policy.guaranteed) / policy.weight
 
     def lenders(self, candidates: Many[Sequence], winner: Sequence) -> list[Sequence]:
         """Of these, who may be preempted for a sequence of another tenant until their own are down to their
         guarantee; last in rank first. O(blocks of the candidates)."""
         if not self._quotas.has_guarantees:
             return list(candidates)
-        pool, charged, listed = self._context.ledger.pool, Counter[int](), Counter[int]()
-        found = []
+        found, without = [], self._context.ledger.without()
         for victim in sorted(candidates, key=lambda s: s.rank, reverse=True):
             tenant = victim.request.tenant
-            owner = self._quotas.owner(tenant)
-            left = pool.charged[owner] - charged[owner]
-            if tenant != winner.request.tenant and left <= self._quotas.policy(tenant).guaranteed:
-                continue
-            found.append(victim)
-            for block in victim.table.blocks if victim.table is not None else ():
-                listed[block] += 1
-                if listed[block] == pool.holders[block]:
-                    charged[pool.owner[block]] += 1
+            left = without.charged(self._quotas.owner(tenant))
+            if tenant == winner.request.tenant or left > self._quotas.policy(tenant).guaranteed:
+                found.append(victim)
+                without.leave_out([victim.table])
         return found
 
-    def victims_for(
-        self, sequence: Sequence, num_hits: int, yielding: Many[BlockTable], yielded: Set[int]
-    ) -> list[Sequence] | None:
+    def victims_for(self, sequence: Sequence, num_hits: int, gone: Many[BlockTable]) -> list[Sequence] | None:
         """Borrowers to be preempted, in order, so that a sequence that its guarantee covers fits, when these
-        tables have gone, which alone hold the blocks `yielded`; None: that would not help."""
-        pool = self._context.ledger.pool
+        tables have gone; None: that would not help."""
         victims = list[Sequence]()
-        charged = Counter(pool.owner[block] for block in yielded if block not in pool.uncharged)
-        listed = Counter(block for table in yielding for block in table.blocks)
-        freed = set(yielded)
+        without = self._context.ledger.without(gone)
         rows = self._live.num_free_rows
         for victim in self._borrowers(sequence):
             tenant = victim.request.tenant
-            owner = self._quotas.owner(tenant)
-            used = pool.charged[owner] - charged[owner] + len(self._once_shared_of(tenant) - freed)
+            used = without.charged(self._quotas.owner(tenant))
+            used += len(self._once_shared_of(tenant) - without.freed)
             if used <= self._quotas.policy(tenant).guaranteed:
                 continue
-            assert victim.table is not None
-            listed.update(victim.table.blocks)
             victims.append(victim)
-            for block in victim.table.blocks:
-                if listed[block] == pool.holders[block] and block not in freed:
-                    freed.add(block)
-                    charged[pool.owner[block]] += 1
+            without.leave_out([victim.table])
             rows += 1 + victim.forks_left
-            if self.claim_fits(sequence, num_hits, rows, freed):
+            if self.claim_fits(sequence, num_hits, rows, without.freed):
                 return victims
         return None
 

@@ -6,16 +6,15 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from octavo.errors import QueueFull, TenantsRefused, UnknownTenant
-from octavo.memory.pins import Pins
+from octavo.memory.holders import HolderKind
 from octavo.memory.quota import SHARED, TenantPolicy
-from octavo.scheduler.capacity import Capacity
-from octavo.scheduler.context import Context
-from octavo.scheduler.giving_way import GivingWay
-from octavo.scheduler.limits import blocks_needed
+from octavo.retention.limits import blocks_needed
+from octavo.retention.pins import Pins
+from octavo.retention.room import Room
+from octavo.retention.soft_holds import SoftHolds
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.preemption import Preemption
-from octavo.scheduler.transfers import Transfers
-from octavo.scheduler.victims import Victims
+from octavo.scheduler.making_room import MakingRoom
+from octavo.step.context import Context
 
 
 class Tenants:
@@ -26,24 +25,20 @@ class Tenants:
         context: Context,
         pins: Pins,
         live: LiveSequences,
-        capacity: Capacity,
-        giving_way: GivingWay,
-        transfers: Transfers,
-        victims: Victims,
-        preemption: Preemption,
+        room: Room,
+        soft_holds: SoftHolds,
+        making_room: MakingRoom,
     ) -> None:
         self._context = context
         self._quotas = context.ledger.quotas
         self._pins = pins
         self._live = live
-        self._capacity = capacity
-        self._giving_way = giving_way
-        self._transfers = transfers
-        self._victims = victims
-        self._preemption = preemption
+        self._room = room
+        self._soft_holds = soft_holds
+        self._making_room = making_room
         self._named: set[str] = set()  # tenants whose bounds were set last
         self.gone: set[str] = set()  # tenants that were named once, and are not now
-        self._leaving: set[str] = set()  # of these, the ones of whom something is left
+        self.leaving: set[str] = set()  # of these, the ones of whom something is left
 
     def set_policies(self, policies: Many[TenantPolicy]) -> None:
         """These tenants from now on. Whoever runs beyond a smaller maximum is preempted. One that is not
@@ -61,20 +56,14 @@ class Tenants:
         except TenantsRefused:
             self._quotas.set_policies(before)
             raise
-        self._leaving = {policy.name for policy in leaving}
+        self.leaving = {policy.name for policy in leaving}
         self.gone = (self.gone | self._named) - named - {SHARED}
         self._named = named
         self._live.service.reweigh()
-        self._giving_way.keep_to_bounds()
+        self._soft_holds.keep_to_bounds()
         for policy in policies:
             while policy.maximum is not None and self._quotas.charged(policy.name) > policy.maximum:
-                own = [s for s in self._live.running if s.request.tenant == policy.name]
-                if own:
-                    self._preemption.preempt_all(self._victims.find(own, 1), None)
-                elif self._giving_way.give_for(policy.name):
-                    continue
-                elif not self._transfers.give_back(None, others_too=True, tenant=policy.name):
-                    raise AssertionError(f"tenant {policy.name!r} holds what nobody can let go")
+                assert self._making_room.for_bounds(policy.name), f"{policy.name!r} holds what cannot go"
 
     def continue_from(self, old: Tenants) -> None:
         """The same tenants over a new ledger."""
@@ -103,11 +92,11 @@ class Tenants:
                 f"{len(waiting):,} of your requests are waiting; allowed: {limit:,} (your max_queue)"
             )
 
-    def see_off(self) -> None:
+    def reap_departed(self) -> None:
         """Tenants that are gone, and of whom nothing is left, have no bounds any more. O(1) without any."""
-        gone = {tenant for tenant in self._leaving if not self._has_anything(tenant)}
+        gone = {tenant for tenant in self.leaving if not self._has_anything(tenant)}
         if gone:
-            self._leaving -= gone
+            self.leaving -= gone
             self._quotas.set_policies([p for p in self._quotas.policies() if p.name not in gone])
             self._live.service.reweigh()
 
@@ -122,21 +111,21 @@ class Tenants:
 
     def _check(self) -> None:
         pool, size = self._context.ledger.pool.num_blocks, self._context.ledger.block_size
-        total = sum(self._capacity.reserved(policy.name, firm=True) for policy in self._quotas.policies())
+        total = sum(self._room.hard.reserved(policy.name) for policy in self._quotas.policies())
         if total > pool:
             raise TenantsRefused(
                 f"tenants are guaranteed {total:,} blocks together, pins beyond a guarantee "
                 f"included; allowed: {pool:,}, the pool (setting kv_memory)"
             )
         for request in self._live.requests():
-            needed, room = blocks_needed(request, size), self._capacity.room_with_own_pin(request, firm=True)
+            needed, room = blocks_needed(request, size), self._room.beside_hard_pins(request)
             if needed > room:
                 raise TenantsRefused(
                     f"request {request.request_id}, which was let in, may need {needed:,} blocks, and these "
                     f"guarantees and bounds would leave it {room:,}; try again when it has ended"
                 )
         for policy in self._quotas.policies():
-            kept = self._pins.blocks_of(policy.name, firm=True) + self._num_loading(policy.name)
+            kept = self._pins.blocks_of(policy.name, hard_only=True) + self._num_loading(policy.name)
             if policy.maximum is not None and kept > policy.maximum:
                 raise TenantsRefused(
                     f"tenant {policy.name} has pinned, or is loading, {kept:,} blocks, and its maximum would "
@@ -146,5 +135,9 @@ class Tenants:
     def _num_loading(self, tenant: str) -> int:
         """Its blocks that fetches keep while they are not complete."""
         pool, owner = self._context.ledger.pool, self._quotas.owner(tenant)
-        tables = [table for table in self._transfers.tables_in_flight() if table.charges]
-        return len({block for table in tables for block in table.blocks if pool.owner[block] == owner})
+        loading = (
+            holder.blocks
+            for holder in self._context.ledger.holders.values()
+            if holder.kind is HolderKind.FETCH and holder.is_fixed
+        )
+        return len({block for blocks in loading for block in blocks if pool.owner[block] == owner})

@@ -18,9 +18,9 @@ from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, TimedOut
 from octavo.server.errors import JsonObject
 from octavo.server.metrics import Metrics, RequestWatch
 from octavo.server.openai_schema import UsageWish
-from octavo.server.roster import Roster
 from octavo.server.sse import wait_for_disconnect
 from octavo.server.tenant import Terms
+from octavo.server.tenant_registry import TenantRegistry
 from octavo.types import FinishReason, SamplingParams, Usage
 
 ResultT = TypeVar("ResultT")
@@ -39,7 +39,7 @@ class Edge:
     model: ServedModel
     metrics: Metrics
     body_bytes_max: int
-    roster: Roster | None = None
+    roster: TenantRegistry | None = None
     begun: int = 0  # when the server began, in seconds of the epoch
     openapi: bytes = b"{}"
     docs: bytes = b""

@@ -32,7 +32,7 @@ from octavo.server.errors import HttpRefusal, JsonObject, json_response
 from octavo.server.generation import ClientGone, Edge
 from octavo.server.prompts import chat_messages, encode_prompts
 from octavo.server.sse import wait_for_disconnect
-from octavo.server.tenant import entry_of, owner_of, sight_of, tenant_of
+from octavo.server.tenant import entry_of, owner_of, tenant_of, visible_tenant
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -77,9 +77,9 @@ async def show_kv(edge: Edge, request: Request) -> Response:
     """GET /v1/kv."""
     tenant = entry_of(request)
     if tenant is not None and not tenant.operator:
-        own = await edge.model.ledger.own_kv(tenant.name)
+        own = await edge.model.control.own_kv(tenant.name)
         return json_response(_shaped(own) | {"bounds": _shaped(tenant.policy(own.bytes_per_block))})
-    view = await edge.model.ledger.kv()
+    view = await edge.model.control.kv()
     return json_response(_shaped(view) | {"tenants": _tenants(edge, view)})
 
 
@@ -104,20 +104,20 @@ async def resize_pool(edge: Edge, request: Request) -> Response:
         raise InvalidRequest("allowed: exactly one of blocks and bytes", param="blocks")
     blocks = body.blocks
     if blocks is None:
-        per_block = (await edge.model.ledger.kv()).bytes_per_block
+        per_block = (await edge.model.control.kv()).bytes_per_block
         blocks = (body.bytes or 0) // max(1, per_block)
     require_range("blocks", blocks, 1, 2**40)
-    return json_response(_shaped(await edge.model.ledger.resize(blocks)))
+    return json_response(_shaped(await edge.model.control.resize(blocks)))
 
 
 async def show_map(edge: Edge, request: Request) -> Response:
     """GET /v1/kv/map."""
-    return json_response(_shaped(await edge.model.ledger.map(sight_of(request))))
+    return json_response(_shaped(await edge.model.control.map(visible_tenant(request))))
 
 
 async def list_requests(edge: Edge, request: Request) -> Response:
     """GET /v1/requests: block tables are left empty."""
-    views = await edge.model.ledger.requests(sight_of(request))
+    views = await edge.model.control.requests(visible_tenant(request))
     shaped = [_shaped(replace(v, sequences=tuple(replace(s, table=()) for s in v.sequences))) for v in views]
     return json_response({"object": "list", "data": shaped})
 
@@ -126,7 +126,7 @@ async def show_request(edge: Edge, request: Request) -> Response:
     """GET /v1/requests/{id}."""
     given = request.path_params["request_id"]
     is_id = given.isascii() and given.isdecimal() and len(given) <= _REQUEST_ID_DIGITS_MAX
-    view = await edge.model.ledger.request(int(given), sight_of(request)) if is_id else None
+    view = await edge.model.control.request(int(given), visible_tenant(request)) if is_id else None
     if view is None:
         raise HttpRefusal(
             HTTPStatus.NOT_FOUND,
@@ -138,7 +138,7 @@ async def show_request(edge: Edge, request: Request) -> Response:
 
 async def list_pins(edge: Edge, request: Request) -> Response:
     """GET /v1/kv/pins."""
-    pins = [_shaped(pin) for pin in await edge.model.ledger.pins(sight_of(request))]
+    pins = [_shaped(pin) for pin in await edge.model.control.pins(visible_tenant(request))]
     return json_response({"object": "list", "data": pins})
 
 
@@ -153,7 +153,7 @@ async def create_pin(edge: Edge, request: Request) -> Response:
     if tenant != tenant_of(request):  # whether oneself still is one is asked when it is queued
         edge.check_tenant(tenant)
     order = PinOrder(body.name, await _tokens_of(body, edge, tenant_of(request)), body.ttl, strength, tenant)
-    work = asyncio.ensure_future(edge.model.ledger.pin(order))
+    work = asyncio.ensure_future(edge.model.control.pin(order))
     watcher = asyncio.create_task(wait_for_disconnect(request.receive))
     try:
         await asyncio.wait({work, watcher}, return_when=asyncio.FIRST_COMPLETED)
@@ -171,13 +171,13 @@ async def renew_pin(edge: Edge, request: Request) -> Response:
     body = validate(RenewBody, await read_json(request, edge.body_bytes_max))
     tenant = owner_of(request, request.query_params.get("tenant"))
     name = request.path_params["name"]
-    return json_response(_shaped(await edge.model.ledger.renew_pin(tenant, name, body.ttl)))
+    return json_response(_shaped(await edge.model.control.renew_pin(tenant, name, body.ttl)))
 
 
 async def delete_pin(edge: Edge, request: Request) -> Response:
     """DELETE /v1/kv/pins/{name}."""
     tenant = owner_of(request, request.query_params.get("tenant"))
-    return json_response(_shaped(await edge.model.ledger.unpin(tenant, request.path_params["name"])))
+    return json_response(_shaped(await edge.model.control.unpin(tenant, request.path_params["name"])))
 
 
 async def _tokens_of(body: PinBody, edge: Edge, tenant: str) -> tuple[int, ...]:

@@ -127,7 +127,7 @@ class Server(uvicorn.Server):
         """Start to listen, then say so. Raises what the engine refuses tenants' bounds with."""
         self._loop = asyncio.get_running_loop()
         if self._settings.roster is not None:
-            await self._settings.roster.begin(self._model.ledger)
+            await self._settings.roster.begin(self._model.control)
         if threading.current_thread() is threading.main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self.on_hangup)
         try:
@@ -148,7 +148,7 @@ class Server(uvicorn.Server):
         if self._settings.roster is None:
             _log.warning("SIGHUP: nothing is read again, because there is no tenants file (--tenants)")
         else:
-            self._settings.roster.reload_soon(self._model.ledger)
+            self._settings.roster.reload_soon(self._model.control)
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to end."""

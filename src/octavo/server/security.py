@@ -20,10 +20,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.server.errors import BAD_KEY, WANTS_KEY, HttpRefusal, error_response
 from octavo.server.hosts import hostname, is_address, origin_host
-from octavo.server.roster import Roster
 from octavo.server.routes import Access, access_to, tenant_areas
 from octavo.server.settings import ServerSettings
-from octavo.server.tenant import let_in
+from octavo.server.tenant import set_auth_context
+from octavo.server.tenant_registry import TenantRegistry
 from octavo.tenants import digest_of
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -94,7 +94,7 @@ class Guard:
         return host in self._names or (self._any_address and is_address(host))
 
 
-def _let_tenant_in(scope: Scope, roster: Roster) -> HttpRefusal | None:
+def _let_tenant_in(scope: Scope, roster: TenantRegistry) -> HttpRefusal | None:
     """Note in the scope whose key it is, and return None; or why the request is refused."""
     found = [roster.tenants.of_key(key) for key in _keys_of(Headers(scope=scope))]
     tenant = next((one for one in found if one is not None), None)
@@ -108,7 +108,7 @@ def _let_tenant_in(scope: Scope, roster: Roster) -> HttpRefusal | None:
             "wants an operator's key",
             code="operators_only",
         )
-    let_in(scope, tenant)
+    set_auth_context(scope, tenant)
     return None
 
 

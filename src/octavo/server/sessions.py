@@ -21,7 +21,7 @@ from octavo.server.body import read_json, validate
 from octavo.server.errors import JsonObject, json_response
 from octavo.server.generation import SESSION_HEADER, Edge
 from octavo.server.openai_schema import ChatBody
-from octavo.server.tenant import owner_of, sight_of, tenant_of
+from octavo.server.tenant import owner_of, tenant_of, visible_tenant
 
 _LIMIT_MAX = 10_000
 _LIMIT_DIGITS_MAX = 9
@@ -75,7 +75,7 @@ async def create_session(edge: Edge, request: Request) -> Response:
 
 async def list_sessions(edge: Edge, request: Request) -> Response:
     """GET /v1/sessions: the tenant's, or everybody's for an operator; ?limit= of them, of `total`."""
-    tenant = tenant_of(request) if edge.roster is None else sight_of(request)
+    tenant = tenant_of(request) if edge.roster is None else visible_tenant(request)
     views = await edge.model.sessions.all(tenant, _limit_of(request))
     total = edge.model.sessions.count(tenant)
     return json_response({"object": "list", "data": [_shaped(view) for view in views], "total": total})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from octavo.errors import ConfigError
 from octavo.server.hosts import hostname, is_loopback, origin_host
 from octavo.server.keys import check_key
-from octavo.server.roster import Roster
+from octavo.server.tenant_registry import TenantRegistry
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     api_keys: tuple[str, ...] = ()
-    roster: Roster | None = None  # the tenants; None: there are none
+    roster: TenantRegistry | None = None  # the tenants; None: there are none
     insecure: bool = False  # strangers from beyond this machine are welcome
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()

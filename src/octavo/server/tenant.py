@@ -32,7 +32,7 @@ class Terms:
     timeouts: Timeouts
 
 
-def let_in(scope: Scope, tenant: Tenant) -> None:
+def set_auth_context(scope: Scope, tenant: Tenant) -> None:
     """Note whose key it was; the guard alone calls this."""
     scope[SCOPE_KEY] = tenant.name
     scope[_ENTRY_KEY] = tenant
@@ -49,7 +49,7 @@ def is_operator(request: Request) -> bool:
     return tenant is None or tenant.operator
 
 
-def sight_of(request: Request) -> str | None:
+def visible_tenant(request: Request) -> str | None:
     """The tenant whose things alone may be shown; None: everybody's."""
     return None if is_operator(request) else tenant_of(request)
 

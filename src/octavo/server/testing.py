@@ -83,7 +83,7 @@ class FakeModel:
         self.refusal: OctavoError | None = None
         self.failure = ""
         self.times_out_after: int | None = None
-        self.ledger = FakeLedger(self)
+        self.control = FakeControl(self)
         self.sessions = FakeSessions(self)
         self.gave_up: str | None = None
         self.drained = False
@@ -310,7 +310,7 @@ class FakeStream:
                 yield (self._info(token, self.params.prompt_logprobs),)
 
 
-class FakeLedger:
+class FakeControl:
     """Pins in a dictionary, and a pool of ten blocks that never changes. `policies` are the tenants'."""
 
     def __init__(self, model: FakeModel) -> None:

@@ -18,15 +18,12 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from octavo.errors import InvalidRequest, PinRefused, RequestTooLarge, ResizeRefused
-from octavo.memory.memory import Memory
+from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
-from octavo.memory.pins import Strength
 from octavo.memory.quota import SHARED, TenantPolicy
-from octavo.memory.tiers import LowerTier
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.events import EventKind
-from octavo.scheduler.pinning import PinOrder
+from octavo.memory.tiers import OffloadTier
+from octavo.retention.client_pins import PinOrder
+from octavo.retention.pins import Strength
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.beams import check_apart, with_beams
 from octavo.sim.books import Books
@@ -46,6 +43,8 @@ from octavo.sim.tenants import (
     try_policies,
     unsalted_seed,
 )
+from octavo.step.config import SchedulerConfig
+from octavo.step.events import EventKind
 from octavo.types import Request, SamplingParams, StepPlan, StepResult, Timeouts, Transfer, Update
 
 VOCAB, EOS = 50, 0
@@ -94,7 +93,7 @@ class Simulation:
 
     def _begin(self, stored: Mapping[bytes, int] = MappingProxyType({})) -> None:
         """A new process: an empty pool over whatever is stored below."""
-        self.memory = Memory(self._num_blocks, self.block_size, self._capacity)
+        self.memory = Ledger(self._num_blocks, self.block_size, self._capacity)
         tier = self._tiers.new_ledger(stored)
         roots = {name: root_name(name.encode()) for name in [*map(str, range(TENANTS)), SHARED]}
         self.scheduler = Scheduler(self.memory, self._config, roots.__getitem__, tier)
@@ -186,7 +185,7 @@ class Simulation:
     def end_transfer(self, transfer: Transfer, ok: bool) -> None:
         """One of them, well or not."""
         self.scheduler.transfers.finish(self.executor.end_transfer(transfer, ok))
-        check_scheduler(self.scheduler)
+        self.scheduler.check()
 
     def check_below(self) -> None:
         """What a restart would find now is listed by the ledger, or about to be overwritten or forgotten."""
@@ -250,7 +249,7 @@ class Simulation:
 
     def pin(self) -> None:
         """Pin a random prompt under one of a few names, renew one, or let one go."""
-        r, pinning = self.random, self.scheduler.pinning
+        r, pinning = self.random, self.scheduler.client_pins
         owner = r.randrange(TENANTS)
         tenant, name = r.choice([str(owner), str(owner), SHARED]), r.choice("abc")
         found = self.scheduler.pins.find(tenant, name)
@@ -264,7 +263,7 @@ class Simulation:
 
     def open_pin(self, owner: int, tenant: str, name: str) -> None:
         """Pin a random prompt; that of the shared tenant is computed in the name of `owner`."""
-        r, pinning = self.random, self.scheduler.pinning
+        r, pinning = self.random, self.scheduler.client_pins
         prompt = tuple(r.choice(self._prefixes))[: r.randint(1, 100)]
         request_id = len(self.books.requests)
         request = Request(
@@ -294,7 +293,7 @@ class Simulation:
         """Deadlines pass: nobody may outlive the one that counts."""
         self.clock += seconds
         self.learn(self.scheduler.expire(self.clock))
-        check_scheduler(self.scheduler)
+        self.scheduler.check()
         self.sessions.check()
         for request_id in self.scheduler.live.live_requests():
             request = self.books.requests[request_id]
@@ -320,14 +319,14 @@ class Simulation:
     def look_at_machine(self) -> None:
         """Memory may be short, or to be had again, or idle."""
         self.clock = self._machine.look(self.scheduler, self.executor, self.clock)
-        check_scheduler(self.scheduler)
+        self.scheduler.check()
 
     def plan(self) -> bool:
         """Make a plan and run it; False when there is nothing to be computed before a commit."""
         best = best_running(self.scheduler)
         plan = self.scheduler.schedule(self.clock)
         check_best_stays(self.scheduler, best)
-        check_scheduler(self.scheduler)
+        self.scheduler.check()
         if self.outcome.steps % SIGHT_EVERY == 0:
             check_sights(self.scheduler, self.clock)
         self._watch.look(self.scheduler)
@@ -363,11 +362,11 @@ class Simulation:
         live = [s for i in self.scheduler.live.live_requests() for s in self.scheduler.live.sequences_of(i)]
         poisoned = [name for s in live if s.seq_id in result.failures for name in s.chain.names]
         self.learn(self.scheduler.commit(plan, result, self.clock))
-        tier = self.scheduler.transfers.tier or LowerTier(0)
+        tier = self.scheduler.transfers.tier or OffloadTier(0)
         assert not any(name in self.memory.pool.by_name or name in tier for name in poisoned), (
             "a poisoned block can be found"
         )
-        check_scheduler(self.scheduler)
+        self.scheduler.check()
 
     def drain(self) -> None:
         """No more arrivals: everything must finish (liveness)."""
@@ -422,19 +421,19 @@ class Simulation:
                 self.arrive()
             if self.random.random() < self._resize_rate:
                 self.resize()
-                check_scheduler(self.scheduler)
+                self.scheduler.check()
             if self.random.random() < self._tenants_rate:
                 self.change_tenants()
-                check_scheduler(self.scheduler)
+                self.scheduler.check()
             if self.random.random() < 0.05:
                 self.pin()
-                check_scheduler(self.scheduler)
+                self.scheduler.check()
             if self.random.random() < 0.15:
                 self.sessions.act()
-                check_scheduler(self.scheduler)
+                self.scheduler.check()
             if self.random.random() < 0.05 and self.scheduler.live.live_requests():
                 self.cancel(self.random.choice(self.scheduler.live.live_requests()))
-                check_scheduler(self.scheduler)
+                self.scheduler.check()
             self.step()
         self.drain()
 

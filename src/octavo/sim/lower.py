@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from random import Random
 
-from octavo.memory.tiers import LowerTier
+from octavo.memory.tiers import OffloadTier
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
 from octavo.types import Move, StepPlan, TransferDone
@@ -31,17 +31,19 @@ class SimulatedTiers:
         """Whether there is anything below."""
         return self._num_slots > 0
 
-    def new_ledger(self, stored: Mapping[bytes, int]) -> LowerTier | None:
+    def new_ledger(self, stored: Mapping[bytes, int]) -> OffloadTier | None:
         """Of what is on disk."""
         if not self.exist:
             return None
-        return LowerTier(self._num_slots, stored.items(), num_host=self._num_host, max_age_s=self._max_age_s)
+        return OffloadTier(
+            self._num_slots, stored.items(), num_host=self._num_host, max_age_s=self._max_age_s
+        )
 
     def after_restart(self, executor: OracleExecutor) -> Below:
         """What is below then: host memory is gone."""
         return {slot: found for slot, found in executor.below.items() if slot >= self._num_host}
 
-    def on_disk(self, tier: LowerTier) -> dict[bytes, int]:
+    def on_disk(self, tier: OffloadTier) -> dict[bytes, int]:
         """What the ledger lists there."""
         return {name: slot for name, slot in tier.slots().items() if slot >= self._num_host}
 

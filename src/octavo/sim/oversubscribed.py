@@ -23,14 +23,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.memory.memory import Memory
+from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
-from octavo.memory.tiers import LowerTier
+from octavo.memory.tiers import OffloadTier
+from octavo.retention.limits import blocks_needed
 from octavo.scheduler.admit import Admission
-from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.limits import blocks_needed
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
+from octavo.step.config import SchedulerConfig
 from octavo.types import Move, Request, SampledToken, StepPlan, StepResult, Transfer, TransferDone
 
 DEMAND = 3.0  # times the pool
@@ -103,12 +103,12 @@ class Foreseeing(Admission):
             scheduler.pins,
             scheduler.shares,
             scheduler.transfers,
-            scheduler.giving_way,
+            scheduler.soft_holds,
             scheduler.headroom,
-            scheduler.victims,
+            scheduler.making_room,
             scheduler.preemption,
         )
-        self._pace = scheduler.pace
+        self._prefill_budget = scheduler.prefill_budget
         self._margin = margin
 
     def _fits(self, sequence: Sequence, num_hits: int) -> bool:
@@ -121,7 +121,7 @@ class Foreseeing(Admission):
         left = np.array([s.max_length - s.known for s in together])  # tokens to come
         prompts = np.array([s.remaining if s.remaining > 1 else 0 for s in together])
         num_prompts = int((prompts > 0).sum())
-        budget = self._pace.prompt_budget(len(together) - num_prompts, num_prompts)
+        budget = self._prefill_budget.prompt_budget(len(together) - num_prompts, num_prompts)
         last = left + (prompts > 0) * -(-int(prompts.sum()) // max(1, budget))  # steps until it ends, at most
         ends = np.unique(last)
         size = self._context.ledger.block_size
@@ -168,8 +168,8 @@ class Oversubscription:
             context_length=1 + max(len(r.prompt) + r.max_tokens for r in requests),
             staging_blocks=setup.staging,
         )
-        memory = Memory(setup.num_blocks, setup.block_size)
-        tier = LowerTier(setup.num_slots) if setup.num_slots else None
+        memory = Ledger(setup.num_blocks, setup.block_size)
+        tier = OffloadTier(setup.num_slots) if setup.num_slots else None
         self.scheduler = Scheduler(memory, config, lambda tenant: root_name(tenant.encode()), tier)
         self._is_foreseen = margin is not None
         if margin is not None:

@@ -9,43 +9,47 @@ from array import array
 from collections.abc import Callable
 from dataclasses import replace
 
+from octavo.inspect import own_views
+from octavo.inspect.views import MapView, RequestView, view_map, view_request
 from octavo.memory import backing
 from octavo.memory import names as names_module
-from octavo.memory.memory import Memory, Reservation
-from octavo.memory.pins import Pin, Pins
+from octavo.memory.capacity import Capacity
+from octavo.memory.holders import Holder
+from octavo.memory.ledger import Ledger, Reservation
 from octavo.memory.pool import BlockPool
 from octavo.memory.quota import Quotas
 from octavo.memory.table import BlockTable
-from octavo.memory.tiers import LowerTier
-from octavo.scheduler import beam_rows, beams, limits, naming, own_views
+from octavo.memory.tiers import OffloadTier
+from octavo.retention import limits, naming
+from octavo.retention.client_pins import ClientPins
+from octavo.retention.pins import Pin, Pins
+from octavo.retention.transfers import Transfers, _Moving
+from octavo.scheduler import beam_rows, beams
+from octavo.scheduler import scheduler as scheduler_module
 from octavo.scheduler.admit import Admission
 from octavo.scheduler.beam_rows import BeamRows
 from octavo.scheduler.beams import BeamGroup
-from octavo.scheduler.capacity import Capacity
-from octavo.scheduler.deadlines import Deadlines
-from octavo.scheduler.diff import PlanDiff
-from octavo.scheduler.elastic import Elastic
-from octavo.scheduler.elasticity import Elasticity
+from octavo.scheduler.idle_memory import IdleMemory
 from octavo.scheduler.live import LiveSequences
-from octavo.scheduler.pinning import Pinning
+from octavo.scheduler.making_room import MakingRoom
 from octavo.scheduler.planner import Planner
+from octavo.scheduler.pressure import PressurePolicy
 from octavo.scheduler.queue import NamesInProgress
 from octavo.scheduler.resizing import Resizing
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.shares import TenantShares
-from octavo.scheduler.transfers import Transfers, _Moving
-from octavo.scheduler.victims import Victims
-from octavo.scheduler.views import MapView, RequestView, view_map, view_request
+from octavo.scheduler.waits import Wait
 from octavo.sim import planted_beams
 from octavo.sim.driver import drive
 from octavo.sim.planted_preemption import PREEMPTION_BUGS
 from octavo.sim.planted_sessions import SESSION_BUGS
 from octavo.sim.planting import PlantedBug
+from octavo.step.plan_builder import PlanBuilder
 from octavo.types import FinishReason, Move, TransferDone, Update, Usage
 
 
-def _reserve_without_copies(self: Memory, table: BlockTable, start: int, stop: int) -> Reservation | None:
+def _reserve_without_copies(self: Ledger, table: BlockTable, start: int, stop: int) -> Reservation | None:
     reservation = _RESERVE(self, table, start, stop)
     return reservation and Reservation(reservation.first_index, reservation.blocks, ())
 
@@ -76,7 +80,7 @@ def _plan_chunk_publishing_early(
         self._context.ledger.publish(sequence.table, sequence.chain.names, filled)
 
 
-def _close_leaking(self: Memory, table: BlockTable) -> None:
+def _close_leaking(self: Ledger, table: BlockTable) -> None:
     if table.blocks:
         table.blocks.pop(0)
     _CLOSE(self, table)
@@ -88,7 +92,7 @@ def _hit_everything(self: Admission, sequence: Sequence) -> int:
     return self._context.ledger.find_prefix(sequence.chain.names)
 
 
-def _retire_inherits(self: PlanDiff, row: int) -> None:
+def _retire_inherits(self: PlanBuilder, row: int) -> None:
     self._retired.append(row)
 
 
@@ -97,7 +101,7 @@ def _preempt_in_the_same_epoch(self: LiveSequences, sequence: Sequence) -> None:
     sequence.epoch -= 1
 
 
-def _victim_already_planned(self: Victims, winner: Sequence) -> list[Sequence]:
+def _victim_already_planned(self: MakingRoom, winner: Sequence) -> list[Sequence]:
     return [s for s in self._live.running if s is not winner]
 
 
@@ -111,8 +115,8 @@ def _never_released(self: NamesInProgress, sequence: Sequence, names: list[bytes
     return None
 
 
-def _fork_without_holding(self: Memory, table: BlockTable) -> BlockTable:
-    twin = self.open()
+def _fork_without_holding(self: Ledger, table: BlockTable, holder: Holder) -> BlockTable:
+    twin = self.open(holder)
     twin.blocks, twin.num_published = list(table.blocks), table.num_published
     return twin
 
@@ -146,11 +150,12 @@ def _fill_without_holding(self: Pins, pin: Pin) -> None:
     _FILL(self, pin)
     assert pin.table is not None
     for block in pin.table.blocks:
-        self._memory.pool.release(block)
+        self._ledger.pool.release(block)
 
 
 def _remove_keeping_the_blocks(self: Pins, pin: Pin) -> None:
-    del self._pins[pin.key]
+    del self._pins[pin]
+    self._named.pop((pin.tenant, pin.name), None)
     self.num_blocks -= pin.num_blocks
 
 
@@ -178,7 +183,7 @@ def _extend_unsalted(self: names_module.NameChain, tokens: array[int]) -> None:
     self.num_shared = count
 
 
-def _findable_before_it_is_stored(self: LowerTier, name: bytes, owner: int = 0) -> int | None:
+def _findable_before_it_is_stored(self: OffloadTier, name: bytes, owner: int = 0) -> int | None:
     slot = _BEGIN_STORE(self, name, owner)
     if slot is not None:
         self._slot_of[name] = slot
@@ -187,10 +192,10 @@ def _findable_before_it_is_stored(self: LowerTier, name: bytes, owner: int = 0) 
 
 def _store_without_holding(self: Transfers, moving: _Moving) -> None:
     _BEGIN(self, moving)
-    if moving.table is not None:
-        for block in moving.table.blocks:
+    if moving.holder is not None:
+        for block in moving.holder.blocks:
             self._context.ledger.pool.release(block)
-        moving.table.blocks.clear()
+        moving.holder.blocks.clear()
 
 
 def _published_before_it_is_loaded(self: Transfers, moving: _Moving) -> None:
@@ -199,13 +204,13 @@ def _published_before_it_is_loaded(self: Transfers, moving: _Moving) -> None:
         self._context.ledger.publish_loaded(moving.transfer.block, moving.transfer.name)
 
 
-def _load_is_not_a_holder(self: Transfers, sequence: Sequence) -> None:
-    fetch = self._fetches.pop(sequence.seq_id, None)
+def _load_is_not_a_holder(self: Transfers, seq_id: int) -> None:
+    fetch = self._fetches.pop(seq_id, None)
     if fetch is not None:
-        self._context.ledger.close(fetch.table)
+        self._close(fetch.holder)
 
 
-def _slot_taken_while_it_loads(self: LowerTier, name: bytes) -> int:
+def _slot_taken_while_it_loads(self: OffloadTier, name: bytes) -> int:
     return self.slots()[name]
 
 
@@ -213,117 +218,121 @@ def _damage_is_not_noticed(self: Transfers, done: TransferDone) -> None:
     _FINISH(self, replace(done, ok=True))
 
 
-def _drop_for_this_process_alone(self: LowerTier, slot: int) -> None:
+def _drop_for_this_process_alone(self: OffloadTier, slot: int) -> None:
     self._free[self._tier_of(slot)].append(slot)
 
 
-def _view_anyone(scheduler: Scheduler, tenant: str, request_id: int, now: float) -> RequestView | None:
-    view = view_request(scheduler, request_id, now)
+def _view_anyone(
+    ledger: Ledger, live: LiveSequences, tenant: str, request_id: int, now: float
+) -> RequestView | None:
+    view = view_request(ledger, live, request_id, now)
     return view and replace(view, place=None, sequences=())
 
 
-def _map_of_all(scheduler: Scheduler, tenant: str, now: float) -> MapView:
-    return view_map(scheduler, now)
+def _map_of_all(ledger: Ledger, tenant: str) -> MapView:
+    return view_map(ledger)
 
 
-def _move_without_copies(self: PlanDiff, copies: object, discarded: tuple[int, int]) -> None:
+def _move_without_copies(self: PlanBuilder, copies: object, discarded: tuple[int, int]) -> None:
     self._discarded.append(discarded)
 
 
-def _give_back_what_is_unused_now(self: Elastic) -> None:
+def _give_back_what_is_unused_now(self: IdleMemory) -> None:
     pool = self._context.ledger.pool
     self._context.plan.give_back(pool.backing.unused_runs(pool.holders, pool.name_of))
 
 
-def _step_back_below_the_floor(self: Elasticity, resizing: Resizing, kept: int, more: int) -> int:
+def _step_back_below_the_floor(self: PressurePolicy, resizing: Resizing, kept: int, more: int) -> int:
     return max(1, kept - more)
 
 
-def _grow_beyond_what_was_asked_for(self: Elasticity, resizing: Resizing, now: float, available: int) -> None:
-    resizing.elastic.blocks_wanted += 1
+def _grow_beyond_what_was_asked_for(
+    self: PressurePolicy, resizing: Resizing, now: float, available: int
+) -> None:
+    resizing.idle_memory.blocks_wanted += 1
     _GROW(self, resizing, now, available)
-    resizing.elastic.blocks_wanted -= 1
+    resizing.idle_memory.blocks_wanted -= 1
 
 
-def _give_nothing_back(self: Elastic) -> None:
+def _give_nothing_back(self: IdleMemory) -> None:
     pool = self._context.ledger.pool
     for first, last in pool.backing.unused_runs(pool.holders, pool.name_of):
-        pool.backing.note_given_back(first, last)
+        pool.backing.record_given_back(first, last)
 
 
-def _moves_after_the_store(self: Transfers, tier: LowerTier) -> None:
+def _moves_after_the_store(self: Transfers, tier: OffloadTier) -> None:
     late, tier.moved = tier.moved, []
     _BEGIN_MOVES(self, tier)
     tier.moved = late
 
 
-def _move_of_the_wrong_slot(self: Transfers, tier: LowerTier) -> None:
+def _move_of_the_wrong_slot(self: Transfers, tier: OffloadTier) -> None:
     tier.moved = [replace(moved, target=moved.source) for moved in tier.moved]
     _BEGIN_MOVES(self, tier)
 
 
-def _failed_move_is_not_noticed(self: LowerTier, moved: object, ok: bool) -> None:
+def _failed_move_is_not_noticed(self: OffloadTier, moved: object, ok: bool) -> None:
     return None
 
 
-_RESERVE, _TAKE, _CLOSE = Memory.reserve, BlockPool.take, Memory.close
+_RESERVE, _TAKE, _CLOSE = Ledger.reserve, BlockPool.take, Ledger.close
 _BLOCK_NAME, _CHAIN_INIT = names_module.block_name, names_module.NameChain.__init__
 _PLAN_CHUNK: Callable[..., None] = Planner.plan_chunk
 _PREEMPT, _ADMIT, _ENTER = LiveSequences.requeue, Admission.admit, LiveSequences.admit
 _FILL = Pins.fill
-_BEGIN_STORE, _BEGIN, _FINISH = LowerTier.begin_store, Transfers._begin, Transfers.finish
+_BEGIN_STORE, _BEGIN, _FINISH = OffloadTier.begin_store, Transfers._begin, Transfers.finish
 _FORGET, _RETAIN, _EXTEND = BlockPool.forget, BlockPool.retain, names_module.NameChain.extend
 _BEGIN_MOVES = Transfers._begin_moves
-_FORGET, _GROW = BlockPool.forget, Elasticity._grow
+_FORGET, _GROW = BlockPool.forget, PressurePolicy._grow
 
 NAME_WIDTH = 52  # of the printed table
 SEEDS = 100  # of lives that a bug may take to be noticed
 
 BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("no copy-on-write", BlockPool, "is_writable", lambda self, block: True),
-    PlantedBug("copy-on-write whose copy is forgotten", Memory, "reserve", _reserve_without_copies),
+    PlantedBug("copy-on-write whose copy is forgotten", Ledger, "reserve", _reserve_without_copies),
     PlantedBug("evicted block keeps its name", BlockPool, "take", _take_keeping_the_name),
     PlantedBug("tenant salt dropped from the names", names_module.NameChain, "__init__", _chain_without_root),
     PlantedBug("cache salt dropped from the names", naming, "salted_root", lambda root, salt: root),
     PlantedBug("parent dropped from the names", names_module, "block_name", _name_without_parent),
     PlantedBug("blocks published before the commit", Planner, "plan_chunk", _plan_chunk_publishing_early),
-    PlantedBug("first block leaked on drop", Memory, "close", _close_leaking),
+    PlantedBug("first block leaked on drop", Ledger, "close", _close_leaking),
     PlantedBug("whole prompt served from the cache", Admission, "_find_hits", _hit_everything),
     PlantedBug("published after the drop", LiveSequences, "requeue", _preempt_in_the_same_epoch),
-    PlantedBug("victim's blocks reused in its own plan", Victims, "behind", _victim_already_planned),
+    PlantedBug("victim's blocks reused in its own plan", MakingRoom, "behind", _victim_already_planned),
     PlantedBug("resumed with a sample in flight", Admission, "admit", _readmit_with_samples_in_flight),
     PlantedBug("leader's names never released", NamesInProgress, "end", _never_released),
-    PlantedBug("fork that is not a holder", Memory, "fork", _fork_without_holding),
-    PlantedBug("row inherits its last owner's writes", PlanDiff, "retire", _retire_inherits),
-    PlantedBug("poisoned block found again", Memory, "forget", lambda self, names: None),
+    PlantedBug("fork that is not a holder", Ledger, "fork", _fork_without_holding),
+    PlantedBug("row inherits its last owner's writes", PlanBuilder, "retire", _retire_inherits),
+    PlantedBug("poisoned block found again", Ledger, "forget", lambda self, names: None),
     PlantedBug("poisoned block of a preempted one found again", BlockPool, "forget", _forget_what_is_held),
     PlantedBug("prompt logprobs asked for twice", LiveSequences, "requeue", _preempt_scoring_again),
     PlantedBug("cancelled choice takes its siblings along", Scheduler, "cancel", _cancel_before_the_fork),
     PlantedBug("victims preempted in vain", Admission, "_make_room", _make_room_in_vain),
     PlantedBug("pin that is not a holder", Pins, "fill", _fill_without_holding),
     PlantedBug("pin that leaks its blocks", Pins, "remove", _remove_keeping_the_blocks),
-    PlantedBug("pins without a budget", Pinning, "_check_budget", lambda self, num_blocks, order: None),
-    PlantedBug("orphaned pin", Pinning, "give_up", lambda self, request: None),
-    PlantedBug("pin on poisoned blocks", Pinning, "drop_nameless", lambda self: None),
-    PlantedBug("deadline that never passes", Deadlines, "pop_due", lambda self, now: None),
+    PlantedBug("pins without a budget", ClientPins, "_check_budget", lambda self, num_blocks, order: None),
+    PlantedBug("orphaned pin", ClientPins, "give_up", lambda self, request: None),
+    PlantedBug("pin on poisoned blocks", ClientPins, "drop_nameless", lambda self: None),
+    PlantedBug("deadline that never passes", scheduler_module, "set_deadlines", lambda timers, request: None),
     PlantedBug("timed out, but it runs on", Scheduler, "_time_out", _time_out_without_closing),
-    PlantedBug("findable before it is stored", LowerTier, "begin_store", _findable_before_it_is_stored),
+    PlantedBug("findable before it is stored", OffloadTier, "begin_store", _findable_before_it_is_stored),
     PlantedBug("store that does not hold its block", Transfers, "_begin", _store_without_holding),
     PlantedBug("published before it is loaded", Transfers, "_begin", _published_before_it_is_loaded),
     PlantedBug("block of a load given away", Transfers, "let_go", _load_is_not_a_holder),
-    PlantedBug("slot taken while it is read", LowerTier, "begin_load", _slot_taken_while_it_loads),
+    PlantedBug("slot taken while it is read", OffloadTier, "begin_load", _slot_taken_while_it_loads),
     PlantedBug("damage below is not noticed", Transfers, "finish", _damage_is_not_noticed),
-    PlantedBug("fetches never give way", Transfers, "give_back", lambda self, *given, **more: False),
-    PlantedBug("poisoned block found after a restart", LowerTier, "_drop", _drop_for_this_process_alone),
+    PlantedBug("fetches never give way", Transfers, "complete", lambda self, tenant=None: []),
+    PlantedBug("poisoned block found after a restart", OffloadTier, "_drop", _drop_for_this_process_alone),
     PlantedBug("poisoned block found below", Transfers, "forget", lambda self, names: None),
     *PREEMPTION_BUGS,
-    PlantedBug("moved block is not copied", PlanDiff, "move", _move_without_copies),
+    PlantedBug("moved block is not copied", PlanBuilder, "move", _move_without_copies),
     PlantedBug("moved block, and its row is not told", Resizing, "_tell_rows", lambda self, copies: None),
     PlantedBug("pool below its floor", Resizing, "floor", lambda self: 1),
     PlantedBug("events told to a tenant as written", own_views, "_own_event", lambda event: event),
     PlantedBug("another tenant's request is told", own_views, "view_own_request", _view_anyone),
     PlantedBug("another tenant's blocks are drawn", own_views, "view_own_map", _map_of_all),
-    PlantedBug("why a request waits names another", own_views, "_own_words", lambda s, sequence, why: why),
+    PlantedBug("why a request waits names another", Wait, "in_words_of", lambda self, t: self.in_words()),
     PlantedBug("quota forgotten at admission", TenantShares, "allows", lambda self, *given: True),
     PlantedBug("quota forgotten when a table grows", Quotas, "room", lambda self, owner: 1 << 30),
     PlantedBug("quota forgotten below", Quotas, "disk_maximum", lambda self, owner: None),
@@ -335,7 +344,7 @@ BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug("moved to disk after its slot was written", Transfers, "_begin_moves", _moves_after_the_store),
     PlantedBug("moved to another slot than was said", Transfers, "_begin_moves", _move_of_the_wrong_slot),
-    PlantedBug("failed move is not noticed", LowerTier, "end_move", _failed_move_is_not_noticed),
+    PlantedBug("failed move is not noticed", OffloadTier, "end_move", _failed_move_is_not_noticed),
     PlantedBug(
         "cached block's memory is given back",
         backing,
@@ -348,10 +357,12 @@ BUGS: tuple[PlantedBug, ...] = (
         "_is_unused",
         lambda num_holders, name: name is None,
     ),
-    PlantedBug("given back before the plan is complete", Elastic, "give_back", _give_back_what_is_unused_now),
-    PlantedBug("given back in words only", Elastic, "give_back", _give_nothing_back),
-    PlantedBug("stepped back below the floor", Elasticity, "_smaller", _step_back_below_the_floor),
-    PlantedBug("grown beyond what was asked for", Elasticity, "_grow", _grow_beyond_what_was_asked_for),
+    PlantedBug(
+        "given back before the plan is complete", IdleMemory, "give_back", _give_back_what_is_unused_now
+    ),
+    PlantedBug("given back in words only", IdleMemory, "give_back", _give_nothing_back),
+    PlantedBug("stepped back below the floor", PressurePolicy, "_smaller", _step_back_below_the_floor),
+    PlantedBug("grown beyond what was asked for", PressurePolicy, "_grow", _grow_beyond_what_was_asked_for),
     PlantedBug("queue deadline of one that runs", LiveSequences, "admit", _admitted_is_forgotten),
     PlantedBug("leader preempted without its beams", BeamRows, "gather", planted_beams.gather_nobody),
     PlantedBug("group preempted but for one beam", BeamRows, "gather", planted_beams.gather_half),
@@ -365,12 +376,14 @@ BUGS: tuple[PlantedBug, ...] = (
         "beams share one token too many", beam_rows, "shared_length", planted_beams.share_one_too_many
     ),
     PlantedBug(
-        "forked beam keeps its parent's tail", Memory, "truncate", lambda self, table, positions: None
+        "forked beam keeps its parent's tail", Ledger, "truncate", lambda self, table, positions: None
     ),
-    PlantedBug("beam's token not told to its row", PlanDiff, "write_token", lambda self, row, i, token: None),
+    PlantedBug(
+        "beam's token not told to its row", PlanBuilder, "write_token", lambda self, row, i, token: None
+    ),
     PlantedBug("hypotheses of all lengths alike", beams, "penalised", planted_beams.penalised_never),
     PlantedBug("beam planned ahead of its choice", Planner, "ready", planted_beams.ready_ahead),
-    PlantedBug("beam preempts its sibling", Planner, "_victims_of", planted_beams.victim_in_the_group),
+    PlantedBug("beam preempts its sibling", MakingRoom, "behind", planted_beams.victim_in_the_group),
     PlantedBug("too few candidates", BeamGroup, "advance", planted_beams.advance_with_one_too_few),
     *SESSION_BUGS,
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from octavo.memory.holders import Holder, HolderKind
 from octavo.scheduler import beams
 from octavo.scheduler.beam_rows import BeamRows
 from octavo.scheduler.beams import Beam, BeamGroup, PathStep
+from octavo.scheduler.making_room import MakingRoom
 from octavo.scheduler.planner import Planner
 from octavo.scheduler.sequence import Sequence
 from octavo.types import BeamParams, FinishReason, Request, Update, Usage
@@ -27,13 +29,14 @@ def gather_half(self: BeamRows, group: BeamGroup[Sequence]) -> Sequence:
 def drop_leaking(self: BeamRows, group: BeamGroup[Sequence], beam: Beam[Sequence]) -> None:
     """A beam that was passed over holds its blocks."""
     if beam.sequence is not None:
-        self._context.ledger.fork(beam.sequence.table or self._context.ledger.open())
+        stray, ledger = Holder(HolderKind.SEQUENCE, beam.sequence.request.tenant), self._context.ledger
+        ledger.fork(beam.sequence.table or ledger.open(Holder(HolderKind.SEQUENCE)), stray)
     _DROP(self, group, beam)
 
 
-def begin_without_rows(self: BeamRows, sequence: Sequence) -> None:
+def begin_without_rows(self: BeamRows, sequence: Sequence, params: BeamParams) -> None:
     """A group is admitted where one row is free."""
-    _BEGIN(self, sequence)
+    _BEGIN(self, sequence, params)
     sequence.forks_left = 0
 
 
@@ -66,13 +69,10 @@ def ready_ahead(self: Planner) -> tuple[list[Sequence], list[Sequence]]:
     return continuing, prompts
 
 
-def victim_in_the_group(
-    self: Planner, sequence: Sequence, stop: int, tenant: str | None
-) -> tuple[Sequence, ...]:
+def victim_in_the_group(self: MakingRoom, winner: Sequence) -> list[Sequence]:
     """A beam without a block takes those of another beam."""
-    siblings = [] if sequence.group is None else sequence.group.sequences()
-    found = tuple(s for s in siblings if s is not sequence)[:1]
-    return found or _VICTIM(self, sequence, stop, tenant)
+    siblings = [] if winner.group is None else winner.group.sequences()
+    return [s for s in siblings if s is not winner][:1] or _BEHIND(self, winner)
 
 
 def advance_with_one_too_few(self: BeamGroup[Sequence]) -> list[beams.Child[Sequence]]:
@@ -84,4 +84,4 @@ def advance_with_one_too_few(self: BeamGroup[Sequence]) -> list[beams.Child[Sequ
 
 _GATHER, _DROP, _BEGIN = BeamRows.gather, BeamRows._drop, BeamRows.begin
 _SHARED = beams.shared_length
-_READY, _VICTIM, _ADVANCE = Planner.ready, Planner._victims_of, BeamGroup.advance
+_READY, _BEHIND, _ADVANCE = Planner.ready, MakingRoom.behind, BeamGroup.advance

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Many
 
-from octavo.scheduler.arena import StagingArena
-from octavo.scheduler.diff import PlanDiff
-from octavo.scheduler.headroom import Headroom
+from octavo.memory.holders import Holder
+from octavo.retention.arena import StagingArena
+from octavo.retention.staging import Loss, Staging
+from octavo.retention.transfers import Transfers
+from octavo.scheduler.making_room import MakingRoom
 from octavo.scheduler.sequence import Sequence
-from octavo.scheduler.staging import Loss, Staging
-from octavo.scheduler.transfers import Transfers
-from octavo.scheduler.victims import Victims
 from octavo.sim.planting import PlantedBug
+from octavo.step.headroom import Headroom
+from octavo.step.plan_builder import PlanBuilder
 from octavo.types import BlockCopy, TransferDone
 
 
-def _reused_before_it_is_stored(self: Staging, members: Many[Sequence]) -> Loss:
+def _reused_before_it_is_stored(self: Staging, members: Many[Holder]) -> Loss:
     loss = _KEEP(self, members)
     free = self._arena._free
     free += [block for block, _ in self._transfers.staged() if block not in free]
@@ -34,11 +35,11 @@ def _findable_while_it_is_staged(self: Transfers, block: int, name: bytes) -> bo
     return stored
 
 
-def _copied_the_wrong_way(self: PlanDiff, copy: BlockCopy) -> None:
+def _copied_the_wrong_way(self: PlanBuilder, copy: BlockCopy) -> None:
     self._copies.append(BlockCopy(copy.target, copy.source))
 
 
-def _stored_from_the_pool(self: Staging, members: Many[Sequence]) -> Loss:
+def _stored_from_the_pool(self: Staging, members: Many[Holder]) -> Loss:
     """The store reads the victim's own block, which the pool gives away at once."""
     loss, name_of = self.loss_of(members), self._context.ledger.pool.name_of
     for block in loss.stored:
@@ -49,7 +50,7 @@ def _stored_from_the_pool(self: Staging, members: Many[Sequence]) -> Loss:
     return loss
 
 
-def _victims_before_the_winner(self: Victims, winner: Sequence) -> list[Sequence]:
+def _victims_before_the_winner(self: MakingRoom, winner: Sequence) -> list[Sequence]:
     planned = {chunk.seq_id for chunk in self._context.plan.chunks}
     return [s for s in self._live.running if s is not winner and s.seq_id not in planned]
 
@@ -67,9 +68,9 @@ PREEMPTION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         "kept block findable before it is stored", Transfers, "store_staged", _findable_while_it_is_staged
     ),
-    PlantedBug("kept block is not copied", PlanDiff, "copy", lambda self, copy: None),
-    PlantedBug("kept block is copied the wrong way", PlanDiff, "copy", _copied_the_wrong_way),
+    PlantedBug("kept block is not copied", PlanBuilder, "copy", lambda self, copy: None),
+    PlantedBug("kept block is copied the wrong way", PlanBuilder, "copy", _copied_the_wrong_way),
     PlantedBug("kept block is stored after its reuse", Staging, "keep", _stored_from_the_pool),
-    PlantedBug("victim that ranks before the winner", Victims, "behind", _victims_before_the_winner),
+    PlantedBug("victim that ranks before the winner", MakingRoom, "behind", _victims_before_the_winner),
     PlantedBug("headroom changes while a plan is made", Headroom, "undone", _headroom_changes_at_once),
 )

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from random import Random
 
-from octavo.scheduler.elasticity import CALM_S, Elasticity, ElasticityConfig
-from octavo.scheduler.events import EventKind
+from octavo.scheduler.pressure import CALM_S, PressureConfig, PressurePolicy
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
+from octavo.step.events import EventKind
 
 BLOCK_BYTES = 4096
 
@@ -27,7 +27,7 @@ class SimulatedMachine:
         self._others = 0  # blocks' worth of memory that others have
         idle_return_s = random.choice([0.0, 0.5, 20.0])
         reserve = random.randint(1, capacity // 2 + 1) * BLOCK_BYTES
-        self._policy = Elasticity(ElasticityConfig(BLOCK_BYTES, idle_return_s, reserve))
+        self._policy = PressurePolicy(PressureConfig(BLOCK_BYTES, idle_return_s, reserve))
 
     def look(self, scheduler: Scheduler, executor: OracleExecutor, now: float) -> float:
         """Others may change their mind, then the pool may; returns what time it is now."""
@@ -40,7 +40,7 @@ class SimulatedMachine:
         scheduler.context.now = now
         before = scheduler.ledger.pool.num_blocks
         self._policy.act(scheduler.resizing, now, r.choice([available, available, None]), scheduler.has_work)
-        after, elastic = scheduler.ledger.pool.num_blocks, scheduler.elastic
+        after, elastic = scheduler.ledger.pool.num_blocks, scheduler.idle_memory
         assert after <= elastic.blocks_wanted, "the pool became larger than was asked for"
         assert after < elastic.blocks_wanted or not elastic.why_smaller, "a reason for nothing"
         assert after == elastic.blocks_wanted or elastic.why_smaller, "it is smaller for no reason"
@@ -48,13 +48,14 @@ class SimulatedMachine:
         return now
 
     def rest(self, scheduler: Scheduler, now: float) -> None:
-        """Nothing has run for a long time."""
+        """Nothing has run for a long time, in which the pool was looked at."""
+        self._policy.act(scheduler.resizing, now - 2 * self._policy.config.idle_return_s, None, has_work=True)
         self._policy.act(scheduler.resizing, now, None, scheduler.has_work)
 
     def check_rested(self, scheduler: Scheduler, executor: OracleExecutor) -> None:
         """After it: only blocks that are cached, or on their way below, have memory."""
         if self._policy.config.idle_return_s:
-            assert scheduler.elastic.count_unused() == 0, "idle blocks kept their memory"
+            assert scheduler.idle_memory.count_unused() == 0, "idle blocks kept their memory"
             pool = scheduler.ledger.pool
             assert count_resident(executor, pool.capacity) <= pool.backing.count
 

@@ -17,12 +17,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from octavo.memory.memory import Memory
+from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
-from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
 from octavo.sim.policies import Job, Moment, Replayed, Slots, Window, replayed
+from octavo.step.config import SchedulerConfig
 from octavo.types import Request, SamplingParams
 
 VOCAB = 32_000
@@ -105,7 +105,7 @@ def serve(requests: Sequence[Request], pool: Pool, look: Look) -> Served:
         context_length=1 + max(len(request.prompt) + request.max_tokens for request in requests),
         pace=False,
     )
-    memory = Memory(pool.num_blocks, pool.block_size)
+    memory = Ledger(pool.num_blocks, pool.block_size)
     scheduler = Scheduler(memory, config, lambda tenant: root_name(tenant.encode()))
     executor = OracleExecutor(pool.num_blocks, pool.block_size, VOCAB, window=WINDOW)
     to_come, now, steps = deque(requests), 0.0, 0

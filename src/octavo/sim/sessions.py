@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.errors import InvalidRequest, PinRefused, RequestTooLarge, SessionBusy, SessionRefused
-from octavo.memory.pins import Strength
-from octavo.scheduler.check import check_scheduler
-from octavo.scheduler.pinning import PinOrder
+from octavo.retention.client_pins import PinOrder
+from octavo.retention.pins import Strength
+from octavo.retention.session_table import Session, SessionState
 from octavo.scheduler.scheduler import Scheduler
-from octavo.scheduler.session_table import Session, SessionState
 from octavo.sim.books import Books
 from octavo.sim.oracle import OracleExecutor
 from octavo.sim.outcome import Outcome
@@ -93,16 +92,15 @@ class SessionLives:
         scheduler, below = simulation.scheduler, simulation.executor.below
         tier = scheduler.transfers.tier
         for session in scheduler.session_table:
-            state = scheduler.session_table.state_of(session)
+            state = session.state
             is_bound = state is SessionState.ACTIVE or state in _MOVING
             assert is_bound or session.expires > simulation.clock, "a session outlived its time"
             if state is SessionState.SUSPENDED:
-                pins = [pin for pin in scheduler.session_table.pins_of(session) if pin is not None]
-                assert not any(pin.table for pin in pins if pin.table), "suspended, and it holds blocks"
-                for slot, name in scheduler.sessions.slots(session.session_id):
+                assert not any(pin.holder.blocks for pin in session.pins), "suspended, and it holds blocks"
+                for slot, name in scheduler.session_holds.slots(session.session_id):
                     assert below[slot][0] == name, "suspended, and its block is not below"
-            if state is SessionState.SUSPENDING and scheduler.sessions.is_stuck(session):
-                scheduler.sessions.give_up_suspending(session.session_id)
+            if state is SessionState.SUSPENDING and scheduler.session_holds.is_stuck(session):
+                scheduler.session_holds.give_up_suspending(session.session_id)
         for slot, name in self._kept_slots() if tier is not None else ():
             assert below[slot][0] == name, "a kept block is not below"
 
@@ -113,16 +111,16 @@ class SessionLives:
 
     def delete_unless_suspended(self) -> None:
         """So that nothing in the pool is held for a session."""
-        sessions, table = self._simulation.scheduler.sessions, self._simulation.scheduler.session_table
+        sessions, table = self._simulation.scheduler.session_holds, self._simulation.scheduler.session_table
         for session in list(table):
-            if table.state_of(session) is not SessionState.SUSPENDED:
+            if session.state is not SessionState.SUSPENDED:
                 sessions.delete(session.tenant, session.session_id)
-        check_scheduler(self._simulation.scheduler)
+        self._simulation.scheduler.check()
 
     def restart(self) -> dict[str, _Kept]:
         """The process is about to end: what is below of each session."""
         self._learn()
-        sessions, table = self._simulation.scheduler.sessions, self._simulation.scheduler.session_table
+        sessions, table = self._simulation.scheduler.session_holds, self._simulation.scheduler.session_table
         return {
             s.session_id: _Kept(
                 {name for _, name in sessions.slots(s.session_id)},
@@ -142,7 +140,7 @@ class SessionLives:
         for session_id, life in self._lives.items():
             life.turn = None
             before = kept[session_id]
-            session = scheduler.sessions.restore(
+            session = scheduler.session_holds.restore(
                 session_id,
                 str(life.tenant),
                 life.tokens,
@@ -152,7 +150,7 @@ class SessionLives:
                 before.num_shared,
                 before.num_suspended,
             )
-            found = {name for _, name in scheduler.sessions.slots(session.session_id)}
+            found = {name for _, name in scheduler.session_holds.slots(session.session_id)}
             size = self._simulation.block_size
             still_said = before.names[: len(life.tokens) // size]  # its client may have stopped a turn early
             assert session.names[: len(still_said)] == still_said, "its blocks came back under other names"
@@ -162,11 +160,11 @@ class SessionLives:
                 "a suspended session lost what was kept of it"
             )
             self._simulation.outcome.sessions_restored += bool(whole)
-            check_scheduler(scheduler)
+            scheduler.check()
 
     def _kept_slots(self) -> list[tuple[int, bytes]]:
         scheduler = self._simulation.scheduler
-        sessions = scheduler.sessions
+        sessions = scheduler.session_holds
         return [pair for session in scheduler.session_table for pair in sessions.slots(session.session_id)]
 
     def known(self) -> list[str]:
@@ -224,7 +222,7 @@ class SessionLives:
         request = simulation.books.requests[life.turn]
         output = simulation.books.outputs.get((life.turn, 0), [])
         told = len(request.prompt) + simulation.random.randint(0, len(output))
-        simulation.scheduler.sessions.stop_turn(session_id, life.turn, told)
+        simulation.scheduler.session_holds.stop_turn(session_id, life.turn, told)
         simulation.cancel_request(life.turn)
         life.tokens = [*request.prompt, *output][:told]
         life.turn = None
@@ -233,7 +231,7 @@ class SessionLives:
         """Send it below, if that may be."""
         simulation, tenant = self._simulation, str(self._lives[session_id].tenant)
         try:
-            simulation.scheduler.sessions.suspend(tenant, session_id)
+            simulation.scheduler.session_holds.suspend(tenant, session_id)
         except (SessionBusy, SessionRefused, PinRefused):
             simulation.outcome.suspensions_refused += 1
             return
@@ -242,7 +240,7 @@ class SessionLives:
     def resume(self, session_id: str) -> None:
         """As a pin is filled: by an ordinary request."""
         simulation, life = self._simulation, self._lives[session_id]
-        tenant, pinning = str(life.tenant), simulation.scheduler.pinning
+        tenant, pinning = str(life.tenant), simulation.scheduler.client_pins
         session = self._find(session_id)
         prompt = tuple(life.tokens[: len(session.names) * simulation.block_size])
         request_id = len(simulation.books.requests)
@@ -272,14 +270,14 @@ class SessionLives:
 
     def lose(self, session_id: str) -> None:
         """The store below says that it has lost a block of it."""
-        slots = self._simulation.scheduler.sessions.slots(session_id)
+        slots = self._simulation.scheduler.session_holds.slots(session_id)
         if slots:
             self._simulation.scheduler.transfers.lose([self._simulation.random.choice(slots)[1]])
 
     def delete(self, session_id: str) -> None:
         """Nobody wants it any more."""
         tenant = str(self._lives[session_id].tenant)
-        self._simulation.scheduler.sessions.delete(tenant, session_id)
+        self._simulation.scheduler.session_holds.delete(tenant, session_id)
         del self._lives[session_id]
 
     def _lose_perhaps(self, session_id: str) -> None:

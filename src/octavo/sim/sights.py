@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import re
 
-from octavo.scheduler import own_views
-from octavo.scheduler.events import EVENTS_MAX, EventKind
+from octavo.inspect import own_views
+from octavo.inspect.uses import TenantUse, view_uses
 from octavo.scheduler.scheduler import Scheduler
-from octavo.scheduler.uses import TenantUse, view_uses
+from octavo.step.events import EVENTS_MAX, EventKind
 
 _REQUEST = re.compile(r"request (\d+)")
 
@@ -20,33 +20,41 @@ def check_sights(scheduler: Scheduler, now: float) -> None:
     names |= {pin.tenant for pin in scheduler.pins.all()}
     names |= {event.tenant for event in scheduler.events.recent(EVENTS_MAX)} - {""}
     assert sum(_check_requests(scheduler, now, name) for name in names) == len(scheduler.live.live_requests())
-    kvs = [own_views.view_own_kv(scheduler, name, now) for name in names]
-    assert sum(kv.running for kv in kvs) == len(scheduler.live.running), "a running sequence is nobody's"
-    assert sum(kv.waiting for kv in kvs) == len(scheduler.live.waiting), "a waiting sequence is nobody's"
+    kvs = [
+        own_views.view_own_kv(scheduler.context, scheduler.live, scheduler.pins, name, now) for name in names
+    ]
+    assert sum(kv.running for kv in kvs) == len(scheduler.live.running_requests()), (
+        "a running request is no tenant's"
+    )
+    assert sum(kv.waiting for kv in kvs) == len(scheduler.live.waiting_requests()), (
+        "a waiting request is no tenant's"
+    )
     tables = [len(s.table) for s in scheduler.live.running if s.table is not None]
     assert sum(kv.held_by_sequences for kv in kvs) == sum(tables), "blocks of sequences are nobody's"
-    uses = {use.name: use for use in view_uses(scheduler)}
+    uses = {use.name: use for use in view_uses(scheduler.ledger, scheduler.live, scheduler.pins)}
     for name, kv in zip(names, kvs, strict=True):
         use = uses.get(name, TenantUse(name, 0, 0, 0, 0))
         assert (use.running, use.waiting) == (kv.running, kv.waiting), "the operator is told another number"
         assert {pin.tenant for pin in kv.pins} <= {name}, "a foreign pin is told"
-        own = [pin for pin in scheduler.pins.all() if pin.tenant == name and not pin.is_of_session]
+        own = [pin for pin in scheduler.pins.named() if pin.tenant == name]
         assert len(kv.pins) == len(own), "a pin is missing"
         for event in kv.events:
             assert event.tenant == name, "a foreign event is told"
             told = {int(found) for found in _REQUEST.findall(event.text)}
             assert told <= {event.request_id}, f"an event names another's request: {event.text}"
             assert event.kind is not EventKind.PREEMPTED or "priority" not in event.text
-        _check_map(scheduler, now, name)
+        _check_map(scheduler, name)
 
 
 def _check_requests(scheduler: Scheduler, now: float, tenant: str) -> int:
     """Returns how many are its own."""
-    views = own_views.view_own_requests(scheduler, tenant, now)
+    ledger, live = scheduler.ledger, scheduler.live
+    told = (own_views.view_own_request(ledger, live, tenant, i, now) for i in live.live_requests())
+    views = [view for view in told if view is not None]
     shown = {view.request_id for view in views}
     for request in scheduler.live.requests():
         assert (request.request_id in shown) == (request.tenant == tenant), "a foreign request is listed"
-        one = own_views.view_own_request(scheduler, tenant, request.request_id, now)
+        one = own_views.view_own_request(ledger, live, tenant, request.request_id, now)
         assert (one is not None) == (request.tenant == tenant), "a foreign request is told"
     for view in views:
         assert view.place is None, "its place tells how many others wait"
@@ -55,8 +63,8 @@ def _check_requests(scheduler: Scheduler, now: float, tenant: str) -> int:
     return len(views)
 
 
-def _check_map(scheduler: Scheduler, now: float, tenant: str) -> None:
-    drawn = own_views.view_own_map(scheduler, tenant, now)
+def _check_map(scheduler: Scheduler, tenant: str) -> None:
+    drawn = own_views.view_own_map(scheduler.ledger, tenant)
     own = {
         block
         for s in scheduler.live.running
@@ -71,7 +79,11 @@ def _check_map(scheduler: Scheduler, now: float, tenant: str) -> None:
         "the map draws another's blocks"
     )
     assert {b for b, owner in enumerate(drawn.owner) if owner >= 0} == own, "the map names another's blocks"
-    held = sum(use.blocks_held for use in view_uses(scheduler) if use.name == tenant)
+    held = sum(
+        use.blocks_held
+        for use in view_uses(scheduler.ledger, scheduler.live, scheduler.pins)
+        if use.name == tenant
+    )
     assert held == len(own), "the operator is told another number of blocks"
     for text in drawn.owners:
         for found in _REQUEST.findall(text):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence as Many
 
 from octavo.errors import TenantsRefused
+from octavo.memory.holders import HolderKind
 from octavo.memory.quota import TenantPolicy
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
@@ -88,7 +89,8 @@ class GuaranteeWatch:
 
     def _kept_out(self, scheduler: Scheduler) -> list[Sequence]:
         quotas, seen, found = scheduler.ledger.quotas, set[str](), []
-        if not quotas.has_guarantees or scheduler.transfers.tables():
+        kinds = {holder.kind for holder in scheduler.ledger.holders.values()}
+        if not quotas.has_guarantees or kinds & {HolderKind.FETCH, HolderKind.STORE}:
             return []  # what is on its way ends by itself
         borrowed = [s for s in scheduler.live.running if scheduler.shares.is_borrower(s.request.tenant)]
         for s in scheduler.live.waiting:

@@ -1,0 +1,104 @@
+"""The tiers below the pool, opened: host memory, and disk, whose bytes are bound to model and layout and from
+which goes what was unused for long."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.config import StartOptions
+from octavo.engine.session_store import SESSIONS_FILE, longest_ttl
+from octavo.errors import ConfigError
+from octavo.executor.disk import DiskStore, namespace_of
+from octavo.executor.disk_folder import remove_unused, survey
+from octavo.executor.host import HostStore, TieredStore
+from octavo.executor.transfers import BlockStore
+from octavo.memory.tiers import OffloadTier
+from octavo.units import format_age, format_bytes
+
+log = logging.getLogger("octavo.below")
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """The bytes of what is below the pool, and what a ledger over them must know."""
+
+    store: BlockStore
+    num_host: int  # slots in host memory: the first ones
+    max_age_s: float
+    namespace: Path | None = None  # the disk's folder for this model and layout
+
+    def new_ledger(self) -> OffloadTier:
+        """Of what is there now."""
+        return OffloadTier(
+            self.store.num_slots, self.store.entries(), num_host=self.num_host, max_age_s=self.max_age_s
+        )
+
+
+def open_below(options: StartOptions, block_bytes: int, fingerprint: bytes) -> Below | None:
+    """Host memory, disk, both or nothing. Raises ConfigError."""
+    max_age_s = options.disk_max_age_days * 86_400.0 or math.inf
+    disk = open_disk(options, block_bytes, fingerprint, max_age_s)
+    if not options.host_cache_bytes:
+        return None if disk is None else Below(disk, 0, max_age_s, disk.namespace)
+    try:
+        host = HostStore(options.host_cache_bytes, block_bytes)
+    except ConfigError:
+        if disk is not None:
+            disk.close()
+        raise
+    if disk is None:
+        return Below(host, host.num_slots, max_age_s)
+    return Below(TieredStore(host, disk), host.num_slots, max_age_s, disk.namespace)
+
+
+def open_disk(
+    options: StartOptions, block_bytes: int, fingerprint: bytes, max_age_s: float
+) -> DiskStore | None:
+    """The disk cache, if there is to be one, bound to everything that its bytes depend on. What others have
+    left in its folder is told, and removed where nobody has used it for too long.
+
+    Raises ConfigError.
+    """
+    folder = options.disk_folder
+    if folder is None:
+        return None
+    tidy(folder, namespace_of(fingerprint), max_age_s, time.time())
+    store = DiskStore.open(
+        folder,
+        options.disk_size_bytes,
+        block_bytes,
+        fingerprint,
+        max_age_s=max_age_s,
+        needed_s=lambda namespace: longest_ttl(namespace / SESSIONS_FILE, time.time()),
+    )
+    if store.opened_afresh:
+        log.warning("the disk cache in %s begins afresh: %s", folder, store.opened_afresh)
+    if store.aged:
+        log.warning("%s blocks in %s had not been used for too long and are gone", f"{store.aged:,}", folder)
+    return store
+
+
+def tidy(folder: Path, own: str, max_age_s: float, now: float) -> None:
+    """Remove what other models or settings left in a disk cache's folder too long ago, and tell of the rest.
+    `own` is the namespace that stays; `now` is in seconds since 1970."""
+    for gone in remove_unused(folder, own, now - max_age_s):
+        log.warning(
+            "removed %s (%s) from the disk cache: not used for %s (setting disk_max_age)",
+            gone.path,
+            format_bytes(gone.num_bytes),
+            format_age(now - gone.used_at),
+        )
+    others = [namespace for namespace in survey(folder) if namespace.name != own and not namespace.in_use]
+    if others:
+        log.warning(
+            "%s also keeps %s of %d other models or settings, last used %s ago or more; "
+            "`octavo disk clean` removes them",
+            folder,
+            format_bytes(sum(namespace.num_bytes for namespace in others)),
+            len(others),
+            format_age(now - max(namespace.used_at for namespace in others)),
+        )

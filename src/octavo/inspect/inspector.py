@@ -1,0 +1,72 @@
+"""The parts of one scheduler that views read, and the questions that they answer. It changes nothing, and is
+asked on the engine's thread between two steps, so all numbers of one answer belong together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.inspect.own_views import OwnKvView, view_own_kv, view_own_map, view_own_request
+from octavo.inspect.session_views import SessionBlocks, view_session
+from octavo.inspect.views import (
+    KvView,
+    MapView,
+    PinView,
+    RequestView,
+    view_kv,
+    view_map,
+    view_pin,
+    view_request,
+)
+from octavo.retention.pins import Pins
+from octavo.retention.session_table import SessionTable
+from octavo.retention.transfers import Transfers
+from octavo.retention.warm_pins import WarmPins
+from octavo.scheduler.idle_memory import IdleMemory
+from octavo.scheduler.live import LiveSequences
+from octavo.step.context import Context
+
+
+@dataclass(frozen=True, slots=True)
+class Inspector:
+    """Reads. `tenant` is None for the operator, who sees everything; a tenant sees its own."""
+
+    context: Context
+    live: LiveSequences
+    pins: Pins
+    sessions: SessionTable
+    warm_pins: WarmPins
+    transfers: Transfers
+    idle_memory: IdleMemory
+
+    def kv(self, now: float) -> KvView:
+        """Pool, pins, and what happened lately."""
+        return view_kv(
+            self.context, self.live, self.pins, len(self.sessions), self.transfers, self.idle_memory, now
+        )
+
+    def own_kv(self, tenant: str, now: float) -> OwnKvView:
+        """What of it is the tenant's."""
+        return view_own_kv(self.context, self.live, self.pins, tenant, now)
+
+    def map(self, tenant: str | None = None) -> MapView:
+        """Every block and its owners; or only the tenant's."""
+        return view_map(self.context.ledger) if tenant is None else view_own_map(self.context.ledger, tenant)
+
+    def requests(self, now: float, tenant: str | None = None) -> list[RequestView]:
+        """All that have not ended, or the tenant's, in order of arrival."""
+        views = (self.request(request_id, now, tenant) for request_id in self.live.live_requests())
+        return [view for view in views if view is not None]
+
+    def request(self, request_id: int, now: float, tenant: str | None = None) -> RequestView | None:
+        """One of them; None when it has ended, or never was, or is not the tenant's."""
+        if tenant is None:
+            return view_request(self.context.ledger, self.live, request_id, now)
+        return view_own_request(self.context.ledger, self.live, tenant, request_id, now)
+
+    def all_pins(self, now: float, tenant: str | None = None) -> list[PinView]:
+        """All pins that clients have named, or the tenant's of them, oldest first."""
+        return [view_pin(pin, now) for pin in self.pins.named() if tenant in (None, pin.tenant)]
+
+    def session(self, session_id: str) -> SessionBlocks:
+        """The session's blocks; none of one that is not known (yet). O(blocks)."""
+        return view_session(self.context, self.sessions, self.warm_pins, self.transfers.tier, session_id)

@@ -1,0 +1,242 @@
+"""The ledger: the only class of this room that the scheduler calls.
+
+It turns wishes in positions ("make [start, stop) writable") into blocks, copies and names. A check and its
+act are one call: `reserve` gives what was asked or changes nothing. Shortage is a value (None), not an
+exception.
+
+    open -> adopt -> reserve -> (a step is planned, run, committed) -> publish -> reserve -> ... -> close
+                  \\-> fork (n > 1): one more holder of the same blocks
+
+Order is the fence: plans run in the order in which they are made, so a block that is released now may be
+given to the next plan although a step in flight still reads or writes it.
+Source: Kwon et al. 2023, sections 4.2 to 4.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from octavo.memory.holders import Holder, Without
+from octavo.memory.pool import BlockPool
+from octavo.memory.quota import Quotas
+from octavo.memory.table import BlockTable
+from octavo.types import BlockCopy
+from octavo.units import blocks_for
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What became of a table: entries [first_index, first_index + len(blocks)) are new; copies must run
+    first."""
+
+    first_index: int
+    blocks: tuple[int, ...]
+    copies: tuple[BlockCopy, ...]
+
+
+UNCHANGED = Reservation(0, (), ())
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """Blocks by state; free + cached + held == total."""
+
+    total: int
+    held: int
+    cached: int
+    free: int
+
+
+class Ledger:
+    """Block tables over one pool."""
+
+    def __init__(self, num_blocks: int, block_size: int, capacity: int | None = None) -> None:
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks, capacity)
+        self.quotas = Quotas(self.pool)
+        self.holders: dict[BlockTable, Holder] = {}  # every holder there is
+
+    @property
+    def num_unheld(self) -> int:
+        """Blocks that `reserve` can take now: free ones and cached ones."""
+        return self.pool.num_unheld
+
+    def counts(self) -> BlockCounts:
+        """Blocks by state. O(1)."""
+        pool = self.pool
+        free = pool.num_unheld - pool.num_cached
+        return BlockCounts(pool.num_blocks, pool.num_blocks - pool.num_unheld, pool.num_cached, free)
+
+    def open(self, holder: Holder, num_shared: int = 0, *, charges: bool = True) -> BlockTable:
+        """Register a holder, of nothing yet. What it takes is charged to its tenant, its first `num_shared`
+        only until they are published; one that does not charge keeps what it holds for a moment only."""
+        assert holder.table is None, "a holder has one table"
+        table = BlockTable(self.quotas.owner(holder.tenant), num_shared, charges)
+        holder.table = table
+        self.holders[table] = holder
+        return table
+
+    def without(self, tables: Iterable[BlockTable | None] = ()) -> Without:
+        """What would be free without these holders. O(blocks that they list)."""
+        return Without(self.pool).leave_out(tables)
+
+    def find_prefix(self, names: Sequence[bytes]) -> int:
+        """How many of the leading names are published. Changes nothing; O(hits)."""
+        by_name = self.pool.by_name
+        for hits, name in enumerate(names):
+            if name not in by_name:
+                return hits
+        return len(names)
+
+    def is_published(self, name: bytes) -> bool:
+        """Whether `adopt` would find a block of that name."""
+        return name in self.pool.by_name
+
+    def blocks_of(self, names: Sequence[bytes]) -> list[int]:
+        """The blocks of these names, which are published."""
+        by_name = self.pool.by_name
+        return [by_name[name] for name in names]
+
+    def adopt(self, table: BlockTable, names: Sequence[bytes]) -> int:
+        """Become one more holder of the published blocks that lead `names`; returns how many. The table was
+        empty."""
+        assert not table.blocks, "only an empty table adopts"
+        for name in names:
+            block = self.pool.find(name)
+            if block is None:
+                break
+            self.pool.retain(block, charge=table.charges)
+            table.blocks.append(block)
+        table.num_published = len(table.blocks)
+        return len(table.blocks)
+
+    def reserve(self, table: BlockTable, start: int, stop: int) -> Reservation | None:
+        """Make positions [start, stop) writable, or change nothing and return None.
+
+        Blocks of the range that are shared or published are replaced (copy-on-write; bytes before `start`
+        are copied), missing ones are taken from the line of unheld blocks, which evicts published ones,
+        longest unheld first. Copies must run before the step that writes. O(blocks of the range). Source:
+        Kwon et al. 2023, section 4.4.
+        """
+        size, pool = self.block_size, self.pool
+        first, end = start // size, blocks_for(stop, size)
+        assert start < stop
+        assert first <= len(table.blocks), "a table has no holes"
+        if end == len(table.blocks) == first + 1 and pool.is_writable(table.blocks[first]):
+            table.num_published = min(table.num_published, first)
+            return UNCHANGED  # the common case: one more token in a private tail
+        stale = [
+            i for i in range(first, min(end, len(table.blocks))) if not pool.is_writable(table.blocks[i])
+        ]
+        needed = len(stale) + max(0, end - len(table.blocks))
+        if needed > pool.num_unheld or needed > self.quotas.room(table.owner):
+            return None
+        copies = []
+        for index in stale:
+            old, new = table.blocks[index], pool.take(table.owner)
+            if index * size < start:
+                copies.append(BlockCopy(old, new))
+            pool.release(old)
+            table.blocks[index] = new
+        table.num_published = min(table.num_published, first)  # the rest is about to be rewritten
+        changed_from = stale[0] if stale else len(table.blocks)
+        while len(table.blocks) < end:
+            table.blocks.append(pool.take(table.owner))
+        return Reservation(changed_from, tuple(table.blocks[changed_from:end]), tuple(copies))
+
+    def fork(self, table: BlockTable, holder: Holder) -> BlockTable:
+        """One more holder of the same blocks; the first write to a shared one copies it."""
+        twin = self.open(holder, table.num_shared)
+        assert twin.owner == table.owner, "what is forked stays its tenant's"
+        for block in table.blocks:
+            self.pool.retain(block)
+        twin.blocks = list(table.blocks)
+        twin.num_published = table.num_published
+        return twin
+
+    def truncate(self, table: BlockTable, num_positions: int) -> None:
+        """Give back the blocks that hold no position below `num_positions`, tail first. A published block
+        that is cut stays held, and is copied before it is written; for this table it is not published."""
+        keep = blocks_for(num_positions, self.block_size)
+        while len(table.blocks) > keep:
+            self.pool.release(table.blocks.pop())
+        table.num_published = min(table.num_published, num_positions // self.block_size)
+
+    def publish(self, table: BlockTable, names: Sequence[bytes], num_computed: int) -> list[int]:
+        """Name the blocks that committed positions [0, num_computed) fill; returns table indices whose
+        block changed.
+
+        Where a held block has the name already, the entry becomes that canonical block and the duplicate is
+        freed: bit-equal by the exactness contract. A cached one gives its name away and is free: so nobody is
+        charged for more than before. Call it only after the step that wrote the last of these positions was
+        committed.
+        """
+        changed, pool = [], self.pool
+        for index in range(table.num_published, num_computed // self.block_size):
+            block = table.blocks[index]
+            if pool.name_of[block] is None:  # else a fork that shares the block has published it
+                existing = pool.find(names[index])
+                if existing in pool.uncharged and pool.holders[block] > 1:
+                    break  # it is on its way down; to hold both, as we would have to, may be one too many
+                if existing is not None and pool.holders[existing] == 0:
+                    pool.forget(names[index])
+                canonical = pool.publish(block, names[index])
+                if canonical == block and (index < table.num_shared or table.owner == self.quotas.shared):
+                    pool.hand_over(block, self.quotas.once_shared)  # what is pinned now is there already
+                if canonical != block:
+                    self.pool.retain(canonical)
+                    self.pool.release(block)
+                    table.blocks[index] = canonical
+                    changed.append(index)
+            table.num_published = index + 1
+        return changed
+
+    def take(self, table: BlockTable, count: int) -> list[int]:
+        """`count` new private blocks at the end of the table; the caller has checked that they are unheld."""
+        before = len(table.blocks)
+        table.blocks += [self.pool.take(table.owner) for _ in range(count)]
+        return table.blocks[before:]
+
+    def publish_loaded(self, block: int, name: bytes, *, is_shared: bool = False) -> None:
+        """A block of a holder has been filled with the bytes of `name`, which may be one that all tenants
+        have in common. Where that name exists already, the block stays private and is of no more use."""
+        if self.pool.publish(block, name) == block and is_shared:
+            self.pool.hand_over(block, self.quotas.once_shared)
+
+    def resize(self, num_blocks: int, fixed: Collection[int]) -> tuple[BlockCopy, ...] | None:
+        """Make the pool `num_blocks` large. Held blocks beyond its new end move to unheld ones before it (the
+        copies), cached ones there are evicted.
+
+        None, and nothing is changed, when more blocks are held than would be left, or one of the `fixed`,
+        which cannot move, would have to.
+        """
+        pool = self.pool
+        if num_blocks >= pool.num_blocks:
+            pool.grow(num_blocks)
+            return ()
+        moving = [block for block in range(num_blocks, pool.num_blocks) if pool.holders[block]]
+        if pool.num_blocks - pool.num_unheld > num_blocks or any(block in fixed for block in moving):
+            return None
+        pool.shrink(num_blocks)
+        target = {}
+        for old in moving:
+            target[old] = pool.take()
+            pool.move(old, target[old])
+        for table in self.holders if moving else ():
+            table.blocks = [target.get(block, block) for block in table.blocks]
+        return tuple(BlockCopy(old, new) for old, new in target.items())
+
+    def forget(self, names: Sequence[bytes]) -> None:
+        """Take these names away, whoever holds their blocks: what a poisoned request wrote is never found
+        again, also where it was preempted and holds nothing itself."""
+        for name in names:
+            self.pool.forget(name)
+
+    def close(self, table: BlockTable) -> None:
+        """Hold nothing any more. Tail first, so that the tail is evicted before the head."""
+        for block in reversed(table.blocks):
+            self.pool.release(block, charge=table.charges)
+        table.blocks.clear()
+        table.num_published = 0
+        self.holders.pop(table).table = None

@@ -1,0 +1,156 @@
+"""Who gives blocks up, and in which order: pure choices over holder records. The scheduler applies them.
+
+A ladder is asked from its first rung on, again and again, until there is room or no rung has an answer. The
+five are not alike, and each for a reason:
+
+    RESERVING   a running sequence needs its next block      fetches behind it have computed nothing and are
+                                                             cheapest; of the sequences behind it goes who
+                                                             loses least; fetches ahead of it only then,
+                                                             because they are somebody's next admission; the
+                                                             last resort is for blocks charged to no tenant
+    ADMITTING   a waiting one wants to enter                 its tenant's own fetches, where its tenant's
+                                                             bounds are short; soft holds, which are no
+                                                             request's; fetches if nothing runs; lower
+                                                             priorities last, and only if that lets it in
+    CLAIMING    a guarantee covers a waiting one             fetches of borrowers, before what borrowers
+                                                             compute; soft holds go together with borrowers,
+                                                             and only if that lets it in
+    RESIZING    the pool is to be smaller                    fetches, then whoever loses least: nobody is
+                                                             asked on behalf of anyone
+    RELOADING   a tenant holds more than it may now          its running sequences, which come back by
+                                                             themselves; then its soft holds, then fetches
+
+A sequence is chosen by what it would lose:
+
+    candidate   a running sequence, or all sequences of a request (n > 1, a beam group): they go as one
+    gain        blocks that nobody else holds: the pool has them again at once
+    loss        work to be where it was again, in positions: what must be computed, and what can be loaded at
+                the price that loading was measured to have
+
+Worst first: the lowest priority, then the largest part above its fair share, then the least loss. A candidate
+that frees too little must be followed by others, so it comes after those that free enough, by its loss for
+each block; ties go to the last in rank. Source: Kwon et al. 2023, section 4.5, for preempting a request's
+sequences together.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+
+from octavo.memory.holders import Holder
+
+CANDIDATES_MAX = 32  # whose losses are compared
+
+
+class Rung(enum.Enum):
+    """Who may be asked."""
+
+    FETCHES_BEHIND = enum.auto()  # complete fetches for sequences that rank after the one that is short
+    FETCHES = enum.auto()  # all complete fetches
+    BORROWED_FETCHES = enum.auto()  # those of tenants beyond their guarantee
+    SOFT_HOLDS = enum.auto()  # what is kept of idle sessions
+    SEQUENCES_BEHIND = enum.auto()  # running ones that rank after the one that is short
+    LOWER_PRIORITIES = enum.auto()
+    BORROWERS = enum.auto()  # running sequences of tenants beyond their guarantee
+    SEQUENCES = enum.auto()  # all that run
+    LAST_RESORT = enum.auto()  # all that have nothing planned, for the best-ranked of all
+
+
+Ladder = tuple[Rung, ...]
+
+RESERVING: Ladder = (Rung.FETCHES_BEHIND, Rung.SEQUENCES_BEHIND, Rung.FETCHES, Rung.LAST_RESORT)
+ADMITTING: Ladder = (Rung.FETCHES_BEHIND, Rung.SOFT_HOLDS, Rung.FETCHES, Rung.LOWER_PRIORITIES)
+CLAIMING: Ladder = (Rung.BORROWED_FETCHES, Rung.SOFT_HOLDS, Rung.BORROWERS)
+RESIZING: Ladder = (Rung.FETCHES, Rung.SEQUENCES)
+RELOADING: Ladder = (Rung.SEQUENCES, Rung.SOFT_HOLDS, Rung.FETCHES)
+
+_ONE_BY_ONE = {Rung.FETCHES_BEHIND, Rung.FETCHES, Rung.BORROWED_FETCHES}  # the last in rank first
+Choice = tuple[Holder, ...]  # who is to go, together; (): there is no one
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Sequences that would go together."""
+
+    members: Choice  # last in rank first
+    priority: int
+    share: float  # of what its tenant has, beyond what is fair; larger goes first
+    gain: int
+    loss: float
+
+    def key(self, needed: int) -> tuple[int, float, bool, bool, float, tuple[int, ...]]:
+        """Smaller goes first, where `needed` blocks are missing."""
+        enough = self.gain >= needed
+        price = self.loss if enough else self.loss / max(1, self.gain)
+        last = tuple(-part for part in self.members[0].rank)
+        return self.priority, -self.share, not enough, self.gain == 0, price, last
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """How many blocks are missing, and who may be asked for them: `asked` is looked up rung by rung."""
+
+    needed: int
+    asked: Mapping[Rung, Callable[[], Many[Holder]]]
+    running: Callable[[], Iterable[Holder]]
+    share_of: Callable[[Holder], float]
+    loss_of: Callable[[Choice, int], tuple[int, float]]  # gain and loss, where so many are needed
+
+
+def find(ladder: Ladder, shortage: Shortage) -> Choice:
+    """Who is to go, from the first rung that has an answer."""
+    for rung in ladder:
+        holders = shortage.asked[rung]()
+        if not holders:
+            continue
+        if rung in _ONE_BY_ONE:
+            return (max(holders, key=lambda holder: holder.rank),)
+        if rung is Rung.SOFT_HOLDS:
+            return tuple(holders)
+        last = rung is Rung.LAST_RESORT  # one after the other: whoever gives one block up may do
+        return cheapest(holders, replace(shortage, needed=1) if last else shortage)
+    return ()
+
+
+def cheapest(holders: Many[Holder], shortage: Shortage) -> Choice:
+    """Which of these sequences are to go, together. O(blocks of those that priority and share leave)."""
+    groups = grouped(holders, shortage.running)
+    if len(groups) <= 1:
+        return groups[0] if groups else ()
+    order = [(max(-m.rank[0] for m in group), -shortage.share_of(group[0])) for group in groups]
+    first = min(order)
+    alike = [group for group, place in zip(groups, order, strict=True) if place == first]
+    if len(alike) > CANDIDATES_MAX:  # a bound on the work: those that rank last are looked at
+        alike = sorted(alike, key=lambda group: group[0].rank)[-CANDIDATES_MAX:]
+    priority, share = first
+    candidates = [
+        Candidate(group, priority, -share, *shortage.loss_of(group, shortage.needed)) for group in alike
+    ]
+    chosen = choose(candidates, shortage.needed)
+    assert chosen is not None
+    return chosen.members
+
+
+def choose(candidates: Iterable[Candidate], needed: int) -> Candidate | None:
+    """The one to preempt where `needed` blocks are missing; None where there is none."""
+    return min(candidates, key=lambda candidate: candidate.key(needed), default=None)
+
+
+def grouped(eligible: Iterable[Holder], running: Callable[[], Iterable[Holder]]) -> list[Choice]:
+    """Eligible sequences as they would go: a request's together, last in rank first; one by one where some
+    other sequence of the request runs and is not eligible."""
+    groups: dict[int, list[Holder]] = {}
+    for holder in eligible:
+        groups.setdefault(holder.group, []).append(holder)
+    sizes = Counter(h.group for h in running()) if any(len(g) > 1 for g in groups.values()) else {}
+    found: list[Choice] = []
+    for group, members in groups.items():
+        if len(members) > 1 and sizes[group] == len(members):
+            found.append(tuple(sorted(members, key=lambda holder: holder.rank, reverse=True)))
+        else:
+            found += [(member,) for member in members]
+    return found

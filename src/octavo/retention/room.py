@@ -1,0 +1,192 @@
+"""How much room there is for a pin, a session or a request: the inequality of `memory.capacity`, asked with
+what is kept and taken now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.memory.capacity import Capacities, Capacity
+from octavo.retention.limits import blocks_needed
+from octavo.retention.pins import Pins
+from octavo.retention.session_table import SessionTable
+from octavo.step.context import Context
+from octavo.types import Request
+
+
+class TakenRequests(Protocol):
+    """The requests that were taken and have not ended."""
+
+    def requests(self) -> list[Request]:
+        """All of them."""
+
+    def running_requests(self) -> list[Request]:
+        """Those of which something runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Blocks by which pins would exceed each of their bounds; 0 or less: they do not."""
+
+    own: int  # of their tenant: its maximum, its guarantee
+    pool: int
+    budget: int
+
+    @property
+    def most(self) -> int:
+        return max(self.own, self.pool, self.budget)
+
+
+class Room:
+    """Answers, in blocks. Changes nothing."""
+
+    def __init__(self, context: Context, pins: Pins, sessions: SessionTable, taken: TakenRequests) -> None:
+        self._context = context
+        self._pins = pins
+        self._sessions = sessions
+        self._taken = taken
+        self._asked_at = (-1, -1, -1)
+        self._capacities: Capacities | None = None
+
+    @property
+    def capacities(self) -> Capacities:
+        """What the pool is promised to now; made anew when that has changed."""
+        pins, ledger = self._pins, self._context.ledger
+        at = (pins.version, ledger.quotas.version, ledger.pool.num_blocks)
+        if self._capacities is None or at != self._asked_at:
+            num_blocks, policies = ledger.pool.num_blocks, ledger.quotas.by_name()
+            self._asked_at = at
+            self._capacities = Capacities(
+                Capacity(num_blocks, policies, pins.kept(hard_only=True)),
+                Capacity(num_blocks, policies, pins.kept()),
+            )
+        return self._capacities
+
+    @property
+    def hard(self) -> Capacity:
+        """Once all soft holds have gone."""
+        return self.capacities.hard
+
+    @property
+    def everything(self) -> Capacity:
+        """As it is."""
+        return self.capacities.everything
+
+    # -- requests
+
+    def beside_hard_pins(self, request: Request) -> int:
+        """The worst case that this very request, which was taken, may have: one that fills a pin uses what is
+        kept for it, a session's turn what the session holds."""
+        own = self.own_blocks(request, hard_only=True)
+        return self.hard.room(request.tenant, fills_pin=bool(request.fills_pin), own=own)
+
+    def beside_all_pins(self, request: Request) -> int:
+        """The same before any soft hold goes."""
+        own = self.own_blocks(request)
+        return self.everything.room(request.tenant, fills_pin=bool(request.fills_pin), own=own)
+
+    def own_blocks(self, request: Request, *, hard_only: bool = False) -> int:
+        """Blocks that count with the pins and are an unfinished request's own: those that it fills, or that
+        its session holds for it."""
+        own_pin = self._pins.filled_by(request)
+        filled = own_pin.num_blocks if own_pin is not None else 0
+        session = self._sessions.turn_of(request)
+        if session is None:
+            return filled
+        return filled + self.blocks_of_turn(request, session.shared, hard_only=hard_only)
+
+    def blocks_of_turn(self, request: Request, names: Many[bytes], *, hard_only: bool = False) -> int:
+        """Blocks of the pins' budget that this turn, whose tokens have these names, finds and shares: it
+        needs no others for them. O(blocks)."""
+        session = self._sessions.get(request.session)
+        if session is None or request.params.prompt_logprobs is not None:
+            return 0
+        num_own, pool = 0, self._context.ledger.pool
+        for pin in (session.resumed,) if hard_only else (session.resumed, session.hold):
+            held = set(pin.holder.blocks) if pin is not None else set()
+            for name in names[: self.num_hits_max(request)]:
+                if pool.find(name) not in held:
+                    break
+                num_own += 1
+        return num_own
+
+    def num_hits_max(self, request: Request) -> int:
+        """Blocks of its prompt that can be hits: never the last token's."""
+        return (len(request.prompt) - 1) // self._context.ledger.block_size
+
+    # -- the pool
+
+    def floor(self) -> int:
+        """The smallest pool in which every request that was taken can be served."""
+        hard = self.hard.floor(self._needs(hard_only=True))
+        return max(hard, self.everything.floor(self._needs(hard_only=False)))
+
+    def _needs(self, *, hard_only: bool) -> Iterator[tuple[str, int]]:
+        """The requests that must have room beside hard pins, or beside all: tenant, and worst case without
+        what counts with the pins and is its own."""
+        for request in self._taken.requests() if hard_only else self._taken.running_requests():
+            needed = blocks_needed(request, self._context.ledger.block_size)
+            yield request.tenant, needed - self.own_blocks(request, hard_only=hard_only)
+
+    # -- pins
+
+    def may_hold(self, tenant: str, names: Many[bytes]) -> bool:
+        """Whether its maximum lets the tenant hold these published names too."""
+        ledger, owner = self._context.ledger, self._context.ledger.quotas.owner(tenant)
+        pool = ledger.pool
+        blocks = [pool.find(name) for name in names]
+        if owner == ledger.quotas.shared:  # those that no other pin shares become its own
+            new = sum(b is not None and pool.owner[b] != owner for b in blocks)
+        else:
+            new = sum(
+                b is not None and pool.owner[b] == owner and (pool.holders[b] == 0 or b in pool.uncharged)
+                for b in blocks
+            )
+        return new <= ledger.quotas.room(owner)
+
+    def missing(self, tenant: str, more: int = 0, *, hard_only: bool = False) -> Missing:
+        """What as many `more` blocks pinned for that tenant would lack. O(tenants and requests)."""
+        pins, policy = self._pins, self._context.ledger.quotas.policy(tenant)
+        capacity = (self.hard if hard_only else self.everything).with_more(tenant, more)
+        needs = list(self._needs(hard_only=hard_only))
+        kept, own = capacity.kept[tenant], 0
+        if policy.maximum is not None:
+            largest = max((need for whose, need in needs if whose == tenant), default=1)
+            own = kept + largest - policy.maximum
+        if self._context.ledger.quotas.has_guarantees:  # pins use only what is their tenant's own
+            own = max(own, kept - policy.guaranteed)
+        in_budget = pins.num_blocks - (pins.num_soft if hard_only else 0) + more
+        return Missing(
+            own, capacity.floor(needs) - capacity.num_blocks, in_budget - self._context.config.pin_blocks
+        )
+
+    def shortage(
+        self, num_blocks: int, tenant: str, what: str, given_up: int = 0, *, hard_only: bool = False
+    ) -> str:
+        """Why `what` may not hold `num_blocks` in place of `given_up` ones, or "". `hard_only`: once all soft
+        holds have gone."""
+        pins = self._pins
+        missing = self.missing(tenant, num_blocks - given_up, hard_only=hard_only).most
+        if missing <= 0:
+            return ""
+        holders = [p for p in pins.all() if p.tenant == tenant and not (hard_only and p.is_soft)]
+        holders.sort(key=lambda pin: -pin.num_held)
+        who = ", ".join(f"{pin.name} {pin.num_held:,}" for pin in holders[:5])
+        held_by = f"; held by pins {who}" if who else ""
+        if tenant:  # no number that others move
+            kept = pins.blocks_of(tenant, hard_only=hard_only) - given_up
+            return (
+                f"{what} needs {num_blocks:,} blocks, more than are left to pins now; those of tenant "
+                f"{tenant} keep {kept:,}, and it is guaranteed "
+                f"{self._context.ledger.quotas.policy(tenant).guaranteed:,}{held_by}"
+            )
+        size, pool = self._context.ledger.block_size, self._context.ledger.pool.num_blocks
+        kept = pins.num_blocks - given_up - (pins.num_soft if hard_only else 0)
+        largest = max((blocks_needed(r, size) for r in self._taken.requests()), default=1)
+        return (
+            f"{what} needs {num_blocks:,} blocks and {missing:,} are missing: pins keep {kept:,} "
+            f"of {self._context.config.pin_blocks:,} that they may (setting pin_memory), and the largest "
+            f"request needs {largest:,} of the pool's {pool:,}{held_by}"
+        )

@@ -1,0 +1,345 @@
+"""SessionHolds as the scheduler sees them: whose turn runs, and the blocks that are kept between two turns.
+
+    idle --- turn --> active --- ends well --> idle          its full blocks are a warm pin's (holding.py)
+     |  ^
+     |  +---- resume: a hot pin, filled by an ordinary request that finds the blocks below --- resuming <-+
+     |                                                                                                   |
+     +--- suspend --> suspending --- all of it stored below under kept names --> suspended --------------+
+                                                                                     |
+                                                         turn: an ordinary fetch  <--+
+
+A session holds nothing by itself: it owns a warm pin, and a hot one after it was resumed, so budgets, checks
+and resizes know of pins alone. A turn that fails or is cancelled changes nothing. A session whose blocks find
+no room in the pins' budget is kept by best effort, and says why. It does not know tokens, only their names;
+who asks, and what a disk has synced, is `octavo.engine.sessions`' business.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+
+from octavo.errors import InvalidRequest, PinRefused, SessionRefused
+from octavo.memory.names import NameChain
+from octavo.memory.quota import SHARED
+from octavo.memory.tiers import OffloadTier
+from octavo.retention.client_pins import BEYOND_MAXIMUM
+from octavo.retention.limits import tokens_that_fit
+from octavo.retention.naming import Naming
+from octavo.retention.pins import Pin, Pins, Strength
+from octavo.retention.room import Room
+from octavo.retention.session_table import Session, SessionState, SessionTable
+from octavo.retention.warm_pins import WarmPins
+from octavo.step.context import Context
+from octavo.step.events import Event, EventKind
+from octavo.step.timers import Due, Timers
+from octavo.types import Request
+
+_NEVER = float("inf")
+_BUSY_RETRY_S = 1.0  # a session that should expire while its blocks are on their way is looked at again
+
+
+@dataclass(eq=False)
+class SessionHolds:
+    """Acts on sessions and their pins."""
+
+    _context: Context
+    _pins: Pins
+    _table: SessionTable
+    _naming: Naming
+    _room: Room
+    _warm_pins: WarmPins
+    _tier: OffloadTier | None
+    _timers: Timers
+
+    # -- turns -----------------------------------------------------------------------------------------------
+
+    def check_turn(self, request: Request) -> None:
+        """Raise SessionBusy, UnknownSession or InvalidRequest unless this turn may begin."""
+        if request.n != 1:
+            raise InvalidRequest(f"n is {request.n}; allowed with a session: 1", param="n")
+        if request.params.beams is not None:
+            raise InvalidRequest(
+                "beam search is not for a session's turn; allowed with a session: use_beam_search false",
+                param="use_beam_search",
+            )
+        if request.session in self._table:
+            self._table.find(request.tenant, request.session).check_still()
+
+    def fitted(self, request: Request) -> Request:
+        """The same turn, which has not begun, with no more max_tokens than there is room for. O(tokens)."""
+        size = self._context.ledger.block_size
+        chain = self._naming.of_request(request)
+        own = self._room.blocks_of_turn(request, chain.names)
+        room = self._room.everything.room(request.tenant, own=own)
+        fits = tokens_that_fit(len(request.prompt), request.params, room, size)
+        if fits < 1:  # what is kept of other sessions gives way
+            own = self._room.blocks_of_turn(request, chain.names, hard_only=True)
+            room = self._room.hard.room(request.tenant, own=own)
+            fits = tokens_that_fit(len(request.prompt), request.params, room, size)
+        return replace(request, max_tokens=max(1, min(request.max_tokens, fits)))
+
+    def begin_turn(self, request: Request, names: Many[bytes], now: float) -> None:
+        """Its request was taken. A session that is not known here (it was made just now, or the engine began
+        afresh) is from now on."""
+        session = self._table.get(request.session)
+        if session is None:
+            session = self.restore(request.session, request.tenant, (), request.session_ttl, now)
+        session.turn = request.request_id
+        session.ttl_s = request.session_ttl
+        session.shared = list(names[: self._room.num_hits_max(request)])
+        session.num_told = None
+
+    def stop_turn(self, session_id: str, request_id: int, num_told: int) -> None:
+        """The client found a stop string and will cancel: what it was told, `num_told` tokens, counts as
+        said."""
+        session = self._table.get(session_id)
+        if session is not None and session.turn == request_id:
+            session.num_told = num_told
+
+    def on_last_token(self, request: Request) -> str:
+        """Nothing is kept before its blocks are unheld."""
+        return ""
+
+    def on_end(self, request: Request, num_tokens: int, chain: NameChain, *, is_well: bool) -> None:
+        """A turn has ended. If well, or because its client stopped it on purpose, keep its full blocks; else
+        nothing has changed."""
+        session = self._table.turn_of(request)
+        if session is None:
+            return  # it was deleted meanwhile
+        if not is_well and session.num_told is None:
+            self._close_turn(session)
+            return
+        num_tokens -= 1  # the last one's K and V were never computed
+        if session.num_told is not None:
+            num_tokens = min(num_tokens, session.num_told)
+        session.names = chain.names[: num_tokens // self._context.ledger.block_size]
+        session.num_shared = min(chain.num_shared, len(session.names))
+        session.is_suspended = session.is_promised = session.may_lack_last = False
+        self._close_turn(session)
+        self._hold(session)
+
+    # -- suspend, resume, delete -----------------------------------------------------------------------------
+
+    def restore(
+        self,
+        session_id: str,
+        tenant: str,
+        tokens: Many[int],
+        ttl_s: float,
+        now: float,
+        left_s: float = 0.0,
+        num_shared: int = 0,
+        num_suspended: int = 0,
+    ) -> Session:
+        """A session that this scheduler does not know, with what is still below of the blocks of its tokens
+        kept there: of all, or of the first `num_suspended`, if it was suspended with so many. The first
+        `num_shared` of them have names that all tenants have in common, whether they are pinned now or not.
+        It counts as suspended. Those that were come first, else others may take the room that they had."""
+        assert session_id not in self._table
+        session = Session(session_id, tenant, ttl_s, now + (left_s or ttl_s))
+        self._table.add(session)
+        session.names = self._naming.as_named(tenant, array("I", tokens), num_shared).names
+        session.num_shared = min(num_shared, len(session.names))
+        session.is_suspended, session.is_promised = True, num_suspended > 0
+        session.may_lack_last = len(tokens) % self._context.ledger.block_size == 0
+        self._set_timer(session)
+        tier = self._tier
+        names = session.names[: num_suspended or None]
+        below = [name for name in names if tier is not None and tier.can_keep(name)]
+        if below:
+            why_not = self._beyond_maximum(session, len(below))
+            session.note = why_not or self._warm_pins.keep(tenant, below)
+            if not session.note:
+                self._replace(session, below, [], is_kept=True)
+        return session
+
+    def suspend(self, tenant: str, session_id: str) -> Session:
+        """Send all its blocks below; `state_of` says when they are. O(blocks).
+
+        Raises UnknownSession, SessionBusy, SessionRefused without a tier, where it keeps too many already or
+        blocks are nowhere any more, PinRefused where there is no room to hold what is not below yet.
+        """
+        session = self._table.find(tenant, session_id)
+        tier, pool = self._tier, self._context.ledger.pool
+        if tier is None:
+            raise SessionRefused("a session is suspended to disk, and there is none (setting disk_cache)")
+        self._warm_pins.try_again()  # the disk may work again
+        names, hold = self._all_of(session), session.hold
+        if session.state is not SessionState.SUSPENDING:
+            session.check_still()
+        if self._is_beyond_what_shared_may_store(session):
+            raise SessionRefused(
+                f"session {session_id} begins with a prefix that the operator shares, and what is shared may "
+                f"not take that many blocks on disk (`disk` of tenant {SHARED!r} in the tenants file)"
+            )
+        if hold is not None and hold.is_kept and hold.names == names:
+            if session.resumed is not None:
+                self._warm_pins.remove(session.resumed)
+            session.is_suspended = session.is_promised = True
+            return session
+        missing = [name for name in names if not tier.can_keep(name)]
+        num_lost = sum(pool.find(name) is None for name in missing)
+        if num_lost:
+            raise SessionRefused(
+                f"{num_lost:,} of the {len(names):,} blocks of session {session_id} are neither in memory "
+                "nor on disk; resume it, which computes them, then suspend it"
+            )
+        reason = self._shortage(session, len(missing))
+        if not reason and not self._room.may_hold(tenant, missing):
+            reason = BEYOND_MAXIMUM
+        if reason:
+            raise PinRefused(reason)
+        why_not = self._beyond_maximum(session, len(names))
+        why_not = why_not or self._warm_pins.keep_asked(tenant, names, session_id)
+        if why_not:
+            raise SessionRefused(
+                f"session {session_id} has {len(names):,} blocks, and {why_not} (setting disk_size); delete "
+                "other suspended sessions"
+            )
+        self._replace(session, names, missing, is_kept=True)
+        session.is_suspended = session.is_promised = True
+        session.note = ""
+        return session
+
+    def _all_of(self, session: Session) -> list[bytes]:
+        """The names of all blocks that it ever had."""
+        names, pool = session.names, self._context.ledger.pool
+        if not names or not session.may_lack_last or self._is_below(names[-1]):
+            return names
+        return names[:-1] if pool.find(names[-1]) is None else names
+
+    def _is_beyond_what_shared_may_store(self, session: Session) -> bool:
+        """A shared prefix takes room below of `shared`, whoever's session keeps it: without any it would wait
+        to be stored for ever."""
+        quotas = self._context.ledger.quotas
+        tier, pool, limit = (
+            self._tier,
+            self._context.ledger.pool,
+            quotas.disk_maximum(quotas.shared),
+        )
+        names = session.names[: session.num_shared]
+        if tier is None or limit is None or all(name in tier for name in names):
+            return False
+        blocks = [pool.find(name) for name in names]
+        return sum(b is None or quotas.owner_below(pool.owner[b]) == quotas.shared for b in blocks) > limit
+
+    def num_suspended(self, session: Session) -> int:
+        """Its first blocks that a restart finds, as far as they stay undamaged; 0: it is not suspended."""
+        hold = session.hold
+        if session.state is not SessionState.SUSPENDED or hold is None or not hold.names:
+            return 0
+        return session.names.index(hold.names[-1]) + 1
+
+    def is_stuck(self, session: Session) -> bool:
+        """True while blocks of it could not be stored."""
+        return session.hold is not None and self._warm_pins.is_stuck(session.hold)
+
+    def give_up_suspending(self, session_id: str) -> None:
+        """It was not suspended after all: it stays in the pool and below as far as it is there."""
+        session = self._table.get(session_id)
+        if session is not None:
+            session.is_suspended = session.is_promised = False
+
+    def slots(self, session_id: str) -> list[tuple[int, bytes]]:
+        """Where the blocks that are kept of it are below, and under which names; none of one that is not
+        known."""
+        session = self._table.get(session_id)
+        if session is None:
+            return []
+        tier, hold = self._tier, session.hold
+        names = hold.names if hold is not None and tier is not None else []
+        pairs = [(tier.slot_of(name), name) for name in names] if tier is not None else []
+        return [(slot, name) for slot, name in pairs if slot is not None]
+
+    def delete(self, tenant: str, session_id: str) -> Session:
+        """Keep nothing of it; a turn that runs goes on as a plain request. Raises UnknownSession."""
+        session = self._table.find(tenant, session_id)
+        for pin in session.pins:
+            self._warm_pins.remove(pin)
+        self._table.remove(session)
+        self._timers.cancel(Due.SESSION, (0, session_id))
+        return session
+
+    def expire(self, session_id: str, now: float) -> None:
+        """Delete a session whose time has passed, unless a turn runs: its blocks serve the next plan."""
+        session = self._table.get(session_id)
+        if session is None or session.turn is not None or session.expires > now:
+            return
+        if session.state in (SessionState.SUSPENDING, SessionState.RESUMING):
+            session.expires = now + _BUSY_RETRY_S
+            self._set_timer(session)
+            return
+        self.delete(session.tenant, session_id)
+        self._note(EventKind.SESSION_EXPIRED, session, f"session {session_id} expired")
+
+    # -- what it keeps ---------------------------------------------------------------------------------------
+
+    def _hold(self, session: Session) -> None:
+        """A warm pin on its published blocks takes the place of what it had; without room for it, what it had
+        stays, but for what a client's resuming held until now."""
+        names = session.names[: self._context.ledger.find_prefix(session.names)]
+        session.note = self._beyond_maximum(session, len(names)) or self._shortage(session, len(names))
+        if not session.note and not self._room.may_hold(session.tenant, names):
+            session.note = BEYOND_MAXIMUM
+        if not names:
+            session.note = "its turns fill no block, or prefix caching is off (setting prefix_caching)"
+        if not session.note:
+            self._replace(session, names, names, is_kept=False)
+            return
+        if session.resumed is not None:
+            self._warm_pins.remove(session.resumed)
+        self._note(EventKind.SESSION_BEST_EFFORT, session, session.note)
+
+    def _replace(self, session: Session, names: list[bytes], held: list[bytes], *, is_kept: bool) -> None:
+        """One warm pin, which holds `held`, for all that it had. `is_kept`: the tier keeps the names
+        already."""
+        turn = -1 if session.turn is None else session.turn
+        pin = Pin(
+            session.tenant,
+            f"session:{session.session_id}",
+            Strength.WARM,
+            list(names),
+            turn,
+            len(names) * self._context.ledger.block_size,
+            self._context.now,
+            _NEVER,
+            session.session_id,
+            is_soft=True,
+        )
+        for old in session.pins:
+            self._warm_pins.remove(old)
+        self._pins.add(pin)
+        self._pins.hold(pin, held)
+        session.hold = pin
+        if is_kept:
+            self._warm_pins.send_down(pin)
+        else:
+            self._warm_pins.begin(pin)
+
+    def _is_below(self, name: bytes) -> bool:
+        return self._tier is not None and (name in self._tier or self._tier.is_storing(name))
+
+    def _beyond_maximum(self, session: Session, num_blocks: int) -> str:
+        """Why its tenant may not keep as many for one session, or ""."""
+        limit = self._context.ledger.quotas.policy(session.tenant).session_maximum
+        if limit is None or num_blocks <= limit:
+            return ""
+        return f"a session of this tenant may keep {limit:,} blocks, and it has {num_blocks:,}"
+
+    def _shortage(self, session: Session, num_blocks: int) -> str:
+        given_up = sum(pin.num_held for pin in session.pins)
+        what = f"session {session.session_id}"
+        return self._room.shortage(num_blocks, session.tenant, what, given_up)
+
+    def _close_turn(self, session: Session) -> None:
+        session.turn, session.shared, session.num_told = None, [], None
+        session.expires = self._context.now + session.ttl_s
+        self._set_timer(session)
+
+    def _set_timer(self, session: Session) -> None:
+        self._timers.set(Due.SESSION, (0, session.session_id), session.expires)
+
+    def _note(self, kind: EventKind, session: Session, text: str) -> None:
+        self._context.events.record(Event(self._context.now, kind, text, session.turn, session.tenant))

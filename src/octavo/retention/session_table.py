@@ -1,0 +1,117 @@
+"""Sessions by id, each with the pins that it owns."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from octavo.errors import SessionBusy, UnknownSession
+from octavo.retention.pins import Pin
+from octavo.types import Request
+
+
+class SessionState(enum.StrEnum):
+    """Where a session is."""
+
+    ACTIVE = "active"  # a turn runs
+    IDLE = "idle"
+    SUSPENDING = "suspending"
+    SUSPENDED = "suspended"  # all that is kept of it is in an offload tier
+    RESUMING = "resuming"
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One session. `names` are those of the full blocks that its last turn left."""
+
+    session_id: str
+    tenant: str
+    ttl_s: float
+    expires: float
+    names: list[bytes] = field(default_factory=list)
+    num_shared: int = 0  # of these, the leading ones that all tenants have in common
+    turn: int | None = None  # id of the request that runs
+    shared: list[bytes] = field(default_factory=list)  # of that turn: names of blocks that can be hits
+    num_told: int | None = None  # of that turn: tokens that its client was told, where it was stopped there
+    is_suspended: bool = False  # or will be, when its blocks are in an offload tier
+    is_promised: bool = False  # a client asked for that, and no turn has ended well since
+    may_lack_last: bool = False  # it was restored: its last token's K and V may never have been computed
+    note: str = ""  # why nothing keeps its blocks
+    resumed: Pin | None = None  # hot: from a client's resuming until the next turn ends
+    hold: Pin | None = None  # warm, soft: between two turns
+
+    @property
+    def pins(self) -> list[Pin]:
+        """What it owns."""
+        return [pin for pin in (self.resumed, self.hold) if pin is not None]
+
+    @property
+    def used(self) -> float:
+        """When its last turn ended."""
+        return self.expires - self.ttl_s
+
+    @property
+    def state(self) -> SessionState:
+        """Where it is."""
+        if self.turn is not None:
+            return SessionState.ACTIVE
+        if self.resumed is not None:
+            return SessionState.RESUMING if self.resumed.table is None else SessionState.IDLE
+        if not self.is_suspended:
+            return SessionState.IDLE
+        is_on_its_way = self.hold is not None and self.hold.missing
+        return SessionState.SUSPENDING if is_on_its_way else SessionState.SUSPENDED
+
+    def check_still(self) -> None:
+        """Raise SessionBusy while a turn runs, or blocks of it are on their way."""
+        if self.state in (SessionState.ACTIVE, SessionState.SUSPENDING, SessionState.RESUMING):
+            raise SessionBusy(
+                f"session {self.session_id} is {self.state.value}; allowed: one turn at a time, and none "
+                "while it is suspended or resumed; try again when that has ended"
+            )
+
+
+class SessionTable:
+    """Every session there is, oldest first. Decides nothing."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    def __contains__(self, session_id: object) -> bool:
+        return session_id in self._sessions
+
+    def add(self, session: Session) -> None:
+        """One that is not in it."""
+        assert session.session_id not in self._sessions
+        self._sessions[session.session_id] = session
+
+    def remove(self, session: Session) -> None:
+        """One that is in it."""
+        del self._sessions[session.session_id]
+
+    def get(self, session_id: str) -> Session | None:
+        """That session, of whichever tenant."""
+        return self._sessions.get(session_id)
+
+    def find(self, tenant: str, session_id: str) -> Session:
+        """The tenant's session. Raises UnknownSession."""
+        session = self._sessions.get(session_id)
+        if session is None or session.tenant != tenant:
+            raise UnknownSession(f"there is no session {session_id[:40]!r}", param="session")
+        return session
+
+    def owner_of(self, pin: Pin) -> Session:
+        """The session that owns this pin, which one does."""
+        return self._sessions[pin.session_id]
+
+    def turn_of(self, request: Request) -> Session | None:
+        """The session whose running turn this request is."""
+        session = self._sessions.get(request.session)
+        return session if session is not None and session.turn == request.request_id else None

@@ -1,0 +1,415 @@
+"""Blocks on their way between the pool and the tier below, and who waits for them.
+
+    write-behind   a cached block is copied down before its place is needed; evicting it is then free
+    promised       a block of a warm pin is copied down at once, before any of the others (holding.py)
+    fetch          a waiting sequence's next blocks are below: they are loaded, then it is admitted as usual
+
+A transfer is a holder until it ends, so nobody takes its block meanwhile. A fetch takes all its blocks at
+once or none, and one that is complete gives them back when a running sequence finds no block, or when nobody
+runs and the first in the queue does not fit: so fetches never wedge the engine. Bytes that turn out damaged
+are recomputed: the sequence is admitted with what is there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from octavo.memory.holders import Holder, HolderKind
+from octavo.memory.names import NameChain
+from octavo.memory.quota import SHARED
+from octavo.memory.tiers import Moved, OffloadTier
+from octavo.retention.arena import HALF_LIFE_S, SMOOTHING, StagingArena
+from octavo.retention.warm_pins import WarmPins
+from octavo.step.context import Context
+from octavo.step.events import Event, EventKind
+from octavo.types import Move, Transfer, TransferDone
+
+STORES_MAX = 8  # on their way down at once
+LOADS_MAX = 256  # on their way up at once, over all fetches
+_IDS = itertools.count(1)  # over all schedulers of the process: an answer never finds the wrong question
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """The prefix of a waiting sequence that is being completed from below, and holds it until it is
+    admitted."""
+
+    seq_id: int
+    holder: Holder
+    shared: frozenset[bytes]  # names that all tenants have in common
+    pending: set[int] = field(default_factory=set)  # transfers that have not ended
+    abandoned: bool = False  # its sequence needs it no more; the table is let go when nothing is pending
+
+
+@dataclass(frozen=True, slots=True)
+class _Moving:
+    """A transfer that has not ended: a store holds its block, a load by its fetch; a staged block has no
+    holder."""
+
+    transfer: Transfer
+    holder: Holder | None
+    fetch: Fetch | None
+
+
+class Transfers:
+    """Acts on the ledger, on the tier below and on the plan in the making."""
+
+    def __init__(
+        self, context: Context, tier: OffloadTier | None, holding: WarmPins, arena: StagingArena
+    ) -> None:
+        self.tier = tier
+        self.num_stored = self.num_loaded = self.num_failed = 0
+        self._context = context
+        self._warm_pins = holding
+        self._arena = arena
+        self._moving: dict[int, _Moving] = {}
+        self._fetches: dict[int, Fetch] = {}  # by sequence; abandoned ones are in _moving alone
+        self._loading: dict[bytes, int] = {}  # name -> transfer
+        self._moves: dict[int, Moved] = {}  # between the tiers below: no block is in it
+        self._num_stores = 0
+        self._no_slot = False  # every slot below was on its way somewhere when we last looked
+        self._load_s: float | None = None  # for a block, measured
+        self._loaded_at = 0.0
+        if tier is not None:
+            # Bounded: of those that a slow store cannot follow, the longest cached are left out.
+            pool = context.ledger.pool
+            pool.newly_cached = deque(maxlen=2 * pool.num_blocks)
+
+    @property
+    def in_flight(self) -> int:
+        """Transfers that have not ended."""
+        return len(self._moving)
+
+    @property
+    def could_store(self) -> bool:
+        """True when a plan made now would change what is below: an engine without other work makes one."""
+        waiting = self._context.ledger.pool.newly_cached
+        if self.tier is None:
+            return False
+        if self.tier.dropped:
+            return True
+        if self._warm_pins.has_stores_to_begin and self._num_stores < STORES_MAX and not self._no_slot:
+            return True
+        return bool(waiting) and self._num_stores < STORES_MAX and not self._no_slot and self.is_worth_it()
+
+    def blocks(self) -> set[int]:
+        """Blocks whose bytes are on their way: they cannot move."""
+        staged = self._arena.first
+        return {m.transfer.block for m in self._moving.values() if m.transfer.block < staged}
+
+    def staged(self) -> list[tuple[int, bytes]]:
+        """Blocks of the staging arena whose bytes are on their way down, and their names: for checks."""
+        moving = [m.transfer for m in self._moving.values() if m.holder is None and m.fetch is None]
+        return [(transfer.block, transfer.name) for transfer in moving]
+
+    def fetching(self) -> set[int]:
+        """The sequences for whom blocks are loaded or held: for checks."""
+        return set(self._fetches)
+
+    # -- down
+    # ----------------------------------------------------------------------------------------------------
+
+    def store_behind(self) -> None:
+        """Send cached blocks down that are not there yet, longest cached first. O(newly cached blocks)."""
+        pool, tier = self._context.ledger.pool, self.tier
+        if tier is None or pool.newly_cached is None:
+            return
+        tier.expire(self._context.now)
+        for owner, limit in self._context.ledger.quotas.disk_limits:
+            self._trim(tier, owner, limit)
+        self._send_forgets(tier)
+        self._no_slot = False
+        self._store_promised(tier)
+        if self._no_slot or not self.is_worth_it():
+            return
+        while pool.newly_cached and self._num_stores < STORES_MAX:
+            block = pool.newly_cached.popleft()
+            name = pool.name_of[block]
+            if name is None or pool.holders[block] or not self._is_missing_below(name):
+                continue
+            if not self._has_room_below(tier, block):
+                continue  # its tenant has all that it may below, and none of it can go now
+            if not self._begin_store(tier, name, block):
+                pool.newly_cached.appendleft(block)
+                return
+
+    def _store_promised(self, tier: OffloadTier) -> None:
+        """Send down what warm pins hold and wait for."""
+        holding = self._warm_pins
+        while self._num_stores < STORES_MAX and (name := holding.next_store()) is not None:
+            if tier.is_storing(name):
+                continue  # its end is told to whoever waits
+            block = self._context.ledger.pool.find(name)
+            assert block is not None, "a warm pin waits for a block that it does not hold"
+            if name in self._loading or not self._has_room_below(tier, block):
+                holding.defer(name)  # damaged, and others still read it; or its tenant must wait
+            elif not self._begin_store(tier, name, block):
+                holding.requeue(name)
+                return
+
+    def _has_room_below(self, tier: OffloadTier, block: int) -> bool:
+        """Whether the tenant of a block of the pool may store one more, once its least recently used one is
+        forgotten if need be."""
+        owner = self._owner_below(block)
+        limit = self._context.ledger.quotas.disk_maximum(owner)
+        if limit is None:
+            return True
+        self._trim(tier, owner, limit - 1)
+        self._send_forgets(tier)
+        return tier.count_of(owner) < limit
+
+    def _owner_below(self, block: int) -> int:
+        return self._context.ledger.quotas.owner_below(self._context.ledger.pool.owner[block])
+
+    def _trim(self, tier: OffloadTier, owner: int, limit: int) -> None:
+        """Forget what an owner has below beyond the limit, as far as it can go now."""
+        while tier.count_of(owner) > limit and (oldest := tier.oldest_of(owner)) is not None:
+            tier.forget(oldest)
+
+    def _begin_store(self, tier: OffloadTier, name: bytes, block: int) -> bool:
+        """False when every slot that may be taken is on its way somewhere."""
+        slot = tier.begin_store(name, self._owner_below(block))
+        if slot is None:
+            self._no_slot = True
+            return False
+        self._begin_moves(tier)
+        holder = Holder(HolderKind.STORE, label="on its way to an offload tier", is_fixed=True)
+        self._context.ledger.adopt(self._context.ledger.open(holder, charges=False), [name])
+        self._num_stores += 1
+        self._begin(_Moving(Transfer(next(_IDS), block, slot, name, Move.STORE), holder, None))
+        return True
+
+    def _begin_moves(self, tier: OffloadTier) -> None:
+        """What leaves host memory for disk does so before its slot is written again."""
+        for moved in tier.moved:
+            transfer = Transfer(next(_IDS), -1, moved.target, moved.name, Move.MOVE, moved.source)
+            self._moves[transfer.transfer_id] = moved
+            self._context.plan.transfers.append(transfer)
+        tier.moved.clear()
+
+    def store_staged(self, block: int, name: bytes) -> bool:
+        """Send a block of the staging arena down, which the plan in the making copies. False when every slot
+        below, or all that its tenant may have there, is on its way somewhere."""
+        assert self.tier is not None
+        self._send_forgets(self.tier)
+        source = self._context.ledger.pool.find(name)
+        assert source is not None, "a staged block is a copy of one of the pool"
+        if not self._has_room_below(self.tier, source):
+            return False
+        slot = self.tier.begin_store(name, self._owner_below(source))
+        if slot is None:
+            return False
+        self._begin_moves(self.tier)
+        self._begin(_Moving(Transfer(next(_IDS), block, slot, name, Move.STORE), None, None))
+        return True
+
+    def _send_forgets(self, tier: OffloadTier) -> None:
+        """Before the slots can be taken again."""
+        while tier.dropped:
+            gone = Transfer(next(_IDS), -1, tier.dropped.pop(), b"", Move.FORGET)
+            self._context.plan.transfers.append(gone)
+
+    # -- up
+    # ----------------------------------------------------------------------------------------------------
+
+    def is_fetching(self, seq_id: int) -> bool:
+        """True while blocks that this sequence waits for are on their way up."""
+        fetch = self._fetches.get(seq_id)
+        return fetch is not None and bool(fetch.pending)
+
+    def has_fetched(self, seq_id: int) -> bool:
+        """True when its fetch has ended, well or not, and what came of it is held."""
+        return seq_id in self._fetches
+
+    def complete(self, tenant: str | None = None) -> list[Holder]:
+        """Fetches that have ended, of all tenants or one: they may be given back."""
+        return [
+            fetch.holder
+            for fetch in self._fetches.values()
+            if not fetch.pending and tenant in (None, fetch.holder.tenant)
+        ]
+
+    def is_loading(self, name: bytes) -> bool:
+        """True while the bytes of that name are on their way up, for whomever."""
+        return name in self._loading
+
+    def below(self, names: Many[bytes]) -> int:
+        """How many of these names, from the first on, can be had from the pool or below, if loading them is
+        thought to be cheaper than computing them."""
+        if self.tier is None or not self.is_worth_it():
+            return 0
+        pool = self._context.ledger.pool
+        for count, name in enumerate(names):
+            if name not in self.tier and pool.find(name) is None:
+                return count
+        return len(names)
+
+    def may_fetch(self, names: Many[bytes]) -> bool:
+        """False where too many loads are on their way."""
+        num_missing = sum(self._context.ledger.pool.find(name) is None for name in names)
+        return not self._loading or len(self._loading) + num_missing <= LOADS_MAX
+
+    def fetch(
+        self, seq_id: int, tenant: str, rank: tuple[int, ...], chain: NameChain, names: Many[bytes]
+    ) -> None:
+        """Hold these names, which lead the chain, for a waiting sequence: those in the pool at once, the
+        others when they are loaded. The caller has asked `may_fetch`."""
+        assert self.tier is not None
+        assert seq_id not in self._fetches
+        ledger = self._context.ledger
+        missing = [name for name in names if ledger.pool.find(name) is None]
+        label = "on its way from an offload tier"
+        holder = Holder(HolderKind.FETCH, tenant, label, is_fixed=bool(missing), rank=rank, group=seq_id)
+        table = ledger.open(holder)
+        fetch = Fetch(seq_id, holder, _common_names(tenant, chain))
+        # Those in the pool first, so that taking blocks for the others does not evict them.
+        held = [name for name in names if ledger.pool.find(name) is not None]
+        for name in held:
+            block = ledger.pool.find(name)
+            assert block is not None
+            ledger.pool.retain(block)
+            table.blocks.append(block)
+        for name in reversed(missing):  # the head is used last, and so forgotten last
+            self.tier.touch(name)
+        for name, block in zip(missing, ledger.take(table, len(missing)), strict=True):
+            transfer = Transfer(next(_IDS), block, self.tier.begin_load(name), name, Move.LOAD)
+            fetch.pending.add(transfer.transfer_id)
+            self._loading[name] = transfer.transfer_id
+            self._begin(_Moving(transfer, None, fetch))
+        self._fetches[seq_id] = fetch
+
+    def let_go(self, seq_id: int) -> None:
+        """The sequence was admitted, or has ended, or others need the blocks: its fetch holds nothing for it
+        any more."""
+        fetch = self._fetches.pop(seq_id, None)
+        if fetch is not None:
+            fetch.abandoned = True
+            if not fetch.pending:
+                self._close(fetch.holder)
+
+    def _close(self, holder: Holder) -> None:
+        assert holder.table is not None
+        self._context.ledger.close(holder.table)
+
+    # -- ends
+    # ----------------------------------------------------------------------------------------------------
+
+    def finish(self, done: TransferDone) -> None:
+        """A transfer has ended. One of an earlier scheduler is ignored."""
+        moved = self._moves.pop(done.transfer_id, None)
+        if moved is not None and self.tier is not None:
+            was_there = moved.name in self.tier
+            self.tier.end_move(moved, done.ok)
+            self.num_failed += not done.ok
+            if was_there and moved.name not in self.tier:
+                self._warm_pins.lost(moved.name)
+            return
+        moving = self._moving.pop(done.transfer_id, None)
+        if moving is None or self.tier is None:
+            return
+        transfer, memory = moving.transfer, self._context.ledger
+        self._no_slot = False
+        if not done.ok:
+            self._note_failure(transfer)
+        if transfer.move is Move.STORE:
+            self.num_stored += done.ok
+            self.tier.end_store(transfer.name, done.ok)
+            if moving.holder is None:
+                self._arena.finish(transfer.block, done)
+            else:
+                self._num_stores -= 1
+                self._close(moving.holder)  # first: a pin that lets go now releases its tail before its head
+            self._tell_stored(transfer.name, done.ok)
+            if moving.holder is None:
+                return
+            waiting = memory.pool.newly_cached
+            if waiting and waiting[-1] == transfer.block:
+                waiting.pop()  # it has had its turn: a tier smaller than the pool shall come to rest
+            return
+        fetch = moving.fetch
+        assert fetch is not None
+        if done.ok:
+            self.num_loaded += 1
+            self._loaded_at = self._context.now
+            old = self._load_s
+            self._load_s = done.seconds if old is None else old + SMOOTHING * (done.seconds - old)
+        if self._loading.get(transfer.name) == transfer.transfer_id:
+            del self._loading[transfer.name]
+        if self.tier.end_load(transfer.name, done.ok):
+            is_shared = transfer.name in fetch.shared
+            memory.publish_loaded(transfer.block, transfer.name, is_shared=is_shared)
+        elif not done.ok:
+            self._warm_pins.lost(transfer.name)
+        self._warm_pins.try_again()
+        fetch.pending.discard(transfer.transfer_id)
+        fetch.holder.is_fixed = bool(fetch.pending)
+        if fetch.abandoned and not fetch.pending:
+            self._close(fetch.holder)
+
+    def _tell_stored(self, name: bytes, ok: bool) -> None:
+        """Whoever waits for the store learns how it ended."""
+        assert self.tier is not None
+        holding = self._warm_pins
+        if name in self.tier:
+            holding.stored(name)
+            holding.try_again()
+        elif ok:
+            holding.requeue(name)  # it was forgotten on its way, and has been computed anew since
+        else:
+            holding.defer(name)
+
+    def lose(self, names: Many[bytes]) -> None:
+        """The store below has given up what it had taken: nobody finds these there."""
+        for name in names if self.tier is not None else ():
+            assert self.tier is not None
+            if name in self.tier:
+                self.tier.forget(name)
+                self._warm_pins.lost(name)
+
+    def forget(self, names: Many[bytes]) -> None:
+        """What was found poisoned is not found below either."""
+        for name in names if self.tier is not None else ():
+            assert self.tier is not None
+            self.tier.forget(name)
+
+    def _is_missing_below(self, name: bytes) -> bool:
+        assert self.tier is not None
+        return not (name in self.tier or self.tier.is_storing(name) or name in self._loading)
+
+    def _begin(self, moving: _Moving) -> None:
+        self._moving[moving.transfer.transfer_id] = moving
+        self._context.plan.transfers.append(moving.transfer)
+
+    @property
+    def load_s(self) -> float | None:
+        """Seconds to load a block; None: nobody knows. A measurement counts half after each `HALF_LIFE_S`, so
+        that one slow spell is tried again."""
+        if self._load_s is None:
+            return None
+        return self._load_s * math.exp2(-(self._context.now - self._loaded_at) / HALF_LIFE_S)
+
+    def is_worth_it(self) -> bool:
+        """Loading a block is thought cheaper than computing it; also while nobody knows."""
+        load_s, token_s = self.load_s, self._context.costs.token_s
+        if load_s is None or token_s is None:
+            return True
+        return load_s < token_s * self._context.ledger.block_size
+
+    def is_below(self, name: bytes) -> bool:
+        """True when its bytes are below, or on their way down."""
+        return self.tier is not None and (name in self.tier or self.tier.is_storing(name))
+
+    def _note_failure(self, transfer: Transfer) -> None:
+        self.num_failed += 1
+        what = "loaded from" if transfer.move is Move.LOAD else "stored in"
+        text = f"block {transfer.block} could not be {what} slot {transfer.slot} below; it will be recomputed"
+        self._context.events.record(Event(self._context.now, EventKind.TRANSFER_FAILED, text, blocks=1))
+
+
+def _common_names(tenant: str, chain: NameChain) -> frozenset[bytes]:
+    """Of these names, those that all tenants have in common. O(names)."""
+    return frozenset(chain.names if tenant == SHARED else chain.names[: chain.num_shared])

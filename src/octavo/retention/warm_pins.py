@@ -1,0 +1,264 @@
+"""Warm pins on their way down: they hold their blocks in the pool until all of them are stored below.
+
+    held in the pool, names kept below --- every block stored ---> let go: nothing held, names kept below
+
+Keeping comes first: from then on the tier takes none of these slots. A pin that the tier cannot keep,
+because there is none or its kept part is full, stays hot in its budget; so does one whose store failed, which
+is tried again when another transfer ends well. The stores of pins go before write-behind, also where loading
+is slower than computing: they are promised, not an optimisation. Bytes that turn out damaged below are
+forgotten and told; what the pin still holds is stored again.
+
+What is kept of sessions that nobody suspended is the server's own idea: it gives way to what somebody asked
+for, a suspension or a warm pin.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+from octavo.memory.quota import SHARED
+from octavo.memory.tiers import OffloadTier
+from octavo.retention.pins import Pin, Pins, Strength
+from octavo.retention.session_table import SessionState, SessionTable
+from octavo.step.context import Context
+from octavo.step.events import Event, EventKind
+from octavo.step.timers import Due, Timers
+
+
+class WarmPins:
+    """Acts on pins and on the tier below."""
+
+    def __init__(
+        self,
+        context: Context,
+        pins: Pins,
+        sessions: SessionTable,
+        tier: OffloadTier | None,
+        timers: Timers,
+    ) -> None:
+        self._context = context
+        self._pins = pins
+        self._sessions = sessions
+        self._tier = tier
+        self._timers = timers
+        self._waiting: dict[bytes, list[Pin]] = {}  # names that are to be stored, and for whom
+        self._wished: deque[bytes] = deque()  # of those, the ones whose store has not begun
+        self._failed: dict[bytes, None] = {}  # of those, the ones whose store failed, in that order
+        self._kept: dict[str, Counter[bytes]] = {}  # by tenant: how many of its pins are kept under a name
+
+    @property
+    def has_stores_to_begin(self) -> bool:
+        """True when a store is wanted that has not begun."""
+        return bool(self._wished)
+
+    def begin(self, pin: Pin) -> None:
+        """A pin was filled: a warm one moves down, if there is where to."""
+        tier = self._tier
+        if pin.strength is not Strength.WARM or tier is None:
+            return
+        why_not = (self.keep if pin.is_soft else self.keep_asked)(pin.tenant, pin.names)
+        if not why_not:
+            self.send_down(pin)
+            return
+        text = f"pin {pin.name} stays hot: {why_not}, and it has {pin.num_blocks:,}"
+        self._context.events.record(
+            Event(self._context.now, EventKind.REFUSED, text, None, pin.tenant, pin.num_blocks)
+        )
+
+    def keep(self, tenant: str, names: list[bytes]) -> str:
+        """Let the tier keep these names, or say why it does not, and change nothing. O(names)."""
+        tier, limit = (
+            self._tier,
+            self._context.ledger.quotas.policy(tenant).disk_maximum,
+        )
+        assert tier is not None
+        if tenant == SHARED:
+            return "what is shared with all tenants stays in the pool, because it is found while it is held"
+        if limit is not None:
+            own = self.kept_of(tenant)
+            if len(own) + sum(name not in own for name in set(names)) > limit:
+                return f"the tier below keeps {len(own):,} blocks of {limit:,} that it may for this tenant"
+        if not tier.keep(names):
+            if tenant:  # no number that others move
+                return "the tier below keeps as many blocks as it may"
+            return f"the tier below keeps {tier.num_kept:,} blocks of {tier.kept_max:,} that it may"
+        return ""
+
+    def keep_asked(self, tenant: str, names: list[bytes], session_id: str = "") -> str:
+        """The same for what somebody asked for, perhaps of that session: if that is enough, what is kept of
+        other sessions that nobody suspended gives way. O(sessions + names kept) where it comes to that."""
+        why_not = self.keep(tenant, names)
+        spare = self._kept_unasked(tenant, session_id) if why_not and tenant != SHARED else []
+        if not self._fits_without(spare, tenant, names):
+            return why_not
+        for hold in spare:
+            self._keep_no_more(hold)
+            if not self.keep(tenant, names):
+                return ""
+        raise AssertionError("names that fit were not kept")
+
+    def _fits_without(self, spare: list[Pin], tenant: str, names: list[bytes]) -> bool:
+        """Whether the tier would keep the names if it kept nothing for these pins."""
+        tier = self._tier
+        assert tier is not None
+        kept, own = tier.keepers(), Counter(self.kept_of(tenant))
+        for pin in spare:
+            kept.subtract(pin.names)
+            if pin.tenant == tenant:
+                own.subtract(pin.names)
+        limit = self._context.ledger.quotas.policy(tenant).disk_maximum
+        num_own, num_kept = len({*names, *+own}), len({*names, *+kept})
+        return bool(spare) and num_kept <= tier.kept_max and (limit is None or num_own <= limit)
+
+    def send_down(self, pin: Pin) -> None:
+        """The tier keeps the pin's names; store what is not there yet, then let the blocks go."""
+        tier = self._tier
+        assert tier is not None
+        pin.is_kept = True
+        self._kept.setdefault(pin.tenant, Counter()).update(pin.names)
+        pin.missing = {name for name in pin.names if name not in tier}
+        for name in pin.names:
+            if name in pin.missing:
+                self._wish(name, pin)
+        self._settle(pin)
+
+    def end(self, pin: Pin) -> None:
+        """The pin is about to go: nobody keeps its names for it any more."""
+        if not pin.is_kept:
+            return
+        tier = self._tier
+        assert tier is not None
+        for name in pin.missing:
+            self._waiting[name].remove(pin)
+            if not self._waiting[name]:
+                del self._waiting[name]
+                self._failed.pop(name, None)
+        tier.unkeep(pin.names)
+        self._uncount(pin.tenant, pin.names)
+        pin.is_kept = False
+        pin.missing.clear()
+
+    def remove(self, pin: Pin) -> None:
+        """Hold and keep nothing for it any more."""
+        self.end(pin)
+        self._pins.remove(pin)
+        session = self._sessions.get(pin.session_id)
+        if session is not None and session.hold is pin:
+            session.hold = None
+        elif session is not None and session.resumed is pin:
+            session.resumed = None
+        self._timers.cancel(Due.PIN, (pin.filler, ""))
+
+    def is_whole(self, pin: Pin) -> bool:
+        """False when names that it holds or keeps have been taken away."""
+        pool, tier = self._context.ledger.pool, self._tier
+        assert pin.table is not None
+        if any(pool.name_of[block] is None for block in pin.table.blocks):
+            return False
+        return not pin.is_kept or tier is None or all(n in tier for n in pin.names if n not in pin.missing)
+
+    def next_store(self) -> bytes | None:
+        """The next name whose store is wanted; None when there is none."""
+        while self._wished:
+            name = self._wished.popleft()
+            if name in self._waiting:
+                return name
+        return None
+
+    def requeue(self, name: bytes) -> None:
+        """Its store cannot begin now."""
+        if name in self._waiting:
+            self._wished.appendleft(name)
+
+    def defer(self, name: bytes) -> None:
+        """Its store cannot begin, or failed: it is tried again when another transfer has ended well."""
+        if name in self._waiting:
+            self._failed[name] = None
+
+    def stored(self, name: bytes) -> None:
+        """Its bytes are below."""
+        for pin in self._waiting.pop(name, ()):
+            pin.missing.discard(name)
+            self._settle(pin)
+        self._failed.pop(name, None)
+
+    def try_again(self) -> None:
+        """A transfer has ended well: what had failed is worth another try."""
+        self._wished.extend(self._failed)
+        self._failed.clear()
+
+    def is_stuck(self, pin: Pin) -> bool:
+        """True while blocks of the pin could not be stored."""
+        return not pin.missing.isdisjoint(self._failed)
+
+    def lost(self, name: bytes) -> None:
+        """The bytes of a kept name were found damaged below. O(blocks of all pins), which is rare."""
+        tier = self._tier
+        for pin in self._pins.all():
+            if not pin.is_kept or name in pin.missing or name not in pin.names:
+                continue
+            assert tier is not None
+            assert pin.table is not None
+            block = self._context.ledger.pool.find(name)
+            if block is not None and block in pin.table.blocks:
+                pin.missing.add(name)
+                self._wish(name, pin)
+                continue
+            pin.names.remove(name)
+            tier.unkeep([name])
+            self._uncount(pin.tenant, [name])
+            text = f"a block of pin {pin.name} was damaged below; it will be recomputed when it is needed"
+            self._context.events.record(
+                Event(self._context.now, EventKind.TRANSFER_FAILED, text, None, pin.tenant, 1)
+            )
+
+    def waiting(self) -> dict[bytes, list[Pin]]:
+        """Who waits for which store: for checks."""
+        return self._waiting
+
+    def kept_of(self, tenant: str) -> Counter[bytes]:
+        """Names that the tier keeps for the tenant's pins, and for how many of them. O(1)."""
+        return self._kept.get(tenant, Counter())
+
+    def _kept_unasked(self, tenant: str, session_id: str) -> list[Pin]:
+        """The holds that the tier keeps of sessions that nobody suspended, but for that one's: who can best
+        be spared for something of `tenant` in front, the longest idle first. O(sessions)."""
+        found: list[tuple[tuple[bool, bool, float], int, Pin]] = []
+        for session in self._sessions:
+            hold = session.hold
+            if hold is None or not hold.is_kept or session.is_promised or session.session_id == session_id:
+                continue
+            is_busy = session.state in (SessionState.ACTIVE, SessionState.RESUMING)
+            key = (session.tenant != tenant, is_busy, session.used)
+            found.append((key, len(found), hold))
+        return [hold for _, _, hold in sorted(found)]
+
+    def _keep_no_more(self, hold: Pin) -> None:
+        """A session's place below goes to what somebody asked for; its blocks stay there as any others do."""
+        session = self._sessions.owner_of(hold)
+        self.remove(hold)
+        session.is_suspended = False
+        session.note = "its place below was needed for what somebody asked to keep there"
+        text = f"session {session.session_id}: {hold.num_blocks:,} blocks may be dropped: {session.note}"
+        kind = EventKind.SESSION_GAVE_WAY
+        self._context.events.record(Event(self._context.now, kind, text, session.turn, session.tenant))
+
+    def _uncount(self, tenant: str, names: Iterable[bytes]) -> None:
+        own = self.kept_of(tenant)  # none, where all that its pins kept was lost
+        for name in names:
+            own[name] -= 1
+            if not own[name]:
+                del own[name]
+        if not own:
+            self._kept.pop(tenant, None)
+
+    def _wish(self, name: bytes, pin: Pin) -> None:
+        if name not in self._waiting:
+            self._waiting[name] = []
+            self._wished.append(name)
+        self._waiting[name].append(pin)
+
+    def _settle(self, pin: Pin) -> None:
+        if not pin.missing and pin.table is not None:
+            self._pins.let_go(pin)

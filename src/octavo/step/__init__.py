@@ -1,0 +1,1 @@
+"""What retention and the scheduler both write in a step: the plan in the making, events, timers, costs."""

@@ -1,0 +1,23 @@
+"""What every collaborator of the scheduler is handed: leaves, none of which knows a collaborator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.memory.ledger import Ledger
+from octavo.step.config import SchedulerConfig
+from octavo.step.events import EventRing
+from octavo.step.plan_builder import PlanBuilder
+from octavo.step.prefill_budget import PrefillBudget
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """Fields alone. `events` may be replaced by those of an earlier scheduler; the others stay."""
+
+    ledger: Ledger
+    config: SchedulerConfig
+    costs: PrefillBudget  # measured costs of a step's positions
+    plan: PlanBuilder = field(default_factory=PlanBuilder)  # in the making
+    events: EventRing = field(default_factory=EventRing)
+    now: float = 0.0  # of the last call that brought the time

@@ -1,0 +1,76 @@
+"""What happened and why: a bounded ring of events with the numbers behind them, and a count of each kind.
+
+Only what is rare enough to be worth a line: a step that works as planned leaves none.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, deque
+from dataclasses import dataclass
+
+EVENTS_MAX = 1024
+
+
+class EventKind(enum.StrEnum):
+    """What can happen to somebody."""
+
+    PREEMPTED = "preempted"  # a running sequence lost its blocks to another
+    EVICTED = "evicted"  # cached blocks were taken for new ones
+    REFUSED = "refused"  # a request or a pin was turned away
+    TIMED_OUT = "timed_out"  # a deadline passed
+    FAILED = "failed"  # a sequence failed while it ran
+    TRANSFER_FAILED = "transfer_failed"  # bytes below could not be written, or were damaged
+    RESIZED = "resized"
+    RETURNED = "returned"  # idle blocks' memory went back to the system
+    PRESSED = "pressed"  # the machine was short of memory: the pool stepped back
+    RELIEVED = "relieved"  # it no longer is: the pool grew again
+    PINNED = "pinned"
+    UNPINNED = "unpinned"
+    PIN_EXPIRED = "pin_expired"
+    SESSION_BEST_EFFORT = "session_best_effort"  # nothing keeps a session's blocks between its turns
+    SESSION_GAVE_WAY = "session_gave_way"  # something that was asked for needed its blocks
+    SESSION_FELL_BACK = "session_fell_back"  # a turn did not extend what the session had
+    SESSION_SUSPENDED = "session_suspended"
+    SESSION_RESUMED = "session_resumed"
+    SESSION_EXPIRED = "session_expired"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of the ring. `blocks` is how many changed hands."""
+
+    at: float  # the engine's clock, in seconds
+    kind: EventKind
+    text: str
+    request_id: int | None = None
+    tenant: str = ""
+    blocks: int = 0
+
+
+class EventRing:
+    """The last `EVENTS_MAX` events; counts never forget."""
+
+    def __init__(self) -> None:
+        self._ring: deque[Event] = deque(maxlen=EVENTS_MAX)
+        self.counts: Counter[EventKind] = Counter()
+        self.blocks: Counter[EventKind] = Counter()
+
+    def record(self, event: Event) -> None:
+        """Add one."""
+        self._ring.append(event)
+        self.counts[event.kind] += 1
+        self.blocks[event.kind] += event.blocks
+
+    def record_evictions(self, at: float, blocks: int) -> None:
+        """Cached blocks were taken; runs of such steps are one event, or nothing else would fit the ring."""
+        self.counts[EventKind.EVICTED] += 1
+        self.blocks[EventKind.EVICTED] += blocks
+        if self._ring and self._ring[-1].kind is EventKind.EVICTED:
+            blocks += self._ring.pop().blocks
+        text = f"{blocks:,} cached blocks were taken for new ones, longest unheld first"
+        self._ring.append(Event(at, EventKind.EVICTED, text, blocks=blocks))
+
+    def recent(self, count: int) -> list[Event]:
+        """The last `count`, newest first."""
+        return [event for _, event in zip(range(count), reversed(self._ring), strict=False)]

@@ -1,0 +1,57 @@
+"""How many positions of a prompt a step may carry: learned from measured steps."""
+
+from __future__ import annotations
+
+
+class PrefillBudget:
+    """How many prompt tokens a step may carry beside decoding sequences, so that these hardly notice.
+
+    It learns from measured steps: the time of steps that only decode (by power of two of their size), and
+    `token_s`, what one more position costs, of a prompt or of another decoding sequence. With d sequences
+    decoding and p prompts to be computed, a mixed step may last 1 + SHARE * (1 + p / d) times a decoding one:
+    one prompt beside eight streams takes four fifths of a step's time; many prompts beside one stream are not
+    held up for its sake. Until both times are known (and always when seconds are not measured, as in traces)
+    the whole budget is granted.
+    """
+
+    SHARE = 0.7
+    FLOOR = 8  # prompt tokens per mixed step at least: a prompt always advances
+    SMOOTHING = 0.3
+
+    def __init__(self, step_tokens: int) -> None:
+        self.step_tokens = step_tokens
+        self.decode_steps: dict[int, tuple[int, float]] = {}  # by bit length of the size: (size, seconds)
+        self.token_s: float | None = None
+
+    def prompt_budget(self, num_decoding: int, num_prompts: int) -> int:
+        """Prompt tokens for a step in which `num_decoding` sequences continue and `num_prompts` want to
+        begin."""
+        budget = max(0, self.step_tokens - num_decoding)
+        if num_decoding == 0 or not self.decode_steps or not self.token_s:
+            return budget
+        size, seconds = self._nearest(num_decoding)
+        decode_s = max(seconds + self.token_s * (num_decoding - size), 0.5 * seconds)
+        allowed_s = self.SHARE * (1.0 + num_prompts / num_decoding) * decode_s
+        return min(budget, max(self.FLOOR, int(allowed_s / self.token_s)))
+
+    def observe(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
+        """A step took `seconds`; 0 means that it was not measured."""
+        if seconds <= 0.0 or num_decoding + num_prompt_tokens == 0:
+            return
+        if num_prompt_tokens == 0:
+            bucket = num_decoding.bit_length()
+            _, old = self.decode_steps.get(bucket, (0, None))
+            self.decode_steps[bucket] = (num_decoding, self._blend(old, seconds))
+            return
+        size, base = self._nearest(num_decoding) if self.decode_steps else (0, 0.0)
+        more = num_decoding + num_prompt_tokens - size  # positions beyond those of the step we compare with
+        if more > 0 and seconds > base:
+            self.token_s = self._blend(self.token_s, (seconds - base) / more)
+
+    def _nearest(self, num_decoding: int) -> tuple[int, float]:
+        """The measured decoding step, as (size, seconds), whose size is nearest."""
+        bucket = num_decoding.bit_length()
+        return self.decode_steps[min(self.decode_steps, key=lambda known: abs(known - bucket))]
+
+    def _blend(self, old: float | None, new: float) -> float:
+        return new if old is None else old + self.SMOOTHING * (new - old)
