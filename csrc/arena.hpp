@@ -1,12 +1,12 @@
 // Where the rows of a program's buffers are while it runs.
 //
 //   part      of the arena: four of them, for tokens' and for logits' rows, shared or not
-//   shared    buffers that others than a row's home read: row after row
-//   unshared  home after home (team.hpp); within a home buffer after buffer, each row after row, or group
+//   shared    buffers that others than a row's owner read: row after row
+//   unshared  owner after owner (team.hpp); within an owner buffer after buffer, each row after row, or group
 //             after group where rows are quantised
 //
-// So whatever a home alone works on lies together, and its buffers take each other's places as soon as that
-// home is done with them, however far the other homes are.
+// So whatever an owner alone works on lies together, and its buffers take each other's places as soon as that
+// owner is done with them, however far the other owners are.
 #pragma once
 
 #include "program.hpp"
@@ -14,12 +14,12 @@
 
 namespace octavo {
 
-// The rows [first, first + count) of one home, and where they lie.
-struct HomeRows {
+// The rows [first, first + count) of one owner, and where they lie.
+struct OwnerRows {
   int64_t first, count;
   float* shared_part;
   int64_t shared_room;  // rows for which a shared buffer has room
-  float* unshared;      // of this home
+  float* unshared;      // of this owner
   int64_t unshared_room;
 
   float* first_row(const Buffer& buffer) const {
@@ -33,13 +33,13 @@ struct HomeRows {
 
 struct Arena {
   const Program& program;
-  Homes of_tokens, of_logits;
+  Owners of_tokens, of_logits;
   float* memory;
 
-  const Homes& homes(Rows rows) const { return rows == Rows::tokens ? of_tokens : of_logits; }
+  const Owners& owners(Rows rows) const { return rows == Rows::tokens ? of_tokens : of_logits; }
 
-  // Rows for which unshared buffers have room: quantised ones are spread a little, each home's by themselves.
-  static int64_t room(const Homes& all) { return all.rows + code_padding * all.count; }
+  // Rows for which unshared buffers have room: quantised ones are spread a little, each owner's by themselves.
+  static int64_t room(const Owners& all) { return all.rows + code_padding * all.count; }
 
   // Where a part begins, in floats; its end is where the next one does.
   int64_t start(Rows rows, bool is_shared) const {
@@ -47,17 +47,17 @@ struct Arena {
     if (rows == Rows::logits) {
       at = start(Rows::tokens, false) + program.floats_per_row(Rows::tokens, false) * room(of_tokens);
     }
-    if (!is_shared) at += program.floats_per_row(rows, true) * homes(rows).rows;
+    if (!is_shared) at += program.floats_per_row(rows, true) * owners(rows).rows;
     return at;
   }
   int64_t floats() const {
     return start(Rows::logits, false) + program.floats_per_row(Rows::logits, false) * room(of_logits);
   }
 
-  HomeRows rows_of_home(Rows rows, int64_t home) const {
-    const Homes& all = homes(rows);
-    const int64_t first = all.first(home), count = all.rows_of(home);
-    const int64_t room_before = first + code_padding * home;  // of the homes before this one
+  OwnerRows rows_of_owner(Rows rows, int64_t owner) const {
+    const Owners& all = owners(rows);
+    const int64_t first = all.first(owner), count = all.rows_of(owner);
+    const int64_t room_before = first + code_padding * owner;  // of the owners before this one
     return {first,
             count,
             memory + start(rows, true),
@@ -68,7 +68,7 @@ struct Arena {
 
   // Any row of a shared buffer.
   float* shared_row(const Buffer& buffer, int64_t row) const {
-    return memory + start(buffer.rows, true) + buffer.place * homes(buffer.rows).rows + row * buffer.width;
+    return memory + start(buffer.rows, true) + buffer.place * owners(buffer.rows).rows + row * buffer.width;
   }
 };
 

@@ -129,22 +129,22 @@ Attention chunk_of(const AttentionStep& step, int64_t c) {
 
 using Kernel = void (*)(const Attention&, const AttentionTask&);
 
-// Brings the pieces of each home together; those of home h begin at first[h].
-void sort_by_home(const AttentionStep& step, AttentionScratch& scratch,
-                  int64_t (&first)[Team::homes_max + 1]) {
+// Brings the pieces of each owner together; those of owner h begin at first[h].
+void sort_by_owner(const AttentionStep& step, AttentionScratch& scratch,
+                  int64_t (&first)[Team::owners_max + 1]) {
   const int64_t group = step.heads / step.kv.kv_heads;
-  const Homes homes{step.offsets[step.num_chunks], step.homes};
-  const auto home_of = [&](const Piece& piece) {
-    return homes.of(step.offsets[piece.chunk] + piece.task.first_row / group);
+  const Owners owners{step.offsets[step.num_chunks], step.owners};
+  const auto owner_of = [&](const Piece& piece) {
+    return owners.of(step.offsets[piece.chunk] + piece.task.first_row / group);
   };
-  std::fill_n(first, homes.count + 1, 0);
-  for (const Piece& piece : scratch.pieces) ++first[home_of(piece) + 1];
-  for (int64_t home = 0; home < homes.count; ++home) first[home + 1] += first[home];
-  int64_t next[Team::homes_max];
-  std::copy_n(first, homes.count, next);
+  std::fill_n(first, owners.count + 1, 0);
+  for (const Piece& piece : scratch.pieces) ++first[owner_of(piece) + 1];
+  for (int64_t owner = 0; owner < owners.count; ++owner) first[owner + 1] += first[owner];
+  int64_t next[Team::owners_max];
+  std::copy_n(first, owners.count, next);
   scratch.sorted.resize(scratch.pieces.size());
   for (const Piece& piece : scratch.pieces) {
-    scratch.sorted[static_cast<size_t>(next[home_of(piece)]++)] = piece;
+    scratch.sorted[static_cast<size_t>(next[owner_of(piece)]++)] = piece;
   }
   scratch.pieces.swap(scratch.sorted);
 }
@@ -161,9 +161,9 @@ void run_pieces(const AttentionStep& step, const std::vector<Piece>& pieces, Ker
 }
 
 // Each piece tells what the one behind it begins with: most likely the same thread takes that next.
-void run_at_home(const AttentionStep& step, AttentionScratch& scratch, Kernel kernel) {
-  int64_t first[Team::homes_max + 1];
-  sort_by_home(step, scratch, first);
+void run_by_owner(const AttentionStep& step, AttentionScratch& scratch, Kernel kernel) {
+  int64_t first[Team::owners_max + 1];
+  sort_by_owner(step, scratch, first);
   for (size_t i = 0; i + 1 < scratch.pieces.size(); ++i) {
     const auto& [chunk, cost, low, task] = scratch.pieces[i + 1];
     const int64_t begin = std::max(low / kv_lanes * kv_lanes, task.first_partition * partition_size);
@@ -171,7 +171,7 @@ void run_at_home(const AttentionStep& step, AttentionScratch& scratch, Kernel ke
     scratch.pieces[i].task.next = {step.tables + chunk * step.table_width, task.first_head, begin, stop};
   }
   const Piece* pieces = scratch.pieces.data();
-  parallel_at_home(first, step.homes,
+  parallel_by_owner(first, step.owners,
                    [&](int64_t i) { kernel(chunk_of(step, pieces[i].chunk), pieces[i].task); });
 }
 
@@ -195,8 +195,8 @@ void run_attention(const AttentionStep& step) {
   for (const Piece& piece : scratch.pieces) cost += piece.cost;
   const bool shared = threads > 1 && cost * step.kv.head_size >= alone_max;
   if (shared || step.piece_partitions) cut_tasks(step, cost / (threads * pieces_per_thread) + 1, scratch);
-  if (shared && step.homes > 1) {
-    run_at_home(step, scratch, k.attend);
+  if (shared && step.owners > 1) {
+    run_by_owner(step, scratch, k.attend);
   } else {
     run_pieces(step, scratch.pieces, k.attend, shared);
   }

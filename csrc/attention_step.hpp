@@ -28,7 +28,7 @@ struct AttentionScratch {
     AttentionTask task;
   };
   std::vector<Piece> pieces;  // what is computed, in an order that no result depends on
-  std::vector<Piece> sorted;  // the same by home
+  std::vector<Piece> sorted;  // the same by owner
   std::vector<Piece> merges;  // the tasks that were cut into pieces
   std::vector<float> parts;   // what the pieces found, partition by partition
 };
@@ -51,7 +51,7 @@ struct AttentionStep {
   const float* slopes;  // (H,) or null
   // Partitions that one piece of work covers at most; 0: as the load of the team asks. It changes no bit.
   int64_t piece_partitions;
-  int64_t homes;  // that the step's rows have (team.hpp)
+  int64_t owners;  // that the step's rows have (team.hpp)
   AttentionScratch* scratch;  // null: one that belongs to the calling thread
 };
 

@@ -9,22 +9,22 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t fetched_max = 16 << 20;  // bytes, of all homes: more might not stay in the last cache
+constexpr int64_t fetched_max = 16 << 20;  // bytes, of all owners: more might not stay in the last cache
 
 constexpr int64_t comparisons_at_first = 12, runs_between = 64;
 constexpr double gain_max = 0.2;  // of one comparison: what exceeds it was another process
 
 }  // namespace
 
-void KvPrefetch::list_blocks(const Program& program, const StepInput& input, const Homes& homes) {
+void KvPrefetch::list_blocks(const Program& program, const StepInput& input, const Owners& owners) {
   const KvLayer& kv = program.layer(0);
-  homes_ = homes.count;
+  owners_ = owners.count;
   lists_.resize(program.windows().size());
   for (size_t i = 0; i < lists_.size(); ++i) {
     List& list = lists_[i];
     list.window = program.windows()[i];
     list.blocks.clear();
-    list.first.assign(static_cast<size_t>(homes_) + 1, 0);
+    list.first.assign(static_cast<size_t>(owners_) + 1, 0);
     const int32_t* table_before = nullptr;  // of the last chunk: slots [first_before, last_before) are listed
     int64_t first_before = 0, last_before = 0;
     for (int64_t c = 0; c < input.num_chunks; ++c) {
@@ -38,24 +38,24 @@ void KvPrefetch::list_blocks(const Program& program, const StepInput& input, con
         if (!is_listed) list.blocks.push_back(kv.pool + kv.block_bytes * table[slot]);
       }
       table_before = table, first_before = first, last_before = last;
-      const auto home = static_cast<size_t>(homes.of(input.offsets[c]));
-      list.first[home + 1] = static_cast<int64_t>(list.blocks.size());
+      const auto owner = static_cast<size_t>(owners.of(input.offsets[c]));
+      list.first[owner + 1] = static_cast<int64_t>(list.blocks.size());
     }
     std::partial_sum(list.first.begin(), list.first.end(), list.first.begin(),
                      [](int64_t before, int64_t own) { return std::max(before, own); });
   }
 }
 
-KvAhead KvPrefetch::part_of(const Program& program, const Linear& op, int64_t home, int64_t first_panel,
+KvPrefetchCursor KvPrefetch::part_of(const Program& program, const Linear& op, int64_t owner, int64_t first_panel,
                             int64_t last_panel) const {
   if (op.next_layer < 0) return {};
   const auto list = std::find_if(lists_.begin(), lists_.end(),
                                  [&](const List& one) { return one.window == op.next_window; });
   const KvLayer& kv = program.layer(op.next_layer);
   const int64_t bytes = kv_layer_bytes(kv.kind, kv.kv_heads, kv.head_size, kv.block_size);
-  const int64_t first = list->first[static_cast<size_t>(home)];
-  const int64_t blocks = list->first[static_cast<size_t>(home) + 1] - first;
-  const int64_t all = std::min(blocks * bytes, fetched_max / homes_);
+  const int64_t first = list->first[static_cast<size_t>(owner)];
+  const int64_t blocks = list->first[static_cast<size_t>(owner) + 1] - first;
+  const int64_t all = std::min(blocks * bytes, fetched_max / owners_);
   const auto place_at = [&](int64_t panel) {
     return all * (op.work_before + panel * op.weight.inputs) / op.work_between / 64 * 64;
   };

@@ -19,26 +19,26 @@ struct Linear;
 struct StepInput;
 class Program;
 
-// The blocks that a step's attention reads, home after home: one list for each size of window. What a sequence
+// The blocks that a step's attention reads, owner after owner: one list for each size of window. What a sequence
 // shares with the one before it stands there alone.
 class KvPrefetch {
  public:
   // Forgets the step before.
-  void list_blocks(const Program& program, const StepInput& input, const Homes& homes);
+  void list_blocks(const Program& program, const StepInput& input, const Owners& owners);
 
-  // What a task that makes panels [first_panel, last_panel) for a home's rows shall fetch.
-  KvAhead part_of(const Program& program, const Linear& op, int64_t home, int64_t first_panel,
+  // What a task that makes panels [first_panel, last_panel) for an owner's rows shall fetch.
+  KvPrefetchCursor part_of(const Program& program, const Linear& op, int64_t owner, int64_t first_panel,
                   int64_t last_panel) const;
 
  private:
   struct List {
     int64_t window;
     std::vector<const uint8_t*> blocks;
-    std::vector<int64_t> first;  // of each home, and the end
+    std::vector<int64_t> first;  // of each owner, and the end
   };
 
   std::vector<List> lists_;
-  int64_t homes_ = 1;
+  int64_t owners_ = 1;
 };
 
 // Whether something pays on this machine, learned from three runs alike that follow each other directly: the way

@@ -184,7 +184,7 @@ void Program::find_next_attention() {
 }
 
 // First fit, in the order of recording: the lowest place where no buffer of the same part lies that is alive
-// at the same time. For a home its phases follow each other. The time of shared buffers is counted in chains:
+// at the same time. For an owner its phases follow each other. The time of shared buffers is counted in chains:
 // within one, some rows may be phases ahead of others, and in one place rows of different widths overlap.
 void Program::place_buffers() {
   std::vector<int64_t> chain_of(phases_.size() + 1);

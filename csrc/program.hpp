@@ -54,7 +54,7 @@ struct Buffer {
   Rows rows;
   int64_t width;         // floats in a row; of codes: inputs
   bool holds_codes;      // the quantised form of a row
-  bool is_shared;        // read by others than a row's home: attention, `take`, the caller; never codes
+  bool is_shared;        // read by others than a row's owner: attention, `take`, the caller; never codes
   int64_t first_phase, last_phase;
   int64_t place;         // in its part of the arena, in floats for each row
 
@@ -105,7 +105,7 @@ struct Phase {
   std::vector<Linear> products;
   std::vector<Attend> attention;
 
-  // Whether rows that have homes (team.hpp) may pass from `before` to this phase without waiting for others':
+  // Whether rows that have owners (team.hpp) may pass from `before` to this phase without waiting for others':
   // nothing reads another row but attention, and what takes the wanted rows.
   bool is_chained_to(const Phase& before) const {
     return kind != Kind::attention && before.kind != Kind::attention && rows == before.rows;

@@ -1,4 +1,4 @@
-// Replaying: phase after phase, each shared out over the team, or chains of them where rows have homes.
+// Replaying: phase after phase, each shared out over the team, or chains of them where rows have owners.
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -36,24 +36,24 @@ constexpr int64_t code_task_work = 1 << 20, float_task_work = 1 << 23;
 
 // Of a thread. With fewer rows all threads would wait for weights, which all of them read: those of six bits
 // or less (the mean of all linear layers) come in time for as few as matrix registers take.
-constexpr int64_t home_rows_min = 32, home_rows_min_beside_few_bits = 16;
+constexpr int64_t owner_rows_min = 32, owner_rows_min_beside_few_bits = 16;
 
-// Fewer wait for weights, memory is never idle, and their tiles fetch nothing (kernels/ahead.hpp).
+// Fewer wait for weights, memory is never idle, and their tiles fetch nothing (kernels/prefetch_cursor.hpp).
 constexpr int64_t prefetching_rows_min = 3;
 
 // How a step's rows are shared out. With enough of them each thread keeps its own through all phases, so that
-// they stay in its caches; else they have one home, and products are shared out by outputs.
+// they stay in its caches; else they have one owner, and products are shared out by outputs.
 struct Sharing {
   int64_t threads;  // as many as when the run began, whatever becomes of the team
   int64_t enough;
 
   Sharing(const Program& program, int64_t its_threads) : threads(its_threads), enough(INT64_MAX) {
-    if (!program.reads_step() || threads > Team::homes_max) return;
+    if (!program.reads_step() || threads > Team::owners_max) return;
     const bool few_bits = 4 * program.weight_bytes() <= 3 * program.num_weights();
-    enough = (few_bits ? home_rows_min_beside_few_bits : home_rows_min) * threads;
+    enough = (few_bits ? owner_rows_min_beside_few_bits : owner_rows_min) * threads;
   }
 
-  Homes homes_of(int64_t rows) const { return {rows, rows >= enough ? threads : 1}; }
+  Owners owners_of(int64_t rows) const { return {rows, rows >= enough ? threads : 1}; }
 };
 
 // Output panels of a product that a tile takes at once: tasks begin at their multiples.
@@ -91,18 +91,18 @@ Largest largest_of(const Kernels& k, const float* x, int64_t count, int64_t firs
   return {std::numeric_limits<float>::quiet_NaN(), -1};
 }
 
-// One phase of a chain: its tasks [first_task, first_task + tasks) among those of each home.
+// One phase of a chain: its tasks [first_task, first_task + tasks) among those of each owner.
 struct Stage {
   const Phase* phase;
   int64_t first_task, tasks;
   int64_t first_product;  // of a phase of products: of its tasks, in the chain's list
 };
 
-// Phases that are one job. A gate opens when a home's tasks of a stage are done.
+// Phases that are one job. A gate opens when an owner's tasks of a stage are done.
 struct Chain {
   std::vector<Stage> stages;
   std::vector<ProductTask> products;
-  std::vector<Gate> gates;  // [homes][stages]
+  std::vector<Gate> gates;  // [owners][stages]
 };
 
 }  // namespace
@@ -116,13 +116,13 @@ struct Replay {
   Arena arena;
   const KvPrefetch* kv_prefetch;  // null: K and V are fetched when attention reads them
 
-  const Homes& homes(Rows rows) const { return arena.homes(rows); }
+  const Owners& owners(Rows rows) const { return arena.owners(rows); }
   const Buffer& buffer(BufferId id) const { return program.buffer(id); }
   const float* given(int64_t row) const { return input.x + row * buffer(program.given_).width; }
 
-  // A row, whose home is `at`.
-  float* row_of(BufferId id, const HomeRows& at, int64_t row) const { return at.row(buffer(id), row); }
-  const float* read(BufferId id, const HomeRows& at, int64_t row) const {
+  // A row, whose owner is `at`.
+  float* row_of(BufferId id, const OwnerRows& at, int64_t row) const { return at.row(buffer(id), row); }
+  const float* read(BufferId id, const OwnerRows& at, int64_t row) const {
     return id == program.given_ ? given(row) : row_of(id, at, row);
   }
   // Any row of a buffer that is shared.
@@ -131,13 +131,13 @@ struct Replay {
     return id == program.given_ ? given(row) : shared_row(id, row);
   }
 
-  // The quantised rows of a buffer that are at home with `at`.
-  Activations codes(BufferId id, const HomeRows& at) const {
+  // The quantised rows of a buffer that belong to the owner `at`.
+  Activations codes(BufferId id, const OwnerRows& at) const {
     return activations_in(at.first_row(buffer(id)), at.count, buffer(id).width);
   }
 
   // -- row operations -------------------------------------------------------------------------------
-  void operator()(const Embed& op, const HomeRows& at, int64_t row) const {
+  void operator()(const Embed& op, const OwnerRows& at, int64_t row) const {
     const int32_t index = (op.source == Source::tokens ? input.tokens : input.positions)[row];
     const Weight& w = op.table;
     if (w.has_codes()) {
@@ -146,27 +146,27 @@ struct Replay {
       k.unpack_row(w.panels, w.kind, w.inputs, index, row_of(op.out, at, row));
     }
   }
-  void operator()(const Take& op, const HomeRows& at, int64_t row) const {
+  void operator()(const Take& op, const OwnerRows& at, int64_t row) const {
     const int64_t width = buffer(op.x).width;
     std::copy_n(read_shared(op.x, input.logit_rows[row]), width, row_of(op.out, at, row));
   }
-  void operator()(const RmsNorm& op, const HomeRows& at, int64_t row) const {
+  void operator()(const RmsNorm& op, const OwnerRows& at, int64_t row) const {
     const float* x = read(op.x, at, row);
     float* out = row_of(op.out, at, row);
     for (int64_t i = 0; i < buffer(op.x).width; i += op.size) {
       k.rms_norm(x + i, op.weight, op.eps, op.size, out + i);
     }
   }
-  void operator()(const LayerNorm& op, const HomeRows& at, int64_t row) const {
+  void operator()(const LayerNorm& op, const OwnerRows& at, int64_t row) const {
     k.layer_norm(read(op.x, at, row), op.weight, op.bias, op.eps, buffer(op.x).width,
                  row_of(op.out, at, row));
   }
-  void operator()(const Rope& op, const HomeRows& at, int64_t row) const {
+  void operator()(const Rope& op, const OwnerRows& at, int64_t row) const {
     const int64_t angles = input.positions[row] * op.half;
     k.rope(read(op.x, at, row), op.cos + angles, op.sin + angles, buffer(op.x).width / op.head_size,
            op.head_size, 2 * op.half, row_of(op.out, at, row));
   }
-  void operator()(const Store& op, const HomeRows& at, int64_t row) const {
+  void operator()(const Store& op, const OwnerRows& at, int64_t row) const {
     const KvLayer& kv = program.layers_[static_cast<size_t>(op.layer)];
     const int64_t chunk = std::upper_bound(input.offsets, input.offsets + input.num_chunks + 1, row) -
                           input.offsets - 1;
@@ -174,43 +174,43 @@ struct Replay {
     const int32_t block = input.tables[chunk * input.table_width + position / kv.block_size];
     k.store_kv(kv, block, position % kv.block_size, read(op.k, at, row), read(op.v, at, row));
   }
-  void operator()(const Gated& op, const HomeRows& at, int64_t row) const {
+  void operator()(const Gated& op, const OwnerRows& at, int64_t row) const {
     k.gated(op.function, read(op.gate, at, row), read(op.up, at, row), buffer(op.out).width,
             row_of(op.out, at, row));
   }
-  void operator()(const Activate& op, const HomeRows& at, int64_t row) const {
+  void operator()(const Activate& op, const OwnerRows& at, int64_t row) const {
     k.map(op.function, read(op.x, at, row), buffer(op.out).width, row_of(op.out, at, row));
   }
-  void operator()(const Add& op, const HomeRows& at, int64_t row) const {
+  void operator()(const Add& op, const OwnerRows& at, int64_t row) const {
     k.add(read(op.x, at, row), read(op.y, at, row), buffer(op.out).width, row_of(op.out, at, row));
   }
-  void operator()(const Scale& op, const HomeRows& at, int64_t row) const {
+  void operator()(const Scale& op, const OwnerRows& at, int64_t row) const {
     k.scale(read(op.x, at, row), op.factor, buffer(op.out).width, row_of(op.out, at, row));
   }
-  void operator()(const SoftCap& op, const HomeRows& at, int64_t row) const {
+  void operator()(const SoftCap& op, const OwnerRows& at, int64_t row) const {
     k.soft_cap(read(op.x, at, row), op.cap, buffer(op.out).width, row_of(op.out, at, row));
   }
 
-  // Rows [first, last), all at home with `at`.
+  // Rows [first, last), all of the owner `at`.
   template <class Op>
-  void run_op(const Op& op, const HomeRows& at, int64_t first, int64_t last) const {
+  void run_op(const Op& op, const OwnerRows& at, int64_t first, int64_t last) const {
     for (int64_t row = first; row < last; ++row) (*this)(op, at, row);
   }
-  void run_op(const Quantise& op, const HomeRows& at, int64_t first, int64_t last) const {
+  void run_op(const Quantise& op, const OwnerRows& at, int64_t first, int64_t last) const {
     k.quantise_rows(read(op.x, at, first), op.kind, first - at.first, last - first, codes(op.out, at));
   }
 
-  // How many tasks the rows of each home make.
+  // How many tasks the rows of each owner make.
   int64_t num_row_tasks(const Phase& phase) const {
-    const Homes all = homes(phase.rows);
+    const Owners all = owners(phase.rows);
     int64_t work = 0;
     for (const RowOp& op : phase.row_ops) work += all.rows * width_of(op);
     const int64_t wanted = tasks_for(all.rows, work, row_work_min, sharing.threads);
     return (wanted + all.count - 1) / all.count;
   }
 
-  void run_row_task(const Phase& phase, int64_t home, int64_t task, int64_t tasks) const {
-    const HomeRows at = arena.rows_of_home(phase.rows, home);
+  void run_row_task(const Phase& phase, int64_t owner, int64_t task, int64_t tasks) const {
+    const OwnerRows at = arena.rows_of_owner(phase.rows, owner);
     const int64_t end = at.first + at.count * (task + 1) / tasks;
     for (int64_t row = at.first + at.count * task / tasks; row < end; row += rows_together) {
       const int64_t last = std::min(row + rows_together, end);
@@ -220,14 +220,14 @@ struct Replay {
     }
   }
 
-  // body(home, task) for `tasks` tasks of each home. Where all rows have one home, tasks are shared out by
+  // body(owner, task) for `tasks` tasks of each owner. Where all rows have one owner, tasks are shared out by
   // their place, so that a thread meets the same rows or outputs again.
   template <class Body>
-  void at_home(int64_t homes, int64_t tasks, Body&& body) const {
-    int64_t first[Team::homes_max + 1];
-    const int64_t parts = homes > 1 ? homes : std::min<int64_t>(sharing.threads, Team::homes_max);
-    for (int64_t part = 0; part <= parts; ++part) first[part] = (homes * tasks * part + parts - 1) / parts;
-    parallel_at_home(first, parts, [&](int64_t task) { body(task / tasks, task % tasks); });
+  void by_owner(int64_t owners, int64_t tasks, Body&& body) const {
+    int64_t first[Team::owners_max + 1];
+    const int64_t parts = owners > 1 ? owners : std::min<int64_t>(sharing.threads, Team::owners_max);
+    for (int64_t part = 0; part <= parts; ++part) first[part] = (owners * tasks * part + parts - 1) / parts;
+    parallel_by_owner(first, parts, [&](int64_t task) { body(task / tasks, task % tasks); });
   }
 
   int64_t width_of(const RowOp& op) const {
@@ -243,28 +243,28 @@ struct Replay {
   }
 
   // -- products -------------------------------------------------------------------------------------
-  void run_product(const ProductTask& task, int64_t home) const {
+  void run_product(const ProductTask& task, int64_t owner) const {
     const Linear& op = *task.op;
     const Weight& w = op.weight;
-    const HomeRows at = arena.rows_of_home(buffer(op.out).rows, home);
+    const OwnerRows at = arena.rows_of_owner(buffer(op.out).rows, owner);
     float* y = row_of(op.out, at, at.first);
-    KvAhead kv_ahead{};
-    if (kv_prefetch) kv_ahead = kv_prefetch->part_of(program, op, home, task.first, task.last);
+    KvPrefetchCursor kv_cursor{};
+    if (kv_prefetch) kv_cursor = kv_prefetch->part_of(program, op, owner, task.first, task.last);
     if (w.has_codes()) {
-      k.integer_product({codes(op.x, at), w.panels, w.kind, op.bias, y, w.outputs, &kv_ahead}, task.first,
+      k.integer_product({codes(op.x, at), w.panels, w.kind, op.bias, y, w.outputs, &kv_cursor}, task.first,
                         task.last);
     } else {
       const float* x = read(op.x, at, at.first);
-      k.product({x, w.panels, op.bias, y, at.count, w.inputs, w.outputs, w.kind, &kv_ahead}, task.first,
+      k.product({x, w.panels, op.bias, y, at.count, w.inputs, w.outputs, w.kind, &kv_cursor}, task.first,
                 task.last);
     }
   }
 
-  // Adds tasks of about equal work, each within one product, the same for the rows of each home.
+  // Adds tasks of about equal work, each within one product, the same for the rows of each owner.
   void list_products(const Phase& phase, std::vector<ProductTask>& tasks) const {
     int64_t all = 0;
     for (const Linear& op : phase.products) all += op.weight.outputs * op.weight.inputs;
-    const Homes whole = homes(buffer(phase.products[0].out).rows);
+    const Owners whole = owners(buffer(phase.products[0].out).rows);
     const int64_t rows = whole.rows_of(0);
     const bool of_codes = phase.products[0].weight.has_codes();
     const int64_t task_work = of_codes ? code_task_work : float_task_work;
@@ -285,12 +285,12 @@ struct Replay {
   }
 
   // -- chains of phases of rows and of products -------------------------------------------------------
-  // Where rows have homes, what a phase makes of one home's rows waits for nothing of another's: such phases
-  // are one job, in which each home passes from phase to phase by itself. `count` is 1 where they have not.
+  // Where rows have owners, what a phase makes of one owner's rows waits for nothing of another's: such phases
+  // are one job, in which each owner passes from phase to phase by itself. `count` is 1 where they have not.
   void run_chain(const Phase* phases, int64_t count) const {
     static thread_local Chain own;  // keeps its memory from chain to chain
     Chain& chain = own;             // of this thread: a worker has one of its own
-    const int64_t num_homes = homes(phases[0].rows).count;
+    const int64_t num_owners = owners(phases[0].rows).count;
     chain.stages.clear();
     chain.products.clear();
     int64_t tasks = 0;
@@ -304,26 +304,26 @@ struct Replay {
       chain.stages.push_back({phase, tasks, size, first_product});
       tasks += size;
     }
-    if (chain.gates.size() < static_cast<size_t>(num_homes * count)) {
-      chain.gates = std::vector<Gate>(static_cast<size_t>(num_homes * count));
+    if (chain.gates.size() < static_cast<size_t>(num_owners * count)) {
+      chain.gates = std::vector<Gate>(static_cast<size_t>(num_owners * count));
     }
-    for (int64_t i = 0; i < num_homes * count; ++i) {
+    for (int64_t i = 0; i < num_owners * count; ++i) {
       chain.gates[static_cast<size_t>(i)].close(chain.stages[static_cast<size_t>(i % count)].tasks);
     }
-    at_home(num_homes, tasks, [&](int64_t home, int64_t task) { run_in_chain(chain, home, task); });
+    by_owner(num_owners, tasks, [&](int64_t owner, int64_t task) { run_in_chain(chain, owner, task); });
   }
 
-  void run_in_chain(Chain& chain, int64_t home, int64_t task) const {
+  void run_in_chain(Chain& chain, int64_t owner, int64_t task) const {
     size_t index = chain.stages.size() - 1;
     while (task < chain.stages[index].first_task) --index;
     const Stage& stage = chain.stages[index];
-    Gate* gate = &chain.gates[static_cast<size_t>(home) * chain.stages.size() + index];
+    Gate* gate = &chain.gates[static_cast<size_t>(owner) * chain.stages.size() + index];
     if (index > 0) gate[-1].wait();
     const int64_t own = task - stage.first_task;
     if (stage.phase->kind == Phase::Kind::rows) {
-      run_row_task(*stage.phase, home, own, stage.tasks);
+      run_row_task(*stage.phase, owner, own, stage.tasks);
     } else {
-      run_product(chain.products[static_cast<size_t>(stage.first_product + own)], home);
+      run_product(chain.products[static_cast<size_t>(stage.first_product + own)], owner);
     }
     if (chain.stages.size() > 1) gate->pass();
   }
@@ -332,7 +332,7 @@ struct Replay {
   // Of the result, which has been computed.
   void find_argmax(int32_t* out) const {
     const Buffer& result = buffer(program.result_);
-    parallel(homes(result.rows).rows, [&](int64_t row) {
+    parallel(owners(result.rows).rows, [&](int64_t row) {
       out[row] = k.argmax(shared_row(program.result_, row), result.width);
     });
   }
@@ -340,14 +340,14 @@ struct Replay {
   // Of a product's outputs, which exist only some panels at a time: they have the bits that `run_product` writes.
   void run_argmax(const Linear& op, int32_t* out) const {
     static thread_local std::vector<Largest> found;  // [slices][rows], kept from run to run
-    const Homes all = homes(buffer(op.out).rows);
+    const Owners all = owners(buffer(op.out).rows);
     const int64_t slice = argmax_panels * panel_width, slices = (op.weight.outputs + slice - 1) / slice;
     found.assign(static_cast<size_t>(slices * all.rows), {});
     Largest* places = found.data();
-    at_home(all.count, slices, [&](int64_t home, int64_t task) {
+    by_owner(all.count, slices, [&](int64_t owner, int64_t task) {
       const int64_t first = task * slice, width = std::min(slice, op.weight.outputs - first);
-      const int64_t row = all.first(home), rows = all.rows_of(home);
-      const float* y = outputs_between(op, home, first, width);
+      const int64_t row = all.first(owner), rows = all.rows_of(owner);
+      const float* y = outputs_between(op, owner, first, width);
       for (int64_t i = 0; i < rows; ++i) {
         places[task * all.rows + row + i] = largest_of(k, y + i * width, width, first);
       }
@@ -359,11 +359,11 @@ struct Replay {
     }
   }
 
-  // Outputs [first, first + width) of a home's rows, (rows, width): of this thread, until the next call.
-  const float* outputs_between(const Linear& op, int64_t home, int64_t first, int64_t width) const {
+  // Outputs [first, first + width) of an owner's rows, (rows, width): of this thread, until the next call.
+  const float* outputs_between(const Linear& op, int64_t owner, int64_t first, int64_t width) const {
     static thread_local std::vector<float> y;
     const Weight& w = op.weight;
-    const HomeRows at = arena.rows_of_home(buffer(op.out).rows, home);
+    const OwnerRows at = arena.rows_of_owner(buffer(op.out).rows, owner);
     const int64_t rows = at.count, panel = first / panel_width;
     const int64_t panels = (width + panel_width - 1) / panel_width;
     if (y.size() < static_cast<size_t>(rows * width)) y.resize(static_cast<size_t>(rows * width));
@@ -385,13 +385,13 @@ struct Replay {
       const int64_t heads = buffer(op.q).width / kv.head_size;
       run_attention({kv, read_shared(op.q, 0), shared_row(op.out, 0), nullptr, input.starts, input.offsets,
                      input.tables, input.table_width, input.num_chunks, heads, op.scale, op.window,
-                     op.soft_cap, op.sinks, op.slopes, 0, homes(Rows::tokens).count, nullptr});
+                     op.soft_cap, op.sinks, op.slopes, 0, owners(Rows::tokens).count, nullptr});
     }
   }
 
   // How many of the phases from `first` on, below `end`, are one job.
   int64_t chain_length(const Phase* first, const Phase* end) const {
-    if (homes(first->rows).count == 1) return 1;
+    if (owners(first->rows).count == 1) return 1;
     const Phase* next = first + 1;
     while (next < end && next->is_chained_to(next[-1])) ++next;
     return next - first;
@@ -444,7 +444,7 @@ void Program::timed(size_t index, Body&& body) {
 
 Replay Program::begin(const StepInput& input) {
   const Sharing sharing(*this, Team::instance().size());
-  Arena arena{*this, sharing.homes_of(input.num_tokens), sharing.homes_of(input.num_logit_rows), nullptr};
+  Arena arena{*this, sharing.owners_of(input.num_tokens), sharing.owners_of(input.num_logit_rows), nullptr};
   arena.memory = memory_for(arena.floats());
   return {*this, input, kernels(), sharing, arena, nullptr};
 }
@@ -461,11 +461,11 @@ void Program::run_phases(const Replay& replay, size_t count) {
 const float* Program::run(const StepInput& input) {
   const Running running(running_);
   Replay replay = begin(input);
-  const Homes& homes = replay.homes(Rows::tokens);
+  const Owners& owners = replay.owners(Rows::tokens);
   const auto has_context = [&] {
     return std::any_of(input.starts, input.starts + input.num_chunks, [](int32_t start) { return start > 0; });
   };
-  const bool can_prefetch = attends_ && homes.rows_of(0) >= prefetching_rows_min && has_context();
+  const bool can_prefetch = attends_ && owners.rows_of(0) >= prefetching_rows_min && has_context();
   const bool on_trial = can_prefetch && !wants_kv_prefetch_;
   Trial& trial = kv_prefetch_trial(input.num_tokens);
   ++num_runs_;
@@ -473,7 +473,7 @@ const float* Program::run(const StepInput& input) {
                                : can_prefetch && wants_kv_prefetch_ == true;
   const auto begun = Clock::now();
   if (wanted) {
-    kv_prefetch_.list_blocks(*this, input, homes);
+    kv_prefetch_.list_blocks(*this, input, owners);
     replay.kv_prefetch = &kv_prefetch_;
   }
   run_phases(replay, phases_.size());

@@ -100,10 +100,10 @@ void Team::resize(int size) {
   start_workers(size - 1);
 }
 
-void Team::run(const int64_t* first, int64_t homes, Function function, void* context) {
-  if (homes < 1 || homes > homes_max) throw std::invalid_argument("tasks have 1 to 64 homes");
+void Team::run(const int64_t* first, int64_t owners, Function function, void* context) {
+  if (owners < 1 || owners > owners_max) throw std::invalid_argument("tasks have 1 to 64 owners");
   const PlainFloatMode mode;
-  const int64_t tasks = first[homes];
+  const int64_t tasks = first[owners];
   std::unique_lock<std::mutex> lock(busy_, std::defer_lock);
   if (tasks <= 1 || size() == 1 || tasks >= closed || forked_.load(std::memory_order_relaxed) ||
       !lock.try_lock()) {
@@ -112,17 +112,17 @@ void Team::run(const int64_t* first, int64_t homes, Function function, void* con
   }
   // 1. Close the old job, write the new one, open it.
   const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
-  const int64_t old_homes = num_homes_.load(std::memory_order_relaxed);
-  for (int64_t h = 0; h < std::max(homes, old_homes); ++h)
-    home(h).claims.store(claim_of(generation - 1, closed));
+  const int64_t old_owners = num_owners_.load(std::memory_order_relaxed);
+  for (int64_t h = 0; h < std::max(owners, old_owners); ++h)
+    owner(h).claims.store(claim_of(generation - 1, closed));
   function_.store(function, std::memory_order_relaxed);
   context_.store(context, std::memory_order_relaxed);
   tasks_.store(tasks, std::memory_order_relaxed);
   finished_.store(0, std::memory_order_relaxed);
-  num_homes_.store(homes, std::memory_order_relaxed);
-  for (int64_t h = 0; h < homes; ++h) {
-    home(h).end.store(first[h + 1], std::memory_order_release);
-    home(h).claims.store(claim_of(generation, static_cast<uint32_t>(first[h])));
+  num_owners_.store(owners, std::memory_order_relaxed);
+  for (int64_t h = 0; h < owners; ++h) {
+    owner(h).end.store(first[h + 1], std::memory_order_release);
+    owner(h).claims.store(claim_of(generation, static_cast<uint32_t>(first[h])));
   }
   generation_.store(generation);
   generation_.notify_all();
@@ -134,10 +134,10 @@ void Team::run(const int64_t* first, int64_t homes, Function function, void* con
 }
 
 void Team::take_tasks(uint32_t generation, int64_t thread) {
-  const int64_t homes = num_homes_.load(std::memory_order_relaxed);
+  const int64_t owners = num_owners_.load(std::memory_order_relaxed);
   int64_t done = 0;
-  for (int64_t h = 0; h < homes; ++h) {
-    if (!take_tasks_of(home((thread + h) % homes), generation, done)) break;
+  for (int64_t h = 0; h < owners; ++h) {
+    if (!take_tasks_of(owner((thread + h) % owners), generation, done)) break;
   }
   if (done == 0) return;
   // Until these are counted the job is open, so this is still its number of tasks. The caller compares the
@@ -147,19 +147,19 @@ void Team::take_tasks(uint32_t generation, int64_t thread) {
 }
 
 // False where the job is over. `done` grows by the tasks that were done.
-bool Team::take_tasks_of(Home& home, uint32_t generation, int64_t& done) {
-  uint64_t claim = home.claims.load();
+bool Team::take_tasks_of(Owner& owner, uint32_t generation, int64_t& done) {
+  uint64_t claim = owner.claims.load();
   while (static_cast<uint32_t>(claim >> 32) == generation) {
     const uint32_t task = static_cast<uint32_t>(claim);
     // An end that belongs to a newer job brings the news that the old one is closed.
-    if (task >= home.end.load(std::memory_order_acquire)) return true;
+    if (task >= owner.end.load(std::memory_order_acquire)) return true;
     const Function function = function_.load(std::memory_order_relaxed);
     void* context = context_.load(std::memory_order_relaxed);
     // Success means that the job has not changed since `claim` was read, nor can it until `done` is counted.
-    if (!home.claims.compare_exchange_weak(claim, claim + 1)) continue;
+    if (!owner.claims.compare_exchange_weak(claim, claim + 1)) continue;
     function(context, task);
     ++done;
-    claim = home.claims.load();
+    claim = owner.claims.load();
   }
   return false;
 }

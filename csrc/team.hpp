@@ -1,13 +1,13 @@
 // One small, persistent team of threads that shares the tasks of one operation at a time.
 //
 // A job is `tasks` calls of a function, claimed one by one. The caller works too, and waits only for tasks
-// that somebody has claimed, never for a thread that has not woken up: on a busy machine a late worker costs
+// that a thread has claimed, never for a thread that has not woken up: on a busy machine a late worker costs
 // nothing. Workers spin for a bounded time after a job (the next one usually follows within microseconds),
 // then sleep. If the team is busy with another thread's job, or the process was forked, the caller does all
 // of its job alone: results never depend on who does a task.
 //
-// Tasks may have a home: the thread that does them unless it is late. Who finds nothing left at home helps
-// the others. So rows that pass through many jobs stay in the caches of one core.
+// Tasks may have an owner thread: the one that does them unless it is late. One that finds nothing left of its
+// own helps the others. So rows that pass through many jobs stay in the caches of one core.
 #pragma once
 
 #include <array>
@@ -32,15 +32,15 @@ class Team {
   int spins() const { return spins_; }
   void resize(int size);
 
-  static constexpr int64_t homes_max = 64;
+  static constexpr int64_t owners_max = 64;
 
-  // Tasks [first[h], first[h + 1]) are at home with thread h; first[0] is 0, and `homes` at most homes_max.
-  void run(const int64_t* first, int64_t homes, Function function, void* context);
+  // Tasks [first[h], first[h + 1]) belong to thread h; first[0] is 0, and `owners` at most owners_max.
+  void run(const int64_t* first, int64_t owners, Function function, void* context);
 
  private:
   // Claims: the job's generation in the upper half, the next task in the lower; `closed` while a job is being
   // written, so that a thread that read an old job can never claim a task of a new one.
-  struct alignas(64) Home {
+  struct alignas(64) Owner {
     std::atomic<uint64_t> claims{0};
     std::atomic<int64_t> end{0};
   };
@@ -50,17 +50,17 @@ class Team {
   void stop_workers();
   void work(uint32_t seen, int64_t thread);
   void take_tasks(uint32_t generation, int64_t thread);
-  bool take_tasks_of(Home& home, uint32_t generation, int64_t& done);
-  Home& home(int64_t index) { return homes_[static_cast<size_t>(index)]; }
+  bool take_tasks_of(Owner& owner, uint32_t generation, int64_t& done);
+  Owner& owner(int64_t index) { return owners_[static_cast<size_t>(index)]; }
   static void after_fork_in_child();
 
-  std::array<Home, homes_max> homes_;
+  std::array<Owner, owners_max> owners_;
   alignas(64) std::atomic<int64_t> finished_{0};     // tasks done of the current job
   alignas(64) std::atomic<uint32_t> generation_{0};  // what workers sleep on
-  std::atomic<int64_t> num_homes_{1};
+  std::atomic<int64_t> num_owners_{1};
   std::atomic<Function> function_{nullptr};
   std::atomic<void*> context_{nullptr};
-  std::atomic<int64_t> tasks_{0};  // of all homes
+  std::atomic<int64_t> tasks_{0};  // of all owners
   std::atomic<int> size_{1};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> forked_{false};
@@ -83,27 +83,27 @@ class alignas(64) Gate {
   std::atomic<int32_t> left_{0};
 };
 
-// Calls body(task) for each task in [0, first[homes]), those from first[h] on preferably in thread h.
+// Calls body(task) for each task in [0, first[owners]), those from first[h] on preferably in thread h.
 template <class Body>
-void parallel_at_home(const int64_t* first, int64_t homes, Body&& body) {
+void parallel_by_owner(const int64_t* first, int64_t owners, Body&& body) {
   using Plain = std::remove_reference_t<Body>;
   Team::instance().run(
-      first, homes, [](void* context, int64_t task) { (*static_cast<Plain*>(context))(task); }, &body);
+      first, owners, [](void* context, int64_t task) { (*static_cast<Plain*>(context))(task); }, &body);
 }
 
 // Calls body(task) for each task in [0, tasks), shared out over the team.
 template <class Body>
 void parallel(int64_t tasks, Body&& body) {
   const int64_t first[] = {0, tasks};
-  parallel_at_home(first, 1, body);
+  parallel_by_owner(first, 1, body);
 }
 
-// Rows [first(h), first(h + 1)) are at home with thread h: nearly equal parts.
-struct Homes {
+// Rows [first(h), first(h + 1)) belong to thread h: nearly equal parts.
+struct Owners {
   int64_t rows, count;
 
-  int64_t first(int64_t home) const { return rows * home / count; }
-  int64_t rows_of(int64_t home) const { return first(home + 1) - first(home); }
+  int64_t first(int64_t owner) const { return rows * owner / count; }
+  int64_t rows_of(int64_t owner) const { return first(owner + 1) - first(owner); }
   int64_t of(int64_t row) const { return ((row + 1) * count - 1) / rows; }
 };
 

@@ -12,12 +12,12 @@ int64_t panels_of(int64_t outputs) { return (outputs + panel_width - 1) / panel_
 struct KvLists {
   std::vector<uint8_t> memory = std::vector<uint8_t>(3 * 1024);
   std::vector<const uint8_t*> blocks{memory.data(), memory.data() + 2048, memory.data() + 1024};
-  KvAhead ahead{blocks.data(), 256, 384, 192, 832};
+  KvPrefetchCursor cursor{blocks.data(), 256, 384, 192, 832};
 
   // However far it came, it stands where that many bytes end.
   void check() const {
-    const int64_t place = 192 + 832 - ahead.left;
-    CHECK(ahead.left >= 0 && ahead.block == blocks.data() + place / 384 && ahead.offset == place % 384);
+    const int64_t place = 192 + 832 - cursor.left;
+    CHECK(cursor.left >= 0 && cursor.block == blocks.data() + place / 384 && cursor.offset == place % 384);
   }
 };
 
@@ -38,7 +38,7 @@ void float_product(Random& random, int64_t rows, int64_t inputs, int64_t outputs
   product.inputs = inputs;
   product.outputs = outputs;
   KvLists lists;
-  product.kv_ahead = &lists.ahead;
+  product.kv_cursor = &lists.cursor;
   k.product(product, 0, panels_of(outputs));
   lists.check();
   for (int64_t r = 0; r < rows; ++r) {
@@ -93,10 +93,10 @@ void integer_product(Random& random, Kind kind, int64_t rows, int64_t inputs, in
   product.y = y.data();
   product.outputs = outputs;
   KvLists lists;
-  product.kv_ahead = &lists.ahead;
+  product.kv_cursor = &lists.cursor;
   k.integer_product(product, 0, panels_of(outputs));
   lists.check();
-  if (k.vector_bits == 512 && rows == 5) CHECK(lists.ahead.left == (is_super(kind) ? 832 : 0));
+  if (k.vector_bits == 512 && rows == 5) CHECK(lists.cursor.left == (is_super(kind) ? 832 : 0));
   std::vector<float> row(static_cast<size_t>(inputs));
   for (int64_t o = 0; o < outputs; ++o) {
     k.unpack_codes(panels.get(), kind, inputs, o, row.data());

@@ -136,7 +136,7 @@ void check_kv_prefetch(Kind kind) {
   }
   program.finish(program.take(x));
 
-  // The second sequence shares a block with the first, the third has no rows, the second home no context.
+  // The second sequence shares a block with the first, the third has no rows, the second owner no context.
   const std::vector<int32_t> starts{20, 40, 60, 0, 50}, offsets{0, 10, 20, 20, 40, 60},
       tables{2, 0, 3, 1, 2, 4, 7, 6, 99, 99, 99, 99, 0, 0, 0, 0, 1, 2, 3, 4};
   const StepInput input{60,      0, 5, 4, nullptr, nullptr, nullptr, starts.data(), offsets.data(), tables.data(),
@@ -144,15 +144,15 @@ void check_kv_prefetch(Kind kind) {
   const std::vector<std::vector<int32_t>> expected[2] = {{{2, 0, 4, 7}, {}, {1, 2, 3, 4}},
                                                          {{2, 0, 4, 7}, {}, {2, 3, 4}}};
   KvPrefetch prefetch;
-  prefetch.list_blocks(program, input, Homes{60, 3});
-  for (int64_t home = 0; home < 3; ++home) {
+  prefetch.list_blocks(program, input, Owners{60, 3});
+  for (int64_t owner = 0; owner < 3; ++owner) {
     std::vector<int64_t> place[2];  // in pieces of 64 bytes of the pool, by layer
     for (const Phase& phase : program.phases()) {
       for (const Linear& op : phase.products) {
         const int64_t last = op.weight.outputs / panel_width;
         for (int64_t panel = 0; panel < last; ++panel) {
-          KvAhead part = prefetch.part_of(program, op, home, panel, panel + 1);
-          CHECK((op.next_layer < 0 || home == 1) == (part.left == 0));
+          KvPrefetchCursor part = prefetch.part_of(program, op, owner, panel, panel + 1);
+          CHECK((op.next_layer < 0 || owner == 1) == (part.left == 0));
           for (; part.left > 0; part.left -= 64) {
             place[op.next_layer].push_back(*part.block + part.start + part.offset - pool.data());
             part.offset += 64;
@@ -163,7 +163,7 @@ void check_kv_prefetch(Kind kind) {
     }
     for (const int64_t layer : {0, 1}) {
       std::vector<int64_t> all;
-      for (const int32_t block : expected[layer][static_cast<size_t>(home)]) {
+      for (const int32_t block : expected[layer][static_cast<size_t>(owner)]) {
         for (int64_t at = 0; at < layout.layer_bytes(); at += 64) {
           all.push_back(block * layout.bytes_per_block() + layer * layout.layer_bytes() + at);
         }

@@ -21,16 +21,16 @@ void many_jobs(uint32_t seed) {
   }
 }
 
-// The same where tasks have homes, of which some have no task, and which are more or fewer than the threads.
-void many_jobs_at_home(uint32_t seed) {
+// The same where tasks have owners, of which some have no task, and which are more or fewer than the threads.
+void many_jobs_by_owner(uint32_t seed) {
   Random random(seed);
   std::vector<int64_t> done;
   for (int job = 0; job < jobs; ++job) {
-    const int64_t homes = 1 + random.below(6);
+    const int64_t owners = 1 + random.below(6);
     std::vector<int64_t> first{0};
-    for (int64_t home = 0; home < homes; ++home) first.push_back(first.back() + random.below(8));
+    for (int64_t owner = 0; owner < owners; ++owner) first.push_back(first.back() + random.below(8));
     done.assign(static_cast<size_t>(first.back()), 0);
-    parallel_at_home(first.data(), homes, [&](int64_t task) { done[static_cast<size_t>(task)] += task + 1; });
+    parallel_by_owner(first.data(), owners, [&](int64_t task) { done[static_cast<size_t>(task)] += task + 1; });
     for (int64_t task = 0; task < first.back(); ++task) CHECK(done[static_cast<size_t>(task)] == task + 1);
   }
 }
@@ -40,7 +40,7 @@ void many_jobs_at_home(uint32_t seed) {
 void check_team() {
   std::vector<std::thread> callers;
   for (uint32_t seed = 1; seed <= 3; ++seed) callers.emplace_back(many_jobs, seed);
-  for (uint32_t seed = 4; seed <= 5; ++seed) callers.emplace_back(many_jobs_at_home, seed);
+  for (uint32_t seed = 4; seed <= 5; ++seed) callers.emplace_back(many_jobs_by_owner, seed);
   for (int size : {2, 4, 1, 3}) Team::instance().resize(size);
   for (std::thread& caller : callers) caller.join();
   // A job within a job is done by whoever asks: it never waits for the team that it is part of.

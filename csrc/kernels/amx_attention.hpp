@@ -58,13 +58,13 @@ OCTAVO_INLINE void each_matrix(const Rows& rows, int64_t head, Body&& body) {
 
 // A right register's rows in memory, and those that are wanted next: of these `lines` rows are fetched.
 struct RightRows {
-  const uint8_t *source, *ahead;
+  const uint8_t *source, *upcoming;
 };
 
 template <int sums, int left, int right>
 OCTAVO_INLINE void multiply_rows(const RightRows& rows, int64_t pitch, int64_t lines) {
   load_matrix<right>(rows.source, pitch);
-  for (int64_t line = 0; line < lines; ++line) prefetch(rows.ahead + line * pitch);
+  for (int64_t line = 0; line < lines; ++line) prefetch(rows.upcoming + line * pitch);
   multiply_brains<sums, left, right>();
 }
 

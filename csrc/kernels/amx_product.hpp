@@ -6,7 +6,7 @@
 // vector registers, some groups at a time.
 #pragma once
 
-#include "kernels/ahead.hpp"
+#include "kernels/prefetch_cursor.hpp"
 #include "kernels/amx.hpp"
 #include "kernels/integers.hpp"
 #include "kernels/kernels.hpp"
@@ -51,9 +51,9 @@ OCTAVO_INLINE MatrixShapes product_shapes() {
 // y of 16 rows and a panel: what groups [first, last) add to it, whose unpacked codes begin at `codes`.
 template <class Format>
 void matrix_tile(const IntegerProduct& a, const uint8_t* codes, const uint8_t* scales, int64_t first,
-                 int64_t last, int64_t row, int64_t panel, Ahead& next) {
+                 int64_t last, int64_t row, int64_t panel, PrefetchCursor& next) {
   alignas(64) int32_t sums[groups_together * group_sums];
-  Ahead ahead = next;
+  PrefetchCursor cursor = next;
   const int64_t output = panel * panel_width;
   const int64_t count = a.outputs - output < panel_width ? a.outputs - output : panel_width;
   float* y = a.y + row * a.outputs + output;
@@ -76,7 +76,7 @@ void matrix_tile(const IntegerProduct& a, const uint8_t* codes, const uint8_t* s
       sum_group<1>(x + (i + 1) * pitch, own + (i + 1) * unpacked_bytes, sums + (i + 1) * group_sums);
     }
     for (int64_t i = 0; i < together; ++i) {
-      fetch_some(ahead);
+      fetch_some(cursor);
       const auto factors = Format::factors(scales, begin + i);
       const int64_t at = (begin + i) * a.x.stride + row;
       const int32_t* sum = sums + i * group_sums;
@@ -84,7 +84,7 @@ void matrix_tile(const IntegerProduct& a, const uint8_t* codes, const uint8_t* s
       for (int r = 0; r < matrix_rows; ++r) Format::add(acc[r], sum + r * panel_width, factors, a.x, at + r);
     }
   }
-  next = ahead;
+  next = cursor;
   end_when_done(next);
   const bool with_bias = a.bias && last == a.x.inputs / quant_group;
 #pragma GCC unroll 16
@@ -108,7 +108,7 @@ void product_in_matrices(const IntegerProduct& a, int64_t rows, int64_t first_pa
       const int64_t beside = last_panel - panel < panels_together ? last_panel - panel : panels_together;
       const uint8_t* codes = a.panels + panel * stride;
       const uint8_t* scales = codes + groups * code_bytes(Format::kind);
-      Ahead next = fetched_within(codes + beside * stride, beside * stride,
+      PrefetchCursor next = fetched_within(codes + beside * stride, beside * stride,
                                   (end - block) / matrix_rows * beside * groups);
       for (int64_t first = 0; first < groups; first += groups_at_once) {
         const int64_t last = groups - first < groups_at_once ? groups : first + groups_at_once;

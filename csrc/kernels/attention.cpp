@@ -56,7 +56,7 @@ void gather_queries(const Attention& a, Rows& rows) {
 // The integer sums of codes: K's are shifted by 128, which `starts` takes back.
 template <int R, int P>
 OCTAVO_INLINE void sum_codes(const Rows& rows, int64_t r, const uint8_t* const* w,
-                             const uint8_t* const* ahead, int64_t stride, int64_t words, Lanes (&out)[R][P]) {
+                             const uint8_t* const* upcoming, int64_t stride, int64_t words, Lanes (&out)[R][P]) {
   IntLanes sum[R][P];
 #pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
@@ -68,7 +68,7 @@ OCTAVO_INLINE void sum_codes(const Rows& rows, int64_t r, const uint8_t* const* 
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) stored[p] = load_words(w[p] + word * stride);
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) prefetch(ahead[p] + word * stride);
+    for (int p = 0; p < P; ++p) prefetch(upcoming[p] + word * stride);
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i) {
       const Four four = broadcast_four(rows.codes[r + i] + 4 * word);
@@ -101,20 +101,20 @@ template <KvKind kind, int R, int P>
 OCTAVO_INLINE void score_tile(const Attention& a, Rows& rows, int64_t r, const Partition& part,
                               int64_t vector) {
   const int64_t head = r / rows.per_head;
-  const uint8_t *keys[P], *ahead[P];
+  const uint8_t *keys[P], *upcoming[P];
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) {
     keys[p] = part.keys[vector + p] + head * part.key_bytes;
-    ahead[p] = part.keys[vector + p + (P > lead ? P : lead)] + head * part.key_bytes;
+    upcoming[p] = part.keys[vector + p + (P > lead ? P : lead)] + head * part.key_bytes;
   }
   Lanes acc[R][P]{};
   if constexpr (kind == KvKind::int8) {
-    sum_codes<R, P>(rows, r, keys, ahead, part.key_stride, a.kv.head_size / 4, acc);
+    sum_codes<R, P>(rows, r, keys, upcoming, part.key_stride, a.kv.head_size / 4, acc);
   } else if constexpr (kind == KvKind::bf16) {
-    multiply_pairs<every_pair, R, P>(paired(rows.q[r]), query_pitch, keys, ahead, part.key_stride,
+    multiply_pairs<every_pair, R, P>(paired(rows.q[r]), query_pitch, keys, upcoming, part.key_stride,
                                      a.kv.head_size / 2, acc);
   } else {
-    multiply_stored<kind, 1, R, P>(rows.q[r], head_size_max, keys, ahead, part.key_stride, a.kv.head_size,
+    multiply_stored<kind, 1, R, P>(rows.q[r], head_size_max, keys, upcoming, part.key_stride, a.kv.head_size,
                                    acc);
   }
 #pragma GCC unroll 8
@@ -167,14 +167,14 @@ OCTAVO_INLINE void weigh_steps(const Rows& rows, int64_t r, const Partition& par
   const int64_t offset = r / rows.per_head * part.value_bytes +
                          position % lane_count / step * part.value_stride + vector * vector_bytes;
   const uint8_t* const* values = part.values + position / lane_count;
-  const uint8_t *column[P], *ahead[P];
+  const uint8_t *column[P], *upcoming[P];
   for (int p = 0; p < P; ++p) column[p] = values[0] + offset + p * vector_bytes;
-  for (int p = 0; p < P; ++p) ahead[p] = values[lead] + offset + p * vector_bytes;
+  for (int p = 0; p < P; ++p) upcoming[p] = values[lead] + offset + p * vector_bytes;
   if constexpr (kind == KvKind::bf16) {
-    multiply_pairs<mask, R, P>(paired(rows.scores[r]) + position, weight_pitch, column, ahead,
+    multiply_pairs<mask, R, P>(paired(rows.scores[r]) + position, weight_pitch, column, upcoming,
                                part.value_stride, count, acc);
   } else {
-    multiply_stored<kind, every, R, P>(rows.scores[r] + position, partition_size, column, ahead,
+    multiply_stored<kind, every, R, P>(rows.scores[r] + position, partition_size, column, upcoming,
                                        part.value_stride, count, acc);
   }
 }

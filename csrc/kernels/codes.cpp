@@ -8,7 +8,7 @@
 // and behind the vectors of all groups, for each group 16 scales as halves, and for Q4_1 16 minima. So a
 // weight takes as many bits as in the file, and a vector is an operand of `accumulate_dots` after at most a
 // shift and a mask. Lanes beyond the last output have scale zero. Super-blocks are drawn in superblocks.cpp.
-#include "kernels/across.hpp"
+#include "kernels/lane_reduce.hpp"
 #include "kernels/blocks.hpp"
 #include "kernels/encode.hpp"
 #include "kernels/integers.hpp"
@@ -70,7 +70,7 @@ OCTAVO_INLINE GroupFactors store_codes(const GroupOfRow (&groups)[lane_count], i
     const float* x = groups[i].x;
     tops[i] = larger(magnitude_bits(load(x)), magnitude_bits(load(x + lane_count)));
   }
-  store_scales(across(tops, larger_of_two), scales, inverses);
+  store_scales(lane_reduce(tops, larger_of_two), scales, inverses);
   for (int64_t i = 0; i < count; ++i) {
     const auto [x, at] = groups[i];
     const Scale scale{scales[i], inverses[i]};
@@ -81,9 +81,9 @@ OCTAVO_INLINE GroupFactors store_codes(const GroupOfRow (&groups)[lane_count], i
     if constexpr (in_halves) later_sums[i] = high;
   }
   const Lanes scale = load(scales), origins = broadcast(-origin) * scale;
-  const IntLanes sum = across(sums, sum_of);
+  const IntLanes sum = lane_reduce(sums, sum_of);
   if constexpr (in_halves) {
-    return {scale, origins, sum * zero, floats_of(across(later_sums, sum_of) * zero)};
+    return {scale, origins, sum * zero, floats_of(lane_reduce(later_sums, sum_of) * zero)};
   }
   return {scale, origins, broadcast_int(origin_bits) + sum * zero, scale * converted(sum)};
 }

@@ -6,7 +6,7 @@
 //   y   = fma(m, s sum(q_x), y)                       Q4_1 only: its minimum m
 //
 // So bits depend on nothing but the row and the output: neither on tiles, nor threads, nor registers.
-#include "kernels/ahead.hpp"
+#include "kernels/prefetch_cursor.hpp"
 #include "kernels/amx_product.hpp"
 #include "kernels/halves.hpp"
 #include "kernels/integers.hpp"
@@ -158,14 +158,14 @@ OCTAVO_INLINE void add_groups(const Activations& x, int64_t at, const GroupCodes
 
 // y of R rows and P panels: what the groups of `given` add to it.
 template <Kind kind, Form form, int R, int P>
-void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t panel, Ahead& next) {
+void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t panel, PrefetchCursor& next) {
   const int64_t groups = a.x.inputs / quant_group;
   GroupCodes from{given.packed + given.first * code_bytes(kind),
                   given.packed + groups * code_bytes(kind) + given.first * scale_bytes(kind),
                   code_panel_bytes(kind, a.x.inputs), given.unpacked};
-  Ahead ahead = next;  // in registers
+  PrefetchCursor cursor = next;  // in registers
   Piece<kv_lines> kv{};
-  if constexpr (R > fetching_rows) kv = take_piece<kv_lines>(a.kv_ahead, given.last - given.first);
+  if constexpr (R > fetching_rows) kv = take_piece<kv_lines>(a.kv_cursor, given.last - given.first);
   Lanes acc[R][P];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -183,7 +183,7 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
   }
   for (int64_t g = given.first; g < given.last; ++g) {
     const int64_t at = g * a.x.stride + row;
-    if constexpr (R > fetching_rows) fetch_some(ahead), fetch_some(kv);
+    if constexpr (R > fetching_rows) fetch_some(cursor), fetch_some(kv);
     IntLanes sum[R][P];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -196,7 +196,7 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
     if constexpr (form != Form::unpacked) from.codes += code_bytes(kind), from.scales += scale_bytes(kind);
     if constexpr (form != Form::packed) from.unpacked += wide_bytes;
   }
-  next = ahead;
+  next = cursor;
   end_when_done(next);
   const bool with_bias = a.bias && given.last == groups;
 #pragma GCC unroll 8
@@ -214,7 +214,7 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
 // Tiles [first, last) of all rows beside P panels, each of R or R - 1 rows.
 template <Kind kind, Form form, int R, int P>
 void tiles_beside(const IntegerProduct& a, const Codes& codes, int64_t first, int64_t last, int64_t tiles,
-                  int64_t panel, Ahead& next) {
+                  int64_t panel, PrefetchCursor& next) {
   for (int64_t t = first; t < last; ++t) {
     const int64_t row = a.x.rows * t / tiles, rows = a.x.rows * (t + 1) / tiles - row;
     if (rows == R) {
@@ -227,7 +227,7 @@ void tiles_beside(const IntegerProduct& a, const Codes& codes, int64_t first, in
 
 template <Kind kind, int R, int P>
 void tiles_beside_unpacked(const IntegerProduct& a, const uint8_t* packed, int64_t tiles, int64_t panel,
-                           Ahead& next) {
+                           PrefetchCursor& next) {
   alignas(64) uint8_t unpacked[P * wide_stride];
   const int64_t groups = a.x.inputs / quant_group;
   for (int64_t first = 0; first < groups; first += wide_groups) {
@@ -243,7 +243,7 @@ template <Kind kind, int R, int P>
 OCTAVO_INLINE void rows_beside(const IntegerProduct& a, int64_t tiles, int64_t panel) {
   const int64_t stride = code_panel_bytes(kind, a.x.inputs), groups = a.x.inputs / quant_group;
   const uint8_t* codes = a.panels + panel * stride;
-  Ahead next = fetched_within(codes + P * stride, P * stride, tiles * groups);
+  PrefetchCursor next = fetched_within(codes + P * stride, P * stride, tiles * groups);
   if constexpr (kind != Kind::q8_0 && R > 1) {
     if (tiles >= wide_tiles) return tiles_beside_unpacked<kind, R, P>(a, codes, tiles, panel, next);
   }

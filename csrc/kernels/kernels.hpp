@@ -45,7 +45,7 @@ static inline int64_t bytes_of(Kind kind, int64_t count) {
 // K and V that are wanted soon: of each block `bytes` bytes from `start` on. A product fetches them beside its own
 // work, as many as it has time for, and moves on: `left` bytes, from `offset` in the first block. Tiles of one or two
 // rows, of super-blocks and of matrix registers leave it alone.
-struct KvAhead {
+struct KvPrefetchCursor {
   const uint8_t* const* block;
   int64_t start, bytes;
   int64_t offset, left;
@@ -61,7 +61,7 @@ struct Product {
   float* y;           // (rows, outputs)
   int64_t rows, inputs, outputs;
   Kind kind = Kind::f32;  // of the panels: f32, f16 or bf16
-  KvAhead* kv_ahead = nullptr;
+  KvPrefetchCursor* kv_cursor = nullptr;
 };
 
 // A matrix as its file stores it, row after row, to be packed; rounded to nearest even where `stored` is
@@ -137,7 +137,7 @@ struct IntegerProduct {
   const float* bias;  // (outputs,) or null
   float* y;           // (rows, outputs)
   int64_t outputs;
-  KvAhead* kv_ahead = nullptr;
+  KvPrefetchCursor* kv_cursor = nullptr;
 };
 
 // A matrix as its file stores it, to be packed into integer panels of one of the grouped kinds. Where that is

@@ -7,7 +7,7 @@
 // first number in its low half.
 #pragma once
 
-#include "kernels/ahead.hpp"
+#include "kernels/prefetch_cursor.hpp"
 #include "kernels/integers.hpp"
 
 namespace octavo::OCTAVO_ISA {
@@ -148,14 +148,14 @@ OCTAVO_INLINE void multiply_halves(const Paired* x, int64_t x_stride, const uint
 #endif
 
 // acc[r][p] += sum over pairs i of x[r]'s pair i times the pairs w[p][i * stride ...], i ascending, of which
-// only the halves in `mask` count. Beside each step the same offset from `ahead` is fetched.
+// only the halves in `mask` count. Beside each step the same offset from `upcoming` is fetched.
 template <int32_t mask, int R, int P>
 OCTAVO_INLINE void multiply_pairs(const Paired* x, int64_t x_stride, const uint8_t* const* w,
-                                  const uint8_t* const* ahead, int64_t stride, int64_t pairs,
+                                  const uint8_t* const* upcoming, int64_t stride, int64_t pairs,
                                   Lanes (&acc)[R][P]) {
   for (int64_t i = 0; i < pairs; ++i) {
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) prefetch(ahead[p] + i * stride);
+    for (int p = 0; p < P; ++p) prefetch(upcoming[p] + i * stride);
 #if defined(__AVX512BF16__)
     IntLanes words[P];
 #pragma GCC unroll 8

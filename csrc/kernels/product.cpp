@@ -7,7 +7,7 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 template <class Stored, int R, int P>
-void tile(const Product& a, int64_t row, int64_t panel, Ahead& next) {
+void tile(const Product& a, int64_t row, int64_t panel, PrefetchCursor& next) {
   const Stored* w[P];
   for (int p = 0; p < P; ++p) w[p] = static_cast<const Stored*>(a.panels) + (panel + p) * a.inputs * panel_width;
   for (int r = 0; r < R; ++r) {
@@ -15,7 +15,7 @@ void tile(const Product& a, int64_t row, int64_t panel, Ahead& next) {
     for (int p = 0; p < P; ++p) __builtin_prefetch(y + p * panel_width, 1, 3);  // written below
   }
   Lanes acc[R][P]{};
-  multiply<R, P>(a.x + row * a.inputs, a.inputs, w, panel_width, a.inputs, acc, next, a.kv_ahead);
+  multiply<R, P>(a.x + row * a.inputs, a.inputs, w, panel_width, a.inputs, acc, next, a.kv_cursor);
   for (int p = 0; p < P; ++p) {
     const int64_t output = (panel + p) * panel_width;
     const int64_t count = a.outputs - output < panel_width ? a.outputs - output : panel_width;
@@ -27,7 +27,7 @@ void tile(const Product& a, int64_t row, int64_t panel, Ahead& next) {
 }
 
 template <class Stored, int R, int P>
-void strip(const Product& a, int64_t row, int64_t panel, int64_t last_panel, Ahead& next) {
+void strip(const Product& a, int64_t row, int64_t panel, int64_t last_panel, PrefetchCursor& next) {
   for (; panel + P <= last_panel; panel += P) tile<Stored, R, P>(a, row, panel, next);
   if constexpr (P > 1) {
     if (panel < last_panel) strip<Stored, R, P / 2>(a, row, panel, last_panel, next);
@@ -37,7 +37,7 @@ void strip(const Product& a, int64_t row, int64_t panel, int64_t last_panel, Ahe
 // `rows` (1 to tile_rows) rows from `row` on, P vectors at a time.
 template <class Stored, int P, int R = tile_rows>
 void rows_strip(const Product& a, int64_t row, int64_t rows, int64_t panel, int64_t last_panel,
-                Ahead& next) {
+                PrefetchCursor& next) {
   if (rows == R) return strip<Stored, R, P>(a, row, panel, last_panel, next);
   if constexpr (R > 1) rows_strip<Stored, P, R - 1>(a, row, rows, panel, last_panel, next);
 }
@@ -45,7 +45,7 @@ void rows_strip(const Product& a, int64_t row, int64_t rows, int64_t panel, int6
 // Few rows: one tall-enough tile, as many vectors as fit beside it.
 template <class Stored, int R = tile_rows>
 void few_rows(const Product& a, int64_t panel, int64_t last_panel) {
-  Ahead nothing{};  // one tile reads all in order, which the processor foresees
+  PrefetchCursor nothing{};  // one tile reads all in order, which the processor foresees
   if (a.rows == R) return strip<Stored, R, vectors_for(R)>(a, 0, panel, last_panel, nothing);
   if constexpr (R > 1) few_rows<Stored, R - 1>(a, panel, last_panel);
 }
@@ -61,7 +61,7 @@ void panels_of(const Product& a, int64_t first_panel, int64_t last_panel) {
     const int64_t stop = panel + vectors < last_panel ? panel + vectors : last_panel;
     const int64_t panel_bytes = a.inputs * panel_width * static_cast<int64_t>(sizeof(Stored));
     const uint8_t* panels = static_cast<const uint8_t*>(a.panels);
-    Ahead next = fetched_within(panels + stop * panel_bytes, vectors * panel_bytes, tiles * a.inputs);
+    PrefetchCursor next = fetched_within(panels + stop * panel_bytes, vectors * panel_bytes, tiles * a.inputs);
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t row = a.rows * t / tiles, last = a.rows * (t + 1) / tiles;
       rows_strip<Stored, vectors>(a, row, last - row, panel, stop, next);

@@ -5,7 +5,7 @@
 // so the processor foresees little beyond each piece; products therefore ask for what comes next themselves.
 #pragma once
 
-#include "kernels/ahead.hpp"
+#include "kernels/prefetch_cursor.hpp"
 #include "kernels/attention.hpp"
 #include "kernels/integers.hpp"
 
@@ -98,17 +98,17 @@ OCTAVO_INLINE Lanes widened(const uint8_t* source) {
 }
 
 // acc[r][p] += sum over i of x[r][i] * w[p][i], i ascending, as `multiply` (tile.hpp) does it.
-// Beside each step the same offset from `ahead` is fetched, for every `every`-th vector.
+// Beside each step the same offset from `upcoming` is fetched, for every `every`-th vector.
 template <KvKind kind, int every, int R, int P>
 OCTAVO_INLINE void multiply_stored(const float* x, int64_t x_stride, const uint8_t* const* w,
-                                   const uint8_t* const* ahead, int64_t stride, int64_t steps,
+                                   const uint8_t* const* upcoming, int64_t stride, int64_t steps,
                                    Lanes (&acc)[R][P]) {
   for (int64_t i = 0; i < steps; ++i) {
     Lanes stored[P];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) stored[p] = widened<kind>(w[p] + i * stride);
 #pragma GCC unroll 8
-    for (int p = 0; p < P; p += every) prefetch(ahead[p] + i * stride);
+    for (int p = 0; p < P; p += every) prefetch(upcoming[p] + i * stride);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const Lanes value = broadcast(x[r * x_stride + i]);

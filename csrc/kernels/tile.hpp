@@ -1,7 +1,7 @@
 // The register tile that both the product and attention are made of: R rows times P vectors of 16 outputs.
 #pragma once
 
-#include "kernels/ahead.hpp"
+#include "kernels/prefetch_cursor.hpp"
 #include "kernels/halves.hpp"
 
 namespace octavo::OCTAVO_ISA {
@@ -14,15 +14,15 @@ namespace octavo::OCTAVO_ISA {
 // fetched meanwhile, and some of what attention will read.
 template <int R, int P, class Stored>
 OCTAVO_INLINE void multiply(const float* x, int64_t x_stride, const Stored* const* w, int64_t w_stride,
-                            int64_t steps, Lanes (&acc)[R][P], Ahead& next, KvAhead* kv_ahead) {
-  Ahead ahead = next;  // in registers
+                            int64_t steps, Lanes (&acc)[R][P], PrefetchCursor& next, KvPrefetchCursor* kv_cursor) {
+  PrefetchCursor cursor = next;  // in registers
   Piece<1> kv{};
-  if constexpr (R > fetching_rows) kv = take_piece<1>(kv_ahead, steps);
+  if constexpr (R > fetching_rows) kv = take_piece<1>(kv_cursor, steps);
   const Stored* column[P];
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) column[p] = w[p];
   for (int64_t i = 0; i < steps; ++i) {
-    fetch_some(ahead);
+    fetch_some(cursor);
     if constexpr (R > fetching_rows) fetch_some(kv);
     Lanes weight[P];
 #pragma GCC unroll 8
@@ -34,7 +34,7 @@ OCTAVO_INLINE void multiply(const float* x, int64_t x_stride, const Stored* cons
       for (int p = 0; p < P; ++p) accumulate(acc[r][p], value, weight[p]);
     }
   }
-  next = ahead;
+  next = cursor;
   end_when_done(next);
 }
 

@@ -154,7 +154,7 @@ class OsFiles:
 
 
 class Whereabouts:
-    """Where files are that somebody has open. What is written to one whose name was taken away succeeds, is
+    """Where files are that a process has open. What is written to one whose name was taken away succeeds, is
     synced, and is never found again."""
 
     def __init__(self, files: Files, paths: Sequence[Path]) -> None:
@@ -192,7 +192,7 @@ def folder_of(name: str, given: str) -> Path:
 
 
 def read_regular_file(path: Path, bytes_max: int) -> bytes:
-    """The first so many bytes of a file, which somebody else may have put there: never waits for anybody.
+    """The first so many bytes of a file, which may have been put there by others: never waits for a writer.
 
     Raises OSError, also for a folder, a device, a pipe or a socket: to open a pipe would wait for its writer.
     """

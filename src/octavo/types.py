@@ -374,7 +374,7 @@ class Move(enum.Enum):
     STORE = "store"  # block to slot
     LOAD = "load"  # slot to block
     MOVE = "move"  # slot to slot, from one tier below to another; there is no block
-    FORGET = "forget"  # nobody may find what is in the slot, not after a restart either; there is no block
+    FORGET = "forget"  # what is in the slot may not be found, not after a restart either; there is no block
 
 
 @dataclass(frozen=True, slots=True)

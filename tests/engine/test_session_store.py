@@ -48,7 +48,7 @@ def test_after_a_restart_what_was_suspended_is_kept_before_what_was_not() -> Non
     store = SessionStore(clock)
     first, second = store.create("", 60.0).session_id, store.create("", 60.0).session_id
     store.say(second, suspended)
-    store.note_suspended(store.find("", second), 2)
+    store.record_suspended(store.find("", second), 2)
     clock.now += 1.0
     store.say(first, said)  # was used last, and comes second all the same
     restore(scheduler, store, 0.0)
@@ -60,11 +60,11 @@ def test_a_session_is_suspended_no_more_when_a_turn_has_ended_well() -> None:
     session_id = store.create("", 60.0).session_id
     store.say(session_id, [5, 6])
     suspended = store.find("", session_id)
-    store.note_suspended(suspended, 2)
+    store.record_suspended(suspended, 2)
     assert store.find("", session_id).num_suspended == 2
     store.say(session_id, [5])
     assert store.find("", session_id).num_suspended == 0
-    store.note_suspended(suspended, 2)  # somebody learns only now that it had been
+    store.record_suspended(suspended, 2)  # somebody learns only now that it had been
     assert store.find("", session_id).num_suspended == 0
 
 
@@ -105,7 +105,7 @@ def test_the_store_finds_again_what_was_said_and_not_what_was_deleted(tmp_path: 
     store = SessionStore.open(path)
     kept, gone = store.create("t", 60.0), store.create("t", 60.0)
     store.say(kept.session_id, [5, 6, 70_000], 2)
-    store.note_suspended(store.find("t", kept.session_id), 3)
+    store.record_suspended(store.find("t", kept.session_id), 3)
     store.delete("t", gone.session_id)
     assert store.sync(kept.session_id).result(10)
     store.close()
@@ -138,7 +138,7 @@ def test_a_file_of_an_earlier_version_is_read_and_written_on(
         assert (store.opened_afresh, list(found.tokens)) == ("", [5, 6])
         assert (found.num_shared, found.num_suspended) == wanted
         store.say("old", [5, 6], 2)
-        store.note_suspended(store.find("t", "old"), 1)
+        store.record_suspended(store.find("t", "old"), 1)
         store.close()
 
 

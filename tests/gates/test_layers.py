@@ -154,3 +154,18 @@ def test_no_circle_of_imports_inside_a_room() -> None:
                 del inside[module]
         wrong += sorted(inside)
     assert wrong == []
+
+
+def test_the_scheduler_is_handed_to_no_collaborator() -> None:
+    """The engine owns it; what others need of it are leaves, or a view that is made of them."""
+    wrong = []
+    for module, path in modules().items():
+        if not within(module, LEDGER):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.arg) and node.annotation is not None:
+                if "Scheduler" in ast.unparse(node.annotation).replace("SchedulerConfig", ""):
+                    wrong.append(f"{module}: {node.arg}")
+            elif isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "Scheduler":
+                wrong.append(f"{module}: {ast.unparse(node.target)}")
+    assert wrong == []

@@ -92,7 +92,7 @@ class Assembler:
 
     def _push(self, choice: _Choice, token: int) -> tuple[str, str | None]:
         text = choice.detokenizer.push(token)
-        if choice.num_output <= self._params.min_tokens:  # too early to stop
+        if not self._params.stop or choice.num_output <= self._params.min_tokens:  # or too early to stop
             return text, None
         return choice.stops.push(text)
 

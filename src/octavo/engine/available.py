@@ -2,7 +2,7 @@
 
 Two bounds count, and the smaller one is the answer: `MemAvailable` of the machine, and what each control
 group around the process leaves of its own limit. A group's file pages count as available, as they do in
-`MemAvailable`: the kernel takes them back before it kills anybody.
+`MemAvailable`: the kernel takes them back before it kills a process.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def default_reserve(root: Path = Path("/")) -> int:
-    """Bytes that shall stay available to others where nobody has said otherwise: a part of the machine, or of
-    the smallest control group around the process."""
+    """Bytes that shall stay available to others unless the setting says otherwise: a part of the machine, or
+    of the smallest control group around the process."""
     limits = (_limit_of(group) for group in _groups(root))
     total = min([_meminfo(root, "MemTotal"), *(limit for limit in limits if limit is not None)])
     return min(total // RESERVE_PART, RESERVE_BYTES_MAX)

@@ -301,7 +301,8 @@ class AsyncLLM:
         def put() -> None:
             answers.append(ask(self._engine.inbox, question, request_id))
 
-        # Under one lock, as in `submit`: what `_recovered` has ended the stream of must not run for nobody.
+        # Under one lock, as in `submit`: what `_recovered` has ended the stream of must not run without a
+        # reader.
         stream = self._open(request, put, recorder)
         try:
             await self._answer_to(answers[0])
@@ -439,7 +440,7 @@ class AsyncLLM:
         for loop, work in by_loop.items():
             if not call_soon(loop, work):
                 for stream, _ in work:
-                    stream.cancel()  # its event loop was closed: nobody will read it
+                    stream.cancel()  # its event loop was closed: it has no reader
                     stream.abandon()
 
     def _recovered(self, updates: list[Update], error: BaseException) -> None:

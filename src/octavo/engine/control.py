@@ -42,7 +42,7 @@ class Asks(Protocol):
 
 
 class Control:
-    """What `AsyncLLM.control` offers. Raises EngineStopped when there is nobody left to ask."""
+    """What `AsyncLLM.control` offers. Raises EngineStopped when the engine is gone."""
 
     def __init__(self, llm: Asks) -> None:
         self._llm = llm

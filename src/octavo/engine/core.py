@@ -49,11 +49,11 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Call `question(scheduler, now)` between two steps: how anybody else looks at the ledger, or changes a
+    """Call `question(scheduler, now)` between two steps: how other threads look at the ledger, or changes a
     pin. It puts its result into a future of its own."""
 
     question: Callable[[Scheduler, float], None]
-    fail: Callable[[OctavoError], None]  # instead, when there is nobody left to answer
+    fail: Callable[[OctavoError], None]  # instead, when no thread is left to answer
     request_id: int | None = None  # of the request that the question queues, if it does
 
 
@@ -69,7 +69,7 @@ def ask(
 
     def put(scheduler: Scheduler, now: float) -> None:
         if not answer.set_running_or_notify_cancel():
-            return  # whoever asked has gone
+            return  # the caller has gone
         try:
             answer.set_result(question(scheduler, now))
         except OctavoError as error:
@@ -176,6 +176,7 @@ class Engine:
         # Replaced after every step, never changed: any thread may read them.
         self.stats: EngineStats
         self.capacities: Capacities
+        self._capacity_version = (-1, -1, -1)
         self._tell()
 
     def step(self) -> list[Update]:
@@ -187,11 +188,11 @@ class Engine:
             while commands:
                 updates += self._apply(commands.popleft())
         except BaseException:
-            self.inbox.put_back(commands)  # they have done nothing wrong: they are for whoever goes on
+            self.inbox.put_back(commands)  # they have done nothing wrong, and the engine goes on
             raise
         started = self.clock()
         updates += self.scheduler.expire(started)
-        if self._watch is not None:
+        if self._watch is not None and started >= self._watch.due:
             self._watch.tick(self.scheduler, started)
         plan = self.scheduler.schedule(started)
         planned = self.clock()
@@ -216,7 +217,9 @@ class Engine:
     def _tell(self) -> None:
         """What other threads read."""
         self.stats = self._counters.snapshot(self.scheduler)
-        self.capacities = self.scheduler.room.capacities
+        version = self.scheduler.capacity_version
+        if version != self._capacity_version:
+            self._capacity_version, self.capacities = version, self.scheduler.room.capacities
 
     def seconds_to_next_event(self) -> float | None:
         """How long an idle engine may sleep; None: until a command comes."""
@@ -229,9 +232,9 @@ class Engine:
     @property
     def idle(self) -> bool:
         """True when only a command can make progress: there is no work, or all of it waits for transfers."""
-        if self._in_flight or self.scheduler.transfers.could_store:
+        if self._in_flight or (not self._stalled and self.scheduler.has_work):
             return False
-        return self._stalled or not self.scheduler.has_work
+        return not self.scheduler.could_store
 
     @property
     def has_work(self) -> bool:
@@ -270,7 +273,7 @@ class Engine:
             return self.scheduler.cancel(command.request_id, command.choice)
         request, answer = command.request, command.answer
         if answer is not None and not answer.set_running_or_notify_cancel():
-            return []  # whoever asked has gone
+            return []  # the caller has gone
         try:
             self.scheduler.submit(request)
         except OctavoError as error:  # rare: the client checks before it submits, but for a tenant's bounds
@@ -323,16 +326,17 @@ class _Counters:
 
     def snapshot(self, scheduler: Scheduler) -> EngineStats:
         counts, transfers = scheduler.ledger.counts(), scheduler.transfers
+        counted = scheduler.context.events.counts
         size, preemptions = (
             scheduler.ledger.block_size,
             self.preemptions_before + scheduler.live.num_preemptions,
         )
         kept = self.kept_before + scheduler.staging.num_kept
         waste = sum(
-            len(s.table) * size - s.num_planned for s in scheduler.live.running if s.table is not None
+            len(s.table.blocks) * size - s.num_planned for s in scheduler.live.running if s.table is not None
         )
         return EngineStats(
-            waiting=len(scheduler.live.waiting),
+            waiting=len(scheduler.live.waiting.line),
             running=len(scheduler.live.running),
             blocks_total=counts.total,
             blocks_held=counts.held,
@@ -359,7 +363,7 @@ class _Counters:
             blocks_stored=transfers.num_stored,
             blocks_loaded=transfers.num_loaded,
             transfers_failed=transfers.num_failed,
-            sessions=len(scheduler.session_table),
+            sessions=scheduler.session_table.count,
             blocks_kept_below=0 if transfers.tier is None else transfers.tier.num_kept,
-            events={kind.value: scheduler.events.counts[kind] for kind in EventKind},
+            events={kind.value: counted[kind] for kind in EventKind},
         )

@@ -86,7 +86,7 @@ class LLM:
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
         options = options or StartOptions()
-        if options.pace is None:  # whoever waits for all answers gains nothing from steady streams
+        if options.pace is None:  # a caller that waits for all answers gains nothing from steady streams
             options = replace(options, pace=False)
         self.started = build_engine(model, options, progress)
         self.engine = self.started.engine

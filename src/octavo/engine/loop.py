@@ -23,8 +23,9 @@ RECOVERY_WINDOW_S = 60.0
 class EngineLoop:
     """Runs an Engine on its own thread, and calls back on it.
 
-    `deliver` gets the updates of each step that has any; `recovered` the final updates of whoever a broken
-    step took with it, and the error; `give_up` the error that was one too many, after which the thread ends.
+    `deliver` gets the updates of each step that has any; `recovered` the final updates of the requests that a
+    broken step took with it, and the error; `give_up` the error that was one too many, after which the thread
+    ends.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class EngineLoop:
         try:
             self._turn()
         except Exception as error:
-            # Whatever it is, nobody may wait for a thread that is not there any more.
+            # Whatever it is, no caller may wait for a thread that is not there any more.
             log.exception("the engine gives up")
             self._give_up(error)
 

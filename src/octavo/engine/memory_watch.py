@@ -23,22 +23,22 @@ class MemoryWatch:
     def __init__(self, policy: PressurePolicy, available: Callable[[], int]) -> None:
         self.policy = policy
         self._available = available
-        self._due = 0.0
+        self.due = 0.0
         self._is_blind = not policy.config.reserve_bytes
 
     def tick(self, scheduler: Scheduler, now: float) -> None:
         """Look, if it is time; what goes back is in the next plan."""
-        if now < self._due:
+        if now < self.due:
             return
-        self._due = now + LOOK_S
+        self.due = now + LOOK_S
         self.policy.act(scheduler.resizing, now, self._read(), scheduler.has_work)
 
     def next_look(self, scheduler: Scheduler) -> float | None:
         """When `tick` next has something to do; None: only after something has been computed."""
         if not self._is_blind:
-            return self._due
+            return self.due
         at = self.policy.idle_at(scheduler.resizing)
-        return None if at is None else max(at, self._due)
+        return None if at is None else max(at, self.due)
 
     def _read(self) -> int | None:
         if self._is_blind:

@@ -59,7 +59,7 @@ def open_disk(
     options: StartOptions, block_bytes: int, fingerprint: bytes, max_age_s: float
 ) -> DiskStore | None:
     """The disk cache, if there is to be one, bound to everything that its bytes depend on. What others have
-    left in its folder is told, and removed where nobody has used it for too long.
+    left in its folder is told, and removed where no server has used it for too long.
 
     Raises ConfigError.
     """

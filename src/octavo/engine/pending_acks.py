@@ -1,7 +1,7 @@
 """Whether requests were taken, for clients that wait to know: one future each, until the engine has decided.
 
-The engine's thread settles them when it takes or refuses a request; whoever finds requests lost, or the
-engine gone, fails what is left. A future that nobody waits for any more was cancelled, and its request is not
+The engine's thread settles them when it takes or refuses a request; a thread that finds requests lost, or
+the engine gone, fails what is left. A future whose caller has gone was cancelled, and its request is not
 taken.
 """
 
@@ -28,7 +28,7 @@ class PendingAcks:
         return answer
 
     def close(self, request_id: int) -> None:
-        """Nobody waits for it any more."""
+        """Its caller waits for it no more."""
         with self._lock:
             self._open.pop(request_id, None)
 

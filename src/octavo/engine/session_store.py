@@ -5,11 +5,10 @@
 
 It answers from memory. With a file, which lies in the disk cache's namespace and so belongs to one model and
 one tokenizer, every change is written behind by a thread of its own; `sync` waits until one is on the medium,
-and so may whoever deletes one. Rows that could not be deleted are tried again with the next one, and at the
-end.
-A file that SQLite finds damaged costs the sessions in it, never an answer, and is begun afresh. Times are of
-the wall clock, because they outlive the process. Any thread may call. It does not know blocks: `num_shared`
-and `num_suspended` are numbers that the scheduler gave it, and gets back with the tokens.
+and so may a caller that deletes one. Rows that could not be deleted are tried again with the next one, and at
+the end. A file that SQLite finds damaged costs the sessions in it, never an answer, and is begun afresh.
+Times are of the wall clock, because they outlive the process. Any thread may call. It does not know blocks:
+`num_shared` and `num_suspended` are numbers that the scheduler gave it, and gets back with the tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _SCHEMAS = [f"CREATE TABLE sessions ({', '.join((_COLUMNS, *_LATER[:n]))})" for 
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """One session. Times are seconds of the wall clock. Nobody changes the tokens."""
+    """One session. Times are seconds of the wall clock. The tokens never change."""
 
     session_id: str
     tenant: str
@@ -107,7 +106,7 @@ class SessionStore:
         return store
 
     def create(self, tenant: str, ttl_s: float) -> SessionRecord:
-        """A new session, with an id that nobody can guess. Raises InvalidRequest or SessionRefused."""
+        """A new session, with an id that cannot be guessed. Raises InvalidRequest or SessionRefused."""
         require_range("ttl", ttl_s, 1.0, TTL_S_MAX, hint="seconds")
         now = self._clock()
         record = SessionRecord(secrets.token_urlsafe(_ID_BYTES), tenant, ttl_s, now, now)
@@ -186,7 +185,7 @@ class SessionStore:
         with self._lock:
             return self._use(session_id, array("I", tokens), num_shared)
 
-    def note_suspended(self, record: SessionRecord, num_blocks: int) -> None:
+    def record_suspended(self, record: SessionRecord, num_blocks: int) -> None:
         """It was suspended, as this record says, with so many blocks: a restart keeps these first. Does
         nothing if a turn has ended well since, or it was deleted."""
         with self._lock:
@@ -196,7 +195,7 @@ class SessionStore:
                 self._put(now)
 
     def is_suspended(self, record: SessionRecord) -> bool:
-        """Whether it is now, as this record says and whoever noted it."""
+        """Whether it is now, as this record says and the thread that noted it."""
         with self._lock:
             now = self._records.get(record.session_id)
             return now is not None and now.tokens is record.tokens and now.num_suspended > 0
@@ -237,7 +236,7 @@ class SessionStore:
         return done
 
     def _purge(self, now: float) -> None:
-        """Forget whoever has expired, unless a turn runs."""
+        """Forget sessions that have expired, unless a turn runs."""
         busy = set(self._turns.values())
         gone = [r.session_id for r in self._records.values() if r.expires <= now and r.session_id not in busy]
         for session_id in gone:

@@ -103,7 +103,7 @@ class TakesTurns(Asks, Protocol):
 
 class Sessions:
     """What `AsyncLLM.sessions` offers. Raises UnknownSession for those of other tenants too, and
-    EngineStopped when there is nobody left to ask."""
+    EngineStopped when the engine is gone."""
 
     def __init__(self, llm: TakesTurns, support: SessionSupport) -> None:
         self._llm = llm
@@ -128,7 +128,7 @@ class Sessions:
             raise
 
     def _unmake(self, *records: SessionRecord) -> None:
-        """Nobody was told of these sessions. Any thread."""
+        """No client was told of these sessions. Any thread."""
         for record in records:
             with contextlib.suppress(UnknownSession):
                 self._store.delete(record.tenant, record.session_id)
@@ -249,7 +249,7 @@ class Sessions:
             llm.tell(lambda s, now: store.end_turn(turn))  # behind the question, which may yet begin it
             raise
         if composed.fallback:
-            llm.tell(lambda s, now: _note_fallback(s, now, record, composed))
+            llm.tell(lambda s, now: _record_fallback(s, now, record, composed))
         return Turn(session_id, composed.tokens, composed.reused, composed.fallback, stream)
 
     async def suspend(self, tenant: str, session_id: str) -> SessionView:
@@ -269,7 +269,7 @@ class Sessions:
         except BaseException as error:
             # Another call may have suspended it meanwhile.
             if isinstance(error, RequestFailed | SessionRefused) or not self._store.is_suspended(record):
-                self._store.note_suspended(record, 0)
+                self._store.record_suspended(record, 0)
                 self._llm.tell(lambda s, now: s.session_holds.give_up_suspending(session_id))
             raise
 
@@ -307,7 +307,7 @@ class Sessions:
 
     async def _sync_record(self, record: SessionRecord) -> None:
         """Returns when a restart finds it as a suspended one."""
-        self._store.note_suspended(record, await self._llm.ask(lambda s, now: _num_suspended(s, record)))
+        self._store.record_suspended(record, await self._llm.ask(lambda s, now: _num_suspended(s, record)))
         is_synced = await asyncio.wrap_future(self._store.sync(record.session_id))
         self._store.find(record.tenant, record.session_id)  # not deleted meanwhile
         if not is_synced:
@@ -395,7 +395,7 @@ def _suspend(scheduler: Scheduler, record: SessionRecord) -> SessionBlocks:
 
 
 def _slots_of_suspended(scheduler: Scheduler, record: SessionRecord) -> list[tuple[int, bytes]]:
-    """Where its blocks are. Raises UnknownSession, SessionBusy where somebody began a turn or resumed it, or
+    """Where its blocks are. Raises UnknownSession, SessionBusy where a client began a turn or resumed it, or
     RequestFailed, unless it is suspended."""
     session = scheduler.session_table.find(record.tenant, record.session_id)
     session.check_still()
@@ -414,13 +414,13 @@ def _is_resumed(scheduler: Scheduler, record: SessionRecord) -> bool:
     return session is not None and session.resumed is not None and session.resumed.table is not None
 
 
-def _note_fallback(scheduler: Scheduler, now: float, record: SessionRecord, composed: Composed) -> None:
+def _record_fallback(scheduler: Scheduler, now: float, record: SessionRecord, composed: Composed) -> None:
     text = f"session {record.session_id}: {composed.fallback}; its prompt was tokenised as a whole"
     scheduler.events.record(Event(now, EventKind.SESSION_FELL_BACK, text, None, record.tenant))
 
 
 def _end(scheduler: Scheduler, now: float, record: SessionRecord, num_blocks: int) -> SessionBlocks:
-    """It was suspended. Raises RequestFailed where somebody has used it or taken that back since."""
+    """It was suspended. Raises RequestFailed where a client has used it or taken that back since."""
     blocks = inspector_of(scheduler).session(record.session_id)
     if blocks.state is SessionState.IDLE:
         raise _used_meanwhile(record, blocks.state)

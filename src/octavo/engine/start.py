@@ -127,7 +127,7 @@ def client_of(started: Started, options: StartOptions) -> AsyncLLM:
 def build_engine(
     model: str | None, options: StartOptions, progress: Progress, policies_of: PoliciesOf | None = None
 ) -> Started:
-    """The same without a thread: whoever calls `engine.step()` turns it."""
+    """The same without a thread: the caller of `engine.step()` turns it."""
     _native.set_num_threads(options.threads or available_cores())
     ops: Ops = NativeOps(options.weights) if options.backend == "cpu" else ReferenceOps(options.weights)
     loaded = load_model(resolve(model, progress), ops, options.context_length, progress)
@@ -175,8 +175,7 @@ def engine_over(
     config = SchedulerConfig(
         max_rows=options.max_seqs,
         step_tokens=options.step_tokens,
-        max_waiting=options.max_queue
-        + options.max_seqs,  # whoever the rows' owners were when preempted included
+        max_waiting=options.max_queue + options.max_seqs,  # those that had rows and were preempted included
         context_length=spec.context_length,
         stop_ids=stop_ids,
         prefix_caching=options.prefix_caching,
@@ -221,7 +220,7 @@ def open_sessions(namespace: Path | None) -> SessionStore:
 
 
 def watch_memory(options: StartOptions, budget: Budget) -> MemoryWatch:
-    """What gives the pool's memory back when nobody needs it, or when the machine is short of it."""
+    """What gives the pool's memory back when it is unused, or when the machine is short of it."""
     config = PressureConfig(budget.bytes_per_block, float(options.idle_return_s), _reserve(options))
     return MemoryWatch(PressurePolicy(config), available_memory)
 

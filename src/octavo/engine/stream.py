@@ -48,7 +48,7 @@ class DeltaStream:
         self._cancel(self._request_id, None)
 
     def abandon(self) -> None:
-        """Its event loop was closed, so nobody will feed it: a session's turn has ended without a word."""
+        """Its event loop was closed, so nothing will feed it: a session's turn has ended without a word."""
         if self.recorder is not None:
             self.recorder.end()
 
@@ -59,7 +59,7 @@ class DeltaStream:
             if delta is None:
                 continue
             if self.recorder is not None:
-                self.recorder.take(delta)  # first: whoever has read the end may begin the next turn
+                self.recorder.take(delta)  # first: a client that has read the end may begin the next turn
             self._deltas.put_nowait(delta)
             if delta.finish is not None and update.finish is None:
                 self._cancel(self._request_id, update.choice)  # a stop string: the engine need not go on

@@ -97,7 +97,7 @@ class TurnRecorder:
     _text: list[str] = field(default_factory=list)
 
     def take(self, delta: Delta) -> None:
-        """The next delta, before anybody reads it."""
+        """The next delta, before it is read."""
         self._tokens += [info.token for info in delta.tokens]
         self._text.append(delta.text)
         if delta.finish is None:

@@ -170,7 +170,7 @@ class DiskStore:
         try:
             self._pwrite(slot * self.slot_bytes, data)
         except OSError as error:
-            self._note(error)
+            self._record(error)
             return False
         self._records[slot] = name + digest
         self._uncommitted.add(slot)
@@ -182,7 +182,7 @@ class DiskStore:
         """Copy a block into `into`; committed or not. True: all of it is there, exactly as written.
 
         False: the slot does not hold that name, or its bytes did not come back as they were written; then
-        the slot is empty now. `into` may hold anything after False, and nobody may read it.
+        the slot is empty now. `into` may hold anything after False, and it may not be read.
         """
         assert self._is_open
         record = self._records[slot]
@@ -193,7 +193,7 @@ class DiskStore:
         try:
             sound = self._pread(slot * self.slot_bytes, into) and record[NAME_BYTES:] == _digest(name, into)
         except OSError as error:
-            self._note(error)
+            self._record(error)
             self.forget(slot)
             return False
         if not sound:
@@ -241,7 +241,7 @@ class DiskStore:
             except OSError as error:
                 # The kernel may have dropped the dirty pages and called them clean: asking again proves
                 # nothing, so the blocks are given up.
-                self._note(error)
+                self._record(error)
                 self._give_up_uncommitted()
                 return False
         added = [self._row(slot) for slot in sorted(self._uncommitted)]
@@ -250,7 +250,7 @@ class DiskStore:
             # The order of use alone is not worth a wait.
             self._index.change(self._stale, added, used, durable=bool(added or self._stale))
         except sqlite3.Error as error:
-            self._note(error)
+            self._record(error)
             # A COMMIT that failed may still have reached the log, so each of these may have a row.
             maybe_listed = self._uncommitted.copy()
             self._give_up_uncommitted()
@@ -272,7 +272,7 @@ class DiskStore:
             try:
                 self._resources.close()
             except (OSError, sqlite3.Error) as error:
-                self._note(error)
+                self._record(error)
 
     def _fit(self, max_age_s: float) -> None:
         """Give the file its size, and take over the rows whose bytes it has and that are not too old."""
@@ -309,7 +309,7 @@ class DiskStore:
         try:
             self._index.change(self._stale, [], [], durable=False)
         except sqlite3.Error as error:
-            self._note(error)
+            self._record(error)
             return False
         self._stale.clear()
         return True
@@ -353,7 +353,7 @@ class DiskStore:
         self._used[slot] = self._last_use
         self._touched.add(slot)
 
-    def _note(self, error: Exception) -> None:
+    def _record(self, error: Exception) -> None:
         self.errors += 1
         self.last_error = str(error)
 
@@ -386,7 +386,7 @@ def _lock(files: Files, path: Path, resources: contextlib.ExitStack) -> None:
 
 
 def _refusal(folder: Path, num_bytes: int, error: OSError | sqlite3.Error) -> str:
-    """What to tell whoever chose the folder and the size."""
+    """What to tell the person who chose the folder and the size."""
     if isinstance(error, sqlite3.Error):
         is_full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
         reason = f"its index says: {error}"

@@ -72,13 +72,13 @@ def remove(namespace: Namespace) -> bool:
         if not is_ours:
             return False
         if not path.exists():
-            return True  # somebody was faster
+            return True  # another process was faster
         try:
             if set(os.listdir(path)).difference(_FILES):
-                return False  # somebody keeps something else in it
+                return False  # something else is kept in it
             gone = path.with_name(path.name.removesuffix(".removed") + ".removed")
             if gone != path:
-                if gone.exists():  # left by somebody who was killed while removing
+                if gone.exists():  # left by a process that was killed while removing
                     _empty(gone)
                 path.rename(gone)
             _empty(gone)
@@ -88,8 +88,8 @@ def remove(namespace: Namespace) -> bool:
 
 
 def remove_unused(folder: Path, keep: str, before: float) -> list[Namespace]:
-    """Remove the namespaces that were last used before that time and that nobody has open, but not the one
-    named `keep`; returns those that are gone."""
+    """Remove the namespaces that were last used before that time and that no process has open, but not the
+    one named `keep`; returns those that are gone."""
     old = [n for n in survey(folder) if n.name != keep and n.used_at < before and not n.in_use]
     return [namespace for namespace in old if remove(namespace)]
 
@@ -108,7 +108,8 @@ def _look_at(path: Path) -> Namespace:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Whether the namespace is nobody else's until the end of the block. One without a lock is nobody's."""
+    """Whether no other process has the namespace until the end of the block. One without a lock has no
+    owner."""
     try:
         fd = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -129,7 +130,8 @@ def _locked(path: Path) -> Iterator[bool]:
 
 
 def _count_blocks(index: Path) -> int | None:
-    """Rows of an index that nobody writes, read without changing it; what only its log knows is left out."""
+    """Rows of an index that no process writes, read without changing it; what only its log knows is left
+    out."""
     try:
         database = sqlite3.connect(f"file:{quote(str(index))}?mode=ro&immutable=1", uri=True)
         with contextlib.closing(database):

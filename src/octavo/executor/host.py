@@ -4,7 +4,7 @@
                           HostStore     DiskStore
 
 It is of use where the pool is small and dear: beside a GPU, or on a CPU where it is kept small on purpose.
-There is no index and no checksum: nobody else writes to this memory, and no restart finds it.
+There is no index and no checksum: no other process writes to this memory, and no restart finds it.
 """
 
 from __future__ import annotations

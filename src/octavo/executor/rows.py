@@ -11,12 +11,14 @@ Only plans change a row. It does not know the ledger: a block id is a number her
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from octavo.kernels.contract import Ints
 from octavo.sampling.masks import Masks, masks_of
+from octavo.sampling.sampler import is_plain
 from octavo.types import AdmittedRow, Fork, SamplingParams, StepPlan
 from octavo.units import blocks_for
 
@@ -32,6 +34,7 @@ class Row:
     seed: int
     choice: int
     length: int
+    plain_from: float  # output tokens from which on it needs the likeliest token of its raw logits alone
 
 
 class Rows:
@@ -79,6 +82,7 @@ class Rows:
             parent.seed,
             fork.choice,
             length,
+            parent.plain_from,
         )
 
     def append(self, row: int, token: int) -> None:
@@ -108,4 +112,5 @@ class Rows:
             admitted.seed,
             admitted.choice,
             length,
+            params.min_tokens if is_plain(params, params.min_tokens) else math.inf,
         )

@@ -3,7 +3,7 @@
     plan --> rows.apply --> copies --> transfers begin --> batch --> hidden_states --> project --> forks
          --> sample --> result
 
-Vocabulary rows exist only where somebody asked: one for each sample, and slices of `PROMPT_SLICE` rows for
+Vocabulary rows exist only where a request asked: one for each sample, and slices of `PROMPT_SLICE` rows for
 prompt logprobs, so that a long prompt's logits never exist at once. It knows the model and the bytes; it does
 not know queues, names or reference counts.
 """
@@ -23,9 +23,8 @@ from octavo.kernels.prefault import PagePrefaulter
 from octavo.model.decoder import hidden_states, project
 from octavo.model.spec import Model
 from octavo.sampling.logprobs import logprobs_of
-from octavo.sampling.sampler import SampleFailure, Sampler, SampleRow, is_plain
+from octavo.sampling.sampler import SampleFailure, Sampler, SampleRow
 from octavo.types import Chunk, SampledToken, StepPlan, StepResult
-from octavo.units import blocks_for
 
 PROMPT_SLICE = 64
 
@@ -126,7 +125,7 @@ class Runner:
         chunk_of = np.repeat(np.arange(len(chunks)), lengths)  # (T,)
         positions = np.arange(offsets[-1], dtype=np.int32) + (starts - offsets[:-1])[chunk_of]
         tokens = rows.tokens[row[chunk_of], positions]
-        tables = rows.tables[row, : blocks_for(int((starts + lengths).max()), self.config.block_size)]
+        tables = rows.tables[row, : -(-int((starts + lengths).max()) // self.config.block_size)]
         logit_rows = np.flatnonzero(positions >= logits_from[chunk_of]).astype(np.int32)
         return Batch(tokens, positions, starts, offsets, tables, logit_rows)
 
@@ -175,7 +174,7 @@ class Runner:
 
     def _is_plain(self, row: int) -> bool:
         entry = self._rows[row]
-        return is_plain(entry.params, entry.length - entry.num_prompt)
+        return entry.length - entry.num_prompt >= entry.plain_from
 
     def _sample_row(self, row: int) -> SampleRow:
         entry = self._rows[row]

@@ -1,7 +1,7 @@
 """The transfer worker: moves blocks between the pool and the store below, on a thread of its own.
 
 A transfer begins behind the copies of its plan, so every plan made before it has finished; its block has a
-holder until the answer is in the engine's inbox, so nobody else touches its bytes.
+holder until the answer is in the engine's inbox, so nothing else touches its bytes.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class TransferWorker:
                 ok, seconds = False, 0.0
             if transfer.move is not Move.FORGET:
                 self._done(TransferDone(transfer.transfer_id, ok, seconds))
-            if self._queue.empty():  # when nobody waits for the medium
+            if self._queue.empty():  # when no transfer waits for the medium
                 self._commit()
             self._queue.task_done()
         self._queue.task_done()
@@ -144,7 +144,7 @@ class TransferWorker:
     def _sync(self, sync: _Sync) -> None:
         self._commit()
         if not sync.lost.set_running_or_notify_cancel():
-            return  # whoever asked has gone
+            return  # the caller has gone
         try:
             sync.lost.set_result(self._find_lost(sync.wanted))
         except Exception as error:  # noqa: BLE001 - the caller is told

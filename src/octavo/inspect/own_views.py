@@ -3,7 +3,7 @@ be read.
 
 A tenant sees its own requests, pins, blocks and events. It sees no other's name, text or id, and no number
 that others move: not how many blocks are free, not how long the queue is. Texts that were written for the
-operator are told only where they speak of nobody else; elsewhere new ones are made from the tenant's own
+operator are told only where they speak of no other tenant; elsewhere new ones are made from the tenant's own
 numbers, so a kind of event that is added later tells nothing until it is listed here.
 """
 

@@ -1,4 +1,4 @@
-"""What each tenant uses now, counted over the holders; for whoever runs the server."""
+"""What each tenant uses now, counted over the holders; for the operator."""
 
 from __future__ import annotations
 

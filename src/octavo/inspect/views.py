@@ -119,7 +119,7 @@ class KvView:
 
 @dataclass(frozen=True, slots=True)
 class MapView:
-    """One character for each block, and one number: which of `owners` holds it (-1: nobody, the first if
+    """One character for each block, and one number: which of `owners` holds it (-1: no holder, the first if
     several do).
 
     "." free, "c" cached, "t" in transfer, "s" one sequence, "S" shared by sequences, "p" a pin (and perhaps

@@ -1,8 +1,8 @@
-"""Memory for a pool's first blocks before somebody writes to them.
+"""Memory for a pool's first blocks before they are written.
 
 The system clears a page when it is first written to, and a guest may have to ask its host for it first: that
 can take milliseconds for each MiB, as long as the prompt's own arithmetic. A thread asks ahead, piece by
-piece. It is a wish: a system that knows no such call leaves each page to whoever writes first.
+piece. It is a wish: a system that knows no such call gives each page to the first thread that writes it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which blocks may have memory behind them: the system gives a page to whoever first writes to it, and takes
-it back when it is told that nobody needs it any more.
+"""Which blocks may have memory behind them: the system gives a page to the first that writes to it, and takes
+it back when it is told that it is not needed any more.
 
     taken          the block has memory from now on, whether it is held, cached or free
     given back     it has none until it is taken again
 
-A block may be given back when it is unused: held by nobody and without a name, so that whoever reads it next
+A block may be given back when it is unused: without holder and without name, so that what reads it next
 has written it before. It knows neither bytes nor plans.
 """
 
@@ -18,26 +18,26 @@ class Backing:
 
     def __init__(self, capacity: int) -> None:
         self.count = 0
-        self._has_memory = bytearray(capacity)
+        self.has_memory = bytearray(capacity)  # changed in place alone
 
     def __contains__(self, block: int) -> bool:
-        return bool(self._has_memory[block])
+        return bool(self.has_memory[block])
 
     def record_taken(self, block: int) -> None:
-        """Somebody may write to it from now on."""
-        if not self._has_memory[block]:
-            self._has_memory[block] = 1
+        """It may be written from now on."""
+        if not self.has_memory[block]:
+            self.has_memory[block] = 1
             self.count += 1
 
     def record_ready(self, count: int) -> None:
-        """The first `count` blocks get memory before anybody takes them."""
+        """The first `count` blocks get memory before they are taken."""
         for block in range(count):
             self.record_taken(block)
 
     def record_given_back(self, first: int, last: int) -> None:
         """Blocks [first, last) have no memory when the plan that says so has run."""
-        self.count -= self._has_memory.count(1, first, last)
-        self._has_memory[first:last] = bytes(last - first)
+        self.count -= self.has_memory.count(1, first, last)
+        self.has_memory[first:last] = bytes(last - first)
 
     def unused_runs(self, holders: Sequence[int], name_of: Sequence[bytes | None]) -> list[tuple[int, int]]:
         """Ranges [first, last) of unused blocks, each with memory in it; parked ones too. O(blocks).
@@ -48,7 +48,7 @@ class Backing:
         for block in range(len(holders) + 1):
             if block < len(holders) and _is_unused(holders[block], name_of[block]):
                 continue
-            if self._has_memory.find(1, first, block) >= 0:
+            if self.has_memory.find(1, first, block) >= 0:
                 runs.append((first, block))
             first = block + 1
         return runs

@@ -5,10 +5,10 @@
         + what is kept for its own tenant + its worst case                               <= blocks of the pool
 
 `Capacity.pool_needed` is its left side. It must hold twice: for what *hard* holders keep and all that was
-taken, and for what all keep and all that runs. Soft holds go when the second would not hold, so whoever
-was taken runs in the end. A tenant's own bounds are the same sum over what is its own.
+taken, and for what all keep and all that runs. Soft holds go when the second would not hold, so every request
+that was taken runs in the end. A tenant's own bounds are the same sum over what is its own.
 
-Plain data, which nobody changes: the scheduler replaces it, and other threads read the last one.
+Plain data that never changes: the scheduler replaces it, and other threads read the last one.
 """
 
 from __future__ import annotations

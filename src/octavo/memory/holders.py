@@ -7,7 +7,7 @@
     pin        never                                                       its client deletes it, or expiry
     store      never                                                       its copy to an offload tier is made
 
-Every holder registers with the ledger by a record, so whoever counts, draws or makes room reads one list. The
+Every holder registers with the ledger by a record, so what counts, draws or makes room reads one list. The
 ledger opens and closes tables; what a holder is for, its owner knows.
 """
 
@@ -57,7 +57,7 @@ class Without:
     """The pool as it would be without some holders, which are left out one after the other."""
 
     def __init__(self, pool: BlockPool) -> None:
-        self.freed: set[int] = set()  # blocks that nobody else holds
+        self.freed: set[int] = set()  # blocks that no other holder lists
         self._pool = pool
         self._listed: Counter[int] = Counter()
         self._uncharged: Counter[int] = Counter()  # by owner: of what is freed

@@ -120,7 +120,7 @@ class Ledger:
         Kwon et al. 2023, section 4.4.
         """
         size, pool = self.block_size, self.pool
-        first, end = start // size, blocks_for(stop, size)
+        first, end = start // size, -(-stop // size)
         assert start < stop
         assert first <= len(table.blocks), "a table has no holes"
         if end == len(table.blocks) == first + 1 and pool.is_writable(table.blocks[first]):
@@ -130,7 +130,7 @@ class Ledger:
             i for i in range(first, min(end, len(table.blocks))) if not pool.is_writable(table.blocks[i])
         ]
         needed = len(stale) + max(0, end - len(table.blocks))
-        if needed > pool.num_unheld or needed > self.quotas.room(table.owner):
+        if needed > pool.num_unheld or (self.quotas.has_maxima and needed > self.quotas.room(table.owner)):
             return None
         copies = []
         for index in stale:
@@ -168,9 +168,9 @@ class Ledger:
         block changed.
 
         Where a held block has the name already, the entry becomes that canonical block and the duplicate is
-        freed: bit-equal by the exactness contract. A cached one gives its name away and is free: so nobody is
-        charged for more than before. Call it only after the step that wrote the last of these positions was
-        committed.
+        freed: bit-equal by the exactness contract. A cached one gives its name away and is free: so no owner
+        is charged for more than before. Call it only after the step that wrote the last of these positions
+        was committed.
         """
         changed, pool = [], self.pool
         for index in range(table.num_published, num_computed // self.block_size):
@@ -228,7 +228,7 @@ class Ledger:
         return tuple(BlockCopy(old, new) for old, new in target.items())
 
     def forget(self, names: Sequence[bytes]) -> None:
-        """Take these names away, whoever holds their blocks: what a poisoned request wrote is never found
+        """Take these names away, also of held blocks: what a poisoned request wrote is never found
         again, also where it was preempted and holds nothing itself."""
         for name in names:
             self.pool.forget(name)

@@ -42,16 +42,16 @@ class BlockPool:
         self.num_unheld = num_blocks
         self.num_cached = 0
         self.num_evictions = 0
-        self.backing = Backing(capacity)
+        self.back_by(Backing(capacity))
         self.newly_cached: deque[int] | None = (
-            None  # if set: blocks that became cached, for whoever stores them
+            None  # if set: blocks that became cached, to be stored in an offload tier
         )
         self.owner = array("l", [0]) * capacity  # of held and cached blocks
         self.charged: list[int] = []  # held blocks by owner, those in `uncharged` aside
         self.cached: list[int] = []  # by owner
         self.weights: list[float] = []  # by owner: of its share of cached blocks
-        self.uncharged: set[int] = set()  # held by nobody but copies on their way to the tier below
-        self._copies: Counter[int] = Counter()  # by block: such holders, whoever else holds it
+        self.uncharged: set[int] = set()  # held by copies on their way to an offload tier alone
+        self._copies: Counter[int] = Counter()  # by block: such holders, beside all others
         # Index `capacity` is the sentinel, both head and tail, of the free line; those of owners follow.
         self._free = capacity
         self._next: list[int] = [*range(1, capacity + 1), 0]
@@ -59,8 +59,12 @@ class BlockPool:
         self._next[num_blocks - 1], self._previous[capacity] = capacity, num_blocks - 1
         self.add_owner()
 
+    def back_by(self, backing: Backing) -> None:
+        """From now on this says which blocks have memory: a new ledger may be over the same bytes."""
+        self.backing, self._has_memory = backing, backing.has_memory
+
     def count_unused(self) -> int:
-        """Blocks with memory that nobody holds and that have no name, parked ones too: whatever is held or
+        """Blocks with memory, without holder and without name, parked ones too: whatever is held or
         cached has memory. O(1)."""
         return self.backing.count - (self.num_blocks - self.num_unheld) - self.num_cached
 
@@ -92,7 +96,8 @@ class BlockPool:
         self.holders[block] = 1
         self.owner[block] = owner
         self.charged[owner] += 1
-        self.backing.record_taken(block)
+        if not self._has_memory[block]:
+            self.backing.record_taken(block)
         return block
 
     def retain(self, block: int, *, charge: bool = True) -> None:
@@ -114,7 +119,7 @@ class BlockPool:
 
     def release(self, block: int, *, charge: bool = True) -> None:
         """One holder less, `charge` as it was retained; after the last one the block is free, or cached as
-        the newest of its owner. After the last one that charges, nobody is charged for it."""
+        the newest of its owner. After the last one that charges, no owner is charged for it."""
         assert self.holders[block] > 0, f"block {block} released without a holder"
         self.holders[block] -= 1
         if not charge:
@@ -138,7 +143,7 @@ class BlockPool:
                 self.newly_cached.append(block)
 
     def is_writable(self, block: int) -> bool:
-        """True for a held block that nobody else holds and nobody can find."""
+        """True for a held block that has one holder and cannot be found."""
         return self.holders[block] == 1 and self.name_of[block] is None
 
     def publish(self, block: int, name: bytes) -> int:
@@ -152,7 +157,7 @@ class BlockPool:
         return canonical
 
     def forget(self, name: bytes) -> None:
-        """Nobody finds a block under this name again. An unheld one becomes free, and is taken next."""
+        """No block is found under this name again. An unheld one becomes free, and is taken next."""
         block = self.by_name.pop(name, None)
         if block is None:
             return
@@ -193,7 +198,8 @@ class BlockPool:
             self.by_name[name] = new
 
     def shrink(self, num_blocks: int) -> None:
-        """Park the unheld blocks from `num_blocks` on; whoever holds one of the others moves it next."""
+        """Park the unheld blocks from `num_blocks` on; the ledger moves those of the others that are held
+        next."""
         for block in range(num_blocks, self.num_blocks):
             if self.holders[block] == 0:
                 self._leave_line(block)
@@ -221,7 +227,7 @@ class BlockPool:
         return self._free + 1 + owner
 
     def _most_cached(self) -> int:
-        """The owner with most cached blocks for its weight, who is above its share if anybody is."""
+        """The owner with most cached blocks for its weight, which is above its share if one is."""
         if self.cached[0] == self.num_cached:
             return 0
         return max(range(len(self.cached)), key=lambda owner: self.cached[owner] / self.weights[owner])

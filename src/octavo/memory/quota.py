@@ -2,12 +2,12 @@
 
 A block belongs to the tenant whose key names it, a private one to its sequence's. It is charged once while it
 is held, however many hold it. Blocks under names that all tenants have in common belong to the tenant
-`shared` while the operator pins them, and to nobody with bounds before and after: whoever still uses them
-keeps neither `shared` nor another tenant from what it may have. Guaranteed blocks are lent while their tenant
-does not want them:
+`shared` while the operator pins them, and to an owner without bounds before and after: a tenant that still
+uses them keeps neither `shared` nor another tenant from what it may have. Guaranteed blocks are lent while
+their tenant does not want them:
 
-    held within its guarantee       nobody else's need takes them
-    held beyond it                  borrowed: whoever claims a guarantee may take them back
+    held within its guarantee       no other tenant's need takes them
+    held beyond it                  borrowed: a tenant that claims a guarantee may take them back
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from octavo.memory.pool import BlockPool
 
 SHARED = "shared"  # the tenant to whom prefixes belong that the operator shares with all
-ONCE_SHARED = "once shared"  # nobody's name, for those that the operator does not share now; it has no bounds
+ONCE_SHARED = "once shared"  # no tenant's name: for those that the operator does not share now; no bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class Quotas:
         self._policies: list[TenantPolicy] = [TenantPolicy("")]
         self.version = 0  # changes with tenants and bounds
         self.num_guaranteed = 0  # to all together
+        self.has_guarantees = False  # any tenant has one
+        self.has_maxima = False
         self.disk_limits: list[tuple[int, int]] = []  # owner and slots, of tenants that have such a bound
         self.shared = self.owner(SHARED)
         self.once_shared = self.owner(ONCE_SHARED)
@@ -69,13 +71,10 @@ class Quotas:
         self._pool.weights = [policy.weight for policy in self._policies]
         self._pool.weights[self.once_shared] = self._pool.weights[self.shared]  # of what stays cached
         self.num_guaranteed = sum(policy.guaranteed for policy in self._policies)
+        self.has_guarantees = self.num_guaranteed > 0
+        self.has_maxima = any(policy.maximum is not None for policy in self._policies)
         limits = ((owner, policy.disk_maximum) for owner, policy in enumerate(self._policies))
         self.disk_limits = [(owner, limit) for owner, limit in limits if limit is not None]
-
-    @property
-    def has_guarantees(self) -> bool:
-        """True where any tenant has one."""
-        return self.num_guaranteed > 0
 
     def policy(self, tenant: str) -> TenantPolicy:
         """The tenant's bounds."""
@@ -94,7 +93,7 @@ class Quotas:
         return self._pool.charged[self.owner(tenant)]
 
     def cached(self, tenant: str) -> int:
-        """Its blocks that nobody holds and that can still be found."""
+        """Its blocks that have no holder and can still be found."""
         return self._pool.cached[self.owner(tenant)]
 
     def room(self, owner: int) -> int:

@@ -10,7 +10,7 @@ Slots are one space of integers over both tiers, either of which may have none:
       host memory          disk: what a restart finds
 
 A store goes to host memory. Where that is full, the least recently used name of it moves on to disk
-(`moved`), where the least recently used one is forgotten. Whoever carries this out keeps the order: a move
+(`moved`), where the least recently used one is forgotten. The transfers keep the order: a move
 comes before the store that takes its slot, and before any later load.
 
 A name may be in the pool and below at once: evicting it from the pool is then free. It does not know blocks,
@@ -59,7 +59,7 @@ class OffloadTier:
         self.num_evictions = 0
         self.num_expired = 0
         self.dropped: list[int] = []  # slots whose bytes must not be found again, not after a restart either
-        self.moved: list[Moved] = []  # that nobody has carried out yet
+        self.moved: list[Moved] = []  # that was not carried out yet
         self._max_age_s = max_age_s
         self._now: float | None = None
         self._slot_of: dict[bytes, int] = dict(stored)
@@ -73,7 +73,7 @@ class OffloadTier:
         self._free = tuple([slot for slot in free if self._tier_of(slot) == tier] for tier in (_HOST, _DISK))
         self._keepers: Counter[bytes] = Counter()  # of names that are stored or not
         self._owner_of: dict[bytes, int] = {}  # of names that this ledger stored
-        self._names_of: dict[int, dict[bytes, None]] = {}  # that nobody keeps, least recently used first
+        self._names_of: dict[int, dict[bytes, None]] = {}  # that are not kept, least recently used first
         self._kept_of: Counter[int] = Counter()  # by owner
         self._storing: dict[bytes, int] = {}
         self._loading: Counter[bytes] = Counter()
@@ -89,7 +89,7 @@ class OffloadTier:
 
     @property
     def num_kept(self) -> int:
-        """Names that somebody keeps, stored or not."""
+        """Names that are kept, stored or not."""
         return len(self._keepers)
 
     @property
@@ -129,7 +129,7 @@ class OffloadTier:
         return Counter(self._keepers)
 
     def keep(self, names: Sequence[bytes]) -> bool:
-        """Nobody takes the slots of these names from now on, also of those that are stored later. False, and
+        """The slots of these names are not taken from now on, also of those that are stored later. False, and
         nothing is changed, when more names would be kept than may be. What is in host memory is forgotten
         there: it must be stored again, on disk. O(names)."""
         in_host = [name for name in names if self._slot_of.get(name, self.num_host) < self.num_host]
@@ -170,7 +170,7 @@ class OffloadTier:
 
     def begin_store(self, name: bytes, owner: int = 0) -> int | None:
         """A slot for `name`, whose bytes will now be written: a free one, or that of the least recently used
-        name that nobody keeps, which moves on or is forgotten; a kept name goes to disk at once. None when
+        name that is not kept, which moves on or is forgotten; a kept name goes to disk at once. None when
         every slot is kept or on its way somewhere."""
         assert name not in self._slot_of
         assert name not in self._storing
@@ -201,7 +201,7 @@ class OffloadTier:
             self.forget(moved.name)
 
     def begin_load(self, name: bytes) -> int:
-        """The slot of a stored name, which nobody may take until `end_load`."""
+        """The slot of a stored name, which may not be taken until `end_load`."""
         self._loading[name] += 1
         return self._slot_of[name]
 
@@ -221,7 +221,7 @@ class OffloadTier:
         return wanted
 
     def forget(self, name: bytes) -> None:
-        """Nobody finds it again."""
+        """It is not found again."""
         if name in self._storing:
             self._doomed.add(name)
         elif name in self._loading:
@@ -233,7 +233,7 @@ class OffloadTier:
                 self._disown(name)
 
     def expire(self, now: float, at_most: int = 16) -> None:
-        """Forget up to so many names on disk that nobody has used for `max_age_s`. O(names forgotten).
+        """Forget up to so many names on disk that were not used for `max_age_s`. O(names forgotten).
 
         Of those that were there when this ledger began, only the time since then is known.
         """
@@ -251,7 +251,7 @@ class OffloadTier:
         return _HOST if slot < self.num_host else _DISK
 
     def _take(self, tier: int) -> int | None:
-        """A slot of that tier that nobody is in any more."""
+        """A slot of that tier, empty now."""
         if self._free[tier]:
             return self._free[tier].pop()
         oldest = next((name for name in self._used[tier] if name not in self._loading), None)

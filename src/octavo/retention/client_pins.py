@@ -148,10 +148,10 @@ class ClientPins:
             return BEYOND_MAXIMUM
         self._pins.fill(pin)
         self._timers.set(Due.PIN, (pin.filler, ""), pin.expires)
-        self._note(EventKind.PINNED, pin, f"pin {pin.name} holds {pin.num_blocks:,} blocks")
+        self._record(EventKind.PINNED, pin, f"pin {pin.name} holds {pin.num_blocks:,} blocks")
         self._warm_pins.begin(pin)
         if pin.session_id:
-            self._note_resumed(pin)
+            self._record_resumed(pin)
         return ""
 
     def on_end(self, request: Request, num_tokens: int, chain: NameChain, *, is_well: bool) -> None:
@@ -178,31 +178,31 @@ class ClientPins:
         """Hold nothing any more; the blocks stay findable until they are taken. Raises UnknownPin."""
         pin = self.find(tenant, name)
         self._warm_pins.remove(pin)
-        self._note(EventKind.UNPINNED, pin, f"pin {pin.name} was deleted")
+        self._record(EventKind.UNPINNED, pin, f"pin {pin.name} was deleted")
         return pin
 
     def drop(self, order: PinOrder, filler: int) -> None:
-        """Whoever asked for this pin wants it no more; there may be none, or another's."""
+        """The caller that asked for this pin wants it no more; there may be none, or another's."""
         pin = self.of_order(order)
         if pin is not None and pin.filler == filler:
             self._warm_pins.remove(pin)
-            self._note(EventKind.UNPINNED, pin, f"pin {pin.name} was deleted")
+            self._record(EventKind.UNPINNED, pin, f"pin {pin.name} was deleted")
 
     def expire(self, now: float) -> None:
         """Let go of pins whose time has passed. One that is being filled goes with its request."""
         for pin in self._pins.all():
             if pin.table is not None and pin.expires <= now:
                 self._warm_pins.remove(pin)
-                self._note(EventKind.PIN_EXPIRED, pin, f"pin {pin.name} expired")
+                self._record(EventKind.PIN_EXPIRED, pin, f"pin {pin.name} expired")
 
     def drop_nameless(self) -> None:
         """Names were taken away because what they stood for was poisoned: pins on them keep nothing."""
         for pin in self._pins.all():
             if pin.table is not None and not self._warm_pins.is_whole(pin):
                 self._warm_pins.remove(pin)
-                self._note(EventKind.UNPINNED, pin, f"pin {pin.name} held blocks that were found poisoned")
+                self._record(EventKind.UNPINNED, pin, f"pin {pin.name} held blocks that were found poisoned")
 
-    def _note_resumed(self, pin: Pin) -> None:
+    def _record_resumed(self, pin: Pin) -> None:
         """A session's blocks are in the pool, by a hot pin, until its next turn ends."""
         session = self._sessions.owner_of(pin)
         session.is_suspended = False
@@ -227,5 +227,5 @@ class ClientPins:
             raise UnknownPin(f"there is no pin named {name[:80]!r}", param="name")
         return pin
 
-    def _note(self, kind: EventKind, pin: Pin, text: str) -> None:
+    def _record(self, kind: EventKind, pin: Pin, text: str) -> None:
         self._context.events.record(Event(self._context.now, kind, text, None, pin.tenant, pin.num_blocks))

@@ -1,4 +1,4 @@
-"""Which requests can ever run: pure functions, so anybody may ask before anything is queued."""
+"""Which requests can ever run: pure functions, which any thread may ask before anything is queued."""
 
 from __future__ import annotations
 

@@ -52,13 +52,18 @@ class Pin:
 
     def __post_init__(self) -> None:
         kind = HolderKind.SESSION if self.session_id else HolderKind.PIN
-        label = self.name.replace(":", " ") if self.session_id else f"pin {self.name}"
+        label = f"pin {self.name}" if self.is_named else self.name.replace(":", " ")
         self.holder = Holder(kind, self.tenant, label, is_soft=self.is_soft, is_fixed=True, group=self.filler)
 
     @property
     def table(self) -> BlockTable | None:
         """What it holds in the pool; None while it is filling."""
         return self.holder.table
+
+    @property
+    def is_named(self) -> bool:
+        """True where a client gave it its name."""
+        return not (self.session_id or self.is_soft)
 
     @property
     def num_blocks(self) -> int:
@@ -122,7 +127,7 @@ class Pins:
     def add(self, pin: Pin) -> None:
         """Keep the pin's budget. The caller has checked that it fits and that the name is new."""
         self._pins[pin] = None
-        if not pin.session_id:
+        if pin.is_named:
             assert (pin.tenant, pin.name) not in self._named
             self._named[pin.tenant, pin.name] = pin
         self._filling[pin.filler] = pin
@@ -157,7 +162,7 @@ class Pins:
     def remove(self, pin: Pin) -> None:
         """Hold nothing any more. The blocks stay findable until they are taken."""
         del self._pins[pin]
-        if not pin.session_id:
+        if pin.is_named:
             del self._named[pin.tenant, pin.name]
         self._pins_of[pin.tenant] -= 1
         self._count(pin, -pin.num_held)

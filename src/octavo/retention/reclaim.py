@@ -6,7 +6,7 @@ five are not alike, and each for a reason:
     RESERVING   a running sequence needs its next block      fetches behind it have computed nothing and are
                                                              cheapest; of the sequences behind it goes who
                                                              loses least; fetches ahead of it only then,
-                                                             because they are somebody's next admission; the
+                                                             because they are the next admissions; the
                                                              last resort is for blocks charged to no tenant
     ADMITTING   a waiting one wants to enter                 its tenant's own fetches, where its tenant's
                                                              bounds are short; soft holds, which are no
@@ -15,15 +15,15 @@ five are not alike, and each for a reason:
     CLAIMING    a guarantee covers a waiting one             fetches of borrowers, before what borrowers
                                                              compute; soft holds go together with borrowers,
                                                              and only if that lets it in
-    RESIZING    the pool is to be smaller                    fetches, then whoever loses least: nobody is
-                                                             asked on behalf of anyone
+    RESIZING    the pool is to be smaller                    fetches, then the sequences that lose least: no
+                                                             request is asked on behalf of another
     RELOADING   a tenant holds more than it may now          its running sequences, which come back by
                                                              themselves; then its soft holds, then fetches
 
 A sequence is chosen by what it would lose:
 
     candidate   a running sequence, or all sequences of a request (n > 1, a beam group): they go as one
-    gain        blocks that nobody else holds: the pool has them again at once
+    gain        blocks that no other holder lists: the pool has them again at once
     loss        work to be where it was again, in positions: what must be computed, and what can be loaded at
                 the price that loading was measured to have
 
@@ -111,7 +111,7 @@ def find(ladder: Ladder, shortage: Shortage) -> Choice:
             return (max(holders, key=lambda holder: holder.rank),)
         if rung is Rung.SOFT_HOLDS:
             return tuple(holders)
-        last = rung is Rung.LAST_RESORT  # one after the other: whoever gives one block up may do
+        last = rung is Rung.LAST_RESORT  # one after the other: one that gives one block up may do
         return cheapest(holders, replace(shortage, needed=1) if last else shortage)
     return ()
 

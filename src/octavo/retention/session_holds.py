@@ -1,6 +1,6 @@
 """SessionHolds as the scheduler sees them: whose turn runs, and the blocks that are kept between two turns.
 
-    idle --- turn --> active --- ends well --> idle          its full blocks are a warm pin's (holding.py)
+    idle --- turn --> active --- ends well --> idle          its full blocks are a warm pin's (warm_pins.py)
      |  ^
      |  +---- resume: a hot pin, filled by an ordinary request that finds the blocks below --- resuming <-+
      |                                                                                                   |
@@ -211,8 +211,8 @@ class SessionHolds:
         return names[:-1] if pool.find(names[-1]) is None else names
 
     def _is_beyond_what_shared_may_store(self, session: Session) -> bool:
-        """A shared prefix takes room below of `shared`, whoever's session keeps it: without any it would wait
-        to be stored for ever."""
+        """A shared prefix takes room below of `shared`, whichever tenant's session keeps it: without any it
+        would wait to be stored for ever."""
         quotas = self._context.ledger.quotas
         tier, pool, limit = (
             self._tier,
@@ -272,7 +272,7 @@ class SessionHolds:
             self._set_timer(session)
             return
         self.delete(session.tenant, session_id)
-        self._note(EventKind.SESSION_EXPIRED, session, f"session {session_id} expired")
+        self._record(EventKind.SESSION_EXPIRED, session, f"session {session_id} expired")
 
     # -- what it keeps ---------------------------------------------------------------------------------------
 
@@ -290,7 +290,7 @@ class SessionHolds:
             return
         if session.resumed is not None:
             self._warm_pins.remove(session.resumed)
-        self._note(EventKind.SESSION_BEST_EFFORT, session, session.note)
+        self._record(EventKind.SESSION_BEST_EFFORT, session, session.note)
 
     def _replace(self, session: Session, names: list[bytes], held: list[bytes], *, is_kept: bool) -> None:
         """One warm pin, which holds `held`, for all that it had. `is_kept`: the tier keeps the names
@@ -341,5 +341,5 @@ class SessionHolds:
     def _set_timer(self, session: Session) -> None:
         self._timers.set(Due.SESSION, (0, session.session_id), session.expires)
 
-    def _note(self, kind: EventKind, session: Session, text: str) -> None:
+    def _record(self, kind: EventKind, session: Session, text: str) -> None:
         self._context.events.record(Event(self._context.now, kind, text, session.turn, session.tenant))

@@ -1,4 +1,4 @@
-"""What is kept of idle sessions gives way: nobody asked for it, so it keeps no request and no pin out.
+"""Soft holds, what is kept of idle sessions: no client asked for it, so it keeps no request and no pin out.
 
     hard   pins that a client asked for: hot and warm ones, resumed sessions
     yielding    an idle session's hold (`Pin.is_soft`)
@@ -6,7 +6,7 @@
     hard pins + worst case of any request that was taken             <= room    else it is refused
     hard and soft pins + worst case of any request that runs         <= room    else holds are let go
 
-The second line is established here, when a request is about to run, and nobody breaks it afterwards: a hold
+The second line is established here, when a request is about to run, and nothing breaks it afterwards: a hold
 is made where there is room beside all that runs. So a session loses its blocks only to what could not run
 beside them, and only where that helps:
 
@@ -149,10 +149,12 @@ class SoftHolds:
         for hold in pins.all() if pins.num_soft else ():
             if not hold.is_soft or not hold.num_held:
                 continue
-            session = self._sessions.owner_of(hold)
+            session, is_others = self._sessions.get(hold.session_id), hold.tenant != tenant
+            if session is None:
+                found.append(((False, False, False, is_others, hold.created), hold))
+                continue
             is_own, is_promised = session.session_id == session_id, session.is_suspended
-            is_busy, is_others = session.turn is not None, hold.tenant != tenant
-            found.append(((is_own, is_promised, is_busy, is_others, session.used), hold))
+            found.append(((is_own, is_promised, session.turn is not None, is_others, session.used), hold))
         return [hold for _, hold in sorted(found, key=lambda item: item[0])]
 
     def _helps(self, hold: Pin, tenant: str) -> bool:
@@ -173,16 +175,15 @@ class SoftHolds:
                 self._give(hold)
 
     def _give(self, hold: Pin) -> None:
-        num_blocks = hold.num_held
-        session = self._sessions.owner_of(hold)
+        num_blocks, session = hold.num_held, self._sessions.get(hold.session_id)
         self._warm_pins.remove(hold)
-        session.is_suspended = False  # one on its way down is not there
-        session.note = "its blocks were needed for what could not run beside them"
+        why, whose, turn = "its blocks were needed for what could not run beside them", hold.name, None
+        if session is not None:
+            session.is_suspended = False  # one that was on its way to an offload tier is not there
+            session.note, whose, turn = why, f"session {session.session_id}", session.turn
         text = (
-            f"session {session.session_id} let go of {num_blocks:,} blocks: {session.note}; its next turn "
-            "computes what is not cached any more"
+            f"{whose} let go of {num_blocks:,} blocks: {why}; what comes back to them computes what is not "
+            "cached any more"
         )
         kind = EventKind.SESSION_GAVE_WAY
-        self._context.events.record(
-            Event(self._context.now, kind, text, session.turn, session.tenant, num_blocks)
-        )
+        self._context.events.record(Event(self._context.now, kind, text, turn, hold.tenant, num_blocks))

@@ -59,7 +59,7 @@ class Staging:
         return 0.0 if load_s is None or not token_s else load_s / token_s
 
     def is_worth_it(self) -> bool:
-        """Storing and loading a block is thought cheaper than computing it; also while nobody knows."""
+        """Storing and loading a block is thought cheaper than computing it; also while that is unknown."""
         if self._transfers.tier is None or not self._transfers.is_worth_it():
             return False
         store_s, token_s = self._arena.store_s, self._context.costs.token_s

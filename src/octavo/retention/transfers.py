@@ -1,13 +1,13 @@
 """Blocks on their way between the pool and the tier below, and who waits for them.
 
     write-behind   a cached block is copied down before its place is needed; evicting it is then free
-    promised       a block of a warm pin is copied down at once, before any of the others (holding.py)
+    promised       a block of a warm pin is copied down at once, before any of the others (warm_pins.py)
     fetch          a waiting sequence's next blocks are below: they are loaded, then it is admitted as usual
 
-A transfer is a holder until it ends, so nobody takes its block meanwhile. A fetch takes all its blocks at
-once or none, and one that is complete gives them back when a running sequence finds no block, or when nobody
-runs and the first in the queue does not fit: so fetches never wedge the engine. Bytes that turn out damaged
-are recomputed: the sequence is admitted with what is there.
+A transfer is a holder until it ends, so its block is not taken meanwhile. A fetch takes all its blocks at
+once or none, and one that is complete gives them back when a running sequence finds no block, or when no
+sequence runs and the first in the queue does not fit: so fetches never wedge the engine. Bytes that turn out
+damaged are recomputed: the sequence is admitted with what is there.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Transfers:
         holding = self._warm_pins
         while self._num_stores < STORES_MAX and (name := holding.next_store()) is not None:
             if tier.is_storing(name):
-                continue  # its end is told to whoever waits
+                continue  # its end is told to the pins that wait
             block = self._context.ledger.pool.find(name)
             assert block is not None, "a warm pin waits for a block that it does not hold"
             if name in self._loading or not self._has_room_below(tier, block):
@@ -314,7 +314,7 @@ class Transfers:
         transfer, memory = moving.transfer, self._context.ledger
         self._no_slot = False
         if not done.ok:
-            self._note_failure(transfer)
+            self._record_failure(transfer)
         if transfer.move is Move.STORE:
             self.num_stored += done.ok
             self.tier.end_store(transfer.name, done.ok)
@@ -351,7 +351,7 @@ class Transfers:
             self._close(fetch.holder)
 
     def _tell_stored(self, name: bytes, ok: bool) -> None:
-        """Whoever waits for the store learns how it ended."""
+        """Pins that wait for the store learn how it ended."""
         assert self.tier is not None
         holding = self._warm_pins
         if name in self.tier:
@@ -363,7 +363,7 @@ class Transfers:
             holding.defer(name)
 
     def lose(self, names: Many[bytes]) -> None:
-        """The store below has given up what it had taken: nobody finds these there."""
+        """The store below has given up what it had taken: these are not found there any more."""
         for name in names if self.tier is not None else ():
             assert self.tier is not None
             if name in self.tier:
@@ -386,14 +386,14 @@ class Transfers:
 
     @property
     def load_s(self) -> float | None:
-        """Seconds to load a block; None: nobody knows. A measurement counts half after each `HALF_LIFE_S`, so
+        """Seconds to load a block; None: not measured. A measurement counts half after each `HALF_LIFE_S`, so
         that one slow spell is tried again."""
         if self._load_s is None:
             return None
         return self._load_s * math.exp2(-(self._context.now - self._loaded_at) / HALF_LIFE_S)
 
     def is_worth_it(self) -> bool:
-        """Loading a block is thought cheaper than computing it; also while nobody knows."""
+        """Loading a block is thought cheaper than computing it; also while that is unknown."""
         load_s, token_s = self.load_s, self._context.costs.token_s
         if load_s is None or token_s is None:
             return True
@@ -403,7 +403,7 @@ class Transfers:
         """True when its bytes are below, or on their way down."""
         return self.tier is not None and (name in self.tier or self.tier.is_storing(name))
 
-    def _note_failure(self, transfer: Transfer) -> None:
+    def _record_failure(self, transfer: Transfer) -> None:
         self.num_failed += 1
         what = "loaded from" if transfer.move is Move.LOAD else "stored in"
         text = f"block {transfer.block} could not be {what} slot {transfer.slot} below; it will be recomputed"

@@ -8,8 +8,8 @@ is tried again when another transfer ends well. The stores of pins go before wri
 is slower than computing: they are promised, not an optimisation. Bytes that turn out damaged below are
 forgotten and told; what the pin still holds is stored again.
 
-What is kept of sessions that nobody suspended is the server's own idea: it gives way to what somebody asked
-for, a suspension or a warm pin.
+What is kept of sessions that no client suspended is the server's own idea: it gives way to what a client
+asked for, a suspension or a warm pin.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class WarmPins:
         return ""
 
     def keep_asked(self, tenant: str, names: list[bytes], session_id: str = "") -> str:
-        """The same for what somebody asked for, perhaps of that session: if that is enough, what is kept of
-        other sessions that nobody suspended gives way. O(sessions + names kept) where it comes to that."""
+        """The same for what a client asked for, perhaps of that session: if that is enough, what is kept of
+        other sessions that no client suspended gives way. O(sessions + names kept) where it comes to that."""
         why_not = self.keep(tenant, names)
         spare = self._kept_unasked(tenant, session_id) if why_not and tenant != SHARED else []
         if not self._fits_without(spare, tenant, names):
@@ -124,7 +124,7 @@ class WarmPins:
         self._settle(pin)
 
     def end(self, pin: Pin) -> None:
-        """The pin is about to go: nobody keeps its names for it any more."""
+        """The pin is about to go: the tier keeps its names for it no more."""
         if not pin.is_kept:
             return
         tier = self._tier
@@ -222,8 +222,8 @@ class WarmPins:
         return self._kept.get(tenant, Counter())
 
     def _kept_unasked(self, tenant: str, session_id: str) -> list[Pin]:
-        """The holds that the tier keeps of sessions that nobody suspended, but for that one's: who can best
-        be spared for something of `tenant` in front, the longest idle first. O(sessions)."""
+        """The holds that the tier keeps of sessions that no client suspended, but for that one's: which can
+        best be spared for something of `tenant` in front, the longest idle first. O(sessions)."""
         found: list[tuple[tuple[bool, bool, float], int, Pin]] = []
         for session in self._sessions:
             hold = session.hold
@@ -235,7 +235,8 @@ class WarmPins:
         return [hold for _, _, hold in sorted(found)]
 
     def _keep_no_more(self, hold: Pin) -> None:
-        """A session's place below goes to what somebody asked for; its blocks stay there as any others do."""
+        """A session's place in the tier goes to what a client asked for; its blocks stay there as any others
+        do."""
         session = self._sessions.owner_of(hold)
         self.remove(hold)
         session.is_suspended = False

@@ -9,8 +9,8 @@
 - A huge one that does not fit does not block those behind it, but at most `BYPASS_MAX` may pass before the
   door closes until it fits: no starvation either way.
 - A higher priority may preempt strictly lower ones to enter.
-- Tenants take turns within a priority (fairness.py); one whose own bounds keep its first out is passed over,
-  and never closes the door to others. What its guarantee covers enters first, by preempting borrowers.
+- Tenants take turns within a priority (fair_queue.py); one whose own bounds keep its first out is passed
+  over, and never closes the door to others. What its guarantee covers enters first, by preempting borrowers.
 - What is kept of idle sessions gives way to the first in line, where that could never run beside it, and
   enters, or is loaded, at once without it (soft_holds.py).
 """
@@ -303,7 +303,7 @@ class Admission:
         return True
 
     def _let_fetches_go(self, sequence: Sequence, num_hits: int) -> int:
-        """Nobody runs: what complete fetches hold, its own too, must not keep the first in the queue out."""
+        """Nothing runs: what complete fetches hold, its own too, must not keep the first in the queue out."""
         while not self._fits(sequence, num_hits):
             if not self._making_room.of_fetches(None):
                 break
@@ -375,7 +375,7 @@ class Admission:
         """Whether its blocks fit beside `num_running` others with `promised` blocks, once the blocks `freed`
         are unheld.
 
-        Adopting a block that nobody else holds takes it from the unheld ones, as a new one does.
+        Adopting a block that no other holder lists takes it from the unheld ones, as a new one does.
         """
         memory = self._context.ledger
         left = memory.num_unheld + len(freed) - promised
@@ -426,7 +426,7 @@ class Admission:
         return self._freed[key]
 
     def _held_only_by(self, running: list[Sequence]) -> set[int]:
-        """Blocks that nobody holds but these, and what gives way to the sequence that is looked at."""
+        """Blocks that only these hold, and what gives way to the sequence that is looked at."""
         return self._context.ledger.without([*self._yielding, *(s.table for s in running)]).freed
 
     def _forget_counts(self) -> None:

@@ -62,7 +62,7 @@ class BeamRows:
         return self._close(group, best, finish, error)
 
     def cancel_choice(self, group: BeamGroup[Sequence], choice: int) -> list[Update]:
-        """Nobody waits for one of the choices any more; with the last one all beams leave."""
+        """The client waits for one of the choices no more; with the last one all beams leave."""
         if choice not in group.choices:
             return []
         if len(group.choices) == 1:

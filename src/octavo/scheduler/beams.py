@@ -85,7 +85,7 @@ class BeamGroup(Generic[SequenceT]):
     end_ids: frozenset[int]
     beams: list[Beam[SequenceT]] = field(default_factory=lambda: [Beam(0.0, None)])
     ended: list[Hypothesis] = field(default_factory=list)
-    cancelled: set[int] = field(default_factory=set)  # choices that nobody waits for any more
+    cancelled: set[int] = field(default_factory=set)  # choices that the client wants no more
     preemptions: int = 0
     blocks_peak: int = 0  # different blocks that its beams held at once
     block_seconds: float = 0.0  # of sequences that have left it
@@ -126,7 +126,7 @@ class BeamGroup(Generic[SequenceT]):
         return total
 
     def advance(self) -> list[Child[SequenceT]]:
-        """One token further, from what all beams have delivered; best first. Nobody: the search is over, and
+        """One token further, from what all beams have delivered; best first. None: the search is over, and
         `ended` is its result. Mutates `ended` alone."""
         params, width = self.params, self.params.width
         length = self.beams[0].length + 1
@@ -168,7 +168,8 @@ class BeamGroup(Generic[SequenceT]):
         return penalised(children[0].score, length, self.params) <= self.ended[-1].score
 
     def best(self) -> list[Hypothesis]:
-        """What has ended and what runs, as far as it has come, by penalised score: for whoever must stop."""
+        """What has ended and what runs, as far as it has come, by penalised score: for a search that must
+        stop."""
         running = [
             Hypothesis(penalised(beam.score, beam.length, self.params), beam.path)
             for beam in self.beams

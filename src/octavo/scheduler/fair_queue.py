@@ -1,15 +1,15 @@
-"""Who was served how much: a virtual token counter for each tenant. Whoever was served least, for its weight,
-is next.
+"""Who was served how much: a virtual token counter for each tenant. The tenant that was served least, for its
+weight, is next.
 
 A position counts once, when it is first handed to the executor: a prompt's 1, an output's 2 (`OUTPUT_COST`).
 What comes from the cache costs nothing and does not count; what a preemption computes again does not count
 either, because its tenant did not ask for it. A prompt counts as a whole when it is admitted.
 
 A tenant that comes back after having wanted nothing is lifted to the least served of those that want
-something, so that nobody saves service up. With U = max(longest prompt, OUTPUT_COST * slots of the pool),
-two tenants that both have requests waiting all the time differ by no more than 2 U over the smaller weight: U
-is what may run already when a tenant's turn is over, and U what others may take while the one whose turn it
-is waits for more blocks than are free (`may_pass`).
+something, so that no tenant saves service up. With U = max(longest prompt, OUTPUT_COST * positions of the
+pool), two tenants that both have requests waiting all the time differ by no more than 2 U over the smaller
+weight: U is what may run already when a tenant's turn is over, and U what others may take while the one whose
+turn it is waits for more blocks than are free (`may_pass`).
 
 Source: Sheng et al., Fairness in Serving Large Language Models, OSDI 2024, theorem 4.4 (VTC).
 """
@@ -34,7 +34,7 @@ class VirtualTokenCounter:
         self.served: Counter[str] = Counter()  # tokens by tenant, by the costs above
         self._counter: dict[str, float] = {}
         self._live: Counter[str] = Counter()  # unfinished sequences by tenant
-        self._floor = 0.0  # the least of those that want something, when somebody last came
+        self._floor = 0.0  # the least of those that want something, when a tenant last came
 
     @property
     def num_active(self) -> int:
@@ -50,7 +50,7 @@ class VirtualTokenCounter:
         if not self._live[tenant]:
             active = [self._counter[other] for other, count in self._live.items() if count]
             self._floor = max(self._floor, min(active, default=self._floor))
-            if not active:  # nobody wants anything: begin where the most served one stopped
+            if not active:  # no tenant wants anything: begin where the most served one stopped
                 self._floor = max(self._floor, max(self._counter.values(), default=0.0))
             self._counter[tenant] = max(self._counter.get(tenant, 0.0), self._floor)
         self._live[tenant] += 1
@@ -62,7 +62,7 @@ class VirtualTokenCounter:
             del self._live[tenant]
 
     def of(self, tenant: str) -> float:
-        """What the tenant was served, for its weight: whoever has least is next."""
+        """What the tenant was served, for its weight: the one that has least is next."""
         return self._counter.get(tenant, 0.0)
 
     def may_pass(self, passer: str, head: str, slots: int) -> bool:
@@ -94,7 +94,7 @@ class VirtualTokenCounter:
 
 
 class FairQueue:
-    """The waiting line in turns: by priority, then whoever of the tenants was served least, then arrival.
+    """The waiting line in turns: by priority, then the tenant that was served least, then arrival.
 
     Iterate it once; while it goes on, counters may change and tenants may be passed over.
     """
@@ -105,7 +105,7 @@ class FairQueue:
         self._passed: set[str] = set()
 
     def pass_over(self, tenant: str) -> None:
-        """Nobody else of this tenant needs to be looked at."""
+        """No other sequence of this tenant needs to be looked at."""
         self._passed.add(tenant)
 
     def __iter__(self) -> Iterator[Sequence]:

@@ -1,13 +1,13 @@
 """How the pool's memory goes back to the system between two plans, and what size the pool is wanted to have.
 
-A block that is held by nobody and has no name is *unused*. Its memory may go back in the plan that finds it
+A block that has no holder and no name is *unused*. Its memory may go back in the plan that finds it
 unused when everything else of it has been decided, and in no earlier one, because
 
     a plan that still reads it was made before, and has run before (order is the fence)
     a transfer holds its block until it has ended
-    whoever takes it later writes a position before reading it, in a later plan
+    the holder that takes it later writes a position before reading it, in a later plan
     a copy of this very plan may go to a block that is free when the plan begins, and giving back comes behind
-    the copies: so ranges are gathered when the plan is complete, not when somebody asks
+    the copies: so ranges are gathered when the plan is complete, not when that is asked for
 
 A cached block is dropped first, which makes it unused.
 """
@@ -26,10 +26,10 @@ class IdleMemory:
         self.why_smaller = ""  # in words, while the pool is smaller than that
         self.worked_at: float | None = None  # when something was last computed
         self._context = context
-        self._gives_back = False
+        self.gives_back = False
 
     def want(self, num_blocks: int) -> None:
-        """Somebody has set the size: nothing is to be undone later."""
+        """The operator has set the size: nothing is to be undone later."""
         self.blocks_wanted, self.why_smaller = num_blocks, ""
 
     def count_unused(self) -> int:
@@ -46,23 +46,22 @@ class IdleMemory:
 
     def give_back(self) -> None:
         """The next plan returns the memory of all blocks that are unused when it is complete."""
-        self._gives_back = True
+        self.gives_back = True
 
-    def finish_plan(self) -> StepPlan | None:
-        """The plan that was in the making, or None when there is nothing in it."""
-        diff, pool = self._context.plan, self._context.ledger.pool
-        if diff.chunks:
-            self.worked_at = self._context.now
-        if self._gives_back:
-            self._gives_back = False
-            diff.give_back(pool.backing.unused_runs(pool.holders, pool.name_of))
-        plan = diff.finish()
-        for first, last in plan.discarded if plan is not None else ():
-            pool.backing.record_given_back(first, last)
-        return plan
+    def finish_plan(self) -> None:
+        """The plan in the making is complete, but for what is to be given back. Behind the plan's copies."""
+        if self.gives_back:
+            self.gives_back = False
+            pool = self._context.ledger.pool
+            self._context.plan.give_back(pool.backing.unused_runs(pool.holders, pool.name_of))
+
+    def record(self, plan: StepPlan) -> None:
+        """A plan that gives memory back, or the tail of a smaller pool, was made."""
+        for first, last in plan.discarded:
+            self._context.ledger.pool.backing.record_given_back(first, last)
 
     def continue_from(self, old: IdleMemory) -> None:
         """A new ledger over the same bytes."""
         self.blocks_wanted, self.why_smaller = old.blocks_wanted, old.why_smaller
         self.worked_at = old.worked_at
-        self._context.ledger.pool.backing = old._context.ledger.pool.backing
+        self._context.ledger.pool.back_by(old._context.ledger.pool.backing)

@@ -31,24 +31,24 @@ class LiveSequences:
         self.on_gone: list[Callable[[Request], None]] = []  # told when a request has ended
         self._context = context
         self._transfers = transfers
-        self._by_request: dict[int, list[Sequence]] = {}
+        self.unfinished: dict[int, list[Sequence]] = {}  # by request
         self._free_rows = list(range(context.config.max_rows - 1, -1, -1))
         self._rows_promised = 0  # to the forks of running sequences
         self._next_seq_id = 0
 
     def __len__(self) -> int:
-        return len(self._by_request)
+        return len(self.unfinished)
 
     def __contains__(self, request_id: object) -> bool:
-        return request_id in self._by_request
+        return request_id in self.unfinished
 
     def live_requests(self) -> list[int]:
         """Ids of unfinished requests."""
-        return list(self._by_request)
+        return list(self.unfinished)
 
     def requests(self) -> list[Request]:
         """The unfinished requests."""
-        return [sequences[0].request for sequences in self._by_request.values()]
+        return [sequences[0].request for sequences in self.unfinished.values()]
 
     def running_requests(self) -> list[Request]:
         """Those of which something runs."""
@@ -60,7 +60,7 @@ class LiveSequences:
 
     def sequences_of(self, request_id: int) -> list[Sequence]:
         """The unfinished sequences of a request."""
-        return list(self._by_request.get(request_id, ()))
+        return list(self.unfinished.get(request_id, ()))
 
     def heads_of(self, request_id: int) -> list[Sequence]:
         """The same, but of a beam group its leader alone, which stands for all."""
@@ -69,7 +69,7 @@ class LiveSequences:
 
     def enter(self, sequence: Sequence) -> None:
         """The first sequence of a request that was taken stands in the queue."""
-        self._by_request[sequence.request.request_id] = [sequence]
+        self.unfinished[sequence.request.request_id] = [sequence]
         self.service.enter(sequence.request.tenant)
         self.waiting.add(sequence)
 
@@ -105,7 +105,7 @@ class LiveSequences:
             child = parent.child(self.new_seq_id(), choice, self._free_rows.pop())
             child.table = self._context.ledger.fork(parent.table, child.holder)
             child.count_blocks(self._context.now)
-            self._by_request[parent.request.request_id].append(child)
+            self.unfinished[parent.request.request_id].append(child)
             self.service.enter(child.request.tenant)
             bisect.insort(self.running, child, key=lambda s: s.own_rank)
             self._context.plan.forks.append(Fork(parent.row, child.row, child.seq_id, choice))
@@ -119,7 +119,7 @@ class LiveSequences:
         beam.row = self._free_rows.pop()
         beam.count_blocks(self._context.now)
         assert beam.table is not None
-        self._by_request[beam.request.request_id].append(beam)
+        self.unfinished[beam.request.request_id].append(beam)
         self.service.enter(beam.request.tenant)
         bisect.insort(self.running, beam, key=lambda s: s.own_rank)
         self._context.plan.admit(beam.admitted_row(), beam.table.blocks)
@@ -130,13 +130,13 @@ class LiveSequences:
         sequence.forks_left = count
 
     def may_enter(self, sequence: Sequence) -> bool:
-        """False when rows alone keep this waiting sequence out, and whoever ranks behind it. O(1)."""
+        """False when rows alone keep this waiting sequence out, and those that rank behind it. O(1)."""
         if self._context.ledger.quotas.has_guarantees:
             return True
         return self.num_free_rows > 0 or sequence.priority > self.running[-1].request.priority
 
     def why_waiting(self, sequence: Sequence) -> Wait:
-        """What keeps a waiting sequence out: rows, in which case nobody looks further, or what was found when
+        """What keeps a waiting sequence out: rows, in which case no more is looked at, or what was found when
         it was last looked at."""
         if sequence.wait.reason is WaitReason.QUEUED and not self.may_enter(sequence):
             return Wait(WaitReason.ROWS, 1 + sequence.forks_left, self.num_free_rows)
@@ -174,11 +174,11 @@ class LiveSequences:
             self.waiting.remove(sequence)
             self._transfers.let_go(sequence.seq_id)
         sequence.state = State.FINISHED
-        siblings = self._by_request[sequence.request.request_id]
+        siblings = self.unfinished[sequence.request.request_id]
         siblings.remove(sequence)
         self.service.leave(sequence.request.tenant)
         if not siblings:
-            del self._by_request[sequence.request.request_id]
+            del self.unfinished[sequence.request.request_id]
             for gone in self.on_gone:
                 gone(sequence.request)
 

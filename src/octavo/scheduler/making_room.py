@@ -94,7 +94,7 @@ class MakingRoom:
 
     def behind(self, winner: Sequence) -> list[Sequence]:
         """Those that rank after `winner`, have no chunk in the plan being made, and are protected by no
-        guarantee; whoever is within its own guarantee comes before borrowers of any rank."""
+        guarantee; a tenant within its own guarantee comes before borrowers of any rank."""
         shares, own = self._shares, winner.request.tenant
         claims = shares.used(own) < self._context.ledger.quotas.policy(own).guaranteed
         return whole_groups(
@@ -115,7 +115,7 @@ class MakingRoom:
 
     def _last_resort(self, sequence: Sequence) -> list[Sequence]:
         """Guarantees fit the pool together, but prefixes that are held on after the operator ceased to share
-        them are charged to no tenant: then the best-ranked of all may preempt whoever ranks after it."""
+        them are charged to no tenant: then the best-ranked of all may preempt those that rank after it."""
         if not self._context.ledger.quotas.has_guarantees or self._transfers.in_flight:
             return []
         if min(s.rank for s in self._live.running) < sequence.rank:  # beams of a group share theirs

@@ -52,7 +52,9 @@ class Planner:
         and one of them leaves its position to a prompt that ranks before it.
         """
         limit = self._context.config.step_tokens
-        budget = self._prefill_budget.prompt_budget(len(continuing), len(prompts) + len(self._live.waiting))
+        budget = self._prefill_budget.prompt_budget(
+            len(continuing), len(prompts) + len(self._live.waiting.line)
+        )
         place = self._live.place
         prompts.sort(key=place)
         if len(continuing) >= limit:
@@ -76,7 +78,7 @@ class Planner:
 
     def _leave_one_to_the_first(self, prompts: list[Sequence], grants: list[int]) -> None:
         """Turns may put a prompt of another tenant before the best-ranked one, which alone may preempt all:
-        it gets a position all the same, so that somebody always advances."""
+        it gets a position all the same, so that some request always advances."""
         first = min(range(len(prompts)), key=lambda i: prompts[i].rank)
         if grants[first] == 0 and any(grants):
             largest = max(range(len(grants)), key=grants.__getitem__)
@@ -84,8 +86,8 @@ class Planner:
             grants[first] = 1
 
     def plan_chunk(self, sequence: Sequence, grant: int, flights: list[InFlightChunk]) -> None:
-        """Reserve and plan up to `grant` positions; fewer, or none, when blocks are short and nobody ranks
-        below."""
+        """Reserve and plan up to `grant` positions; fewer, or none, when blocks are short and no sequence
+        ranks below."""
         grant = self._reserve(sequence, grant)
         if grant == 0:
             return
@@ -123,7 +125,7 @@ class Planner:
             unheld = min(
                 self._context.ledger.num_unheld, self._context.ledger.quotas.room(sequence.table.owner)
             )
-            # Nobody ranks below: take what fits without a new block, else pause until somebody ahead ends.
+            # No one is left to ask: take what fits without a new block, else pause until one ahead ends.
             room = (len(sequence.table) + unheld) * self._context.ledger.block_size - start
             if room >= grant or room <= 0:
                 return 0

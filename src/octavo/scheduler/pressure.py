@@ -7,7 +7,7 @@ is available are arguments.
                   1. the memory of unused blocks
                   2. cached blocks, longest cached first
                   3. held blocks: the pool becomes so much smaller, down to the floor of `resizing`, below
-                     which somebody who was let in could not be served
+                     which a request that was taken could not be served
                 Pressure that comes again within `CALM_S` makes the pool as small as what it holds and caches,
                 so that it does not fill again; an eighth of the wanted size stays open to new requests.
     relieved    no pressure for `CALM_S`: the pool grows towards the size that was asked for, by half of what
@@ -100,7 +100,7 @@ class PressurePolicy:
         self._pressed_at = now
         missing = -(-(self.config.reserve_bytes - available) // self.config.bytes_per_block)
         missing = max(missing, pool.backing.count // _STEP_PARTS)
-        # 1. and 2. What nobody holds.
+        # 1. and 2. What has no holder.
         unused, before = elastic.count_unused(), pool.num_blocks
         dropped = elastic.drop_cached(max(0, missing - unused))
         # 3. What is held, and the room to grow into.

@@ -13,60 +13,61 @@ class WaitingQueue:
     n bounded."""
 
     def __init__(self) -> None:
-        self._line: list[Sequence] = []
+        self.line: list[Sequence] = []  # changed by `add` and `remove` alone
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self.line)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._line)
+        return iter(self.line)
 
     def __contains__(self, sequence: object) -> bool:
-        return sequence in self._line
+        return sequence in self.line
 
     @property
     def first(self) -> Sequence:
         """The best-ranked; the line is not empty."""
-        return self._line[0]
+        return self.line[0]
 
     def add(self, sequence: Sequence) -> None:
-        """Stand where rank says. Nobody lends priority to a waiting sequence, so its rank does not change."""
+        """Stand where rank says. No follower lends priority to a waiting sequence, so its rank does not
+        change."""
         sequence.give_back()
-        bisect.insort(self._line, sequence, key=lambda waiting: waiting.rank)
+        bisect.insort(self.line, sequence, key=lambda waiting: waiting.rank)
 
     def remove(self, sequence: Sequence) -> None:
         """Leave the line; the sequence is in it."""
-        self._line.remove(sequence)
+        self.line.remove(sequence)
 
 
 class NamesInProgress:
     """Which running sequence is computing the block of a given name right now.
 
     A sequence that needs such a block next waits for it instead of computing it again. The register holds
-    only running sequences: one that is preempted or cancelled leaves it, and whoever waited for it is free
-    in the next step.
+    only running sequences: one that is preempted or cancelled leaves it, and the followers that waited for it
+    are free in the next step.
     """
 
     def __init__(self) -> None:
-        self._computing: dict[bytes, Sequence] = {}
+        self.computing: dict[bytes, Sequence] = {}
 
     def begin(self, sequence: Sequence) -> None:
         """The sequence was admitted: it will compute every full block of its known tokens that it did not
         adopt."""
         assert sequence.table is not None
         for name in sequence.chain.names[sequence.table.num_published :]:
-            self._computing.setdefault(name, sequence)
+            self.computing.setdefault(name, sequence)
 
     def end(self, sequence: Sequence, names: list[bytes]) -> None:
         """These names are published, or will not be: forget those that were the sequence's."""
         for name in names:
-            if self._computing.get(name) is sequence:
-                del self._computing[name]
+            if self.computing.get(name) is sequence:
+                del self.computing[name]
 
     def who_computes(self, name: bytes) -> Sequence | None:
         """The running sequence that will publish `name`, if any."""
-        return self._computing.get(name)
+        return self.computing.get(name)
 
     def sequences(self) -> set[Sequence]:
         """All that are registered: for checks."""
-        return set(self._computing.values())
+        return set(self.computing.values())

@@ -34,7 +34,7 @@ class Resizing:
     idle_memory: IdleMemory
 
     def floor(self) -> int:
-        """Blocks below which somebody who was let in could not be served."""
+        """Blocks below which a request that was taken could not be served."""
         return self._room.floor()
 
     def resize(self, num_blocks: int, *, for_now: bool = False) -> bool:

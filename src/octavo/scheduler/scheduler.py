@@ -1,12 +1,12 @@
 """Who runs next: continuous batching over the ledger. No clock, no thread, no bytes; every decision is a
 pure function of what was submitted and committed (and of measured step times, where the executor gives them).
 
-One call of `schedule` is one plan (`expire` comes before it, and ends whoever is out of time):
+One call of `schedule` is one plan (`expire` comes before it, and ends requests that are out of time):
 
     1. followers     a waiting sequence whose next block is being computed lends its priority and steps aside
     2. admission     waiting sequences that fit in rows, blocks and the step's tokens, in turns (admit.py)
     3. grants        one position for each that continues; the rest is shared among prompts (budget.py)
-    4. reservation   in order of rank; whoever finds no block preempts one behind it (planner.py, victims.py)
+    4. reservation   in order of rank; one that finds no block takes others' (planner.py, making_room.py)
     5. chunks        and forks, where a request with n > 1 reaches its first sample
 
 Liveness: the best-ranked running sequence gets at least one position in every step, it can preempt all
@@ -26,6 +26,7 @@ from octavo.memory.check import check as check_ledger
 from octavo.memory.ledger import Ledger
 from octavo.memory.tiers import OffloadTier
 from octavo.retention.arena import StagingArena
+from octavo.retention.attachment import Attachment
 from octavo.retention.check import check_kept, check_pins, check_sessions, check_staging, check_tier
 from octavo.retention.client_pins import ClientPins
 from octavo.retention.limits import check_fits
@@ -126,6 +127,7 @@ class Scheduler:
         self._ending = Ending(context, live, self.beams)
         self._committer = Committer(context, live, self.beams, self._ending, self._forget_poisoned)
         # Named points at which features take part without lying on every request's way.
+        self.always_attached: tuple[Attachment, ...] = ()  # to every request, not to those that ask for it
         live.on_gone.append(lambda request: cancel_deadlines(self.timers, request))
         self._before_plan: list[Callable[[], None]] = [] if tier is None else [self.transfers.store_behind]
 
@@ -164,6 +166,7 @@ class Scheduler:
             tokens=array("I", request.prompt),
             chain=chain,
             forks_left=request.n - 1,
+            attached=self.always_attached,
         )
         if request.params.beams is not None:
             self.beams.begin(sequence, request.params.beams)
@@ -192,7 +195,8 @@ class Scheduler:
         return updates
 
     def expire(self, now: float) -> list[Update]:
-        """End whoever is out of time, and let pins go whose time has passed; their blocks are unheld now."""
+        """End requests that are out of time, pins and sessions whose time has passed: their blocks are unheld
+        now."""
         self.context.now = now
         updates: list[Update] = []
         if self.timers.soonest <= now:
@@ -244,7 +248,7 @@ class Scheduler:
         if self._admission.leaders:
             self._admission.give_back_priorities()
         continuing, prompts = self._planner.ready()
-        if self.live.waiting and self.live.may_enter(self.live.waiting.first):
+        if self.live.waiting.line and self.live.may_enter(self.live.waiting.first):
             budget = self.prefill_budget.prompt_budget(len(continuing), len(prompts) + len(self.live.waiting))
             if (
                 budget == 0
@@ -259,8 +263,14 @@ class Scheduler:
                 self._planner.plan_chunk(sequence, grant, flights)
         for hook in self._before_plan:
             hook()
-        plan = self.idle_memory.finish_plan()
+        if self.idle_memory.gives_back:
+            self.idle_memory.finish_plan()
+        plan = self.context.plan.finish()
         if plan is not None:
+            if plan.chunks:
+                self.idle_memory.worked_at = now
+            if plan.discarded:
+                self.idle_memory.record(plan)
             self._in_flight.append((plan, flights))
         if self.context.ledger.pool.num_evictions > evicted_before:
             self.context.events.record_evictions(now, self.context.ledger.pool.num_evictions - evicted_before)
@@ -298,4 +308,15 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True while any request is unfinished or any plan uncommitted."""
-        return bool(len(self.live) or self._in_flight)
+        return bool(self.live.unfinished or self._in_flight)
+
+    @property
+    def could_store(self) -> bool:
+        """True when a plan made now would change what is in an offload tier: an engine without other work
+        makes one."""
+        return self.transfers.tier is not None and self.transfers.could_store
+
+    @property
+    def capacity_version(self) -> tuple[int, int, int]:
+        """Changes whenever `room.capacities` may."""
+        return self.pins.version, self.ledger.quotas.version, self.ledger.pool.num_blocks

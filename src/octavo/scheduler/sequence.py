@@ -73,7 +73,7 @@ class Sequence:
     attached: tuple[Attachment, ...] = ()  # features that take part in its request
     num_prompt: int = field(init=False)  # tokens of the prompt
     max_length: int = field(init=False)  # tokens of prompt and output, at most
-    # Sort keys: whoever comes first runs first, and is preempted last: by priority, then arrival, then
+    # Sort keys: the smallest runs first, and is preempted last: by priority, then arrival, then
     # choice. Beams of a group rank as one, so none is ever the victim of another.
     own_rank: tuple[int, int, int] = field(init=False)
     rank: tuple[int, int, int] = field(init=False)  # with the priority that a follower lends, for one step
@@ -191,10 +191,10 @@ class Sequence:
         return None, None
 
     def count_blocks(self, now: float) -> None:
-        """Its table changed, or somebody wants to know: add what was held until now."""
+        """Its table changed, or its usage is asked for: add what was held until now."""
         self.block_seconds += self._num_blocks * (now - self._counted_at)
         self._counted_at = now
-        self._num_blocks = 0 if self.table is None else len(self.table)
+        self._num_blocks = 0 if self.table is None else len(self.table.blocks)
         self.blocks_peak = max(self.blocks_peak, self._num_blocks)
 
     def usage(self, now: float) -> Usage:

@@ -107,8 +107,8 @@ class TenantShares:
         return self.used(tenant) + more <= self._quotas.policy(tenant).guaranteed
 
     def used(self, tenant: str) -> int:
-        """What it is charged for, and what it holds that all could find once and nobody is charged for: for
-        guarantees that is its user's."""
+        """What it is charged for, and what it holds that all could find once and no tenant is charged for:
+        for guarantees that is its user's."""
         return self._quotas.charged(tenant) + len(self._once_shared_of(tenant))
 
     def _once_shared_of(self, tenant: str) -> set[int]:

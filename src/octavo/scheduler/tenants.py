@@ -41,7 +41,7 @@ class Tenants:
         self.leaving: set[str] = set()  # of these, the ones of whom something is left
 
     def set_policies(self, policies: Many[TenantPolicy]) -> None:
-        """These tenants from now on. Whoever runs beyond a smaller maximum is preempted. One that is not
+        """These tenants from now on. Sequences beyond a smaller maximum are preempted. One that is not
         among them keeps its last bounds, but for its guarantee, until nothing of it is left.
 
         Raises TenantsRefused, and changes nothing, where guarantees do not fit beside what was let in.
@@ -75,7 +75,7 @@ class Tenants:
         return [policy for policy in self._quotas.policies() if policy.name in self._named]
 
     def check_known(self, tenant: str) -> None:
-        """Raise UnknownTenant for one that is gone: whoever let it in did so before."""
+        """Raise UnknownTenant for one that is gone: its key was good before."""
         if tenant in self.gone:
             raise UnknownTenant(
                 f"{tenant} is not a tenant any more; allowed: a key of one that the tenants file names"

@@ -31,7 +31,7 @@ class Wait:
     request_id: int | None = None
 
     def in_words_of(self, tenant: str) -> str:
-        """The same for a tenant, who is told no number and no id of others; "" is nobody's."""
+        """The same for a tenant, who is told no number and no id of others; "" is the operator's."""
         return _OWN_WORDS.get(self.reason, self.in_words()) if tenant else self.in_words()
 
     def in_words(self) -> str:

@@ -23,13 +23,14 @@ from starlette.routing import Route as StarletteRoute
 from octavo.engine.outputs import ServedModel
 from octavo.errors import OctavoError
 from octavo.server.access import REQUEST_ID_HEADER, AccessLog
-from octavo.server.errors import encode_json, on_any_exception, on_http_exception, on_octavo_error
+from octavo.server.errors import on_any_exception, on_http_exception, on_octavo_error
 from octavo.server.generation import SESSION_HEADER, ClientGone, Edge
 from octavo.server.metrics import Metrics
 from octavo.server.openapi import describe, render_docs
 from octavo.server.routes import ROUTES, Handler
 from octavo.server.security import Guard
 from octavo.server.settings import ServerSettings
+from octavo.server.sse import encode_json
 
 # nginx's word for a client that left; nobody reads it but the log and the metrics.
 _CLIENT_CLOSED = 499

@@ -26,7 +26,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from octavo.errors import ConfigError
-from octavo.server.errors import HttpRefusal, encode_json, error_body
+from octavo.server.errors import HttpRefusal, error_body
+from octavo.server.sse import encode_json
 
 CONNECTIONS_MAX = 4096
 ACCEPT_AT_ONCE = 128  # connections that the event loop takes before it looks at any of them

@@ -5,7 +5,6 @@ One place decides which status an error has; nobody else in the server builds an
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -30,6 +29,7 @@ from octavo.errors import (
     UnknownSession,
     UnknownTenant,
 )
+from octavo.server.sse import encode_json
 
 JsonObject = dict[str, object]
 
@@ -93,11 +93,6 @@ def json_response(
 ) -> Response:
     """`body` as compact UTF-8 JSON."""
     return Response(encode_json(body), status, dict(headers or {}), media_type="application/json")
-
-
-def encode_json(body: Mapping[str, object]) -> bytes:
-    """Compact UTF-8; a NaN in it is a bug of ours."""
-    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def status_of(error: BaseException) -> HTTPStatus:

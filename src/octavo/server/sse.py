@@ -9,19 +9,23 @@ collector.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.server.errors import encode_json
-
 DONE = b"data: [DONE]\n\n"
 # A comment, which clients skip: proxies and browsers end a connection on which nothing comes for a minute.
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_S = 15.0
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def encode_json(body: Mapping[str, object]) -> bytes:
+    """Compact UTF-8; a NaN in it is a bug of ours."""
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def event(body: Mapping[str, object]) -> bytes:

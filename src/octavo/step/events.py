@@ -13,7 +13,7 @@ EVENTS_MAX = 1024
 
 
 class EventKind(enum.StrEnum):
-    """What can happen to somebody."""
+    """What can happen to a request, a pin, a session or the pool."""
 
     PREEMPTED = "preempted"  # a running sequence lost its blocks to another
     EVICTED = "evicted"  # cached blocks were taken for new ones

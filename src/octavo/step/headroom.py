@@ -1,6 +1,6 @@
 """How many blocks admission leaves to those that run, so that back-pressure comes before thrash: measured.
 
-Every running sequence will want more blocks, nobody knows how many. Too few left: sequences are let in only
+Every running sequence will want more blocks, how many is not known. Too few left: sequences are let in only
 to be preempted, or to preempt. Too many: memory stands empty. What a block of headroom saves and costs
 differs by machine and by the lengths of answers, so it is steered by what preemptions cost: work that they
 undo, measured in steps, shall be about `TARGET` of the steps. Each step lets the headroom shrink a little,

@@ -13,24 +13,24 @@ OCTAVO_INLINE void prefetch(const void* source) { __builtin_prefetch(source, 0, 
 // Bytes that are wanted soon: some lines of them are fetched with each step of what is computed until then.
 // Where many rows pass over the same weights, only the first tile of rows reads new bytes; left to itself the
 // processor would wait for memory there, and leave memory idle for the rest of the time.
-struct Ahead {
+struct PrefetchCursor {
   const uint8_t *next, *end;
   int64_t lines;  // of 64 bytes, with each step
 };
 
-OCTAVO_INLINE Ahead fetched_within(const void* first, int64_t bytes, int64_t steps) {
+OCTAVO_INLINE PrefetchCursor fetched_within(const void* first, int64_t bytes, int64_t steps) {
   const uint8_t* begin = static_cast<const uint8_t*>(first);
   return {begin, begin + bytes, (bytes + 64 * steps - 1) / (64 * steps)};
 }
 
-OCTAVO_INLINE void fetch_some(Ahead& ahead) {
-  for (int64_t i = 0; i < ahead.lines; ++i) prefetch(ahead.next + 64 * i);
-  ahead.next += 64 * ahead.lines;
+OCTAVO_INLINE void fetch_some(PrefetchCursor& cursor) {
+  for (int64_t i = 0; i < cursor.lines; ++i) prefetch(cursor.next + 64 * i);
+  cursor.next += 64 * cursor.lines;
 }
 
 // Between two tiles: nothing is fetched twice.
-OCTAVO_INLINE void end_when_done(Ahead& ahead) {
-  if (ahead.next >= ahead.end) ahead.lines = 0;
+OCTAVO_INLINE void end_when_done(PrefetchCursor& cursor) {
+  if (cursor.next >= cursor.end) cursor.lines = 0;
 }
 
 // What a tile fetches of the K and V that attention will read: from one block, so many lines with each step (the
@@ -41,7 +41,7 @@ struct Piece {
 };
 
 template <int lines>
-OCTAVO_INLINE Piece<lines> take_piece(KvAhead* kv, int64_t steps) {
+OCTAVO_INLINE Piece<lines> take_piece(KvPrefetchCursor* kv, int64_t steps) {
   if (!kv || kv->left <= 0) return {};
   int64_t size = 64 * lines * steps;
   if (size > kv->bytes - kv->offset) size = kv->bytes - kv->offset;

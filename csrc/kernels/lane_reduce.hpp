@@ -13,7 +13,7 @@ constexpr auto larger_of_two = [](auto x, auto y) { return x > y ? x : y; };
 // Lane i of the result is all lanes of x[i], reduced by `op`. Two vectors become one whose halves, quarters
 // and so on belong to either, until each lane is a vector's.
 template <class Op>
-OCTAVO_INLINE IntLanes across(const IntLanes (&x)[lane_count], Op op) {
+OCTAVO_INLINE IntLanes lane_reduce(const IntLanes (&x)[lane_count], Op op) {
   NativeInts pair[8], four[4], eight[2];
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
@@ -34,7 +34,7 @@ OCTAVO_INLINE IntLanes across(const IntLanes (&x)[lane_count], Op op) {
 }
 #elif defined(__AVX2__)
 template <class Op>
-OCTAVO_INLINE IntLanes across(const IntLanes (&x)[lane_count], Op op) {
+OCTAVO_INLINE IntLanes lane_reduce(const IntLanes (&x)[lane_count], Op op) {
   IntLanes out;
   OCTAVO_EACH_PART {
     NativeInts one[8], pair[4], four[2];
@@ -55,7 +55,7 @@ OCTAVO_INLINE IntLanes across(const IntLanes (&x)[lane_count], Op op) {
 }
 #else
 template <class Op>
-OCTAVO_INLINE IntLanes across(const IntLanes (&x)[lane_count], Op op) {
+OCTAVO_INLINE IntLanes lane_reduce(const IntLanes (&x)[lane_count], Op op) {
   int32_t lane[lane_count];
   for (int i = 0; i < lane_count; ++i) {
     const NativeInts all = op(op(x[i].part[0], x[i].part[1]), op(x[i].part[2], x[i].part[3]));
