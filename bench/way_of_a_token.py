@@ -11,10 +11,12 @@ SETTLED to SETTLED + COUNTED arrive: what enters a request, and what ends it, is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from types import FrameType
@@ -35,6 +37,11 @@ def read_stream(port: int, name: str) -> None:
     """One greedy chat, token by token."""
     global is_recording
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    for _ in range(300):  # until the server listens
+        with contextlib.suppress(ConnectionRefusedError):
+            connection.connect()
+            break
+        time.sleep(0.1)
     body = {
         "model": name,
         "messages": [{"role": "user", "content": "Tell a long story about a printer and his paper."}],

@@ -332,10 +332,10 @@ def test_a_session_that_is_deleted_while_it_is_viewed_is_not_told_as_idle() -> N
             await chat.say(HELLO)
             left = await sessions.create("")
 
-            async def ask_when_it_is_deleted(question):  # type: ignore[no-untyped-def]
+            async def ask_when_it_is_deleted(question, *, only_reads=False):  # type: ignore[no-untyped-def]
                 chat.llm.ask = ask  # type: ignore[method-assign]
                 await sessions.delete("", gone)
-                return await ask(question)
+                return await ask(question, only_reads=only_reads)
 
             gone = chat.session_id
             chat.llm.ask = ask_when_it_is_deleted  # type: ignore[method-assign]

@@ -183,3 +183,12 @@ class SilentTokenizer(PairTokenizer):
     """It has no template."""
 
     chat_template = None
+
+
+def test_the_first_request_of_a_tenant_is_sized_by_its_bounds_before_any_step() -> None:
+    ops = NativeOps()
+    loaded = LoadedModel(tiny_model(ops), PairTokenizer())  # type: ignore[arg-type]
+    options = StartOptions(kv="f32", kv_memory_bytes=4 << 20, max_seqs=8, memory_reserve_bytes=0)
+    bounds = TenantPolicy("t", request_maximum=3)
+    engine = engine_over(loaded, ops, options, lambda size: [bounds]).engine
+    assert engine.capacities.hard.room("t") == 3

@@ -11,6 +11,7 @@ from tests.engine.served import Served, alone, read, serve_tiny
 from tests.engine.test_client import LONG, greedy, nothing_is_left, prompt_of
 from tests.engine.test_sessions import HELLO
 
+from octavo.engine.core import ask
 from octavo.engine.requests import make_request
 from octavo.engine.stream import DeltaStream
 from octavo.errors import (
@@ -24,6 +25,7 @@ from octavo.errors import (
 from octavo.memory.quota import TenantPolicy
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.session_table import SessionState
+from octavo.scheduler.scheduler import Scheduler
 from octavo.types import ChatMessage, FinishReason
 
 
@@ -216,6 +218,39 @@ def test_checking_a_request_of_a_tenant_that_was_never_seen_changes_nothing_that
         )
         assert request.tenant == "never seen"
         assert (len(quotas.policies()), list(quotas._pool.weights)) == before
+    finally:
+        served.turnstile.open.set()
+        served.llm.close()
+
+
+def test_what_an_answer_has_changed_is_what_the_next_request_is_checked_against() -> None:
+    served = serve_tiny()
+    try:
+        engine = served.llm._engine
+        assert engine.capacities.hard.policy("a").maximum is None
+        bounds = TenantPolicy("a", maximum=3)
+        answer = ask(engine.inbox, lambda scheduler, now: scheduler.tenants.set_policies([bounds]))
+        seen: list[int | None] = []
+        answer.add_done_callback(lambda _: seen.append(engine.capacities.hard.policy("a").maximum))
+        answer.result(60)
+        assert seen == [3]
+    finally:
+        served.turnstile.open.set()
+        served.llm.close()
+
+
+def test_a_view_that_fails_loses_its_answer_and_nothing_else() -> None:
+    served = serve_tiny()
+    try:
+
+        def fails(scheduler: Scheduler, now: float) -> None:
+            raise ZeroDivisionError
+
+        answer = ask(served.llm._engine.inbox, fails, only_reads=True)
+        with pytest.raises(ZeroDivisionError):
+            answer.result(60)
+        before = served.llm._engine.scheduler
+        assert ask(served.llm._engine.inbox, lambda scheduler, now: scheduler).result(60) is before
     finally:
         served.turnstile.open.set()
         served.llm.close()

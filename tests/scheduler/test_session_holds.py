@@ -387,3 +387,14 @@ def test_a_restored_session_whose_last_token_filled_a_block_can_be_suspended_wit
     with pytest.raises(SessionRefused, match="2 of the 5 blocks of session a are neither in memory nor on"):
         chats.scheduler.session_holds.suspend("", "a")
     chats.scheduler.check()
+
+
+def test_a_session_that_is_being_resumed_is_busy_and_not_resumed_twice() -> None:
+    chats = Chats(blocks=60, slots=50)
+    chats.whole_turn("a", PROMPT)
+    chats.settle()
+    chats.scheduler.session_holds.suspend("", "a")
+    chats.settle()
+    resume(chats, PROMPT)
+    with pytest.raises(SessionBusy, match="session a is resuming"):
+        resume(chats, PROMPT)

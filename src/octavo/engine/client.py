@@ -312,17 +312,19 @@ class AsyncLLM:
             raise
         return stream
 
-    async def ask(self, question: Callable[[Scheduler, float], AnswerT]) -> AnswerT:
+    async def ask(
+        self, question: Callable[[Scheduler, float], AnswerT], *, only_reads: bool = False
+    ) -> AnswerT:
         """What the scheduler answers between two steps. Raises what `question` raises, or EngineStopped."""
         with self._lock:
             if self._closed is not None and not self._streams:
                 raise EngineStopped(self._closed)
-            answer = ask(self._engine.inbox, question)
+            answer = ask(self._engine.inbox, question, only_reads=only_reads)
         return await self._answer_to(answer)
 
     async def look(self, question: Callable[[Inspector, float], AnswerT]) -> AnswerT:
         """The same of one that only reads."""
-        return await self.ask(lambda scheduler, now: question(inspector_of(scheduler), now))
+        return await self.ask(lambda scheduler, now: question(inspector_of(scheduler), now), only_reads=True)
 
     async def _answer_to(self, answer: Future[AnswerT]) -> AnswerT:
         try:

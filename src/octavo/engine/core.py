@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from octavo.engine.memory_watch import MemoryWatch
@@ -49,10 +50,10 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Call `question(scheduler, now)` between two steps: how other threads look at the ledger, or changes a
-    pin. It puts its result into a future of its own."""
+    """Call `question(scheduler, now)` between two steps: how other threads look at the ledger, or change it.
+    What it returns tells the answer, which is done when other threads can see what was changed."""
 
-    question: Callable[[Scheduler, float], None]
+    question: Callable[[Scheduler, float], Callable[[], None]]
     fail: Callable[[OctavoError], None]  # instead, when no thread is left to answer
     request_id: int | None = None  # of the request that the question queues, if it does
 
@@ -61,22 +62,28 @@ Command = Submit | Cancel | Ask | TransferDone
 
 
 def ask(
-    inbox: Inbox, question: Callable[[Scheduler, float], AnswerT], request_id: int | None = None
+    inbox: Inbox,
+    question: Callable[[Scheduler, float], AnswerT],
+    request_id: int | None = None,
+    *,
+    only_reads: bool = False,
 ) -> Future[AnswerT]:
     """The answer to a question that is put to the scheduler on the engine's thread; an OctavoError is an
-    answer too. `request_id` is that of the request which the question queues."""
+    answer too. `request_id` is that of the request which the question queues. `only_reads`: where it raises,
+    nothing but the answer is lost."""
     answer: Future[AnswerT] = Future()
 
-    def put(scheduler: Scheduler, now: float) -> None:
+    def put(scheduler: Scheduler, now: float) -> Callable[[], None]:
         if not answer.set_running_or_notify_cancel():
-            return  # the caller has gone
+            return lambda: None  # the caller has gone
         try:
-            answer.set_result(question(scheduler, now))
-        except OctavoError as error:
-            answer.set_exception(error)
+            result = question(scheduler, now)
         except Exception as error:
+            if only_reads or isinstance(error, OctavoError):
+                return partial(answer.set_exception, error)
             answer.set_exception(error)
             raise  # a bug of ours, perhaps half-way through a change: the engine recovers
+        return partial(answer.set_result, result)
 
     def fail(error: OctavoError) -> None:
         if answer.set_running_or_notify_cancel():
@@ -176,8 +183,7 @@ class Engine:
         # Replaced after every step, never changed: any thread may read them.
         self.stats: EngineStats
         self.capacities: Capacities
-        self._capacity_version = (-1, -1, -1)
-        self._tell()
+        self.publish()
 
     def step(self) -> list[Update]:
         """Drain the inbox, plan, run, commit. Returns what clients must learn; empty when there is nothing to
@@ -211,15 +217,17 @@ class Engine:
             self._counters.record_step(plan, result, planned - started + self.clock() - committing)
         for update in updates:
             self._counters.record_update(update)
-        self._tell()
+        self.publish()
         return updates
 
-    def _tell(self) -> None:
-        """What other threads read."""
+    def publish(self) -> None:
+        """What other threads read, as it is now: after each step, and when the scheduler was changed before
+        the first one."""
         self.stats = self._counters.snapshot(self.scheduler)
-        version = self.scheduler.capacity_version
-        if version != self._capacity_version:
-            self._capacity_version, self.capacities = version, self.scheduler.room.capacities
+        self._publish_capacities()
+
+    def _publish_capacities(self) -> None:
+        self.capacities = self.scheduler.room.capacities
 
     def seconds_to_next_event(self) -> float | None:
         """How long an idle engine may sleep; None: until a command comes."""
@@ -259,12 +267,14 @@ class Engine:
         continue_from(self.scheduler, old)
         self._stalled = False
         self._counters.retire(old)
-        self._tell()
+        self.publish()
         return updates
 
     def _apply(self, command: Command) -> list[Update]:
         if isinstance(command, Ask):
-            command.question(self.scheduler, self.clock())
+            tell = command.question(self.scheduler, self.clock())
+            self._publish_capacities()  # before the answer: what its reader asks next meets what was changed
+            tell()
             return []
         if isinstance(command, TransferDone):
             self.scheduler.transfers.finish(command)
@@ -277,7 +287,6 @@ class Engine:
         try:
             self.scheduler.submit(request)
         except OctavoError as error:  # rare: the client checks before it submits, but for a tenant's bounds
-            self.scheduler.client_pins.give_up(request)
             if answer is not None:
                 answer.set_exception(error)
                 return []
@@ -288,6 +297,7 @@ class Engine:
                 for c in choices
             ]
         if answer is not None:
+            self._publish_capacities()
             answer.set_result(None)
         return []
 
@@ -363,7 +373,7 @@ class _Counters:
             blocks_stored=transfers.num_stored,
             blocks_loaded=transfers.num_loaded,
             transfers_failed=transfers.num_failed,
-            sessions=scheduler.session_table.count,
+            sessions=len(scheduler.session_table),
             blocks_kept_below=0 if transfers.tier is None else transfers.tier.num_kept,
             events={kind.value: counted[kind] for kind in EventKind},
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from octavo.scheduler.pressure import PressurePolicy
 from octavo.scheduler.scheduler import Scheduler
 
-log = logging.getLogger("octavo.elasticity")
+log = logging.getLogger("octavo.memory_watch")
 
 LOOK_S = 1.0
 

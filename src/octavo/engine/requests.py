@@ -71,7 +71,8 @@ def make_request(
     """A checked Request: token ids in the vocabulary, max_tokens resolved, a missing seed drawn."""
     check_context(len(prompt), facts.context_length)  # first: looking at many tokens takes a while
     config, block_size = engine.scheduler.config, engine.scheduler.ledger.block_size
-    hard, everything = engine.capacities.hard, engine.capacities.everything
+    capacities = engine.capacities  # read once: the engine's thread replaces it
+    hard, everything = capacities.hard, capacities.everything
     if fills_pin or session:
         # It may take the blocks that are kept for it, or are its own; the engine checks that again.
         hard = everything = Capacity(hard.num_blocks, {}, {})

@@ -148,7 +148,7 @@ class Sessions:
         return views
 
     async def _view_each(self, records: Sequence[SessionRecord]) -> list[SessionView]:
-        blocks = await self._llm.ask(lambda s, now: [inspector_of(s).session(r.session_id) for r in records])
+        blocks = await self._llm.look(lambda look, now: [look.session(r.session_id) for r in records])
         views = []
         for record, one in zip(records, blocks, strict=True):
             with contextlib.suppress(UnknownSession):  # deleted meanwhile
@@ -283,7 +283,7 @@ class Sessions:
             if blocks.state is not SessionState.SUSPENDING or blocks.stuck:
                 break
             await asyncio.sleep(_PAUSE_S)
-            blocks = await self._llm.ask(lambda s, now: inspector_of(s).session(session_id))
+            blocks = await self._llm.look(lambda inspector, now: inspector.session(session_id))
         if blocks.state is SessionState.SUSPENDING:
             why = "could not be written to disk" if blocks.stuck else "found no room there that is theirs"
             raise RequestFailed(

@@ -202,6 +202,7 @@ def engine_over(
     if policies_of is not None:
         engine.scheduler.tenants.set_policies(policies_of(budget.bytes_per_block))
     restore(engine.scheduler, sessions.store, engine.clock())
+    engine.publish()
     return Started(engine, loaded, facts, budget, ops, fingerprint, sessions, runner.readying)
 
 

@@ -131,7 +131,7 @@ class MapView:
     owners: tuple[str, ...]  # "request 17, choice 0", "pin greeting"
 
 
-_MAP_LETTERS = {  # a later kind is drawn over an earlier one
+_MAP_LETTERS = {  # a later kind is drawn over an earlier one; any other as a pin
     HolderKind.FETCH: "t",
     HolderKind.STORE: "t",
     HolderKind.SEQUENCE: "s",
@@ -154,16 +154,16 @@ def view_map(ledger: Ledger) -> MapView:
 def draw(holders: Iterable[Holder], states: list[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Write the letters of these holders' blocks into `states`; returns who owns which block, and their
     labels. O(blocks held)."""
-    order = list(_MAP_LETTERS)
-    owner, owners = [-1] * len(states), dict[str, int]()
-    for holder in sorted(holders, key=lambda holder: order.index(holder.kind)):
-        number = owners.setdefault(holder.label, len(owners))
-        letter = _MAP_LETTERS[holder.kind]
+    order = {kind: place for place, kind in enumerate(_MAP_LETTERS)}
+    owner, owners = [-1] * len(states), dict[tuple[str, str], int]()
+    for holder in sorted(holders, key=lambda holder: order.get(holder.kind, len(order))):
+        number = owners.setdefault((holder.tenant, holder.label), len(owners))
+        letter = _MAP_LETTERS.get(holder.kind, "p")
         for block in holder.blocks:
             if states[block] != letter or owner[block] < 0 or letter == "p":
                 owner[block] = number
             states[block] = letter
-    return tuple(owner), tuple(owners)
+    return tuple(owner), tuple(label for _, label in owners)
 
 
 def view_request(ledger: Ledger, live: LiveSequences, request_id: int, now: float) -> RequestView | None:

@@ -3,8 +3,9 @@
     kind       may lose its blocks to others                               else holds them until
     sequence   when one that ranks before it finds none: it is preempted   it ends
     fetch      likewise, once it is complete                               a waiting sequence is admitted
-    session    soft: when a request could not run beside it                its next turn, or expiry
-    pin        never                                                       its client deletes it, or expiry
+    session    soft: when a request could not run beside it; if it was     its next turn, or expiry
+               resumed it is hard: never
+    pin        never, if a client asked for it                             its client deletes it, or expiry
     store      never                                                       its copy to an offload tier is made
 
 Every holder registers with the ledger by a record, so what counts, draws or makes room reads one list. The
@@ -42,7 +43,8 @@ class Holder:
     is_soft: bool = False  # kept until a request could not run beside it; else hard
     is_fixed: bool = False  # nothing that runs takes its blocks: pins, copies on their way
     rank: tuple[int, ...] = ()  # smaller runs first, and loses its blocks last
-    group: int = 0  # the request: holders of one go together
+    group: int = 0  # of a sequence its request: those of one go together; of a fetch its sequence
+    # Of a sequence, as they were when it was last asked for its record (`Sequence.as_holder`):
     num_planned: int = 0  # positions that were handed to the executor
     is_findable: bool = True  # False: what it computed it will not look up again
     table: BlockTable | None = None

@@ -1,4 +1,4 @@
-"""The ledger: the only class of this room that the scheduler calls.
+"""The ledger: block tables and holder records over one pool.
 
 It turns wishes in positions ("make [start, stop) writable") into blocks, copies and names. A check and its
 act are one call: `reserve` gives what was asked or changes nothing. Shortage is a value (None), not an

@@ -176,8 +176,8 @@ class BlockPool:
         self.owner[block] = owner
 
     def drop_cached(self, count: int) -> int:
-        """Evict the `count` longest cached blocks; they are free now. Returns how many that were.
-        O(unheld)."""
+        """Evict `count` cached blocks, owner by owner, longest cached first; they are free now. Returns how
+        many that were. O(unheld)."""
         named = [block for block in self.line() if self.name_of[block] is not None][:count]
         for block in named:
             self._leave_line(block)

@@ -37,7 +37,7 @@ class TenantPolicy:
 
 
 class Quotas:
-    """Tenants by name, over the owners of a pool. Only the ledger and the scheduler call it."""
+    """Tenants by name, over the owners of a pool. Only the engine's thread calls it."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool

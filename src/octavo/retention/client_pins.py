@@ -91,6 +91,8 @@ class ClientPins:
         size = self._context.ledger.block_size
         if not self._context.config.prefix_caching:
             raise PinRefused("pins need prefix caching, which is off (setting prefix_caching)")
+        if order.is_resumed_session:
+            self._sessions.find(order.tenant, order.name).check_still()
         if self.of_order(order) is not None:
             raise InvalidRequest(
                 f"there is a pin named {order.name!r} already; renew it, or delete it first", param="name"
@@ -103,8 +105,6 @@ class ClientPins:
                 "blocks of that many tokens can be pinned",
                 param="prompt",
             )
-        if order.is_resumed_session:
-            self._sessions.find(order.tenant, order.name).check_still()
         self._check_budget(len(chain.names), order)
         pin = Pin(
             order.tenant,

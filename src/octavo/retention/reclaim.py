@@ -1,24 +1,26 @@
 """Who gives blocks up, and in which order: pure choices over holder records. The scheduler applies them.
 
-A ladder is asked from its first rung on, again and again, until there is room or no rung has an answer. The
-five are not alike, and each for a reason:
+A ladder is asked from its first rung on, again and again, until there is room or no rung has an answer. They
+are not alike, and each for a reason:
 
     RESERVING   a running sequence needs its next block      fetches behind it have computed nothing and are
                                                              cheapest; of the sequences behind it goes who
                                                              loses least; fetches ahead of it only then,
                                                              because they are the next admissions; the
                                                              last resort is for blocks charged to no tenant
-    ADMITTING   a waiting one wants to enter                 its tenant's own fetches, where its tenant's
-                                                             bounds are short; soft holds, which are no
-                                                             request's; fetches if nothing runs; lower
-                                                             priorities last, and only if that lets it in
-    CLAIMING    a guarantee covers a waiting one             fetches of borrowers, before what borrowers
-                                                             compute; soft holds go together with borrowers,
+    BOUNDING    a waiting one wants to enter, and its        fetches behind it, then all of its tenant, if
+                tenant's own bounds are short                nothing of its tenant runs that may end
+    ADMITTING   the same, and the pool is short              fetches, if nothing runs; lower priorities last,
                                                              and only if that lets it in
+    CLAIMING    a guarantee covers a waiting one             fetches of borrowers, before what borrowers
+                                                             compute; borrowers only if that lets it in
     RESIZING    the pool is to be smaller                    fetches, then the sequences that lose least: no
                                                              request is asked on behalf of another
     RELOADING   a tenant holds more than it may now          its running sequences, which come back by
                                                              themselves; then its soft holds, then fetches
+
+Soft holds are no request's: to admit or to claim they are counted as gone first, and let go when that lets
+the sequence in (`Admission`).
 
 A sequence is chosen by what it would lose:
 
@@ -63,8 +65,9 @@ class Rung(enum.Enum):
 Ladder = tuple[Rung, ...]
 
 RESERVING: Ladder = (Rung.FETCHES_BEHIND, Rung.SEQUENCES_BEHIND, Rung.FETCHES, Rung.LAST_RESORT)
-ADMITTING: Ladder = (Rung.FETCHES_BEHIND, Rung.SOFT_HOLDS, Rung.FETCHES, Rung.LOWER_PRIORITIES)
-CLAIMING: Ladder = (Rung.BORROWED_FETCHES, Rung.SOFT_HOLDS, Rung.BORROWERS)
+BOUNDING: Ladder = (Rung.FETCHES_BEHIND, Rung.FETCHES)
+ADMITTING: Ladder = (Rung.FETCHES, Rung.LOWER_PRIORITIES)
+CLAIMING: Ladder = (Rung.BORROWED_FETCHES, Rung.BORROWERS)
 RESIZING: Ladder = (Rung.FETCHES, Rung.SEQUENCES)
 RELOADING: Ladder = (Rung.SEQUENCES, Rung.SOFT_HOLDS, Rung.FETCHES)
 

@@ -1,4 +1,4 @@
-"""SessionHolds as the scheduler sees them: whose turn runs, and the blocks that are kept between two turns.
+"""Sessions as the ledger knows them: whose turn runs, and the blocks that are kept between two turns.
 
     idle --- turn --> active --- ends well --> idle          its full blocks are a warm pin's (warm_pins.py)
      |  ^
@@ -295,13 +295,12 @@ class SessionHolds:
     def _replace(self, session: Session, names: list[bytes], held: list[bytes], *, is_kept: bool) -> None:
         """One warm pin, which holds `held`, for all that it had. `is_kept`: the tier keeps the names
         already."""
-        turn = -1 if session.turn is None else session.turn
         pin = Pin(
             session.tenant,
             f"session:{session.session_id}",
             Strength.WARM,
             list(names),
-            turn,
+            -1,  # no request fills it
             len(names) * self._context.ledger.block_size,
             self._context.now,
             _NEVER,

@@ -77,7 +77,6 @@ class SessionTable:
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
-        self.count = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -92,12 +91,10 @@ class SessionTable:
         """One that is not in it."""
         assert session.session_id not in self._sessions
         self._sessions[session.session_id] = session
-        self.count += 1
 
     def remove(self, session: Session) -> None:
         """One that is in it."""
         del self._sessions[session.session_id]
-        self.count -= 1
 
     def get(self, session_id: str) -> Session | None:
         """That session, of whichever tenant."""

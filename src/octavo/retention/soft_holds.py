@@ -1,7 +1,7 @@
 """Soft holds, what is kept of idle sessions: no client asked for it, so it keeps no request and no pin out.
 
     hard   pins that a client asked for: hot and warm ones, resumed sessions
-    yielding    an idle session's hold (`Pin.is_soft`)
+    soft   what is kept of an idle session (`Pin.is_soft`)
 
     hard pins + worst case of any request that was taken             <= room    else it is refused
     hard and soft pins + worst case of any request that runs         <= room    else holds are let go

@@ -59,12 +59,12 @@ class Transfers:
     """Acts on the ledger, on the tier below and on the plan in the making."""
 
     def __init__(
-        self, context: Context, tier: OffloadTier | None, holding: WarmPins, arena: StagingArena
+        self, context: Context, tier: OffloadTier | None, warm_pins: WarmPins, arena: StagingArena
     ) -> None:
         self.tier = tier
         self.num_stored = self.num_loaded = self.num_failed = 0
         self._context = context
-        self._warm_pins = holding
+        self._warm_pins = warm_pins
         self._arena = arena
         self._moving: dict[int, _Moving] = {}
         self._fetches: dict[int, Fetch] = {}  # by sequence; abandoned ones are in _moving alone

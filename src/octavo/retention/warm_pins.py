@@ -89,7 +89,9 @@ class WarmPins:
         """The same for what a client asked for, perhaps of that session: if that is enough, what is kept of
         other sessions that no client suspended gives way. O(sessions + names kept) where it comes to that."""
         why_not = self.keep(tenant, names)
-        spare = self._kept_unasked(tenant, session_id) if why_not and tenant != SHARED else []
+        if not why_not or tenant == SHARED:
+            return why_not
+        spare = self._kept_unasked(tenant, session_id)
         if not self._fits_without(spare, tenant, names):
             return why_not
         for hold in spare:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from octavo.memory.table import BlockTable
 from octavo.retention.pins import Pins
+from octavo.retention.reclaim import ADMITTING, CLAIMING, Rung
 from octavo.retention.soft_holds import SoftHolds
 from octavo.retention.transfers import Transfers
 from octavo.scheduler.budget import share_in_turn
@@ -115,9 +116,8 @@ class Admission:
             if not self._gets_tokens(sequence, num_hits, budget):
                 sequence.wait = STEP_TOKENS
                 continue
-            if head is None and not self._live.running:
-                num_hits = self._let_fetches_go(sequence, num_hits)
-            if self._fits(sequence, num_hits) or self._make_room(sequence, num_hits):
+            num_hits, fits = self._climb(sequence, num_hits, is_first=head is None)
+            if fits:
                 self._let_sessions_go(sequence)
                 self._enter(sequence, num_hits)
                 if head is not None:
@@ -127,6 +127,20 @@ class Admission:
                 head = head or sequence
             if head is not None and head.bypassed >= BYPASS_MAX:
                 break
+
+    def _climb(self, sequence: Sequence, num_hits: int, *, is_first: bool) -> tuple[int, bool]:
+        """Its hits, and whether it fits, perhaps once others gave up theirs. Changes nothing of running ones
+        where that does not let it in."""
+        fits = self._fits(sequence, num_hits)
+        for rung in ADMITTING if not fits else ():
+            if rung is Rung.FETCHES and is_first and not self._live.running:
+                num_hits = self._let_fetches_go(sequence, num_hits)
+                fits = self._fits(sequence, num_hits)
+            elif rung is Rung.LOWER_PRIORITIES:
+                fits = self._make_room(sequence, num_hits)
+            if fits:
+                break
+        return num_hits, fits
 
     def _yield_to(self, sequence: Sequence | None) -> None:
         """From now on it is asked what would be without the holds that keep this sequence out. O(holds)."""
@@ -191,17 +205,30 @@ class Admission:
             if not covered or self._is_better_loaded(sequence, num_hits):
                 done.add(tenant)
                 continue
-            while not self._claim_fits(sequence, num_hits) and self._let_a_borrowed_fetch_go(sequence):
-                num_hits = self._find_hits(sequence)
-            if not self._claim_fits(sequence, num_hits):
-                victims = self._shares.victims_for(sequence, num_hits, self._yielding)
-                if victims is None:
-                    done.add(tenant)
-                    continue
-                self._let_sessions_go(sequence)
-                self._preempt_all(victims, sequence)
+            num_hits, fits = self._climb_claiming(sequence, num_hits)
+            if not fits:
+                done.add(tenant)
+                continue
             self._let_sessions_go(sequence)
             self._enter(sequence, num_hits)
+
+    def _climb_claiming(self, sequence: Sequence, num_hits: int) -> tuple[int, bool]:
+        """Its hits, and whether it fits, perhaps once borrowers gave back what they borrowed."""
+        fits = self._claim_fits(sequence, num_hits)
+        for rung in CLAIMING if not fits else ():
+            if rung is Rung.BORROWED_FETCHES:
+                while not fits and self._let_a_borrowed_fetch_go(sequence):
+                    num_hits = self._find_hits(sequence)
+                    fits = self._claim_fits(sequence, num_hits)
+            elif rung is Rung.BORROWERS:
+                victims = self._shares.victims_for(sequence, num_hits, self._yielding)
+                fits = victims is not None
+                if victims is not None:
+                    self._let_sessions_go(sequence)
+                    self._preempt_all(victims, sequence)
+            if fits:
+                break
+        return num_hits, fits
 
     def _claim_fits(self, sequence: Sequence, num_hits: int) -> bool:
         rows = self._live.num_free_rows
@@ -213,7 +240,7 @@ class Admission:
         for fetch in self._transfers.complete():
             if fetch.tenant != own and self._shares.is_borrower(fetch.tenant):
                 self._forget_counts()
-                return self._making_room.of_fetches(None, fetch.tenant)
+                return self._making_room.of_fetches(fetch.tenant)
         return False
 
     def _preempt_all(self, victims: Many[Sequence], winner: Sequence) -> None:
@@ -234,11 +261,9 @@ class Admission:
         kept = [s for s in self._live.running if s not in lower]
         while not self._shares.allows(sequence, num_hits, kept, self._held_only_by(lower)):
             self._forget_counts()
-            if self._making_room.of_fetches(sequence, tenant):
-                continue
-            if own or not self._making_room.of_fetches(None, tenant):
+            if not self._making_room.for_own_bounds(sequence, may_take_all=not own):
                 return None
-            num_hits = self._find_hits(sequence)  # what it held for itself is gone
+            num_hits = self._find_hits(sequence)  # what it held for itself may be gone
         return num_hits
 
     def _still_follows(self, sequence: Sequence) -> bool:
@@ -305,7 +330,7 @@ class Admission:
     def _let_fetches_go(self, sequence: Sequence, num_hits: int) -> int:
         """Nothing runs: what complete fetches hold, its own too, must not keep the first in the queue out."""
         while not self._fits(sequence, num_hits):
-            if not self._making_room.of_fetches(None):
+            if not self._making_room.of_fetches():
                 break
             self._forget_counts()
             num_hits = self._find_hits(sequence)

@@ -112,8 +112,8 @@ class Committer:
         error = ""
         if finish is not None:
             for attached in sequence.attached:
-                error = attached.on_last_token(sequence.request)
-                finish = FinishReason.ERROR if error else finish
+                error = error or attached.on_last_token(sequence.request)
+            finish = FinishReason.ERROR if error else finish
             self._ending.close(sequence, is_well=True)
         request_id, usage = sequence.request.request_id, sequence.usage(self._context.now)
         return [

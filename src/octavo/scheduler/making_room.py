@@ -12,8 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from octavo.memory.holders import Holder
-from octavo.retention.reclaim import RELOADING, RESERVING, RESIZING, Choice, Rung, Shortage, cheapest, find
+from octavo.memory.holders import Holder, HolderKind
+from octavo.retention.reclaim import (
+    BOUNDING,
+    RELOADING,
+    RESERVING,
+    RESIZING,
+    Choice,
+    Rung,
+    Shortage,
+    cheapest,
+    find,
+)
 from octavo.retention.soft_holds import SoftHolds
 from octavo.retention.staging import Staging
 from octavo.retention.transfers import Transfers
@@ -81,11 +91,20 @@ class MakingRoom:
         }
         return self._let_go(find(RELOADING, self._shortage(1, asked)), None)
 
-    def of_fetches(self, behind: Sequence | None, tenant: str | None = None) -> bool:
-        """One complete fetch less: of those that rank after a sequence, or of all; of one tenant, or of all.
-        False when there is none."""
-        holders = [h for h in self._transfers.complete(tenant) if behind is None or h.rank > behind.rank]
-        return self._let_go(find((Rung.FETCHES,), self._shortage(1, {Rung.FETCHES: lambda: holders})), None)
+    def for_own_bounds(self, sequence: Sequence, *, may_take_all: bool) -> bool:
+        """The bounds of its tenant keep a waiting sequence out: one of the tenant's fetches less. False when
+        there is none. `may_take_all`: also those that rank before it."""
+        complete = self._transfers.complete(sequence.request.tenant)
+        asked = {
+            Rung.FETCHES_BEHIND: lambda: [h for h in complete if h.rank > sequence.rank],
+            Rung.FETCHES: lambda: complete if may_take_all else [],
+        }
+        return self._let_go(find(BOUNDING, self._shortage(1, asked)), None)
+
+    def of_fetches(self, tenant: str | None = None) -> bool:
+        """One complete fetch less, of all or of one tenant. False when there is none."""
+        asked = {Rung.FETCHES: lambda: self._transfers.complete(tenant)}
+        return self._let_go(find((Rung.FETCHES,), self._shortage(1, asked)), None)
 
     def victims(self, eligible: Collection[Sequence], needed: int) -> tuple[Sequence, ...]:
         """Which of these sequences are to go, together, where so many blocks are missing."""
@@ -144,11 +163,11 @@ class MakingRoom:
         by_holder = {s.holder: s for s in self._live.running}
         if choice[0] in by_holder:
             self._preemption.preempt_all([by_holder[holder] for holder in choice], winner)
-        elif choice[0].is_soft:
-            self._soft_holds.let_go(choice)
-        else:
+        elif choice[0].kind is HolderKind.FETCH:
             for holder in choice:
                 self._transfers.let_go(holder.group)
+        else:
+            self._soft_holds.let_go(choice)
         return True
 
 

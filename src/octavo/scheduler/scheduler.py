@@ -127,7 +127,7 @@ class Scheduler:
         self._ending = Ending(context, live, self.beams)
         self._committer = Committer(context, live, self.beams, self._ending, self._forget_poisoned)
         # Named points at which features take part without lying on every request's way.
-        self.always_attached: tuple[Attachment, ...] = ()  # to every request, not to those that ask for it
+        self.always_attached: tuple[Attachment, ...] = ()  # to every request of one answer
         live.on_gone.append(lambda request: cancel_deadlines(self.timers, request))
         self._before_plan: list[Callable[[], None]] = [] if tier is None else [self.transfers.store_behind]
 
@@ -166,7 +166,7 @@ class Scheduler:
             tokens=array("I", request.prompt),
             chain=chain,
             forks_left=request.n - 1,
-            attached=self.always_attached,
+            attached=self.always_attached if request.n == 1 and request.params.beams is None else (),
         )
         if request.params.beams is not None:
             self.beams.begin(sequence, request.params.beams)
@@ -200,14 +200,13 @@ class Scheduler:
         self.context.now = now
         updates: list[Update] = []
         if self.timers.soonest <= now:
-            due = self.timers.pop_due(now)
-            for what, (number, name) in due:
+            for what, (number, name) in self.timers.pop_due(now):
                 if what is Due.DEADLINE:
                     updates += self._time_out(number, Deadline(name))
-                elif what is Due.SESSION:
+                elif what is Due.PIN:
+                    self.client_pins.expire(now)  # all that are due, in the order in which they were made
+                else:
                     self.session_holds.expire(name, now)
-                elif (what, (number, name)) == next(d for d in due if d[0] is Due.PIN):
-                    self.client_pins.expire(now)  # all of them, in the order in which they were made
         if self.tenants.leaving:
             self.tenants.reap_departed()
         return updates
@@ -315,8 +314,3 @@ class Scheduler:
         """True when a plan made now would change what is in an offload tier: an engine without other work
         makes one."""
         return self.transfers.tier is not None and self.transfers.could_store
-
-    @property
-    def capacity_version(self) -> tuple[int, int, int]:
-        """Changes whenever `room.capacities` may."""
-        return self.pins.version, self.ledger.quotas.version, self.ledger.pool.num_blocks

@@ -63,7 +63,8 @@ class Tenants:
         self._soft_holds.keep_to_bounds()
         for policy in policies:
             while policy.maximum is not None and self._quotas.charged(policy.name) > policy.maximum:
-                assert self._making_room.for_bounds(policy.name), f"{policy.name!r} holds what cannot go"
+                if not self._making_room.for_bounds(policy.name):
+                    raise AssertionError(f"tenant {policy.name!r} holds what cannot go")
 
     def continue_from(self, old: Tenants) -> None:
         """The same tenants over a new ledger."""
