@@ -9,8 +9,8 @@ import pytest
 from octavo.config import StartOptions
 from octavo.errors import ConfigError, InvalidRequest, require_range, shown
 from octavo.model.hub import cache_folder
+from octavo.params import SamplingParams, Timeouts
 from octavo.retention.client_pins import PinOrder
-from octavo.types import SamplingParams, Timeouts
 
 HUGE = 10**5_000  # Python prints no integer of so many digits
 

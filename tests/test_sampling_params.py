@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from octavo.errors import InvalidRequest
-from octavo.types import BeamParams, SamplingParams, Timeouts
+from octavo.params import BeamParams, SamplingParams, Timeouts
 
 
 def made(**fields: object) -> SamplingParams:

@@ -22,9 +22,10 @@ from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.tiers import OffloadTier
 from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, RopeSpec
+from octavo.params import SamplingParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step.config import SchedulerConfig
-from octavo.types import FinishReason, Request, SampledToken, SamplingParams
+from octavo.types import FinishReason, Request, SampledToken
 from tests.blocks import SUPER_KINDS, encoded
 
 VOCAB, CONTEXT, EOS = 97, 512, 1

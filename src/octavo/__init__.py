@@ -15,13 +15,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from octavo.engine.client import AsyncLLM
     from octavo.engine.llm import LLM
-    from octavo.types import BeamParams, SamplingParams
+    from octavo.params import BeamParams, SamplingParams
 
 _HOMES = {
     "LLM": "octavo.engine.llm",
     "AsyncLLM": "octavo.engine.client",
-    "BeamParams": "octavo.types",
-    "SamplingParams": "octavo.types",
+    "BeamParams": "octavo.params",
+    "SamplingParams": "octavo.params",
 }
 
 __all__ = ["LLM", "AsyncLLM", "BeamParams", "SamplingParams", "__version__"]

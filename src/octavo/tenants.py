@@ -31,7 +31,7 @@ from pathlib import Path
 from octavo.errors import ConfigError, InvalidRequest, shown
 from octavo.files import read_regular_file
 from octavo.memory.quota import SHARED, TenantPolicy
-from octavo.types import NO_TIMEOUTS, PRIORITY_MAX, TIMEOUT_S_MAX, Timeouts
+from octavo.params import NO_TIMEOUTS, PRIORITY_MAX, TIMEOUT_S_MAX, Timeouts
 from octavo.units import parse_bytes
 
 FILE_BYTES_MAX = 1 << 20

@@ -7,8 +7,9 @@ from tests.tiny import tiny_engine
 from octavo.bench.beams import beam_sharing, searches
 from octavo.bench.lengths import Trace
 from octavo.kernels.native_ops import NativeOps
+from octavo.params import SamplingParams
 from octavo.sim.policies import Job
-from octavo.types import Request, SamplingParams
+from octavo.types import Request
 
 TRACE = Trace("mine", (Job(100, 20), Job(60, 40), Job(33, 10)))
 TOKENS = list(range(2, 90)) * 5

@@ -17,7 +17,8 @@ from octavo.config import StartOptions
 from octavo.engine.outputs import Delta, EngineStats, TokenInfo
 from octavo.engine.requests import ModelFacts
 from octavo.errors import ConfigError, RequestFailed
-from octavo.types import FinishReason, SamplingParams, Usage
+from octavo.params import SamplingParams
+from octavo.types import FinishReason, Usage
 
 FAILED = Usage(0, 0, 0, 0)
 

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from octavo.cli.chat import Conversation, talk
 from octavo.errors import QueueFull
+from octavo.params import SamplingParams
 from octavo.server.testing import FakeModel
-from octavo.types import SamplingParams
 
 
 @pytest.fixture

@@ -19,8 +19,9 @@ from octavo.files import Files, OsFiles
 from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
+from octavo.params import SamplingParams
 from octavo.text.chat import ChatTemplate
-from octavo.types import ChatMessage, SamplingParams
+from octavo.types import ChatMessage
 
 BLOCK_BYTES = bytes_per_block(KvShape(2, 2, 16, 16, "f32"))
 _FIRST = 2

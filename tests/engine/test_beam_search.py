@@ -13,7 +13,8 @@ from tests.tiny import EOS, Answer, random_prompt, request, run, tiny_engine, ti
 from octavo.kernels.contract import Ops
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.reference import ReferenceOps
-from octavo.types import BeamParams, FinishReason, Request, SamplingParams
+from octavo.params import BeamParams, SamplingParams
+from octavo.types import FinishReason, Request
 
 CASES = 40
 

@@ -15,7 +15,8 @@ from tests.tiny import CONTEXT, EOS, VOCAB, random_prompt
 
 from octavo.engine import client
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestTooLarge
-from octavo.types import ChatMessage, FinishReason, SamplingParams
+from octavo.params import SamplingParams
+from octavo.types import ChatMessage, FinishReason
 
 LONG = 400  # tokens; more than any test waits for
 

@@ -11,8 +11,9 @@ from tests.engine.served import Served, read, serve_tiny, wait_until
 from tests.engine.test_client import greedy, prompt_of
 
 from octavo.errors import EngineStopped, InvalidRequest, PinRefused
+from octavo.params import Timeouts
 from octavo.retention.client_pins import PinOrder
-from octavo.types import FinishReason, Timeouts
+from octavo.types import FinishReason
 
 
 @pytest.fixture

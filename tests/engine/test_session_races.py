@@ -30,10 +30,11 @@ from octavo.executor.disk import DiskStore
 from octavo.files import OsFiles
 from octavo.inspect.session_views import SessionBlocks
 from octavo.memory.quota import TenantPolicy
+from octavo.params import BeamParams, SamplingParams
 from octavo.retention.session_table import SessionState
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.faults import FaultKind, FaultyFiles, seeded
-from octavo.types import BeamParams, ChatMessage, FinishReason, SamplingParams
+from octavo.types import ChatMessage, FinishReason
 
 
 def test_a_turn_in_beams_is_refused_and_the_session_stays_usable() -> None:

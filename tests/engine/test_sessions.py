@@ -28,11 +28,12 @@ from octavo.errors import (
 from octavo.files import OsFiles
 from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.quota import SHARED
+from octavo.params import SamplingParams
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.session_table import SessionState
 from octavo.retention.transfers import Transfers
 from octavo.sim.faults import FaultKind, FaultyFiles, seeded
-from octavo.types import ChatMessage, FinishReason, SamplingParams
+from octavo.types import ChatMessage, FinishReason
 
 HELLO = "tell me of the blocks and pages that were bound in leather long ago"
 

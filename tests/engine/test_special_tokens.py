@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from octavo.engine.assemble import Assembler, Vocabulary
-from octavo.types import BeamParams, FinishReason, Request, SampledToken, SamplingParams, Update, Usage
+from octavo.params import BeamParams, SamplingParams
+from octavo.types import FinishReason, Request, SampledToken, Update, Usage
 
 PIECES = {1: b"<end>", 2: b"<think>", 5: b"a", 6: b"b"}
 VOCABULARY = Vocabulary(PIECES.__getitem__, frozenset({1, 2}))

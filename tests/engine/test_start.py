@@ -25,11 +25,12 @@ from octavo.engine.start import Budget, client_of, engine_over, ready_blocks, st
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.quota import TenantPolicy
 from octavo.model.loader import LoadedModel
+from octavo.params import SamplingParams
 from octavo.retention.transfers import Transfers
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
 from octavo.text.chat import ChatTemplate
-from octavo.types import ChatMessage, SamplingParams
+from octavo.types import ChatMessage
 
 
 def start(folder: Path, *policies: TenantPolicy) -> AsyncLLM:

@@ -18,8 +18,9 @@ from octavo.engine.turns import TurnRecorder
 from octavo.errors import (
     SessionBusy,
 )
+from octavo.params import SamplingParams
 from octavo.retention.client_pins import PinOrder
-from octavo.types import ChatMessage, FinishReason, SamplingParams
+from octavo.types import ChatMessage, FinishReason
 
 
 @pytest.mark.parametrize("kind", ["turn", "pin"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from octavo.executor.rows import Rows
-from octavo.types import AdmittedRow, Fork, SamplingParams, StepPlan, TableWrite
+from octavo.params import SamplingParams
+from octavo.types import AdmittedRow, Fork, StepPlan, TableWrite
 
 
 def admitted(row: int, seq_id: int, *tokens: int) -> AdmittedRow:

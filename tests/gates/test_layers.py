@@ -12,12 +12,14 @@ import octavo
 ROOT = Path(octavo.__file__).parent
 
 # What a room may import of Octavo besides itself. A room that is missing here may import nothing.
-VALUES = {"octavo.types", "octavo.errors", "octavo.units"}
+VALUES = {"octavo.types", "octavo.errors", "octavo.units", "octavo.params", "octavo.grammar"}
 LEDGER = {"octavo.memory", "octavo.step", "octavo.retention", "octavo.scheduler", "octavo.inspect"}
 BYTES = {"octavo.executor", "octavo.kernels", "octavo.model", "octavo.sampling", "octavo.text"}
 ENGINE = {"octavo.engine"} | BYTES
 ALLOWED: dict[str, set[str]] = {
-    "octavo.types": {"octavo.errors"},
+    "octavo.types": {"octavo.params"},
+    "octavo.params": {"octavo.errors", "octavo.grammar"},
+    "octavo.grammar": {"octavo.errors"},
     "octavo.errors": set(),
     "octavo.units": {"octavo.errors"},
     "octavo.config": {"octavo.errors", "octavo.files"},

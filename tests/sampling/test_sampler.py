@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from octavo import _native
+from octavo.params import SamplingParams
 from octavo.sampling.logprobs import logprobs_of
 from octavo.sampling.masks import masks_of
 from octavo.sampling.sampler import SampledToken, SampleFailure, Sampler, SampleRow, gumbel_noise
-from octavo.types import SamplingParams
 
 VOCAB = 300
 EOS = 2

@@ -7,9 +7,10 @@ from tests.scheduler.test_transfers import finish, turn
 
 from octavo.engine.core import inspector_of
 from octavo.memory.holders import Holder, HolderKind
+from octavo.params import SamplingParams
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
-from octavo.types import Request, SamplingParams
+from octavo.types import Request
 
 PROMPT = tuple(range(100, 122))  # 5 blocks of 4, and two tokens
 

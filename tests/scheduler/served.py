@@ -5,21 +5,11 @@ from __future__ import annotations
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.tiers import OffloadTier
+from octavo.params import NO_TIMEOUTS, SamplingParams, Timeouts
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import State
 from octavo.step.config import SchedulerConfig
-from octavo.types import (
-    NO_TIMEOUTS,
-    FinishReason,
-    Request,
-    SampledToken,
-    SamplingParams,
-    StepPlan,
-    StepResult,
-    Timeouts,
-    Update,
-    Usage,
-)
+from octavo.types import FinishReason, Request, SampledToken, StepPlan, StepResult, Update, Usage
 
 
 class Served:

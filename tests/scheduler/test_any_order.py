@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 )
 
 from octavo.memory.quota import SHARED
+from octavo.params import Timeouts
 from octavo.retention.session_table import SessionState
 from octavo.sim.beams import with_beams
 from octavo.sim.driver import Simulation
@@ -35,7 +36,7 @@ from octavo.sim.planted import BUGS
 from octavo.sim.pressure import check_resident
 from octavo.sim.sights import check_sights
 from octavo.sim.tenants import TENANTS
-from octavo.types import Request, Timeouts
+from octavo.types import Request
 
 SEEDS = 1 << 12
 

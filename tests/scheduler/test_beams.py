@@ -7,6 +7,7 @@ import pytest
 from octavo.errors import InvalidRequest, RequestTooLarge
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
+from octavo.params import BeamParams, SamplingParams, Timeouts
 from octavo.retention.limits import blocks_needed, tokens_that_fit
 from octavo.scheduler.beams import Beam, BeamGroup, Child, PathStep, shared_length, steps_of
 from octavo.scheduler.scheduler import Scheduler
@@ -15,7 +16,7 @@ from octavo.scheduler.waits import WaitReason
 from octavo.sim.beams import plain_search
 from octavo.sim.oracle import OracleExecutor
 from octavo.step.config import SchedulerConfig
-from octavo.types import BeamParams, FinishReason, Request, SamplingParams, StepPlan, Timeouts, Update
+from octavo.types import FinishReason, Request, StepPlan, Update
 
 VOCAB, EOS = 50, 0
 

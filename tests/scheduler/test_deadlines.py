@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from tests.scheduler.served import Served
 
+from octavo.params import Timeouts
 from octavo.scheduler.deadlines import Deadline
 from octavo.step.events import EventKind
 from octavo.step.timers import Due, Timers
-from octavo.types import FinishReason, Timeouts, Update
+from octavo.types import FinishReason, Update
 
 
 def ends(updates: list[Update]) -> dict[tuple[int, int], FinishReason | None]:

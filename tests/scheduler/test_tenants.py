@@ -11,11 +11,12 @@ from tests.scheduler.served import Served
 from octavo.engine.core import inspector_of
 from octavo.errors import PinRefused, QueueFull, RequestTooLarge, TenantsRefused, UnknownTenant
 from octavo.memory.quota import ONCE_SHARED, SHARED, TenantPolicy
+from octavo.params import Timeouts
 from octavo.retention.client_pins import PinOrder
 from octavo.scheduler.fair_queue import OUTPUT_COST
 from octavo.scheduler.sequence import State
 from octavo.scheduler.waits import WaitReason
-from octavo.types import FinishReason, Timeouts, TransferDone
+from octavo.types import FinishReason, TransferDone
 
 
 def test_nobody_holds_more_than_its_maximum() -> None:

@@ -24,9 +24,10 @@ import pytest
 from octavo.errors import OctavoError
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
+from octavo.params import SamplingParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step.config import SchedulerConfig
-from octavo.types import Request, SampledToken, SamplingParams, StepPlan, StepResult
+from octavo.types import Request, SampledToken, StepPlan, StepResult
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.trace"))
 EOS = 0

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from octavo.types import SamplingParams
+from octavo.params import SamplingParams
 
 
 def events_of(answer):

@@ -71,7 +71,8 @@ CASES = {
         "messages",
     ),
     "tools": (chat(tools=[{"type": "function"}]), 400, "tools"),
-    "json mode": (chat(response_format={"type": "json_object"}), 400, "response_format"),
+    "an unknown response_format": (chat(response_format={"type": "yaml"}), 400, "response_format"),
+    "two formats": (chat(guided_regex="a", grammar='root ::= "a"'), 400, "guided_regex and grammar"),
     "a chat template of the client's": (chat(chat_template="{{ x }}"), 400, "chat_template"),
     "negative max_tokens": (chat(max_tokens=-1), 400, "max_tokens"),
     "zero max_tokens": (complete(max_tokens=0), 400, "max_tokens"),
@@ -203,6 +204,8 @@ def test_a_number_of_many_digits_is_no_fault_of_the_server_in_any_field(edge, fi
     for given in ("{}", "-{}", "[{}]", '{{"5": {}}}', "{}.5", "1e{}"):
         body = '{"prompt": "hi", "' + field + '": ' + given.format("9" * digits) + "}"
         answer = edge.request("POST", COMPLETIONS, content=body)
+        if given.startswith("{{") and field in ("guided_json", "json_schema"):
+            continue  # a schema with a keyword that means nothing
         assert answer.status_code == 400, given[:9]
         assert len(answer.json()["error"]["message"]) < 700
 

@@ -9,9 +9,9 @@ import pytest
 from openai import BadRequestError, OpenAI
 from tests.engine.served import serve_tiny
 
+from octavo.params import BeamParams
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
-from octavo.types import BeamParams
 
 
 @pytest.fixture(scope="module")

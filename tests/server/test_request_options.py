@@ -8,9 +8,10 @@ import pytest
 from tests.server.conftest import Edge
 from tests.server.test_tenant_keys import BOB, BOSS, by, entry
 
+from octavo.params import SamplingParams
 from octavo.server.app import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
-from octavo.types import ChatOptions, SamplingParams
+from octavo.types import ChatOptions
 
 PLAIN = SamplingParams(max_tokens=16)
 

@@ -6,8 +6,8 @@ import pytest
 
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import PinRefused, SessionBusy, SessionRefused, UnknownSession, UnknownTenant
+from octavo.params import SamplingParams
 from octavo.server.errors import error_body, status_of
-from octavo.types import SamplingParams
 
 HI = {"role": "user", "content": "hi"}
 

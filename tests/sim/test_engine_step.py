@@ -18,11 +18,12 @@ from octavo.kernels.contract import Batch
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
+from octavo.params import SamplingParams
 from octavo.scheduler.planner import Planner
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
 from octavo.step.config import SchedulerConfig
-from octavo.types import FinishReason, Request, SamplingParams, StepPlan, StepResult
+from octavo.types import FinishReason, Request, StepPlan, StepResult
 
 
 def new_scheduler() -> Scheduler:

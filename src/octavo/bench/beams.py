@@ -20,7 +20,8 @@ from octavo.config import StartOptions
 from octavo.engine.core import Engine
 from octavo.engine.start import build_engine
 from octavo.executor.executor import Executor
-from octavo.types import BeamParams, Request, SamplingParams, StepPlan, StepResult
+from octavo.params import BeamParams, SamplingParams
+from octavo.types import Request, StepPlan, StepResult
 
 BEAM_WIDTHS = (2, 4, 6)
 _MAX_ROWS = 96

@@ -20,9 +20,10 @@ from octavo.bench.offline import FIRST_TOKEN, quantile
 from octavo.engine.client import AsyncLLM
 from octavo.errors import RequestFailed
 from octavo.memory.quota import TenantPolicy
+from octavo.params import SamplingParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import State
-from octavo.types import FinishReason, SamplingParams
+from octavo.types import FinishReason
 
 QUIET, FLOOD = "quiet", "flood"
 _PAUSE_S = 0.05

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from octavo.bench.offline import FIRST_TOKEN, quantile
 from octavo.engine.outputs import ServedModel, Stream
 from octavo.errors import ConfigError, RequestFailed
-from octavo.types import FinishReason, SamplingParams
+from octavo.params import SamplingParams
+from octavo.types import FinishReason
 
 # The first tokens of a stream come while others' prompts are computed; they belong to neither side.
 _SETTLE = 8

@@ -29,7 +29,8 @@ from dataclasses import dataclass, field
 from octavo.engine.llm import LLM
 from octavo.engine.outputs import EngineStats
 from octavo.errors import ConfigError, RequestFailed
-from octavo.types import FinishReason, SamplingParams, Usage
+from octavo.params import SamplingParams
+from octavo.types import FinishReason, Usage
 
 # The first ids of most vocabularies are control tokens.
 FIRST_TOKEN = 100

@@ -21,8 +21,8 @@ from pathlib import Path
 from octavo.bench.offline import FIRST_TOKEN
 from octavo.engine.client import AsyncLLM
 from octavo.errors import OctavoError
+from octavo.params import SamplingParams, Timeouts
 from octavo.retention.client_pins import PinOrder
-from octavo.types import SamplingParams, Timeouts
 
 IN_FLIGHT = 24
 _POLL_S = 0.02

@@ -13,7 +13,8 @@ from octavo.cli.terminal import running_engine, write
 from octavo.config import StartOptions
 from octavo.engine.outputs import ChatMessage, ServedModel
 from octavo.errors import ConfigError, OctavoError, RequestFailed, RequestTooLarge
-from octavo.types import FinishReason, SamplingParams, Usage
+from octavo.params import SamplingParams
+from octavo.types import FinishReason, Usage
 
 HELP = """/help   this list
 /stats  what the last answer and the engine's memory cost

@@ -8,7 +8,8 @@ from octavo.cli.terminal import running_engine, write
 from octavo.config import StartOptions
 from octavo.engine.outputs import ServedModel
 from octavo.errors import RequestFailed
-from octavo.types import FinishReason, SamplingParams
+from octavo.params import SamplingParams
+from octavo.types import FinishReason
 
 
 def run(model: str | None, options: StartOptions, params: SamplingParams, prompt: str) -> None:

@@ -149,7 +149,7 @@ def chat(
 ) -> None:
     """Talk to a model in the terminal."""
     from octavo.cli.chat import run
-    from octavo.types import SamplingParams
+    from octavo.params import SamplingParams
 
     options = opt.start_options(
         weights=weights,
@@ -192,7 +192,7 @@ def generate(
         raise typer.BadParameter(f"{len(words)} arguments; allowed: [MODEL] PROMPT (quote the prompt)")
     model, prompt = words[0] if len(words) == 2 else None, words[-1]
     from octavo.cli.generate import run
-    from octavo.types import SamplingParams
+    from octavo.params import SamplingParams
 
     options = opt.start_options(
         weights=weights,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from octavo.errors import InvalidRequest, require_range
-from octavo.types import BANNED_SEQUENCE_TOKENS_MAX
+from octavo.params import BANNED_SEQUENCE_TOKENS_MAX
 
 BAD_WORDS_MAX = 64
 BAD_WORD_CHARS_MAX = 256

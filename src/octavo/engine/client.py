@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import threading
 import time
+from asyncio import wrap_future
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
@@ -28,6 +29,7 @@ from octavo.engine.pending_acks import PendingAcks
 from octavo.engine.requests import (
     ModelFacts,
     check_context,
+    check_grammar,
     encode_rendered,
     make_request,
     render_chat,
@@ -37,20 +39,13 @@ from octavo.engine.stream import DeltaStream, call_soon, end_all
 from octavo.engine.turns import Composed, TurnRecorder, compose
 from octavo.errors import EngineStopped, QueueFull, RequestFailed, RequestTooLarge
 from octavo.inspect.inspector import Inspector
+from octavo.params import NO_TIMEOUTS, SamplingParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.control import Rendered
 from octavo.text.template_helpers import HELPERS_MAX
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import (
-    DEFAULT_CHAT,
-    NO_TIMEOUTS,
-    ChatOptions,
-    Request,
-    SamplingParams,
-    Timeouts,
-    Update,
-)
+from octavo.types import DEFAULT_CHAT, ChatOptions, Request, Update
 
 BYTES_PER_TOKEN_MAX = (
     128  # longer tokens than this exist in no vocabulary that matters: caps text before tokenising
@@ -159,7 +154,7 @@ class AsyncLLM:
         """The chat as the model's template writes it, no longer than any that fits."""
         for message in messages:
             self._check_length(message.content)
-        rendered = await asyncio.wrap_future(
+        rendered = await wrap_future(
             self._renderers.submit(tenant, lambda: render_chat(self.tokenizer, messages, options))
         )
         self._check_length(rendered.text)
@@ -191,6 +186,7 @@ class AsyncLLM:
     ) -> DeltaStream:
         """Queue a request; `cache_salt`: it shares prefix blocks with the tenant's requests of the same salt
         alone. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing was queued."""
+        await self._compile(params, tenant)
         request = make_request(
             next(self._ids),
             prompt,
@@ -208,6 +204,11 @@ class AsyncLLM:
         # Under one lock, so that `_recovered` finds every request in the inbox or in the engine's hands.
         return self._open(request, lambda: self._loop.submit(request))
 
+    async def _compile(self, params: SamplingParams, tenant: str) -> None:
+        """Compile a grammar that is new here, off the event loop. Raises InvalidRequest."""
+        if params.grammar is not None:
+            await wrap_future(self._tokenizers.submit(tenant, lambda: check_grammar(params, self.facts)))
+
     async def _submit_asking(self, request: Request) -> DeltaStream:
         """The same for a tenant's, whose own bounds only the engine's thread can check: waits until that has
         taken it. Raises what it refuses with."""
@@ -215,7 +216,7 @@ class AsyncLLM:
         answer = self._answers.open(request_id)
         try:
             stream = self._open(request, lambda: self._loop.submit(request, answer))
-            await asyncio.wrap_future(answer)
+            await wrap_future(answer)
         except BaseException:
             self._forget(request_id)
             self._loop.cancel(request_id)  # should it have been taken, and we not have waited
@@ -264,6 +265,7 @@ class AsyncLLM:
     ) -> DeltaStream:
         """Queue the turn of a session, which `recorder` follows; `submit` does it, on the engine's thread.
         Raises what that raises, QueueFull or EngineStopped."""
+        await self._compile(params, tenant)
         request = make_request(
             next(self._ids),
             prompt,
@@ -330,7 +332,7 @@ class AsyncLLM:
         try:
             # Not `wait_for`: in Python 3.11 it swallows a cancellation that meets the answer.
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                return await asyncio.wrap_future(answer)
+                return await wrap_future(answer)
         except TimeoutError:
             raise EngineStopped(
                 f"the engine did not answer within {ANSWER_TIMEOUT_S:.0f} s: it stopped, or hangs in a step"
@@ -407,7 +409,7 @@ class AsyncLLM:
 
     async def _on_tokenizer_thread(self, tenant: str, encode: Callable[[], AnswerT]) -> AnswerT:
         """Raises QueueFull, or EngineStopped after `close`."""
-        return await asyncio.wrap_future(self._tokenizers.submit(tenant, encode))
+        return await wrap_future(self._tokenizers.submit(tenant, encode))
 
     def _check_length(self, text: str) -> None:
         allowed = self.facts.context_length * BYTES_PER_TOKEN_MAX

@@ -19,16 +19,8 @@ from octavo.engine.outputs import ChatMessage, Delta, TokenInfo
 from octavo.engine.requests import encode_rendered, make_request, render_chat
 from octavo.engine.start import build_engine
 from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, as_tokens, is_number, shown
-from octavo.types import (
-    DEFAULT_CHAT,
-    TOKENS_MAX,
-    ChatOptions,
-    FinishReason,
-    Request,
-    SamplingParams,
-    Update,
-    Usage,
-)
+from octavo.params import TOKENS_MAX, SamplingParams
+from octavo.types import DEFAULT_CHAT, ChatOptions, FinishReason, Request, Update, Usage
 
 Prompt = str | Sequence[int]
 Message = ChatMessage | Mapping[str, str]

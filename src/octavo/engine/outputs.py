@@ -13,20 +13,12 @@ from octavo.inspect.uses import TenantUse
 from octavo.inspect.views import BlockView, KvView, MapView, PinView, RequestView, SequenceView, TierView
 from octavo.memory.ledger import BlockCounts
 from octavo.memory.quota import TenantPolicy
+from octavo.params import NO_TIMEOUTS, SamplingParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState
 from octavo.scheduler.sequence import State
-from octavo.types import (
-    DEFAULT_CHAT,
-    NO_TIMEOUTS,
-    ChatMessage,
-    ChatOptions,
-    FinishReason,
-    SamplingParams,
-    Timeouts,
-    Usage,
-)
+from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, FinishReason, Usage
 
 __all__ = [
     "BlockCounts",

@@ -11,18 +11,12 @@ from octavo.engine.core import Engine
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest, RequestTooLarge, require_range, shown
 from octavo.memory.capacity import Capacity
+from octavo.params import CACHE_SALT_CHARS_MAX, NO_TIMEOUTS, SamplingParams, Timeouts
 from octavo.retention.limits import check_fits, tokens_that_fit
+from octavo.sampling.grammars import Grammars
 from octavo.text.control import Rendered
 from octavo.text.tokenizer import Tokenizer
-from octavo.types import (
-    CACHE_SALT_CHARS_MAX,
-    DEFAULT_CHAT,
-    NO_TIMEOUTS,
-    ChatOptions,
-    Request,
-    SamplingParams,
-    Timeouts,
-)
+from octavo.types import DEFAULT_CHAT, ChatOptions, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +26,7 @@ class ModelFacts:
     name: str
     context_length: int
     vocab_size: int
+    grammars: Grammars | None = None  # None: the model's tokens are not known, so no output can follow one
 
 
 def render_chat(
@@ -86,6 +81,7 @@ def make_request(
     check_tokens("stop_token_ids", params.stop_token_ids, facts.vocab_size)
     check_tokens("logit_bias", [token for token, _ in params.logit_bias], facts.vocab_size)
     check_masks(params, facts.vocab_size, config.stop_ids)
+    check_grammar(params, facts)
     require_range("length of cache_salt", len(cache_salt), 0, CACHE_SALT_CHARS_MAX, param="cache_salt")
     if params.beams is not None:
         require_range("beam_width", params.beams.width, 1, facts.vocab_size, hint="the vocabulary")
@@ -108,6 +104,19 @@ def make_request(
     )
     check_fits(request, config, hard, 0, block_size)
     return request
+
+
+def check_grammar(params: SamplingParams, facts: ModelFacts) -> None:
+    """Raise InvalidRequest unless the grammar that the output shall follow can be compiled. May take long the
+    first time: not for the event loop."""
+    if params.grammar is None:
+        return
+    if facts.grammars is None:
+        raise InvalidRequest(
+            f"{params.grammar.param} needs the model's tokens as text, which are not known here",
+            param=params.grammar.param,
+        )
+    facts.grammars.check(params.grammar)
 
 
 def check_context(num_tokens: int, context_length: int) -> None:

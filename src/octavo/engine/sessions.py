@@ -26,20 +26,13 @@ from octavo.engine.stream import DeltaStream
 from octavo.engine.turns import Composed, TurnRecorder
 from octavo.errors import InvalidRequest, RequestFailed, SessionRefused, UnknownSession
 from octavo.inspect.session_views import SessionBlocks
+from octavo.params import NO_TIMEOUTS, SamplingParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step.events import Event, EventKind
-from octavo.types import (
-    DEFAULT_CHAT,
-    NO_TIMEOUTS,
-    ChatMessage,
-    ChatOptions,
-    Request,
-    SamplingParams,
-    Timeouts,
-)
+from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, Request
 
 NEW = "new"  # in place of an id
 _PAUSE_S = 0.005

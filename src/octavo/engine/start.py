@@ -35,6 +35,7 @@ from octavo.memory.names import root_name
 from octavo.memory.quota import TenantPolicy
 from octavo.model.hub import resolve
 from octavo.model.loader import LoadedModel, load_model
+from octavo.sampling.grammars import Grammars, Words
 from octavo.scheduler.pressure import PressureConfig, PressurePolicy
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step.config import SchedulerConfig
@@ -151,7 +152,9 @@ def engine_over(
     """
     spec = loaded.model.spec
     budget = size_pool(loaded, options)
-    facts = ModelFacts(options.served_name or loaded.model.name, spec.context_length, spec.vocab_size)
+    grammars = Grammars(lambda: words_of(loaded.tokenizer, spec.vocab_size))
+    name = options.served_name or loaded.model.name
+    facts = ModelFacts(name, spec.context_length, spec.vocab_size, grammars)
     stop_ids = frozenset(loaded.tokenizer.stop_ids)
     identity = (loaded.model.fingerprint, b"", options.kv.encode(), ops.arithmetic_id.encode())
     fingerprint = root_name(b"disk", *identity, str(budget.block_size).encode())
@@ -171,6 +174,7 @@ def engine_over(
             ready,
         ),
         worker,
+        grammars,
     )
     config = SchedulerConfig(
         max_rows=options.max_seqs,
@@ -204,6 +208,17 @@ def engine_over(
     restore(engine.scheduler, sessions.store, engine.clock())
     engine.publish()
     return Started(engine, loaded, facts, budget, ops, fingerprint, sessions, runner.readying)
+
+
+def words_of(tokenizer: Tokenizer, vocab_size: int) -> Words:
+    """The vocabulary as grammars know it: rows of the output layer that no token has are empty."""
+    count = tokenizer.vocab_size
+    return Words(
+        [tokenizer.token_bytes(token) if token < count else b"" for token in range(vocab_size)],
+        sorted(tokenizer.special_ids),
+        sorted(tokenizer.stop_ids),
+        lambda text: tokenizer.encode(text, add_bos=False),
+    )
 
 
 def open_sessions(namespace: Path | None) -> SessionStore:

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.kernels.contract import Ints
+from octavo.params import SamplingParams
+from octavo.sampling.grammars import Grammars, Matcher
 from octavo.sampling.masks import Masks, masks_of
 from octavo.sampling.sampler import is_plain
-from octavo.types import AdmittedRow, Fork, SamplingParams, StepPlan
+from octavo.types import AdmittedRow, Fork, StepPlan
 from octavo.units import blocks_for
 
 
@@ -34,13 +36,17 @@ class Row:
     seed: int
     choice: int
     length: int
+    matcher: Matcher | None  # of its grammar: where the row stands in it
     plain_from: float  # output tokens from which on it needs the likeliest token of its raw logits alone
 
 
 class Rows:
     """At most R rows of at most `context_length` tokens. Untouched pages of the arrays cost nothing."""
 
-    def __init__(self, max_rows: int, context_length: int, block_size: int) -> None:
+    def __init__(
+        self, max_rows: int, context_length: int, block_size: int, grammars: Grammars | None = None
+    ) -> None:
+        self._grammars = grammars
         self.block_size = block_size
         self.tokens: Ints = np.zeros((max_rows, context_length), np.int32)  # (R, context)
         self.tables: Ints = np.zeros(
@@ -82,6 +88,7 @@ class Rows:
             parent.seed,
             fork.choice,
             length,
+            None if parent.matcher is None else parent.matcher.copy(),
             parent.plain_from,
         )
 
@@ -100,6 +107,14 @@ class Rows:
         """Forget every row."""
         self._rows = [None] * len(self._rows)
 
+    def _begin(self, admitted: AdmittedRow) -> Matcher | None:
+        """Its grammar, as far as its output goes already."""
+        grammar = admitted.params.grammar
+        if grammar is None:
+            return None
+        assert self._grammars is not None, "a row with a grammar, and nothing that compiles it"
+        return self._grammars.begin(grammar, admitted.tokens[admitted.num_prompt :])
+
     def _admit(self, admitted: AdmittedRow) -> None:
         assert self._rows[admitted.row] is None, f"row {admitted.row} is admitted before it was retired"
         length, params = len(admitted.tokens), admitted.params
@@ -112,5 +127,6 @@ class Rows:
             admitted.seed,
             admitted.choice,
             length,
+            self._begin(admitted),
             params.min_tokens if is_plain(params, params.min_tokens) else math.inf,
         )

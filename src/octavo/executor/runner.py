@@ -11,7 +11,6 @@ not know queues, names or reference counts.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +21,7 @@ from octavo.kernels.contract import Batch, Floats, KvShape, Ops
 from octavo.kernels.prefault import PagePrefaulter
 from octavo.model.decoder import hidden_states, project
 from octavo.model.spec import Model
+from octavo.sampling.grammars import Grammars
 from octavo.sampling.logprobs import logprobs_of
 from octavo.sampling.sampler import SampleFailure, Sampler, SampleRow
 from octavo.types import Chunk, SampledToken, StepPlan, StepResult
@@ -40,6 +40,7 @@ class RunnerConfig:
     stop_ids: frozenset[int]
     kv: str = "f32"  # how K and V are held
     ready_blocks: int = 0  # whose memory is asked for at once
+    fast_forward: bool = True  # tokens that a grammar forces come with the sample before them
 
 
 def kv_shape(model: Model, block_size: int, kv: str = "f32") -> KvShape:
@@ -52,12 +53,17 @@ class Runner:
     """Owns KV bytes and rows. `run` is called by one thread at a time, with plans in order."""
 
     def __init__(
-        self, model: Model, ops: Ops, config: RunnerConfig, transfers: TransferWorker | None = None
+        self,
+        model: Model,
+        ops: Ops,
+        config: RunnerConfig,
+        transfers: TransferWorker | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self._ops = ops
-        self._rows = Rows(config.max_rows, config.context_length, config.block_size)
+        self._rows = Rows(config.max_rows, config.context_length, config.block_size, grammars)
         pool = ops.allocate_kv(kv_shape(model, config.block_size, config.kv), config.num_blocks)
         self._pool = pool
         self.readying = PagePrefaulter(pool, config.ready_blocks)
@@ -150,27 +156,67 @@ class Runner:
                 token = outcome.token
             if self._rows[row].params.beams is None:  # else a later plan says which token it is
                 self._rows.append(row, token)
+            if self._rows[row].matcher is not None and seq_id in samples:
+                self._go_on(row, samples, failed)
         return samples, failed
 
-    def _outcomes(
+    def _go_on(
+        self, row: int, samples: dict[int, tuple[SampledToken, ...]], failed: dict[int, SampleFailure]
+    ) -> None:
+        """The row's grammar takes its new token; what it forces comes along (fast-forward), unless the client
+        wants logprobs, which need logits."""
+        entry = self._rows[row]
+        assert entry.matcher is not None
+        (sampled,) = samples[entry.seq_id]
+        why_not = entry.matcher.accept(sampled.token)
+        if why_not:
+            del samples[entry.seq_id]
+            failed[entry.seq_id] = SampleFailure(f"its grammar ended: {why_not}", False)
+            return
+        if entry.params.logprobs is not None or not self.config.fast_forward:
+            return
+        forced = entry.matcher.forced()
+        if entry.length - entry.num_prompt + len(forced) < entry.params.min_tokens:
+            forced = [token for token in forced if token not in self.config.stop_ids]
+        for token in forced:
+            self._rows.append(row, token)
+        samples[entry.seq_id] = (sampled, *map(SampledToken, forced))
+
+    def _outcomes(self, hidden: Floats, places: list[tuple[int, int]]) -> list[SampledToken | SampleFailure]:
+        """For each row and the place of its hidden state: the token that follows. Rows that need the
+        likeliest alone have no logits written, whatever stands beside them."""
+        plain = [place for place in places if self._is_plain(place[0])]
+        found = self._likeliest(hidden, plain) if plain else {}
+        others = [place for place in places if place[0] not in found]
+        if others:
+            taken, of_place = self._taken(hidden, others)
+            logits = self._project(taken)
+            if len(others) > len(taken):  # forks share their parent's hidden row
+                logits = logits[of_place]
+            rows = [self._sample_row(row) for row, _ in others]
+            for (row, _), outcome in zip(others, self._sampler.sample(logits, rows), strict=True):
+                found[row] = outcome
+        return [found[row] for row, _ in places]
+
+    def _likeliest(
         self, hidden: Floats, places: list[tuple[int, int]]
-    ) -> Sequence[SampledToken | SampleFailure]:
-        """For each row and the place of its hidden state: the token that follows."""
+    ) -> dict[int, SampledToken | SampleFailure]:
+        """By row. None at all where one has no numbers: the sampler says what is wrong, and with which."""
+        taken, of_place = self._taken(hidden, places)
+        tokens = self._project.argmax(taken)
+        if tokens.min() < 0:
+            return {}
+        chosen = tokens[of_place].tolist()
+        return {row: SampledToken(token) for (row, _), token in zip(places, chosen, strict=True)}
+
+    def _taken(self, hidden: Floats, places: list[tuple[int, int]]) -> tuple[Floats, list[int]]:
+        """The hidden rows of these places, each once, and for each place which of them is its."""
         unique = sorted({place for _, place in places})
-        rows = hidden
+        taken = hidden
         if len(unique) < len(hidden):
-            rows = self._ops.take(hidden, np.array(unique, np.int32))
-        row_of = {place: index for index, place in enumerate(unique)}
-        chosen = [row_of[place] for _, place in places]
-        if all(self._is_plain(row) for row, _ in places):
-            tokens = self._project.argmax(rows)
-            if tokens.min() >= 0:
-                return [SampledToken(token) for token in tokens[chosen].tolist()]
-            # The sampler says what is wrong with a row, and which one it is.
-        logits = self._project(rows)
-        if len(places) > len(unique):
-            logits = logits[chosen]
-        return self._sampler.sample(logits, [self._sample_row(row) for row, _ in places])
+            taken = self._ops.take(hidden, np.array(unique, np.int32))
+        index_of = {place: index for index, place in enumerate(unique)}
+        return taken, [index_of[place] for _, place in places]
 
     def _is_plain(self, row: int) -> bool:
         entry = self._rows[row]
@@ -179,7 +225,9 @@ class Runner:
     def _sample_row(self, row: int) -> SampleRow:
         entry = self._rows[row]
         history = self._rows.history(row)
-        return SampleRow(entry.params, entry.masks, entry.seed, entry.choice, entry.num_prompt, history)
+        return SampleRow(
+            entry.params, entry.masks, entry.seed, entry.choice, entry.num_prompt, history, entry.matcher
+        )
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Floats) -> dict[int, tuple[SampledToken, ...]]:
         """Logprobs of prompt tokens that follow the positions [logits_from, stop) of their chunks."""

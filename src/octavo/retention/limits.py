@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from octavo.errors import InvalidRequest, RequestTooLarge, shown
 from octavo.memory.capacity import Capacity
+from octavo.params import SamplingParams
 from octavo.step.config import SchedulerConfig
-from octavo.types import Request, SamplingParams
+from octavo.types import Request
 from octavo.units import blocks_for
 
 

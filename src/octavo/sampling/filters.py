@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from octavo.kernels.contract import Floats
+from octavo.params import SamplingParams
 from octavo.sampling.ranking import Ids, descending, top_ids
-from octavo.types import SamplingParams
 
 # A nucleus rarely holds more tokens than this; the exact fallback sorts the whole row.
 _NUCLEUS_GUESS = 512

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.kernels.contract import Floats, Ints
+from octavo.params import SamplingParams
 from octavo.sampling.ranking import Ids
-from octavo.types import SamplingParams
 
 _Ending = tuple[tuple[int, ...], int]  # what the output must end with, and what may then not follow
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.kernels.contract import Floats, Ints
+from octavo.params import SamplingParams
 from octavo.sampling.masks import Masks
-from octavo.types import SamplingParams
 
 
 def adjusts(params: SamplingParams, num_output: int) -> bool:

@@ -18,11 +18,13 @@ import numpy as np
 
 from octavo import _native
 from octavo.kernels.contract import Floats, Ints
+from octavo.params import SamplingParams
 from octavo.sampling.filters import keep_ids
+from octavo.sampling.grammars import Matcher
 from octavo.sampling.logprobs import log_normalisers, with_logprob
 from octavo.sampling.masks import Masks
 from octavo.sampling.penalties import adjust, adjusts
-from octavo.types import SampledToken, SamplingParams
+from octavo.types import SampledToken
 
 # Below this the division would overflow; the distribution is already a point.
 _TEMPERATURE_MIN = 1e-5
@@ -40,6 +42,7 @@ class SampleRow:
     choice: int
     num_prompt: int
     history: Ints
+    matcher: Matcher | None = None  # of its grammar
 
     @property
     def num_output(self) -> int:
@@ -60,7 +63,11 @@ def is_plain(params: SamplingParams, num_output: int) -> bool:
     """True where a row needs the likeliest token of its raw logits and nothing else of them; `num_output`:
     output tokens so far."""
     return (
-        params.greedy and params.logprobs is None and params.beams is None and not adjusts(params, num_output)
+        params.greedy
+        and params.logprobs is None
+        and params.beams is None
+        and params.grammar is None
+        and not adjusts(params, num_output)
     )
 
 
@@ -82,7 +89,8 @@ class Sampler:
         outcomes = [None if token >= 0 else SampleFailure(_NO_NUMBERS, True) for token in tokens.tolist()]
 
         for index, row in enumerate(rows):
-            if outcomes[index] is None and (not row.params.greedy or adjusts(row.params, row.num_output)):
+            is_greedy = row.params.greedy and row.matcher is None
+            if outcomes[index] is None and (not is_greedy or adjusts(row.params, row.num_output)):
                 drawn = self._draw(logits[index], row)
                 if isinstance(drawn, SampleFailure):
                     outcomes[index] = drawn
@@ -102,11 +110,13 @@ class Sampler:
         params = row.params
         if adjusts(params, row.num_output):
             adjust(scores, params, row.masks, row.history, row.num_prompt, self._stop_ids)
+        if row.matcher is not None:
+            row.matcher.mask(scores)
         best = scores.max()
         if not np.isfinite(best):
             return SampleFailure(
                 "no token is left to sample from: allowed_token_ids, banned_sequences (bad_words), "
-                "logit_bias, penalties and min_tokens together forbid all of them",
+                "logit_bias, penalties, min_tokens and the grammar together forbid all of them",
                 False,
             )
         if params.greedy:

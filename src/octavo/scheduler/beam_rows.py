@@ -18,11 +18,12 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from octavo.params import BeamParams
 from octavo.scheduler.beams import Beam, BeamGroup, Child, Hypothesis, PathStep, shared_length, steps_of
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence, State
 from octavo.step.context import Context
-from octavo.types import BeamParams, FinishReason, SampledToken, Update, Usage
+from octavo.types import FinishReason, SampledToken, Update, Usage
 
 
 @dataclass(eq=False)
@@ -37,7 +38,7 @@ class BeamRows:
         ends = sequence.request.params.end_ids(self._context.config.stop_ids)
         group: BeamGroup[Sequence] = BeamGroup(sequence.request, params, ends)
         group.beams[0].sequence = sequence
-        sequence.group = group
+        sequence.group, sequence.goes_alone = group, True
         sequence.forks_left = group.params.width - 1
 
     def deliver(self, sequence: Sequence, sampled: SampledToken) -> None:

@@ -21,7 +21,8 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from octavo.types import BeamParams, Request, SampledToken
+from octavo.params import BeamParams
+from octavo.types import Request, SampledToken
 from octavo.units import blocks_for
 
 SequenceT = TypeVar("SequenceT")

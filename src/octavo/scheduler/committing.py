@@ -70,9 +70,7 @@ class Committer:
             return []
         samples: tuple[SampledToken, ...] = ()
         if flight.num_samples:
-            samples = result.samples[sequence.seq_id]
-            for sampled in samples:
-                sequence.tokens.append(sampled.token)
+            samples = self._taken(sequence, result.samples[sequence.seq_id])
             sequence.chain.extend(sequence.tokens)
         if flight.epoch == sequence.epoch:
             self._publish(sequence, flight.stop)
@@ -84,6 +82,14 @@ class Committer:
         ):
             updates += self._ending.end(sequence, FinishReason.CANCELLED)
         return updates
+
+    def _taken(self, sequence: Sequence, samples: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
+        """The new tokens, up to one that ends the sequence: a grammar may force some behind it."""
+        for count, sampled in enumerate(samples, 1):
+            sequence.tokens.append(sampled.token)
+            if count < len(samples) and sequence.finish_reason(self._context.config.stop_ids)[0] is not None:
+                return samples[:count]
+        return samples
 
     def _publish(self, sequence: Sequence, num_computed: int) -> None:
         assert sequence.table is not None

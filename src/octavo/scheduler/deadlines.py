@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 
+from octavo.params import NO_TIMEOUTS
 from octavo.step.timers import Due, Timers
-from octavo.types import NO_TIMEOUTS, Request
+from octavo.types import Request
 
 
 class Deadline(enum.Enum):

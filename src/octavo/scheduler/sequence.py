@@ -73,6 +73,7 @@ class Sequence:
     attached: tuple[Attachment, ...] = ()  # features that take part in its request
     num_prompt: int = field(init=False)  # tokens of the prompt
     max_length: int = field(init=False)  # tokens of prompt and output, at most
+    goes_alone: bool = field(init=False)  # nothing is planned while a sample of it is in flight
     # Sort keys: the smallest runs first, and is preempted last: by priority, then arrival, then
     # choice. Beams of a group rank as one, so none is ever the victim of another.
     own_rank: tuple[int, int, int] = field(init=False)
@@ -81,6 +82,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.num_prompt = len(self.request.prompt)
         self.max_length = self.num_prompt + self.request.max_tokens
+        self.goes_alone = self.group is not None or self.request.params.grammar is not None
         tenant, group = self.request.tenant, self.request.request_id
         self.holder = Holder(HolderKind.SEQUENCE, tenant, group=group)
         self.become_choice(self.choice)

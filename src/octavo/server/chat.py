@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from octavo.engine.outputs import ServedModel, TokenInfo
 from octavo.errors import InvalidRequest, OctavoError
+from octavo.params import SamplingParams
 from octavo.server.body import read_json, validate
 from octavo.server.errors import JsonObject, error_body, json_response
 from octavo.server.generation import Choice, Edge, Generation, Piece, gather_for, submit_all
@@ -28,7 +29,6 @@ from octavo.server.request_fields import Place, refuse_unsupported
 from octavo.server.sessions import session_of
 from octavo.server.sse import DONE, EventStream, event
 from octavo.server.tenant import terms_of
-from octavo.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from octavo.engine.outputs import ServedModel, TokenInfo
 from octavo.errors import InvalidRequest, OctavoError, require_range
+from octavo.params import CHOICES_MAX, SamplingParams
 from octavo.server.body import read_json, validate
 from octavo.server.errors import JsonObject, error_body, json_response
 from octavo.server.generation import (
@@ -31,7 +32,6 @@ from octavo.server.prompts import Prompt, encode_prompts
 from octavo.server.request_fields import Place, refuse_unsupported
 from octavo.server.sse import DONE, EventStream, event
 from octavo.server.tenant import terms_of
-from octavo.types import CHOICES_MAX, SamplingParams
 
 # OpenAI's default on this route.
 _MAX_TOKENS = 16

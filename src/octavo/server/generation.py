@@ -15,13 +15,14 @@ from starlette.requests import Request
 
 from octavo.engine.outputs import Delta, ServedModel, Stream, TokenInfo, Turn
 from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, TimedOut, UnknownModel
+from octavo.params import SamplingParams
 from octavo.server.errors import JsonObject
 from octavo.server.metrics import Metrics, RequestWatch
 from octavo.server.openai_schema import UsageWish
 from octavo.server.sse import wait_for_disconnect
 from octavo.server.tenant import Terms
 from octavo.server.tenant_registry import TenantRegistry
-from octavo.types import FinishReason, SamplingParams, Usage
+from octavo.types import FinishReason, Usage
 
 ResultT = TypeVar("ResultT")
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from octavo.engine.bad_words import BAD_WORDS_MAX
 from octavo.engine.outputs import ServedModel
 from octavo.errors import InvalidRequest, require_range
-from octavo.types import (
+from octavo.params import (
     CACHE_SALT_CHARS_MAX,
     CHOICES_MAX,
     LOGIT_BIAS_MAX,
@@ -24,10 +24,11 @@ from octavo.types import (
     STOP_STRINGS_MAX,
     STOP_TOKENS_MAX,
     BeamParams,
-    ChatOptions,
     SamplingParams,
     Timeouts,
 )
+from octavo.server.output_format import FormatBody
+from octavo.types import ChatOptions
 
 # Bounds on what the engine does not bound itself.
 TEMPLATE_KWARGS_MAX = 64
@@ -78,7 +79,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationBody(BaseModel):
+class GenerationBody(FormatBody):
     """The fields that both routes share; null means the default everywhere."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
@@ -278,6 +279,7 @@ def sampling_params(
             allowed_token_ids=_allowed_tokens(body.allowed_token_ids, vocab_size),
             banned_sequences=model.bad_word_ids(body.bad_words) if body.bad_words else (),
             beams=beams,
+            grammar=body.output_grammar,
         )
     except InvalidRequest as error:
         field = _FIELD_OF.get(error.param or "", error.param)

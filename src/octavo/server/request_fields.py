@@ -85,7 +85,6 @@ _STREAM, _MESSAGE = (Place.STREAM_OPTIONS,), (Place.MESSAGE,)
 _ALL = (Place.CHAT, Place.COMPLETIONS, Place.TOKENIZE, Place.DETOKENIZE)
 
 _NO_TOOLS = "tools are not built; describe them in a message"
-_NO_GUIDE = "output that follows a grammar or a schema is not built; allowed_token_ids restricts tokens"
 _SAMPLER = "use temperature, top_k, top_p, min_p"
 _THINKS = "what a model thinks stays in the text"
 _MEDIA = "images and sound are refused, so it has nothing to act on"
@@ -267,23 +266,23 @@ FIELDS: Final[tuple[Field, ...]] = (
     _refused("verbose", "L", "use GET /v1/requests/{id}", False),
     _refused("response_fields", "L", "pick fields from the whole answer", []),
     # -- formats, tools, reasoning, media --------------------------------------------------------------------
-    _refused("response_format", "OVLS", _NO_GUIDE, {"type": "text"}),
-    _refused("structured_outputs", "V", _NO_GUIDE),
-    _refused("structural_tag", "V", _NO_GUIDE),
-    _refused("guided_json", "V", _NO_GUIDE),
-    _refused("guided_regex", "V", _NO_GUIDE),
-    _refused("guided_choice", "V", _NO_GUIDE),
-    _refused("guided_grammar", "V", _NO_GUIDE),
-    _ignored("guided_decoding_backend", "V", "means nothing without the other guided fields"),
-    _ignored("guided_whitespace_pattern", "V", "means nothing without the other guided fields"),
-    _refused("json_schema", "LS", _NO_GUIDE, "", {}),
-    _refused("grammar", "L", _NO_GUIDE, ""),
-    _refused("regex", "S", _NO_GUIDE, ""),
-    _refused("ebnf", "S", _NO_GUIDE, ""),
-    _ignored("grammar_lazy", "L", "means nothing without grammar"),
-    _ignored("grammar_type", "L", "means nothing without grammar"),
-    _ignored("grammar_triggers", "L", "means nothing without grammar"),
-    _ignored("preserved_tokens", "L", "means nothing without grammar"),
+    _done("response_format", "OVLS", "text, json_object, json_schema; llama-server's `schema` too"),
+    _done("structured_outputs", "V", "one of json, json_object, regex, choice, grammar"),
+    _refused("structural_tag", "V", "use response_format, or structured_outputs"),
+    _done("guided_json", "V"),
+    _done("guided_regex", "V"),
+    _done("guided_choice", "V"),
+    _done("guided_grammar", "V", "EBNF as llama.cpp writes it, or Lark"),
+    _ignored("guided_decoding_backend", "V", "there is one"),
+    _refused("guided_whitespace_pattern", "V", "JSON has a space behind commas and colons, and no other"),
+    _done("json_schema", "LS"),
+    _done("grammar", "L", "GBNF"),
+    _done("regex", "S"),
+    _done("ebnf", "S"),
+    _refused("grammar_lazy", "L", "the grammar holds from the first token on", False),
+    _ignored("grammar_type", "L", "told by which field it is in"),
+    _refused("grammar_triggers", "L", "the grammar holds from the first token on", []),
+    _ignored("preserved_tokens", "L", "special tokens are never text of a grammar"),
     _refused("tools", "OVLS", _NO_TOOLS, [], places=(*_BOTH, *_TOKENS)),
     _refused("tool_choice", "OVLS", _NO_TOOLS, "none", "auto"),
     _refused("functions", "O", _NO_TOOLS, []),

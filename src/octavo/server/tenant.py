@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from octavo.errors import InvalidRequest
+from octavo.params import Timeouts
 from octavo.server.errors import HttpRefusal
 from octavo.server.openai_schema import GenerationBody
 from octavo.tenants import Tenant
-from octavo.types import Timeouts
 
 SCOPE_KEY = "octavo.tenant"
 _ENTRY_KEY = "octavo.tenant.entry"

@@ -46,16 +46,9 @@ from octavo.errors import (
     UnknownPin,
     UnknownSession,
 )
+from octavo.params import NO_TIMEOUTS, SamplingParams, Timeouts
 from octavo.server.prompts import too_long
-from octavo.types import (
-    DEFAULT_CHAT,
-    NO_TIMEOUTS,
-    ChatOptions,
-    FinishReason,
-    SamplingParams,
-    Timeouts,
-    Usage,
-)
+from octavo.types import DEFAULT_CHAT, ChatOptions, FinishReason, Usage
 
 VOCAB_SIZE = 300
 

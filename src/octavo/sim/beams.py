@@ -11,9 +11,10 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from octavo.params import BeamParams, SamplingParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import likeliest
-from octavo.types import BeamParams, FinishReason, Request, SamplingParams, StepPlan, Update
+from octavo.types import FinishReason, Request, StepPlan, Update
 
 _NOTHING = -1e9  # the score of a place where no hypothesis is
 

@@ -22,6 +22,7 @@ from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.memory.tiers import OffloadTier
+from octavo.params import SamplingParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
 from octavo.scheduler.scheduler import Scheduler
@@ -45,7 +46,7 @@ from octavo.sim.tenants import (
 )
 from octavo.step.config import SchedulerConfig
 from octavo.step.events import EventKind
-from octavo.types import Request, SamplingParams, StepPlan, StepResult, Timeouts, Transfer, Update
+from octavo.types import Request, StepPlan, StepResult, Transfer, Update
 
 VOCAB, EOS = 50, 0
 SIGHT_EVERY = 16  # steps, between two looks at what each tenant sees

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from octavo.memory.holders import Holder, HolderKind
+from octavo.params import BeamParams
 from octavo.scheduler import beams
 from octavo.scheduler.beam_rows import BeamRows
 from octavo.scheduler.beams import Beam, BeamGroup, PathStep
 from octavo.scheduler.making_room import MakingRoom
 from octavo.scheduler.planner import Planner
 from octavo.scheduler.sequence import Sequence
-from octavo.types import BeamParams, FinishReason, Request, Update, Usage
+from octavo.types import FinishReason, Request, Update, Usage
 from octavo.units import blocks_for
 
 

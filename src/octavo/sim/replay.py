@@ -19,11 +19,12 @@ from dataclasses import dataclass
 
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
+from octavo.params import SamplingParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
 from octavo.sim.policies import Job, Moment, Replayed, Slots, Window, replayed
 from octavo.step.config import SchedulerConfig
-from octavo.types import Request, SamplingParams
+from octavo.types import Request
 
 VOCAB = 32_000
 WINDOW = 32  # positions that the oracle reads for a token: each is checked, and cost stays linear

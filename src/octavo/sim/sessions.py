@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.errors import InvalidRequest, PinRefused, RequestTooLarge, SessionBusy, SessionRefused
+from octavo.params import SamplingParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import Session, SessionState
@@ -21,7 +22,7 @@ from octavo.sim.books import Books
 from octavo.sim.oracle import OracleExecutor
 from octavo.sim.outcome import Outcome
 from octavo.sim.tenants import unsalted_seed
-from octavo.types import FinishReason, Request, SamplingParams, Timeouts
+from octavo.types import FinishReason, Request
 
 _SESSIONS_MAX = 6
 _MOVING = (SessionState.SUSPENDING, SessionState.RESUMING)

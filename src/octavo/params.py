@@ -1,0 +1,246 @@
+"""What a client asks of the sampler, and how long it wants to wait: values that validate themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from octavo.errors import InvalidRequest, as_items, as_tokens, is_number, require_range, shown
+from octavo.grammar import Grammar
+
+# Bounds on what a client may ask for, checked before anything is allocated.
+CHOICES_MAX = 64
+LOGPROBS_MAX = 20
+STOP_STRINGS_MAX = 16
+STOP_STRING_CHARS_MAX = 256
+STOP_TOKENS_MAX = 64
+LOGIT_BIAS_MAX = 1024
+SEED_MAX = 2**63 - 1
+TOKENS_MAX = 2**31 - 1
+PRIORITY_MAX = 1000
+TIMEOUT_S_MAX = 86_400.0
+BEAM_WIDTH_MAX = 16
+LENGTH_PENALTY_MAX = 10.0
+ALLOWED_TOKENS_MAX = 65_536
+BANNED_SEQUENCES_MAX = 128
+BANNED_SEQUENCE_TOKENS_MAX = 64
+CACHE_SALT_CHARS_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Beam search instead of sampling: the `width` likeliest continuations are kept at every step. Validates
+    itself.
+
+    A hypothesis that has ended scores the sum of its logprobs / (output tokens ** `length_penalty`): above 0
+    favours long ones. `early_stopping` True: the search ends when `width` have ended; False: when the best
+    running beam, at its length, does not beat the worst of them; "never": when no continuation of it could.
+    The rules are those of transformers.
+    """
+
+    width: int = 2
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+    def __post_init__(self) -> None:
+        require_range("beam_width", self.width, 1, BEAM_WIDTH_MAX, whole=True)
+        require_range("length_penalty", self.length_penalty, -LENGTH_PENALTY_MAX, LENGTH_PENALTY_MAX)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidRequest(
+                f'early_stopping is {shown(self.early_stopping)}; allowed: false, true or "never"',
+                param="early_stopping",
+            )
+
+    def num_candidates(self, num_ends: int) -> int:
+        """Continuations to look at in each step: so many that `width` go on whichever of `num_ends` tokens
+        end a beam."""
+        return max(2, 1 + num_ends) * self.width
+
+
+# What a search for the likeliest has no use for, with the values under which it means nothing. A seed is
+# taken: the answer is the same with any.
+_NOT_WITH_BEAMS: Mapping[str, tuple[object, ...]] = {
+    "temperature": (0.0,),
+    "top_k": (0,),
+    "top_p": (1.0,),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "logit_bias": ((),),
+    "min_tokens": (0,),
+    "stop": ((),),
+    "allowed_token_ids": (None,),
+    "banned_sequences": ((),),
+    "logprobs": (None, 0),
+    "prompt_logprobs": (None,),
+    "grammar": (None,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What the client asked of the sampler. Validates itself; what depends on the model is checked at
+    submission. Lists, sets and arrays are taken for tuples, and one stop string for a list of it.
+
+    `temperature` 0 is greedy. `top_k` 0 or -1 keeps all. `max_tokens` None means up to the end of the
+    context. `logprobs` k asks for the sampled token's logprob and the k likeliest beside it (0: the sampled
+    one alone).
+
+    `allowed_token_ids`: no other token is sampled, an end token neither. `banned_sequences`: the last token
+    of one is not sampled where the output ends with the tokens before it. Where that and the rest forbid
+    every token, the request fails.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    allowed_token_ids: tuple[int, ...] | None = None
+    banned_sequences: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    seed: int | None = None
+    include_stop: bool = False  # keep the stop string, or the text of the token that ended it, in the text
+    skip_special_tokens: bool = True  # False: special tokens are text, as the vocabulary writes them
+    beams: BeamParams | None = None  # search instead of sampling; most other fields are then refused
+    grammar: Grammar | None = None  # what the whole output must follow
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._take_lists()
+        for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(
+                    f"{name} is {shown(getattr(self, name))}; allowed: true or false", param=name
+                )
+        if self.beams is not None:
+            self._check_beams(self.beams)
+        if self.grammar is not None and self.ignore_eos:
+            raise InvalidRequest(
+                f"ignore_eos is true; allowed with {self.grammar.param}: false; it ends with an end token",
+                param="ignore_eos",
+            )
+
+    def _check_numbers(self) -> None:
+        for name, low, high in (
+            ("max_tokens", 1, TOKENS_MAX),
+            ("top_k", -1, TOKENS_MAX),
+            ("min_tokens", 0, TOKENS_MAX),
+            ("logprobs", 0, LOGPROBS_MAX),
+            ("prompt_logprobs", 0, LOGPROBS_MAX),
+            ("seed", -SEED_MAX, SEED_MAX),
+        ):
+            given = getattr(self, name)
+            if given is not None or name in ("top_k", "min_tokens"):
+                hint = "-1 and 0 keep all" if name == "top_k" else ""
+                require_range(name, given, low, high, whole=True, hint=hint)
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        require_range("temperature", self.temperature, 0.0, 2.0)
+        if not (is_number(self.top_p) and 0.0 < self.top_p <= 1.0):
+            raise InvalidRequest(f"top_p is {shown(self.top_p)}; allowed: above 0, up to 1", param="top_p")
+        require_range("min_p", self.min_p, 0.0, 1.0)
+        require_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        require_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        require_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}; allowed: no more than "
+                "max_tokens",
+                param="min_tokens",
+            )
+
+    def _take_lists(self) -> None:
+        """Tuples of what was given as lists; one stop string may stand for a list of it, and a dict for the
+        pairs of `logit_bias`."""
+        words, given = "a string, or a list of strings", cast(object, self.stop)
+        given = (given,) if isinstance(given, str) else given
+        stops = as_items("stop", given, words, STOP_STRINGS_MAX, of="number of stop strings")
+        for text in stops:
+            if not isinstance(text, str):
+                raise InvalidRequest(f"stop holds {shown(text)}; allowed: {words}", param="stop")
+            require_range("length of a stop string", len(text), 1, STOP_STRING_CHARS_MAX, param="stop")
+        tokens = as_tokens(
+            "stop_token_ids", self.stop_token_ids, STOP_TOKENS_MAX, of="number of stop_token_ids"
+        )
+        object.__setattr__(self, "stop", stops)
+        object.__setattr__(self, "stop_token_ids", tokens)
+        object.__setattr__(self, "logit_bias", _as_biases(self.logit_bias))
+        if self.allowed_token_ids is not None:
+            name, of = "allowed_token_ids", "number of allowed_token_ids"
+            tokens = as_tokens(name, self.allowed_token_ids, ALLOWED_TOKENS_MAX, of=of, least=1)
+            object.__setattr__(self, "allowed_token_ids", tokens)
+        name, of = "banned_sequences", "tokens of a banned sequence"
+        sequences = as_items(
+            name, self.banned_sequences, "lists of token ids", BANNED_SEQUENCES_MAX, of=f"number of {name}"
+        )
+        banned = tuple(as_tokens(name, s, BANNED_SEQUENCE_TOKENS_MAX, of=of, least=1) for s in sequences)
+        object.__setattr__(self, name, banned)
+
+    def _check_beams(self, beams: object) -> None:
+        if not isinstance(beams, BeamParams):
+            raise InvalidRequest(f"beams is {shown(beams)}; allowed: None, or BeamParams", param="beams")
+        for name, allowed in _NOT_WITH_BEAMS.items():
+            if getattr(self, name) not in allowed:
+                words = " or ".join("none" if value in (None, ()) else repr(value) for value in allowed)
+                raise InvalidRequest(
+                    f"{name} is {shown(getattr(self, name))}; allowed with beam search: {words}", param=name
+                )
+
+    def end_ids(self, stop_ids: frozenset[int]) -> frozenset[int]:
+        """The tokens that end an output, where `stop_ids` are the model's end-of-sequence tokens."""
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else stop_ids)
+
+    @property
+    def greedy(self) -> bool:
+        """True when the likeliest token is taken and no noise is drawn."""
+        return self.temperature == 0.0
+
+
+def _as_biases(given: object) -> tuple[tuple[int, float], ...]:
+    """Pairs of a token id and what is added to its logit."""
+    allowed = "a dict of token ids to numbers, or a list of such pairs"
+    pairs = tuple(given.items()) if isinstance(given, Mapping) else given
+    biases: list[tuple[int, float]] = []
+    for pair in as_items("logit_bias", pairs, allowed, LOGIT_BIAS_MAX, of="number of logit_bias entries"):
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not is_number(pair[0], whole=True):
+            raise InvalidRequest(f"logit_bias holds {shown(pair)}; allowed: {allowed}", param="logit_bias")
+        require_range("logit_bias", pair[1], -100.0, 100.0)
+        biases.append((int(pair[0]), pair[1]))
+    return tuple(biases)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long a client wants to wait, in seconds from submission; None: as long as it takes. Validates
+    itself."""
+
+    total: float | None = None  # until its last token
+    queue: float | None = None  # until it is admitted for the first time
+    first_token: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, given in (
+            ("timeout", self.total),
+            ("queue_timeout", self.queue),
+            ("ttft_timeout", self.first_token),
+        ):
+            if given is not None and not (is_number(given) and 0.0 < given <= TIMEOUT_S_MAX):
+                raise InvalidRequest(
+                    f"{name} is {shown(given)}; allowed: above 0, up to {TIMEOUT_S_MAX:,.0f} seconds",
+                    param=name,
+                )
+
+
+NO_TIMEOUTS = Timeouts()

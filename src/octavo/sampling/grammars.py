@@ -1,0 +1,214 @@
+"""Grammars over a model's tokens: compiled once, then a matcher for each row says which tokens may come next.
+
+    Grammar --compile, off the event loop--> prototype --copy--> Matcher of a row --copy--> of a fork
+
+Where the grammar forces text, its canonical tokens are the only ones that may come: so tokens that are taken
+without a step (fast-forward) are those that sampling would have had to take, whatever the logits say. A
+matcher that has come to its end allows the model's end token alone. It knows tokens and their bytes, no
+logits. Source: llguidance (Earley parser over a lexer of regular expression derivatives), whose limits are
+deterministic: they count work, not time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import llguidance
+import numpy as np
+from llguidance.gbnf_to_lark import gbnf_to_lark
+from llguidance.numpy import fill_next_token_bitmask
+
+from octavo.errors import InvalidRequest
+from octavo.grammar import Grammar, GrammarKind
+from octavo.kernels.contract import Floats
+
+GRAMMARS_MAX = 256  # that are kept compiled
+FORCED_MAX = 256  # tokens of one forced run that are taken at once
+_JSON_OPTIONS: dict[str, object] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+
+
+class Matcher:
+    """Where one row stands in its grammar. Mutable; only the row's executor calls it."""
+
+    def __init__(self, inner: llguidance.LLMatcher, num_words: int, end_id: int) -> None:
+        self._inner = inner
+        self._num_words = num_words
+        self._end_id = end_id
+
+    def copy(self) -> Matcher:
+        """For a fork."""
+        return Matcher(self._inner.deep_copy(), self._num_words, self._end_id)
+
+    def mask(self, scores: Floats) -> None:
+        """Make impossible in `scores` (V,) what may not come next."""
+        words = np.zeros((1, self._num_words), np.int32)
+        fill_next_token_bitmask(self._inner, words)
+        allowed = np.unpackbits(words.view(np.uint8)[0], bitorder="little")[: scores.shape[0]]
+        scores[allowed == 0] = -np.inf
+
+    def accept(self, token: int) -> str:
+        """A sampled token. Returns why the grammar cannot go on, or ""; that it may be an end token."""
+        if self._inner.is_stopped() and not self._inner.is_error():
+            return ""  # behind the end: only the end token could come
+        if self._inner.consume_token(token):
+            return ""
+        return self._inner.get_error() or "the grammar does not allow a token that was sampled"
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next, canonical ones, perhaps none. They are accepted."""
+        tokens = list(self._inner.compute_ff_tokens()[:FORCED_MAX])
+        if tokens and not self._inner.consume_tokens(tokens):
+            return []
+        if self._inner.is_stopped() and not self._inner.is_error():
+            tokens.append(self._end_id)
+        return tokens
+
+    @property
+    def is_at_end(self) -> bool:
+        """True when nothing but an end token may come."""
+        return bool(self._inner.is_stopped())
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What a vocabulary is to a grammar. `token_bytes`: of special tokens too, as they are written."""
+
+    token_bytes: Sequence[bytes]
+    special_ids: Sequence[int]
+    end_ids: Sequence[int]
+    encode: Callable[[str], list[int]]
+
+
+class _AsLibraryWantsIt:
+    """A tokenizer as llguidance asks for one."""
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+        self.eos_token_id = words.end_ids[0]
+        self.bos_token_id = None
+        self.tokens = list(words.token_bytes)
+        self.special_token_ids = list(words.special_ids)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._words.encode(text if isinstance(text, str) else text.decode())
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary. Any thread."""
+
+    def __init__(self, words: Callable[[], Words]) -> None:
+        self._words = words  # asked once, when the first grammar comes: it costs a fifth of a second
+        self._lock = threading.Lock()
+        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._end_id = -1
+        self._compiled: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
+
+    def check(self, grammar: Grammar) -> None:
+        """Compile it, or raise InvalidRequest, which says what is wrong with it. May take long."""
+        self._prototype(grammar)
+
+    def begin(self, grammar: Grammar, output: Sequence[int]) -> Matcher:
+        """A matcher that has accepted these tokens."""
+        prototype = self._prototype(grammar)
+        with self._lock:
+            inner = prototype.deep_copy()
+        assert self._tokenizer is not None
+        matcher = Matcher(inner, -(-self._tokenizer.vocab_size // 32), self._end_id)
+        for token in output:
+            matcher.accept(token)
+        return matcher
+
+    def _prototype(self, grammar: Grammar) -> llguidance.LLMatcher:
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is not None:
+                self._compiled.move_to_end(grammar)
+                return found
+            tokenizer = self._tokenizer or self._open()
+        prototype = llguidance.LLMatcher(
+            tokenizer,
+            _in_the_librarys_form(grammar),
+            log_level=0,
+            limits=llguidance.LLParserLimits(
+                max_grammar_size=200_000, max_lexer_states=50_000, verbose_errors=False
+            ),
+        )
+        if prototype.is_error():
+            raise InvalidRequest(
+                f"{grammar.param} cannot be followed: {_why(grammar, prototype.get_error())}",
+                param=grammar.param,
+                code="unsupported_grammar",
+            )
+        with self._lock:
+            self._compiled[grammar] = prototype
+            if len(self._compiled) > GRAMMARS_MAX:
+                self._compiled.popitem(last=False)
+        return prototype
+
+    def _open(self) -> llguidance.LLTokenizer:
+        words = self._words()
+        wrapper = llguidance.TokenizerWrapper(_AsLibraryWantsIt(words))
+        self._end_id = words.end_ids[0]
+        self._tokenizer = llguidance.LLTokenizer(
+            wrapper, n_vocab=len(words.token_bytes), eos_token=list(words.end_ids)
+        )
+        return self._tokenizer
+
+
+_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_OF_ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains")
+_OF_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+
+
+def _why(grammar: Grammar, message: str) -> str:
+    """The library's reason, with the places of a schema's keywords that it does not know."""
+    found = re.fullmatch(r"Unimplemented keys: (\[.*\])", message.strip())
+    if found is None or grammar.kind is not GrammarKind.JSON_SCHEMA:
+        return message
+    keys, schema = json.loads(found.group(1)), json.loads(grammar.text)
+    places = [place_of(schema, key) for key in keys]
+    return "not supported: " + ", ".join(
+        f"{key} (at {place})" if place else key for key, place in zip(keys, places, strict=True)
+    )
+
+
+def place_of(schema: object, keyword: str, at: str = "#") -> str | None:
+    """Where a schema first uses this keyword, as a JSON pointer; names of properties and values do not count.
+    O(schema)."""
+    if not isinstance(schema, dict):
+        return None
+    if keyword in schema:
+        return at
+    inner: list[tuple[object, str]] = []
+    for key in _OF_NAMES:
+        if isinstance(schema.get(key), dict):
+            inner += [(value, f"{at}/{key}/{name}") for name, value in schema[key].items()]
+    inner += [(schema[key], f"{at}/{key}") for key in _OF_ONE if key in schema]
+    for key in _OF_MANY:
+        if isinstance(schema.get(key), list):
+            inner += [(value, f"{at}/{key}/{index}") for index, value in enumerate(schema[key])]
+    return next((place for value, where in inner if (place := place_of(value, keyword, where))), None)
+
+
+def _in_the_librarys_form(grammar: Grammar) -> str:
+    try:
+        match grammar.kind:
+            case GrammarKind.JSON_SCHEMA:
+                return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
+            case GrammarKind.REGEX:
+                return llguidance.LLMatcher.grammar_from_regex(grammar.text)
+            case GrammarKind.GBNF:
+                return llguidance.LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.text))
+            case GrammarKind.LARK:
+                return llguidance.LLMatcher.grammar_from_lark(grammar.text)
+    except Exception as error:  # noqa: BLE001 - the converter of GBNF raises nothing more special
+        raise InvalidRequest(f"{grammar.param} cannot be read: {error}", param=grammar.param) from None

@@ -1,0 +1,128 @@
+"""The fields by which a client says what its output must follow, in every dialect, and the grammar they mean.
+
+    response_format     OpenAI: {"type": "text" | "json_object" | "json_schema", ...}; llama-server: "schema"
+    structured_outputs  vLLM: one of json, json_object, regex, choice, grammar
+    guided_*            vLLM's older names
+    json_schema         llama-server, SGLang; grammar: llama-server's GBNF; regex, ebnf: SGLang
+
+At most one of them may ask for something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pydantic import BaseModel, ConfigDict
+
+from octavo.errors import InvalidRequest, shown
+from octavo.grammar import ANY_OBJECT, Grammar, GrammarKind, of_choices, of_schema, of_text
+
+
+class FormatBody(BaseModel):
+    """What the output must follow, as it was asked for."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    response_format: object = None
+    structured_outputs: object = None
+    guided_json: object = None
+    guided_regex: object = None
+    guided_choice: object = None
+    guided_grammar: object = None
+    json_schema: object = None
+    grammar: object = None
+    regex: object = None
+    ebnf: object = None
+
+    @property
+    def output_grammar(self) -> Grammar | None:
+        """The grammar that is asked for; None: any text. Raises InvalidRequest."""
+        found: dict[str, Grammar] = {}
+        for name, read in _READERS.items():
+            given = getattr(self, name)
+            grammar = None if given in (None, "", {}) else read(given, name)
+            if grammar is not None:
+                found[name] = grammar
+        if len(found) > 1:
+            names = " and ".join(found)
+            raise InvalidRequest(
+                f"{names} are given together; allowed: one of them, because the output follows one",
+                param=names,
+            )
+        return next(iter(found.values()), None)
+
+
+def _response_format(given: object, name: str) -> Grammar | None:
+    kinds = (
+        '{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": ...}}'
+    )
+    if isinstance(given, Mapping):
+        schema = given.get("schema")
+        match given.get("type"):
+            case "text":
+                return None
+            case "json_object":
+                return of_schema(ANY_OBJECT if schema is None else schema, name)
+            case "json_schema":
+                described = given.get("json_schema")
+                if isinstance(described, Mapping):
+                    schema = described.get("schema", schema)
+                if schema is not None:
+                    return of_schema(schema, name)
+    raise InvalidRequest(f"{name} is {shown(given)}; allowed: {kinds}", param=name)
+
+
+def _structured_outputs(given: object, name: str) -> Grammar | None:
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(f"{name} is {shown(given)}; allowed: an object", param=name)
+    for unbuilt in ("structural_tag", "whitespace_pattern"):
+        if given.get(unbuilt) is not None:
+            raise InvalidRequest(
+                f"{name}.{unbuilt} is not supported by this server",
+                param=f"{name}.{unbuilt}",
+                code="unsupported_parameter",
+            )
+    found = [
+        read(given[key], f"{name}.{key}")
+        for key, read in _OF_STRUCTURED.items()
+        if given.get(key) not in (None, False)
+    ]
+    if len(found) != 1:
+        keys = ", ".join(_OF_STRUCTURED)
+        raise InvalidRequest(f"{name} has {len(found)} constraints; allowed: one of {keys}", param=name)
+    return found[0]
+
+
+def _grammar(given: object, name: str) -> Grammar:
+    """EBNF as llama.cpp writes it, or Lark."""
+    is_gbnf = isinstance(given, str) and "::=" in given
+    return of_text(GrammarKind.GBNF if is_gbnf else GrammarKind.LARK, given, name)
+
+
+def _regex(given: object, name: str) -> Grammar:
+    return of_text(GrammarKind.REGEX, given, name)
+
+
+def _gbnf(given: object, name: str) -> Grammar:
+    return of_text(GrammarKind.GBNF, given, name)
+
+
+_OF_STRUCTURED: Mapping[str, Callable[[object, str], Grammar]] = {
+    "json": of_schema,
+    "json_object": lambda given, name: of_schema(ANY_OBJECT, name),
+    "regex": _regex,
+    "choice": of_choices,
+    "grammar": _grammar,
+}
+_READERS: Mapping[str, Callable[[object, str], Grammar | None]] = {
+    "response_format": _response_format,
+    "structured_outputs": _structured_outputs,
+    "guided_json": of_schema,
+    "guided_regex": _regex,
+    "guided_choice": of_choices,
+    "guided_grammar": _grammar,
+    "json_schema": of_schema,
+    "grammar": _gbnf,
+    "regex": _regex,
+    "ebnf": _gbnf,
+}
