@@ -1,5 +1,5 @@
-"""What an output must follow: a JSON schema, a regular expression, one of some texts, a grammar. A value, not
-yet understood: `octavo.sampling.grammars` compiles it."""
+"""What an output must follow: a JSON schema, a regular expression, one of some texts, a grammar; and how long
+it may think before. Values, not yet understood: `octavo.sampling.grammars` compiles them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,45 @@ class GrammarKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the whole output must follow. Equal values are compiled once."""
+    """What an output must follow. Equal values are compiled once.
+
+    Without `triggers` the whole output follows it, or what comes behind the thinking. With them anything may
+    be written until the output has one of these texts (`at_start`: begins with it); from the token that holds
+    the first character of it the rest must follow the grammar, whose rule for what that token has before is
+    its own.
+    """
 
     kind: GrammarKind
     text: str  # JSON of a schema has sorted keys but for `properties`, whose order is the output's
     param: str = "grammar"  # the client's name for it, for errors
+    triggers: tuple[str, ...] = ()
+    at_start: bool = False
 
     def __post_init__(self) -> None:
         require_range(f"length of {self.param}", len(self.text), 1, GRAMMAR_CHARS_MAX, param=self.param)
+
+
+class ThinkingState(enum.StrEnum):
+    """Where an output begins."""
+
+    INSIDE = "inside"  # the prompt has opened the thinking
+    MAYBE = "maybe"  # the model may open it
+    NONE = "none"  # the prompt has closed it, or the model does not think
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How an output that may think before it answers begins. `max_tokens`: what it thinks ends there, as if
+    the model had written `end`."""
+
+    state: ThinkingState
+    max_tokens: int | None = None
+    begin: str = "<think>"
+    end: str = "</think>"
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            require_range("max_thinking_tokens", self.max_tokens, 0, 2**31 - 1, whole=True)
 
 
 ANY_OBJECT: Mapping[str, object] = {"type": "object"}

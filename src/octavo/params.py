@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from octavo.errors import InvalidRequest, as_items, as_tokens, is_number, require_range, shown
-from octavo.grammar import Grammar
+from octavo.grammar import Grammar, Thinking
 
 # Bounds on what a client may ask for, checked before anything is allocated.
 CHOICES_MAX = 64
@@ -76,6 +76,7 @@ _NOT_WITH_BEAMS: Mapping[str, tuple[object, ...]] = {
     "logprobs": (None, 0),
     "prompt_logprobs": (None,),
     "grammar": (None,),
+    "thinking": (None,),
 }
 
 
@@ -114,7 +115,8 @@ class SamplingParams:
     include_stop: bool = False  # keep the stop string, or the text of the token that ended it, in the text
     skip_special_tokens: bool = True  # False: special tokens are text, as the vocabulary writes them
     beams: BeamParams | None = None  # search instead of sampling; most other fields are then refused
-    grammar: Grammar | None = None  # what the whole output must follow
+    grammar: Grammar | None = None  # what the output must follow
+    thinking: Thinking | None = None  # None: the output is taken as one piece
 
     def __post_init__(self) -> None:
         self._check_numbers()

@@ -31,12 +31,24 @@ class FinishReason(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function that the model called, or will be told that it has called; `arguments` is JSON."""
+
+    name: str
+    arguments: str
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One message of a chat, already reduced to text."""
 
     role: str
     content: str
     name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()  # of an assistant
+    tool_call_id: str = ""  # of a tool: which call it answers
+    reasoning: str = ""  # of an assistant: what it thought before
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,7 @@ class ChatOptions:
     continue_final_message: bool = False
     template_kwargs: Mapping[str, object] = field(default_factory=dict)
     allow_control_tokens: bool = False
+    tools: tuple[Mapping[str, object], ...] = ()  # that the model may call: OpenAI's JSON of each
 
 
 DEFAULT_CHAT = ChatOptions()
@@ -235,6 +248,8 @@ class StepResult:
     dead_ends: Mapping[int, str] = field(default_factory=dict)  # whose clients forbid every token
     seconds: float = 0.0  # how long the step took; 0: not measured
     batch_seconds: float = 0.0  # of it, for building the batch
+    mask_seconds: float = 0.0  # of it, for telling which tokens grammars allow
+    in_grammar: frozenset[int] = frozenset()  # sequences that a grammar leads now: nothing is planned ahead
 
 
 @dataclass(frozen=True, slots=True)

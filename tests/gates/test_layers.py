@@ -15,6 +15,7 @@ ROOT = Path(octavo.__file__).parent
 VALUES = {"octavo.types", "octavo.errors", "octavo.units", "octavo.params", "octavo.grammar"}
 LEDGER = {"octavo.memory", "octavo.step", "octavo.retention", "octavo.scheduler", "octavo.inspect"}
 BYTES = {"octavo.executor", "octavo.kernels", "octavo.model", "octavo.sampling", "octavo.text"}
+BYTES |= {"octavo.tools"}
 ENGINE = {"octavo.engine"} | BYTES
 ALLOWED: dict[str, set[str]] = {
     "octavo.types": {"octavo.params"},
@@ -35,7 +36,8 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.model": VALUES
     | {"octavo.fields", "octavo.files", "octavo.kernels", "octavo.text", "octavo._native"},
     "octavo.sampling": VALUES | {"octavo.kernels", "octavo._native"},
-    "octavo.text": VALUES | {"octavo.fields"},
+    "octavo.tools": VALUES,
+    "octavo.text": VALUES | {"octavo.fields", "octavo.tools"},
     "octavo.executor": VALUES | {"octavo.files", "octavo.kernels", "octavo.model", "octavo.sampling"},
     "octavo.sim": VALUES | {"octavo.files"} | LEDGER,
     "octavo.engine": VALUES
@@ -43,7 +45,8 @@ ALLOWED: dict[str, set[str]] = {
     | BYTES
     | {"octavo.config", "octavo.files", "octavo.tenants", "octavo._native"},
     "octavo.server": VALUES
-    | {"octavo.engine", "octavo.config", "octavo.tenants", "octavo.files", "octavo.__version__"},
+    | {"octavo.engine", "octavo.config", "octavo.tenants", "octavo.tools", "octavo.files"}
+    | {"octavo.__version__"},
     "octavo.bench": VALUES
     | LEDGER
     | ENGINE

@@ -14,6 +14,7 @@ from octavo.memory.capacity import Capacity
 from octavo.params import CACHE_SALT_CHARS_MAX, NO_TIMEOUTS, SamplingParams, Timeouts
 from octavo.retention.limits import check_fits, tokens_that_fit
 from octavo.sampling.grammars import Grammars
+from octavo.sampling.guides import needs_guide
 from octavo.text.control import Rendered
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import DEFAULT_CHAT, ChatOptions, Request
@@ -109,14 +110,13 @@ def make_request(
 def check_grammar(params: SamplingParams, facts: ModelFacts) -> None:
     """Raise InvalidRequest unless the grammar that the output shall follow can be compiled. May take long the
     first time: not for the event loop."""
-    if params.grammar is None:
+    if not needs_guide(params):
         return
     if facts.grammars is None:
-        raise InvalidRequest(
-            f"{params.grammar.param} needs the model's tokens as text, which are not known here",
-            param=params.grammar.param,
-        )
-    facts.grammars.check(params.grammar)
+        name = "max_thinking_tokens" if params.grammar is None else params.grammar.param
+        raise InvalidRequest(f"{name} needs the model's tokens as text, which are not known here", param=name)
+    if params.grammar is not None:
+        facts.grammars.check(params.grammar)
 
 
 def check_context(num_tokens: int, context_length: int) -> None:

@@ -18,7 +18,8 @@ import numpy as np
 
 from octavo.kernels.contract import Ints
 from octavo.params import SamplingParams
-from octavo.sampling.grammars import Grammars, Matcher
+from octavo.sampling.grammars import Grammars
+from octavo.sampling.guides import Guide, guide_of
 from octavo.sampling.masks import Masks, masks_of
 from octavo.sampling.sampler import is_plain
 from octavo.types import AdmittedRow, Fork, StepPlan
@@ -36,8 +37,15 @@ class Row:
     seed: int
     choice: int
     length: int
-    matcher: Matcher | None  # of its grammar: where the row stands in it
+    guide: Guide | None  # what leads its output, as far as it has come
     plain_from: float  # output tokens from which on it needs the likeliest token of its raw logits alone
+    is_told: bool = False  # the host knows that a grammar leads it, so that it plans nothing ahead of it
+
+    @property
+    def is_plain(self) -> bool:
+        """True where it needs the likeliest token of its raw logits alone."""
+        is_free = self.guide is None or self.guide.is_free
+        return is_free and self.length - self.num_prompt >= self.plain_from
 
 
 class Rows:
@@ -88,8 +96,9 @@ class Rows:
             parent.seed,
             fork.choice,
             length,
-            None if parent.matcher is None else parent.matcher.copy(),
+            None if parent.guide is None else parent.guide.copy(),
             parent.plain_from,
+            parent.is_told,
         )
 
     def append(self, row: int, token: int) -> None:
@@ -107,17 +116,10 @@ class Rows:
         """Forget every row."""
         self._rows = [None] * len(self._rows)
 
-    def _begin(self, admitted: AdmittedRow) -> Matcher | None:
-        """Its grammar, as far as its output goes already."""
-        grammar = admitted.params.grammar
-        if grammar is None:
-            return None
-        assert self._grammars is not None, "a row with a grammar, and nothing that compiles it"
-        return self._grammars.begin(grammar, admitted.tokens[admitted.num_prompt :])
-
     def _admit(self, admitted: AdmittedRow) -> None:
         assert self._rows[admitted.row] is None, f"row {admitted.row} is admitted before it was retired"
         length, params = len(admitted.tokens), admitted.params
+        guide = guide_of(params, self._grammars, admitted.tokens[admitted.num_prompt :])
         self.tokens[admitted.row, :length] = admitted.tokens
         self._rows[admitted.row] = Row(
             admitted.seq_id,
@@ -127,6 +129,7 @@ class Rows:
             admitted.seed,
             admitted.choice,
             length,
-            self._begin(admitted),
+            guide,
             params.min_tokens if is_plain(params, params.min_tokens) else math.inf,
+            guide is not None and guide.is_constrained,
         )

@@ -99,11 +99,23 @@ class Runner:
         for fork in plan.forks:
             rows.fork(fork)
         prompt_logprobs = self._prompt_logprobs(plan, hidden)
+        masked = self._sampler.mask_seconds
         samples, failed = self._sample(plan, hidden)
         failures = {seq_id: failure.reason for seq_id, failure in failed.items() if failure.is_poisoned}
         dead_ends = {seq_id: failure.reason for seq_id, failure in failed.items() if not failure.is_poisoned}
         seconds = time.perf_counter() - started
-        return StepResult(plan.step_id, samples, prompt_logprobs, failures, dead_ends, seconds, batch_seconds)
+        return StepResult(
+            plan.step_id,
+            samples,
+            prompt_logprobs,
+            failures,
+            dead_ends,
+            seconds,
+            batch_seconds,
+            self._sampler.mask_seconds - masked,
+            frozenset(rows[c.row].seq_id for c in plan.chunks if c.num_samples and rows[c.row].is_told)
+            | frozenset(fork.child_seq_id for fork in plan.forks if rows[fork.child_row].is_told),
+        )
 
     def reset(self) -> None:
         """Forget all rows: after a broken invariant, before a new ledger starts. The pool's bytes are not
@@ -156,26 +168,28 @@ class Runner:
                 token = outcome.token
             if self._rows[row].params.beams is None:  # else a later plan says which token it is
                 self._rows.append(row, token)
-            if self._rows[row].matcher is not None and seq_id in samples:
+            if self._rows[row].guide is not None and seq_id in samples:
                 self._go_on(row, samples, failed)
         return samples, failed
 
     def _go_on(
         self, row: int, samples: dict[int, tuple[SampledToken, ...]], failed: dict[int, SampleFailure]
     ) -> None:
-        """The row's grammar takes its new token; what it forces comes along (fast-forward), unless the client
-        wants logprobs, which need logits."""
+        """The row's guide takes its new token; what a grammar forces comes along (fast-forward), unless the
+        client wants logprobs, which need logits. Not before the host knows that a grammar leads: a plan that
+        is in flight may count on a single token."""
         entry = self._rows[row]
-        assert entry.matcher is not None
+        assert entry.guide is not None
         (sampled,) = samples[entry.seq_id]
-        why_not = entry.matcher.accept(sampled.token)
+        why_not = entry.guide.accept(sampled.token)
         if why_not:
             del samples[entry.seq_id]
             failed[entry.seq_id] = SampleFailure(f"its grammar ended: {why_not}", False)
             return
-        if entry.params.logprobs is not None or not self.config.fast_forward:
+        was_told, entry.is_told = entry.is_told, entry.is_told or entry.guide.is_constrained
+        if not was_told or entry.params.logprobs is not None or not self.config.fast_forward:
             return
-        forced = entry.matcher.forced()
+        forced = entry.guide.forced()
         if entry.length - entry.num_prompt + len(forced) < entry.params.min_tokens:
             forced = [token for token in forced if token not in self.config.stop_ids]
         for token in forced:
@@ -185,7 +199,7 @@ class Runner:
     def _outcomes(self, hidden: Floats, places: list[tuple[int, int]]) -> list[SampledToken | SampleFailure]:
         """For each row and the place of its hidden state: the token that follows. Rows that need the
         likeliest alone have no logits written, whatever stands beside them."""
-        plain = [place for place in places if self._is_plain(place[0])]
+        plain = [place for place in places if self._rows[place[0]].is_plain]
         found = self._likeliest(hidden, plain) if plain else {}
         others = [place for place in places if place[0] not in found]
         if others:
@@ -218,15 +232,12 @@ class Runner:
         index_of = {place: index for index, place in enumerate(unique)}
         return taken, [index_of[place] for _, place in places]
 
-    def _is_plain(self, row: int) -> bool:
-        entry = self._rows[row]
-        return entry.length - entry.num_prompt >= entry.plain_from
-
     def _sample_row(self, row: int) -> SampleRow:
         entry = self._rows[row]
         history = self._rows.history(row)
+        guide = None if entry.guide is None or entry.guide.is_free else entry.guide
         return SampleRow(
-            entry.params, entry.masks, entry.seed, entry.choice, entry.num_prompt, history, entry.matcher
+            entry.params, entry.masks, entry.seed, entry.choice, entry.num_prompt, history, guide
         )
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Floats) -> dict[int, tuple[SampledToken, ...]]:

@@ -106,15 +106,31 @@ class Grammars:
     """Compiles grammars for one vocabulary. Any thread."""
 
     def __init__(self, words: Callable[[], Words]) -> None:
-        self._words = words  # asked once, when the first grammar comes: it costs a fifth of a second
+        self._ask_words = words  # once, when the first grammar comes: it costs a fifth of a second
+        self._words: Words | None = None
         self._lock = threading.Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._end_id = -1
         self._compiled: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
 
+    @property
+    def words(self) -> Words:
+        """The vocabulary."""
+        with self._lock:
+            self._words = self._words or self._ask_words()
+            return self._words
+
     def check(self, grammar: Grammar) -> None:
         """Compile it, or raise InvalidRequest, which says what is wrong with it. May take long."""
         self._prototype(grammar)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Of a token of the vocabulary; a special one as it is written."""
+        return self.words.token_bytes[token]
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, as the model's tokenizer makes them."""
+        return self.words.encode(text)
 
     def begin(self, grammar: Grammar, output: Sequence[int]) -> Matcher:
         """A matcher that has accepted these tokens."""
@@ -155,7 +171,7 @@ class Grammars:
         return prototype
 
     def _open(self) -> llguidance.LLTokenizer:
-        words = self._words()
+        words = self._words = self._words or self._ask_words()
         wrapper = llguidance.TokenizerWrapper(_AsLibraryWantsIt(words))
         self._end_id = words.end_ids[0]
         self._tokenizer = llguidance.LLTokenizer(

@@ -11,6 +11,7 @@ Ties go to the lowest id, everywhere.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from octavo import _native
 from octavo.kernels.contract import Floats, Ints
 from octavo.params import SamplingParams
 from octavo.sampling.filters import keep_ids
-from octavo.sampling.grammars import Matcher
+from octavo.sampling.guides import Guide
 from octavo.sampling.logprobs import log_normalisers, with_logprob
 from octavo.sampling.masks import Masks
 from octavo.sampling.penalties import adjust, adjusts
@@ -42,7 +43,7 @@ class SampleRow:
     choice: int
     num_prompt: int
     history: Ints
-    matcher: Matcher | None = None  # of its grammar
+    guide: Guide | None = None  # where it forbids tokens
 
     @property
     def num_output(self) -> int:
@@ -60,14 +61,10 @@ class SampleFailure:
 
 
 def is_plain(params: SamplingParams, num_output: int) -> bool:
-    """True where a row needs the likeliest token of its raw logits and nothing else of them; `num_output`:
-    output tokens so far."""
+    """True where a row that nothing leads needs the likeliest token of its raw logits and nothing else of
+    them; `num_output`: output tokens so far."""
     return (
-        params.greedy
-        and params.logprobs is None
-        and params.beams is None
-        and params.grammar is None
-        and not adjusts(params, num_output)
+        params.greedy and params.logprobs is None and params.beams is None and not adjusts(params, num_output)
     )
 
 
@@ -77,6 +74,7 @@ class Sampler:
     def __init__(self, vocab_size: int, stop_ids: frozenset[int]) -> None:
         self._vocab_size = vocab_size
         self._stop_ids = stop_ids
+        self.mask_seconds = 0.0  # since it was made: for telling which tokens grammars allow
 
     def sample(self, logits: Floats, rows: Sequence[SampleRow]) -> list[SampledToken | SampleFailure]:
         """One token, or why there is none, for each row of `logits` (S, V), which is not changed."""
@@ -89,7 +87,7 @@ class Sampler:
         outcomes = [None if token >= 0 else SampleFailure(_NO_NUMBERS, True) for token in tokens.tolist()]
 
         for index, row in enumerate(rows):
-            is_greedy = row.params.greedy and row.matcher is None
+            is_greedy = row.params.greedy and row.guide is None
             if outcomes[index] is None and (not is_greedy or adjusts(row.params, row.num_output)):
                 drawn = self._draw(logits[index], row)
                 if isinstance(drawn, SampleFailure):
@@ -110,8 +108,10 @@ class Sampler:
         params = row.params
         if adjusts(params, row.num_output):
             adjust(scores, params, row.masks, row.history, row.num_prompt, self._stop_ids)
-        if row.matcher is not None:
-            row.matcher.mask(scores)
+        if row.guide is not None:
+            begun = time.perf_counter()
+            row.guide.mask(scores)
+            self.mask_seconds += time.perf_counter() - begun
         best = scores.max()
         if not np.isfinite(best):
             return SampleFailure(

@@ -82,7 +82,10 @@ class Sequence:
     def __post_init__(self) -> None:
         self.num_prompt = len(self.request.prompt)
         self.max_length = self.num_prompt + self.request.max_tokens
-        self.goes_alone = self.group is not None or self.request.params.grammar is not None
+        params = self.request.params
+        # Behind thinking, or a trigger, the executor tells when a grammar begins.
+        is_led = params.grammar is not None and not params.grammar.triggers and params.thinking is None
+        self.goes_alone = self.group is not None or is_led
         tenant, group = self.request.tenant, self.request.request_id
         self.holder = Holder(HolderKind.SEQUENCE, tenant, group=group)
         self.become_choice(self.choice)

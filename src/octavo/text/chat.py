@@ -8,13 +8,17 @@ What a template refuses (`raise_exception`), and what goes wrong in it, is Inval
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, OctavoError
 from octavo.text.control import ControlTokens, Neutraliser, Rendered, new_mark
 from octavo.text.template_helpers import TemplateHelpers
-from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions
+from octavo.tools.formats import HERMES, format_of_template
+from octavo.tools.prompt import told_as_messages
+from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, ToolCall
 
 TEMPLATE_CHARS_MAX = 1 << 20
 OUTPUT_CHARS_MAX = 4 << 20
@@ -51,6 +55,7 @@ class ChatTemplate:
         self.source = source
         self.bos = bos
         self.eos = eos
+        self.tool_format = format_of_template(source) or HERMES  # how calls are written
         self._controls = controls or ControlTokens()
         self._helpers = TemplateHelpers(source, OUTPUT_CHARS_MAX)
         self._neutraliser: Neutraliser | None = None  # made with the first chat
@@ -64,32 +69,93 @@ class ChatTemplate:
         tag = ""
         if options.continue_final_message:
             tag = new_mark([self.source, *(message.content for message in messages)])
-        values = [_message_value(message) for message in messages]
-        text = self._written(values, options.template_kwargs, options, tag)
+        messages = self._in_its_words(messages, options)
+        values = [self._message_value(message) for message in messages]
+        tools: list[object] = list(options.tools) if self.knows_tools else []
+        text = self._written(values, options.template_kwargs, options, tag, tools)
         if options.allow_control_tokens or not self._controls:
             return Rendered(text)
         if self._neutraliser is None:
             self._neutraliser = Neutraliser(self._controls, *self._helpers.words())
         neutral = self._neutraliser
         values = [
-            {name: neutral.of_text(text) for name, text in value.items()}
-            | {"role": value["role"] if value["role"] in _ROLES else neutral.of_word(value["role"])}
-            for value in values
+            {
+                name: neutral.of_text(value) if isinstance(value, str) else neutral.of_value(value)
+                for name, value in message.items()
+            }
+            | {"role": message["role"] if message["role"] in _ROLES else neutral.of_value(message["role"])}
+            for message in values
         ]
         given = {name: neutral.of_value(value) for name, value in options.template_kwargs.items()}
-        return self._controls.told_apart(text, self._written(values, given, options, tag))
+        tools = [neutral.of_value(tool) for tool in tools]
+        return self._controls.told_apart(text, self._written(values, given, options, tag, tools))
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether it writes tools into the prompt. Raises RequestFailed where no process can be started."""
+        return "tools" in self._helpers.words()[1]
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model thinks before it answers."""
+        return "<think>" in self.source or "</think>" in self.source
+
+    def _in_its_words(self, messages: Sequence[ChatMessage], options: ChatOptions) -> Sequence[ChatMessage]:
+        """With tools, calls and results as text, where the template knows none."""
+        has_tools = options.tools or any(m.tool_calls or m.role == "tool" for m in messages)
+        if not has_tools or self.knows_tools:
+            return messages
+        return told_as_messages(messages, options.tools, self.tool_format)
+
+    def _message_value(self, message: ChatMessage) -> dict[str, object]:
+        """As a template sees it."""
+        value: dict[str, object] = {"role": message.role, "content": message.content}
+        if message.name:
+            value["name"] = message.name
+        if message.reasoning:
+            value["reasoning_content"] = message.reasoning
+        if message.tool_call_id:
+            value["tool_call_id"] = message.tool_call_id
+        if message.tool_calls:
+            value["tool_calls"] = [self._call_value(call) for call in message.tool_calls]
+        return value
+
+    def _call_value(self, call: ToolCall) -> dict[str, object]:
+        arguments: object = call.arguments
+        if self._takes_objects:
+            with contextlib.suppress(ValueError):
+                arguments = json.loads(call.arguments)
+        function = {"name": call.name, "arguments": arguments}
+        return {"type": "function", "id": call.call_id, "function": function}
+
+    @functools.cached_property
+    def _takes_objects(self) -> bool:
+        """Whether it writes a call's arguments as JSON where they are an object: tried once. Else it wants
+        them as JSON already."""
+        call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {"probed": 1}}}
+        messages: list[dict[str, object]] = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "b", "name": "f", "tool_call_id": "call00000"},
+        ]
+        try:
+            text = self._written(messages, {}, ChatOptions(add_generation_prompt=False), "", ())
+        except OctavoError:
+            return True  # it wants something else of these messages: transformers gives objects
+        return '"probed":' in text or "probed=1" in text
 
     def _written(
         self,
-        messages: list[dict[str, str]],
+        messages: list[dict[str, object]],
         given: Mapping[str, object],
         options: ChatOptions,
         tag: str,
+        tools: Sequence[object],
     ) -> str:
         """The template's text; `tag` is put behind the message to be gone on with, where there is one."""
         if tag:
             last = messages[-1]
-            messages = [*messages[:-1], last | {"content": last["content"] + tag + " "}]
+            messages = [*messages[:-1], last | {"content": f"{last['content']}{tag} "}]
         text = self._helpers.render(
             {
                 **given,
@@ -97,11 +163,11 @@ class ChatTemplate:
                 "add_generation_prompt": options.add_generation_prompt and not tag,
                 "bos_token": self.bos,
                 "eos_token": self.eos,
-                "tools": None,
+                "tools": list(tools) or None,
                 "documents": None,
             }
         )
-        return _up_to_tag(text, messages[-1]["content"], tag) if tag else text
+        return _up_to_tag(text, str(messages[-1]["content"]), tag) if tag else text
 
     def _check_size(self) -> None:
         if len(self.source) > TEMPLATE_CHARS_MAX:
@@ -114,12 +180,6 @@ class ChatTemplate:
     def close(self) -> None:
         """End the processes that render it."""
         self._helpers.close()
-
-
-def _message_value(message: ChatMessage) -> dict[str, str]:
-    """As a template sees it."""
-    value = {"role": message.role, "content": message.content}
-    return value | ({"name": message.name} if message.name else {})
 
 
 def _up_to_tag(text: str, content: str, tag: str) -> str:
@@ -145,7 +205,12 @@ def _check_options(messages: Sequence[ChatMessage], options: ChatOptions) -> Non
         )
     if options.continue_final_message and not messages:
         raise InvalidRequest("continue_final_message: there is no message", param="messages")
-    num_chars = sum(len(message.content) for message in messages)
+    num_chars = sum(
+        len(message.content)
+        + len(message.reasoning)
+        + sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
+        for message in messages
+    )
     if num_chars > OUTPUT_CHARS_MAX:
         raise InvalidRequest(
             f"the messages have {num_chars:,} characters; allowed: {OUTPUT_CHARS_MAX:,}", param="messages"
