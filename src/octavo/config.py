@@ -17,6 +17,16 @@ BLOCK_SIZES = (16, 32, 64)
 BACKENDS = ("cpu", "reference")
 WEIGHTS = ("auto", "f32", "bf16", "int8", "q4")
 KV_KINDS = ("f32", "bf16", "int8")
+TOOL_PARSERS = (
+    "hermes",
+    "llama3_json",
+    "pythonic",
+    "mistral",
+    "mistral_args",
+    "deepseek_v3",
+    "deepseek_v31",
+    "json",
+)
 SESSION_TTL_S = 86_400
 
 
@@ -46,6 +56,7 @@ class StartOptions:
     overlap: int = 0  # 1: the next step is planned while one runs
     prefix_caching: bool = True  # share the blocks of equal prefixes
     pace: bool | None = None  # hold prompts back while others decode; None: in a server yes, in scripts no
+    tool_parser: str | None = None  # how the model writes calls; None: as its template tells
     served_name: str | None = None  # the name in /v1/models; None: the model's own
 
     def __post_init__(self) -> None:
@@ -53,6 +64,7 @@ class StartOptions:
         _one_of("kv", self.kv, KV_KINDS)
         _one_of("backend", self.backend, BACKENDS)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
+        _one_of("tool_parser", self.tool_parser, (None, *TOOL_PARSERS))
         _within("context_length", self.context_length, 16, 10_000_000)
         _within("kv_memory", self.kv_memory_bytes, 2**16, 2**50)
         _within("kv_ready", self.kv_ready_bytes, 0, 2**50)

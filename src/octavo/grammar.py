@@ -57,7 +57,7 @@ class Thinking:
     """How an output that may think before it answers begins. `max_tokens`: what it thinks ends there, as if
     the model had written `end`."""
 
-    state: ThinkingState
+    state: ThinkingState | None = None  # None: as the end of the prompt tells
     max_tokens: int | None = None
     begin: str = "<think>"
     end: str = "</think>"

@@ -72,6 +72,7 @@ def serve(
     allowed_origin: opt.AllowedOrigin = None,
     log_level: opt.LogLevel = "info",
     log_format: opt.LogFormat = "text",
+    tool_parser: opt.ToolParser = None,
     served_name: opt.ServedName = None,
     drain_timeout: opt.DrainTimeout = 30.0,
     weights: opt.Weights = "auto",
@@ -100,10 +101,7 @@ def serve(
     """Serve a model with OpenAI's HTTP API."""
     from octavo.cli.serve import run
 
-    opt.configure_logs(log_level, log_format)
-    access = opt.AccessOptions(api_key, api_key_file, tenants, insecure, allowed_host, allowed_origin)
-    settings = opt.server_settings(host, access, drain_timeout)
-    options = opt.start_options(
+    engine = opt.start_options(
         weights=weights,
         kv=kv,
         backend=backend,
@@ -126,9 +124,11 @@ def serve(
         overlap=overlap,
         prefix_caching=prefix_caching,
         pace=pace,
+        tool_parser=tool_parser,
         served_name=served_name,
     )
-    run(model, options, settings, port)
+    access = opt.AccessOptions(api_key, api_key_file, tenants, insecure, allowed_host, allowed_origin)
+    run(model, engine, opt.server_settings(host, access, drain_timeout), port, log_level, log_format)
 
 
 @app.command()

@@ -82,6 +82,13 @@ HostCache = Annotated[
 ]
 Host = Annotated[str, typer.Option(help="Address to listen on; loopback by default.")]
 Port = Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65_535)]
+ToolParser = Annotated[
+    str | None,
+    typer.Option(
+        help="How the model writes tool calls: hermes, llama3_json, pythonic, mistral, mistral_args, "
+        "deepseek_v3, deepseek_v31 or json. Default: as its chat template tells, else hermes."
+    ),
+]
 ServedName = Annotated[str | None, typer.Option(help="The name in /v1/models. Default: the model's own.")]
 DrainTimeout = Annotated[
     float,
@@ -257,29 +264,27 @@ def start_options(
     overlap: int = 0,
     prefix_caching: bool = True,
     pace: bool = True,
+    tool_parser: str | None = None,
     served_name: str | None = None,
 ) -> StartOptions:
     """The engine's settings from the command line's. Raises ConfigError."""
     from octavo.config import StartOptions
-    from octavo.units import parse_bytes
 
     return StartOptions(
         weights=weights,
         kv=kv,
         backend=backend,
         context_length=context_length,
-        kv_memory_bytes=None if kv_memory is None else parse_bytes(kv_memory, "--kv-memory"),
-        kv_ready_bytes=0 if kv_ready is None else parse_bytes(kv_ready, "--kv-ready"),
+        kv_memory_bytes=_bytes(kv_memory, "--kv-memory"),
+        kv_ready_bytes=_bytes(kv_ready, "--kv-ready") or 0,
         block_size=block_size,
         disk_cache=disk_cache,
-        host_cache_bytes=0 if host_cache is None else parse_bytes(host_cache, "--host-cache"),
+        host_cache_bytes=_bytes(host_cache, "--host-cache") or 0,
         disk_max_age_days=disk_max_age,
-        disk_size_bytes=parse_bytes(disk_size, "--disk-size"),
+        disk_size_bytes=_bytes(disk_size, "--disk-size") or 0,
         idle_return_s=idle_return,
-        memory_reserve_bytes=None
-        if memory_reserve is None
-        else parse_bytes(memory_reserve, "--memory-reserve"),
-        pin_memory_bytes=None if pin_memory is None else parse_bytes(pin_memory, "--pin-memory"),
+        memory_reserve_bytes=_bytes(memory_reserve, "--memory-reserve"),
+        pin_memory_bytes=_bytes(pin_memory, "--pin-memory"),
         session_ttl_s=session_ttl,
         max_seqs=max_seqs,
         step_tokens=step_tokens,
@@ -288,5 +293,13 @@ def start_options(
         overlap=overlap,
         prefix_caching=prefix_caching,
         pace=pace,
+        tool_parser=tool_parser,
         served_name=served_name,
     )
+
+
+def _bytes(text: str | None, flag: str) -> int | None:
+    """Raises ConfigError that names the flag."""
+    from octavo.units import parse_bytes
+
+    return None if text is None else parse_bytes(text, flag)

@@ -6,15 +6,24 @@ import signal
 
 from rich.console import Console
 
+from octavo.cli.options import configure_logs
 from octavo.cli.terminal import running_engine
 from octavo.config import StartOptions
 from octavo.server.run import bind, reach_in_words, serve
 from octavo.server.settings import ServerSettings
 
 
-def run(model: str | None, options: StartOptions, settings: ServerSettings, port: int) -> None:
+def run(
+    model: str | None,
+    options: StartOptions,
+    settings: ServerSettings,
+    port: int,
+    log_level: str,
+    log_format: str,
+) -> None:
     """Serve until a signal. The port is taken and the tenants are read before the model is loaded, so what is
     wrong with them is known at once."""
+    configure_logs(log_level, log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it ends a process that does not expect it; the server will
     listener = bind(settings.host, port)
     policies_of = None if settings.roster is None else settings.roster.tenants.policies

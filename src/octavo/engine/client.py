@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
+from octavo.engine.answers import Answers
 from octavo.engine.assemble import Assembler, Vocabulary
 from octavo.engine.bad_words import bad_word_ids
 from octavo.engine.control import Control
@@ -83,6 +84,7 @@ class AsyncLLM:
         self._renderers = FairThreads(HELPERS_MAX, self._max_open, "octavo-template")
         self.gave_up: str | None = None  # why the engine ended by itself
         self.control = Control(self)
+        self.answers = Answers(tokenizer, facts.grammars, self._on_tokenizer_thread)
         self._session_support = sessions or SessionSupport()
         self.sessions = Sessions(self, self._session_support)
         self._loop = EngineLoop(engine, self._deliver, self._recovered, self._give_up)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from octavo.engine.answers import AnswersView
 from octavo.inspect.own_views import OwnKvView
 from octavo.inspect.session_views import SessionBlocks
 from octavo.inspect.uses import TenantUse
@@ -292,6 +293,10 @@ class ServedModel(Protocol):
     @property
     def sessions(self) -> SessionsView:
         """Chats whose blocks are kept between their turns."""
+
+    @property
+    def answers(self) -> AnswersView:
+        """How calls and thinking stand in its answers."""
 
     @property
     def gave_up(self) -> str | None:

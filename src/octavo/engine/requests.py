@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
+from octavo.engine.answers import TAIL_TOKENS
 from octavo.engine.core import Engine
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest, RequestTooLarge, require_range, shown
+from octavo.grammar import ThinkingState
 from octavo.memory.capacity import Capacity
 from octavo.params import CACHE_SALT_CHARS_MAX, NO_TIMEOUTS, SamplingParams, Timeouts
 from octavo.retention.limits import check_fits, tokens_that_fit
@@ -17,6 +19,7 @@ from octavo.sampling.grammars import Grammars
 from octavo.sampling.guides import needs_guide
 from octavo.text.control import Rendered
 from octavo.text.tokenizer import Tokenizer
+from octavo.tools.answer import state_of_prompt
 from octavo.types import DEFAULT_CHAT, ChatOptions, Request
 
 
@@ -83,6 +86,7 @@ def make_request(
     check_tokens("logit_bias", [token for token, _ in params.logit_bias], facts.vocab_size)
     check_masks(params, facts.vocab_size, config.stop_ids)
     check_grammar(params, facts)
+    params = _with_state(params, prompt, facts)
     require_range("length of cache_salt", len(cache_salt), 0, CACHE_SALT_CHARS_MAX, param="cache_salt")
     if params.beams is not None:
         require_range("beam_width", params.beams.width, 1, facts.vocab_size, hint="the vocabulary")
@@ -117,6 +121,16 @@ def check_grammar(params: SamplingParams, facts: ModelFacts) -> None:
         raise InvalidRequest(f"{name} needs the model's tokens as text, which are not known here", param=name)
     if params.grammar is not None:
         facts.grammars.check(params.grammar)
+
+
+def _with_state(params: SamplingParams, prompt: Sequence[int], facts: ModelFacts) -> SamplingParams:
+    """Where its output begins is told by the end of the prompt."""
+    thinking = params.thinking
+    if thinking is None or thinking.state is not None or facts.grammars is None:
+        return params
+    tail = b"".join(map(facts.grammars.token_bytes, prompt[-TAIL_TOKENS:]))
+    state = state_of_prompt(tail)
+    return replace(params, thinking=None if state is ThinkingState.NONE else replace(thinking, state=state))
 
 
 def check_context(num_tokens: int, context_length: int) -> None:

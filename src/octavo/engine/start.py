@@ -40,6 +40,7 @@ from octavo.scheduler.pressure import PressureConfig, PressurePolicy
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step.config import SchedulerConfig
 from octavo.text.tokenizer import Tokenizer
+from octavo.tools.formats import FORMATS
 from octavo.types import ChatMessage
 from octavo.units import blocks_for, format_bytes
 
@@ -132,6 +133,8 @@ def build_engine(
     _native.set_num_threads(options.threads or available_cores())
     ops: Ops = NativeOps(options.weights) if options.backend == "cpu" else ReferenceOps(options.weights)
     loaded = load_model(resolve(model, progress), ops, options.context_length, progress)
+    if options.tool_parser is not None and loaded.tokenizer.chat_template is not None:
+        loaded.tokenizer.chat_template.tool_format = FORMATS[options.tool_parser]
     own = loaded.model.spec.context_length
     if options.context_length is not None and options.context_length > own:
         raise ConfigError(

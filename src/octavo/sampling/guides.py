@@ -65,6 +65,7 @@ class Guide:
         self._num_thought = 0  # tokens
         self._is_watching = False  # FREE: for a trigger
         self._recent = _Recent(grammars.token_bytes)
+        assert thinking is None or thinking.state is not None, "where the output begins is not resolved"
         state = ThinkingState.NONE if thinking is None else thinking.state
         if state is ThinkingState.INSIDE:
             self._think()

@@ -15,6 +15,7 @@ from octavo.engine.outputs import ServedModel, TokenInfo
 from octavo.errors import InvalidRequest, OctavoError
 from octavo.params import SamplingParams
 from octavo.server.body import read_json, validate
+from octavo.server.chat_answer import AnswerKind, ChoiceWriter, answer_kind, led_params
 from octavo.server.errors import JsonObject, error_body, json_response
 from octavo.server.generation import Choice, Edge, Generation, Piece, gather_for, submit_all
 from octavo.server.logprobs import chat_logprobs, ids_of, prompt_logprobs
@@ -42,6 +43,7 @@ class _Plan:
     prompt: tuple[int, ...]
     tells_ids: bool  # the client asked for token ids
     usage: UsageWish  # in a stream
+    kind: AnswerKind  # what its text is read as
 
     def object(self, kind: str, choices: list[JsonObject]) -> JsonObject:
         return {
@@ -64,7 +66,8 @@ async def chat_completions(edge: Edge, request: Request) -> Response:
     check_stream_options(body)
     params = _params(body, edge.model)
     n, terms, salt = body.num_choices, terms_of(request, body), body.salt
-    options = chat_options(request, body)
+    options, use, wish = chat_options(request, body), body.tool_use, body.thinking_wish
+    params = await led_params(params, use, wish, edge.model, terms.tenant)
 
     messages = chat_messages(body.messages, edge.model.context_length)
     session = session_of(request, body)
@@ -92,6 +95,7 @@ async def chat_completions(edge: Edge, request: Request) -> Response:
         prompt=prompt,
         tells_ids=bool(body.return_token_ids),
         usage=body.usage_wish,
+        kind=answer_kind(use, wish, edge.model, prompt),
     )
     if body.stream:
         return EventStream(_events(plan, generation), generation.cancel, generation.headers)
@@ -130,11 +134,12 @@ def _answer(plan: _Plan, generation: Generation, choices: list[Choice]) -> JsonO
 
 
 def _whole(plan: _Plan, index: int, choice: Choice) -> JsonObject:
+    writer = ChoiceWriter(plan.kind)
     shaped: JsonObject = {
         "index": index,
-        "message": {"role": "assistant", "content": choice.text, "refusal": None},
+        "message": writer.message(choice.text),
         "logprobs": None if plan.params.logprobs is None else chat_logprobs(choice.tokens),
-        "finish_reason": choice.finish,
+        "finish_reason": writer.finish_reason(choice.finish),
         "stop_reason": choice.stop,
     }
     if plan.tells_ids:
@@ -144,17 +149,17 @@ def _whole(plan: _Plan, index: int, choice: Choice) -> JsonObject:
 
 async def _events(plan: _Plan, generation: Generation) -> AsyncGenerator[bytes, None]:
     """The chunks of a stream: role, text, reason, at last the usage; an error ends it in order."""
-    begun: set[int] = set()
+    begun: dict[int, ChoiceWriter] = {}
     try:
         async with aclosing(generation.pieces()) as pieces:
             async for piece in pieces:
                 usage = generation.told_usage(plan.usage)
                 if piece.index not in begun:
-                    begun.add(piece.index)
+                    begun[piece.index] = ChoiceWriter(plan.kind)
                     chunk = _chunk(plan, _choice(piece.index, {"role": "assistant", "content": ""}))
                     told = {"prompt_token_ids": plan.prompt} if plan.tells_ids else {}
                     yield event(chunk | told | usage | generation.told_session())
-                for choice in _choices(plan, piece):
+                for choice in _choices(plan, piece, begun[piece.index]):
                     yield event(_chunk(plan, choice) | usage)
         if plan.usage.last:
             yield event(plan.object("chat.completion.chunk", []) | {"usage": generation.usage()})
@@ -163,20 +168,22 @@ async def _events(plan: _Plan, generation: Generation) -> AsyncGenerator[bytes, 
     yield DONE
 
 
-def _choices(plan: _Plan, piece: Piece) -> list[JsonObject]:
-    """What one delta says: perhaps text, logprobs or token ids, perhaps the end."""
-    delta, choices = piece.delta, []
+def _choices(plan: _Plan, piece: Piece, writer: ChoiceWriter) -> list[JsonObject]:
+    """What one delta says: perhaps text or calls, logprobs or token ids, perhaps the end."""
+    delta = piece.delta
+    said = writer.deltas(delta.text, is_last=delta.finish is not None)
     wants_logprobs = plan.params.logprobs is not None and bool(delta.tokens)
     wants_ids = plan.tells_ids and bool(delta.tokens)
-    if delta.text or wants_logprobs or wants_ids:
-        choice = _choice(piece.index, {"content": delta.text})
-        if wants_logprobs:
-            choice["logprobs"] = chat_logprobs(delta.tokens)
-        if wants_ids:
-            choice["token_ids"] = ids_of(delta.tokens)
-        choices.append(choice)
+    if not said and (wants_logprobs or wants_ids):
+        said = [{"content": ""}]
+    choices = [_choice(piece.index, one) for one in said]
+    if wants_logprobs:
+        choices[0]["logprobs"] = chat_logprobs(delta.tokens)
+    if wants_ids:
+        choices[0]["token_ids"] = ids_of(delta.tokens)
     if delta.finish is not None:
-        choices.append(_choice(piece.index, {}) | {"finish_reason": delta.finish, "stop_reason": delta.stop})
+        finish = {"finish_reason": writer.finish_reason(delta.finish), "stop_reason": delta.stop}
+        choices.append(_choice(piece.index, {}) | finish)
     return choices
 
 

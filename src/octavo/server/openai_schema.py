@@ -28,6 +28,8 @@ from octavo.params import (
     Timeouts,
 )
 from octavo.server.output_format import FormatBody
+from octavo.server.tool_fields import AnswerBody, ToolsBody
+from octavo.tools.definitions import tools_of
 from octavo.types import ChatOptions
 
 # Bounds on what the engine does not bound itself.
@@ -171,7 +173,7 @@ class GenerationBody(FormatBody):
         return self.cache_salt or ""
 
 
-class ChatOptionsBody(BaseModel):
+class ChatOptionsBody(ToolsBody):
     """How messages become a prompt."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
@@ -194,12 +196,13 @@ class ChatOptionsBody(BaseModel):
         return ChatOptions(
             add_generation_prompt=not goes_on if begins is None else begins,
             continue_final_message=goes_on,
-            template_kwargs=self.chat_template_kwargs or {},
+            template_kwargs=self.thinking_kwargs | (self.chat_template_kwargs or {}),
+            tools=tuple(tool.given for tool in tools_of(self.tools)),
             allow_control_tokens=bool(self.allow_control_tokens),
         )
 
 
-class ChatBody(GenerationBody, ChatOptionsBody):
+class ChatBody(GenerationBody, ChatOptionsBody, AnswerBody):
     """POST /v1/chat/completions. `messages` is read by `chat_messages`, which explains itself better."""
 
     messages: object = None

@@ -15,11 +15,18 @@ from octavo.server.errors import HttpRefusal
 from octavo.server.openai_schema import ChatOptionsBody, check_token
 from octavo.server.request_fields import Place, refuse_unsupported
 from octavo.server.tenant import is_operator
-from octavo.types import ChatOptions
+from octavo.types import ChatOptions, ToolCall
 
 PROMPTS_MAX = 256
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+CALLS_MAX = 128  # in one message
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +139,41 @@ def _message(raw: object, where: str) -> ChatMessage:
     if name is not None and not isinstance(name, str):
         raise InvalidRequest(f"{where}.name must be a string", param="messages")
     refuse_unsupported(raw, Place.MESSAGE, f"{where}.")
-    return ChatMessage(_ROLES[role], _content(raw.get("content"), f"{where}.content"), name)
+    calls = _calls(raw.get("tool_calls"), f"{where}.tool_calls") if role == "assistant" else ()
+    content, answered = raw.get("content"), raw.get("tool_call_id")
+    thought = (raw.get("reasoning_content") or raw.get("reasoning")) if role == "assistant" else None
+    if answered is not None and not isinstance(answered, str):
+        raise InvalidRequest(f"{where}.tool_call_id must be a string", param="messages")
+    if thought is not None and not isinstance(thought, str):
+        raise InvalidRequest(f"{where}.reasoning_content must be a string", param="messages")
+    text = "" if content in (None, []) and calls else _content(content, f"{where}.content")
+    return ChatMessage(
+        _ROLES[role], text, name, calls, (answered or "") if role == "tool" else "", thought or ""
+    )
+
+
+def _calls(raw: object, where: str) -> tuple[ToolCall, ...]:
+    """The calls that an assistant made."""
+    if raw is None:
+        return ()
+    if not isinstance(raw, list) or len(raw) > CALLS_MAX:
+        raise InvalidRequest(f"{where} must be a list of up to {CALLS_MAX} calls", param="messages")
+    calls = []
+    for index, item in enumerate(raw):
+        function = item.get("function") if isinstance(item, dict) else None
+        name, arguments, call_id = (
+            (function.get("name"), function.get("arguments"), item.get("id"))
+            if isinstance(function, dict)
+            else (None, None, None)
+        )
+        if not isinstance(name, str) or not isinstance(arguments, str) or not isinstance(call_id, str | None):
+            raise InvalidRequest(
+                f'{where}[{index}] must be {{"id": ..., "type": "function", "function": {{"name": ..., '
+                '"arguments": ...}}}}, and arguments a string of JSON',
+                param="messages",
+            )
+        calls.append(ToolCall(name, arguments or "{}", call_id or ""))
+    return tuple(calls)
 
 
 def _content(raw: object, where: str) -> str:

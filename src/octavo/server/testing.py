@@ -48,6 +48,7 @@ from octavo.errors import (
 )
 from octavo.params import NO_TIMEOUTS, SamplingParams, Timeouts
 from octavo.server.prompts import too_long
+from octavo.server.testing_answers import FakeAnswers
 from octavo.types import DEFAULT_CHAT, ChatOptions, FinishReason, Usage
 
 VOCAB_SIZE = 300
@@ -77,6 +78,7 @@ class FakeModel:
         self.failure = ""
         self.times_out_after: int | None = None
         self.control = FakeControl(self)
+        self.answers = FakeAnswers()
         self.sessions = FakeSessions(self)
         self.gave_up: str | None = None
         self.drained = False

@@ -15,6 +15,14 @@ from octavo.tools.parser import ArgumentsText, CallBegun, CallParser, Content
 BEGIN, END = "<think>", "</think>"
 
 
+def state_of_prompt(tail: bytes) -> ThinkingState:
+    """Where an answer begins of a model that thinks; `tail`: the last bytes of its prompt."""
+    end = tail.rstrip()
+    if end.endswith(BEGIN.encode()):
+        return ThinkingState.INSIDE
+    return ThinkingState.NONE if end.endswith(END.encode()) else ThinkingState.MAYBE
+
+
 @dataclass(frozen=True, slots=True)
 class Thought:
     """Text that the model thought before it answered."""

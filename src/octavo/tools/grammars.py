@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
+from octavo.errors import InvalidRequest
 from octavo.grammar import Grammar, GrammarKind
 from octavo.tools.definitions import Tool, ToolMode, ToolUse
 from octavo.tools.formats import ToolFormat
@@ -24,13 +25,15 @@ SpecialId = Callable[[str], int | None]  # of a text that is one special token o
 Check = Callable[[Grammar], None]  # raises InvalidRequest for one that cannot be followed
 
 
-def calls_grammar(use: ToolUse, form: ToolFormat, special_id: SpecialId, check: Check) -> Grammar | None:
-    """What an answer of calls follows: from its first token on where calls are required, from where one has
-    begun on otherwise; None where none may be made. Compiles; may take long. Raises InvalidRequest for a
-    strict function whose schema cannot be followed."""
+def calls_grammar(
+    use: ToolUse, form: ToolFormat, output: Grammar | None, special_id: SpecialId, check: Check
+) -> Grammar | None:
+    """What an answer with tools follows: where calls are required, from its first token on; otherwise from
+    where a call has begun on, or, where content must follow `output`, either from the first token on.
+    Compiles; may take long. Raises InvalidRequest for a strict function whose schema cannot be followed."""
     tools = use.callable_tools
     if use.mode is ToolMode.NONE:
-        return None
+        return output
     writer = _Writer(form, special_id)
     rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
     for index, tool in enumerate(tools):
@@ -39,6 +42,11 @@ def calls_grammar(use: ToolUse, form: ToolFormat, special_id: SpecialId, check: 
     calls = f"{writer.text(form.open)} call{more} {writer.text(form.close)}"
     if use.mode is ToolMode.REQUIRED:
         return Grammar(GrammarKind.LARK, "\n".join([f"start: {calls}", *rules]), "tools")
+    if output is not None:
+        rules.append(f"content: %json {json.dumps(_content_schema(output))}")
+        return Grammar(
+            GrammarKind.LARK, "\n".join([f"start: calls | content\ncalls: {calls}", *rules]), "tools"
+        )
     if form.at_start:
         triggers = tuple(_beginning(form, tool) for tool in tools)
         junk = ["JUNK: /\\s+/"]
@@ -80,6 +88,17 @@ class _Writer:
         return [rule, f"args_{index}: %json {json.dumps(schema)}"]
 
 
+def _content_schema(output: Grammar) -> Mapping[str, object]:
+    if output.kind is not GrammarKind.JSON_SCHEMA:
+        raise InvalidRequest(
+            f"{output.param} is given with tools that may be called; allowed: a JSON schema, or tool_choice "
+            "none or required",
+            param=output.param,
+        )
+    schema = json.loads(output.text)
+    return {**(schema if isinstance(schema, dict) else {}), "x-guidance": _SPACES}
+
+
 def _schema_of(tool: Tool, check: Check) -> Mapping[str, object]:
     """What the grammar says of its arguments."""
     schema = dict(tool.parameters)
@@ -92,7 +111,7 @@ def _schema_of(tool: Tool, check: Check) -> Mapping[str, object]:
         schema.setdefault("additionalProperties", False)  # a function has its parameters, and no others
     try:
         check(Grammar(GrammarKind.LARK, f"start: %json {json.dumps(schema)}", f"tools ({tool.name})"))
-    except Exception:  # noqa: BLE001
+    except InvalidRequest:
         return {**_OBJECT, "x-guidance": _SPACES}
     return schema
 

@@ -1,0 +1,82 @@
+"""What a model's answers are made of besides text: how it writes calls, whether it thinks, and the grammar
+that calls follow. Made once for a served model."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from octavo.errors import InvalidRequest
+from octavo.grammar import Grammar, ThinkingState
+from octavo.sampling.grammars import Grammars
+from octavo.text.tokenizer import Tokenizer
+from octavo.tools.answer import BEGIN, END, state_of_prompt
+from octavo.tools.definitions import ToolUse
+from octavo.tools.formats import HERMES, ToolFormat
+from octavo.tools.grammars import calls_grammar
+
+TAIL_TOKENS = 16  # of a prompt: enough to hold what opens or closes the thinking
+
+OnThread = Callable[[str, Callable[[], Grammar | None]], Awaitable[Grammar | None]]
+
+
+class AnswersView(Protocol):
+    """As the HTTP edge sees it."""
+
+    @property
+    def form(self) -> ToolFormat:
+        """How calls are written."""
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model thinks before it answers."""
+
+    def thinking_state(self, prompt: Sequence[int]) -> ThinkingState:
+        """Where an answer to this prompt begins."""
+
+    def is_hidden(self, *, calls: bool) -> bool:
+        """Whether marks of thinking, or of calls, are special tokens, which are no text unless asked for."""
+
+    async def grammar(self, use: ToolUse, output: Grammar | None, tenant: str) -> Grammar | None:
+        """What an answer follows that may call these tools, and whose content must follow `output`. Raises
+        InvalidRequest for what cannot be followed."""
+
+
+class Answers:
+    """Of a real model. `on_thread` runs what takes long, on threads that tenants share."""
+
+    def __init__(self, tokenizer: Tokenizer, grammars: Grammars | None, on_thread: OnThread) -> None:
+        template = tokenizer.chat_template
+        self.form = HERMES if template is None else template.tool_format
+        self.thinks = template is not None and template.thinks
+        self._tokenizer = tokenizer
+        self._grammars = grammars
+        self._on_thread = on_thread
+
+    def thinking_state(self, prompt: Sequence[int]) -> ThinkingState:
+        """Where an answer to this prompt begins."""
+        if not self.thinks:
+            return ThinkingState.NONE
+        return state_of_prompt(b"".join(map(self._tokenizer.token_bytes, prompt[-TAIL_TOKENS:])))
+
+    def is_hidden(self, *, calls: bool) -> bool:
+        """Whether marks of thinking, or of calls, are special tokens."""
+        marks = (BEGIN, END) if self.thinks else ()
+        return any(
+            self._special_id(mark) is not None for mark in (*marks, *(self.form.markers if calls else ()))
+        )
+
+    async def grammar(self, use: ToolUse, output: Grammar | None, tenant: str) -> Grammar | None:
+        """What an answer with these tools follows."""
+        grammars = self._grammars
+        if grammars is None:
+            raise InvalidRequest(
+                "tools need the model's tokens as text, which are not known here", param="tools"
+            )
+        return await self._on_thread(
+            tenant, lambda: calls_grammar(use, self.form, output, self._special_id, grammars.check)
+        )
+
+    def _special_id(self, text: str) -> int | None:
+        tokens = self._tokenizer.encode(text, add_bos=False)
+        return tokens[0] if len(tokens) == 1 and tokens[0] in self._tokenizer.special_ids else None

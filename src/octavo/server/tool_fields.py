@@ -1,0 +1,96 @@
+"""The fields of a request about tools and thinking, in every dialect, and what they mean.
+
+tools, tool_choice, parallel_tool_calls             OpenAI
+reasoning_effort                                    OpenAI; given to the template, as enable_thinking is
+max_thinking_tokens; thinking_token_budget (vLLM), reasoning_budget_tokens (llama-server, -1: none)
+include_reasoning (vLLM), separate_reasoning (SGLang), reasoning_format (llama-server)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
+
+from octavo.errors import InvalidRequest, shown
+from octavo.tools.definitions import ToolUse, tool_use
+
+_FORMATS = {"none": False, "auto": True, "deepseek": True, "deepseek-legacy": True}
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingWish:
+    """What the client wants of a model's thinking."""
+
+    max_tokens: int | None
+    is_split: bool  # else it stays in the text
+    is_told: bool  # else it is left out
+
+
+class ToolsBody(BaseModel):
+    """What the template is told of tools and thinking."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    tools: object = None
+    reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+
+    @property
+    def thinking_kwargs(self) -> dict[str, object]:
+        """What the template is told of how to think."""
+        told: dict[str, object] = {}
+        if self.reasoning_effort is not None:
+            told["reasoning_effort"] = self.reasoning_effort
+        is_off = self.reasoning_effort == "none"
+        if self.enable_thinking is not None or is_off:
+            told["enable_thinking"] = bool(self.enable_thinking) and not is_off
+        return told
+
+
+class AnswerBody(ToolsBody):
+    """Tools and thinking of an answer."""
+
+    tool_choice: object = None
+    parallel_tool_calls: bool | None = None
+    max_thinking_tokens: int | None = None
+    thinking_token_budget: int | None = None
+    reasoning_budget_tokens: int | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    reasoning_format: str | None = None
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """The tools of the request, None for none. Raises InvalidRequest."""
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def thinking_wish(self) -> ThinkingWish:
+        """What becomes of the thinking. Raises InvalidRequest."""
+        given = self.reasoning_format or "auto"
+        if given not in _FORMATS:
+            raise InvalidRequest(
+                f"reasoning_format is {shown(given)}; allowed: {', '.join(_FORMATS)}",
+                param="reasoning_format",
+            )
+        is_split = _FORMATS[given] and self.separate_reasoning is not False
+        return ThinkingWish(self._budget, is_split, self.include_reasoning is not False)
+
+    @property
+    def _budget(self) -> int | None:
+        named = {
+            "max_thinking_tokens": self.max_thinking_tokens,
+            "thinking_token_budget": self.thinking_token_budget,
+            "reasoning_budget_tokens": self.reasoning_budget_tokens,
+        }
+        budgets = {name: value for name, value in named.items() if value is not None and value != -1}
+        if len(set(budgets.values())) > 1:
+            names = " and ".join(budgets)
+            raise InvalidRequest(f"{names} differ; allowed: one of them, for they mean the same", param=names)
+        name, budget = next(iter(budgets.items()), ("", None))
+        if budget is not None and not 0 <= budget < 2**31:
+            raise InvalidRequest(
+                f"{name} is {budget}; allowed: 0 to {2**31 - 1:,}, or -1 for none", param=name
+            )
+        return budget
