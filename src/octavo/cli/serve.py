@@ -18,8 +18,8 @@ def run(
     options: StartOptions,
     settings: ServerSettings,
     port: int,
-    log_level: str,
-    log_format: str,
+    log_level: str = "info",
+    log_format: str = "text",
 ) -> None:
     """Serve until a signal. The port is taken and the tenants are read before the model is loaded, so what is
     wrong with them is known at once."""
