@@ -125,6 +125,12 @@ def test_text_before_and_behind_calls_is_content_but_for_the_white_space_between
         (MISTRAL_ARGS, '[TOOL_CALLS]f[ARGS]{"a": 1}', "f", '{"a": 1}'),
         (PYTHONIC, "[f(a=True, b=None, c='x', d=[1, {'k': false}])]", "f", None),
         (PYTHONIC, "[ f( ) ]", "f", "{}"),
+        (
+            PYTHONIC,
+            '[f(from="a\\/b, c=(", to={"x": [1, "}"]})]',
+            "f",
+            '{"from": "a/b, c=(", "to": {"x": [1, "}"]}}',
+        ),
     ],
 )
 def test_what_models_write_otherwise_is_understood(
@@ -157,6 +163,12 @@ def test_a_call_that_is_cut_has_the_arguments_that_came(form: ToolFormat) -> Non
     text, arguments = form.written(CALLS[:1]), CALLS[0].arguments
     cut = every_way(text[: text.index("days")], form)
     assert cut[2] == [("get_weather", arguments[: arguments.index("days")])]
+
+
+def test_a_second_call_that_is_cut_before_its_arguments_is_nothing() -> None:
+    text = HERMES.written(CALLS[:2])
+    for cut in (text.rindex("<tool_call>") + 5, text.rindex('"name"'), text.rindex('"arguments"')):
+        assert every_way(text[:cut], HERMES) == ("", "", [("get_weather", CALLS[0].arguments)])
 
 
 @pytest.mark.parametrize(

@@ -130,19 +130,24 @@ class ChatTemplate:
 
     @functools.cached_property
     def _takes_objects(self) -> bool:
-        """Whether it writes a call's arguments as JSON where they are an object: tried once. Else it wants
-        them as JSON already."""
-        call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {"probed": 1}}}
+        """Whether it writes a call's arguments as JSON where they are an object, as transformers gives them:
+        tried once. Else it wants them as JSON already."""
+        as_object, as_text = self._tried_call({"probed": 1}), self._tried_call('{"probed": 1}')
+        is_written = '"probed":' in as_object or "probed=1" in as_object
+        return is_written or '{"probed": 1}' not in as_text
+
+    def _tried_call(self, arguments: object) -> str:
+        """What becomes of a call with these arguments; "" where the template refuses it."""
+        call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": arguments}}
         messages: list[dict[str, object]] = [
             {"role": "user", "content": "a"},
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "content": "b", "name": "f", "tool_call_id": "call00000"},
         ]
         try:
-            text = self._written(messages, {}, ChatOptions(add_generation_prompt=False), "", ())
+            return self._written(messages, {}, ChatOptions(add_generation_prompt=False), "", ())
         except OctavoError:
-            return True  # it wants something else of these messages: transformers gives objects
-        return '"probed":' in text or "probed=1" in text
+            return ""
 
     def _written(
         self,

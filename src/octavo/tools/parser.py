@@ -19,6 +19,7 @@ from octavo.tools.pythonic import PythonicCalls
 
 # More than any head or tail has, white space included.
 _HEAD_CHARS_MAX = 640
+_CUT_CHARACTER = "\ufffd"  # what the bytes of half a character become at the end of an answer
 _BLANKS = r"\s{0,8}"
 
 
@@ -176,8 +177,10 @@ class CallParser:
             self._text = self._text[len(form.close) :]
             self._end_calls()
             return True
-        may_go_on = form.next_begins.startswith(self._text) or form.close.startswith(self._text)
-        if may_go_on and not self._is_over:
+        rest = self._text.rstrip(_CUT_CHARACTER)
+        may_go_on = form.next_begins.startswith(rest) or form.close.startswith(rest)
+        if may_go_on:
+            self._text = "" if self._is_over else self._text
             return False
         self._end_calls()
         return True
@@ -197,12 +200,21 @@ class CallParser:
             return True
         return False
 
+    def _may_become_head(self) -> bool:
+        form, text = self._form, _squeezed(self._text.rstrip(_CUT_CHARACTER))
+        head = _squeezed(form.call_open)
+        return form.is_pythonic or head.startswith(text) or text.startswith(head)
+
     def _end_calls(self) -> None:
         self._state, self._has_content, self._is_behind_calls = _State.CONTENT, True, True
 
     def _give_up(self, events: list[Event]) -> None:
-        """What looked like a call is none."""
+        """What looked like a call is none; behind another, one that is cut before its arguments is
+        nothing."""
         self._state = _State.CONTENT
+        if self._num_calls and self._is_over and self._may_become_head():
+            self._text = ""
+            return
         if self._form.at_start:
             self._has_content = True
         else:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Iterator
 
 from octavo.types import ToolCall
 
 _CALL = re.compile(r"\s*([A-Za-z0-9_.-]{1,64})\s*\(")
+_NAME = re.compile(r"([A-Za-z0-9_]+)\s*=")
 _BLANKS = re.compile(r"\s*")
 _WORDS = {"true": True, "false": False, "null": None}
 _CALL_CHARS_MAX = 1 << 20
@@ -65,51 +67,65 @@ def _past(text: str, place: int, pattern: re.Pattern[str]) -> int:
 
 def _closing(text: str, start: int) -> int | None:
     """Where the parenthesis closes that was opened before `start`."""
-    depth, quote, is_escaped = 1, "", False
+    return next((place for place, letter, depth in _outside_quotes(text, start) if depth < 0), None)
+
+
+def _value_end(text: str, start: int) -> int:
+    """Where a value ends: at the next comma that is in no bracket, or at the end."""
+    commas = (place for place, letter, depth in _outside_quotes(text, start) if letter == "," and depth == 0)
+    return next(commas, len(text))
+
+
+def _outside_quotes(text: str, start: int) -> Iterator[tuple[int, str, int]]:
+    """Each letter that is in no string: its place, itself, and how many brackets are open behind it."""
+    depth, quote, is_escaped = 0, "", False
     for place in range(start, len(text)):
         letter = text[place]
-        if quote:
-            if is_escaped:
-                is_escaped = False
-            elif letter == "\\":
-                is_escaped = True
-            elif letter == quote:
-                quote = ""
+        if is_escaped:
+            is_escaped = False
+        elif quote:
+            is_escaped = letter == "\\"
+            quote = "" if letter == quote else quote
         elif letter in "\"'":
             quote = letter
-        elif letter in "([{":
-            depth += 1
-        elif letter in ")]}":
-            depth -= 1
-            if depth == 0:
-                return place
-    return None
+        else:
+            depth += (letter in "([{") - (letter in ")]}")
+            yield place, letter, depth
 
 
 def _as_json(arguments: str) -> str | None:
     """`a=1, b="x"` as a JSON object; None where it is something else."""
+    values: dict[str, object] = {}
+    place = _past(arguments, 0, _BLANKS)
     try:
-        call = ast.parse(f"f({arguments})", mode="eval").body
-        assert isinstance(call, ast.Call)
-        if call.args or any(word.arg is None for word in call.keywords):
-            return None
-        values = {str(word.arg): _value(word.value) for word in call.keywords}
+        while place < len(arguments):
+            name = _NAME.match(arguments, place)
+            if name is None:
+                return None
+            stop = _value_end(arguments, name.end())
+            values[name[1]] = _value(arguments[name.end() : stop].strip())
+            place = _past(arguments, stop + 1, _BLANKS)
         return json.dumps(values, ensure_ascii=False, allow_nan=False)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
 
 
-def _value(node: ast.expr) -> object:
+def _value(text: str) -> object:
+    """JSON's or Python's."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return _literal(ast.parse(text, mode="eval").body)
+
+
+def _literal(node: ast.expr) -> object:
     match node:
         case ast.Name(id=name) if name in _WORDS:
             return _WORDS[name]
         case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_value(item) for item in items]
+            return [_literal(item) for item in items]
         case ast.Dict(keys=keys, values=values):
-            return {
-                str(_value(key)): _value(value)
-                for key, value in zip(keys, values, strict=True)
-                if key is not None
-            }
+            pairs = zip(keys, values, strict=True)
+            return {str(_literal(key)): _literal(value) for key, value in pairs if key is not None}
         case _:
             return ast.literal_eval(node)
