@@ -249,6 +249,7 @@ class StepResult:
     seconds: float = 0.0  # how long the step took; 0: not measured
     batch_seconds: float = 0.0  # of it, for building the batch
     mask_seconds: float = 0.0  # of it, for telling which tokens grammars allow
+    num_forced: int = 0  # of the samples, tokens that came along because grammars force them
     in_grammar: frozenset[int] = frozenset()  # sequences that a grammar leads now: nothing is planned ahead
 
 

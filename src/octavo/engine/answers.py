@@ -4,8 +4,10 @@ that calls follow. Made once for a served model."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
+from octavo.engine.stats import EngineStats
 from octavo.errors import InvalidRequest
 from octavo.grammar import Grammar, ThinkingState
 from octavo.sampling.grammars import Grammars
@@ -40,6 +42,17 @@ class AnswersView(Protocol):
     async def grammar(self, use: ToolUse, output: Grammar | None, tenant: str) -> Grammar | None:
         """What an answer follows that may call these tools, and whose content must follow `output`. Raises
         InvalidRequest for what cannot be followed."""
+
+
+def with_grammars(stats: EngineStats, grammars: Grammars) -> EngineStats:
+    """The same with what compiling has cost."""
+    compiled = grammars.stats
+    return replace(
+        stats,
+        grammars_compiled=compiled.count,
+        grammar_seconds=compiled.seconds,
+        grammar_refusals=dict(compiled.refusals),
+    )
 
 
 class Answers:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
-from octavo.engine.answers import Answers
+from octavo.engine.answers import Answers, with_grammars
 from octavo.engine.assemble import Assembler, Vocabulary
 from octavo.engine.bad_words import bad_word_ids
 from octavo.engine.control import Control
@@ -376,7 +376,8 @@ class AsyncLLM:
 
     def stats(self) -> EngineStats:
         """A snapshot between two steps."""
-        return self._engine.stats
+        grammars = self.facts.grammars
+        return self._engine.stats if grammars is None else with_grammars(self._engine.stats, grammars)
 
     @property
     def engine(self) -> Engine:

@@ -316,10 +316,14 @@ class _Counters:
     tokens_recomputed_before: int = 0
     step_seconds: float = 0.0
     schedule_seconds: float = 0.0
+    mask_seconds: float = 0.0
+    forced_tokens: int = 0
 
     def record_step(self, plan: StepPlan, result: StepResult, schedule_seconds: float) -> None:
         self.step_seconds += result.seconds + schedule_seconds
         self.schedule_seconds += schedule_seconds + result.batch_seconds
+        self.mask_seconds += result.mask_seconds
+        self.forced_tokens += result.num_forced
 
     def record_update(self, update: Update) -> None:
         self.output_tokens += len(update.tokens)
@@ -365,6 +369,8 @@ class _Counters:
             tail_slots_wasted=waste,
             step_seconds=self.step_seconds,
             schedule_seconds=self.schedule_seconds,
+            mask_seconds=self.mask_seconds,
+            forced_tokens=self.forced_tokens,
             evictions=scheduler.events.blocks[EventKind.EVICTED],
             blocks_resident=scheduler.ledger.pool.backing.count,
             blocks_wanted=scheduler.idle_memory.blocks_wanted,

@@ -4,10 +4,11 @@ written against."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.engine.answers import AnswersView
+from octavo.engine.stats import EngineStats
 from octavo.inspect.own_views import OwnKvView
 from octavo.inspect.session_views import SessionBlocks
 from octavo.inspect.uses import TenantUse
@@ -79,42 +80,6 @@ class Delta:
     stop: str | int | None = None
     error: str = ""
     prompt_logprobs: tuple[TokenInfo, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A snapshot, taken between two steps. Counters only grow; blocks: free + cached + held == total."""
-
-    waiting: int = 0
-    running: int = 0
-    blocks_total: int = 0
-    blocks_held: int = 0  # with at least one holder
-    blocks_cached: int = 0  # no holder, but still named and findable
-    blocks_free: int = 0
-    block_size: int = 16
-    prompt_tokens: int = 0  # computed or taken from the cache
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    steps: int = 0
-    preemptions: int = 0
-    preemptions_kept: int = 0  # after which blocks were below
-    preemptions_recomputed: int = 0  # and others
-    tokens_recomputed: int = 0  # computed again because of a preemption
-    requests_finished: int = 0
-    tail_slots_wasted: int = 0  # allocated slots beyond the last planned position, now
-    step_seconds: float = 0.0  # total time inside steps
-    schedule_seconds: float = 0.0  # of it, scheduling, building batches and committing
-    evictions: int = 0  # cached blocks taken for new ones
-    blocks_resident: int = 0  # that may have memory behind them: taken, and not given back since
-    blocks_wanted: int = 0  # the size that was asked for; the pool is smaller while memory is short
-    blocks_pinned: int = 0  # that pins may hold
-    blocks_below: int = 0  # that can be found in the tier below
-    blocks_stored: int = 0  # sent down, brought up, and lost on the way, since the start
-    blocks_loaded: int = 0
-    transfers_failed: int = 0
-    sessions: int = 0  # that the scheduler knows
-    blocks_kept_below: int = 0  # that only damage drops from the tier below
-    events: dict[str, int] = field(default_factory=dict)  # by kind
 
 
 class Stream(Protocol):

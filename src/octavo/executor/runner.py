@@ -113,6 +113,7 @@ class Runner:
             seconds,
             batch_seconds,
             self._sampler.mask_seconds - masked,
+            sum(map(len, samples.values())) - len(samples),
             frozenset(rows[c.row].seq_id for c in plan.chunks if c.num_samples and rows[c.row].is_told)
             | frozenset(fork.child_seq_id for fork in plan.forks if rows[fork.child_row].is_told),
         )

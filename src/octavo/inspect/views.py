@@ -45,6 +45,8 @@ class SequenceView:
     num_computed: int
     usage: Usage
     table: tuple[BlockView, ...]
+    in_grammar: bool = False  # a grammar leads its output now
+    forced_tokens: int = 0  # of its output, those that the grammar forced
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class RequestView:
     seconds_left: float | None  # until its total deadline
     place: int | None  # in the queue, from 0; None unless it waits
     sequences: tuple[SequenceView, ...]
+    follows: str = ""  # what its output must follow: the client's name for it, and its kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +175,7 @@ def view_request(ledger: Ledger, live: LiveSequences, request_id: int, now: floa
     if not sequences:
         return None
     request = sequences[0].request
-    total = request.timeouts.total
+    total, grammar = request.timeouts.total, request.params.grammar
     line = list(live.waiting)
     return RequestView(
         request_id,
@@ -182,6 +185,7 @@ def view_request(ledger: Ledger, live: LiveSequences, request_id: int, now: floa
         None if total is None else request.arrival + total - now,
         line.index(sequences[0]) if sequences[0] in line else None,
         tuple(_view_sequence(ledger, live, s, now) for s in sequences),
+        "" if grammar is None else f"{grammar.param} ({grammar.kind})",
     )
 
 
@@ -267,4 +271,6 @@ def _view_sequence(ledger: Ledger, live: LiveSequences, sequence: Sequence, now:
         sequence.num_computed,
         sequence.usage(now),
         tuple(BlockView(b, pool.holders[b], pool.name_of[b] is not None) for b in sequence.holder.blocks),
+        sequence.in_grammar,
+        sequence.num_forced,
     )

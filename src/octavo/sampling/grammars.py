@@ -14,9 +14,10 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import OrderedDict
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import llguidance
 import numpy as np
@@ -78,6 +79,15 @@ class Matcher:
         return bool(self._inner.is_stopped())
 
 
+@dataclass(slots=True)
+class CompileStats:
+    """What compiling has cost since the start, and which keywords of schemas were refused."""
+
+    count: int = 0
+    seconds: float = 0.0
+    refusals: Counter[str] = field(default_factory=Counter)  # by keyword; "other" where none is to blame
+
+
 @dataclass(frozen=True, slots=True)
 class Words:
     """What a vocabulary is to a grammar. `token_bytes`: of special tokens too, as they are written."""
@@ -111,6 +121,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._end_id = -1
+        self.stats = CompileStats()  # guarded by _lock
         self._compiled: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
 
     @property
@@ -150,6 +161,7 @@ class Grammars:
                 self._compiled.move_to_end(grammar)
                 return found
             tokenizer = self._tokenizer or self._open()
+        begun = time.perf_counter()
         prototype = llguidance.LLMatcher(
             tokenizer,
             _in_the_librarys_form(grammar),
@@ -158,9 +170,14 @@ class Grammars:
                 max_grammar_size=200_000, max_lexer_states=50_000, verbose_errors=False
             ),
         )
+        keywords = _unknown_keywords(prototype.get_error()) if prototype.is_error() else []
+        with self._lock:
+            self.stats.count += 1
+            self.stats.seconds += time.perf_counter() - begun
+            self.stats.refusals.update(_counted(keywords) if prototype.is_error() else [])
         if prototype.is_error():
             raise InvalidRequest(
-                f"{grammar.param} cannot be followed: {_why(grammar, prototype.get_error())}",
+                f"{grammar.param} cannot be followed: {_why(grammar, prototype.get_error(), keywords)}",
                 param=grammar.param,
                 code="unsupported_grammar",
             )
@@ -180,20 +197,39 @@ class Grammars:
         return self._tokenizer
 
 
+# Of JSON Schema, that the library may refuse.
+_KEYWORDS = frozenset(
+    (
+        *("oneOf", "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
+        *("patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired"),
+        *("dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties", "$anchor"),
+        *("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$id", "format", "multipleOf", "additionalItems"),
+    )
+)
 _OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _OF_ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains")
 _OF_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 
 
-def _why(grammar: Grammar, message: str) -> str:
-    """The library's reason, with the places of a schema's keywords that it does not know."""
+def _unknown_keywords(message: str) -> list[str]:
+    """The schema's keywords that the library says it does not know."""
     found = re.fullmatch(r"Unimplemented keys: (\[.*\])", message.strip())
-    if found is None or grammar.kind is not GrammarKind.JSON_SCHEMA:
+    return [] if found is None else [str(key) for key in json.loads(found.group(1))]
+
+
+def _counted(keywords: list[str]) -> list[str]:
+    """As metrics name them: a client's own words are none of them."""
+    return [key if key in _KEYWORDS else "other" for key in keywords] or ["other"]
+
+
+def _why(grammar: Grammar, message: str, keywords: list[str]) -> str:
+    """The library's reason, with the places of a schema's keywords that it does not know."""
+    if not keywords or grammar.kind is not GrammarKind.JSON_SCHEMA:
         return message
-    keys, schema = json.loads(found.group(1)), json.loads(grammar.text)
-    places = [place_of(schema, key) for key in keys]
+    schema = json.loads(grammar.text)
+    places = [place_of(schema, key) for key in keywords]
     return "not supported: " + ", ".join(
-        f"{key} (at {place})" if place else key for key, place in zip(keys, places, strict=True)
+        f"{key} (at {place})" if place else key for key, place in zip(keywords, places, strict=True)
     )
 
 

@@ -71,7 +71,9 @@ class Committer:
         samples: tuple[SampledToken, ...] = ()
         if flight.num_samples:
             samples = self._taken(sequence, result.samples[sequence.seq_id])
-            sequence.goes_alone = sequence.goes_alone or sequence.seq_id in result.in_grammar
+            sequence.num_forced += len(samples) - 1
+            if sequence.seq_id in result.in_grammar:
+                sequence.in_grammar = sequence.goes_alone = True
             sequence.chain.extend(sequence.tokens)
         if flight.epoch == sequence.epoch:
             self._publish(sequence, flight.stop)

@@ -54,6 +54,8 @@ class Sequence:
     num_cached: int = 0
     num_served: int = 0  # positions that its tenant was charged for, or that came from the cache at first
     preemptions: int = 0
+    in_grammar: bool = False  # the executor has told that a grammar leads its output now
+    num_forced: int = 0  # output tokens that it forced
     num_lost: int = 0  # positions that were computed when it was preempted, until it is back
     was_admitted: bool = False
     wait: Wait = QUEUED  # why it waits, when the scheduler last looked

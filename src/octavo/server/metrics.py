@@ -55,6 +55,10 @@ _COUNTERS = MappingProxyType(
         "blocks_loaded": ("octavo_blocks_loaded", "Blocks brought up from the tier below"),
         "transfers_failed": ("octavo_transfers_failed", "Blocks lost on their way to or from the tier below"),
         "evictions": ("octavo_evictions", "Cached blocks taken for new ones"),
+        "forced_tokens": ("octavo_forced_tokens", "Output tokens that a grammar forced: they cost no step"),
+        "mask_seconds": ("octavo_mask_seconds", "Time inside steps spent on what grammars allow"),
+        "grammars_compiled": ("octavo_grammars_compiled", "Grammars and schemas that were compiled"),
+        "grammar_seconds": ("octavo_grammar_compile_seconds", "Time spent on compiling them"),
         "requests_finished": ("octavo_engine_requests_finished", "Requests that the engine has ended"),
         "step_seconds": ("octavo_step_seconds", "Time inside steps"),
         "schedule_seconds": (
@@ -172,4 +176,10 @@ class _EngineCollector(Collector):
         for kind, count in stats.events.items():
             events.add_metric([kind], count)
         yield events
+        refused = CounterMetricFamily(
+            "octavo_grammar_refusals", "Schemas refused, by keyword", labels=["keyword"]
+        )
+        for keyword, count in stats.grammar_refusals.items():
+            refused.add_metric([keyword], count)
+        yield refused
         yield GaugeMetricFamily("octavo_blocks_total", "Blocks of KV memory", value=float(stats.blocks_total))

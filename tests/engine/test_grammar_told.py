@@ -1,0 +1,54 @@
+"""What a grammar costs and does is told: in the statistics, and in the view of a request."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from octavo.config import StartOptions
+from octavo.engine.start import start_engine
+from octavo.errors import InvalidRequest
+from octavo.grammar import of_schema
+from octavo.params import SamplingParams
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a_long_name_of_a_property": {"type": "string", "minLength": 200, "maxLength": 400}},
+    "required": ["a_long_name_of_a_property"],
+    "additionalProperties": False,
+}
+
+
+def test_statistics_and_the_view_of_a_request_tell_what_a_grammar_does() -> None:
+    llm = start_engine(None, StartOptions(kv_memory_bytes=2**26, context_length=512), lambda phase: None)
+
+    async def run() -> None:
+        params = SamplingParams(max_tokens=300, temperature=0.0, grammar=of_schema(SCHEMA, "response_format"))
+        stream = await llm.submit(await llm.encode("As JSON:"), params)
+        views = []
+        async for delta in stream:
+            if delta.finish is None and len(views) < 3:
+                view = await llm.control.request(stream.request_id)
+                if view is not None:
+                    views.append(view)
+        assert views[-1].follows == "response_format (json_schema)"
+        [sequence] = views[-1].sequences
+        assert sequence.in_grammar
+        assert sequence.forced_tokens >= 3  # {"a_long_name...": "
+        stats = llm.stats()
+        assert stats.forced_tokens >= sequence.forced_tokens
+        assert stats.mask_seconds > 0.0
+        assert (stats.grammars_compiled, stats.grammar_refusals) == (1, {})
+        assert stats.grammar_seconds > 0.0
+        for schema in ({"not": {}}, {"zzz": 1, "not": {}}, {"$ref": "#/nowhere"}):
+            with pytest.raises(InvalidRequest):
+                await llm.submit([1], SamplingParams(grammar=of_schema(schema)))
+        refusals = llm.stats().grammar_refusals
+        assert refusals["not"] >= 1
+        assert set(refusals) <= {"not", "other"}
+
+    try:
+        asyncio.run(run())
+    finally:
+        llm.close()
