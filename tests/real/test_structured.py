@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
@@ -156,3 +157,34 @@ def test_what_cannot_be_followed_is_refused_with_its_reason(llm: LLM, grammar: G
     with pytest.raises(InvalidRequest, match=why) as refused:
         llm.generate(["x"], SamplingParams(max_tokens=4, grammar=grammar))
     assert refused.value.param == grammar.param
+
+
+def test_what_is_asked_of_one_token_is_what_the_mask_says_of_all(llm: LLM) -> None:
+    """The sampler asks whether a token is allowed before it asks for all that are: the answers must be the
+    same, in every state, for every token; also where canonical tokens alone may spell what is forced."""
+    grammars = llm.started.facts.grammars
+    assert grammars is not None
+    rng = np.random.default_rng(0)
+    lark = of_text(GrammarKind.LARK, 'start: "international" ("e" | "is" /[a-z]{2,5}/)', "grammar")
+    size, num_forced, num_open = llm.started.facts.vocab_size, 0, 0
+    for grammar in (
+        of_schema(PERSON),
+        of_schema({"type": "object"}),
+        of_choices(["yes, indeed", "yes"]),
+        lark,
+    ):
+        matcher = grammars.begin(grammar, ())
+        for _ in range(25):
+            scores = np.zeros(size, np.float32)
+            matcher.mask(scores)
+            allowed = np.flatnonzero(scores == 0)
+            only = matcher.only()
+            num_forced, num_open = num_forced + (only is not None), num_open + (only is None)
+            tried = range(size) if only is None and rng.random() < 0.3 else rng.integers(0, size, 500)
+            tried = [*map(int, tried), *map(int, allowed[:100])]
+            assert [matcher.allows(token) for token in tried] == (scores[tried] == 0).tolist()
+            assert only is None or allowed.tolist() == [only]
+            if matcher.is_at_end:
+                break
+            assert matcher.accept(int(rng.choice(allowed))) == ""
+    assert min(num_forced, num_open) > 10

@@ -320,3 +320,19 @@ def sessions(
 
     words = [*([model] if model else []), "--kv-memory", kv_memory, "--disk-size", disk_size]
     run(words, folder, Scenario(n, lines, out), as_json=as_json)
+
+
+@bench_app.command()
+def structured(
+    model: opt.Model = None,
+    rows: Annotated[int, typer.Option(help="Requests at once.", min=1, max=1024)] = 32,
+    tokens: Annotated[
+        int, typer.Option(help="Output tokens of a row, where they are compared.", min=1, max=900)
+    ] = 96,
+    rounds: Annotated[int, typer.Option(help="Rounds that are measured, all variants in each.", min=1)] = 5,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Show what it costs to follow schemas, and what tokens that they force save."""
+    from octavo.cli.bench_structured import run
+
+    run(model, rows, tokens, rounds, as_json=as_json)

@@ -90,6 +90,7 @@ class Started:
     fingerprint: bytes  # what its blocks below are bound to
     sessions: SessionSupport
     readying: PagePrefaulter  # of the pool's first memory, beside all else
+    runner: Runner  # what the engine's executor runs
 
 
 def start_engine(
@@ -210,7 +211,7 @@ def engine_over(
         engine.scheduler.tenants.set_policies(policies_of(budget.bytes_per_block))
     restore(engine.scheduler, sessions.store, engine.clock())
     engine.publish()
-    return Started(engine, loaded, facts, budget, ops, fingerprint, sessions, runner.readying)
+    return Started(engine, loaded, facts, budget, ops, fingerprint, sessions, runner.readying, runner)
 
 
 def words_of(tokenizer: Tokenizer, vocab_size: int) -> Words:

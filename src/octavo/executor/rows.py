@@ -43,9 +43,13 @@ class Row:
 
     @property
     def is_plain(self) -> bool:
-        """True where it needs the likeliest token of its raw logits alone."""
-        is_free = self.guide is None or self.guide.is_free
-        return is_free and self.length - self.num_prompt >= self.plain_from
+        """True where it needs the likeliest token of its raw logits alone, of those that its guide allows."""
+        return self.length - self.num_prompt >= self.plain_from
+
+    @property
+    def is_led(self) -> bool:
+        """True where its guide forbids tokens."""
+        return self.guide is not None and not self.guide.is_free
 
 
 class Rows:

@@ -11,6 +11,7 @@ not know queues, names or reference counts.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ from octavo.kernels.prefault import PagePrefaulter
 from octavo.model.decoder import hidden_states, project
 from octavo.model.spec import Model
 from octavo.sampling.grammars import Grammars
+from octavo.sampling.guides import Guide
 from octavo.sampling.logprobs import logprobs_of
 from octavo.sampling.sampler import SampleFailure, Sampler, SampleRow
 from octavo.types import Chunk, SampledToken, StepPlan, StepResult
@@ -199,9 +201,15 @@ class Runner:
 
     def _outcomes(self, hidden: Floats, places: list[tuple[int, int]]) -> list[SampledToken | SampleFailure]:
         """For each row and the place of its hidden state: the token that follows. Rows that need the
-        likeliest alone have no logits written, whatever stands beside them."""
+        likeliest alone have no logits written, whatever stands beside them; of rows that a guide leads, those
+        whose likeliest token was allowed the last time are tried so first."""
         plain = [place for place in places if self._rows[place[0]].is_plain]
-        found = self._likeliest(hidden, plain) if plain else {}
+        led = {place[0]: guide for place in plain if (guide := self._guide_of(place[0])) is not None}
+        found = self._told_by_guides(led) if led else {}
+        plain = [(row, at) for row, at in plain if row not in found]
+        plain = [(row, at) for row, at in plain if row not in led or led[row].was_allowed]
+        likeliest = self._likeliest(hidden, plain) if plain else {}
+        found |= self._without_refused(likeliest, led) if led else likeliest
         others = [place for place in places if place[0] not in found]
         if others:
             taken, of_place = self._taken(hidden, others)
@@ -212,6 +220,27 @@ class Runner:
             for (row, _), outcome in zip(others, self._sampler.sample(logits, rows), strict=True):
                 found[row] = outcome
         return [found[row] for row, _ in places]
+
+    def _guide_of(self, row: int) -> Guide | None:
+        entry = self._rows[row]
+        return entry.guide if entry.is_led else None
+
+    def _told_by_guides(self, led: Mapping[int, Guide]) -> dict[int, SampledToken | SampleFailure]:
+        """By row: tokens that must come, whatever the logits are."""
+        with self._sampler.timed():
+            only = {row: guide.only() for row, guide in led.items()}
+        return {row: SampledToken(token) for row, token in only.items() if token is not None}
+
+    def _without_refused(
+        self, found: dict[int, SampledToken | SampleFailure], led: Mapping[int, Guide]
+    ) -> dict[int, SampledToken | SampleFailure]:
+        """Those that no guide forbids."""
+        with self._sampler.timed():
+            return {
+                row: outcome
+                for row, outcome in found.items()
+                if row not in led or not isinstance(outcome, SampledToken) or led[row].allows(outcome.token)
+            }
 
     def _likeliest(
         self, hidden: Floats, places: list[tuple[int, int]]
@@ -236,7 +265,7 @@ class Runner:
     def _sample_row(self, row: int) -> SampleRow:
         entry = self._rows[row]
         history = self._rows.history(row)
-        guide = None if entry.guide is None or entry.guide.is_free else entry.guide
+        guide = entry.guide if entry.is_led else None
         return SampleRow(
             entry.params, entry.masks, entry.seed, entry.choice, entry.num_prompt, history, guide
         )

@@ -29,6 +29,11 @@ def keep_ids(scores: Floats, params: SamplingParams) -> Ids | None:
     return kept
 
 
+def filters(params: SamplingParams) -> bool:
+    """Whether any of them is on."""
+    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+
 def nucleus(scores: Floats, top_p: float) -> Ids:
     """The fewest likeliest tokens whose probabilities add up to `top_p`: the token that crosses is kept.
 

@@ -56,6 +56,18 @@ class Matcher:
         allowed = np.unpackbits(words.view(np.uint8)[0], bitorder="little")[: scores.shape[0]]
         scores[allowed == 0] = -np.inf
 
+    def only(self) -> int | None:
+        """The token that must come next; None where several may."""
+        if self._inner.is_stopped():
+            return None if self._inner.is_error() else self._end_id
+        tokens = self._inner.compute_ff_tokens()
+        return tokens[0] if tokens else None
+
+    def allows(self, token: int) -> bool:
+        """Whether this token may come next: the same as in the mask, for a hundredth of what that costs."""
+        only = self.only()
+        return self._inner.validate_tokens([token]) == 1 if only is None else token == only
+
     def accept(self, token: int) -> str:
         """A sampled token. Returns why the grammar cannot go on, or ""; that it may be an end token."""
         if self._inner.is_stopped() and not self._inner.is_error():

@@ -64,6 +64,7 @@ class Guide:
         self._dictated: list[int] = []  # tokens that must come next, one after the other
         self._num_thought = 0  # tokens
         self._is_watching = False  # FREE: for a trigger
+        self.was_allowed = True  # the token that was asked for last: the next one's fate is likely the same
         self._recent = _Recent(grammars.token_bytes)
         assert thinking is None or thinking.state is not None, "where the output begins is not resolved"
         state = ThinkingState.NONE if thinking is None else thinking.state
@@ -83,7 +84,7 @@ class Guide:
         twin._phase, twin._num_thought = self._phase, self._num_thought
         twin._matcher = None if self._matcher is None else self._matcher.copy()
         twin._dictated, twin._is_watching = list(self._dictated), self._is_watching
-        twin._recent = self._recent.copy()
+        twin._recent, twin.was_allowed = self._recent.copy(), self.was_allowed
         return twin
 
     @property
@@ -96,12 +97,30 @@ class Guide:
         """True from where the grammar leads on: what it forces may come along with a sample."""
         return self._phase is _Phase.IN_GRAMMAR and not self._dictated
 
+    def only(self) -> int | None:
+        """The token that must come next; None where several may."""
+        if self._dictated:
+            return self._dictated[0]
+        if self._matcher is None or self._opening_token() is not None:
+            return None
+        return self._matcher.only()
+
+    def allows(self, token: int) -> bool:
+        """Whether this token may come next: the same as in the mask, and much cheaper."""
+        if self._dictated:
+            return token == self._dictated[0]
+        self.was_allowed = (
+            self._matcher is None or token == self._opening_token() or self._matcher.allows(token)
+        )
+        return self.was_allowed
+
     def mask(self, scores: Floats) -> None:
         """Make impossible in `scores` (V,) what may not come next."""
-        if self._dictated:
-            kept = scores[self._dictated[0]]
+        only = self.only()
+        if only is not None:
+            kept = scores[only]
             scores[:] = -np.inf
-            scores[self._dictated[0]] = kept
+            scores[only] = kept
         elif self._matcher is not None:
             opening = self._opening_token()
             kept = None if opening is None else scores[opening]

@@ -11,8 +11,9 @@ Ties go to the lowest id, everywhere.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from octavo import _native
 from octavo.kernels.contract import Floats, Ints
 from octavo.params import SamplingParams
-from octavo.sampling.filters import keep_ids
+from octavo.sampling.filters import filters, keep_ids
 from octavo.sampling.guides import Guide
 from octavo.sampling.logprobs import log_normalisers, with_logprob
 from octavo.sampling.masks import Masks
@@ -102,17 +103,37 @@ class Sampler:
             return params.logprobs
         return params.beams.num_candidates(len(params.end_ids(self._stop_ids)))
 
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Its time is spent on what grammars allow."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.mask_seconds += time.perf_counter() - begun
+
     def _draw(self, raw: Floats, row: SampleRow) -> int | SampleFailure:
-        """Sample one row (V,) that is more than a plain argmax."""
-        scores = raw.copy()
-        params = row.params
+        """Sample one row (V,) that is more than a plain argmax. Where a guide leads it, a token is drawn as
+        if there were none: it stands if it is allowed, for then none of those that are is above it. Filters
+        cut the allowed ones alone, so they need to know all of them first."""
+        scores, params, guide = raw.copy(), row.params, row.guide
         if adjusts(params, row.num_output):
             adjust(scores, params, row.masks, row.history, row.num_prompt, self._stop_ids)
-        if row.guide is not None:
-            begun = time.perf_counter()
-            row.guide.mask(scores)
-            self.mask_seconds += time.perf_counter() - begun
-        best = scores.max()
+        if guide is None:
+            return self._drawn(scores, row)
+        if params.greedy or not filters(params):
+            first = self._drawn(scores.copy(), row)
+            with self.timed():
+                is_allowed = isinstance(first, int) and guide.allows(first)
+            if is_allowed:
+                return first
+        with self.timed():
+            guide.mask(scores)
+        return self._drawn(scores, row)
+
+    def _drawn(self, scores: Floats, row: SampleRow) -> int | SampleFailure:
+        """The token for scores (V,), which are changed."""
+        params, best = row.params, scores.max()
         if not np.isfinite(best):
             return SampleFailure(
                 "no token is left to sample from: allowed_token_ids, banned_sequences (bad_words), "

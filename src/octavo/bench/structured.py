@@ -1,0 +1,125 @@
+"""What it costs that an output must follow a schema, and what tokens that the schema forces save: the real
+engine over a real model, all variants in turn, round after round.
+
+    free        so many rows at once, no grammar: greedy, and every token costs a step
+    masked      the same rows, each with a schema of its own that forces next to nothing: what masks cost
+    extraction  each fills in a record of many fields: what it costs token by token
+    forwarded   the same, and forced tokens come along with the sample before them
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from octavo.config import StartOptions
+from octavo.engine.llm import LLM
+from octavo.errors import ConfigError
+from octavo.grammar import Grammar, of_schema
+from octavo.params import SamplingParams
+
+VARIANTS = ("free", "masked", "extraction", "forwarded")
+RECORD_TOKENS_MAX = 500
+_TEXT = (
+    "Invoice {n}: Anna Berg of 12 Main Street, Rome, ordered {n} chairs and 2 tables on 3 May 2024 and has "
+    "paid by card. As JSON:"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredResult:
+    """One variant, the medians of its rounds."""
+
+    variant: str
+    rows: int
+    output_tokens: int
+    forced_tokens: int
+    steps: int
+    tokens_per_second: float
+    mask_share: float  # of the time in steps
+
+
+def measure_structured(
+    model: str | None, rows: int, tokens: int, rounds: int, tell: Callable[[str], None] = lambda text: None
+) -> Iterator[StructuredResult]:
+    """All variants, when all rounds are done. Raises ConfigError, ModelError."""
+    if rows < 1 or rounds < 1:
+        raise ConfigError(f"rows is {rows} and rounds {rounds}; allowed: 1 and more")
+    options = StartOptions(context_length=1024, max_seqs=max(rows, 2), prefix_caching=False, pace=False)
+    measured: dict[str, list[StructuredResult]] = {variant: [] for variant in VARIANTS}
+    with LLM(model, options) as llm:
+        for number in range(rounds + 1):
+            for variant in VARIANTS:
+                tell(f"round {number} of {rounds}: {variant} ...")
+                measured[variant].append(_measure(llm, variant, rows, tokens))
+    for results in measured.values():
+        kept = results[1:]  # the first compiles, and warms up
+        speeds = statistics.median(result.tokens_per_second for result in kept)
+        share = statistics.median(result.mask_share for result in kept)
+        yield replace(kept[-1], tokens_per_second=speeds, mask_share=share)
+
+
+def _measure(llm: LLM, variant: str, rows: int, tokens: int) -> StructuredResult:
+    params = [_params(variant, row, tokens) for row in range(rows)]
+    prompts = [_TEXT.format(n=row + 1) for row in range(rows)]
+    runner = llm.started.runner
+    before, config = llm.engine.stats, runner.config
+    runner.config = replace(config, fast_forward=variant == "forwarded")
+    begun = time.perf_counter()
+    try:
+        outputs = llm.generate(prompts, params)
+    finally:
+        runner.config = config
+    seconds, after = time.perf_counter() - begun, llm.engine.stats
+    count = sum(len(output.choices[0].token_ids) for output in outputs)
+    return StructuredResult(
+        variant,
+        rows,
+        count,
+        after.forced_tokens - before.forced_tokens,
+        after.steps - before.steps,
+        count / seconds,
+        (after.mask_seconds - before.mask_seconds) / (after.step_seconds - before.step_seconds),
+    )
+
+
+def _params(variant: str, row: int, tokens: int) -> SamplingParams:
+    if variant == "free":
+        return SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    grammar = _words(row) if variant == "masked" else _record(row)
+    most = tokens if variant == "masked" else RECORD_TOKENS_MAX
+    return SamplingParams(max_tokens=most, temperature=0.0, grammar=grammar)
+
+
+def _words(row: int) -> Grammar:
+    """A list of words that does not end."""
+    item = {"type": "string", "maxLength": 40 + row}
+    return of_schema({"type": "array", "items": item, "minItems": 1000})
+
+
+def _record(row: int) -> Grammar:
+    """Twelve fields that the text answers."""
+    text, number = (
+        {"type": "string", "maxLength": 12 + row % 4},
+        {"type": "integer", "minimum": 0, "maximum": 99},
+    )
+    fields = {
+        f"invoice_number_{row}": number,
+        "customer_first_name": text,
+        "customer_last_name": text,
+        "billing_address": {
+            "type": "object",
+            "properties": {"street_name": text, "house_number": number, "city": text},
+            "required": ["street_name", "house_number", "city"],
+            "additionalProperties": False,
+        },
+        "ordered_chairs": number,
+        "ordered_tables": number,
+        "payment_method": {"enum": ["card", "cash", "transfer"]},
+        "is_already_paid": {"type": "boolean"},
+    }
+    return of_schema(
+        {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    )
