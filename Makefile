@@ -1,13 +1,14 @@
 # make serve   from an empty machine to a running server (Debian 12, Python 3.11+, a C++ compiler)
 # make test    sets up and passes the tests
-# make test-attack, test-clients   a real server under malice and load; other projects' programs beside it
+# make test-attack, test-clients, test-schemas   a real server under malice and load; other projects' programs
+#   beside it; schemas by the hundred
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 MODEL  ?=
 PORT   ?= 8000
 
-.PHONY: serve test test-attack test-clients lint sanitize planted-bugs clean
+.PHONY: serve test test-attack test-clients test-schemas lint sanitize planted-bugs clean
 .DELETE_ON_ERROR:
 
 # Reinstalled when anything that is compiled or installed changes.
@@ -28,6 +29,10 @@ test-attack: $(VENV)/.installed-for-tests
 test-clients: $(VENV)/.installed-for-tests
 	test -x $(VENV)/clients/bin/lm_eval || { $(PYTHON) -m venv $(VENV)/clients && $(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check 'lm-eval[api]' litellm; }
 	$(BIN)/python -m pytest tests/clients -m clients -s
+
+# 560 schemas, filled in by the default model: served, refused and cut are counted, answers are validated.
+test-schemas: $(VENV)/.installed-for-tests
+	$(BIN)/python -m pytest tests/schemas -m schemas -s
 
 lint: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check src tests bench

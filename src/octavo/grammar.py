@@ -81,8 +81,14 @@ def of_schema(schema: object, param: str = "json_schema") -> Grammar:
         raise InvalidRequest(
             f"{param} is {shown(schema)}; allowed: a JSON schema, which is an object", param=param
         )
+    if schema is False:
+        raise InvalidRequest(
+            f"{param} cannot be followed: not supported: false (at #), which no value follows",
+            param=param,
+            code="unsupported_grammar",
+        )
     try:
-        text = json.dumps(schema, allow_nan=False)
+        text = json.dumps({} if schema is True else schema, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidRequest(f"{param} is no JSON: {error}", param=param) from None
     return Grammar(GrammarKind.JSON_SCHEMA, text, param)

@@ -98,3 +98,41 @@ def test_names_of_properties_and_values_are_no_keywords() -> None:
 def test_choices_that_are_none_are_refused(given: object) -> None:
     with pytest.raises(InvalidRequest):
         of_choices(given)
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        (
+            {"properties": {"a": {"oneOf": [{"minimum": 1}, {"maximum": 2}]}}},
+            "oneOf (at #/properties/a): oneOf",
+        ),
+        ({"items": {"type": "string", "format": "regex"}}, "format (at #/items): Unknown format: regex"),
+        ({"$ref": "http://localhost/x.json"}, "$ref (at #)"),
+        ({"items": {"minProperties": 3, "required": ["a"]}}, "minProperties (at #/items)"),
+        (False, "false (at #)"),
+    ],
+)
+def test_a_keyword_is_named_whatever_the_library_says(grammars: Grammars, schema: object, says: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        grammars.check(of_schema(schema))
+    assert raised.value.code == "unsupported_grammar"
+    assert f"not supported: {says}" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        {"minProperties": 2, "required": ["a"]},
+        {
+            "oneOf": [
+                {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]}
+                for kind in "ab"
+            ]
+        },
+    ],
+)
+def test_what_can_be_followed_after_all_is_served(grammars: Grammars, schema: object) -> None:
+    """As pydantic writes a union that a field tells apart; `true` allows everything."""
+    grammars.check(of_schema(schema))

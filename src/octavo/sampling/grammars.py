@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import llguidance
@@ -173,6 +173,7 @@ class Grammars:
                 self._compiled.move_to_end(grammar)
                 return found
             tokenizer = self._tokenizer or self._open()
+        _refuse_repeated_names(grammar)
         begun = time.perf_counter()
         prototype = llguidance.LLMatcher(
             tokenizer,
@@ -215,18 +216,35 @@ _KEYWORDS = frozenset(
         *("oneOf", "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
         *("patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired"),
         *("dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties", "$anchor"),
-        *("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$id", "format", "multipleOf", "additionalItems"),
+        *(
+            "$ref",
+            "$dynamicRef",
+            "$dynamicAnchor",
+            "$recursiveRef",
+            "$id",
+            "format",
+            "multipleOf",
+            "additionalItems",
+        ),
     )
 )
+# What the library says where a keyword's value is what it does not know.
+_SAID_OF = {
+    "oneOf": "oneOf constraints are not supported",
+    "format": "Unknown format",
+    "$ref": "URI reference|not present in a registry|[Uu]nresolvable|Pointer",
+}
 _OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _OF_ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains")
 _OF_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 
 
 def _unknown_keywords(message: str) -> list[str]:
-    """The schema's keywords that the library says it does not know."""
+    """The schema's keywords that the library says it does not know, or cannot follow."""
     found = re.fullmatch(r"Unimplemented keys: (\[.*\])", message.strip())
-    return [] if found is None else [str(key) for key in json.loads(found.group(1))]
+    if found is not None:
+        return [str(key) for key in json.loads(found.group(1))]
+    return [keyword for keyword, words in _SAID_OF.items() if re.search(words, message)][:1]
 
 
 def _counted(keywords: list[str]) -> list[str]:
@@ -240,17 +258,45 @@ def _why(grammar: Grammar, message: str, keywords: list[str]) -> str:
         return message
     schema = json.loads(grammar.text)
     places = [place_of(schema, key) for key in keywords]
-    return "not supported: " + ", ".join(
+    named = ", ".join(
         f"{key} (at {place})" if place else key for key, place in zip(keywords, places, strict=True)
     )
+    said = "" if message.startswith("Unimplemented") else f": {message.splitlines()[0]}"
+    return f"not supported: {named}{said}"
+
+
+def _refuse_repeated_names(grammar: Grammar) -> None:
+    """Raise InvalidRequest for a number of properties that repeated names could make up: no grammar knows
+    which names were written."""
+    if grammar.kind is not GrammarKind.JSON_SCHEMA or '"minProperties"' not in grammar.text:
+        return
+
+    def repeats(schema: Mapping[str, object]) -> bool:
+        least, named = schema.get("minProperties"), schema.get("required")
+        count = len(named) if isinstance(named, list) else 0
+        return isinstance(least, int) and least > count + 1
+
+    place = place_where(json.loads(grammar.text), repeats)
+    if place is not None:
+        raise InvalidRequest(
+            f"{grammar.param} cannot be followed: not supported: minProperties (at {place}) of more than the "
+            "required ones and one",
+            param=grammar.param,
+            code="unsupported_grammar",
+        )
 
 
 def place_of(schema: object, keyword: str, at: str = "#") -> str | None:
     """Where a schema first uses this keyword, as a JSON pointer; names of properties and values do not count.
     O(schema)."""
+    return place_where(schema, lambda one: keyword in one, at)
+
+
+def place_where(schema: object, is_it: Callable[[Mapping[str, object]], bool], at: str = "#") -> str | None:
+    """Where the first of a schema's schemas is that is so, as a JSON pointer. O(schema)."""
     if not isinstance(schema, dict):
         return None
-    if keyword in schema:
+    if is_it(schema):
         return at
     inner: list[tuple[object, str]] = []
     for key in _OF_NAMES:
@@ -260,7 +306,7 @@ def place_of(schema: object, keyword: str, at: str = "#") -> str | None:
     for key in _OF_MANY:
         if isinstance(schema.get(key), list):
             inner += [(value, f"{at}/{key}/{index}") for index, value in enumerate(schema[key])]
-    return next((place for value, where in inner if (place := place_of(value, keyword, where))), None)
+    return next((place for value, where in inner if (place := place_where(value, is_it, where))), None)
 
 
 def _in_the_librarys_form(grammar: Grammar) -> str:
