@@ -1,5 +1,5 @@
-"""Five hundred schemas in the manner of the JSON Schema Test Suite (draft 2020-12): every keyword of it, those
-that grammars cannot follow too, alone and beside others. Made from small families, not drawn."""
+"""Five hundred schemas in the manner of the JSON Schema Test Suite (draft 2020-12): all its keywords, alone
+and beside others, also what grammars cannot follow. Made from small families, not drawn."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from tests.schemas.suite import cases
 
 from octavo import LLM, SamplingParams
 from octavo.config import StartOptions
+from octavo.errors import InvalidRequest
 from octavo.grammar import Grammar, GrammarKind, of_choices, of_schema, of_text
 from octavo.sampling.grammars import Grammars
 from octavo.types import FinishReason
