@@ -23,6 +23,7 @@ from octavo.memory.names import root_name
 from octavo.memory.tiers import OffloadTier
 from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, RopeSpec
 from octavo.params import SamplingParams
+from octavo.sampling.grammars import Grammars
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step.config import SchedulerConfig
 from octavo.types import FinishReason, Request, SampledToken
@@ -124,13 +125,23 @@ def tiny_engine(
     staging: int = 0,
     watch: MemoryWatch | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    grammars: Grammars | None = None,
+    fast_forward: bool = True,
 ) -> Engine:
     """An engine over the tiny model, turned by the caller."""
     model = model or tiny_model(ops)
     inbox = Inbox()
     worker = None if store is None else TransferWorker(store, inbox.put)
-    config_of_runner = RunnerConfig(num_blocks + staging, block_size, rows, CONTEXT, frozenset([EOS]), kv)
-    runner = Runner(model, ops, config_of_runner, worker)
+    config_of_runner = RunnerConfig(
+        num_blocks + staging,
+        block_size,
+        rows,
+        CONTEXT,
+        frozenset([EOS]),
+        kv,
+        fast_forward=fast_forward,
+    )
+    runner = Runner(model, ops, config_of_runner, worker, grammars)
     config = SchedulerConfig(
         rows,
         step_tokens,

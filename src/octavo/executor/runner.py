@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.executor.rows import Rows
+from octavo.executor.rows import Row, Rows
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import Batch, Floats, KvShape, Ops
 from octavo.kernels.prefault import PagePrefaulter
@@ -190,14 +190,18 @@ class Runner:
             failed[entry.seq_id] = SampleFailure(f"its grammar ended: {why_not}", False)
             return
         was_told, entry.is_told = entry.is_told, entry.is_told or entry.guide.is_constrained
-        if not was_told or entry.params.logprobs is not None or not self.config.fast_forward:
+        if not was_told or not self._may_forward(entry):
             return
         forced = entry.guide.forced()
-        if entry.length - entry.num_prompt + len(forced) < entry.params.min_tokens:
-            forced = [token for token in forced if token not in self.config.stop_ids]
         for token in forced:
             self._rows.append(row, token)
         samples[entry.seq_id] = (sampled, *map(SampledToken, forced))
+
+    def _may_forward(self, entry: Row) -> bool:
+        """Whether what is forced is what would be sampled: no logits are wanted, and nothing else forbids
+        tokens, as an end token before `min_tokens`."""
+        params, is_long_enough = entry.params, entry.length - entry.num_prompt >= entry.params.min_tokens
+        return self.config.fast_forward and params.logprobs is None and entry.masks is None and is_long_enough
 
     def _outcomes(self, hidden: Floats, places: list[tuple[int, int]]) -> list[SampledToken | SampleFailure]:
         """For each row and the place of its hidden state: the token that follows. Rows that need the

@@ -1,0 +1,85 @@
+"""The cases of grammars refuse bugs that are planted on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from tests.engine.grammar_cases import Undisturbed, differences
+
+from octavo.executor import rows
+from octavo.executor.runner import Runner
+from octavo.params import SamplingParams
+from octavo.sampling.grammars import Grammars
+from octavo.sampling.guides import Guide, guide_of
+from octavo.scheduler.committing import Committer
+from octavo.scheduler.sequence import Sequence as Running
+
+CASES = range(80)
+
+
+def share_by_forks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Guide, "copy", lambda self: self)
+
+
+def begin_afresh_when_readmitted(patch: pytest.MonkeyPatch) -> None:
+    def begun(params: SamplingParams, grammars: Grammars | None, output: Sequence[int]) -> Guide | None:
+        return guide_of(params, grammars, ())
+
+    patch.setattr(rows, "guide_of", begun)
+
+
+def publish_what_is_forced_early(patch: pytest.MonkeyPatch) -> None:
+    publish = Committer._publish
+
+    def early(self: Committer, sequence: Running, num_computed: int) -> None:
+        assert sequence.table is not None
+        publish(self, sequence, num_computed)
+        size = self._context.ledger.block_size
+        there = min(len(sequence.tokens), len(sequence.table) * size)
+        if sequence.num_forced and there > num_computed:
+            self._context.ledger.publish(sequence.table, sequence.chain.names, there)
+
+    patch.setattr(Committer, "_publish", early)
+
+
+def mask_the_wrong_row(patch: pytest.MonkeyPatch) -> None:
+    guides_of = Runner._guide_of
+
+    def neighbours(self: Runner, row: int) -> Guide | None:
+        own = guides_of(self, row)
+        others = (entry.guide for entry in self._rows._rows if entry is not None and entry.is_led)
+        return own and next((guide for guide in others if guide is not own), own)
+
+    patch.setattr(Runner, "_guide_of", neighbours)
+
+
+def plan_ahead_of_a_grammar(patch: pytest.MonkeyPatch) -> None:
+    """The host is not told that a grammar leads, and plans on while what is forced comes along."""
+    run = Runner.run
+    patch.setattr(Runner, "run", lambda self, plan: replace(run(self, plan), in_grammar=frozenset()))
+
+
+PLANTED = (
+    share_by_forks,
+    begin_afresh_when_readmitted,
+    publish_what_is_forced_early,
+    mask_the_wrong_row,
+    plan_ahead_of_a_grammar,
+)
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_caught(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+    calm = Undisturbed()
+    for seed in CASES:
+        calm.of(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        found = next((found for seed in CASES if (found := differences(calm, [seed]))), None)
+    assert found is not None, "it was not noticed"
+
+
+def test_without_a_bug_nothing_is_found() -> None:
+    assert differences(Undisturbed(), CASES) == []
