@@ -14,6 +14,6 @@ class Attachment(Protocol):
     def on_last_token(self, request: Request) -> str:
         """Its last token is here, and its blocks are still held. Returns why it fails all the same, or ""."""
 
-    def on_end(self, request: Request, num_tokens: int, chain: NameChain, *, is_well: bool) -> None:
-        """It has ended after so many tokens, prompt and output, which have these names; its blocks are unheld
-        now. `is_well`: by its last token, else it was cancelled, failed, or out of time."""
+    def on_end(self, request: Request, num_computed: int, chain: NameChain, *, is_well: bool) -> None:
+        """It has ended; of so many of its tokens, prompt and output, K and V were computed, not of those that
+        came last. They have these names; its blocks are unheld now. `is_well`: by its last token, else it was cancelled, failed, or out of time."""

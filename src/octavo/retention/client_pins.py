@@ -154,7 +154,7 @@ class ClientPins:
             self._record_resumed(pin)
         return ""
 
-    def on_end(self, request: Request, num_tokens: int, chain: NameChain, *, is_well: bool) -> None:
+    def on_end(self, request: Request, num_computed: int, chain: NameChain, *, is_well: bool) -> None:
         """A request that ended otherwise has filled nothing."""
         if not is_well:
             self.give_up(request)

@@ -102,7 +102,7 @@ class SessionHolds:
         """Nothing is kept before its blocks are unheld."""
         return ""
 
-    def on_end(self, request: Request, num_tokens: int, chain: NameChain, *, is_well: bool) -> None:
+    def on_end(self, request: Request, num_computed: int, chain: NameChain, *, is_well: bool) -> None:
         """A turn has ended. If well, or because its client stopped it on purpose, keep its full blocks; else
         nothing has changed."""
         session = self._table.turn_of(request)
@@ -111,10 +111,9 @@ class SessionHolds:
         if not is_well and session.num_told is None:
             self._close_turn(session)
             return
-        num_tokens -= 1  # the last one's K and V were never computed
         if session.num_told is not None:
-            num_tokens = min(num_tokens, session.num_told)
-        session.names = chain.names[: num_tokens // self._context.ledger.block_size]
+            num_computed = min(num_computed, session.num_told)
+        session.names = chain.names[: num_computed // self._context.ledger.block_size]
         session.num_shared = min(chain.num_shared, len(session.names))
         session.is_suspended = session.is_promised = session.may_lack_last = False
         self._close_turn(session)

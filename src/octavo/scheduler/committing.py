@@ -71,6 +71,7 @@ class Committer:
         samples: tuple[SampledToken, ...] = ()
         if flight.num_samples:
             samples = self._taken(sequence, result.samples[sequence.seq_id])
+            sequence.num_last = len(samples)
             sequence.num_forced += len(samples) - 1
             if sequence.seq_id in result.in_grammar:
                 sequence.in_grammar = sequence.goes_alone = True

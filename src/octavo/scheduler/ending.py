@@ -33,4 +33,5 @@ class Ending:
         """It holds nothing any more."""
         self._live.close(sequence)
         for attached in sequence.attached:
-            attached.on_end(sequence.request, len(sequence.tokens), sequence.chain, is_well=is_well)
+            num_computed = len(sequence.tokens) - sequence.num_last
+            attached.on_end(sequence.request, num_computed, sequence.chain, is_well=is_well)

@@ -56,6 +56,7 @@ class Sequence:
     preemptions: int = 0
     in_grammar: bool = False  # the executor has told that a grammar leads its output now
     num_forced: int = 0  # output tokens that it forced
+    num_last: int = 1  # tokens that came last, with one sample: not computed when the sequence ends there
     num_lost: int = 0  # positions that were computed when it was preempted, until it is back
     was_admitted: bool = False
     wait: Wait = QUEUED  # why it waits, when the scheduler last looked

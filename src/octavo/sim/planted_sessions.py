@@ -88,9 +88,9 @@ def _suspend_what_was_resumed(self: SessionHolds, tenant: str, session_id: str) 
 
 
 def _end_turn_without_turn(
-    self: SessionHolds, request: Request, num_tokens: int, chain: NameChain, *, is_well: bool
+    self: SessionHolds, request: Request, num_computed: int, chain: NameChain, *, is_well: bool
 ) -> None:
-    _ON_END(self, request, num_tokens, chain, is_well=is_well)
+    _ON_END(self, request, num_computed, chain, is_well=is_well)
     session = self._table.get(request.session)
     if session is not None:
         session.turn = request.request_id
