@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 MODEL  ?=
 PORT   ?= 8000
 
-.PHONY: serve test test-attack test-clients test-schemas lint sanitize planted-bugs clean
+.PHONY: serve test test-attack test-clients test-clients-node test-schemas lint sanitize planted-bugs clean
 .DELETE_ON_ERROR:
 
 # Reinstalled when anything that is compiled or installed changes.
@@ -25,10 +25,21 @@ test-attack: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[attack]'
 	$(BIN)/python -m pytest tests/attack -m attack -s
 
-# lm-eval and LiteLLM, which have many dependencies, in a folder of their own.
+# Programs of others, which have many dependencies, in folders of their own: lm-eval and LiteLLM, agent frameworks.
+PIP_IN = -m pip install --quiet --disable-pip-version-check
 test-clients: $(VENV)/.installed-for-tests
-	test -x $(VENV)/clients/bin/lm_eval || { $(PYTHON) -m venv $(VENV)/clients && $(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check 'lm-eval[api]' litellm; }
+	test -x $(VENV)/clients/bin/lm_eval || { $(PYTHON) -m venv $(VENV)/clients && $(VENV)/clients/bin/python $(PIP_IN) 'lm-eval[api]' litellm; }
+	for name in agents llama-index; do \
+	  test -e $(VENV)/$$name/.installed || { $(PYTHON) -m venv $(VENV)/$$name && $(VENV)/$$name/bin/python $(PIP_IN) uv && \
+	    $(VENV)/$$name/bin/uv pip install --quiet --python $(VENV)/$$name/bin/python -r tests/clients/requirements-$$name.txt && touch $(VENV)/$$name/.installed; } || exit 1; \
+	done
 	$(BIN)/python -m pytest tests/clients -m clients -s
+
+# AI SDK, by node.
+test-clients-node: $(VENV)/.installed-for-tests
+	@command -v npm >/dev/null || { echo "the AI SDK's test needs node and npm; on Debian: apt-get install nodejs npm"; exit 1; }
+	mkdir -p $(VENV)/clients-node && cp tests/clients/package.json $(VENV)/clients-node && npm install --silent --prefix $(VENV)/clients-node
+	$(BIN)/python -m pytest tests/clients/test_agents.py -m clients -s -k ai_sdk
 
 # 560 schemas, filled in by the default model: served, refused and cut are counted, answers are validated.
 test-schemas: $(VENV)/.installed-for-tests

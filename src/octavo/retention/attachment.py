@@ -16,4 +16,5 @@ class Attachment(Protocol):
 
     def on_end(self, request: Request, num_computed: int, chain: NameChain, *, is_well: bool) -> None:
         """It has ended; of so many of its tokens, prompt and output, K and V were computed, not of those that
-        came last. They have these names; its blocks are unheld now. `is_well`: by its last token, else it was cancelled, failed, or out of time."""
+        came last. They have these names; its blocks are unheld now. `is_well`: by its last token, else it was
+        cancelled, failed, or out of time."""
