@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,6 +13,7 @@ from octavo.errors import InvalidRequest, as_items, require_range, shown
 
 GRAMMAR_CHARS_MAX = 256 * 1024
 CHOICES_MAX = 1024
+DEPTH_MAX = 128  # levels of a schema
 
 
 class GrammarKind(enum.StrEnum):
@@ -81,6 +82,7 @@ def of_schema(schema: object, param: str = "json_schema") -> Grammar:
         raise InvalidRequest(
             f"{param} is {shown(schema)}; allowed: a JSON schema, which is an object", param=param
         )
+    check_depth(schema, param)
     if schema is False:
         raise InvalidRequest(
             f"{param} cannot be followed: not supported: false (at #), which no value follows",
@@ -92,6 +94,24 @@ def of_schema(schema: object, param: str = "json_schema") -> Grammar:
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidRequest(f"{param} is no JSON: {error}", param=param) from None
     return Grammar(GrammarKind.JSON_SCHEMA, text, param)
+
+
+def check_depth(value: object, param: str) -> None:
+    """Raise InvalidRequest for JSON that is nested deeper than any schema needs to be. O(value)."""
+    level = [value]
+    for _ in range(DEPTH_MAX):
+        level = [inner for one in level for inner in _inside(one)]
+        if not level:
+            return
+    raise InvalidRequest(
+        f"{param} is nested deeper than {DEPTH_MAX} levels, which is the most allowed", param=param
+    )
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def of_choices(choices: object, param: str = "choice") -> Grammar:

@@ -136,3 +136,11 @@ def test_a_keyword_is_named_whatever_the_library_says(grammars: Grammars, schema
 def test_what_can_be_followed_after_all_is_served(grammars: Grammars, schema: object) -> None:
     """As pydantic writes a union that a field tells apart; `true` allows everything."""
     grammars.check(of_schema(schema))
+
+
+def test_a_schema_nested_too_deep_is_refused_before_anything_walks_it() -> None:
+    schema: dict[str, object] = {"minProperties": 9}
+    for _ in range(500):
+        schema = {"not": schema}
+    with pytest.raises(InvalidRequest, match="nested deeper than 128 levels"):
+        of_schema(schema)

@@ -15,6 +15,13 @@ def function(**fields: object) -> dict[str, object]:
     return {"type": "function", "function": {"name": "f", **fields}}
 
 
+def deep(levels: int) -> dict[str, object]:
+    schema: dict[str, object] = {"minProperties": 9}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
 @pytest.mark.parametrize(
     ("choice", "mode", "names", "is_parallel"),
     [
@@ -61,6 +68,7 @@ def test_one_call_where_parallel_ones_are_not_wanted_and_nothing_without_tools()
         ([NOW, NOW], None, "tools", "two functions named now"),
         ([NOW] * (TOOLS_MAX + 1), None, "tools", "128"),
         ([function(description="x" * 300_000)], None, "tools", "length of tools"),
+        ([function(parameters=deep(200))], None, "tools", "nested deeper than 128 levels"),
         ([NOW], "maybe", "tool_choice", "allowed: none, auto, required"),
         ([NOW], {"type": "function", "function": {"name": "f"}}, "tool_choice", "allowed: now"),
         ([NOW], {"type": "allowed_tools", "allowed_tools": {"mode": "x"}}, "tool_choice", "allowed"),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.errors import InvalidRequest, as_items, require_range, shown
+from octavo.grammar import check_depth
 
 TOOLS_MAX = 128
 TOOLS_JSON_CHARS_MAX = 256 * 1024
@@ -75,6 +76,7 @@ def tools_of(given: object) -> tuple[Tool, ...]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidRequest(f"tools has two functions named {twice}; allowed: one", param="tools")
+    check_depth([tool.given for tool in tools], "tools")
     try:
         size = len(json.dumps([tool.given for tool in tools], allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
