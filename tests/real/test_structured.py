@@ -14,7 +14,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.config import StartOptions
 from octavo.errors import InvalidRequest
-from octavo.grammar import Grammar, GrammarKind, of_choices, of_schema, of_text
+from octavo.grammar import Grammar, GrammarKind, Thinking, ThinkingState, of_choices, of_schema, of_text
 from octavo.types import FinishReason
 
 PROMPT = "Anna is 31 years old, lives in Rome and likes green and red. As JSON:"
@@ -188,3 +188,20 @@ def test_what_is_asked_of_one_token_is_what_the_mask_says_of_all(llm: LLM) -> No
                 break
             assert matcher.accept(int(rng.choice(allowed))) == ""
     assert min(num_forced, num_open) > 10
+
+
+@pytest.mark.parametrize("budget", [0, 1, 7])
+def test_thinking_ends_at_its_budget_and_the_answer_follows_its_schema(llm: LLM, budget: int) -> None:
+    thinking = Thinking(ThinkingState.INSIDE, budget)
+    params = SamplingParams(
+        max_tokens=200, temperature=0.7, seed=4, grammar=of_schema(PERSON), thinking=thinking
+    )
+    [(tokens, text)] = told(llm, PROMPT, params)
+    thought, end, answer = text.partition("</think>\n\n")
+    encode = llm.started.loaded.tokenizer.encode
+    assert end
+    assert len(tokens) > budget
+    assert tokens[budget:][: len(encode("</think>", add_bos=False))] == encode("</think>", add_bos=False)
+    assert list(json.loads(answer)) == list(PERSON["properties"])
+    assert slowly(llm, PROMPT, params) == [(tokens, text)]
+    assert bool(thought) == bool(budget)

@@ -222,3 +222,40 @@ def test_content_that_must_follow_a_schema_or_a_call_instead(llm: LLM) -> None:
             check(calls)
         kinds.add(bool(content))
     assert kinds
+
+
+def test_marks_that_are_special_tokens_are_written_as_such(llm: LLM) -> None:
+    """As Mistral's and DeepSeek's are; here two tokens of the default model stand for them."""
+    tokenizer = llm.started.loaded.tokenizer
+    form = replace(
+        HERMES,
+        call_open='<repo_name>{"name": "',
+        call_close="}<file_sep>",
+        begins=("<repo_name>",),
+        next_begins="<repo_name>",
+        between="",
+        markers=("<repo_name>", "<file_sep>"),
+    )
+    ids = {mark: tokenizer.encode(mark, add_bos=False)[0] for mark in form.markers}
+    assert set(ids.values()) <= tokenizer.special_ids
+    grammars = llm.started.facts.grammars
+    assert grammars is not None
+    for choice in ("required", "auto"):
+        use = tool_use(TOOLS, choice, False)
+        assert use is not None
+        made = calls_grammar(use, form, None, ids.get, grammars.check)
+        params = SamplingParams(
+            max_tokens=300,
+            temperature=1.0,
+            seed=2,
+            grammar=made,
+            skip_special_tokens=False,
+            logit_bias=((ids["<repo_name>"], 60.0),),
+        )
+        for output in llm.generate(PROMPTS[:8], params):
+            [told] = output.choices
+            content, calls = calls_of(told.text, form)
+            assert (content, len(calls), told.finish) == ("", 1, FinishReason.STOP)
+            check(calls)
+            assert told.token_ids[0] == ids["<repo_name>"]
+            assert ids["<file_sep>"] in told.token_ids
