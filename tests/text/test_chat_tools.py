@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -141,3 +143,11 @@ def test_a_message_gives_its_thinking_to_the_template() -> None:
         ChatTemplate(source).render([ChatMessage("assistant", "a", reasoning="hm")], options).text
         == "hm|False"
     )
+
+
+def test_the_documented_default_prompt_is_what_a_model_reads() -> None:
+    documented = (Path(__file__).parents[2] / "docs/chat.md").read_text()
+    prompt = documented.rpartition("```text\n")[2].partition("\n```")[0]
+    tool = {"type": "function", "function": {"name": "now", "description": "The time"}}
+    text = ChatTemplate(PLAIN).render([ChatMessage("user", "Hi")], ChatOptions(tools=(tool,))).text
+    assert text == f"[system]{prompt}[user]Hi[assistant]"
