@@ -82,7 +82,6 @@ class FakeModel:
         self.sessions = FakeSessions(self)
         self.gave_up: str | None = None
         self.drained = False
-        self.chat_options = DEFAULT_CHAT  # of the last chat
         self._context_length = context_length
         self._ids = itertools.count()
 
