@@ -1,0 +1,54 @@
+"""How likely a guess is right: by the length of its match, and by a sequence's recent fate.
+
+A guess is compared with the token that comes whether it was computed or not, so both are learned for nothing,
+also while no guess is worth its cost: drafting is never off for good.
+"""
+
+from __future__ import annotations
+
+# By bit length of the match, until more is known: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, more.
+_FIRST_RATES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.85)
+_SMOOTHING = 0.03  # of a rate by one guess
+_MEMORY = 0.9  # what a sequence remembers of its guesses, from one to the next
+_DOUBT = 1.0  # guesses' worth of trust in the rates of all sequences, against a sequence's own
+_MOST = 0.98
+
+
+class Acceptance:
+    """Rates of all sequences, by length of match."""
+
+    def __init__(self) -> None:
+        self._rates = list(_FIRST_RATES)
+
+    def rate(self, match: int) -> float:
+        """How many of such guesses were right."""
+        return self._rates[min(match.bit_length(), len(self._rates) - 1)]
+
+    def learn(self, match: int, is_right: bool) -> None:
+        """One more guess was compared."""
+        bucket = min(match.bit_length(), len(self._rates) - 1)
+        self._rates[bucket] += _SMOOTHING * (is_right - self._rates[bucket])
+
+
+class Fate:
+    """How one sequence's guesses do beside those of all."""
+
+    __slots__ = ("_expected", "_right")
+
+    def __init__(self, right: float = 0.0, expected: float = 0.0) -> None:
+        self._right, self._expected = right, expected
+
+    def copy(self) -> Fate:
+        """For a fork."""
+        return Fate(self._right, self._expected)
+
+    def rate(self, acceptance: Acceptance, match: int) -> float:
+        """How likely this sequence's next guess of such a match is right."""
+        factor = (self._right + _DOUBT) / (self._expected + _DOUBT)
+        return min(_MOST, acceptance.rate(match) * factor)
+
+    def learn(self, acceptance: Acceptance, match: int, is_right: bool) -> None:
+        """One more guess of the sequence was compared; all learn of it."""
+        self._right = _MEMORY * self._right + is_right
+        self._expected = _MEMORY * self._expected + acceptance.rate(match)
+        acceptance.learn(match, is_right)
