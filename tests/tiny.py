@@ -25,6 +25,7 @@ from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeigh
 from octavo.params import SamplingParams
 from octavo.sampling.grammars import Grammars
 from octavo.scheduler.scheduler import Scheduler
+from octavo.speculation.speculator import Speculator
 from octavo.step.config import SchedulerConfig
 from octavo.types import FinishReason, Request, SampledToken
 from tests.blocks import SUPER_KINDS, encoded
@@ -91,6 +92,8 @@ class Answer:
     finish: FinishReason | None = None
     cached: int = 0
     preemptions: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     def add(self, tokens: Sequence[SampledToken]) -> None:
         self.tokens += [t.token for t in tokens]
@@ -127,6 +130,7 @@ def tiny_engine(
     clock: Callable[[], float] = time.perf_counter,
     grammars: Grammars | None = None,
     fast_forward: bool = True,
+    speculator: Speculator | None = None,
 ) -> Engine:
     """An engine over the tiny model, turned by the caller."""
     model = model or tiny_model(ops)
@@ -157,7 +161,7 @@ def tiny_engine(
     def scheduler() -> Scheduler:
         tier = None if store is None else OffloadTier(store.num_slots, store.entries(), num_host=num_host)
         memory = Ledger(num_blocks, block_size)
-        return Scheduler(memory, config, lambda tenant: root_name(tenant.encode()), tier)
+        return Scheduler(memory, config, lambda tenant: root_name(tenant.encode()), tier, speculator)
 
     executor = ThreadedExecutor(runner) if depth else InlineExecutor(runner)
     return Engine(scheduler, executor, runner.reset, depth, clock, inbox, watch)
@@ -187,7 +191,9 @@ def run(
             answer.prompt_bits += [bits_of(t) for t in update.prompt_logprobs]
             assert answer.finish is None, "an update after the final one"
             answer.finish = update.finish
-            answer.cached, answer.preemptions = update.usage.num_cached, update.usage.preemptions
+            usage = update.usage
+            answer.cached, answer.preemptions = usage.num_cached, usage.preemptions
+            answer.drafted, answer.accepted = usage.num_drafted, usage.num_accepted
         engine.scheduler.check()
         step += 1
         between(step)

@@ -27,6 +27,7 @@ TOOL_PARSERS = (
     "deepseek_v31",
     "json",
 )
+SPECULATE = ("off", "auto", "ngram")
 SESSION_TTL_S = 86_400
 
 
@@ -55,6 +56,7 @@ class StartOptions:
     threads: int | None = None  # native threads; None: one per core
     overlap: int = 0  # 1: the next step is planned while one runs
     prefix_caching: bool = True  # share the blocks of equal prefixes
+    speculate: str = "off"  # guess tokens: off, auto (where it pays), ngram (wherever text repeats itself)
     pace: bool | None = None  # hold prompts back while others decode; None: in a server yes, in scripts no
     tool_parser: str | None = None  # how the model writes calls; None: as its template tells
     served_name: str | None = None  # the name in /v1/models; None: the model's own
@@ -64,6 +66,7 @@ class StartOptions:
         _one_of("kv", self.kv, KV_KINDS)
         _one_of("backend", self.backend, BACKENDS)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
+        _one_of("speculate", self.speculate, SPECULATE)
         _one_of("tool_parser", self.tool_parser, (None, *TOOL_PARSERS))
         _within("context_length", self.context_length, 16, 10_000_000)
         _within("kv_memory", self.kv_memory_bytes, 2**16, 2**50)

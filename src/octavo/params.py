@@ -117,11 +117,12 @@ class SamplingParams:
     beams: BeamParams | None = None  # search instead of sampling; most other fields are then refused
     grammar: Grammar | None = None  # what the output must follow
     thinking: Thinking | None = None  # None: the output is taken as one piece
+    speculate: bool = True  # tokens may be guessed where the engine does so: the answer is the same, sooner
 
     def __post_init__(self) -> None:
         self._check_numbers()
         self._take_lists()
-        for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
+        for name in ("ignore_eos", "include_stop", "skip_special_tokens", "speculate"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(
                     f"{name} is {shown(getattr(self, name))}; allowed: true or false", param=name

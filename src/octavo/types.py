@@ -189,8 +189,9 @@ class Chunk:
     """One sequence's share of a step: positions [start, start + length) are computed and their K and V
     stored.
 
-    The last `num_samples` of them are sampled from (0 inside a prompt, 1 at its end and in decoding).
-    Logits exist for positions [logits_from, start + length).
+    The last `num_samples` of them are sampled from (0 inside a prompt, 1 at its end and in decoding, one more
+    for each draft). Logits exist for positions [logits_from, start + length). `drafts` are guesses at the
+    tokens of its last positions: they are right as far as each equals what the position before it samples.
     """
 
     seq_id: int
@@ -199,16 +200,23 @@ class Chunk:
     length: int
     num_samples: int
     logits_from: int
+    drafts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.length >= 1, "a chunk must compute a position to sample after"
         assert 0 <= self.num_samples <= self.length
         assert self.start <= self.logits_from <= self.stop - self.num_samples
+        assert not self.drafts or self.num_samples == 1 + len(self.drafts)
 
     @property
     def stop(self) -> int:
         """One past the last position."""
         return self.start + self.length
+
+    @property
+    def continues(self) -> bool:
+        """True in decoding: one position that is known, and what is guessed behind it."""
+        return self.length == 1 + len(self.drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +247,9 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step made, by sequence id. A sequence in `failures` or `dead_ends` has no entry in `samples`."""
+    """What a step made, by sequence id. A sequence in `failures` or `dead_ends` has no entry in `samples`. A
+    chunk's samples are one; one more for each draft that was right; and what a grammar forces behind them.
+    Where a draft's position cannot be sampled they end before it: it is computed again, as the newest."""
 
     step_id: int
     samples: Mapping[int, tuple[SampledToken, ...]]
@@ -263,6 +273,8 @@ class Usage:
     preemptions: int
     blocks_peak: int = 0  # the longest that its block table was
     block_seconds: float = 0.0  # blocks held, over time
+    num_drafted: int = 0  # tokens that were guessed and computed
+    num_accepted: int = 0  # of them, those that were right: output tokens without a step of their own
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,11 @@ from tests.engine.grammar_cases import Undisturbed, differences
 
 from octavo.executor import rows
 from octavo.executor.runner import Runner
+from octavo.executor.walks import Walker
 from octavo.params import SamplingParams
 from octavo.sampling.grammars import Grammars
 from octavo.sampling.guides import Guide, guide_of
+from octavo.sampling.sampler import SampleRow
 from octavo.scheduler.committing import Committer
 from octavo.scheduler.sequence import Sequence as Running
 
@@ -45,14 +47,15 @@ def publish_what_is_forced_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def mask_the_wrong_row(patch: pytest.MonkeyPatch) -> None:
-    guides_of = Runner._guide_of
+    sample_row = Walker._sample_row
 
-    def neighbours(self: Runner, row: int) -> Guide | None:
-        own = guides_of(self, row)
+    def neighbours(self: Walker, row: int) -> SampleRow:
+        own = sample_row(self, row)
         others = (entry.guide for entry in self._rows._rows if entry is not None and entry.is_led)
-        return own and next((guide for guide in others if guide is not own), own)
+        guide = own.guide and next((one for one in others if one is not own.guide), own.guide)
+        return replace(own, guide=guide)
 
-    patch.setattr(Runner, "_guide_of", neighbours)
+    patch.setattr(Walker, "_sample_row", neighbours)
 
 
 def plan_ahead_of_a_grammar(patch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ ROOT = Path(octavo.__file__).parent
 # What a room may import of Octavo besides itself. A room that is missing here may import nothing.
 VALUES = {"octavo.types", "octavo.errors", "octavo.units", "octavo.params", "octavo.grammar"}
 LEDGER = {"octavo.memory", "octavo.step", "octavo.retention", "octavo.scheduler", "octavo.inspect"}
+LEDGER |= {"octavo.speculation"}
 BYTES = {"octavo.executor", "octavo.kernels", "octavo.model", "octavo.sampling", "octavo.text"}
 BYTES |= {"octavo.tools"}
 ENGINE = {"octavo.engine"} | BYTES
@@ -30,7 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.memory": VALUES,
     "octavo.step": VALUES | {"octavo.memory"},
     "octavo.retention": VALUES | {"octavo.memory", "octavo.step"},
-    "octavo.scheduler": VALUES | {"octavo.memory", "octavo.step", "octavo.retention"},
+    "octavo.speculation": set(),
+    "octavo.scheduler": VALUES | {"octavo.memory", "octavo.step", "octavo.retention", "octavo.speculation"},
     "octavo.inspect": VALUES | {"octavo.memory", "octavo.step", "octavo.retention", "octavo.scheduler"},
     "octavo.kernels": VALUES | {"octavo._native"},
     "octavo.model": VALUES

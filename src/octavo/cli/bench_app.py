@@ -162,8 +162,7 @@ def steady(
         backend="cpu",
         context_length=None,
         kv_memory=kv_memory,
-        disk_cache=disk_cache,
-        disk_size=disk_size,
+        tiers=opt.TierOptions(disk_cache=disk_cache, disk_size=disk_size),
         max_seqs=max_seqs,
         threads=threads,
     )

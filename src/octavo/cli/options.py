@@ -167,6 +167,14 @@ Threads = Annotated[
     int | None, typer.Option(help="Native threads. Default: one per core.", rich_help_panel=_ENGINE)
 ]
 Overlap = Annotated[int, typer.Option(help="1: plan a step while one runs.", rich_help_panel=_ENGINE)]
+Speculate = Annotated[
+    str,
+    typer.Option(
+        help="Guess tokens and compute several in a step; answers are the same, sooner: off, auto (where it "
+        "pays) or ngram (wherever text repeats itself).",
+        rich_help_panel=_ENGINE,
+    ),
+]
 PrefixCaching = Annotated[
     bool,
     typer.Option(
@@ -215,6 +223,16 @@ class AccessOptions:
     allowed_origins: list[str] | None
 
 
+@dataclass(frozen=True, slots=True)
+class TierOptions:
+    """What lies below the pool, as the command line has it."""
+
+    host_cache: str | None = None
+    disk_cache: str | None = None
+    disk_size: str = "20GiB"
+    disk_max_age: int = 30
+
+
 def server_settings(host: str, access: AccessOptions, drain_timeout_s: float) -> ServerSettings:
     """The edge's settings. Raises ConfigError."""
     from octavo.server.keys import collect_keys
@@ -253,16 +271,14 @@ def start_options(
     pin_memory: str | None = None,
     idle_return: int = 300,
     memory_reserve: str | None = None,
-    host_cache: str | None = None,
-    disk_cache: str | None = None,
-    disk_size: str = "20GiB",
-    disk_max_age: int = 30,
+    tiers: TierOptions | None = None,
     session_ttl: int = 86_400,
     max_seqs: int = 64,
     step_tokens: int = 512,
     max_queue: int = 1024,
     overlap: int = 0,
     prefix_caching: bool = True,
+    speculate: str = "off",
     pace: bool = True,
     tool_parser: str | None = None,
     served_name: str | None = None,
@@ -270,6 +286,7 @@ def start_options(
     """The engine's settings from the command line's. Raises ConfigError."""
     from octavo.config import StartOptions
 
+    tiers = tiers or TierOptions()
     return StartOptions(
         weights=weights,
         kv=kv,
@@ -278,10 +295,10 @@ def start_options(
         kv_memory_bytes=_bytes(kv_memory, "--kv-memory"),
         kv_ready_bytes=_bytes(kv_ready, "--kv-ready") or 0,
         block_size=block_size,
-        disk_cache=disk_cache,
-        host_cache_bytes=_bytes(host_cache, "--host-cache") or 0,
-        disk_max_age_days=disk_max_age,
-        disk_size_bytes=_bytes(disk_size, "--disk-size") or 0,
+        disk_cache=tiers.disk_cache,
+        host_cache_bytes=_bytes(tiers.host_cache, "--host-cache") or 0,
+        disk_max_age_days=tiers.disk_max_age,
+        disk_size_bytes=_bytes(tiers.disk_size, "--disk-size") or 0,
         idle_return_s=idle_return,
         memory_reserve_bytes=_bytes(memory_reserve, "--memory-reserve"),
         pin_memory_bytes=_bytes(pin_memory, "--pin-memory"),
@@ -292,6 +309,7 @@ def start_options(
         threads=threads,
         overlap=overlap,
         prefix_caching=prefix_caching,
+        speculate=speculate,
         pace=pace,
         tool_parser=tool_parser,
         served_name=served_name,

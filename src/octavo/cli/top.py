@@ -78,7 +78,18 @@ def _map(states: str) -> Text:
 
 def _requests(views: list[dict[str, Any]]) -> Table:
     table = Table(expand=True, title=None)
-    for column in ("request", "state", "age", "prompt", "output", "cached", "blocks", "preempted", "why"):
+    for column in (
+        "request",
+        "state",
+        "age",
+        "prompt",
+        "output",
+        "guessed",
+        "cached",
+        "blocks",
+        "preempted",
+        "why",
+    ):
         table.add_column(column)
     for view in views[:20]:
         for sequence in view["sequences"]:
@@ -87,7 +98,9 @@ def _requests(views: list[dict[str, Any]]) -> Table:
                 f"{view['request_id']}.{sequence['choice']}",
                 sequence["state"],
                 f"{view['age']:.1f} s",
-                *(f"{usage[name]:,}" for name in ("num_prompt", "num_output", "num_cached", "blocks_peak")),
+                *(f"{usage[name]:,}" for name in ("num_prompt", "num_output")),
+                f"{usage['num_accepted']:,} of {usage['num_drafted']:,}" if usage["num_drafted"] else "",
+                *(f"{usage[name]:,}" for name in ("num_cached", "blocks_peak")),
                 str(usage["preemptions"]),
                 sequence["why"],
             )

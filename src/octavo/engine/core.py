@@ -340,7 +340,7 @@ class _Counters:
 
     def snapshot(self, scheduler: Scheduler) -> EngineStats:
         counts, transfers = scheduler.ledger.counts(), scheduler.transfers
-        counted = scheduler.context.events.counts
+        counted, speculator = scheduler.context.events.counts, scheduler.speculator
         size, preemptions = (
             scheduler.ledger.block_size,
             self.preemptions_before + scheduler.live.num_preemptions,
@@ -371,6 +371,8 @@ class _Counters:
             schedule_seconds=self.schedule_seconds,
             mask_seconds=self.mask_seconds,
             forced_tokens=self.forced_tokens,
+            draft_tokens={} if speculator is None else dict(speculator.drafted),
+            accepted_draft_tokens={} if speculator is None else dict(speculator.accepted),
             evictions=scheduler.events.blocks[EventKind.EVICTED],
             blocks_resident=scheduler.ledger.pool.backing.count,
             blocks_wanted=scheduler.idle_memory.blocks_wanted,

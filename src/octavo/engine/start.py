@@ -38,6 +38,7 @@ from octavo.model.loader import LoadedModel, load_model
 from octavo.sampling.grammars import Grammars, Words
 from octavo.scheduler.pressure import PressureConfig, PressurePolicy
 from octavo.scheduler.scheduler import Scheduler
+from octavo.speculation.speculator import Speculation, Speculator
 from octavo.step.config import SchedulerConfig
 from octavo.text.tokenizer import Tokenizer
 from octavo.tools.formats import FORMATS
@@ -180,23 +181,17 @@ def engine_over(
         worker,
         grammars,
     )
-    config = SchedulerConfig(
-        max_rows=options.max_seqs,
-        step_tokens=options.step_tokens,
-        max_waiting=options.max_queue + options.max_seqs,  # those that had rows and were preempted included
-        context_length=spec.context_length,
-        stop_ids=stop_ids,
-        prefix_caching=options.prefix_caching,
-        pace=options.pace is not False,
-        pin_blocks=_pin_blocks(budget, options),
-        bytes_per_block=budget.bytes_per_block,
-        staging_blocks=budget.staging,
-    )
+    config = _scheduler_config(options, budget, spec.context_length, stop_ids)
+    mode = Speculation(options.speculate)
+    speculator = None if mode is Speculation.OFF else Speculator(mode)
+
+    def root_of_tenant(tenant: str) -> bytes:
+        return root_name(tenant.encode(), *identity)
 
     def new_scheduler() -> Scheduler:
         memory = Ledger(budget.num_blocks, budget.block_size, budget.capacity)
         tier = None if below is None else below.new_ledger()
-        return Scheduler(memory, config, lambda tenant: root_name(tenant.encode(), *identity), tier)
+        return Scheduler(memory, config, root_of_tenant, tier, speculator)
 
     executor = ThreadedExecutor(runner) if options.overlap else InlineExecutor(runner)
     watch = watch_memory(options, budget)
@@ -212,6 +207,24 @@ def engine_over(
     restore(engine.scheduler, sessions.store, engine.clock())
     engine.publish()
     return Started(engine, loaded, facts, budget, ops, fingerprint, sessions, runner.readying, runner)
+
+
+def _scheduler_config(
+    options: StartOptions, budget: Budget, context_length: int, stop_ids: frozenset[int]
+) -> SchedulerConfig:
+    """The scheduler's bounds."""
+    return SchedulerConfig(
+        max_rows=options.max_seqs,
+        step_tokens=options.step_tokens,
+        max_waiting=options.max_queue + options.max_seqs,  # those that had rows and were preempted included
+        context_length=context_length,
+        stop_ids=stop_ids,
+        prefix_caching=options.prefix_caching,
+        pace=options.pace is not False,
+        pin_blocks=_pin_blocks(budget, options),
+        bytes_per_block=budget.bytes_per_block,
+        staging_blocks=budget.staging,
+    )
 
 
 def words_of(tokenizer: Tokenizer, vocab_size: int) -> Words:

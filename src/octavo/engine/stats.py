@@ -33,6 +33,9 @@ class EngineStats:
     grammars_compiled: int = 0
     grammar_seconds: float = 0.0  # total time for compiling them
     grammar_refusals: dict[str, int] = field(default_factory=dict)  # by a schema's keyword; "other": the rest
+    # Tokens that were guessed and computed, and of them those that were right, by kind of drafter.
+    draft_tokens: dict[str, int] = field(default_factory=dict)
+    accepted_draft_tokens: dict[str, int] = field(default_factory=dict)
     evictions: int = 0  # cached blocks taken for new ones
     blocks_resident: int = 0  # that may have memory behind them: taken, and not given back since
     blocks_wanted: int = 0  # the size that was asked for; the pool is smaller while memory is short

@@ -25,7 +25,8 @@ def check_live(ledger: Ledger, live: LiveSequences, max_rows: int) -> None:
     assert live.names.sequences() <= set(running), "no sequence computes a name that is registered"
     for s in everyone:
         assert s.table is s.holder.table
-        assert 0 <= s.num_computed <= s.num_planned <= s.known, f"counters of sequence {s.seq_id}"
+        assert 0 <= s.num_computed <= s.num_planned, f"counters of sequence {s.seq_id}"
+        assert s.num_planned <= s.known + s.num_guessed, f"sequence {s.seq_id} is planned ahead of its tokens"
         assert len(s.chain.names) == len(s.tokens) // ledger.block_size
         if s.state is State.RUNNING:
             assert s.table is not None

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.scheduler.beam_rows import BeamRows, is_over
+from octavo.scheduler.drafts import Drafts
 from octavo.scheduler.ending import Ending
 from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.live import LiveSequences
@@ -26,6 +27,7 @@ class Committer:
     _live: LiveSequences
     _beams: BeamRows
     _ending: Ending
+    _drafts: Drafts | None
     _forget: Callable[[list[bytes]], None]  # names whose blocks were found poisoned
 
     def commit(self, flights: list[InFlightChunk], result: StepResult) -> list[Update]:
@@ -68,16 +70,19 @@ class Committer:
                 if flight.num_samples:
                     self._beams.deliver(sequence, result.samples[sequence.seq_id][0])
             return []
-        samples: tuple[SampledToken, ...] = ()
+        samples, computed = tuple[SampledToken, ...](), flight.stop
         if flight.num_samples:
-            samples = self._taken(sequence, result.samples[sequence.seq_id])
-            sequence.num_last = len(samples)
-            sequence.num_forced += len(samples) - 1
+            sampled = result.samples[sequence.seq_id]
+            samples = self._taken(sequence, sampled)
+            if self._drafts is not None:
+                computed = self._drafts.settle(flight, sampled, len(samples))
+            sequence.num_last = len(sequence.tokens) - computed
+            sequence.num_forced += sequence.num_last - 1
             if sequence.seq_id in result.in_grammar:
                 sequence.in_grammar = sequence.goes_alone = True
             sequence.chain.extend(sequence.tokens)
         if flight.epoch == sequence.epoch:
-            self._publish(sequence, flight.stop)
+            self._publish(sequence, computed)
         updates = self._update(sequence, samples, result.prompt_logprobs.get(sequence.seq_id, ()))
         if (
             sequence.choice in sequence.unwanted
@@ -88,7 +93,7 @@ class Committer:
         return updates
 
     def _taken(self, sequence: Sequence, samples: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
-        """The new tokens, up to one that ends the sequence: a grammar may force some behind it."""
+        """The new tokens, up to one that ends the sequence: drafts, or what a grammar forces, may go on."""
         for count, sampled in enumerate(samples, 1):
             sequence.tokens.append(sampled.token)
             if count < len(samples) and sequence.finish_reason(self._context.config.stop_ids)[0] is not None:

@@ -15,3 +15,4 @@ class InFlightChunk:
     epoch: int
     stop: int  # what num_computed becomes
     num_samples: int
+    drafts: tuple[int, ...] = ()  # guesses at the last positions before `stop`

@@ -190,7 +190,8 @@ class LiveSequences:
     def requeue(self, sequence: Sequence) -> None:
         """Running -> waiting: its table is dropped. Resuming is an ordinary admission that finds its own
         blocks."""
-        sequence.num_lost = sequence.num_planned
+        sequence.num_lost = sequence.num_planned - sequence.num_guessed
+        sequence.num_guessed = sequence.blocks_guessed = 0
         self._leave_row(sequence)
         sequence.state = State.WAITING
         sequence.epoch += 1

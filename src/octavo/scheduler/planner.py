@@ -31,11 +31,11 @@ class Planner:
 
     def ready(self) -> tuple[list[Sequence], list[Sequence]]:
         """The running sequences with something to compute: those that continue by one position, and
-        prompts. A beam's next token is not its own sample, and behind a grammar's come those that it forces:
-        nothing follows one that is in flight."""
+        prompts. A beam's next token is not its own sample, behind a grammar's come those that it forces, and
+        guesses want to know the tokens before them: nothing follows one that is in flight."""
         continuing, prompts = [], []
         for s in self._live.running:
-            if s.pending and s.goes_alone:
+            if s.pending and (s.goes_alone or s.awaits_drafts):
                 continue
             known = len(s.tokens) + s.pending
             if known < s.max_length:  # else all its samples are in flight

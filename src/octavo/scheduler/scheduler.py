@@ -8,6 +8,7 @@ One call of `schedule` is one plan (`expire` comes before it, and ends requests 
     3. grants        one position for each that continues; the rest is shared among prompts (budget.py)
     4. reservation   in order of rank; one that finds no block takes others' (planner.py, making_room.py)
     5. chunks        and forks, where a request with n > 1 reaches its first sample
+    6. drafts        guesses at tokens to come, in what is left (drafts.py)
 
 Liveness: the best-ranked running sequence gets at least one position in every step, it can preempt all
 others, and a request that could not run alone in what pins leave of the pool is refused at submission; so
@@ -44,6 +45,7 @@ from octavo.scheduler.beam_rows import BeamRows
 from octavo.scheduler.check import check_beams, check_live
 from octavo.scheduler.committing import Committer
 from octavo.scheduler.deadlines import Deadline, cancel_deadlines, set_deadlines
+from octavo.scheduler.drafts import Drafts
 from octavo.scheduler.ending import Ending
 from octavo.scheduler.fair_queue import VirtualTokenCounter
 from octavo.scheduler.idle_memory import IdleMemory
@@ -56,6 +58,7 @@ from octavo.scheduler.resizing import Resizing
 from octavo.scheduler.sequence import Sequence, State
 from octavo.scheduler.shares import TenantShares
 from octavo.scheduler.tenants import Tenants
+from octavo.speculation.speculator import Speculator
 from octavo.step.config import SchedulerConfig
 from octavo.step.context import Context
 from octavo.step.events import Event, EventKind, EventRing
@@ -74,6 +77,7 @@ class Scheduler:
         config: SchedulerConfig,
         root_of_tenant: Callable[[str], bytes],
         tier: OffloadTier | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         assert config.step_tokens >= 1
         assert config.max_rows >= 1
@@ -124,8 +128,12 @@ class Scheduler:
             self.preemption,
         )
         self._planner = Planner(context, live, self.prefill_budget, self.shares, self.making_room)
+        self.speculator = speculator
+        self._drafts = None if speculator is None else Drafts(context, live, self.shares, speculator)
         self._ending = Ending(context, live, self.beams)
-        self._committer = Committer(context, live, self.beams, self._ending, self._forget_poisoned)
+        self._committer = Committer(
+            context, live, self.beams, self._ending, self._drafts, self._forget_poisoned
+        )
         # Named points at which features take part without lying on every request's way.
         self.always_attached: tuple[Attachment, ...] = ()  # to every request of one answer
         live.on_gone.append(lambda request: cancel_deadlines(self.timers, request))
@@ -168,6 +176,8 @@ class Scheduler:
             forks_left=request.n - 1,
             attached=self.always_attached if request.n == 1 and request.params.beams is None else (),
         )
+        if self.speculator is not None and request.params.speculate and request.params.beams is None:
+            sequence.drafting = self.speculator.begin()
         if request.params.beams is not None:
             self.beams.begin(sequence, request.params.beams)
         if request.session:
@@ -260,6 +270,8 @@ class Scheduler:
         for sequence, grant in self._planner.share(continuing, prompts):
             if sequence.state is State.RUNNING:  # else it became a victim in this loop
                 self._planner.plan_chunk(sequence, grant, flights)
+        if self._drafts is not None:
+            self._drafts.plan(flights)
         for hook in self._before_plan:
             hook()
         if self.idle_memory.gives_back:
@@ -281,9 +293,11 @@ class Scheduler:
         assert expected is plan, "plans are committed in the order they were made"
         assert result.step_id == plan.step_id
         self.context.now = now
-        num_continuing = sum(chunk.length == 1 for chunk in plan.chunks)
+        num_continuing = sum(chunk.length for chunk in plan.chunks if chunk.continues)
         self.headroom.observe(result.seconds)
         self.context.costs.observe(num_continuing, plan.num_tokens - num_continuing, result.seconds)
+        if self._drafts is not None and num_continuing == plan.num_tokens:
+            self._drafts.observe(num_continuing, result.seconds)
         return self._committer.commit(flights, result)
 
     def _forget_poisoned(self, names: list[bytes]) -> None:

@@ -5,6 +5,8 @@
     num_tokens    tokens the host knows (prompt + output)    num_computed  positions whose step was committed
     num_planned   positions handed to the executor           pending       samples promised by plans in flight
 
+While drafts are in flight, `num_planned` is ahead by `num_guessed`.
+
 Only the scheduler changes one.
 """
 
@@ -20,6 +22,7 @@ from octavo.memory.table import BlockTable
 from octavo.retention.attachment import Attachment
 from octavo.scheduler.beams import BeamGroup
 from octavo.scheduler.waits import QUEUED, Wait
+from octavo.speculation.speculator import Drafting
 from octavo.types import AdmittedRow, FinishReason, Request, Usage
 from octavo.units import blocks_for
 
@@ -56,7 +59,11 @@ class Sequence:
     preemptions: int = 0
     in_grammar: bool = False  # the executor has told that a grammar leads its output now
     num_forced: int = 0  # output tokens that it forced
-    num_last: int = 1  # tokens that came last, with one sample: not computed when the sequence ends there
+    num_last: int = 1  # tokens at the end that are not computed when the sequence ends there
+    drafting: Drafting | None = None  # guesses at its next tokens; None: it decodes plainly
+    num_guessed: int = 0  # of the planned positions, those of drafts in flight
+    blocks_guessed: int = 0  # of its blocks, those that nothing but drafts in flight needs
+    awaits_drafts: bool = False  # nothing is planned while a sample of it is in flight: guesses will be
     num_lost: int = 0  # positions that were computed when it was preempted, until it is back
     was_admitted: bool = False
     wait: Wait = QUEUED  # why it waits, when the scheduler last looked
@@ -170,6 +177,7 @@ class Sequence:
         twin.prompt_logprobs_done = self.num_prompt
         twin.unwanted = self.unwanted
         twin.was_admitted = True
+        twin.drafting = None if self.drafting is None else self.drafting.copy()
         return twin
 
     def admitted_row(self) -> AdmittedRow:
@@ -202,7 +210,7 @@ class Sequence:
         """Its table changed, or its usage is asked for: add what was held until now."""
         self.block_seconds += self._num_blocks * (now - self._counted_at)
         self._counted_at = now
-        self._num_blocks = 0 if self.table is None else len(self.table.blocks)
+        self._num_blocks = 0 if self.table is None else len(self.table.blocks) - self.blocks_guessed
         self.blocks_peak = max(self.blocks_peak, self._num_blocks)
 
     def usage(self, now: float) -> Usage:
@@ -216,4 +224,6 @@ class Sequence:
             self.preemptions,
             self.blocks_peak,
             self.block_seconds,
+            0 if self.drafting is None else self.drafting.num_drafted,
+            0 if self.drafting is None else self.drafting.num_accepted,
         )

@@ -187,6 +187,8 @@ class Generation:
             "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached for usage in leaders)},
             # Ours: what it cost in memory. A block that several choices share counts for each.
             "cached_tokens": sum(usage.num_cached for usage in leaders),
+            "draft_tokens": sum(usage.num_drafted for usage in self._usage.values()),
+            "accepted_draft_tokens": sum(usage.num_accepted for usage in self._usage.values()),
             "preemptions": sum(usage.preemptions for usage in self._usage.values()),
             "blocks_peak": sum(usage.blocks_peak for usage in self._usage.values()),
             "block_seconds": round(sum(usage.block_seconds for usage in self._usage.values()), 3),

@@ -182,4 +182,12 @@ class _EngineCollector(Collector):
         for keyword, count in stats.grammar_refusals.items():
             refused.add_metric([keyword], count)
         yield refused
+        for name, words, counts in (
+            ("octavo_draft_tokens", "Tokens that were guessed and computed", stats.draft_tokens),
+            ("octavo_accepted_draft_tokens", "Of them, those that were right", stats.accepted_draft_tokens),
+        ):
+            guessed = CounterMetricFamily(name, words, labels=["drafter"])
+            for drafter, count in counts.items():
+                guessed.add_metric([drafter], count)
+            yield guessed
         yield GaugeMetricFamily("octavo_blocks_total", "Blocks of KV memory", value=float(stats.blocks_total))

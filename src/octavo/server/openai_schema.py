@@ -113,6 +113,7 @@ class GenerationBody(FormatBody):
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    speculate: bool | None = None
     priority: int | None = None
     use_beam_search: bool | None = None
     beam_width: int | None = None
@@ -283,6 +284,7 @@ def sampling_params(
             banned_sequences=model.bad_word_ids(body.bad_words) if body.bad_words else (),
             beams=beams,
             grammar=body.output_grammar,
+            speculate=body.speculate is not False,
         )
     except InvalidRequest as error:
         field = _FIELD_OF.get(error.param or "", error.param)

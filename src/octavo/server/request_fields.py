@@ -234,6 +234,7 @@ FIELDS: Final[tuple[Field, ...]] = (
     _done("include_stop_str_in_output", "V"),
     _refused("no_stop_trim", "S", "use include_stop_str_in_output", False),
     _refused("stop_regex", "S", "use stop", "", []),
+    _done("speculate", "X", "false: no token of it is guessed; the answer is the same"),
     _done("timeout", "X", "seconds until the last token"),
     _done("queue_timeout", "X", "seconds until it is admitted"),
     _done("ttft_timeout", "X", "seconds until the first token"),

@@ -28,6 +28,7 @@ from octavo.retention.pins import Strength
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.beams import check_apart, with_beams
 from octavo.sim.books import Books
+from octavo.sim.drafts import SimulatedSpeculator, check_committed, check_planned
 from octavo.sim.liveness import best_running, check_best_stays
 from octavo.sim.lower import SimulatedTiers
 from octavo.sim.oracle import OracleExecutor
@@ -49,6 +50,7 @@ from octavo.step.events import EventKind
 from octavo.types import Request, StepPlan, StepResult, Transfer, Update
 
 VOCAB, EOS = 50, 0
+DRAFTING = 0.4  # of all lives
 SIGHT_EVERY = 16  # steps, between two looks at what each tenant sees
 
 
@@ -79,6 +81,10 @@ class Simulation:
         self._policies: list[TenantPolicy] = []
         self._shared: list[tuple[int, ...]] = []  # prompts that the operator shared
         self._machine = SimulatedMachine(r, self._capacity)
+        guesses = random.Random(
+            repr(r.getstate()[1][:8])
+        )  # of their own: lives without guesses stay as they were
+        self._speculator = SimulatedSpeculator(guesses, VOCAB) if guesses.random() < DRAFTING else None
         self._begin()
         self.overlap = overlap
         self.clock = 0.0
@@ -97,7 +103,8 @@ class Simulation:
         self.memory = Ledger(self._num_blocks, self.block_size, self._capacity)
         tier = self._tiers.new_ledger(stored)
         roots = {name: root_name(name.encode()) for name in [*map(str, range(TENANTS)), SHARED]}
-        self.scheduler = Scheduler(self.memory, self._config, roots.__getitem__, tier)
+        roots_of = roots.__getitem__
+        self.scheduler = Scheduler(self.memory, self._config, roots_of, tier, self._speculator)
         self.executor = OracleExecutor(
             self._capacity + self._config.staging_blocks,
             self.block_size,
@@ -162,6 +169,8 @@ class Simulation:
     def _tell(self) -> None:
         """Add what this scheduler counted to the outcome."""
         outcome, transfers = self.outcome, self.scheduler.transfers
+        if self._speculator is not None:
+            outcome.accepted = sum(self._speculator.accepted.values())
         outcome.preemptions += self.scheduler.live.num_preemptions
         outcome.kept += self.scheduler.staging.num_kept
         outcome.recomputed += self.scheduler.staging.num_recomputed
@@ -325,6 +334,8 @@ class Simulation:
     def plan(self) -> bool:
         """Make a plan and run it; False when there is nothing to be computed before a commit."""
         best = best_running(self.scheduler)
+        if self._speculator is not None:
+            self._speculator.attend(self.scheduler)
         plan = self.scheduler.schedule(self.clock)
         check_best_stays(self.scheduler, best)
         self.scheduler.check()
@@ -339,6 +350,7 @@ class Simulation:
         self.outcome.steps += 1
         self.outcome.forks += len(plan.forks)
         check_apart(plan, [earlier for earlier, _ in self.pipe], self.scheduler)
+        self.outcome.drafted += check_planned(plan, self.scheduler)
         assert plan.num_tokens <= self.scheduler.config.step_tokens, "the step's budget was exceeded"
         self.pipe.append((plan, self._disturb(self.executor.run(plan))))
         self.outcome.moved += self._tiers.end_moves(plan, self.scheduler, self.executor)
@@ -368,6 +380,7 @@ class Simulation:
             "a poisoned block can be found"
         )
         self.scheduler.check()
+        check_committed(self.scheduler)
 
     def drain(self) -> None:
         """No more arrivals: everything must finish (liveness)."""

@@ -78,6 +78,7 @@ class OracleExecutor:
             self._write(chunk)
         prompt_logprobs = {c.seq_id: scored for c in plan.chunks if (scored := self._score_prompt(c))}
         contexts = {chunk.row: self._read(chunk) for chunk in plan.chunks if chunk.num_samples}
+        drafts = {chunk.row: chunk.drafts for chunk in plan.chunks if chunk.drafts}
         for fork in plan.forks:
             parent = self.rows[fork.parent_row]
             admitted = replace(
@@ -88,7 +89,7 @@ class OracleExecutor:
         samples = {}
         for row_id, context in contexts.items():
             row = self.rows[row_id]
-            samples[row.admitted.seq_id] = (self._sample(row, context),)
+            samples[row.admitted.seq_id] = self._walk(row, context, drafts.get(row_id, ()))
         return StepResult(plan.step_id, samples, prompt_logprobs)
 
     def _move_below(self, transfer: Transfer) -> None:
@@ -96,6 +97,20 @@ class OracleExecutor:
         name, meanings = self.below.pop(transfer.source)
         assert name == transfer.name, "a slot below has another's bytes"
         self.below[transfer.slot] = (name, meanings)
+
+    def _walk(self, row: _Row, context: list[int], drafts: tuple[int, ...]) -> tuple[SampledToken, ...]:
+        """The samples of a chunk: one, and one more behind each draft that was right. Now and then a draft's
+        position is not sampled, as if it could not be; a token that ends the output ends them, or does not.
+        """
+        samples: list[SampledToken] = []
+        for guess in (*drafts, None):
+            first = len(context) - len(drafts) + len(samples)
+            if samples and next_token(context[:first], 0, 0, 16) == 0:
+                break
+            samples.append(self._sample(row, context[:first]))
+            if samples[-1].token != guess or (guess in self._stop_ids and first % 2):
+                break
+        return tuple(samples)
 
     def _sample(self, row: _Row, context: list[int]) -> SampledToken:
         """The row's next token; of a beam its candidates, of which a later plan takes one."""
@@ -170,8 +185,10 @@ class OracleExecutor:
         assert row.admitted.seq_id == chunk.seq_id, "a chunk runs in another's row"
         assert blocks_for(chunk.stop, self.block_size) <= len(row.blocks), "a chunk writes beyond its table"
         owner = self._owner_of_seed(row.admitted.seed)
+        assert chunk.stop - len(chunk.drafts) <= len(row.tokens), "a chunk runs ahead of its tokens"
+        tokens = [*row.tokens[: chunk.stop - len(chunk.drafts)], *chunk.drafts]
         for position in range(chunk.start, chunk.stop):
-            self.slots[self._slot(row, position)] = (position, row.tokens[position], owner)
+            self.slots[self._slot(row, position)] = (position, tokens[position], owner)
 
     def _score_prompt(self, chunk: Chunk) -> tuple[SampledToken, ...]:
         """The prompt tokens that follow the positions with logits; their "logprob" is their position."""
@@ -187,7 +204,7 @@ class OracleExecutor:
 
     def _read(self, chunk: Chunk) -> list[int]:
         row = self.rows[chunk.row]
-        assert chunk.stop == len(row.tokens), "a sample is taken after the last token"
+        assert chunk.stop == len(row.tokens) + len(chunk.drafts), "a sample is taken after the last token"
         owner = self._owner_of_seed(row.admitted.seed)
         context = []
         first = 0 if self.window is None else max(0, chunk.stop - self.window)

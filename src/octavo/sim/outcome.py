@@ -43,6 +43,8 @@ class Outcome:
     steps: int = 0
     evictions: int = 0
     crashes: int = 0
+    drafted: int = 0  # tokens that were guessed and computed
+    accepted: int = 0  # of them, those that were right
     beams_searched: int = 0
     beams_told_in_part: int = 0
     beams_preempted: int = 0

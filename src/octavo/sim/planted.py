@@ -42,6 +42,7 @@ from octavo.scheduler.shares import TenantShares
 from octavo.scheduler.waits import Wait
 from octavo.sim import planted_beams
 from octavo.sim.driver import drive
+from octavo.sim.planted_drafts import DRAFT_BUGS
 from octavo.sim.planted_preemption import PREEMPTION_BUGS
 from octavo.sim.planted_sessions import SESSION_BUGS
 from octavo.sim.planting import PlantedBug
@@ -386,6 +387,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("beam preempts its sibling", MakingRoom, "behind", planted_beams.victim_in_the_group),
     PlantedBug("too few candidates", BeamGroup, "advance", planted_beams.advance_with_one_too_few),
     *SESSION_BUGS,
+    *DRAFT_BUGS,
 )
 
 

@@ -1,0 +1,243 @@
+"""From hidden rows to the tokens of a step: each row walks along the positions that its chunk samples from.
+
+    positions   | last known | d0 | d1 | d2 |            without drafts a walk is one position long
+    samples          s0        s1   s2   s3
+    the walk    s0 = d0: go on; s1 is not d1: stop. Taken: s0 s1
+
+A position's token depends on those before it (penalties, noise, grammars), so a walk samples them one after
+the other, with the history that one step at a time would have had, and ends at the first that its draft did
+not guess, at a token that ends the output, or before one that cannot be sampled. All positions' logits are
+made at once; where the likeliest token is all that a row needs, none are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from octavo.executor.rows import Row, Rows
+from octavo.kernels.contract import Floats, Ops, PreparedRows
+from octavo.sampling.sampler import SampleFailure, Sampler, SampleRow
+from octavo.types import Chunk, SampledToken, StepPlan
+
+
+@dataclass(slots=True)
+class _Walk:
+    row: int
+    places: Sequence[int]  # the hidden rows of its positions
+    drafts: tuple[int, ...]
+    was_told: bool  # the host knew before that a grammar leads it
+    taken: list[SampledToken] = field(default_factory=list)
+    is_over: bool = False
+
+    @property
+    def place(self) -> int:
+        """The hidden row that its next token comes from."""
+        return self.places[len(self.taken)]
+
+    @property
+    def rest(self) -> Sequence[int]:
+        """The hidden rows that it may still come to."""
+        return self.places[len(self.taken) :]
+
+
+@dataclass(frozen=True, slots=True)
+class _Logits:
+    """Row `index` of `of` (R, V)."""
+
+    of: Floats
+    index: int
+
+
+@dataclass(slots=True)
+class Taken:
+    """What a step's walks came to, by sequence. One that failed has no samples."""
+
+    samples: dict[int, tuple[SampledToken, ...]] = field(default_factory=dict)
+    failed: dict[int, SampleFailure] = field(default_factory=dict)
+    num_forced: int = 0  # of the samples, those that grammars force
+
+
+class Walker:
+    """Samples for rows, and appends to them."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        ops: Ops,
+        project: PreparedRows,
+        sampler: Sampler,
+        stop_ids: frozenset[int],
+        *,
+        fast_forward: bool,
+    ) -> None:
+        self._rows = rows
+        self._ops = ops
+        self._project = project
+        self._sampler = sampler
+        self._stop_ids = stop_ids
+        self._fast_forward = fast_forward
+
+    def sample(self, plan: StepPlan, hidden: Floats) -> Taken:
+        """For every chunk that is sampled from, and every fork of one; `hidden` (R, E) are their rows."""
+        walks, taken = self._walks(plan), Taken()
+        likeliest = self._likeliest(hidden, walks, taken)
+        logits: dict[int, _Logits] = {}
+        while True:
+            for walk in walks:
+                self._go_plainly(walk, likeliest, taken)
+            walks = [walk for walk in walks if not walk.is_over]
+            if not walks:
+                return taken
+            self._write_logits(hidden, [w for w in walks if w.place not in logits], logits)
+            at = _gathered([logits[walk.place] for walk in walks])
+            outcomes = self._sampler.sample(at, [self._sample_row(walk.row) for walk in walks])
+            for walk, outcome in zip(walks, outcomes, strict=True):
+                self._take(walk, outcome, taken)
+
+    def _walks(self, plan: StepPlan) -> list[_Walk]:
+        walks, first = [], 0
+        place_of: dict[int, int] = {}  # by row: where its first sample comes from
+        for chunk in plan.chunks:
+            first += chunk.stop - chunk.logits_from
+            if chunk.num_samples:
+                place_of[chunk.row] = first - chunk.num_samples
+                walks.append(self._walk(chunk.row, range(first - chunk.num_samples, first), chunk))
+        for fork in plan.forks:
+            place = place_of[fork.parent_row]
+            walks.append(self._walk(fork.child_row, range(place, place + 1)))
+        return walks
+
+    def _walk(self, row: int, places: range, chunk: Chunk | None = None) -> _Walk:
+        return _Walk(row, places, () if chunk is None else chunk.drafts, self._rows[row].is_told)
+
+    def _likeliest(self, hidden: Floats, walks: list[_Walk], taken: Taken) -> dict[int, int]:
+        """By hidden row: its likeliest token, for walks that need no more. Where numbers are not finite there
+        is none: the sampler says what is wrong. Of rows that a guide leads, those whose likeliest token was
+        allowed the last time are tried so; first they take what must come whatever the logits are."""
+        places: set[int] = set()
+        for walk in walks:
+            entry = self._rows[walk.row]
+            if not entry.is_plain:
+                continue
+            if entry.is_led:
+                assert entry.guide is not None
+                self._take_only(walk, entry, taken)
+                if walk.is_over or not entry.guide.was_allowed:
+                    continue
+            places.update(walk.rest)
+        if not places:
+            return {}
+        unique = sorted(places)
+        tokens = self._project.argmax(self._taken_rows(hidden, unique)).tolist()
+        return {place: token for place, token in zip(unique, tokens, strict=True) if token >= 0}
+
+    def _go_plainly(self, walk: _Walk, likeliest: dict[int, int], taken: Taken) -> None:
+        """As far as likeliest tokens, and what guides dictate, lead."""
+        while not walk.is_over and (entry := self._rows[walk.row]).is_plain:
+            if entry.is_led and self._take_only(walk, entry, taken):
+                continue
+            token = likeliest.get(walk.place)
+            if token is None:
+                return
+            if entry.is_led:
+                assert entry.guide is not None
+                with self._sampler.timed():
+                    is_allowed = entry.guide.allows(token)
+                if not is_allowed:
+                    return
+            self._take(walk, SampledToken(token), taken)
+
+    def _take_only(self, walk: _Walk, entry: Row, taken: Taken) -> bool:
+        """Take the one token that may come next; False: several may."""
+        assert entry.guide is not None
+        with self._sampler.timed():
+            only = entry.guide.only()
+        if only is None:
+            return False
+        self._take(walk, SampledToken(only), taken)
+        return True
+
+    def _write_logits(self, hidden: Floats, walks: list[_Walk], logits: dict[int, _Logits]) -> None:
+        """Logits of all that these walks may come to, by hidden row."""
+        places = sorted({place for walk in walks for place in walk.rest})
+        if places:
+            written = self._project(self._taken_rows(hidden, places))
+            logits.update((place, _Logits(written, index)) for index, place in enumerate(places))
+
+    def _taken_rows(self, hidden: Floats, places: list[int]) -> Floats:
+        if len(places) == len(hidden):
+            return hidden
+        return self._ops.take(hidden, np.array(places, np.int32))
+
+    def _take(self, walk: _Walk, outcome: SampledToken | SampleFailure, taken: Taken) -> None:
+        """The row's next token; the walk goes on where a draft guessed it."""
+        entry = self._rows[walk.row]
+        if isinstance(outcome, SampleFailure):
+            self._fail(walk, entry, outcome, taken)
+            return
+        is_beam = entry.params.beams is not None  # a later plan says which of its candidates goes on
+        if entry.guide is not None:
+            why_not = entry.guide.accept(outcome.token)
+            if why_not:
+                self._fail(walk, entry, SampleFailure(f"its grammar ended: {why_not}", False), taken)
+                return
+            entry.is_told = entry.is_told or entry.guide.is_constrained
+        if not is_beam:
+            self._rows.append(walk.row, outcome.token)
+        place = len(walk.taken)
+        walk.taken.append(outcome)
+        is_guessed = place < len(walk.drafts) and walk.drafts[place] == outcome.token
+        if is_guessed and outcome.token not in entry.params.end_ids(self._stop_ids):
+            return
+        walk.is_over = True
+        forced = self._forced(entry) if walk.was_told else []
+        for token in forced:
+            self._rows.append(walk.row, token)
+        taken.num_forced += len(forced)
+        taken.samples[entry.seq_id] = (*walk.taken, *map(SampledToken, forced))
+
+    def _fail(self, walk: _Walk, entry: Row, failure: SampleFailure, taken: Taken) -> None:
+        """Its position cannot be sampled. Behind a draft that is told when it is computed as the newest."""
+        walk.is_over = True
+        if walk.taken:
+            taken.samples[entry.seq_id] = tuple(walk.taken)
+            return
+        taken.failed[entry.seq_id] = failure
+        if entry.params.beams is None:
+            self._rows.append(walk.row, 0)  # a plan in flight may count on a token; it will be dropped
+
+    def _forced(self, entry: Row) -> list[int]:
+        """What a grammar forces behind its new token comes along (fast-forward), where it is what would be
+        sampled: unless the client wants logprobs, which need logits, or something else forbids tokens, as an
+        end token before `min_tokens`. Not before the host knows that a grammar leads: a plan that is in
+        flight may count on a single token."""
+        params, is_long_enough = entry.params, entry.length - entry.num_prompt >= entry.params.min_tokens
+        if entry.guide is None or not self._fast_forward or params.logprobs is not None:
+            return []
+        return entry.guide.forced() if entry.masks is None and is_long_enough else []
+
+    def _sample_row(self, row: int) -> SampleRow:
+        entry = self._rows[row]
+        history = self._rows.history(row)
+        guide = entry.guide if entry.is_led else None
+        return SampleRow(
+            entry.params, entry.masks, entry.seed, entry.choice, entry.num_prompt, history, guide
+        )
+
+
+def _gathered(logits: list[_Logits]) -> Floats:
+    """(S, V), without a copy where these are all rows of one array, in order."""
+    whole = logits[0].of
+    if len(whole) == len(logits) and all(one.of is whole and one.index == i for i, one in enumerate(logits)):
+        return whole
+    return np.stack([one.of[one.index] for one in logits])
+
+
+def sequences_in_grammar(rows: Rows, plan: StepPlan) -> Iterable[int]:
+    """Those of the plan's samples that a grammar leads, as the host is told."""
+    sampled = [chunk.row for chunk in plan.chunks if chunk.num_samples]
+    sampled += [fork.child_row for fork in plan.forks]
+    return (rows[row].seq_id for row in sampled if rows[row].is_told)

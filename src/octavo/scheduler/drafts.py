@@ -1,0 +1,169 @@
+"""Guesses in a plan, and what becomes of them: a chunk is lengthened by drafts, and cut back to what came of
+them.
+
+    tokens known   | t0 t1 t2 t3 t4 |             positions [4, 8) are planned, with drafts d0 d1 d2
+    chunk                        t4   d0  d1  d2
+    samples                      s0   s1  s2      s0 = d0, s1 = d1, but s2 is not d2: d2 is rejected, and its
+    committed      | t0 t1 t2 t3 t4   d0  d1 | s2      position with it; s2 is the newest token
+
+A draft is right exactly when it equals the token that its position samples, so the tokens are those of one
+step at a time. Rejected positions were never planned: the table is truncated, nothing of them is named,
+counted or charged. Drafts are planned last, in what is left: they preempt no sequence, and take no block that
+another was promised or that their tenant would have to borrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+
+from octavo.memory.table import BlockTable
+from octavo.scheduler.in_flight import InFlightChunk
+from octavo.scheduler.live import LiveSequences
+from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.shares import TenantShares
+from octavo.speculation.speculator import DRAFTS_MAX, READ_TOKENS, Drafting, Speculator
+from octavo.step.context import Context
+from octavo.types import Chunk, SampledToken
+from octavo.units import blocks_for
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A sequence that has guesses: its share of the plan being made, and how many it may take."""
+
+    drafting: Drafting
+    flight: InFlightChunk
+    index: int  # of its chunk
+    limit: int
+
+
+@dataclass(eq=False)
+class Drafts:
+    """Lengthens chunks by drafts, and takes back what was rejected."""
+
+    _context: Context
+    _live: LiveSequences
+    _shares: TenantShares
+    _speculator: Speculator
+
+    def plan(self, flights: list[InFlightChunk]) -> None:
+        """Lengthen chunks of the plan being made, all of which are there: `flights` are their stakes."""
+        offers = self._offers(flights)
+        if not offers:
+            return
+        chunks = self._context.plan.chunks
+        num_positions = sum(chunk.length for chunk in chunks)
+        budget = self._context.config.step_tokens - num_positions
+        shares = [(offer.drafting, offer.limit) for offer in offers]
+        counts = self._speculator.counts(shares, num_positions, num_positions, budget)
+        spare: int | None = None  # blocks that no sequence was promised
+        for offer, count in zip(offers, counts, strict=True):
+            if count:
+                spare = self._unpromised() if spare is None else spare
+                spare -= self._lengthen(offer, count, spare)
+
+    def _offers(self, flights: list[InFlightChunk]) -> list[_Offer]:
+        """What may be drafted; beside it drafters read on in their prompts."""
+        plan, to_read = self._context.plan, READ_TOKENS
+        parents = {fork.parent_row for fork in plan.forks}
+        flight_of = {flight.sequence.seq_id: flight for flight in flights}
+        offers = []
+        for index, chunk in enumerate(plan.chunks):
+            flight = flight_of[chunk.seq_id]
+            sequence = flight.sequence
+            drafting = sequence.drafting
+            if drafting is None:
+                continue
+            to_read -= self._speculator.read(drafting, sequence.tokens, to_read)
+            is_next = chunk.num_samples == 1 and sequence.pending == 1  # nothing else of it is in flight
+            if not is_next or not drafting.draft.tokens or chunk.row in parents:
+                continue
+            limit = min(DRAFTS_MAX, sequence.max_length - 1 - chunk.stop)
+            if limit > 0 and len(sequence.tokens) > sequence.num_prompt:
+                offers.append(_Offer(drafting, flight, index, limit))
+        return offers
+
+    def _unpromised(self) -> int:
+        """Unheld blocks that no running sequence needs for tokens that it has. O(running)."""
+        ledger = self._context.ledger
+        promised = 0
+        for s in self._live.running:
+            if s.table is not None:
+                promised += max(0, s.blocks_known(ledger.block_size) - len(s.table)) + s.forks_left
+        return ledger.num_unheld - promised
+
+    def _lengthen(self, offer: _Offer, count: int, spare: int) -> int:
+        """Draft up to `count` tokens, fewer where blocks are short; returns how many blocks that took."""
+        ledger, flight = self._context.ledger, offer.flight
+        sequence, table = flight.sequence, flight.sequence.table
+        assert table is not None
+        size, stop = ledger.block_size, flight.stop
+        own = min(spare, self._own_room(sequence, table))
+        missing = blocks_for(stop + count, size) - len(table)
+        if missing > own:
+            count = min(count, (len(table) + max(0, own)) * size - stop)
+            missing = max(0, own)
+        if count <= 0:
+            return 0
+        reservation = ledger.reserve(table, stop, stop + count)
+        if reservation is None:  # a shared tail is copied only for tokens that come
+            return 0
+        if reservation.blocks:
+            self._context.plan.reserve(sequence.row, reservation)  # counted when they are kept
+        drafts = offer.drafting.draft.tokens[:count]
+        chunks = self._context.plan.chunks
+        chunks[offer.index] = _with_drafts(chunks[offer.index], drafts)
+        sequence.num_planned += count
+        sequence.num_guessed, sequence.blocks_guessed = count, max(0, missing)
+        sequence.awaits_drafts = True
+        flight.stop, flight.drafts = stop + count, drafts
+        return max(0, missing)
+
+    def _own_room(self, sequence: Sequence, table: BlockTable) -> int:
+        """Blocks that its tenant may take without borrowing."""
+        quotas, tenant = self._context.ledger.quotas, sequence.request.tenant
+        room = quotas.room(table.owner)
+        if quotas.has_guarantees:
+            room = min(room, quotas.policy(tenant).guaranteed - self._shares.used(tenant))
+        return room
+
+    def settle(self, flight: InFlightChunk, samples: Many[SampledToken], num_taken: int) -> int:
+        """The chunk's samples are here, and the sequence took `num_taken` of them as its newest tokens.
+        Rejected positions are taken back. Returns what is computed: positions up to there."""
+        sequence, drafts = flight.sequence, flight.drafts
+        accepted = 0
+        for sampled, guess in zip(samples, drafts, strict=False):
+            if sampled.token != guess:
+                break
+            accepted += 1
+        # The newest token is never computed, also where a sample behind it failed, or it was itself a draft.
+        accepted = min(accepted, num_taken - 1)
+        computed = flight.stop - len(drafts) + accepted
+        sequence.num_guessed = sequence.blocks_guessed = 0
+        if drafts and flight.epoch == sequence.epoch:
+            assert sequence.table is not None
+            assert sequence.num_planned == flight.stop, "something is planned behind drafts"
+            sequence.num_planned = computed
+            self._context.ledger.truncate(sequence.table, computed)
+            sequence.count_blocks(self._context.now)
+            self._live.service.count(sequence, computed)
+        drafting = sequence.drafting
+        if drafting is not None and drafting.drafter.num_tokens == len(sequence.tokens) - num_taken:
+            came = [sampled.token for sampled in samples[:num_taken]]
+            self._speculator.learn(drafting, came, len(drafts), accepted)
+            self._speculator.read(drafting, sequence.tokens, num_taken)
+            sequence.awaits_drafts = self._speculator.promises(drafting)
+        else:
+            sequence.awaits_drafts = False
+        return computed
+
+    def observe(self, num_positions: int, seconds: float) -> None:
+        """A step without prompts took so long."""
+        self._speculator.costs.observe(num_positions, seconds)
+
+
+def _with_drafts(chunk: Chunk, drafts: tuple[int, ...]) -> Chunk:
+    """Sampled at its last position, and at every draft."""
+    count = len(drafts)
+    return replace(chunk, length=chunk.length + count, num_samples=1 + count, drafts=drafts)

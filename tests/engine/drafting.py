@@ -1,0 +1,98 @@
+"""Drafters for tests: they draft the truth, the truth with one error, garbage, or nothing, and a speculator
+that takes as many of their guesses as it likes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from tests.tiny import VOCAB
+
+from octavo.speculation.drafter import NO_DRAFT, Draft
+from octavo.speculation.speculator import Drafting, Speculation, Speculator
+
+KINDS = ("truth", "one error", "garbage", "mixed")
+Tokens = tuple[int, ...]
+
+
+class Oracle:
+    """What requests will say: whole sequences, prompt and output, as they came to be without drafts."""
+
+    def __init__(self) -> None:
+        self._known: list[Tokens] = []
+
+    def add(self, sequence: Sequence[int]) -> None:
+        """One more sequence."""
+        self._known.append(tuple(sequence))
+
+    def after(self, tokens: Sequence[int], limit: int) -> Tokens:
+        """What came behind these tokens, if they are known."""
+        count, begun = len(tokens), tuple(tokens)
+        known = next((one for one in self._known if one[:count] == begun and len(one) > count), ())
+        return known[count : count + limit]
+
+
+class ToldDrafter:
+    """A `Drafter` that asks an oracle, and may spoil what it hears."""
+
+    name = "told"
+
+    def __init__(self, oracle: Oracle, kind: str, r: random.Random) -> None:
+        assert kind in KINDS
+        self._oracle, self._kind, self._random = oracle, kind, r
+        self._tokens: list[int] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that it has seen."""
+        return len(self._tokens)
+
+    @property
+    def num_bytes(self) -> int:
+        """Nearly."""
+        return 8 * len(self._tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """These came behind those that it has seen."""
+        self._tokens += tokens
+
+    def copy(self) -> ToldDrafter:
+        """For a fork."""
+        twin = ToldDrafter(self._oracle, self._kind, self._random)
+        twin._tokens = list(self._tokens)
+        return twin
+
+    def draft(self, limit: int) -> Draft:
+        """Of its kind."""
+        r, kind = self._random, self._kind
+        if kind == "mixed":
+            kind = r.choice(["truth", "truth", "one error", "garbage"])
+        if kind == "garbage":
+            return Draft(tuple(r.randrange(VOCAB) for _ in range(limit)), 1)
+        tokens = list(self._oracle.after(self._tokens, limit))
+        if not tokens:
+            return NO_DRAFT
+        if kind == "one error":
+            place = r.randrange(len(tokens))
+            tokens[place] = (tokens[place] + 1 + r.randrange(VOCAB - 1)) % VOCAB
+        return Draft(tuple(tokens), 9)
+
+
+class EagerSpeculator(Speculator):
+    """Takes guesses whatever they cost: all, or any number of them."""
+
+    def __init__(self, oracle: Oracle, kind: str, seed: int, *, all_of_them: bool = False) -> None:
+        r = random.Random(seed)
+        super().__init__(Speculation.AUTO, lambda: ToldDrafter(oracle, kind, r))
+        self._random, self._all = r, all_of_them
+
+    def counts(
+        self, offers: Sequence[tuple[Drafting, int]], num_positions: int, num_tokens: int, budget: int
+    ) -> list[int]:
+        """Some of each."""
+        found = []
+        for drafting, limit in offers:
+            most = max(0, min(limit, len(drafting.draft.tokens), budget))
+            found.append(most if self._all else self._random.randint(0, most))
+            budget -= found[-1]
+        return found

@@ -1,0 +1,111 @@
+"""The random cases with drafts refuse bugs that are planted on purpose in the executor. Those of the
+scheduler are in `octavo.sim.planted_drafts`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from tests.engine.grammar_cases import Undisturbed
+from tests.engine.test_drafts_exactness import check_grammar, check_plain
+from tests.tiny import tiny_model
+
+from octavo.executor.walks import Taken, Walker, _Walk
+from octavo.kernels.native_ops import NativeOps
+from octavo.sampling.guides import Guide
+from octavo.sampling.sampler import SampleFailure, SampleRow
+from octavo.types import SampledToken
+
+CASES = range(12)
+
+
+def sample_with_the_history_of_another_row(patch: pytest.MonkeyPatch) -> None:
+    sample_row = Walker._sample_row
+
+    def mistaken(self: Walker, row: int) -> SampleRow:
+        others = (i for i, entry in enumerate(self._rows._rows) if entry is not None and i != row)
+        return replace(sample_row(self, row), history=self._rows.history(next(others, row)))
+
+    patch.setattr(Walker, "_sample_row", mistaken)
+
+
+def sample_with_the_history_before_the_drafts(patch: pytest.MonkeyPatch) -> None:
+    sample = Walker.sample
+
+    def remembering(self: Walker, plan: object, hidden: object) -> Taken:
+        began = [None if entry is None else entry.length for entry in self._rows._rows]
+        sample_row = Walker._sample_row
+
+        def stale(walker: Walker, row: int) -> SampleRow:
+            own = sample_row(walker, row)
+            return replace(own, history=own.history[: began[row]])
+
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Walker, "_sample_row", stale)
+            return sample(self, plan, hidden)  # type: ignore[arg-type]
+
+    patch.setattr(Walker, "sample", remembering)
+
+
+def go_on_behind_a_draft_that_is_wrong(patch: pytest.MonkeyPatch) -> None:
+    take = Walker._take
+
+    def credulous(self: Walker, walk: _Walk, outcome: SampledToken | SampleFailure, taken: Taken) -> None:
+        take(self, walk, outcome, taken)
+        if isinstance(outcome, SampledToken) and len(walk.taken) <= len(walk.drafts):
+            walk.is_over = False
+
+    patch.setattr(Walker, "_take", credulous)
+
+
+def take_all_from_the_first_position(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_Walk, "place", property(lambda self: self.places[0]))
+
+
+def forget_the_grammar_amid_a_draft(patch: pytest.MonkeyPatch) -> None:
+    """A guide is told of the first token of a walk alone."""
+    take, accept = Walker._take, Guide.accept
+
+    def told_once(self: Walker, walk: _Walk, outcome: SampledToken | SampleFailure, taken: Taken) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Guide, "accept", accept if not walk.taken else lambda guide, token: "")
+            take(self, walk, outcome, taken)
+
+    patch.setattr(Walker, "_take", told_once)
+
+
+PLANTED = (
+    sample_with_the_history_of_another_row,
+    sample_with_the_history_before_the_drafts,
+    go_on_behind_a_draft_that_is_wrong,
+    take_all_from_the_first_position,
+    forget_the_grammar_amid_a_draft,
+)
+
+
+def notices(calm: Undisturbed) -> bool:
+    """Whether any case does."""
+    model = tiny_model(NativeOps())
+    for seed in CASES:
+        try:
+            check_plain(NativeOps(), model, seed, Counter())
+            check_grammar(calm, seed, Counter())
+        except (AssertionError, IndexError, KeyError):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_of_drafts_is_caught(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+    calm = Undisturbed()
+    for seed in CASES:
+        calm.of(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        assert notices(calm), "it was not noticed"
+
+
+def test_without_a_planted_bug_the_cases_notice_nothing() -> None:
+    assert not notices(Undisturbed())
