@@ -117,8 +117,8 @@ def test_a_guess_that_does_not_pay_is_taken_with_those_that_do():
     assert choose([candidate([0.9] * 7)], 1, 1, eight_as_cheap_as_two, 8) == [7]
 
 
-@pytest.mark.parametrize(("rate", "taken"), [(0.019, 0), (0.021, 1)])
-def test_a_gain_of_less_than_a_fiftieth_is_none(rate, taken):
+@pytest.mark.parametrize(("rate", "taken"), [(0.039, 0), (0.041, 1)])
+def test_a_gain_of_less_than_a_twenty_fifth_is_none(rate, taken):
     assert choose([candidate([rate])], 1, 1, free, 1) == [taken]
 
 

@@ -160,4 +160,5 @@ def test_few_sizes_are_kept_of_many(seed):
     table = costs.table()
     assert len(table) < 100
     assert [size for size, _ in table] == sorted({size for size, _ in table})
-    assert set(SIZES) <= {size for size, _ in table}
+    seen = {size for size in told[-2048:] if size <= 17}  # what was not measured since is forgotten
+    assert seen == {size for size, _ in table if size <= 17}

@@ -229,8 +229,8 @@ def test_a_size_that_was_held_for_dear_is_tried_again():
             loop.speculator.costs.observe(1, 0.010)
             loop.speculator.costs.observe(size, 0.012 * size)
     assert loop.speculator.costs.of(5) > 4.5 * loop.speculator.costs.of(1)
-    loop.run(2_000, 0.9)
-    assert mean(loop.run(100, 0.9)) > 2.0
+    loop.run(5_000, 0.9)
+    assert mean(loop.run(100, 0.9)) > 4.0
 
 
 def test_a_sequence_promises_where_its_next_guess_is_likelier_right_than_not():

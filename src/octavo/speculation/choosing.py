@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-_GAIN_LEAST = 1.02  # what is expected is not what comes: a smaller gain is none
+_GAIN_LEAST = 1.04  # what is expected is not what comes: a smaller gain is none
 
 
 @dataclass(frozen=True, slots=True)

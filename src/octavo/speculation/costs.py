@@ -1,37 +1,47 @@
 """What a step costs by the positions that it computes: measured, and measured again with every step.
 
-    cost(n) = scale * shape(n)
+    cost(n) = scale * first(n) * correction(n)
 
 The scale follows the last steps quickly: contexts grow, other programs want the machine. The shape, which is
 all that matters for whether more positions pay, follows slowly, and only where a step's size differs from
-that of the step before: what slows down steps of one size says nothing about others. Between sizes that were
-measured it is a line. Until a size is measured it is taken from the first shape: that of a machine on which a
-step of 16 positions costs as much as 2.5 of one.
+that of the step before: what slows down steps of one size says nothing about others. It begins as that of a
+machine on which a step of 16 positions costs as much as 3.5 of one. Each size that is measured has a
+correction of its own; sizes between two such lie on a line, those beyond are corrected as the nearest. A size
+that is not measured for long is forgotten, and so tried again.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-_FIRST_SHAPE = {1: 1.0, 16: 2.5, 64: 8.5}
+_FIRST_SIZES, _FIRST_COSTS = (1, 4, 16, 64), (1.0, 1.2, 3.5, 13.0)
 _SCALE_GAIN, _SHAPE_GAIN = 0.3, 0.1
-_STALE_GAIN = 0.5  # of a shape that was not measured for long
 _OUTLIER = 4.0  # a step that took so many times as long says nothing about steps
 _EXACT_TO = 17  # above, sizes are rounded to an eighth
-_FRESH_STEPS = 256  # for which a measured size is believed
+_FRESH_STEPS, _KEPT_STEPS = 256, 2048  # for which a measured size is believed, and remembered
+
+
+@dataclass(slots=True)
+class _Measured:
+    """One size: its correction, a logarithm; how often it was taught, and when a step showed it last."""
+
+    correction: float
+    count: int = 0
+    seen_at: int = 0
 
 
 class StepCosts:
     """The curve. `observe` is told steps without prompts; an unmeasured one (0 seconds) teaches nothing."""
 
     def __init__(self) -> None:
-        self._shape = dict(_FIRST_SHAPE)
-        self._sizes = sorted(self._shape)
+        self._measured: dict[int, _Measured] = {}
+        self._sizes: list[int] = []  # that were measured, ascending
         self._scale: float | None = None
         self._size_before = 0  # of the last step; 0: it says nothing
         self._num_steps = 0
-        self._seen_at: dict[int, int] = {}  # by size: the step that showed it last
 
     @property
     def is_measured(self) -> bool:
@@ -40,53 +50,85 @@ class StepCosts:
 
     def is_stale(self, num_positions: int) -> bool:
         """True where no step of that size was measured for long, though others were."""
-        return self._num_steps - self._seen_at.get(_rounded(num_positions), 0) > _FRESH_STEPS
+        measured = self._measured.get(_rounded(num_positions))
+        return self._num_steps - (0 if measured is None else measured.seen_at) > _FRESH_STEPS
 
     def of(self, num_positions: int) -> float:
         """Of a step of one position or more, relative to others of this curve. O(log sizes)."""
-        if num_positions in self._shape:
-            return self._shape[num_positions]
-        return _between(self._shape, self._sizes, num_positions)
+        sizes = self._sizes
+        place = bisect.bisect_left(sizes, num_positions)
+        if 0 < place < len(sizes):
+            low, high = sizes[place - 1], sizes[place]
+            at_low, at_high = self._corrected(low, low), self._corrected(high, high)
+            return at_low + (at_high - at_low) * (num_positions - low) / (high - low)
+        return self._corrected(num_positions, sizes[place and -1]) if sizes else self.at_first(num_positions)
 
     def at_first(self, num_positions: int) -> float:
         """By the first shape, whatever was measured."""
-        return _between(_FIRST_SHAPE, sorted(_FIRST_SHAPE), num_positions)
+        return _on_lines(_FIRST_SIZES, _FIRST_COSTS, num_positions)
+
+    def at_best(self, num_positions: int) -> float:
+        """As on a machine on which more positions cost next to nothing: what is worth being measured."""
+        return math.sqrt(self.at_first(num_positions))
 
     def observe(self, num_positions: int, seconds: float) -> None:
         """A step of so many positions took so long."""
         if seconds <= 0.0 or num_positions < 1:
             return
-        size = _rounded(num_positions)
-        expected = self.of(size)
+        size, expected = _rounded(num_positions), self.of(num_positions)
         if self._scale is None:
             self._scale = seconds / expected
         ratio = seconds / (self._scale * expected)
         before, self._size_before = self._size_before, size
         self._num_steps += 1
-        if not 1 / _OUTLIER < ratio < _OUTLIER:
+        if self._num_steps % _FRESH_STEPS == 0:
+            self._forget()
+        is_news = size not in self._measured and before not in (0, size)
+        if not is_news and not 1 / _OUTLIER < ratio < _OUTLIER:
             self._scale *= 1.0 + _SCALE_GAIN * (min(ratio, _OUTLIER) - 1.0)
             self._size_before = 0
             return
-        self._scale *= ratio**_SCALE_GAIN
-        gain = _STALE_GAIN if self.is_stale(size) else _SHAPE_GAIN
-        self._seen_at[size] = self._num_steps
-        if before in (0, size):
-            return
-        if size not in self._shape:
+        self._teach(size, before, ratio)
+
+    def _teach(self, size: int, before: int, ratio: float) -> None:
+        """The step took `ratio` times what it should have."""
+        assert self._scale is not None
+        is_stale = self.is_stale(size)
+        measured = self._measured.get(size)
+        if measured is None:
+            measured = _Measured(math.log(self.of(size) / self.at_first(size)))
+            self._measured[size] = measured
             bisect.insort(self._sizes, size)
-        self._shape[size] = expected * ratio**gain
+        measured.seen_at = self._num_steps
+        if before in (0, size):
+            self._scale *= ratio**_SCALE_GAIN
+            return
+        # The first few are averaged; what was not seen for long is learned as if it had been seen once.
+        measured.count = 1 if is_stale and measured.count else measured.count
+        gain = max(_SHAPE_GAIN, 1.0 / (measured.count + 1))
+        measured.count += 1
+        measured.correction += gain * math.log(ratio)
+        self._scale *= ratio ** (_SCALE_GAIN * (1.0 - gain))
 
     def table(self) -> list[tuple[int, float]]:
-        """Sizes and what their steps cost, in seconds; empty until one is measured."""
-        return [] if self._scale is None else [(n, self._scale * self._shape[n]) for n in self._sizes]
+        """Sizes that were measured and what their steps cost, in seconds."""
+        return [] if self._scale is None else [(size, self._scale * self.of(size)) for size in self._sizes]
+
+    def _corrected(self, num_positions: int, nearest: int) -> float:
+        """The first shape, as it was wrong at a size that was measured."""
+        return self.at_first(num_positions) * math.exp(self._measured[nearest].correction)
+
+    def _forget(self) -> None:
+        """Of sizes that no step had for long nothing is known any more."""
+        self._sizes = [s for s in self._sizes if self._num_steps - self._measured[s].seen_at < _KEPT_STEPS]
+        self._measured = {size: self._measured[size] for size in self._sizes}
 
 
-def _between(shape: Mapping[int, float], sizes: Sequence[int], num_positions: int) -> float:
-    """On the line through the two measured sizes around it, or the two largest ones."""
+def _on_lines(sizes: Sequence[int], costs: Sequence[float], num_positions: int) -> float:
+    """On the line through the two points around it, or the last two."""
     place = min(max(1, bisect.bisect_left(sizes, num_positions)), len(sizes) - 1)
     low, high = sizes[place - 1], sizes[place]
-    slope = (shape[high] - shape[low]) / (high - low)
-    return shape[low] + max(0.0, slope) * (num_positions - low)
+    return costs[place - 1] + (costs[place] - costs[place - 1]) * (num_positions - low) / (high - low)
 
 
 def _rounded(size: int) -> int:

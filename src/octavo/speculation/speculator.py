@@ -17,6 +17,7 @@ DRAFTS_MAX = 16  # guesses of one sequence in one step
 STEP_DRAFTS_MAX = 64  # of all
 READ_TOKENS = 512  # tokens of prompts that drafters read beside one step
 _NGRAM_DRAFTS, _NGRAM_MATCH = 8, 2
+_PROBED_LEAST, _PROBED_SHARE = 2, 4  # guesses of a step that is made to measure it: 2, or a quarter more
 
 
 class Speculation(enum.StrEnum):
@@ -107,7 +108,8 @@ class Speculator:
         # What is not chosen is not measured: now and then a step is made the other way.
         if any(counts):
             return [0] * len(counts) if costs.is_stale(num_positions) else counts
-        probed = choose(candidates, num_positions, num_tokens, costs.at_first, budget)
+        few = min(budget, max(_PROBED_LEAST, num_positions // _PROBED_SHARE))
+        probed = choose(candidates, num_positions, num_tokens, costs.at_best, few)
         return probed if costs.is_stale(num_positions + sum(probed)) else counts
 
     def _rate(self, drafting: Drafting, place: int) -> float:
