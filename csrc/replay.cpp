@@ -38,7 +38,7 @@ constexpr int64_t code_task_work = 1 << 20, float_task_work = 1 << 23;
 // or less (the mean of all linear layers) come in time for as few as matrix registers take.
 constexpr int64_t owner_rows_min = 32, owner_rows_min_beside_few_bits = 16;
 
-// Fewer wait for weights, memory is never idle, and their tiles fetch nothing (kernels/prefetch_cursor.hpp).
+// Fewer wait for weights, and memory is never idle.
 constexpr int64_t prefetching_rows_min = 3;
 
 // How a step's rows are shared out. With enough of them each thread keeps its own through all phases, so that

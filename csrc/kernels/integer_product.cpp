@@ -164,8 +164,7 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
                   given.packed + groups * code_bytes(kind) + given.first * scale_bytes(kind),
                   code_panel_bytes(kind, a.x.inputs), given.unpacked};
   PrefetchCursor cursor = next;  // in registers
-  Piece<kv_lines> kv{};
-  if constexpr (R > fetching_rows) kv = take_piece<kv_lines>(a.kv_cursor, given.last - given.first);
+  Piece<kv_lines> kv = take_piece<kv_lines>(a.kv_cursor, given.last - given.first);
   Lanes acc[R][P];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -183,7 +182,7 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
   }
   for (int64_t g = given.first; g < given.last; ++g) {
     const int64_t at = g * a.x.stride + row;
-    if constexpr (R > fetching_rows) fetch_some(cursor), fetch_some(kv);
+    fetch_some(cursor), fetch_some(kv);
     IntLanes sum[R][P];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {

@@ -6,8 +6,6 @@
 
 namespace octavo::OCTAVO_ISA {
 
-constexpr int fetching_rows = 2;  // up to these, memory never waits, and the processor foresees what is read
-
 OCTAVO_INLINE void prefetch(const void* source) { __builtin_prefetch(source, 0, 2); }
 
 // Bytes that are wanted soon: some lines of them are fetched with each step of what is computed until then.

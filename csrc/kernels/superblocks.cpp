@@ -24,6 +24,7 @@
 #include "kernels/blocks.hpp"
 #include "kernels/integers.hpp"
 #include "kernels/panels.hpp"
+#include "kernels/prefetch_cursor.hpp"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -154,7 +155,8 @@ OCTAVO_INLINE void add_q6_k(const IntegerProduct& a, int64_t at, const uint8_t* 
 }
 
 template <Kind kind, int R>
-void tile(const IntegerProduct& a, int64_t row, int64_t panel) {
+void tile(const IntegerProduct& a, int64_t row, int64_t panel, PrefetchCursor& next) {
+  PrefetchCursor cursor = next;  // in registers
   const int64_t groups = a.x.inputs / quant_group;
   const uint8_t* codes = a.panels + panel * code_panel_bytes(kind, a.x.inputs);
   const uint8_t* scales = codes + groups * code_bytes(kind);
@@ -164,6 +166,7 @@ void tile(const IntegerProduct& a, int64_t row, int64_t panel) {
     const Lanes d = load_halves(halves);
     for (int64_t g = 0; g < groups_per_block; ++g, codes += code_bytes(kind)) {
       const int64_t at = (block * groups_per_block + g) * a.x.stride + row;
+      fetch_some(cursor);
       const uint8_t* own = halves + halves_bytes(kind) + g * group_scale_bytes;
       if constexpr (kind == Kind::q4_k) {
         const Lanes minus_dmin = load_halves(halves + 2 * panel_width);
@@ -174,6 +177,8 @@ void tile(const IntegerProduct& a, int64_t row, int64_t panel) {
       }
     }
   }
+  next = cursor;
+  end_when_done(next);
   const int64_t output = panel * panel_width;
   const int64_t count = a.outputs - output < panel_width ? a.outputs - output : panel_width;
   for (int r = 0; r < R; ++r) {
@@ -193,9 +198,10 @@ constexpr int rows_max(Kind) { return 1; }
 #endif
 
 template <Kind kind, int R = rows_max(kind)>
-OCTAVO_INLINE void tile_of(const IntegerProduct& a, int64_t row, int64_t rows, int64_t panel) {
-  if (rows == R) return tile<kind, R>(a, row, panel);
-  if constexpr (R > 1) tile_of<kind, R - 1>(a, row, rows, panel);
+OCTAVO_INLINE void tile_of(const IntegerProduct& a, int64_t row, int64_t rows, int64_t panel,
+                           PrefetchCursor& next) {
+  if (rows == R) return tile<kind, R>(a, row, panel, next);
+  if constexpr (R > 1) tile_of<kind, R - 1>(a, row, rows, panel, next);
 }
 
 #if defined(OCTAVO_MATRICES)
@@ -235,11 +241,14 @@ struct Q4KFormat {
 // A panel stays in the nearest cache while all rows pass over it, in tiles of nearly equal height.
 template <Kind kind>
 void panels_of(const IntegerProduct& a, int64_t first_panel, int64_t last_panel) {
+  if (a.x.rows == 0) return;  // a chunk in the middle of its prompt wants no logits
   const int64_t tiles = (a.x.rows + rows_max(kind) - 1) / rows_max(kind);
+  const int64_t stride = code_panel_bytes(kind, a.x.inputs), groups = a.x.inputs / quant_group;
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
+    PrefetchCursor next = fetched_within(a.panels + (panel + 1) * stride, stride, tiles * groups);
     for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t row = a.x.rows * t / tiles, next = a.x.rows * (t + 1) / tiles;
-      tile_of<kind>(a, row, next - row, panel);
+      const int64_t row = a.x.rows * t / tiles, last = a.x.rows * (t + 1) / tiles;
+      tile_of<kind>(a, row, last - row, panel, next);
     }
   }
 }

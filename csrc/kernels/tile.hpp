@@ -16,14 +16,13 @@ template <int R, int P, class Stored>
 OCTAVO_INLINE void multiply(const float* x, int64_t x_stride, const Stored* const* w, int64_t w_stride,
                             int64_t steps, Lanes (&acc)[R][P], PrefetchCursor& next, KvPrefetchCursor* kv_cursor) {
   PrefetchCursor cursor = next;  // in registers
-  Piece<1> kv{};
-  if constexpr (R > fetching_rows) kv = take_piece<1>(kv_cursor, steps);
+  Piece<1> kv = take_piece<1>(kv_cursor, steps);
   const Stored* column[P];
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) column[p] = w[p];
   for (int64_t i = 0; i < steps; ++i) {
     fetch_some(cursor);
-    if constexpr (R > fetching_rows) fetch_some(kv);
+    fetch_some(kv);
     Lanes weight[P];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) weight[p] = load(column[p] + i * w_stride);

@@ -252,14 +252,23 @@ def kernels(
     paging: Annotated[
         bool, typer.Option("--paging", help="Scattered blocks against one contiguous run, and nothing else.")
     ] = False,
+    rows: Annotated[
+        bool, typer.Option("--rows", help="The whole step of 1 to 17 rows of a model, and nothing else.")
+    ] = False,
+    model: opt.Model = None,
+    weights: opt.Weights = "auto",
+    kv: opt.Kv = "bf16",
+    context: Annotated[int, typer.Option(help="With --rows: positions before them.", min=1)] = 256,
     seconds: Annotated[float, typer.Option(help="Time for each kernel.", min=0.01)] = 0.3,
     threads: opt.Threads = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Measure each kernel beside the machine's own limits."""
-    from octavo.cli.bench_kernels import run, run_paging
+    from octavo.cli.bench_kernels import run, run_paging, run_rows
 
-    if paging:
+    if rows:
+        run_rows(model, weights, kv, context, threads, as_json=as_json)
+    elif paging:
         run_paging(seconds, threads, as_json=as_json)
     else:
         run(only, seconds, threads, as_json=as_json)
@@ -335,3 +344,47 @@ def structured(
     from octavo.cli.bench_structured import run
 
     run(model, rows, tokens, rounds, as_json=as_json)
+
+
+@bench_app.command()
+def speculation(
+    model: opt.Model = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="editing, quoting, extraction, retrieval, chat or random; repeatable. Default: all.",
+            show_default=False,
+        ),
+    ] = None,
+    concurrency: Annotated[str, typer.Option(help="Requests in flight, one run for each; at most 32.")] = (
+        "1,2,8,32"
+    ),
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(help="off, ngram or auto; repeatable. Default: all.", show_default=False),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds that are measured, everything in each.", min=1)] = 9,
+    tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.", min=1, max=900)] = 200,
+    write_prompts: Annotated[
+        Path | None, typer.Option(help="Write the prompts as JSON lines to this file, and leave.")
+    ] = None,
+    as_json: opt.AsJson = False,
+    weights: opt.Weights = "auto",
+) -> None:
+    """Measure what guessed tokens are worth: answers that quote their prompts, chats, and random tokens."""
+    from octavo.bench.speculation import MODES, Scenario
+    from octavo.bench.speculation_tasks import chosen_tasks
+    from octavo.cli import bench_speculation
+
+    scenario = Scenario(
+        tasks=chosen_tasks(task),
+        concurrencies=tuple(dict.fromkeys(opt.numbers(concurrency, "--concurrency"))),
+        modes=tuple(dict.fromkeys(mode or MODES)),
+        rounds=rounds,
+        tokens=tokens,
+        weights=weights,
+    )
+    if write_prompts is not None:
+        bench_speculation.write_prompts(model, scenario, write_prompts)
+        return
+    bench_speculation.run(model, scenario, as_json=as_json)
