@@ -87,7 +87,13 @@ class EagerSpeculator(Speculator):
         self._random, self._all = r, all_of_them
 
     def counts(
-        self, offers: Sequence[tuple[Drafting, int]], num_positions: int, num_tokens: int, budget: int
+        self,
+        offers: Sequence[tuple[Drafting, int]],
+        num_positions: int,
+        num_tokens: int,
+        budget: int,
+        *,
+        is_measured: bool = True,
     ) -> list[int]:
         """Some of each."""
         found = []

@@ -162,3 +162,17 @@ def test_few_sizes_are_kept_of_many(seed):
     assert [size for size, _ in table] == sorted({size for size, _ in table})
     seen = {size for size in told[-2048:] if size <= 17}  # what was not measured since is forgotten
     assert seen == {size for size, _ in table if size <= 17}
+
+
+@pytest.mark.parametrize("times", [50.0, 0.02])
+def test_a_first_step_of_its_size_that_was_far_off_is_put_right(times):
+    """A pause, or a clock that jumped: the size is tried again now and then, and believed again."""
+    costs = StepCosts()
+    for _ in range(20):
+        costs.observe(1, 0.010)
+    costs.observe(5, 0.012 * times)
+    for _ in range(12):
+        for _ in range(260):
+            costs.observe(1, 0.010)
+        costs.observe(5, 0.012)
+    assert 0.8 < costs.of(5) / costs.of(1) / 1.2 < 1.25

@@ -363,7 +363,7 @@ def test_a_fork_has_its_parent_s_guesses_and_counts_of_its_own():
     parent.draft = Draft((RIGHT, RIGHT), 2)
     speculator.learn(parent, [RIGHT, WRONG], 2, 1)
     speculator.read(parent, [1, 2, 3, 1, 2, 3, 1], 2)
-    fork = parent.copy()
+    fork = speculator.fork(parent)
     assert (fork.num_drafted, fork.num_accepted) == (0, 0)
     assert fork.draft == parent.draft
     assert fork.draft.tokens[:3] == (2, 3, 1)
@@ -381,7 +381,7 @@ def test_a_fork_has_its_parent_s_guesses_and_counts_of_its_own():
 
 def test_a_fork_s_fate_is_its_own():
     speculator, parent = read_all([1, 1, 1])
-    fork = parent.copy()
+    fork = speculator.fork(parent)
     for _ in range(10):
         fork.draft = Draft((RIGHT,), 8)
         speculator.learn(fork, [WRONG], 0, 0)
@@ -389,3 +389,29 @@ def test_a_fork_s_fate_is_its_own():
     acceptance = speculator._acceptance
     assert parent.fate.rate(acceptance, 8) == acceptance.rate(8)
     assert fork.fate.rate(acceptance, 8) < 0.5 * acceptance.rate(8)
+
+
+def test_steps_that_are_not_measured_are_not_made_to_measure_them():
+    """Steps with prompts: they are neither kept plain where guesses pay, nor lengthened where none does."""
+    loop = DecodeLoop()
+    loop.run(600, 0.9)
+    offers = [(loop.drafting, DRAFTS_MAX)]
+    assert loop.speculator.counts(offers, 9, 9, 100)[0] == 0  # never measured: it is made to be
+    assert loop.speculator.counts(offers, 2, 2, 100, is_measured=False)[0] > 0
+    loop.run(600, 0.0)
+    taken = [loop.speculator.counts(offers, 60, 60, 100, is_measured=False)[0] for _ in range(300)]
+    assert taken == [0] * 300
+
+
+def test_beyond_a_bound_of_bytes_sequences_decode_plainly(monkeypatch):
+    monkeypatch.setattr("octavo.speculation.speculator.BYTES_MAX", 1000)
+    speculator = Speculator(Speculation.NGRAM)
+    drafting = speculator.begin()
+    tokens = [1, 2, 3] * 40
+    speculator.read(drafting, tokens, 60)
+    assert speculator.num_bytes > 1000
+    assert speculator.read(drafting, tokens, 60) == 0
+    assert drafting.draft == NO_DRAFT
+    assert speculator.fork(drafting) is None
+    speculator.end(drafting)
+    assert speculator.num_bytes == 0

@@ -99,7 +99,8 @@ class Assembler:
     def _usage(self, usage: Usage, choice: _Choice) -> Usage:
         if usage.num_output == choice.num_output:
             return usage
-        return replace(usage, num_output=choice.num_output)
+        num_accepted = min(usage.num_accepted, choice.num_output)  # a stop string may stand amid guesses
+        return replace(usage, num_output=choice.num_output, num_accepted=num_accepted)
 
     def _info(self, sampled: SampledToken, asked: bool) -> TokenInfo:
         data = self._vocabulary.token_bytes

@@ -373,6 +373,7 @@ class _Counters:
             forced_tokens=self.forced_tokens,
             draft_tokens={} if speculator is None else dict(speculator.drafted),
             accepted_draft_tokens={} if speculator is None else dict(speculator.accepted),
+            drafter_bytes=0 if speculator is None else speculator.num_bytes,
             evictions=scheduler.events.blocks[EventKind.EVICTED],
             blocks_resident=scheduler.ledger.pool.backing.count,
             blocks_wanted=scheduler.idle_memory.blocks_wanted,

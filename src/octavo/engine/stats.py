@@ -36,6 +36,7 @@ class EngineStats:
     # Tokens that were guessed and computed, and of them those that were right, by kind of drafter.
     draft_tokens: dict[str, int] = field(default_factory=dict)
     accepted_draft_tokens: dict[str, int] = field(default_factory=dict)
+    drafter_bytes: int = 0  # memory of what guesses, nearly
     evictions: int = 0  # cached blocks taken for new ones
     blocks_resident: int = 0  # that may have memory behind them: taken, and not given back since
     blocks_wanted: int = 0  # the size that was asked for; the pool is smaller while memory is short

@@ -84,18 +84,23 @@ class Walker:
         """For every chunk that is sampled from, and every fork of one; `hidden` (R, E) are their rows."""
         walks, taken = self._walks(plan), Taken()
         likeliest = self._likeliest(hidden, walks, taken)
-        logits: dict[int, _Logits] = {}
-        while True:
-            for walk in walks:
-                self._go_plainly(walk, likeliest, taken)
-            walks = [walk for walk in walks if not walk.is_over]
-            if not walks:
-                return taken
-            self._write_logits(hidden, [w for w in walks if w.place not in logits], logits)
+        walks = self._gone_plainly(walks, likeliest, taken)
+        logits = self._written(
+            hidden, walks
+        )  # of all that these may come to: a result lives until the next call
+        while walks:
             at = _gathered([logits[walk.place] for walk in walks])
             outcomes = self._sampler.sample(at, [self._sample_row(walk.row) for walk in walks])
             for walk, outcome in zip(walks, outcomes, strict=True):
                 self._take(walk, outcome, taken)
+            walks = self._gone_plainly(walks, likeliest, taken)
+        return taken
+
+    def _gone_plainly(self, walks: list[_Walk], likeliest: dict[int, int], taken: Taken) -> list[_Walk]:
+        """Those that are not over when all have gone as far as likeliest tokens lead."""
+        for walk in walks:
+            self._go_plainly(walk, likeliest, taken)
+        return [walk for walk in walks if not walk.is_over]
 
     def _walks(self, plan: StepPlan) -> list[_Walk]:
         walks, first = [], 0
@@ -160,12 +165,13 @@ class Walker:
         self._take(walk, SampledToken(only), taken)
         return True
 
-    def _write_logits(self, hidden: Floats, walks: list[_Walk], logits: dict[int, _Logits]) -> None:
+    def _written(self, hidden: Floats, walks: list[_Walk]) -> dict[int, _Logits]:
         """Logits of all that these walks may come to, by hidden row."""
         places = sorted({place for walk in walks for place in walk.rest})
-        if places:
-            written = self._project(self._taken_rows(hidden, places))
-            logits.update((place, _Logits(written, index)) for index, place in enumerate(places))
+        if not places:
+            return {}
+        written = self._project(self._taken_rows(hidden, places))
+        return {place: _Logits(written, index) for index, place in enumerate(places)}
 
     def _taken_rows(self, hidden: Floats, places: list[int]) -> Floats:
         if len(places) == len(hidden):

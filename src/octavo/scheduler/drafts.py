@@ -14,6 +14,7 @@ another was promised or that their tenant would have to borrow.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,8 @@ from octavo.speculation.speculator import DRAFTS_MAX, READ_TOKENS, Drafting, Spe
 from octavo.step.context import Context
 from octavo.types import Chunk, SampledToken
 from octavo.units import blocks_for
+
+RETRY_TOKENS = 16  # after which guesses that were not taken are waited for again
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +50,53 @@ class Drafts:
     _shares: TenantShares
     _speculator: Speculator
 
+    def begin(self, sequence: Sequence) -> None:
+        """It was submitted; beams decode plainly, and so do those whose clients say so."""
+        request, params = sequence.request, sequence.request.params
+        if params.speculate and params.beams is None and request.max_tokens > 1:
+            sequence.drafting = self._speculator.begin()
+
+    def end(self, sequence: Sequence) -> None:
+        """It has ended."""
+        if sequence.drafting is not None:
+            self._speculator.end(sequence.drafting)
+
     def plan(self, flights: list[InFlightChunk]) -> None:
         """Lengthen chunks of the plan being made, all of which are there: `flights` are their stakes."""
-        offers = self._offers(flights)
-        if not offers:
-            return
         chunks = self._context.plan.chunks
         num_positions = sum(chunk.length for chunk in chunks)
-        budget = self._context.config.step_tokens - num_positions
-        shares = [(offer.drafting, offer.limit) for offer in offers]
-        counts = self._speculator.counts(shares, num_positions, num_positions, budget)
-        spare: int | None = None  # blocks that no sequence was promised
+        offers = self._offers(flights, READ_TOKENS + num_positions)
+        self._begin_forks(flights)
+        if not offers:
+            return
+        counts = self._speculator.counts(
+            [(offer.drafting, offer.limit) for offer in offers],
+            num_positions,
+            num_positions,
+            self._context.config.step_tokens - num_positions,
+            is_measured=all(chunk.continues for chunk in chunks),
+        )
+        promised = self._promised() if any(counts) else Counter[str]()
+        spare = self._context.ledger.num_unheld - promised.total()
         for offer, count in zip(offers, counts, strict=True):
-            if count:
-                spare = self._unpromised() if spare is None else spare
-                spare -= self._lengthen(offer, count, spare)
+            taken = self._lengthen(offer, count, spare, promised) if count else 0
+            spare -= taken
+            offer.drafting.was_taken = bool(offer.flight.drafts)
 
-    def _offers(self, flights: list[InFlightChunk]) -> list[_Offer]:
-        """What may be drafted; beside it drafters read on in their prompts."""
-        plan, to_read = self._context.plan, READ_TOKENS
+    def _begin_forks(self, flights: list[InFlightChunk]) -> None:
+        """Forks of this plan guess on from where their parents are."""
+        if not self._context.plan.forks:
+            return
+        parents = {flight.sequence.row: flight.sequence for flight in flights}
+        by_row = {fork.child_row: parents[fork.parent_row] for fork in self._context.plan.forks}
+        for flight in flights:
+            parent = by_row.get(flight.sequence.row)
+            if parent is not None and parent.drafting is not None:
+                flight.sequence.drafting = self._speculator.fork(parent.drafting)
+
+    def _offers(self, flights: list[InFlightChunk], to_read: int) -> list[_Offer]:
+        """What may be drafted; beside it drafters read on in their prompts, so many tokens at most."""
+        plan = self._context.plan
         parents = {fork.parent_row for fork in plan.forks}
         flight_of = {flight.sequence.seq_id: flight for flight in flights}
         offers = []
@@ -84,22 +115,21 @@ class Drafts:
                 offers.append(_Offer(drafting, flight, index, limit))
         return offers
 
-    def _unpromised(self) -> int:
-        """Unheld blocks that no running sequence needs for tokens that it has. O(running)."""
-        ledger = self._context.ledger
-        promised = 0
+    def _promised(self) -> Counter[str]:
+        """Blocks that running sequences still need for tokens that they have, by tenant. O(running)."""
+        size, promised = self._context.ledger.block_size, Counter[str]()
         for s in self._live.running:
             if s.table is not None:
-                promised += max(0, s.blocks_known(ledger.block_size) - len(s.table)) + s.forks_left
-        return ledger.num_unheld - promised
+                promised[s.request.tenant] += max(0, s.blocks_known(size) - len(s.table)) + s.forks_left
+        return promised
 
-    def _lengthen(self, offer: _Offer, count: int, spare: int) -> int:
+    def _lengthen(self, offer: _Offer, count: int, spare: int, promised: Counter[str]) -> int:
         """Draft up to `count` tokens, fewer where blocks are short; returns how many blocks that took."""
         ledger, flight = self._context.ledger, offer.flight
         sequence, table = flight.sequence, flight.sequence.table
         assert table is not None
         size, stop = ledger.block_size, flight.stop
-        own = min(spare, self._own_room(sequence, table))
+        own = min(spare, self._own_room(sequence, table) - promised[sequence.request.tenant])
         missing = blocks_for(stop + count, size) - len(table)
         if missing > own:
             count = min(count, (len(table) + max(0, own)) * size - stop)
@@ -153,7 +183,9 @@ class Drafts:
             came = [sampled.token for sampled in samples[:num_taken]]
             self._speculator.learn(drafting, came, len(drafts), accepted)
             self._speculator.read(drafting, sequence.tokens, num_taken)
-            sequence.awaits_drafts = self._speculator.promises(drafting)
+            # Beside steps in flight guesses are waited for only where they are taken, and now and then.
+            is_tried = drafting.was_taken or len(sequence.tokens) % RETRY_TOKENS < num_taken
+            sequence.awaits_drafts = is_tried and self._speculator.promises(drafting)
         else:
             sequence.awaits_drafts = False
         return computed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.scheduler.beam_rows import BeamRows
+from octavo.scheduler.drafts import Drafts
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence
 from octavo.step.context import Context
@@ -18,6 +19,7 @@ class Ending:
     _context: Context
     _live: LiveSequences
     _beams: BeamRows
+    _drafts: Drafts | None
 
     def end(self, sequence: Sequence, finish: FinishReason, error: str = "") -> list[Update]:
         """The sequence and, if it has not forked yet, the choices that it was to become: one final update
@@ -32,6 +34,8 @@ class Ending:
     def close(self, sequence: Sequence, *, is_well: bool) -> None:
         """It holds nothing any more."""
         self._live.close(sequence)
+        if self._drafts is not None:
+            self._drafts.end(sequence)
         for attached in sequence.attached:
             num_computed = len(sequence.tokens) - sequence.num_last
             attached.on_end(sequence.request, num_computed, sequence.chain, is_well=is_well)

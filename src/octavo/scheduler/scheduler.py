@@ -129,8 +129,10 @@ class Scheduler:
         )
         self._planner = Planner(context, live, self.prefill_budget, self.shares, self.making_room)
         self.speculator = speculator
+        if speculator is not None:
+            speculator.forget_sequences()
         self._drafts = None if speculator is None else Drafts(context, live, self.shares, speculator)
-        self._ending = Ending(context, live, self.beams)
+        self._ending = Ending(context, live, self.beams, self._drafts)
         self._committer = Committer(
             context, live, self.beams, self._ending, self._drafts, self._forget_poisoned
         )
@@ -176,8 +178,8 @@ class Scheduler:
             forks_left=request.n - 1,
             attached=self.always_attached if request.n == 1 and request.params.beams is None else (),
         )
-        if self.speculator is not None and request.params.speculate and request.params.beams is None:
-            sequence.drafting = self.speculator.begin()
+        if self._drafts is not None:
+            self._drafts.begin(sequence)
         if request.params.beams is not None:
             self.beams.begin(sequence, request.params.beams)
         if request.session:

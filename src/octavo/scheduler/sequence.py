@@ -105,7 +105,7 @@ class Sequence:
     def as_holder(self) -> Holder:
         """Its record, with what changes from step to step."""
         holder = self.holder
-        holder.rank, holder.num_planned = self.rank, self.num_planned
+        holder.rank, holder.num_planned = self.rank, self.num_planned - self.num_guessed
         holder.is_findable = not self.wants_prompt_logprobs
         return holder
 
@@ -177,7 +177,6 @@ class Sequence:
         twin.prompt_logprobs_done = self.num_prompt
         twin.unwanted = self.unwanted
         twin.was_admitted = True
-        twin.drafting = None if self.drafting is None else self.drafting.copy()
         return twin
 
     def admitted_row(self) -> AdmittedRow:

@@ -34,6 +34,7 @@ _GAUGES = MappingProxyType(
         "blocks_pinned": ("octavo_blocks_pinned", "Blocks that pins may hold"),
         "blocks_below": ("octavo_blocks_below", "Blocks that can be found in the tier below"),
         "sessions": ("octavo_sessions", "Chat sessions that the engine knows"),
+        "drafter_bytes": ("octavo_drafter_bytes", "Memory of what guesses tokens, nearly"),
         "blocks_kept_below": (
             "octavo_blocks_kept_below",
             "Blocks that only damage drops from the tier below",

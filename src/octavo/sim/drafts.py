@@ -73,10 +73,16 @@ class SimulatedSpeculator(Speculator):
         self._random = r
 
     def counts(
-        self, offers: Sequence[tuple[Drafting, int]], num_positions: int, num_tokens: int, budget: int
+        self,
+        offers: Sequence[tuple[Drafting, int]],
+        num_positions: int,
+        num_tokens: int,
+        budget: int,
+        *,
+        is_measured: bool = True,
     ) -> list[int]:
         """Some of each."""
-        chosen = super().counts(offers, num_positions, num_tokens, budget)  # as it would be
+        chosen = super().counts(offers, num_positions, num_tokens, budget, is_measured=is_measured)
         assert sum(chosen) <= max(0, budget)
         found = []
         for drafting, limit in offers:
@@ -123,6 +129,11 @@ def check_planned(plan: StepPlan, scheduler: Scheduler) -> int:
 def check_committed(scheduler: Scheduler) -> None:
     """Of what was rejected nothing is left: no block, no charge, no count."""
     size = scheduler.ledger.block_size
+    if scheduler.speculator is not None:
+        live = scheduler.live
+        everyone = [s for request in live.live_requests() for s in live.sequences_of(request)]
+        held = sum(s.drafting.drafter.num_bytes for s in everyone if s.drafting is not None)
+        assert scheduler.speculator.num_bytes == held, "drafters of nobody, or not counted"
     for s in scheduler.live.running:
         if s.state is not State.RUNNING or s.group is not None or s.pending or s.drafting is None:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Many
 from unittest import mock
 
@@ -77,8 +78,10 @@ def _settled_for_another_epoch(
     return _SETTLE(self, flight, samples, num_taken)
 
 
-def _lengthen_charging(self: Drafts, offer: drafts_module._Offer, count: int, spare: int) -> int:
-    taken = _LENGTHEN(self, offer, count, spare)
+def _lengthen_charging(
+    self: Drafts, offer: drafts_module._Offer, count: int, spare: int, promised: Counter[str]
+) -> int:
+    taken = _LENGTHEN(self, offer, count, spare, promised)
     offer.flight.sequence.blocks_guessed = 0
     offer.flight.sequence.count_blocks(self._context.now)
     return taken
@@ -99,14 +102,16 @@ def _beyond_the_maximum(self: Drafts, sequence: Sequence, table: BlockTable) -> 
     return self._context.ledger.num_unheld
 
 
-def _whatever_is_unheld(self: Drafts) -> int:
-    return self._context.ledger.num_unheld
+def _promised_to_nobody(self: Drafts) -> Counter[str]:
+    return Counter()
 
 
-def _offers_beyond_the_row(self: Drafts, flights: list[InFlightChunk]) -> list[drafts_module._Offer]:
+def _offers_beyond_the_row(
+    self: Drafts, flights: list[InFlightChunk], to_read: int
+) -> list[drafts_module._Offer]:
     return [
         drafts_module._Offer(offer.drafting, offer.flight, offer.index, DRAFTS_MAX)
-        for offer in _OFFERS(self, flights)
+        for offer in _OFFERS(self, flights, to_read)
     ]
 
 
@@ -132,7 +137,7 @@ DRAFT_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("stop amid a draft missed", Committer, "_taken", _taken_past_the_end),
     PlantedBug("drafts borrow", Drafts, "_own_room", _borrowed_for),
     PlantedBug("drafts beyond a tenant's maximum", Drafts, "_own_room", _beyond_the_maximum),
-    PlantedBug("drafts take what was promised", Drafts, "_unpromised", _whatever_is_unheld),
+    PlantedBug("drafts take what was promised", Drafts, "_promised", _promised_to_nobody),
     PlantedBug("drafts pass the row's length", Drafts, "_offers", _offers_beyond_the_row),
     PlantedBug("victim keeps its guesses", LiveSequences, "requeue", _requeued_with_its_guesses),
 )

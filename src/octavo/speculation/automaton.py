@@ -16,7 +16,7 @@ A state's transitions: one stands in arrays, and most have no more; the others a
     end[s]     the place to quote    token[s], target[s]  its first transition; `more[s]`: the others
 
 One token costs O(1), amortised, and a draft its length. Memory: at most 2 states of 20 bytes a token, and
-dicts where texts branch, which are most of it: some 100 to 300 bytes a token. Source: Blumer et al. 1985; for
+dicts where texts branch, which are most of it: some 150 to 300 bytes a token. Source: Blumer et al. 1985; for
 drafts: Hu et al., SAM Decoding, 2024.
 """
 
@@ -58,7 +58,7 @@ class SuffixAutomaton:
         return arrays + _DICT_BYTES * len(self._more) + _ENTRY_BYTES * len(self._more.get(0, ()))
 
     def copy(self) -> SuffixAutomaton:
-        """For a fork. O(tokens), at the speed of memory."""
+        """For a fork. O(tokens)."""
         twin = object.__new__(SuffixAutomaton)
         twin._text, twin._last = self._text[:], self._last
         twin._length, twin._link, twin._end = self._length[:], self._link[:], self._end[:]

@@ -53,6 +53,10 @@ class StepCosts:
         measured = self._measured.get(_rounded(num_positions))
         return self._num_steps - (0 if measured is None else measured.seen_at) > _FRESH_STEPS
 
+    def is_unknown(self, num_positions: int) -> bool:
+        """True where no step of that size was measured at all, or lately."""
+        return _rounded(num_positions) not in self._measured or self.is_stale(num_positions)
+
     def of(self, num_positions: int) -> float:
         """Of a step of one position or more, relative to others of this curve. O(log sizes)."""
         sizes = self._sizes
@@ -83,8 +87,10 @@ class StepCosts:
         self._num_steps += 1
         if self._num_steps % _FRESH_STEPS == 0:
             self._forget()
-        is_news = size not in self._measured and before not in (0, size)
-        if not is_news and not 1 / _OUTLIER < ratio < _OUTLIER:
+        is_news = self.is_unknown(size) and before not in (0, size)
+        if is_news:  # believed, in bounds: were it an outlier, it would be one again at each later try
+            ratio = min(_OUTLIER, max(1 / _OUTLIER, ratio))
+        elif not 1 / _OUTLIER < ratio < _OUTLIER:
             self._scale *= 1.0 + _SCALE_GAIN * (min(ratio, _OUTLIER) - 1.0)
             self._size_before = 0
             return

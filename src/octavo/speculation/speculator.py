@@ -15,8 +15,10 @@ from octavo.speculation.drafter import NO_DRAFT, Draft, Drafter, NewDrafter
 
 DRAFTS_MAX = 16  # guesses of one sequence in one step
 STEP_DRAFTS_MAX = 64  # of all
-READ_TOKENS = 512  # tokens of prompts that drafters read beside one step
+READ_TOKENS = 64  # tokens that drafters read beside one step, and one more for each of its positions
+BYTES_MAX = 256 << 20  # that drafters hold together; beyond, sequences decode plainly
 _NGRAM_DRAFTS, _NGRAM_MATCH = 8, 2
+_PROBE_STEPS = 64  # between two looks whether a step should be made to measure it
 _PROBED_LEAST, _PROBED_SHARE = 2, 4  # guesses of a step that is made to measure it: 2, or a quarter more
 
 
@@ -37,10 +39,7 @@ class Drafting:
     draft: Draft = NO_DRAFT  # at what follows its newest token
     num_drafted: int = 0  # guesses that were computed
     num_accepted: int = 0  # of them, those that were right
-
-    def copy(self) -> Drafting:
-        """For a fork: what was guessed before is not its own."""
-        return Drafting(self.drafter.copy(), self.fate.copy(), self.draft)
+    was_taken: bool = True  # some of its guesses, when they were offered last
 
 
 class Speculator:
@@ -54,10 +53,31 @@ class Speculator:
         self._new_drafter = new_drafter
         self.drafted: dict[str, int] = {}  # guesses that were computed, by kind of drafter
         self.accepted: dict[str, int] = {}
+        self.num_bytes = 0  # that drafters hold
+        self._steps_since_probe = 0
 
     def begin(self) -> Drafting:
         """For a sequence; it reads the prompt later, see `read`."""
-        return Drafting(self._new_drafter())
+        drafting = Drafting(self._new_drafter())
+        self.num_bytes += drafting.drafter.num_bytes
+        return drafting
+
+    def fork(self, parent: Drafting) -> Drafting | None:
+        """For a sequence that goes on from where another is; what was guessed before is not its own. None
+        where drafters hold too much. O(tokens)."""
+        if self.num_bytes + parent.drafter.num_bytes > BYTES_MAX:
+            return None
+        twin = Drafting(parent.drafter.copy(), parent.fate.copy(), parent.draft)
+        self.num_bytes += twin.drafter.num_bytes
+        return twin
+
+    def end(self, drafting: Drafting) -> None:
+        """Its sequence has ended."""
+        self.num_bytes -= drafting.drafter.num_bytes
+
+    def forget_sequences(self) -> None:
+        """All of them are gone; what was learned from them stays."""
+        self.num_bytes = 0
 
     def read(self, drafting: Drafting, tokens: Sequence[int], limit: int) -> int:
         """Read the next of a sequence's `tokens`, at most `limit`; returns how many. When it has read all of
@@ -66,7 +86,12 @@ class Speculator:
         count = min(limit, len(tokens) - begun)
         if count <= 0:
             return 0
+        if self.num_bytes > BYTES_MAX:
+            drafting.draft = NO_DRAFT
+            return 0
+        bytes_before = drafting.drafter.num_bytes
         drafting.drafter.extend(tokens[begun : begun + count])
+        self.num_bytes += drafting.drafter.num_bytes - bytes_before
         is_read = begun + count == len(tokens)
         drafting.draft = drafting.drafter.draft(DRAFTS_MAX) if is_read else NO_DRAFT
         return count
@@ -93,21 +118,34 @@ class Speculator:
         return bool(draft.tokens) and self._rate(drafting, 0) > 0.5
 
     def counts(
-        self, offers: Sequence[tuple[Drafting, int]], num_positions: int, num_tokens: int, budget: int
+        self,
+        offers: Sequence[tuple[Drafting, int]],
+        num_positions: int,
+        num_tokens: int,
+        budget: int,
+        *,
+        is_measured: bool = True,
     ) -> list[int]:
         """How many guesses of each sequence the step takes; an offer's number is how many it may. See
-        `choose` for the others."""
+        `choose` for the others. `is_measured`: the step's time will be told to `costs`."""
+        budget = min(budget, STEP_DRAFTS_MAX)
         if self.mode is Speculation.NGRAM:
             return _fixed(offers, budget)
         candidates = [
             Candidate(min(limit, len(drafting.draft.tokens)), partial(self._rate, drafting))
             for drafting, limit in offers
         ]
-        budget, costs = min(budget, STEP_DRAFTS_MAX), self.costs
+        costs = self.costs
         counts = choose(candidates, num_positions, num_tokens, costs.of, budget)
+        if not is_measured:
+            return counts
         # What is not chosen is not measured: now and then a step is made the other way.
         if any(counts):
             return [0] * len(counts) if costs.is_stale(num_positions) else counts
+        self._steps_since_probe += 1
+        if self._steps_since_probe < _PROBE_STEPS:
+            return counts
+        self._steps_since_probe = 0
         few = min(budget, max(_PROBED_LEAST, num_positions // _PROBED_SHARE))
         probed = choose(candidates, num_positions, num_tokens, costs.at_best, few)
         return probed if costs.is_stale(num_positions + sum(probed)) else counts
