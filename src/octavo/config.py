@@ -56,7 +56,7 @@ class StartOptions:
     threads: int | None = None  # native threads; None: one per core
     overlap: int = 0  # 1: the next step is planned while one runs
     prefix_caching: bool = True  # share the blocks of equal prefixes
-    speculate: str = "off"  # guess tokens: off, auto (where it pays), ngram (wherever text repeats itself)
+    speculate: str = "auto"  # guess tokens: off, auto (where it pays), ngram (wherever text repeats itself)
     pace: bool | None = None  # hold prompts back while others decode; None: in a server yes, in scripts no
     tool_parser: str | None = None  # how the model writes calls; None: as its template tells
     served_name: str | None = None  # the name in /v1/models; None: the model's own

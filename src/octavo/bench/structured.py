@@ -47,7 +47,9 @@ def measure_structured(
     """All variants, when all rounds are done. Raises ConfigError, ModelError."""
     if rows < 1 or rounds < 1:
         raise ConfigError(f"rows is {rows} and rounds {rounds}; allowed: 1 and more")
-    options = StartOptions(context_length=1024, max_seqs=max(rows, 2), prefix_caching=False, pace=False)
+    options = StartOptions(
+        context_length=1024, max_seqs=max(rows, 2), prefix_caching=False, pace=False, speculate="off"
+    )
     measured: dict[str, list[StructuredResult]] = {variant: [] for variant in VARIANTS}
     with LLM(model, options) as llm:
         for number in range(rounds + 1):

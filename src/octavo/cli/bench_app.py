@@ -69,6 +69,7 @@ def offline(
         threads=threads,
         overlap=overlap,
         pace=pace,
+        speculate="off",
     )
     workloads = chosen(
         workload or ("W1", "W2"),
@@ -112,6 +113,7 @@ def latency(
         step_tokens=step_tokens,
         threads=threads,
         overlap=overlap,
+        speculate="off",
     )
     run_latency(
         model, options, Scenario(streams=streams, before=before, prompt=prompt), rounds, as_json=as_json
@@ -139,6 +141,7 @@ def fairness(
         kv_memory=kv_memory,
         max_seqs=max_seqs,
         threads=threads,
+        speculate="off",
     )
     run(model, options, Scenario(clients=clients, requests=requests), as_json=as_json)
 
@@ -165,6 +168,7 @@ def steady(
         tiers=opt.TierOptions(disk_cache=disk_cache, disk_size=disk_size),
         max_seqs=max_seqs,
         threads=threads,
+        speculate="off",
     )
     run(model, options, requests, as_json=as_json)
 

@@ -96,7 +96,7 @@ def serve(
     threads: opt.Threads = None,
     overlap: opt.Overlap = 0,
     prefix_caching: opt.PrefixCaching = True,
-    speculate: opt.Speculate = "off",
+    speculate: opt.Speculate = "auto",
     pace: opt.PrefillBudget = True,
 ) -> None:
     """Serve a model with OpenAI's HTTP API."""

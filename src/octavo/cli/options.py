@@ -278,7 +278,7 @@ def start_options(
     max_queue: int = 1024,
     overlap: int = 0,
     prefix_caching: bool = True,
-    speculate: str = "off",
+    speculate: str = "auto",
     pace: bool = True,
     tool_parser: str | None = None,
     served_name: str | None = None,
