@@ -42,6 +42,8 @@ def test_a_chat_answer_has_openais_shape(edge):
         "total_tokens": 21,
         "prompt_tokens_details": {"cached_tokens": 4},
         "cached_tokens": 4,
+        "draft_tokens": 0,
+        "accepted_draft_tokens": 0,
         "preemptions": 0,
         "blocks_peak": 0,
         "block_seconds": 0.0,
