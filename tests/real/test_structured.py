@@ -50,11 +50,13 @@ def told(llm: LLM, prompt: str, params: SamplingParams, n: int = 1) -> list[tupl
 def slowly(llm: LLM, prompt: str, params: SamplingParams, n: int = 1) -> list[tuple[list[int], str]]:
     """Token by token: what a grammar forces costs a step each."""
     runner = llm.engine.executor._runner  # type: ignore[attr-defined]
-    before, runner.config = runner.config, replace(runner.config, fast_forward=False)
+    forced = llm.engine.stats.forced_tokens
+    runner.walker.fast_forward = False
     try:
         return told(llm, prompt, params, n)
     finally:
-        runner.config = before
+        runner.walker.fast_forward = True
+        assert llm.engine.stats.forced_tokens == forced
 
 
 def test_a_schema_is_followed_and_forced_tokens_cost_no_step(llm: LLM) -> None:

@@ -171,11 +171,13 @@ def test_a_call_that_the_model_begins_by_itself_is_constrained_from_there_on(llm
         assert calls
         check(calls[:-1])  # the last may be cut
     runner = llm.engine.executor._runner  # type: ignore[attr-defined]
-    before, runner.config = runner.config, replace(runner.config, fast_forward=False)
+    forced = llm.engine.stats.forced_tokens
+    runner.walker.fast_forward = False
     try:
         assert [choice.token_ids for choice in llm.generate([prompt], params, n=4)[0].choices] == told
     finally:
-        runner.config = before
+        runner.walker.fast_forward = True
+    assert llm.engine.stats.forced_tokens == forced
     plain = SamplingParams(max_tokens=50, temperature=0.0)
     crowd = llm.generate([prompt, *PROMPTS[:6]], [params, *[plain] * 6])
     assert crowd[0].choices[0].token_ids == told[0]

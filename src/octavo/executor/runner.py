@@ -74,7 +74,7 @@ class Runner:
         self._hidden_states = ops.prepare_step(lambda o, batch: hidden_states(o, model, pool, batch), pool)
         self._project = ops.prepare_rows(lambda o, x: project(o, model, x), model.spec.hidden_size)
         self._sampler = Sampler(model.spec.vocab_size, config.stop_ids)
-        self._walker = Walker(
+        self.walker = Walker(
             self._rows,
             ops,
             self._project,
@@ -109,7 +109,7 @@ class Runner:
             rows.fork(fork)
         prompt_logprobs = self._prompt_logprobs(plan, hidden)
         masked = self._sampler.mask_seconds
-        taken = self._walker.sample(plan, hidden)
+        taken = self.walker.sample(plan, hidden)
         failures = {seq_id: failure.reason for seq_id, failure in taken.failed.items() if failure.is_poisoned}
         dead_ends = {
             seq_id: failure.reason for seq_id, failure in taken.failed.items() if not failure.is_poisoned

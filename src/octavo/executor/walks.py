@@ -78,7 +78,7 @@ class Walker:
         self._project = project
         self._sampler = sampler
         self._stop_ids = stop_ids
-        self._fast_forward = fast_forward
+        self.fast_forward = fast_forward
 
     def sample(self, plan: StepPlan, hidden: Floats) -> Taken:
         """For every chunk that is sampled from, and every fork of one; `hidden` (R, E) are their rows."""
@@ -221,7 +221,7 @@ class Walker:
         end token before `min_tokens`. Not before the host knows that a grammar leads: a plan that is in
         flight may count on a single token."""
         params, is_long_enough = entry.params, entry.length - entry.num_prompt >= entry.params.min_tokens
-        if entry.guide is None or not self._fast_forward or params.logprobs is not None:
+        if entry.guide is None or not self.fast_forward or params.logprobs is not None:
             return []
         return entry.guide.forced() if entry.masks is None and is_long_enough else []
 
