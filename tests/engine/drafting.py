@@ -4,7 +4,7 @@ that takes as many of their guesses as it likes."""
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tests.tiny import VOCAB
 
@@ -32,14 +32,11 @@ class Oracle:
         return known[count : count + limit]
 
 
-class ToldDrafter:
-    """A `Drafter` that asks an oracle, and may spoil what it hears."""
+class AskingDrafter:
+    """A `Drafter` that asks a function: all tokens so far, and how many guesses at most."""
 
-    name = "told"
-
-    def __init__(self, oracle: Oracle, kind: str, r: random.Random) -> None:
-        assert kind in KINDS
-        self._oracle, self._kind, self._random = oracle, kind, r
+    def __init__(self, name: str, ask: Callable[[list[int], int], Draft]) -> None:
+        self.name, self._ask = name, ask
         self._tokens: list[int] = []
 
     @property
@@ -56,26 +53,34 @@ class ToldDrafter:
         """These came behind those that it has seen."""
         self._tokens += tokens
 
-    def copy(self) -> ToldDrafter:
+    def copy(self) -> AskingDrafter:
         """For a fork."""
-        twin = ToldDrafter(self._oracle, self._kind, self._random)
+        twin = AskingDrafter(self.name, self._ask)
         twin._tokens = list(self._tokens)
         return twin
 
     def draft(self, limit: int) -> Draft:
-        """Of its kind."""
-        r, kind = self._random, self._kind
-        if kind == "mixed":
-            kind = r.choice(["truth", "truth", "one error", "garbage"])
-        if kind == "garbage":
+        """What the function says."""
+        return self._ask(self._tokens, limit)
+
+
+def guesses_of(oracle: Oracle, kind: str, r: random.Random) -> Callable[[list[int], int], Draft]:
+    """What an oracle says, spoiled as its kind wants it."""
+    assert kind in KINDS
+
+    def ask(tokens: list[int], limit: int) -> Draft:
+        now = r.choice(["truth", "truth", "one error", "garbage"]) if kind == "mixed" else kind
+        if now == "garbage":
             return Draft(tuple(r.randrange(VOCAB) for _ in range(limit)), 1)
-        tokens = list(self._oracle.after(self._tokens, limit))
-        if not tokens:
+        guesses = list(oracle.after(tokens, limit))
+        if not guesses:
             return NO_DRAFT
-        if kind == "one error":
-            place = r.randrange(len(tokens))
-            tokens[place] = (tokens[place] + 1 + r.randrange(VOCAB - 1)) % VOCAB
-        return Draft(tuple(tokens), 9)
+        if now == "one error":
+            place = r.randrange(len(guesses))
+            guesses[place] = (guesses[place] + 1 + r.randrange(VOCAB - 1)) % VOCAB
+        return Draft(tuple(guesses), 9)
+
+    return ask
 
 
 class EagerSpeculator(Speculator):
@@ -83,14 +88,14 @@ class EagerSpeculator(Speculator):
 
     def __init__(self, oracle: Oracle, kind: str, seed: int, *, all_of_them: bool = False) -> None:
         r = random.Random(seed)
-        super().__init__(Speculation.AUTO, lambda: ToldDrafter(oracle, kind, r))
+        ask = guesses_of(oracle, kind, r)
+        super().__init__(Speculation.AUTO, lambda: AskingDrafter("told", ask))
         self._random, self._all = r, all_of_them
 
     def counts(
         self,
         offers: Sequence[tuple[Drafting, int]],
         num_positions: int,
-        num_tokens: int,
         budget: int,
         *,
         is_measured: bool = True,

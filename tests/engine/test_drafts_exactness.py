@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 from tests.engine import grammar_cases
-from tests.engine.drafting import KINDS, EagerSpeculator, Oracle
+from tests.engine.drafting import KINDS, AskingDrafter, EagerSpeculator, Oracle
 from tests.engine.test_exactness import case
 from tests.tiny import (
     VOCAB,
@@ -223,43 +223,18 @@ def test_who_asks_for_no_guesses_gets_none() -> None:
     assert run(engine, [wanted])[1, 0].drafted == 0
 
 
-class ModelDrafter:
-    """A `Drafter` that asks a model: here the tests' own, so that all it guesses is right."""
-
-    name = "model"
-
-    def __init__(self, model: Model) -> None:
-        self._model, self._tokens = model, list[int]()
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self._tokens)
-
-    @property
-    def num_bytes(self) -> int:
-        return 8 * len(self._tokens)
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self._tokens += tokens
-
-    def copy(self) -> ModelDrafter:
-        twin = ModelDrafter(self._model)
-        twin._tokens = list(self._tokens)
-        return twin
-
-    def draft(self, limit: int) -> Draft:
-        engine = tiny_engine(NativeOps(), model=self._model)
-        asked = request(1, self._tokens, min(limit, 5), ignore_eos=True, logprobs=None)
-        return Draft(tuple(run(engine, [asked])[1, 0].tokens), 30)
-
-
 def test_a_model_that_drafts_for_itself_is_always_right() -> None:
     """The seam for a draft model: nothing but a `Drafter` is asked for."""
     ops = NativeOps()
     model = tiny_model(ops)
     wanted = request(1, random_prompt(np.random.default_rng(3), 20), 30, ignore_eos=True)
     answer = run(tiny_engine(ops, model=model), [wanted])[1, 0]
-    speculator = Speculator(Speculation.NGRAM, lambda: ModelDrafter(model))
+
+    def ask(tokens: list[int], limit: int) -> Draft:
+        asked = request(1, tokens, min(limit, 5), ignore_eos=True, logprobs=None)
+        return Draft(tuple(run(tiny_engine(NativeOps(), model=model), [asked])[1, 0].tokens), 30)
+
+    speculator = Speculator(Speculation.NGRAM, lambda: AskingDrafter("model", ask))
     engine = tiny_engine(ops, model=model, speculator=speculator)
     drafted = run(engine, [wanted])[1, 0]
     assert drafted.essence == answer.essence

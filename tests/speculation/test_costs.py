@@ -43,7 +43,6 @@ def test_the_curve_is_true_after_noisy_times(seed, noise, off_by):
 
 def test_a_curve_that_was_never_told_anything_grows_and_is_not_measured():
     costs = StepCosts()
-    assert not costs.is_measured
     assert costs.table() == []
     curve = [costs.of(size) for size in range(1, 200)]
     assert curve == sorted(curve)
@@ -53,7 +52,7 @@ def test_a_curve_that_was_never_told_anything_grows_and_is_not_measured():
 def test_the_first_step_sets_the_scale_and_leaves_the_shape():
     costs, before = StepCosts(), shape(StepCosts())
     costs.observe(1, 0.25)
-    assert costs.is_measured
+    assert costs.table()
     assert shape(costs) == before
     assert dict(costs.table())[1] == 0.25
 
@@ -63,7 +62,7 @@ def test_the_first_step_sets_the_scale_and_leaves_the_shape():
 def test_no_seconds_teach_nothing(seconds, num_positions):
     costs = StepCosts()
     costs.observe(num_positions, seconds)
-    assert not costs.is_measured
+    assert not costs.table()
     costs = learned()
     before = costs.table()
     costs.observe(num_positions, seconds)

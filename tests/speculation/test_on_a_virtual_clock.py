@@ -137,7 +137,7 @@ def seconds(answers: Sequence[Answer], concurrency: int, cost: Curve, *, guess: 
         counts = [0] * len(running)
         if guess:
             offers = [(one.drafting, min(DRAFTS_MAX, one.left - 1)) for one in running]
-            counts = speculator.counts(offers, len(running), len(running), 256)
+            counts = speculator.counts(offers, len(running), 256)
         positions = len(running) + sum(counts)
         took = cost(positions) * r.gauss(1.0, 0.03)
         total += took

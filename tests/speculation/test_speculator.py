@@ -57,7 +57,7 @@ class DecodeLoop:
         one is held up: another program ran, or the garbage collector."""
         taken = []
         for index in range(steps):
-            count = self.speculator.counts([(self.drafting, DRAFTS_MAX)], 1, 1, DRAFTS_MAX)[0]
+            count = self.speculator.counts([(self.drafting, DRAFTS_MAX)], 1, DRAFTS_MAX)[0]
             came = []
             while len(came) < count + 1 and WRONG not in came:
                 came.append(RIGHT if self.random.random() < luck else WRONG)
@@ -83,7 +83,7 @@ def offered(match, count):
 
 
 def counts(mode, offers, budget):
-    return Speculator(mode).counts(offers, len(offers), len(offers), budget)
+    return Speculator(mode).counts(offers, len(offers), budget)
 
 
 def read_all(tokens, new_drafter=SuffixAutomaton):
@@ -122,7 +122,7 @@ def test_ngram_counts_do_not_change_with_what_comes_of_them():
     drafting, text = speculator.begin(), [RIGHT]
     speculator.read(drafting, text, 1)
     for _ in range(50):
-        assert speculator.counts([(drafting, 16)], 1, 1, 100) == [8]
+        assert speculator.counts([(drafting, 16)], 1, 100) == [8]
         speculator.learn(drafting, [WRONG], 8, 0)
         text.append(WRONG)
         speculator.read(drafting, text, 1)
@@ -141,9 +141,9 @@ def test_auto_takes_no_more_than_there_are_and_than_may_be():
         speculator.learn(offered(100, 1), [RIGHT], 0, 0)
         for size in (4, 8, 9, 12, 16):
             speculator.costs.observe(size, 0.010)
-    assert speculator.counts(offers, 4, 4, 1000) == [3, 5, 0, 0]
-    assert sum(speculator.counts(offers, 4, 4, 2)) == 2
-    assert speculator.counts(offers, 4, 4, 0) == [0, 0, 0, 0]
+    assert speculator.counts(offers, 4, 1000) == [3, 5, 0, 0]
+    assert sum(speculator.counts(offers, 4, 2)) == 2
+    assert speculator.counts(offers, 4, 0) == [0, 0, 0, 0]
 
 
 def test_auto_takes_no_more_than_a_step_has_room_for():
@@ -154,7 +154,7 @@ def test_auto_takes_no_more_than_a_step_has_room_for():
         for size in (1, 10, 16, 32, 64, 72, 80, 128, 256):
             speculator.costs.observe(size, 0.010)
     offers = [(offered(100, DRAFTS_MAX), DRAFTS_MAX) for _ in range(10)]
-    assert sum(speculator.counts(offers, 10, 10, 1000)) == STEP_DRAFTS_MAX
+    assert sum(speculator.counts(offers, 10, 1000)) == STEP_DRAFTS_MAX
 
 
 def test_auto_takes_more_guesses_where_the_match_is_longer():
@@ -170,8 +170,8 @@ def test_auto_trusts_a_guess_more_the_more_are_before_it():
         for match in (4, 8, 16):
             speculator.learn(offered(match, 1), [RIGHT], 0, 0)
     # One of two is right first, and then all are: were all like the first, 2 would be taken.
-    assert speculator.counts([(offered(3, 1), 16)], 1, 1, 16) == [1]
-    assert speculator.counts([(offered(3, 16), 16)], 1, 1, 16)[0] > 8
+    assert speculator.counts([(offered(3, 1), 16)], 1, 16) == [1]
+    assert speculator.counts([(offered(3, 16), 16)], 1, 16)[0] > 8
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -209,7 +209,7 @@ def test_one_sequence_that_is_wrong_for_long_takes_no_guesses_from_others():
         loop.speculator.costs.observe(
             2, loop.seconds(2)
         )  # else the first such step goes without, to be measured
-    one, wrong = loop.speculator.counts([(loop.drafting, 16), (other, 16)], 2, 2, 100)
+    one, wrong = loop.speculator.counts([(loop.drafting, 16), (other, 16)], 2, 100)
     assert one > 4
     assert wrong == 0
 
@@ -316,7 +316,7 @@ def test_guesses_that_were_not_computed_teach_as_much_as_others():
             speculator.learn(drafting, [RIGHT, WRONG], count, min(count, 1))
             drafting.draft = Draft((RIGHT,) * 16, 4)
     offers = [[(drafting, 16)] for _, drafting in (computed, compared)]
-    assert computed[0].counts(offers[0], 1, 1, 16) == compared[0].counts(offers[1], 1, 1, 16)
+    assert computed[0].counts(offers[0], 1, 16) == compared[0].counts(offers[1], 1, 16)
     for match in (1, 4, 5, 8):
         rates = [pair[1].fate.rate(pair[0]._acceptance, match) for pair in (computed, compared)]
         assert rates[0] == rates[1]
@@ -396,10 +396,10 @@ def test_steps_that_are_not_measured_are_not_made_to_measure_them():
     loop = DecodeLoop()
     loop.run(600, 0.9)
     offers = [(loop.drafting, DRAFTS_MAX)]
-    assert loop.speculator.counts(offers, 9, 9, 100)[0] == 0  # never measured: it is made to be
-    assert loop.speculator.counts(offers, 2, 2, 100, is_measured=False)[0] > 0
+    assert loop.speculator.counts(offers, 9, 100)[0] == 0  # never measured: it is made to be
+    assert loop.speculator.counts(offers, 2, 100, is_measured=False)[0] > 0
     loop.run(600, 0.0)
-    taken = [loop.speculator.counts(offers, 60, 60, 100, is_measured=False)[0] for _ in range(300)]
+    taken = [loop.speculator.counts(offers, 60, 100, is_measured=False)[0] for _ in range(300)]
     assert taken == [0] * 300
 
 

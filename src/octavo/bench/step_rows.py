@@ -10,18 +10,19 @@ turn, round after round, so that a machine that drifts drifts for all of them; t
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from octavo.bench.kernels import duration
 from octavo.kernels.contract import Batch, Floats, Ints, KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.model.decoder import hidden_states, project
 from octavo.model.hub import resolve
 from octavo.model.loader import load_model
+from octavo.units import blocks_for
 
 BLOCK_SIZE = 16
 _CALLS = 3  # of a count in a round: the least of them
@@ -48,12 +49,12 @@ def measure_rows(
     rounds: int,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[RowCost]:
-    """All counts, when all rounds are done; `context` positions stand before the rows. Raises ConfigError,
-    ModelError."""
+    """All counts, ascending, when all rounds are done; `context` positions stand before the rows. Raises
+    ConfigError, ModelError."""
     ops = NativeOps(weights)
     given = load_model(resolve(model, tell), ops, progress=tell).model
     spec = given.spec
-    blocks_each = -(-(context + max(counts)) // BLOCK_SIZE)
+    blocks_each = blocks_for(context + max(counts), BLOCK_SIZE)
     num_blocks = blocks_each * max(counts)
     shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_size, BLOCK_SIZE, kv)
     pool = ops.allocate_kv(shape, num_blocks)
@@ -73,7 +74,7 @@ def measure_rows(
     for number in range(rounds):
         tell(f"round {number + 1} of {rounds} ...")
         for call, found in zip(calls, seconds, strict=True):
-            found.append(min(_duration(call) for _ in range(_CALLS)))
+            found.append(min(duration(call) for _ in range(_CALLS)))
     medians = np.array([statistics.median(found) for found in seconds]).reshape(-1, 3)  # (counts, kinds)
     whole = medians[:, :2] + medians[:, 2:]
     for index, count in enumerate(counts):
@@ -81,12 +82,6 @@ def measure_rows(
         dearer = max(1.0, float((whole[index] / larger).max()))
         chunk_s, sequences_s, vocabulary_s = map(float, medians[index])
         yield RowCost(count, chunk_s, sequences_s, vocabulary_s, dearer)
-
-
-def _duration(call: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
 
 
 def _batch(tables: Ints, starts: Sequence[int], lengths: Sequence[int]) -> Batch:

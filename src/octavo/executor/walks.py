@@ -85,9 +85,7 @@ class Walker:
         walks, taken = self._walks(plan), Taken()
         likeliest = self._likeliest(hidden, walks, taken)
         walks = self._gone_plainly(walks, likeliest, taken)
-        logits = self._written(
-            hidden, walks
-        )  # of all that these may come to: a result lives until the next call
+        logits = self._written(hidden, walks)  # in one call: a result lives until the next
         while walks:
             at = _gathered([logits[walk.place] for walk in walks])
             outcomes = self._sampler.sample(at, [self._sample_row(walk.row) for walk in walks])

@@ -70,7 +70,8 @@ class Committer:
                 if flight.num_samples:
                     self._beams.deliver(sequence, result.samples[sequence.seq_id][0])
             return []
-        samples, computed = tuple[SampledToken, ...](), flight.stop
+        samples: tuple[SampledToken, ...] = ()
+        computed = flight.stop
         if flight.num_samples:
             sampled = result.samples[sequence.seq_id]
             samples = self._taken(sequence, sampled)

@@ -72,7 +72,6 @@ class Drafts:
         counts = self._speculator.counts(
             [(offer.drafting, offer.limit) for offer in offers],
             num_positions,
-            num_positions,
             self._context.config.step_tokens - num_positions,
             is_measured=all(chunk.continues for chunk in chunks),
         )

@@ -76,13 +76,12 @@ class SimulatedSpeculator(Speculator):
         self,
         offers: Sequence[tuple[Drafting, int]],
         num_positions: int,
-        num_tokens: int,
         budget: int,
         *,
         is_measured: bool = True,
     ) -> list[int]:
         """Some of each."""
-        chosen = super().counts(offers, num_positions, num_tokens, budget, is_measured=is_measured)
+        chosen = super().counts(offers, num_positions, budget, is_measured=is_measured)
         assert sum(chosen) <= max(0, budget)
         found = []
         for drafting, limit in offers:

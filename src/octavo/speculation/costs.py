@@ -43,11 +43,6 @@ class StepCosts:
         self._size_before = 0  # of the last step; 0: it says nothing
         self._num_steps = 0
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether any step was."""
-        return self._scale is not None
-
     def is_stale(self, num_positions: int) -> bool:
         """True where no step of that size was measured for long, though others were."""
         measured = self._measured.get(_rounded(num_positions))

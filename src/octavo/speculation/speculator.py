@@ -121,13 +121,13 @@ class Speculator:
         self,
         offers: Sequence[tuple[Drafting, int]],
         num_positions: int,
-        num_tokens: int,
         budget: int,
         *,
         is_measured: bool = True,
     ) -> list[int]:
-        """How many guesses of each sequence the step takes; an offer's number is how many it may. See
-        `choose` for the others. `is_measured`: the step's time will be told to `costs`."""
+        """How many guesses of each sequence the step takes, `budget` in all; an offer's number is how many it
+        may. The step computes `num_positions` without them, each of which counts as a token made.
+        `is_measured`: the step's time will be told to `costs`."""
         budget = min(budget, STEP_DRAFTS_MAX)
         if self.mode is Speculation.NGRAM:
             return _fixed(offers, budget)
@@ -136,7 +136,7 @@ class Speculator:
             for drafting, limit in offers
         ]
         costs = self.costs
-        counts = choose(candidates, num_positions, num_tokens, costs.of, budget)
+        counts = choose(candidates, num_positions, num_positions, costs.of, budget)
         if not is_measured:
             return counts
         # What is not chosen is not measured: now and then a step is made the other way.
@@ -147,7 +147,7 @@ class Speculator:
             return counts
         self._steps_since_probe = 0
         few = min(budget, max(_PROBED_LEAST, num_positions // _PROBED_SHARE))
-        probed = choose(candidates, num_positions, num_tokens, costs.at_best, few)
+        probed = choose(candidates, num_positions, num_positions, costs.at_best, few)
         return probed if costs.is_stale(num_positions + sum(probed)) else counts
 
     def _rate(self, drafting: Drafting, place: int) -> float:
