@@ -73,7 +73,7 @@ class SessionBusy(OctavoError):
 
 
 class SessionRefused(OctavoError):
-    """A session cannot be made, suspended or resumed here; the message says what is missing."""
+    """A session cannot be made, forked, suspended or resumed here; the message says what is missing."""
 
 
 class PinRefused(OctavoError):

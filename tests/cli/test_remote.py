@@ -66,7 +66,10 @@ def test_pins_are_added_listed_renewed_and_deleted(octavo: Callable[..., str]) -
 
 @pytest.mark.parametrize(
     "words",
-    ["sessions show", "sessions suspend", "sessions resume", "sessions delete", "pins renew", "pins delete"],
+    [
+        *("sessions " + act for act in ("show", "fork", "suspend", "resume", "delete")),
+        *("pins " + act for act in ("renew", "delete")),
+    ],
 )
 def test_an_empty_name_is_refused_before_anything_is_asked(words: str) -> None:
     what = words.split()[0].removesuffix("s")
@@ -111,6 +114,23 @@ def test_sessions_are_listed_shown_suspended_resumed_and_deleted(
     assert octavo("sessions", "delete", "s0") == "s0 is deleted\n"
     with pytest.raises(RequestFailed, match="there is no session 's0'"):
         octavo("sessions", "show", "s0")
+
+
+def test_a_session_is_forked_at_its_last_turn_or_at_an_earlier_one(
+    octavo: Callable[..., str], url: str
+) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    for session in ("new", "s0"):
+        body = {"messages": messages, "session": session}
+        headers = {"Authorization": "Bearer secret"}
+        assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).status_code == 200
+        messages += [{"role": "assistant", "content": "Hello"}, {"role": "user", "content": "more"}]
+    assert "turns              2\n" in octavo("sessions", "show", "s0")
+    whole, first = octavo("sessions", "fork", "s0"), octavo("sessions", "fork", "s0", "--turn", "1")
+    assert whole.startswith("s1: idle, ")
+    assert first.startswith("s2: idle, 8 tokens, ")
+    with pytest.raises(RequestFailed, match="turn is 3; allowed: 1 to 2"):
+        octavo("sessions", "fork", "s0", "--turn", "3")
 
 
 KEYS = {name: f"octavo-{name}" for name in ("alice", "bob", "boss")}

@@ -228,7 +228,7 @@ def test_a_suspension_that_nobody_waits_for_leaves_no_session_busy_where_the_dis
     run(work())
 
 
-@pytest.mark.parametrize("act", ["create", "turn"])
+@pytest.mark.parametrize("act", ["create", "turn", "fork"])
 def test_a_new_session_for_which_nobody_waits_any_more_is_not_there(act: str) -> None:
     async def work() -> None:
         chat = open_chat()
@@ -241,13 +241,22 @@ def test_a_new_session_for_which_nobody_waits_any_more_is_not_there(act: str) ->
         say = [ChatMessage("user", HELLO)]
         turn = partial(sessions.turn, "", "new", say, SamplingParams(max_tokens=5))
         try:
+            if act == "fork":
+                await chat.say(HELLO)
+            before = sessions.count()
+            acts = {
+                "create": sessions.create,
+                "turn": turn,
+                "fork": partial(sessions.fork, "", chat.session_id),
+            }
             with (
                 mock.patch.object(llm, "_answer_to", leave_when_it_is_made),
                 pytest.raises(asyncio.CancelledError),
             ):
-                await (sessions.create if act == "create" else turn)()
-            assert await llm.ask(lambda s, now: (len(s.session_table), s.live.live_requests())) == (0, [])
-            assert sessions.count() == 0
+                await acts[act]()
+            left = await llm.ask(lambda s, now: (len(s.session_table), s.live.live_requests()))
+            assert left == (before, [])
+            assert sessions.count() == before
         finally:
             chat.close()
 

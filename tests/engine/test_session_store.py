@@ -15,6 +15,7 @@ from tests.engine.chats import open_chat
 from octavo.engine.session_store import SESSIONS_MAX, SessionStore
 from octavo.engine.sessions import restore
 from octavo.engine.start import open_sessions
+from octavo.engine.turn_ends import TurnEnds
 from octavo.errors import (
     ConfigError,
     InvalidRequest,
@@ -119,25 +120,33 @@ def test_the_store_finds_again_what_was_said_and_not_what_was_deleted(tmp_path: 
     again.close()
 
 
-@pytest.mark.parametrize(("later", "num_shared"), [("", 0), (", num_shared DEFAULT 0", 1)])
+@pytest.mark.parametrize(
+    ("later", "numbers"),
+    [
+        ("", []),
+        (", num_shared DEFAULT 0", [1]),
+        (", num_shared DEFAULT 0, num_suspended DEFAULT 0", [1, 0]),
+    ],
+)
 def test_a_file_of_an_earlier_version_is_read_and_written_on(
-    tmp_path: Path, later: str, num_shared: int
+    tmp_path: Path, later: str, numbers: list[int]
 ) -> None:
     path = tmp_path / "sessions.sqlite"
     now = int(time.time() * 1000)
-    row = ["old", "t", array("I", [5, 6]).tobytes(), 60_000, now, now] + [num_shared] * bool(later)
+    row = ["old", "t", array("I", [5, 6]).tobytes(), 60_000, now, now, *numbers]
     with sqlite3.connect(path) as database:
         database.execute(
             f"CREATE TABLE sessions (id PRIMARY KEY, tenant, tokens, ttl_ms, created_ms, used_ms{later})"
         )
         database.execute(f"INSERT INTO sessions VALUES ({', '.join('?' * len(row))})", row)
     database.close()
-    for wanted in ((num_shared, 0), (2, 1)):
+    for wanted, ends in (((sum(numbers), 0), (2,)), ((2, 1), (2, 3))):
         store = SessionStore.open(path)
         [found] = store.all()
-        assert (store.opened_afresh, list(found.tokens)) == ("", [5, 6])
+        assert (store.opened_afresh, list(found.tokens[:2])) == ("", [5, 6])
         assert (found.num_shared, found.num_suspended) == wanted
-        store.say("old", [5, 6], 2)
+        assert found.turn_ends == TurnEnds(0, ends)  # all that an older version heard is one turn
+        store.say("old", [5, 6, 7], 2)
         store.record_suspended(store.find("t", "old"), 1)
         store.close()
 
@@ -229,20 +238,58 @@ def test_rows_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
     store.close()
     with sqlite3.connect(path) as database:
         for row in (
-            ("b", 5, b"", 1, 1, 1, 0, 0),
-            ("c", "", b"abc", 1, 1, 1, 0, 0),
-            ("d", "", b"", -1, 1, 1, 0, 0),
-            ("e", "", b"", 1, 1, 1, "x", 0),
-            ("f", "", b"1234", 1, 1, 1, 2, 0),
-            ("g", "", b"", 1, 1, 1, 0, -1),
-            ("h", "", b"1234", 1, 1, 1, 0, 2),
-            (7, "", b"", 1, 1, 1, 0, 0),
+            ("b", 5, b"", 1, 1, 1, 0, 0, b""),
+            ("c", "", b"abc", 1, 1, 1, 0, 0, b""),
+            ("d", "", b"", -1, 1, 1, 0, 0, b""),
+            ("e", "", b"", 1, 1, 1, "x", 0, b""),
+            ("f", "", b"1234", 1, 1, 1, 2, 0, b""),
+            ("g", "", b"", 1, 1, 1, 0, -1, b""),
+            ("h", "", b"1234", 1, 1, 1, 0, 2, b""),
+            (7, "", b"", 1, 1, 1, 0, 0, b""),
         ):
-            database.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            database.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
     database.close()
     again = SessionStore.open(path)
     assert [r.session_id for r in again.all()] == [record.session_id]
     again.close()
+
+
+def test_the_store_finds_again_where_turns_ended_and_forks_there(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.sqlite"
+    store = SessionStore.open(path)
+    session_id = store.create("t", 60.0).session_id
+    for said in ([5, 6], [5, 6, 7, 8], [5, 6, 7, 8, 9]):
+        store.say(session_id, said, 1)
+    fork = store.fork(store.find("t", session_id), 2)
+    store.close()
+    again = SessionStore.open(path)
+    assert again.find("t", session_id).turn_ends == TurnEnds(0, (2, 4, 5))
+    found = again.find("t", fork.session_id)
+    assert (list(found.tokens), found.turn_ends, found.num_shared) == ([5, 6, 7, 8], TurnEnds(0, (2, 4)), 1)
+    again.say(fork.session_id, [5, 6, 7, 8, 1])
+    assert list(again.find("t", session_id).tokens) == [5, 6, 7, 8, 9]
+    again.say(session_id, [5, 7, 7, 8, 9, 1])  # other words
+    assert again.find("t", session_id).turn_ends == TurnEnds(3, (6,))
+    again.close()
+
+
+def test_a_damaged_list_of_turns_costs_the_turns_and_not_the_session(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.sqlite"
+    store = SessionStore.open(path)
+    session_id = store.create("", 60.0).session_id
+    for said in ([5, 6], [5, 6, 7]):
+        store.say(session_id, said)
+    store.close()
+    for damaged in (b"abc", array("I", [0, 3, 2]).tobytes(), "text", None):
+        with sqlite3.connect(path) as database:
+            database.execute("UPDATE sessions SET turn_ends = ?", (damaged,))
+        database.close()
+        again = SessionStore.open(path)
+        found = again.find("", session_id)
+        assert (list(found.tokens), found.turn_ends) == ([5, 6, 7], TurnEnds(0, (3,)))
+        with pytest.raises(InvalidRequest, match="turn is 2; allowed: 1 to 1"):
+            again.fork(found, 2)
+        again.close()
 
 
 def test_a_write_that_fails_is_told_and_counted(tmp_path: Path) -> None:

@@ -215,6 +215,11 @@ class Served(RuleBasedStateMachine):
         found = self.sessions_in(SessionState.SUSPENDED, SessionState.IDLE)
         self.life.sessions.resume(self.chance.choice(found))
 
+    @precondition(lambda self: self.sessions_in(*SessionState) and len(self.life.sessions.known()) < 4)
+    @rule()
+    def fork_session(self) -> None:
+        self.life.sessions.fork(self.chance.choice(self.sessions_in(*SessionState)))
+
     @precondition(lambda self: self.sessions_in(*SessionState))
     @rule()
     def delete_session(self) -> None:

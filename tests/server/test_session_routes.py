@@ -59,6 +59,7 @@ def test_a_turn_that_is_wrong_is_refused(edge, fields, status, message):
         "POST /v1/sessions/",
         "POST /v1/sessions//suspend",
         "POST /v1/sessions//resume",
+        "POST /v1/sessions//fork",
         "PATCH /v1/kv/pins/",
         "DELETE /v1/kv/pins/",
         "GET /v1/requests/",
@@ -98,9 +99,53 @@ def test_sessions_are_made_listed_shown_moved_and_deleted(edge):
     assert edge.post("/v1/sessions/s0/suspend").json()["state"] == "suspended"
     assert edge.post("/v1/sessions/s0/resume").json()["state"] == "idle"
     assert edge.request("DELETE", "/v1/sessions/s0").status_code == 200
-    for method, path in (("GET", "s0"), ("DELETE", "s0"), ("POST", "s0/suspend"), ("POST", "s0/resume")):
-        gone = edge.request(method, f"/v1/sessions/{path}")
+    acts = ("s0/suspend", "s0/resume", "s0/fork")
+    for method, path in (("GET", "s0"), ("DELETE", "s0"), *(("POST", act) for act in acts)):
+        gone = edge.request(method, f"/v1/sessions/{path}", json={})
         assert (gone.status_code, gone.json()["error"]["code"]) == (404, "unknown_session")
+
+
+def test_a_session_is_forked_at_any_of_its_turns_and_the_answer_says_at_which(edge):
+    edge.chat(session="new")
+    body = {"messages": [HI, {"role": "assistant", "content": "Hello"}, HI], "session": "s0"}
+    edge.post("/v1/chat/completions", body)
+    source = edge.get("/v1/sessions/s0").json()
+    assert source["turns"] == 2
+    whole = edge.post("/v1/sessions/s0/fork", {"ttl": 30.0})
+    assert whole.status_code == 201
+    assert (whole.json()["id"], whole.json()["forked_from"], whole.json()["turn"]) == ("s1", "s0", 2)
+    assert (whole.json()["num_tokens"], whole.json()["seconds_left"]) == (source["num_tokens"], 30.0)
+    assert whole.json().keys() - source.keys() == {"forked_from", "turn"}
+    first = edge.post("/v1/sessions/s0/fork", {"turn": 1}).json()
+    assert (first["id"], first["turn"], first["turns"], first["num_tokens"]) == ("s2", 1, 1, len("user:hi\n"))
+    assert edge.chat(session="s2", messages=body["messages"]).json()["session"]["reused_tokens"] > 0
+    assert edge.get("/v1/sessions/s0").json() == source
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"turn": 2}, "turn", "turn is 2; allowed: 1 to 1"),
+        ({"turn": 0}, "turn", "turn is 0; allowed: 1 to 1"),
+        ({"turn": "1"}, "turn", "valid integer"),
+        ({"turn": True}, "turn", "valid integer"),
+        ({"turn": 1.5}, "turn", "valid integer"),
+        ({"ttl": "5"}, "ttl", "valid number"),
+        ({"name": "x"}, "name", "name"),
+    ],
+)
+def test_a_wrong_fork_is_refused(edge, body, param, message):
+    edge.chat(session="new")
+    answer = edge.post("/v1/sessions/s0/fork", body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert message in answer.json()["error"]["message"]
+    assert edge.get("/v1/sessions").json()["total"] == 1
+
+
+def test_a_session_in_which_nothing_was_said_is_not_forked(edge):
+    edge.post("/v1/sessions", {})
+    answer = edge.post("/v1/sessions/s0/fork", {})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "session")
 
 
 @pytest.mark.parametrize("body", [{"ttl": "5"}, {"name": "x"}, {"ttl": float("inf")}])

@@ -138,8 +138,9 @@ def test_an_operator_names_the_tenant_whose_session_it_means(house, path):
     for key in (ALICE, BOB):
         house.request("POST", "/v1/sessions", json={}, **by(key))
     alices = "/v1/sessions/s0{}?tenant=alice"
-    for method, action in (("GET", ""), ("POST", "/suspend"), ("POST", "/resume"), ("DELETE", "")):
-        assert house.request(method, alices.format(action), **by(BOB)).status_code == 403
+    acts = ("/suspend", "/resume", "/fork")
+    for method, action in (("GET", ""), *(("POST", act) for act in acts), ("DELETE", "")):
+        assert house.request(method, alices.format(action), json={}, **by(BOB)).status_code == 403
     suspended = house.request("POST", alices.format("/suspend"), **by(BOSS))
     assert (suspended.json()["state"], suspended.json()["tenant"]) == ("suspended", "alice")
     assert house.request("POST", alices.format("/resume"), **by(BOSS)).json()["state"] == "idle"
@@ -149,10 +150,21 @@ def test_an_operator_names_the_tenant_whose_session_it_means(house, path):
     assert house.get(alices.format(""), **by(BOSS)).json()["id"] == "s0", (
         "its tenant is gone, and it is there"
     )
-    resumed = house.request("POST", alices.format("/resume"), **by(BOSS))
-    assert (resumed.status_code, resumed.json()["error"]["param"]) == (400, "tenant")
+    for action in ("/resume", "/fork"):
+        refused = house.request("POST", alices.format(action), json={}, **by(BOSS))
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tenant")
     assert house.request("DELETE", alices.format(""), **by(BOSS)).status_code == 200
     assert [one["id"] for one in house.get("/v1/sessions", **by(BOSS)).json()["data"]] == ["s1"]
+
+
+def test_a_fork_is_its_sessions_tenants(house):
+    body = {"messages": [{"role": "user", "content": "hi"}], "session": "new"}
+    house.post("/v1/chat/completions", body, **by(ALICE))
+    assert house.request("POST", "/v1/sessions/s0/fork", json={}, **by(BOB)).status_code == 404
+    for path, key in (("s0/fork", ALICE), ("s0/fork?tenant=alice", BOSS)):
+        made = house.request("POST", f"/v1/sessions/{path}", json={}, **by(key))
+        assert (made.status_code, made.json()["tenant"]) == (201, "alice")
+    assert house.get("/v1/sessions", **by(ALICE)).json()["total"] == 3
 
 
 def test_what_a_client_says_of_itself_changes_nothing(house, model):

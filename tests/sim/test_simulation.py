@@ -36,6 +36,7 @@ def test_random_lives_answer_as_without_paging_and_lose_nothing(overlap: int) ->
     assert sum(o.turns for o in outcomes) > 105
     assert sum(o.suspended for o in outcomes) > 17
     assert sum(o.suspensions_refused for o in outcomes) > 17
+    assert sum(o.sessions_forked for o in outcomes) > 7
     assert sum(o.gave_way for o in outcomes) > 7
     assert sum(o.resized for o in outcomes) > 17
     assert sum(o.resizes_refused for o in outcomes) > 7

@@ -33,6 +33,21 @@ def show_session(session: Id, tenant: Tenant = None, url: Url = DEFAULT_URL, api
         typer.echo(f"{name:18s} {value}")
 
 
+@sessions_app.command("fork")
+def fork_session(
+    session: Id,
+    turn: Annotated[
+        int | None, typer.Option(help="After which of its turns; else the last.", show_default=False)
+    ] = None,
+    tenant: Tenant = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = "",
+) -> None:
+    """Make a session that goes on from a turn of this one, and holds the same blocks."""
+    body: dict[str, object] = {} if turn is None else {"turn": turn}
+    typer.echo(line_of(ask(url, api_key, "POST", _path_of(session, "/fork", tenant), body)))
+
+
 @sessions_app.command("suspend")
 def suspend_session(session: Id, tenant: Tenant = None, url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
     """Send a session's blocks to disk; returns when all of it survives a crash."""

@@ -105,6 +105,7 @@ class SessionView:
     session_id: str
     tenant: str
     num_tokens: int  # said so far: prompts and outputs of its turns
+    num_turns: int  # that have ended
     age: float
     seconds_left: float  # until it is forgotten, unless a turn comes before
     blocks: SessionBlocks
@@ -153,6 +154,10 @@ class SessionsView(Protocol):
         timeouts: Timeouts = NO_TIMEOUTS,
         options: ChatOptions = DEFAULT_CHAT,
     ) -> Turn: ...
+
+    async def fork(
+        self, tenant: str, session_id: str, turn: int | None = None, ttl_s: float | None = None
+    ) -> SessionView: ...
 
     async def suspend(self, tenant: str, session_id: str) -> SessionView: ...
 

@@ -1,7 +1,7 @@
 """What is remembered of chat sessions: whose they are, and the token ids of all that was said.
 
     sessions.sqlite    sessions: id | tenant | tokens | ttl_ms | created_ms | used_ms
-                                 | num_shared | num_suspended
+                                 | num_shared | num_suspended | turn_ends
 
 It answers from memory. With a file, which lies in the disk cache's namespace and so belongs to one model and
 one tokenizer, every change is written behind by a thread of its own; `sync` waits until one is on the medium,
@@ -25,7 +25,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from octavo.errors import SessionBusy, SessionRefused, UnknownSession, require_range
+from octavo.engine.turn_ends import TurnEnds
+from octavo.errors import InvalidRequest, SessionBusy, SessionRefused, UnknownSession, require_range
 from octavo.executor.disk_index import is_trouble
 from octavo.files import Database, Files, OsFiles, Whereabouts, vanished_in_words
 
@@ -36,7 +37,8 @@ SESSIONS_MAX = 1024  # of a tenant
 TTL_S_MAX = 30 * 86_400.0
 _ID_BYTES = 18
 _COLUMNS = "id PRIMARY KEY, tenant, tokens, ttl_ms, created_ms, used_ms"
-_LATER = ("num_shared DEFAULT 0", "num_suspended DEFAULT 0")  # columns that older files lack, as they came
+# Columns that older files lack, as they came.
+_LATER = ("num_shared DEFAULT 0", "num_suspended DEFAULT 0", "turn_ends DEFAULT x''")
 _SCHEMAS = [f"CREATE TABLE sessions ({', '.join((_COLUMNS, *_LATER[:n]))})" for n in range(len(_LATER) + 1)]
 
 
@@ -53,6 +55,7 @@ class SessionRecord:
     tokens: array[int] = field(default_factory=lambda: array("I"))
     num_shared: int = 0  # of the blocks that they fill, the leading ones under names of all tenants
     num_suspended: int = 0  # of these blocks, those that were suspended, and no turn has ended well since
+    turn_ends: TurnEnds = field(default_factory=TurnEnds)
 
     @property
     def expires(self) -> float:
@@ -109,10 +112,32 @@ class SessionStore:
         """A new session, with an id that cannot be guessed. Raises InvalidRequest or SessionRefused."""
         require_range("ttl", ttl_s, 1.0, TTL_S_MAX, hint="seconds")
         now = self._clock()
-        record = SessionRecord(secrets.token_urlsafe(_ID_BYTES), tenant, ttl_s, now, now)
+        return self._add(SessionRecord(secrets.token_urlsafe(_ID_BYTES), tenant, ttl_s, now, now))
+
+    def fork(
+        self, source: SessionRecord, turn: int | None = None, ttl_s: float | None = None
+    ) -> SessionRecord:
+        """A new session of its tenant, in which the first `turn` turns of that record were said, or all; its
+        ttl is the same where none is given. Raises InvalidRequest or SessionRefused. O(tokens)."""
+        if not source.tokens:
+            raise InvalidRequest(
+                f"nothing was said in session {source.session_id}; allowed: to fork one in which a turn has "
+                "ended",
+                param="session",
+            )
+        ttl_s = source.ttl_s if ttl_s is None else ttl_s
+        require_range("ttl", ttl_s, 1.0, TTL_S_MAX, hint="seconds")
+        ends, now = source.turn_ends.until(turn), self._clock()
+        session_id, tokens = secrets.token_urlsafe(_ID_BYTES), source.tokens[: ends.ends[-1]]
+        num_shared = min(source.num_shared, len(tokens))
+        return self._add(
+            SessionRecord(session_id, source.tenant, ttl_s, now, now, tokens, num_shared, turn_ends=ends)
+        )
+
+    def _add(self, record: SessionRecord) -> SessionRecord:
         with self._lock:
-            self._purge(now)
-            count = sum(other.tenant == tenant for other in self._records.values())
+            self._purge(record.created)
+            count = sum(other.tenant == record.tenant for other in self._records.values())
             if count >= SESSIONS_MAX:
                 raise SessionRefused(
                     f"there are {count:,} sessions; allowed: {SESSIONS_MAX:,}; delete some, or wait until "
@@ -181,7 +206,8 @@ class SessionStore:
 
     def say(self, session_id: str, tokens: Sequence[int], num_shared: int = 0) -> bool:
         """A turn has ended well: these are all tokens so far, and so many of their leading blocks have names
-        of all tenants. False: the session was deleted meanwhile."""
+        of all tenants. Where they do not begin with those before, no earlier turn can be forked any more.
+        False: the session was deleted meanwhile."""
         with self._lock:
             return self._use(session_id, array("I", tokens), num_shared)
 
@@ -251,7 +277,11 @@ class SessionStore:
             return False
         record = replace(record, used=self._clock())
         if tokens is not None:
-            record = replace(record, tokens=tokens, num_shared=num_shared, num_suspended=0)
+            said = len(record.tokens)
+            ends = record.turn_ends.with_turn(
+                len(tokens), goes_on=len(tokens) > said and tokens[:said] == record.tokens
+            )
+            record = replace(record, tokens=tokens, num_shared=num_shared, num_suspended=0, turn_ends=ends)
         self._records[session_id] = record
         self._put(record)
         return True
@@ -292,8 +322,9 @@ class SessionStore:
             int(record.used * 1000),
             record.num_shared,
             record.num_suspended,
+            record.turn_ends.to_bytes(),
         )
-        sql = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        sql = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
         return self._execute(sql, row, durable=durable)
 
     def _execute(self, sql: str, row: tuple[int | str | bytes, ...], *, durable: bool) -> bool:
@@ -359,6 +390,7 @@ def _record(
     used_ms: object,
     num_shared: object,
     num_suspended: object,
+    turn_ends: object,
 ) -> SessionRecord | None:
     """A row as a record, unless it makes no sense."""
     if not (isinstance(session_id, str) and isinstance(tenant, str) and isinstance(tokens, bytes)):
@@ -374,7 +406,8 @@ def _record(
     said = array("I")
     said.frombytes(tokens)
     times = ttl_ms / 1000, created_ms / 1000, used_ms / 1000
-    return SessionRecord(session_id, tenant, *times, said, num_shared, num_suspended)
+    ends = TurnEnds.from_bytes(turn_ends, len(said))
+    return SessionRecord(session_id, tenant, *times, said, num_shared, num_suspended, ends)
 
 
 def _connect(files: Files, path: Path) -> Database:

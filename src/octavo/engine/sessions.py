@@ -1,5 +1,5 @@
-"""Chat sessions as clients see them: made, told, suspended, resumed, deleted, and a turn of one at a time.
-Asynchronous, on any event loop.
+"""Chat sessions as clients see them: made, forked, told, suspended, resumed, deleted, and a turn of one at a
+time. Asynchronous, on any event loop.
 
     suspend    the scheduler stores every block below  ->  data, then index, are synced  ->  the session's
                record is synced  ->  the answer
@@ -117,15 +117,49 @@ class Sessions:
         try:
             return await self._llm.ask(make)
         except BaseException:
-            self._llm.tell(lambda s, now: self._unmake(*made))  # behind the question
+            self._llm.tell(lambda s, now: self._unmake(s, *made))  # behind the question
             raise
 
-    def _unmake(self, *records: SessionRecord) -> None:
-        """No client was told of these sessions. Any thread."""
+    async def fork(
+        self, tenant: str, session_id: str, turn: int | None = None, ttl_s: float | None = None
+    ) -> SessionView:
+        """A new session in which the first `turn` turns of this one were said, or all that have ended; where
+        no ttl is given it has the same. It holds the same blocks, and of this one nothing changes, whose turn
+        may run. One of a suspended session is suspended too, and on the medium when this returns.
+
+        Raises as `create`, or UnknownSession, or RequestFailed when the disk failed; then nothing was made.
+        """
+        made = list[SessionRecord]()
+
+        def make(scheduler: Scheduler, now: float) -> SessionView:
+            scheduler.tenants.check_known(tenant)
+            source = self._store.find(tenant, session_id)
+            made.append(self._store.fork(source, turn, ttl_s))
+            _know(scheduler, now, source, self._store.seconds_left(source))
+            self._store.record_suspended(made[0], _fork(scheduler, now, session_id, made[0]))
+            return self._told(self._found(made[0]), inspector_of(scheduler).session(made[0].session_id))
+
+        try:
+            view = await self._llm.ask(make)
+            if self._store.is_suspended(made[0]) and not await self._is_synced(made[0]):
+                raise RequestFailed(
+                    f"session {session_id} could not be forked: it is suspended, and the record of its fork "
+                    "could not be written to disk; resume it, then fork it"
+                )
+            return view
+        except BaseException:
+            self._llm.tell(lambda s, now: self._unmake(s, *made))  # behind the question
+            raise
+
+    def _unmake(self, scheduler: Scheduler, *records: SessionRecord) -> None:
+        """No client was told of these sessions."""
         for record in records:
-            with contextlib.suppress(UnknownSession):
-                self._store.delete(record.tenant, record.session_id)
-            self._llm.tell(lambda s, now, r=record: _delete(s, r.tenant, r.session_id))  # type: ignore[misc]
+            self._forget(record)
+            _delete(scheduler, record.tenant, record.session_id)
+
+    def _forget(self, record: SessionRecord) -> None:
+        with contextlib.suppress(UnknownSession):
+            self._store.delete(record.tenant, record.session_id)
 
     def count(self, tenant: str | None = "") -> int:
         """How many `all` would be."""
@@ -145,7 +179,7 @@ class Sessions:
         views = []
         for record, one in zip(records, blocks, strict=True):
             with contextlib.suppress(UnknownSession):  # deleted meanwhile
-                views.append(self._told(self._store.find(record.tenant, record.session_id), one))
+                views.append(self._told(self._found(record), one))
         return views
 
     async def find(self, tenant: str, session_id: str) -> SessionView:
@@ -193,7 +227,8 @@ class Sessions:
             return await self._turn(record, messages, params, priority, timeouts, options)
         except BaseException:
             if is_new:
-                self._unmake(record)
+                self._forget(record)
+                self._llm.tell(lambda s, now: self._unmake(s, record))
             raise
 
     async def _turn(
@@ -289,7 +324,7 @@ class Sessions:
         assert self._sync is not None
         slots = await self._llm.ask(lambda s, now: _slots_of_suspended(s, record))
         lost = await asyncio.wrap_future(self._sync(slots))
-        self._store.find(record.tenant, record.session_id)  # it may have been deleted meanwhile
+        self._found(record)
         if lost:
             await self._llm.ask(lambda s, now: s.transfers.lose(lost))
             raise RequestFailed(
@@ -301,13 +336,20 @@ class Sessions:
     async def _sync_record(self, record: SessionRecord) -> None:
         """Returns when a restart finds it as a suspended one."""
         self._store.record_suspended(record, await self._llm.ask(lambda s, now: _num_suspended(s, record)))
-        is_synced = await asyncio.wrap_future(self._store.sync(record.session_id))
-        self._store.find(record.tenant, record.session_id)  # not deleted meanwhile
-        if not is_synced:
+        if not await self._is_synced(record):
             raise RequestFailed(
                 f"the record of session {record.session_id} could not be written to disk; it is not "
                 "suspended, and its blocks are there"
             )
+
+    async def _is_synced(self, record: SessionRecord) -> bool:
+        is_synced = await asyncio.wrap_future(self._store.sync(record.session_id))
+        self._found(record)
+        return is_synced
+
+    def _found(self, record: SessionRecord) -> SessionRecord:
+        """As it is now. Raises UnknownSession where it was deleted meanwhile."""
+        return self._store.find(record.tenant, record.session_id)
 
     async def resume(self, tenant: str, session_id: str) -> SessionView:
         """Bring its blocks into the pool, computing what is damaged, and hold them until its next turn ends;
@@ -338,20 +380,21 @@ class Sessions:
             raise InvalidRequest(f"nothing was said in session {record.session_id}", param="session")
 
         def know(scheduler: Scheduler, now: float) -> None:
-            found = self._store.find(record.tenant, record.session_id)  # it may have been deleted meanwhile
+            found = self._found(record)
             _know(scheduler, now, found, self._store.seconds_left(found))
 
         await self._llm.ask(know)
 
     async def _view(self, record: SessionRecord) -> SessionView:
         blocks = await self._llm.look(lambda inspector, now: inspector.session(record.session_id))
-        return self._told(self._store.find(record.tenant, record.session_id), blocks)  # not deleted meanwhile
+        return self._told(self._found(record), blocks)
 
     def _told(self, record: SessionRecord, blocks: SessionBlocks) -> SessionView:
         left_s = self._store.seconds_left(record)
         age = record.ttl_s - left_s + record.used - record.created
+        num_tokens, num_turns = len(record.tokens), len(record.turn_ends)
         return SessionView(
-            record.session_id, record.tenant, len(record.tokens), max(0.0, age), left_s, blocks
+            record.session_id, record.tenant, num_tokens, num_turns, max(0.0, age), left_s, blocks
         )
 
 
@@ -375,6 +418,15 @@ def _know(scheduler: Scheduler, now: float, record: SessionRecord, left_s: float
             record.num_shared,
             record.num_suspended,
         )
+
+
+def _fork(scheduler: Scheduler, now: float, session_id: str, made: SessionRecord) -> int:
+    """The scheduler shall know the session that was made of that one, too; returns how many of its blocks a
+    client suspended."""
+    source = scheduler.session_table.find(made.tenant, session_id)
+    holds = scheduler.session_holds
+    session = holds.fork(made.session_id, source, made.tokens, made.ttl_s, now, made.num_shared)
+    return holds.num_suspended(session) if session.is_promised else 0
 
 
 def _delete(scheduler: Scheduler, tenant: str, session_id: str) -> None:

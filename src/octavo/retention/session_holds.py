@@ -119,7 +119,7 @@ class SessionHolds:
         self._close_turn(session)
         self._hold(session)
 
-    # -- suspend, resume, delete -----------------------------------------------------------------------------
+    # -- fork, suspend, resume, delete -----------------------------------------------------------------------
 
     def restore(
         self,
@@ -136,23 +136,61 @@ class SessionHolds:
         kept there: of all, or of the first `num_suspended`, if it was suspended with so many. The first
         `num_shared` of them have names that all tenants have in common, whether they are pinned now or not.
         It counts as suspended. Those that were come first, else others may take the room that they had."""
-        assert session_id not in self._table
-        session = Session(session_id, tenant, ttl_s, now + (left_s or ttl_s))
+        session = self._new(session_id, tenant, tokens, ttl_s, now + (left_s or ttl_s), num_shared)
+        session.is_suspended, session.is_promised = True, num_suspended > 0
+        self._keep(session, [name for name in session.names[: num_suspended or None] if self._can_keep(name)])
+        return session
+
+    def fork(
+        self, session_id: str, source: Session, tokens: Many[int], ttl_s: float, now: float, num_shared: int
+    ) -> Session:
+        """A session that this scheduler does not know, in which these tokens of the source were said: one
+        more holder of their blocks, below as far as they are there, else in the pool. Of a suspended source
+        it is a suspended one, where it may be. Of the source nothing changes. O(tokens)."""
+        session = self._new(session_id, source.tenant, tokens, ttl_s, now + ttl_s, num_shared)
+        pool, is_suspended = self._context.ledger.pool, source.state is SessionState.SUSPENDED
+        names = [
+            name
+            for name in session.names
+            if self._can_keep(name) or (pool.find(name) is not None and not is_suspended)
+        ]
+        if self._tier is not None and self._keep(session, names):
+            session.is_suspended = is_suspended
+            session.is_promised = is_suspended and source.is_promised
+        else:
+            self._hold(session)
+        return session
+
+    def _new(
+        self, session_id: str, tenant: str, tokens: Many[int], ttl_s: float, expires: float, num_shared: int
+    ) -> Session:
+        """One that has said these tokens and keeps nothing of them yet. O(tokens)."""
+        session = Session(session_id, tenant, ttl_s, expires)
         self._table.add(session)
         session.names = self._naming.as_named(tenant, array("I", tokens), num_shared).names
         session.num_shared = min(num_shared, len(session.names))
-        session.is_suspended, session.is_promised = True, num_suspended > 0
         session.may_lack_last = len(tokens) % self._context.ledger.block_size == 0
         self._set_timer(session)
-        tier = self._tier
-        names = session.names[: num_suspended or None]
-        below = [name for name in names if tier is not None and tier.can_keep(name)]
-        if below:
-            why_not = self._beyond_maximum(session, len(below))
-            session.note = why_not or self._warm_pins.keep(tenant, below)
-            if not session.note:
-                self._replace(session, below, [], is_kept=True)
         return session
+
+    def _can_keep(self, name: bytes) -> bool:
+        return self._tier is not None and self._tier.can_keep(name)
+
+    def _keep(self, session: Session, names: list[bytes]) -> bool:
+        """Keep these names below, and hold those that are not there yet, which are in the pool. False, and
+        its note says why: it may not, or there are none."""
+        missing = [name for name in names if not self._can_keep(name)]
+        if not names:
+            return False
+        session.note = self._beyond_maximum(session, len(names))
+        if missing and not session.note:
+            session.note = self._shortage(session, len(missing))
+            if not session.note and not self._room.may_hold(session.tenant, missing):
+                session.note = BEYOND_MAXIMUM
+        session.note = session.note or self._warm_pins.keep(session.tenant, names)
+        if not session.note:
+            self._replace(session, names, missing, is_kept=True)
+        return not session.note
 
     def suspend(self, tenant: str, session_id: str) -> Session:
         """Send all its blocks below; `state_of` says when they are. O(blocks).
@@ -283,7 +321,10 @@ class SessionHolds:
         if not session.note and not self._room.may_hold(session.tenant, names):
             session.note = BEYOND_MAXIMUM
         if not names:
-            session.note = "its turns fill no block, or prefix caching is off (setting prefix_caching)"
+            session.note = (
+                "none of its blocks is cached: its turns fill none, they were taken for others, or prefix "
+                "caching is off (setting prefix_caching)"
+            )
         if not session.note:
             self._replace(session, names, names, is_kept=False)
             return

@@ -203,6 +203,17 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST",
+        "/v1/sessions/{session_id}/fork",
+        sessions.fork_session,
+        _TENANT,
+        "Make a session that goes on from one of its turns",
+        body=sessions.ForkBody,
+        query=("tenant",),
+        success=201,
+        errors=(404, 409, 500, 503),
+    ),
+    Route(
+        "POST",
         "/v1/sessions/{session_id}/resume",
         sessions.resume_session,
         _TENANT,

@@ -35,6 +35,12 @@ class SessionBody(BaseModel):
     ttl: float | None = None
 
 
+class ForkBody(SessionBody):
+    """POST /v1/sessions/{id}/fork."""
+
+    turn: int | None = None
+
+
 def session_of(request: Request, body: ChatBody) -> str | None:
     """The session that a chat request names; None: it is no session's turn. Raises InvalidRequest."""
     header = request.headers.get(SESSION_HEADER)
@@ -91,6 +97,17 @@ async def delete_session(edge: Edge, request: Request) -> Response:
     return json_response(_shaped(await edge.model.sessions.delete(*_named(request))))
 
 
+async def fork_session(edge: Edge, request: Request) -> Response:
+    """POST /v1/sessions/{id}/fork: a new session, which goes on from one of its turns."""
+    body = validate(ForkBody, await read_json(request, edge.body_bytes_max))
+    tenant, session_id = _named(request)
+    if tenant != tenant_of(request):
+        edge.check_tenant(tenant)  # one that is gone gets no more sessions
+    view = await edge.model.sessions.fork(tenant, session_id, body.turn, body.ttl)
+    told = _shaped(view) | {"forked_from": session_id, "turn": view.num_turns}
+    return json_response(told, status=HTTPStatus.CREATED)
+
+
 async def suspend_session(edge: Edge, request: Request) -> Response:
     """POST /v1/sessions/{id}/suspend: answers when data, index and session are on the medium."""
     return json_response(_shaped(await edge.model.sessions.suspend(*_named(request))))
@@ -131,6 +148,7 @@ def _shaped(view: SessionView) -> JsonObject:
         "state": blocks.state.value,
         "tier": blocks.tier,
         "num_tokens": view.num_tokens,
+        "turns": view.num_turns,
         "num_blocks": blocks.num_blocks,
         "blocks_in_pool": blocks.in_pool,
         "blocks_held": blocks.held,

@@ -28,27 +28,23 @@ from octavo.engine.outputs import (
     PinView,
     RequestView,
     SequenceView,
-    SessionBlocks,
-    SessionState,
-    SessionView,
     State,
     Stream,
     Strength,
     TenantPolicy,
     TenantUse,
     TokenInfo,
-    Turn,
 )
 from octavo.errors import (
     EngineStopped,
     OctavoError,
     ResizeRefused,
     UnknownPin,
-    UnknownSession,
 )
 from octavo.params import NO_TIMEOUTS, SamplingParams, Timeouts
 from octavo.server.prompts import too_long
 from octavo.server.testing_answers import FakeAnswers
+from octavo.server.testing_sessions import FakeSessions
 from octavo.types import DEFAULT_CHAT, ChatOptions, FinishReason, Usage
 
 VOCAB_SIZE = 300
@@ -389,83 +385,6 @@ class FakeControl:
         table = (BlockView(4, 2, True),)
         sequence = SequenceView(0, State.RUNNING, "", "", 0, usage, table)
         return RequestView(stream.request_id, stream.tenant, stream.priority, 1.0, None, None, (sequence,))
-
-
-class FakeSessions:
-    """Sessions in a dictionary; a turn's answer counts as said at once."""
-
-    def __init__(self, model: FakeModel) -> None:
-        self._model = model
-        self._views: dict[str, SessionView] = {}
-        self._said: dict[str, tuple[int, ...]] = {}
-
-    async def create(self, tenant: str, ttl_s: float | None) -> SessionView:
-        """s0, s1, ..."""
-        session_id = f"s{len(self._views)}"
-        blocks = SessionBlocks(SessionState.IDLE, 3, 2, 2, 1, 0, 1000)
-        self._views[session_id] = SessionView(session_id, tenant, 0, 0.0, ttl_s or 60.0, blocks)
-        self._said[session_id] = ()
-        return self._views[session_id]
-
-    def count(self, tenant: str | None) -> int:
-        """The tenant's, or everybody's."""
-        return sum(tenant in (None, view.tenant) for view in self._views.values())
-
-    async def all(self, tenant: str | None, limit: int | None) -> list[SessionView]:
-        """The same; the newest of them are those that were used last."""
-        views = [view for view in self._views.values() if tenant in (None, view.tenant)]
-        return views[-(len(views) if limit is None else limit) :]
-
-    async def find(self, tenant: str, session_id: str) -> SessionView:
-        """Raises UnknownSession."""
-        view = self._views.get(session_id)
-        if view is None or view.tenant != tenant:
-            raise UnknownSession(f"there is no session {session_id!r}", param="session")
-        return view
-
-    def tokens(self, tenant: str, session_id: str) -> tuple[int, ...]:
-        """What was said."""
-        return self._said[session_id]
-
-    async def delete(self, tenant: str, session_id: str) -> SessionView:
-        """Gone."""
-        view = await self.find(tenant, session_id)
-        del self._views[session_id]
-        return view
-
-    async def turn(
-        self,
-        tenant: str,
-        session_id: str,
-        messages: Sequence[ChatMessage],
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        timeouts: Timeouts = NO_TIMEOUTS,
-        options: ChatOptions = DEFAULT_CHAT,
-    ) -> Turn:
-        """A stream of the answer, to all messages."""
-        is_new = session_id == "new"
-        view = await (self.create(tenant, None) if is_new else self.find(tenant, session_id))
-        prompt = tuple(await self._model.encode_chat(messages, options, tenant=tenant))
-        said = self._said[view.session_id]
-        extends = prompt[: len(said)] == said
-        stream = await self._model.submit(prompt, params, priority=priority, timeouts=timeouts)
-        self._said[view.session_id] = prompt
-        fallback = "" if extends else "the messages do not extend what was said"
-        return Turn(view.session_id, prompt, len(said) if extends else 0, fallback, stream)
-
-    async def suspend(self, tenant: str, session_id: str) -> SessionView:
-        """At once."""
-        return self._in_state(await self.find(tenant, session_id), SessionState.SUSPENDED)
-
-    async def resume(self, tenant: str, session_id: str) -> SessionView:
-        """At once."""
-        return self._in_state(await self.find(tenant, session_id), SessionState.IDLE)
-
-    def _in_state(self, view: SessionView, state: SessionState) -> SessionView:
-        self._views[view.session_id] = replace(view, blocks=replace(view.blocks, state=state))
-        return self._views[view.session_id]
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:

@@ -27,6 +27,7 @@ class Outcome:
     suspensions_refused: int = 0
     resumed: int = 0
     sessions_restored: int = 0
+    sessions_forked: int = 0
     gave_way: int = 0  # holds of idle sessions
     tenants_changed: int = 0
     tenants_refused: int = 0

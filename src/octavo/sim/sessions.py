@@ -1,5 +1,6 @@
-"""Sessions in the simulator: turns that extend or rewrite what was said, stop in the middle, fail; suspending
-and resuming over a tier whose transfers fail; deletes, expiries, restarts. All at random, by the seed.
+"""Sessions in the simulator: turns that extend or rewrite what was said, stop in the middle, fail; forking;
+suspending and resuming over a tier whose transfers fail; deletes, expiries, restarts. All at random, by the
+seed.
 
 What must hold beside the scheduler's own invariants: one turn of a session at a time; a suspended session
 holds nothing in the pool, and all of it is below; what is kept below is there after a restart; an idle
@@ -80,7 +81,10 @@ class SessionLives:
         r = self._simulation.random
         known = self.known()
         if len(known) < _SESSIONS_MAX and (not known or r.random() < 0.2):
-            self.make()
+            if known and r.random() < 0.3:
+                self.fork(r.choice(known))
+            else:
+                self.make()
             return
         session_id = r.choice(known)
         acts = [self.say, self.say, self.say, self.suspend, self.suspend, self.resume]
@@ -227,6 +231,27 @@ class SessionLives:
         simulation.cancel_request(life.turn)
         life.tokens = [*request.prompt, *output][:told]
         life.turn = None
+
+    def fork(self, session_id: str) -> None:
+        """Another session goes on from what was said in it, or in a part of it."""
+        simulation, r, life = self._simulation, self._simulation.random, self._lives[session_id]
+        source = self._find(session_id)
+        is_stopping = life.turn is None and source.turn is not None  # it keeps other names than were said yet
+        if len(self.known()) >= _SESSIONS_MAX or is_stopping or not source.names:
+            return
+        tokens = life.tokens[: r.choice([len(life.tokens), r.randint(1, len(life.tokens))])]
+        pool = simulation.scheduler.ledger.pool
+        before = dict(pool.by_name), [list(pin.holder.blocks) for pin in source.pins]
+        self._num_made += 1
+        made = f"s{self._num_made}"
+        self._lives[made] = _Life(life.tenant, life.ttl_s, tokens)
+        simulation.scheduler.session_holds.fork(
+            made, source, tokens, life.ttl_s, simulation.clock, source.num_shared
+        )
+        simulation.scheduler.check()
+        after = pool.by_name, [list(pin.holder.blocks) for pin in source.pins]
+        assert after == before, "a fork took a block, or changed what its session holds"
+        simulation.outcome.sessions_forked += 1
 
     def suspend(self, session_id: str) -> None:
         """Send it below, if that may be."""
