@@ -154,7 +154,7 @@ def test_nobody_who_is_being_answered_is_closed_for_a_newcomer():
             asked = [asyncio.ensure_future(ask(port, request + body)) for _ in range(4)]
             while len(model.submitted) < 4:
                 await asyncio.sleep(0.01)
-            assert b"503" in await ask(port), "all that this address may have are busy"
+            assert b"503 Service Unavailable" in await ask(port), "all that this address may have are busy"
             model.hold.set()
             assert all(b"200" in answer for answer in await asyncio.gather(*asked))
             assert b"200" in await ask(port)

@@ -39,7 +39,7 @@ _FULL_BODY = encode_json(
     )
 )
 _FULL = (
-    b"HTTP/1.1 503 VirtualTokenCounter Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
     b"Retry-After: 1\r\nContent-Length: %d\r\n\r\n%b" % (len(_FULL_BODY), _FULL_BODY)
 )
 
