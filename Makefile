@@ -1,21 +1,24 @@
 # make serve   from an empty machine to a running server (Debian 12, Python 3.11+, a C++ compiler)
 # make test    sets up and passes the tests
-# make test-attack, test-clients, test-schemas   a real server under malice and load; other projects' programs
-#   beside it; schemas by the hundred
+# make test-attack, test-clients, test-schemas, test-ui   a real server under malice and load; other projects'
+#   programs beside it; schemas by the hundred; the page in a real browser
+# make demo    records the README's animation
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 MODEL  ?=
 PORT   ?= 8000
 
-.PHONY: serve test test-attack test-clients test-clients-node test-schemas lint sanitize planted-bugs clean
+.PHONY: serve test test-attack test-clients test-clients-node test-schemas test-ui demo lint sanitize planted-bugs clean
 .DELETE_ON_ERROR:
 
 # Reinstalled when anything that is compiled or installed changes.
-SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc src -name '*.cpp' -o -name '*.hpp' -o -name '*.py')
+SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc src -name '*.cpp' -o -name '*.hpp' -o -name '*.py' -o -path '*/ui/*')
 
+# Chats can be suspended to a disk, and survive a restart: DISK= for none.
+DISK   ?= $(HOME)/.cache/octavo/kv-$(PORT)
 serve: $(VENV)/.installed
-	$(BIN)/octavo serve $(MODEL) --port $(PORT)
+	$(BIN)/octavo serve $(MODEL) --port $(PORT) $(if $(DISK),--disk-cache $(DISK) --disk-size 2GiB)
 
 test: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
@@ -44,6 +47,20 @@ test-clients-node: $(VENV)/.installed-for-tests
 # 560 schemas, filled in by the default model: served, refused and cut are counted, answers are validated.
 test-schemas: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest tests/schemas -m schemas -s
+
+# The page in a real browser (Debian's Chromium).
+test-ui: $(VENV)/.installed-for-ui
+	@command -v chromium >/dev/null || echo "the page's tests need a browser and will be skipped; on Debian: apt-get install chromium"
+	$(BIN)/python -m pytest tests/ui -m ui -s -rs
+
+# The README's animation: the demo, played before a real browser.
+demo: $(VENV)/.installed-for-ui
+	@command -v chromium >/dev/null || { echo "recording the demo needs a browser; on Debian: apt-get install chromium"; exit 1; }
+	$(BIN)/python bench/record_demo.py docs/demo.webp docs/map.png
+
+$(VENV)/.installed-for-ui: $(VENV)/.installed-for-tests
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[ui]'
+	@touch $@
 
 lint: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check src tests bench

@@ -52,7 +52,11 @@ class House:
 
 @contextlib.contextmanager
 def serving(
-    folder: Path, *arguments: str, descriptors: int | None = None, env: dict[str, str] | None = None
+    folder: Path,
+    *arguments: str,
+    descriptors: int | None = None,
+    env: dict[str, str] | None = None,
+    port: int | None = None,
 ) -> Iterator[House]:
     """A server on the default model. `descriptors` is the most it may have open. It is killed in the end."""
 
@@ -60,7 +64,7 @@ def serving(
         if descriptors is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
 
-    port = free_port()
+    port = port or free_port()
     log = folder / f"server-{port}.log"
     command = [sys.executable, "-m", "octavo", "serve", "--port", str(port), *SMALL, *arguments]
     process = subprocess.Popen(command, stderr=log.open("wb"), preexec_fn=limit, env=os.environ | (env or {}))

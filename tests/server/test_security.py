@@ -69,9 +69,9 @@ def test_the_bound_name_is_served(make_edge):
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/models", "/metrics", "/v1/nothing", "/docs", "/", "/health/", "//health", "/v1/chat/completions"],
+    ["/v1/models", "/metrics", "/v1/nothing", "/docs", "/uix", "/health/", "/v1/kv/watch"],
 )
-def test_with_keys_every_route_but_health_wants_one(make_edge, path):
+def test_with_keys_every_route_but_health_and_the_pages_shell_wants_one(make_edge, path):
     edge = make_edge(api_keys=("one", "two"))
     answer = edge.get(path)
     assert answer.status_code == 401

@@ -74,12 +74,13 @@ def test_what_exists_is_the_table_and_what_is_an_operators_is_known(house):
     shut = {(route.method, route.path) for route in ROUTES if route.access is Access.OPERATOR}
     assert shut == {("GET", "/metrics"), ("PATCH", "/v1/kv")}
     opened = {(route.method, route.path) for route in ROUTES if route.access is Access.OPEN}
-    assert opened == {("GET", "/health"), ("GET", "/ping")}
+    shell = {("GET", "/"), ("GET", "/ui"), ("GET", "/ui/{name:path}")}
+    assert opened == {("GET", "/health"), ("GET", "/ping")} | shell
 
 
 @pytest.mark.parametrize("key", [NOBODY, "", digest_of(ALICE).hex(), ALICE[:-1], "alice"])
-def test_a_key_of_nobody_opens_nothing_but_health(house, key):
-    for path in ("/v1/models", "/metrics", "/v1/kv", "/nothing", "/", "//health", "/health/"):
+def test_a_key_of_nobody_opens_nothing_but_health_and_the_pages_shell(house, key):
+    for path in ("/v1/models", "/metrics", "/v1/kv", "/v1/kv/watch", "/nothing", "/uix", "/health/"):
         answer = house.get(path, **by(key))
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
     assert house.get("/health").status_code == 200
@@ -101,7 +102,7 @@ def test_a_tenant_reaches_its_routes_and_no_other(house):
     ):
         assert house.get(path, **by(ALICE)).status_code == 200
     for method, path in [
-        ("GET", "/metrics"), ("PATCH", "/v1/kv"), ("GET", "/nothing"), ("DELETE", "/v1/kv"), ("GET", "/"),
+        ("GET", "/metrics"), ("PATCH", "/v1/kv"), ("GET", "/nothing"), ("DELETE", "/v1/kv"), ("PUT", "/"),
         ("PUT", "/v1/kv/pins/a"), ("GET", "/v1/kv/pins/a"), ("GET", "/v1/kv/"), ("POST", "/metrics"),
     ]:  # fmt: skip
         answer = house.request(method, path, json={"blocks": 12}, **by(ALICE))

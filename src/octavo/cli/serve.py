@@ -42,5 +42,6 @@ def show_ready(url: str, name: str, settings: ServerSettings) -> None:
         console.print(f"reachable by {reach}; every request needs a key", style="dim")
     elif settings.insecure:
         console.print(f"reachable by {reach}; there are no keys: anyone there can use it", style="yellow")
+    console.print(f"see it: {url}/ in a browser shows the memory, live, and a playground", style="dim")
     console.print("try:", style="dim")
     console.print(f"  curl -N {url}/v1/chat/completions{key} -d '{body}'", markup=False)

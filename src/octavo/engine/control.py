@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from octavo.engine.stream import DeltaStream
 from octavo.errors import PinRefused, RequestFailed, ResizeRefused, require_range
+from octavo.inspect.glimpse import Glimpse
 from octavo.inspect.inspector import Inspector
 from octavo.inspect.own_views import OwnKvView
 from octavo.inspect.views import KvView, MapView, PinView, RequestView, view_pin
@@ -58,6 +59,10 @@ class Control:
     async def map(self, tenant: str | None = None) -> MapView:
         """Every block and its owners; or only the tenant's."""
         return await self._llm.look(lambda inspector, now: inspector.map(tenant))
+
+    async def glimpse(self, below_from: int, tenant: str | None = None) -> Glimpse:
+        """All that the live map shows, or what of it is the tenant's; see `octavo.inspect.glimpse`."""
+        return await self._llm.look(lambda inspector, now: inspector.glimpse(now, below_from, tenant))
 
     async def requests(self, tenant: str | None = None) -> list[RequestView]:
         """All that have not ended, or the tenant's, in order of arrival."""

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from octavo.engine.answers import AnswersView
 from octavo.engine.stats import EngineStats
+from octavo.inspect.glimpse import Glimpse, PinGlimpse, RequestGlimpse, TableGlimpse
 from octavo.inspect.own_views import OwnKvView
 from octavo.inspect.session_views import SessionBlocks
 from octavo.inspect.uses import TenantUse
@@ -20,6 +21,7 @@ from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState
 from octavo.scheduler.sequence import State
+from octavo.step.events import Event
 from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, FinishReason, Usage
 
 __all__ = [
@@ -28,11 +30,15 @@ __all__ = [
     "ChatMessage",
     "Delta",
     "EngineStats",
+    "Event",
+    "Glimpse",
     "KvView",
     "MapView",
     "OwnKvView",
+    "PinGlimpse",
     "PinOrder",
     "PinView",
+    "RequestGlimpse",
     "RequestView",
     "SequenceView",
     "ServedModel",
@@ -42,6 +48,7 @@ __all__ = [
     "State",
     "Stream",
     "Strength",
+    "TableGlimpse",
     "TenantPolicy",
     "TenantUse",
     "TierView",
@@ -174,6 +181,8 @@ class ControlView(Protocol):
 
     # None: everybody's; else nothing but that tenant's.
     async def map(self, tenant: str | None = None) -> MapView: ...
+
+    async def glimpse(self, below_from: int, tenant: str | None = None) -> Glimpse: ...
 
     async def requests(self, tenant: str | None = None) -> list[RequestView]: ...
 

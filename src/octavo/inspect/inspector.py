@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.inspect.glimpse import Glimpse, Glimpsed, take_glimpse
 from octavo.inspect.own_views import OwnKvView, view_own_kv, view_own_map, view_own_request
 from octavo.inspect.session_views import SessionBlocks, view_session
 from octavo.inspect.views import (
@@ -51,6 +52,11 @@ class Inspector:
     def map(self, tenant: str | None = None) -> MapView:
         """Every block and its owners; or only the tenant's."""
         return view_map(self.context.ledger) if tenant is None else view_own_map(self.context.ledger, tenant)
+
+    def glimpse(self, now: float, below_from: int = 0, tenant: str | None = None) -> Glimpse:
+        """All that the live map shows, as cheaply as can be; see there."""
+        parts = Glimpsed(self.context, self.live, self.pins, self.sessions, self.transfers)
+        return take_glimpse(parts, now, below_from, tenant)
 
     def requests(self, now: float, tenant: str | None = None) -> list[RequestView]:
         """All that have not ended, or the tenant's, in order of arrival."""

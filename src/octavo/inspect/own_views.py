@@ -54,7 +54,7 @@ def view_own_kv(context: Context, live: LiveSequences, pins: Pins, tenant: str, 
         tuple(view_pin(pin, now) for pin in pins.named() if pin.tenant == tenant),
         sum(request.tenant == tenant for request in live.waiting_requests()),
         sum(request.tenant == tenant for request in live.running_requests()),
-        tuple(_own_event(event) for event in events[:EVENTS_TOLD]),
+        tuple(own_event(event) for event in events[:EVENTS_TOLD]),
         now,
     )
 
@@ -88,7 +88,8 @@ def view_own_request(
     return replace(view, place=None, sequences=tuple(told))
 
 
-def _own_event(event: Event) -> Event:
+def own_event(event: Event) -> Event:
+    """The same as its tenant may read it."""
     if event.kind in _TOLD_AS_THEY_ARE:
         return event
     whose = "" if event.request_id is None else f"request {event.request_id}: "

@@ -228,7 +228,7 @@ def view_kv(
         held[HolderKind.PIN],
         context.config.pin_blocks,
         tuple(view_pin(pin, now) for pin in pins.named()),
-        _view_tier(transfers),
+        view_tier(transfers),
         len(live.waiting_requests()),
         len(live.running_requests()),
         tuple(events.recent(EVENTS_TOLD)),
@@ -243,7 +243,8 @@ def view_kv(
     )
 
 
-def _view_tier(transfers: Transfers) -> TierView | None:
+def view_tier(transfers: Transfers) -> TierView | None:
+    """The tiers below, or None where there is none."""
     if transfers.tier is None:
         return None
     return TierView(

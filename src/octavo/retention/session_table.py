@@ -87,6 +87,10 @@ class SessionTable:
     def __contains__(self, session_id: object) -> bool:
         return session_id in self._sessions
 
+    def newest_first(self) -> Iterator[Session]:
+        """The same, the other way round."""
+        return reversed(self._sessions.values())
+
     def add(self, session: Session) -> None:
         """One that is not in it."""
         assert session.session_id not in self._sessions

@@ -20,10 +20,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
+from octavo import __version__
 from octavo.engine.outputs import ServedModel
 from octavo.errors import OctavoError
 from octavo.server.access import REQUEST_ID_HEADER, AccessLog
 from octavo.server.errors import on_any_exception, on_http_exception, on_octavo_error
+from octavo.server.feeds import Feeds
 from octavo.server.generation import SESSION_HEADER, ClientGone, Edge
 from octavo.server.metrics import Metrics
 from octavo.server.openapi import describe, render_docs
@@ -39,12 +41,14 @@ _CLIENT_CLOSED = 499
 def create_app(model: ServedModel, settings: ServerSettings) -> Starlette:
     """The application over one model. When it shuts down, the model drains."""
     metrics = Metrics(model.stats)
+    begun = int(time.time())
     edge = Edge(
         model,
         metrics,
+        Feeds(model, metrics.latency, lambda: _about(model, begun)),
         settings.body_bytes_max,
         settings.roster,
-        begun=int(time.time()),
+        begun=begun,
         openapi=encode_json(describe(ROUTES)),
         docs=render_docs(ROUTES),
     )
@@ -78,6 +82,17 @@ def create_app(model: ServedModel, settings: ServerSettings) -> Starlette:
         )
     app.add_middleware(AccessLog, metrics=metrics)
     return app
+
+
+def _about(model: ServedModel, begun: int) -> dict[str, object]:
+    """What the live map says of the server."""
+    return {
+        "model": model.name,
+        "context_length": model.context_length,
+        "has_chat": model.has_chat_template,
+        "version": __version__,
+        "begun": begun,
+    }
 
 
 def _on(edge: Edge, handler: Handler) -> Callable[[Request], Awaitable[Response]]:

@@ -17,6 +17,7 @@ from octavo.engine.outputs import Delta, ServedModel, Stream, TokenInfo, Turn
 from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, TimedOut, UnknownModel
 from octavo.params import SamplingParams
 from octavo.server.errors import JsonObject
+from octavo.server.feeds import Feeds
 from octavo.server.metrics import Metrics, RequestWatch
 from octavo.server.openai_schema import UsageWish
 from octavo.server.sse import wait_for_disconnect
@@ -39,6 +40,7 @@ class Edge:
 
     model: ServedModel
     metrics: Metrics
+    feeds: Feeds  # of the live map
     body_bytes_max: int
     roster: TenantRegistry | None = None
     begun: int = 0  # when the server began, in seconds of the epoch

@@ -87,6 +87,11 @@ class Metrics:
         """The scrape."""
         return generate_latest(self._registry)
 
+    def latency(self) -> dict[str, object]:
+        """How often each latency was seen, by bucket: upper bounds in seconds (the last has none), counts
+        that only grow."""
+        return {"first": _counts_of(self._first), "between": _counts_of(self._between)}
+
     def count_answer(self, route: str, status: int) -> None:
         """One more answer; `route` is one of a fixed set, never a path that a client made up."""
         self._answers.labels(route, str(status)).inc()
@@ -149,6 +154,14 @@ class RequestWatch:
             "first_token_s": None if self._first_s is None else round(self._first_s, 4),
             "finish": ",".join(self._finishes),
         }
+
+
+def _counts_of(histogram: Histogram) -> dict[str, object]:
+    [family] = histogram.collect()
+    buckets = [sample for sample in family.samples if sample.name.endswith("_bucket")]
+    upto = [float(sample.labels["le"]) for sample in buckets][:-1]
+    sums = [int(sample.value) for sample in buckets]
+    return {"upto": upto, "counts": [b - a for a, b in zip([0, *sums], sums, strict=False)]}
 
 
 class _EngineCollector(Collector):

@@ -16,12 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import compile_path
 
-from octavo.server import about, kv, sessions
+from octavo.server import about, kv, sessions, ui
 from octavo.server.chat import chat_completions
 from octavo.server.completions import completions
 from octavo.server.generation import Edge
 from octavo.server.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from octavo.server.tokenize import detokenize, tokenize, tokenizer_info
+from octavo.server.watch import watch_pool
 
 Handler = Callable[[Edge, Request], Awaitable[Response]]
 
@@ -71,6 +72,26 @@ _GENERATES = (404, 409, 429, 500, 503)
 _ASKS = (503,)  # the engine's thread, between two steps
 
 ROUTES: tuple[Route, ...] = (
+    Route(
+        "GET",
+        "/",
+        ui.front,
+        _OPEN,
+        "Sends browsers to the live map",
+        success=307,
+        content_type="text/html",
+        errors=(404,),
+    ),
+    Route("GET", "/ui", ui.page, _OPEN, "The live map and the playground", content_type="text/html"),
+    Route(
+        "GET",
+        "/ui/{name:path}",
+        ui.asset,
+        _OPEN,
+        "The page's files",
+        content_type="text/javascript",
+        errors=(404,),
+    ),
     Route("GET", "/health", about.health, _OPEN, "Whether the engine serves", errors=_ASKS),
     Route("GET", "/ping", about.health, _OPEN, "The same", errors=_ASKS),
     Route("GET", "/version", about.version, _TENANT, "Octavo's version"),
@@ -131,6 +152,15 @@ ROUTES: tuple[Route, ...] = (
         errors=(409, 503),
     ),
     Route("GET", "/v1/kv/map", kv.show_map, _TENANT, "Every block and its owners", errors=_ASKS),
+    Route(
+        "GET",
+        "/v1/kv/watch",
+        watch_pool,
+        _TENANT,
+        "The pool as it changes, in frames",
+        content_type="application/octet-stream",
+        errors=(429, 503),
+    ),
     Route("GET", "/v1/kv/pins", kv.list_pins, _TENANT, "All pins", errors=_ASKS),
     Route(
         "POST",
@@ -194,15 +224,6 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST",
-        "/v1/sessions/{session_id}/suspend",
-        sessions.suspend_session,
-        _TENANT,
-        "Send a session's blocks to disk",
-        query=("tenant",),
-        errors=(404, 409, 500, 503),
-    ),
-    Route(
-        "POST",
         "/v1/sessions/{session_id}/fork",
         sessions.fork_session,
         _TENANT,
@@ -210,6 +231,15 @@ ROUTES: tuple[Route, ...] = (
         body=sessions.ForkBody,
         query=("tenant",),
         success=201,
+        errors=(404, 409, 500, 503),
+    ),
+    Route(
+        "POST",
+        "/v1/sessions/{session_id}/suspend",
+        sessions.suspend_session,
+        _TENANT,
+        "Send a session's blocks to disk",
+        query=("tenant",),
         errors=(404, 409, 500, 503),
     ),
     Route(

@@ -34,18 +34,19 @@ def event(body: Mapping[str, object]) -> bytes:
 
 
 class EventStream(Response):
-    """Sends what `events` yields until it ends or the client leaves, then calls `on_close` once."""
-
-    media_type = "text/event-stream"
+    """Sends what `events` yields until it ends or the client leaves, then calls `on_close` once. Another
+    `media_type` knows no comments: `keep_alive_s` is None there, and what it sends keeps itself alive."""
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
-        on_close: Callable[[], None],
+        on_close: Callable[[], None] = lambda: None,
         headers: Mapping[str, str] | None = None,
-        keep_alive_s: float = KEEP_ALIVE_S,
+        *,
+        keep_alive_s: float | None = KEEP_ALIVE_S,
+        media_type: str = "text/event-stream",
     ) -> None:
-        super().__init__(headers=_HEADERS | dict(headers or {}))
+        super().__init__(headers=_HEADERS | dict(headers or {}), media_type=media_type)
         del self.headers["content-length"]
         self._keep_alive_s = keep_alive_s
         self._sent_at = 0.0  # on the event loop's clock
@@ -81,7 +82,7 @@ class EventStream(Response):
     async def _keep_alive(self, send: Send) -> None:
         """A comment whenever nothing was sent for a while: a request may wait long for its turn."""
         loop = asyncio.get_running_loop()
-        while True:
+        while self._keep_alive_s is not None:
             await asyncio.sleep(self._keep_alive_s)
             silent_s = loop.time() - self._sent_at if self._sent_at else 0.0
             if silent_s >= self._keep_alive_s / 2:

@@ -21,9 +21,11 @@ from octavo.engine.outputs import (
     ChatMessage,
     Delta,
     EngineStats,
+    Glimpse,
     KvView,
     MapView,
     OwnKvView,
+    PinGlimpse,
     PinOrder,
     PinView,
     RequestView,
@@ -334,6 +336,15 @@ class FakeControl:
         if tenant is not None:
             return MapView("." * 10, (-1,) * 10, ())
         return MapView("sssc.c....", (0, 0, 0, -1, -1, -1, -1, -1, -1, -1), ("request 0, choice 0",))
+
+    async def glimpse(self, below_from: int, tenant: str | None = None) -> Glimpse:
+        """Ten blocks that nobody holds, and the pins."""
+        pins = tuple(
+            PinGlimpse(p.tenant, p.name, p.strength, p.num_blocks, p.num_held, 0, p.filling, p.seconds_left)
+            for p in await self.pins(tenant)
+        )
+        names: list[bytes | None] = [None] * 20
+        return Glimpse(7.0, 16, 368_640, 10, 20, names, 0, bytes(10), (), (), pins, (), (), None, ())
 
     async def requests(self, tenant: str | None = None) -> list[RequestView]:
         """What was submitted and runs."""

@@ -330,7 +330,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("moved block is not copied", PlanBuilder, "move", _move_without_copies),
     PlantedBug("moved block, and its row is not told", Resizing, "_tell_rows", lambda self, copies: None),
     PlantedBug("pool below its floor", Resizing, "floor", lambda self: 1),
-    PlantedBug("events told to a tenant as written", own_views, "_own_event", lambda event: event),
+    PlantedBug("events told to a tenant as written", own_views, "own_event", lambda event: event),
     PlantedBug("another tenant's request is told", own_views, "view_own_request", _view_anyone),
     PlantedBug("another tenant's blocks are drawn", own_views, "view_own_map", _map_of_all),
     PlantedBug("why a request waits names another", Wait, "in_words_of", lambda self, t: self.in_words()),

@@ -1,0 +1,155 @@
+"""How a glimpse's parts are written as JSON: short rows, with times on the engine's clock, so that a row
+stays the same while nothing but time passes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo.server.errors import JsonObject
+
+if TYPE_CHECKING:
+    from octavo.engine.outputs import (
+        EngineStats,
+        Event,
+        Glimpse,
+        RequestGlimpse,
+        TableGlimpse,
+    )
+
+
+def pool_row(glimpse: Glimpse) -> JsonObject:
+    """The pool's sizes, in blocks, tokens and bytes."""
+    return {
+        "blocks": glimpse.num_blocks,
+        "capacity": glimpse.capacity,
+        "block_size": glimpse.block_size,
+        "bytes_per_block": glimpse.bytes_per_block,
+    }
+
+
+def holder_row(table: TableGlimpse) -> JsonObject:
+    """Who a table's holder is."""
+    row: JsonObject = {"kind": table.kind.value, "label": table.label, "tenant": table.tenant}
+    if table.request_id is not None:
+        row |= {"request": table.request_id, "choice": table.choice}
+    return row
+
+
+def request_row(request: RequestGlimpse) -> JsonObject:
+    """One request with its choices; what it has not is left out."""
+    row: JsonObject = {
+        "id": request.request_id,
+        "tenant": request.tenant,
+        "arrival": round(request.arrival, 3),
+        "choices": [
+            {
+                "choice": one.choice,
+                "running": one.is_running,
+                "why": one.why,
+                "computed": one.num_computed,
+                "prompt": one.num_prompt,
+                "output": one.num_output,
+                "cached": one.num_cached,
+                "drafted": one.num_drafted,
+                "accepted": one.num_accepted,
+                "preemptions": one.preemptions,
+                "blocks": one.num_blocks,
+            }
+            for one in request.sequences
+        ],
+    }
+    if request.priority:
+        row["priority"] = -request.priority  # as clients give it: lower is earlier
+    if request.deadline is not None:
+        row["deadline"] = round(request.deadline, 3)
+    if request.place is not None:
+        row["place"] = request.place
+    if request.session:
+        row["session"] = request.session
+    if request.fills_pin:
+        row["pin"] = request.fills_pin
+    return row
+
+
+def event_row(event: Event) -> JsonObject:
+    """One line of what happened."""
+    row: JsonObject = {"at": round(event.at, 3), "kind": event.kind.value, "text": event.text}
+    if event.request_id is not None:
+        row["request"] = event.request_id
+    if event.tenant:
+        row["tenant"] = event.tenant
+    return row
+
+
+def part_rows(glimpse: Glimpse) -> JsonObject:
+    """Pins, sessions, tenants and the tiers below."""
+    tier = glimpse.tier
+    return {
+        "pins": [
+            {
+                "name": pin.name,
+                "tenant": pin.tenant,
+                "strength": pin.strength.value,
+                "blocks": pin.num_blocks,
+                "held": pin.num_held,
+                "below": pin.num_below,
+                "filling": pin.filling,
+                "expires": round(pin.expires, 1),
+            }
+            for pin in glimpse.pins
+        ],
+        "sessions": [
+            {
+                "id": one.session_id,
+                "tenant": one.tenant,
+                "state": one.state,
+                "blocks": one.num_blocks,
+                "held": one.num_held,
+                "kept": one.num_kept,
+                "expires": round(one.expires, 1),
+                "note": one.note,
+            }
+            for one in glimpse.sessions
+        ],
+        "tenants": [
+            {
+                "name": one.name,
+                "held": one.held,
+                "cached": one.cached,
+                "pinned": one.pinned,
+                "guaranteed": one.guaranteed,
+                "maximum": one.maximum,
+                "running": one.running,
+                "waiting": one.waiting,
+            }
+            for one in glimpse.tenants
+        ],
+        "tier": None
+        if tier is None
+        else {
+            "slots": tier.num_slots,
+            "host_slots": tier.num_host_slots,
+            "found": tier.num_stored,
+            "in_host": tier.num_in_host,
+            "in_flight": tier.in_flight,
+            "stored": tier.stored,
+            "loaded": tier.loaded,
+            "failed": tier.failed,
+        },
+    }
+
+
+def stats_row(stats: EngineStats) -> JsonObject:
+    """What the engine has done since the start: numbers that only grow."""
+    return {
+        "steps": stats.steps,
+        "prompt_tokens": stats.prompt_tokens,
+        "cached_tokens": stats.cached_tokens,
+        "output_tokens": stats.output_tokens,
+        "preemptions": stats.preemptions,
+        "evictions": stats.evictions,
+        "finished": stats.requests_finished,
+        "drafted": sum(stats.draft_tokens.values()),
+        "accepted": sum(stats.accepted_draft_tokens.values()),
+        "step_seconds": round(stats.step_seconds, 3),
+    }

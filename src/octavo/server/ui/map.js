@@ -1,0 +1,288 @@
+// The map: one cell for each block, at a place that never changes while the pool has its size.
+//
+//   large cells   drawn one by one, each with a mark: no state is told by colour alone
+//   small cells   one pixel each, scaled without smoothing; only those that changed are written
+//
+// Grey is what is as it should be; blue is what several hold; amber is what the reader has chosen, lighter at
+// the front of its table, darker at its end.
+
+import { html, useEffect, useRef, useState } from './vendor/preact-htm.js';
+import { BELOW, CACHED, FREE, HELD, KINDS, MOVING, OUTSIDE, PINNED, SESSION, SHARED, nameOf } from './pool.js';
+
+const GAP_FROM = 3; // device pixels of a cell from which there is a gap between cells
+const MARK_FROM = 13; // css pixels of a cell from which marks are drawn
+const CELL_MAX = 40;
+const VARIABLES = ['outside', 'free', 'cached', 'session', 'held', 'pinned', 'moving', 'shared'];
+
+// How many cells stand in a row: a multiple of 16, kept unless the pool's size changes much.
+export function columnsFor(blocks, before) {
+  const ideal = Math.max(16, 16 * Math.ceil(Math.sqrt(2.5 * blocks) / 16));
+  return before && ideal < before * 1.5 && ideal > before / 1.5 ? before : ideal;
+}
+
+export class MapPainter {
+  constructor(canvas, pool) {
+    this.canvas = canvas;
+    this.pool = pool;
+    this.context = canvas.getContext('2d', { alpha: false });
+    this.chosen = new Map(); // block -> place in its table, 0 to 1
+    this.cursor = -1;
+    this.columns = 0;
+    this.readColours();
+  }
+
+  readColours() {
+    const style = getComputedStyle(this.canvas);
+    const read = (name) => style.getPropertyValue(`--${name}`).trim();
+    this.colours = VARIABLES.map((name) => read(`cell-${name}`));
+    this.ground = read('map-ground');
+    this.ink = read('map-ink');
+    this.mark = read('map-mark');
+    this.amber = [read('chosen-first'), read('chosen-last')].map(rgbOf);
+    this.pixels = this.colours.map(rgbOf);
+  }
+
+  // Sizes for this width in css pixels. True when everything must be drawn again.
+  layOut(width) {
+    const blocks = Math.max(1, this.pool.blocks);
+    this.columns = columnsFor(blocks, this.columns);
+    this.rows = Math.ceil(blocks / this.columns);
+    const ratio = window.devicePixelRatio || 1;
+    const cell = Math.min(CELL_MAX * ratio, Math.floor((width * ratio) / this.columns));
+    this.isFine = cell >= GAP_FROM;
+    this.cell = this.isFine ? cell : 1;
+    this.css = this.isFine ? cell / ratio : Math.min(CELL_MAX, width / this.columns);
+    const [w, h] = [this.columns * this.cell, this.rows * this.cell];
+    if (this.canvas.width !== w || this.canvas.height !== h) {
+      this.canvas.width = w;
+      this.canvas.height = h;
+    }
+    this.canvas.style.width = `${this.css * this.columns}px`;
+    this.canvas.style.height = `${this.css * this.rows}px`;
+    this.gap = this.isFine ? Math.max(1, Math.round(this.cell / 12)) : 0;
+    this.hasMarks = this.css >= MARK_FROM;
+  }
+
+  drawAll() {
+    if (this.isFine) {
+      this.context.fillStyle = this.ground;
+      this.context.fillRect(0, 0, this.canvas.width, this.canvas.height);
+      for (let block = 0; block < this.pool.blocks; block++) this.#drawCell(block);
+    } else {
+      this.image = this.context.createImageData(this.columns, this.rows);
+      this.image.data.fill(255);
+      const ground = rgbOf(this.ground);
+      for (let i = 0; i < this.columns * this.rows; i++) this.#setPixel(i, ground);
+      for (let block = 0; block < this.pool.blocks; block++) this.#drawPixel(block);
+      this.context.putImageData(this.image, 0, 0);
+    }
+  }
+
+  draw(blocks) {
+    if (this.isFine) {
+      for (const block of blocks) if (block < this.pool.blocks) this.#drawCell(block);
+      return;
+    }
+    for (const block of blocks) if (block < this.pool.blocks) this.#drawPixel(block);
+    this.context.putImageData(this.image, 0, 0);
+  }
+
+  // Lights these tables' blocks in their order.
+  choose(tables) {
+    const before = this.chosen;
+    this.chosen = new Map();
+    for (const table of tables) {
+      const last = Math.max(1, table.blocks.length - 1);
+      table.blocks.forEach((block, i) => this.chosen.set(block, i / last));
+    }
+    const changed = [...before.keys()].filter((block) => this.chosen.get(block) !== before.get(block));
+    for (const [block, place] of this.chosen) if (before.get(block) !== place) changed.push(block);
+    if (changed.length) this.draw(changed);
+  }
+
+  point(block) {
+    const before = this.cursor;
+    this.cursor = block;
+    if (before !== block) this.draw([before, block].filter((one) => one >= 0));
+  }
+
+  blockAt(x, y) {
+    const [column, row] = [Math.floor(x / this.css), Math.floor(y / this.css)];
+    const block = row * this.columns + column;
+    return column >= 0 && column < this.columns && block >= 0 && block < this.pool.blocks ? block : -1;
+  }
+
+  #colourOf(block) {
+    const place = this.chosen.get(block);
+    return place === undefined ? this.colours[this.pool.states[block]] : cssOf(mix(this.amber, place));
+  }
+
+  #drawCell(block) {
+    const { context, cell, gap } = this;
+    const [x, y] = [(block % this.columns) * cell, Math.floor(block / this.columns) * cell];
+    const size = cell - gap;
+    context.fillStyle = this.ground;
+    context.fillRect(x, y, cell, cell);
+    context.fillStyle = this.#colourOf(block);
+    context.fillRect(x, y, size, size);
+    if (this.hasMarks) this.#drawMark(block, x, y, size);
+    if (block === this.cursor) {
+      context.strokeStyle = this.ink;
+      context.lineWidth = Math.max(1, gap);
+      context.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
+    }
+  }
+
+  #drawMark(block, x, y, size) {
+    const { context, pool } = this;
+    const state = pool.states[block];
+    const isDark = this.chosen.has(block) || ![FREE, CACHED, OUTSIDE].includes(state);
+    context.fillStyle = context.strokeStyle = isDark ? this.mark : this.ink;
+    context.lineWidth = Math.max(1, size / 14);
+    const [cx, cy] = [x + size / 2, y + size / 2];
+    if (state === SHARED) {
+      context.font = `600 ${Math.round(size * 0.62)}px system-ui, sans-serif`;
+      context.textAlign = 'center';
+      context.textBaseline = 'middle';
+      context.fillText(String(Math.min(99, pool.numHolders(block))), cx, cy + size * 0.04);
+    } else if (state === PINNED) {
+      context.strokeRect(x + size * 0.28, y + size * 0.28, size * 0.44, size * 0.44);
+    } else if (state === SESSION) {
+      context.beginPath();
+      context.arc(cx, cy, size * 0.13, 0, 7);
+      context.fill();
+    } else if (state === MOVING) {
+      context.beginPath();
+      context.moveTo(x + size * 0.25, cy);
+      context.lineTo(cx, y + size * 0.75);
+      context.lineTo(x + size * 0.75, cy);
+      context.moveTo(cx, y + size * 0.2);
+      context.lineTo(cx, y + size * 0.75);
+      context.stroke();
+    } else if (state === CACHED) {
+      context.globalAlpha = 0.35;
+      context.strokeRect(x + 1, y + 1, size - 2, size - 2);
+      context.globalAlpha = 1;
+    }
+    if (pool.cells[block] & BELOW) {
+      context.fillRect(x + size * 0.12, y + size * 0.82, size * 0.76, Math.max(1, size * 0.09));
+    }
+  }
+
+  #drawPixel(block) {
+    const place = this.chosen.get(block);
+    const isCursor = block === this.cursor;
+    const rgb = isCursor ? rgbOf(this.ink) : place === undefined ? null : mix(this.amber, place);
+    this.#setPixel(block, rgb || this.pixels[this.pool.states[block]]);
+  }
+
+  #setPixel(block, rgb) {
+    const at = 4 * block;
+    this.image.data[at] = rgb[0];
+    this.image.data[at + 1] = rgb[1];
+    this.image.data[at + 2] = rgb[2];
+  }
+}
+
+function rgbOf(hex) {
+  const value = parseInt(hex.slice(1), 16);
+  return [value >> 16, (value >> 8) & 255, value & 255];
+}
+
+const mix = ([a, b], place) => a.map((x, i) => Math.round(x + (b[i] - x) * place));
+const cssOf = (rgb) => `rgb(${rgb.join(' ')})`;
+
+// The map with its legend and the words about the block under the pointer.
+export function PoolMap({ pool, painterRef, selected, select, version }) {
+  const canvas = useRef(null);
+  const frame = useRef(null);
+  const [cursor, setCursor] = useState(-1);
+  useEffect(() => {
+    const painter = new MapPainter(canvas.current, pool);
+    painterRef.current = painter;
+    const fit = () => {
+      painter.readColours();
+      painter.layOut(frame.current.clientWidth);
+      painter.drawAll();
+    };
+    const observer = new ResizeObserver(fit);
+    observer.observe(frame.current);
+    const scheme = matchMedia('(prefers-color-scheme: dark)');
+    scheme.addEventListener('change', fit);
+    addEventListener('octavo-theme', fit);
+    return () => {
+      observer.disconnect();
+      scheme.removeEventListener('change', fit);
+      removeEventListener('octavo-theme', fit);
+    };
+  }, []);
+  const point = (block) => {
+    setCursor(block);
+    painterRef.current.point(block);
+  };
+  const onMove = (event) => point(painterRef.current.blockAt(event.offsetX, event.offsetY));
+  const pick = (block) => {
+    const owner = block < 0 ? null : pool.ownersOf(block)[0];
+    select(owner ? keyOf(owner.row) : null);
+  };
+  const onKey = (event) => {
+    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -painterRef.current.columns };
+    steps.ArrowDown = painterRef.current.columns;
+    if (event.key === 'Enter' || event.key === ' ') pick(cursor);
+    else if (event.key in steps) {
+      const next = cursor < 0 ? 0 : cursor + steps[event.key];
+      if (next >= 0 && next < pool.blocks) point(next);
+    } else return;
+    event.preventDefault();
+  };
+  return html`
+    <div class="map-frame" ref=${frame}>
+      <canvas ref=${canvas} tabindex="0" role="application"
+        aria-label="Map of the pool's blocks. Arrow keys move from block to block, Enter selects its holder."
+        onPointerMove=${onMove} onPointerLeave=${() => point(-1)} onKeyDown=${onKey}
+        onClick=${(event) => pick(painterRef.current.blockAt(event.offsetX, event.offsetY))}></canvas>
+    </div>
+    <${BlockWords} pool=${pool} block=${cursor} version=${version} />
+    <${Legend} pool=${pool} />`;
+}
+
+export const keyOf = (row) => (row.request === undefined ? `holder:${row.number}` : `request:${row.request}`);
+
+function BlockWords({ pool, block }) {
+  if (block < 0) {
+    return html`<p class="block-words quiet">Point at a block, or move with the arrow keys, to learn who holds
+      it. Select it to light the whole of its holder's table.</p>`;
+  }
+  const owners = pool.ownersOf(block);
+  const name = nameOf(pool.cells[block]);
+  const state = KINDS.find((kind) => kind.state === pool.states[block]);
+  const size = pool.parts.pool.block_size;
+  const used = pool.touched[block];
+  return html`<div class="block-words" aria-live="polite">
+    <strong>Block ${block}</strong> ${state ? `${state.word}${owners.length > 1 ? ` by ${owners.length}` : ''}` : ''}
+    ${name && html` · name <code>${name}</code>`}
+    ${pool.cells[block] & BELOW ? ' · also below' : ''} ·${' '}
+    ${used ? `last taken or left ${ago(pool.now - used)}` : 'unchanged since this page looks'}
+    ${owners.slice(0, 6).map(
+      ({ row, index, length }) => html`<div>${row.label || row.kind}${row.tenant ? ` of ${row.tenant}` : ''}:
+        block ${index + 1} of ${length}, tokens ${index * size} to ${(index + 1) * size - 1}</div>`,
+    )}
+    ${owners.length > 6 && html`<div>and ${owners.length - 6} more</div>`}
+  </div>`;
+}
+
+export const ago = (seconds) =>
+  seconds < 1 ? 'just now' : seconds < 90 ? `${Math.round(seconds)} s ago` : `${Math.round(seconds / 60)} min ago`;
+
+function Legend({ pool }) {
+  const below = pool.parts.tier;
+  return html`<ul class="legend" aria-label="Legend, with the number of blocks of each kind">
+    ${KINDS.map(
+      ({ state, word, says }) => html`<li title=${says}>
+        <span class="swatch ${word}"></span>${word} <b>${pool.counts[state].toLocaleString('en')}</b></li>`,
+    )}
+    ${below && html`<li title="of the blocks in tiers below: found under their names">
+      <span class="swatch below"></span>below <b>${below.found.toLocaleString('en')}</b></li>`}
+    <li title="what you have selected, its first block lightest"><span class="swatch chosen"></span>selected</li>
+  </ul>`;
+}

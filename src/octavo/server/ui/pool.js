@@ -1,0 +1,195 @@
+// The pool as the page knows it: what frames said, and what follows from it (src/octavo/server/frames.py draws
+// a frame). The tables are the truth: who holds a block, and how many do, is counted from them.
+
+const SNAPSHOT = 1;
+export const NAMED = 1;
+export const BELOW = 2;
+
+// What a block is; a later one is darker on the map.
+export const OUTSIDE = 0;
+export const FREE = 1;
+export const CACHED = 2;
+export const SESSION = 3;
+export const HELD = 4;
+export const PINNED = 5;
+export const MOVING = 6;
+export const SHARED = 7;
+
+export const KINDS = [
+  { state: FREE, word: 'free', says: 'nobody holds it and it has no name' },
+  { state: CACHED, word: 'cached', says: 'nobody holds it; a prompt that begins alike finds it by its name' },
+  { state: SESSION, word: 'session', says: 'kept for a chat between two turns' },
+  { state: HELD, word: 'held', says: 'one running sequence holds it' },
+  { state: PINNED, word: 'pinned', says: 'a pin holds it: nothing takes it' },
+  { state: MOVING, word: 'moving', says: 'its bytes are on their way to a tier below, or from it' },
+  { state: SHARED, word: 'shared', says: 'several hold the very same block' },
+];
+
+const KIND_OF = { sequence: 0, session: 1, pin: 2, fetch: 3, store: 3 };
+
+export class Pool {
+  constructor() {
+    this.number = 0;
+    this.capacity = 0;
+    this.clear(0);
+  }
+
+  clear(capacity) {
+    this.capacity = capacity;
+    this.cells = new Uint32Array(capacity);
+    this.holders = [0, 1, 2, 3].map(() => new Uint16Array(capacity)); // by kind: sequence, session, pin, moving
+    this.states = new Uint8Array(capacity);
+    this.touched = new Float64Array(capacity); // engine time when a holder came or left; 0: before we looked
+    this.counts = new Uint32Array(8); // blocks by state
+    this.tables = new Map();
+    this.requests = new Map();
+    this.parts = {};
+    this.events = [];
+    this.isNew = true;
+  }
+
+  get blocks() {
+    return this.parts.pool ? this.parts.pool.blocks : 0;
+  }
+
+  // Applies one frame, an ArrayBuffer behind its length. Returns the blocks that changed, or null for all.
+  apply(frame) {
+    const head = new DataView(frame);
+    const [number, kind, length] = [0, 4, 8].map((at) => head.getUint32(at, true));
+    const told = JSON.parse(new TextDecoder().decode(new Uint8Array(frame, 12, length)));
+    const rest = new Uint32Array(frame, 12 + length);
+    if (kind === SNAPSHOT) {
+      const before = this.events;
+      this.clear(told.pool.capacity);
+      this.events = before;
+    } else if (number !== this.number + 1) {
+      throw new Error(`frame ${number} came after ${this.number}`);
+    }
+    this.number = number;
+    this.now = told.now;
+    const dirty = new Set();
+    this.isNew = false;
+    const oldBlocks = this.blocks;
+    this.#applyJson(told);
+    this.#applyNumbers(kind, rest, dirty);
+    if (kind === SNAPSHOT || oldBlocks !== this.blocks) {
+      this.#judgeAll();
+      return null;
+    }
+    for (const block of dirty) this.#judge(block);
+    return dirty;
+  }
+
+  #applyJson(told) {
+    for (const row of told.holders || []) {
+      const table = this.tables.get(row.number);
+      if (table) table.row = row;
+      else this.tables.set(row.number, { row, blocks: [] });
+    }
+    for (const row of told.requests || []) this.requests.set(row.id, row);
+    for (const id of told.requests_gone || []) this.requests.delete(id);
+    for (const name of Object.keys(told)) {
+      if (!['holders', 'requests', 'requests_gone', 'events', 'now'].includes(name)) this.parts[name] = told[name];
+    }
+    if (told.events && told.events.length) {
+      const oldest = told.events[told.events.length - 1].at;
+      this.events = told.events.concat(this.events.filter((event) => event.at < oldest)).slice(0, 500);
+    }
+  }
+
+  #applyNumbers(kind, rest, dirty) {
+    let at = 1;
+    for (; at < 1 + rest[0]; at++) {
+      const table = this.tables.get(rest[at]);
+      this.#hold(table, 0, [], dirty);
+      this.tables.delete(rest[at]);
+    }
+    const changed = rest[at++];
+    for (let i = 0; i < changed; i++) {
+      const [number, kept, further] = [rest[at], rest[at + 1], rest[at + 2]];
+      this.#hold(this.tables.get(number), kept, rest.subarray(at + 3, at + 3 + further), dirty);
+      at += 3 + further;
+    }
+    const count = rest[at++];
+    if (kind === SNAPSHOT) {
+      this.cells.set(rest.subarray(at, at + count));
+      return;
+    }
+    for (let i = at; i < at + 2 * count; i += 2) {
+      this.cells[rest[i]] = rest[i + 1];
+      dirty.add(rest[i]);
+    }
+  }
+
+  #hold(table, kept, further, dirty) {
+    const counts = this.holders[KIND_OF[table.row.kind] ?? 2];
+    for (let i = kept; i < table.blocks.length; i++) {
+      counts[table.blocks[i]]--;
+      this.touched[table.blocks[i]] = this.now;
+      dirty.add(table.blocks[i]);
+    }
+    table.blocks.length = kept;
+    for (const block of further) {
+      table.blocks.push(block);
+      counts[block]++;
+      this.touched[block] = this.now;
+      dirty.add(block);
+    }
+  }
+
+  #judgeAll() {
+    this.counts.fill(0);
+    this.states.fill(OUTSIDE);
+    this.counts[OUTSIDE] = this.capacity;
+    for (let block = 0; block < this.capacity; block++) this.#judge(block);
+  }
+
+  #judge(block) {
+    const state = this.#stateOf(block);
+    this.counts[this.states[block]]--;
+    this.counts[state]++;
+    this.states[block] = state;
+  }
+
+  #stateOf(block) {
+    const [sequences, sessions, pins, moving] = this.holders.map((counts) => counts[block]);
+    if (moving) return MOVING;
+    if (sequences + sessions + pins > 1) return SHARED;
+    if (pins) return PINNED;
+    if (sessions) return SESSION;
+    if (sequences) return HELD;
+    if (block >= this.blocks) return OUTSIDE;
+    return this.cells[block] & NAMED ? CACHED : FREE;
+  }
+
+  numHolders(block) {
+    return this.holders[0][block] + this.holders[1][block] + this.holders[2][block];
+  }
+
+  // All owners of a block, with its place in each. O(blocks held).
+  ownersOf(block) {
+    const owners = [];
+    for (const table of this.tables.values()) {
+      const index = table.blocks.indexOf(block);
+      if (index >= 0) owners.push({ row: table.row, index, length: table.blocks.length });
+    }
+    return owners;
+  }
+
+  tablesWhere(test) {
+    return [...this.tables.values()].filter((table) => test(table.row));
+  }
+
+  // Other holders that have a block in common with these tables: their labels.
+  sharersOf(tables) {
+    const shared = new Set();
+    for (const table of tables) {
+      for (const block of table.blocks) if (this.numHolders(block) > 1) shared.add(block);
+    }
+    if (!shared.size) return [];
+    const others = [...this.tables.values()].filter((table) => !tables.includes(table));
+    return others.filter((table) => table.blocks.some((block) => shared.has(block))).map((table) => table.row);
+  }
+}
+
+export const nameOf = (cell) => (cell & NAMED ? (cell >>> 2).toString(16).padStart(8, '0') : '');
