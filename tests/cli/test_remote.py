@@ -1,4 +1,4 @@
-"""`octavo pins`, `pool` and `top` against a server that is really listening."""
+"""`octavo pins`, `pool` and `sessions` against a server that is really listening."""
 
 from __future__ import annotations
 
@@ -212,27 +212,6 @@ def test_the_pool_is_shown_and_resized(octavo: Callable[..., str]) -> None:
     assert octavo("pool", "resize", "5MiB").startswith("14 blocks")
     with pytest.raises(RequestFailed, match="a pool of 2 blocks was asked for; allowed: 4 to 20"):
         octavo("pool", "resize", "1MiB")
-
-
-def test_top_shows_blocks_requests_and_what_happened(octavo: Callable[..., str]) -> None:
-    shown = octavo("top", "--once")
-    assert "held 3" in shown
-    assert shown.count("■") == 5
-    assert "why" in shown
-
-
-def test_top_shows_sessions_those_that_do_something_first(octavo: Callable[..., str], url: str) -> None:
-    assert "session" not in octavo("top", "--once")
-    with httpx.Client(headers={"Authorization": "Bearer secret"}) as client:
-        for _ in range(102):
-            client.post(f"{url}/v1/sessions", json={"ttl": 60.0})
-        client.post(f"{url}/v1/sessions/s101/suspend")
-    shown = octavo("top", "--once")
-    rows = [line.split("│")[1:-1] for line in shown.splitlines() if line.startswith("│ s")]
-    cells = [[cell.strip() for cell in row] for row in rows]
-    assert cells[0] == ["s100", "", "idle", "0", "3", "2", "pool and disk", "60 s"]
-    assert [row[0] for row in cells] == [f"s{i}" for i in range(100, 90, -1)]
-    assert "and 92 sessions more" in shown
 
 
 def test_a_server_that_is_not_there_is_said_in_words() -> None:

@@ -335,6 +335,26 @@ def sessions(
 
 
 @bench_app.command()
+def watch(
+    model: opt.Model = None,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds over HTTP, with a reader and without in each; 0: none.", min=0)
+    ] = 5,
+    tokens: Annotated[int, typer.Option(help="Tokens of an answer over HTTP.", min=1, max=900)] = 128,
+    blocks: Annotated[
+        int, typer.Option(help="Blocks of the pool that is looked at without a server.", max=2_000_000)
+    ] = 100_000,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Measure what a client that watches the live map costs: a look, its bytes, and the others' speed."""
+    from octavo.bench.watching import Scene
+    from octavo.cli.bench_watching import run
+
+    words = [*([model] if model else []), "--speculate", "off"]
+    run(words, Scene(blocks), tokens, rounds, as_json=as_json)
+
+
+@bench_app.command()
 def structured(
     model: opt.Model = None,
     rows: Annotated[int, typer.Option(help="Requests at once.", min=1, max=1024)] = 32,

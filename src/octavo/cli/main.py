@@ -249,10 +249,10 @@ def doctor(
 def top(
     url: Url = DEFAULT_URL,
     api_key: ApiKey = "",
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1, max=60)] = 1.0,
+    interval: Annotated[float, typer.Option(help="Seconds between two pictures.", min=0.1, max=60)] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Show once and leave.")] = False,
 ) -> None:
-    """Watch a running server's KV memory: its blocks, who waits and why, what happened lately."""
+    """Watch a running server's KV memory: its blocks, who waits and why, what it keeps, what happened."""
     from octavo.cli.top import run
 
     run(url, api_key, interval, once)

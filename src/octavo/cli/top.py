@@ -1,128 +1,223 @@
-"""`octavo top`: a running server's KV memory, live: its blocks, who waits and why, its chat sessions, what
-happened lately."""
+"""`octavo top`: a running server's KV memory, live: its blocks, who waits and why, what it keeps, what
+happened lately.
+
+    GET /v1/kv/watch ─ frames ─> Watch (the newest state) ─ every `interval_s` ─> terminal
+
+One task reads, as fast as frames come; the other draws. A connection that is lost is made again; what was
+seen last stays meanwhile. How it looks, `top_rows` knows.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import struct
 import time
-from typing import Any
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, cast
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
 
-from octavo.cli.remote import ask
+from octavo.cli.top_rows import Status, ago, screen
+from octavo.cli.top_speeds import Speeds
+from octavo.cli.top_text import Look
+from octavo.errors import InvalidRequest, RequestFailed
+from octavo.server.frames import FrameReader
 
-_COLOURS = {".": "grey37", "c": "blue", "t": "yellow", "s": "green", "S": "cyan", "p": "magenta"}
-_LEGEND = (
-    "[green]one sequence[/] [cyan]shared[/] [magenta]pinned[/] [yellow]moving[/] [blue]cached[/] "
-    "[grey37]free[/]"
-)
-_MAP_CELLS = 600  # more blocks than that share cells
-_EVENTS = 6
-_SESSIONS = 10
-_SESSIONS_LOOKED_AT = 100  # those that do something are among these
-_SESSION_STATES = ("active", "resuming", "suspending", "idle", "suspended")  # who is shown first
-_STATES = ".ctsSp"  # what a cell shows is the last of its blocks' states in this order
+if TYPE_CHECKING:
+    import httpx2
+
+_PATH = "/v1/kv/watch"
+_ONCE_S = 1.0  # how long one picture waits for tokens to come, so that it can say how fast they do
+_STALE_S = 8.0  # the server sends a frame every two seconds, five where many watch, but none during a step
+_SILENT_S = 60.0  # then the connection is given up
+_CONNECT_S = 10.0
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # before the first, second ... attempt to connect again
+_NOTICE_S = 30.0
+_ENOUGH_COLOURS = ("256", "truecolor")
 
 
 def run(url: str, api_key: str, interval_s: float, once: bool) -> None:
-    """Show until interrupted, or once. Raises RequestFailed when the server does not answer."""
+    """Show until interrupted, or once. Raises RequestFailed when the server does not answer, and when the key
+    ceases to be one."""
     console = Console()
     if once:
-        console.print(_screen(url, api_key))
+        asyncio.run(_show_once(Watch(url, api_key), console))
         return
-    with Live(_screen(url, api_key), console=console, screen=True, auto_refresh=False) as live:
-        try:
-            while True:
-                time.sleep(interval_s)
-                live.update(_screen(url, api_key), refresh=True)
-        except KeyboardInterrupt:
-            return
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_show(Watch(url, api_key), console, interval_s))
 
 
-def _screen(url: str, api_key: str) -> RenderableType:
-    kv: dict[str, Any] = ask(url, api_key, "GET", "/v1/kv")
-    states = str(ask(url, api_key, "GET", "/v1/kv/map")["states"])
-    requests: Any = ask(url, api_key, "GET", "/v1/requests")["data"]
-    sessions: Any = ask(url, api_key, "GET", f"/v1/sessions?limit={_SESSIONS_LOOKED_AT}")
-    shown: list[RenderableType] = [_summary(url, kv), Panel(_map(states), title=_LEGEND), _requests(requests)]
-    listed = [_sessions(sessions["data"], sessions["total"])] if sessions["data"] else []
-    return Group(*shown, *listed, _events(kv))
+class KeyRefused(RequestFailed):
+    """The server does not take the key, so there is no sense in asking again."""
 
 
-def _summary(url: str, kv: dict[str, Any]) -> Text:
-    if "counts" not in kv:  # the key is a tenant's, who sees its own alone
-        return Text(
-            f"{url}  {kv['tenant']}: {kv['held_by_sequences']:,} blocks held by sequences, "
-            f"{kv['held_by_pins']:,} by pins  running {kv['running']}  waiting {kv['waiting']}"
-        )
-    counts = kv["counts"]
-    return Text(
-        f"{url}  blocks of {kv['block_size']} tokens: {counts['total']:,}  held {counts['held']:,}  "
-        f"cached {counts['cached']:,}  free {counts['free']:,}  pins {len(kv['pins'])}  "
-        f"running {kv['running']}  waiting {kv['waiting']}"
-    )
+class Watch:
+    """What a server's stream said last, and whether it goes on. `follow` reads it."""
 
+    def __init__(self, url: str, api_key: str) -> None:
+        self.url = url
+        self.reader = FrameReader()
+        self.speeds = Speeds()
+        self.first = asyncio.Event()  # something can be shown
+        self._api_key = api_key
+        self._heard_at = 0.0  # on the monotonic clock, as all times here
+        self._lost = ""  # why there is no connection
+        self._run: object = None  # the server's
+        self._began_again_at = float("-inf")
+        self._failures = 0
 
-def _map(states: str) -> Text:
-    """A cell for each block, or for several: then the most used of them counts."""
-    per_cell = -(-len(states) // _MAP_CELLS)
-    text = Text()
-    for first in range(0, len(states), per_cell):
-        cell = max(states[first : first + per_cell], key=_STATES.index)
-        text.append("■" if cell != "." else "·", style=_COLOURS[cell])
-    return text
+    async def follow(self) -> None:
+        """Read for ever. Raises RequestFailed where nothing has come yet, or the key is refused."""
+        while True:
+            try:
+                await self._follow_once()
+                self._lost = f"{self.url} ended the connection"
+            except RequestFailed as error:
+                if isinstance(error, KeyRefused) or not self.first.is_set():
+                    raise
+                self._lost = str(error)
+            if not self.first.is_set():
+                raise RequestFailed(f"{self.url} ended the connection before it said anything")
+            pause = _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
+            self._failures += 1
+            await asyncio.sleep(pause)
 
-
-def _requests(views: list[dict[str, Any]]) -> Table:
-    table = Table(expand=True, title=None)
-    for column in (
-        "request",
-        "state",
-        "age",
-        "prompt",
-        "output",
-        "guessed",
-        "cached",
-        "blocks",
-        "preempted",
-        "why",
-    ):
-        table.add_column(column)
-    for view in views[:20]:
-        for sequence in view["sequences"]:
-            usage = sequence["usage"]
-            table.add_row(
-                f"{view['request_id']}.{sequence['choice']}",
-                sequence["state"],
-                f"{view['age']:.1f} s",
-                *(f"{usage[name]:,}" for name in ("num_prompt", "num_output")),
-                f"{usage['num_accepted']:,} of {usage['num_drafted']:,}" if usage["num_drafted"] else "",
-                *(f"{usage[name]:,}" for name in ("num_cached", "blocks_peak")),
-                str(usage["preemptions"]),
-                sequence["why"],
+    def status(self) -> Status:
+        """Whether news come, in words."""
+        now = time.monotonic()
+        silent_s = now - self._heard_at
+        if self._lost:
+            return Status(f"no connection since {silent_s:.0f} s, trying again: {self._lost}", True)
+        if silent_s > _STALE_S:
+            return Status(
+                f"no news for {silent_s:.0f} s: a step takes long, or the connection hangs", is_wrong=True
             )
-    return table
+        if now - self._began_again_at < _NOTICE_S:
+            return Status(f"live; the server began again {ago(now - self._began_again_at)}")
+        return Status("live")
+
+    async def _follow_once(self) -> None:
+        reader = FrameReader()  # a new stream begins with a snapshot
+        async with contextlib.aclosing(_stream(self.url, self._api_key)) as stream:
+            async for data in stream:
+                try:
+                    count = reader.feed(data)
+                except (ValueError, LookupError, struct.error) as error:
+                    raise RequestFailed(f"{self.url} sent what is no frame: {error}") from None
+                if count:
+                    self._take(reader)
+
+    def _take(self, reader: FrameReader) -> None:
+        now, run = time.monotonic(), _run_of(reader)
+        if self.first.is_set() and run != self._run:
+            self.speeds, self._began_again_at = Speeds(), now
+        self.reader, self._run, self._heard_at = reader, run, now
+        self._lost, self._failures = "", 0
+        self.speeds.look(reader)
+        self.first.set()
 
 
-def _sessions(views: list[dict[str, Any]], total: int) -> Table:
-    """Of `total` sessions those that do something first, the newest of each kind in front."""
-    newest_first = enumerate(reversed(views))
-    ranked = sorted((_SESSION_STATES.index(view["state"]), i, view) for i, view in newest_first)
-    views = [view for _, _, view in ranked]
-    more = total - min(len(views), _SESSIONS)
-    table = Table(expand=True, caption=f"and {more:,} sessions more" if more > 0 else None)
-    for column in ("session", "tenant", "state", "tokens", "blocks", "held", "tier", "left"):
-        table.add_column(column)
-    for view in views[:_SESSIONS]:
-        counts = (f"{view[name]:,}" for name in ("num_tokens", "num_blocks", "blocks_held"))
-        left = f"{view['seconds_left']:,.0f} s"
-        table.add_row(view["id"], view["tenant"], view["state"], *counts, view["tier"], left)
-    return table
+async def _show_once(watch: Watch, console: Console) -> None:
+    following = asyncio.create_task(watch.follow())
+    try:
+        await _until_first(watch, following)
+        if watch.reader.requests:
+            await asyncio.wait({following}, timeout=_ONCE_S)
+        lines = screen(watch.url, watch.reader, watch.speeds, _look_of(console, is_paper=True), Status())
+        console.print(Group(*lines), soft_wrap=True)
+    finally:
+        await _end(following)
 
 
-def _events(kv: dict[str, Any]) -> Text:
-    lines = [f"{kv['now'] - event['at']:6.1f} s ago  {event['text']}" for event in kv["events"][:_EVENTS]]
-    return Text("\n".join(lines))
+async def _show(watch: Watch, console: Console, interval_s: float) -> None:
+    def picture() -> Group:
+        look = _look_of(console, is_paper=False)
+        return Group(*screen(watch.url, watch.reader, watch.speeds, look, watch.status()))
+
+    following = asyncio.create_task(watch.follow())
+    try:
+        await _until_first(watch, following)
+        with Live(picture(), console=console, screen=True, auto_refresh=False) as live:
+            while not following.done():
+                await asyncio.wait({following}, timeout=interval_s)
+                live.update(picture(), refresh=True)
+        await following  # it ends by an error alone
+    finally:
+        await _end(following)
+
+
+async def _until_first(watch: Watch, following: asyncio.Task[None]) -> None:
+    first = asyncio.create_task(watch.first.wait())
+    try:
+        await asyncio.wait({first, following}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        first.cancel()
+    if following.done() and not watch.first.is_set():
+        await following
+
+
+async def _end(following: asyncio.Task[None]) -> None:
+    following.cancel()
+    await asyncio.wait({following})
+
+
+def _look_of(console: Console, is_paper: bool) -> Look:
+    width, height = console.size
+    is_ascii = console.options.ascii_only
+    has_greys = console.color_system in _ENOUGH_COLOURS and not (console.no_color or is_ascii)
+    return Look(width, None if is_paper else height, has_greys, is_ascii)
+
+
+def _run_of(reader: FrameReader) -> object:
+    return cast("dict[str, object]", reader.parts.get("server") or {}).get("run")
+
+
+# -- the connection ----------------------------------------------------------------------------------------
+async def _stream(url: str, api_key: str) -> AsyncGenerator[bytes, None]:
+    """The stream's bytes as they come. Raises RequestFailed with the server's words, or with what is wrong on
+    the way to it."""
+    import httpx2
+
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    timeout = httpx2.Timeout(_CONNECT_S, read=_SILENT_S)
+    whole = url.rstrip("/").removesuffix("/v1") + _PATH
+    try:
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=timeout) as client,
+            client.stream("GET", whole) as answer,
+        ):
+            if answer.status_code >= 400:
+                await answer.aread()
+                raise _refusal(url, answer)
+            if not answer.headers.get("content-type", "").startswith("application/octet-stream"):
+                raise _no_frames(url, answer)
+            async for data in answer.aiter_bytes():
+                yield data
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise RequestFailed(
+            f"{url} does not answer: {error or type(error).__name__}; is `octavo serve` running there? "
+            "(--url names another)"
+        ) from None
+    except UnicodeError:
+        raise InvalidRequest(
+            "the address, or the key, cannot be sent: allowed are UTF-8 text, and a key of ASCII"
+        ) from None
+
+
+def _refusal(url: str, answer: httpx2.Response) -> RequestFailed:
+    """In the server's words, where it has some."""
+    try:
+        told = answer.json()
+    except ValueError:
+        told = None
+    error = told.get("error") if isinstance(told, dict) else None
+    words = str(error.get("message", "")) if isinstance(error, dict) else ""
+    if not words:
+        return _no_frames(url, answer)
+    return KeyRefused(words) if answer.status_code in (401, 403) else RequestFailed(words)
+
+
+def _no_frames(url: str, answer: httpx2.Response) -> RequestFailed:
+    return RequestFailed(f"{url}{_PATH} answered {answer.status_code} without frames; is it Octavo?")

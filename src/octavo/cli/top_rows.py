@@ -1,0 +1,305 @@
+"""What `octavo top` shows of a reader's state: lines of text, made anew for every picture.
+
+    head       the server, its numbers, and whether news come
+    map        with its legend (`top_map`)
+    requests   those that run, then those that wait; under a row, over the whole width, why it waits and what
+               its columns had no room for
+    kept       sessions whose turn runs, pins, other sessions
+    events     newest first
+
+Where a terminal has too few lines, requests get most of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from rich.text import Text
+
+from octavo.cli.top_map import draw_legend, draw_map, num_blocks, states_of
+from octavo.cli.top_speeds import Speeds
+from octavo.cli.top_text import (
+    QUIET,
+    WRONG,
+    Column,
+    Look,
+    clean,
+    cut,
+    flow,
+    indented,
+    limited,
+    table,
+    wrapped,
+)
+from octavo.server.frames import FrameReader
+
+Row = dict[str, Any]  # as `frame_rows` writes it
+
+_BAR = 5  # cells
+_INDENT = 4
+_TENANT, _NAME = 16, 24  # cells of a name in a table
+_KEPT_ON_PAPER, _EVENTS_ON_PAPER = 20, 10
+_ENOUGH = 5  # of the lines below the map, the kept and the events each get one in so many before requests do
+_STATES = ("active", "resuming", "suspending", "idle", "suspended")  # of sessions: who is shown first
+_BUSY = _STATES[:3]
+_BAD = frozenset({"preempted", "failed", "transfer_failed", "pressed", "refused", "timed_out"})
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Whether news come, in words; none where one picture is all there is."""
+
+    text: str = ""
+    is_wrong: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """One choice of a request, and what it needs of the others."""
+
+    request: Row
+    row: Row
+    is_first: bool
+    speed: float | None
+
+
+def screen(url: str, reader: FrameReader, speeds: Speeds, look: Look, status: Status) -> list[Text]:
+    """Everything; as many lines as there are on the terminal at most."""
+    states, tier, tenant = states_of(reader), cast("Row | None", reader.parts.get("tier")), _tenant(reader)
+    shown = draw_head(url, reader, speeds, look, status)
+    shown += draw_map(states, look)
+    shown += draw_legend(states, look, tenant, None if tier is None else tier["found"])
+    if look.height is None:
+        shown += draw_requests(reader, speeds, look, None)
+        shown += draw_kept(reader, look, _KEPT_ON_PAPER) + draw_events(reader, look, _EVENTS_ON_PAPER)
+        return shown
+    left = max(0, look.height - len(shown))
+    kept, events = draw_kept(reader, look, None), draw_events(reader, look, None)
+    for_events = min(len(events), left // _ENOUGH)
+    for_others = min(len(kept), left // _ENOUGH) + for_events
+    requests = draw_requests(reader, speeds, look, left - for_others)
+    left -= len(requests)
+    kept = draw_kept(reader, look, left - for_events)
+    shown += requests + kept + draw_events(reader, look, left - len(kept))
+    return shown[: look.height]
+
+
+# -- head --------------------------------------------------------------------------------------------------
+def draw_head(url: str, reader: FrameReader, speeds: Speeds, look: Look, status: Status) -> list[Text]:
+    """The server and its numbers: those of everybody are the operator's alone."""
+    pool, server = cast(Row, reader.parts["pool"]), cast(Row, reader.parts.get("server") or {})
+    names = [Text(clean(url), "bold"), Text(clean(server.get("model", "")))]
+    if status.text:
+        names.append(Text(clean(status.text), WRONG if status.is_wrong else QUIET))
+    lines = flow(names, look.width)
+    blocks = f"{pool['blocks']:,} blocks of {pool['block_size']:,} tokens"
+    running = sum(_is_running(row) for row in _requests(reader))
+    counts = [f"running {running:,}", f"waiting {len(reader.requests) - running:,}"]
+    tenant, stats = _tenant(reader), cast("Row | None", reader.parts.get("stats"))
+    if tenant is not None:
+        return lines + flow(map(Text, [_held_by(reader, tenant), *counts]), look.width)
+    if stats is not None:
+        counts += _numbers_of(stats, speeds)
+    tier = cast("Row | None", reader.parts.get("tier"))
+    if tier is not None:
+        counts.append(f"below {tier['found']:,} of {tier['slots']:,} slots, {tier['in_flight']:,} in flight")
+    return lines + flow(map(Text, [blocks, *counts]), look.width)
+
+
+def _numbers_of(stats: Row, speeds: Speeds) -> Iterator[str]:
+    output, prompt = (_speed(speeds.of(key)) or "-" for key in ("output_tokens", "prompt_tokens"))
+    yield f"tokens/s: output {output}, prompt {prompt}"
+    if stats["prompt_tokens"]:
+        yield f"hits {100 * stats['cached_tokens'] / stats['prompt_tokens']:.0f}%"
+    yield f"preemptions {stats['preemptions']:,}"
+
+
+def _held_by(reader: FrameReader, tenant: str) -> str:
+    held: dict[str, set[int]] = {"sequence": set(), "pin": set(), "session": set()}
+    for holding in reader.holdings.values():
+        held.setdefault(str(holding.row["kind"]), set()).update(holding.blocks)
+    sequences, pins, sessions = (len(held[kind]) for kind in ("sequence", "pin", "session"))
+    return (
+        f"{clean(tenant)}: {sequences:,} blocks held by sequences, {pins:,} by pins, "
+        f"{sessions:,} by sessions; the pool has {num_blocks(reader):,}"
+    )
+
+
+def _tenant(reader: FrameReader) -> str | None:
+    return cast("str | None", cast(Row, reader.parts.get("server") or {}).get("tenant"))
+
+
+# -- requests ----------------------------------------------------------------------------------------------
+def draw_requests(reader: FrameReader, speeds: Speeds, look: Look, limit: int | None) -> list[Text]:
+    """A row for each choice, and under it why it waits."""
+    choices = list(_choices(reader, speeds))
+    if limit == 0:
+        return []
+    if not choices:
+        return [Text("nothing runs", QUIET)]
+    first = choices[:limit]  # none has less than a line
+    drawn = table(list(_columns(first, look)), look.width)
+    blocks = []
+    for line, words, choice in zip(drawn.rows, drawn.words, first, strict=True):
+        notes = [*_notes(choice), *words]
+        below = indented("; ".join(notes), look.width, _INDENT) if notes else []
+        blocks.append([Text(line), *below])
+    left = None if limit is None else limit - 1
+    return [Text(drawn.head, "bold"), *limited(blocks, left, len(choices) - len(first))][:limit]
+
+
+def _choices(reader: FrameReader, speeds: Speeds) -> Iterator[_Choice]:
+    """Running ones first, then those that wait, as they stand in the queue."""
+    requests = _requests(reader)
+    last = len(requests)
+    requests.sort(key=lambda row: (row.get("place", last), row["id"]))
+    choices = [
+        _Choice(row, choice, i == 0, speeds.of((row["id"], choice["choice"])))
+        for row in requests
+        for i, choice in enumerate(row["choices"])
+    ]
+    yield from (choice for choice in choices if choice.row["running"])
+    yield from (choice for choice in choices if not choice.row["running"])
+
+
+def _columns(choices: Sequence[_Choice], look: Look) -> Iterator[Column]:
+    """All that has something to say, in their order; the numbers say which goes first for lack of room."""
+    rows = [choice.row for choice in choices]
+    tenants = [clean(choice.request["tenant"]) for choice in choices]
+
+    def count(title: str, key: str, drop: int) -> Column:
+        cells = [f"{row[key]:,}" if row[key] else "" for row in rows]
+        return Column(title, cells, True, [f"{title} {cell}" if cell else "" for cell in cells], drop)
+
+    yield Column("request", [f"{choice.request['id']}.{choice.row['choice']}" for choice in choices])
+    if any(tenants):
+        cells = [cut(tenant, _TENANT) for tenant in tenants]
+        yield Column("tenant", cells, False, [f"of {one}" if one else "" for one in tenants], 3)
+    yield Column("state", [_state(choice) for choice in choices])
+    yield Column("prompt", [f"{_done(row):,}/{row['prompt']:,}" for row in rows], True)
+    yield Column("", [_bar(_done(row), row["prompt"], look.is_ascii) for row in rows], drop=7)
+    yield count("output", "output", 1)
+    speeds = [_speed(choice.speed) if choice.row["running"] else "" for choice in choices]
+    yield Column("tokens/s", speeds, True, [f"{one} tokens/s" if one else "" for one in speeds], 2)
+    yield count("cached", "cached", 6)
+    if any(row["drafted"] for row in rows):
+        cells = [f"{row['accepted']:,}/{row['drafted']:,}" if row["drafted"] else "" for row in rows]
+        yield Column("guesses", cells, True, [f"guesses right {one}" if one else "" for one in cells], 5)
+    yield count("blocks", "blocks", 4)
+    if any(row["preemptions"] for row in rows):
+        yield count("preempted", "preemptions", 8)
+
+
+def _state(choice: _Choice) -> str:
+    if choice.row["running"]:
+        return "runs"
+    place = choice.request.get("place") if choice.is_first else None
+    return "waits" if place is None else f"waits, {place + 1:,}."
+
+
+def _notes(choice: _Choice) -> Iterator[str]:
+    if choice.row["why"]:
+        yield clean(choice.row["why"])
+    if "pin" in choice.request:
+        yield f"fills pin {clean(choice.request['pin'])}"
+    if "session" in choice.request and not choice.row["running"]:
+        yield f"turn of session {clean(choice.request['session'])}"
+
+
+def _requests(reader: FrameReader) -> list[Row]:
+    return [cast(Row, row) for row in reader.requests.values()]
+
+
+def _is_running(request: Row) -> bool:
+    return any(choice["running"] for choice in request["choices"])
+
+
+def _done(row: Row) -> int:
+    """Tokens of its prompt that are computed."""
+    return min(int(row["computed"]), int(row["prompt"]))
+
+
+def _bar(done: int, whole: int, is_ascii: bool) -> str:
+    full, empty = "#-" if is_ascii else "█░"
+    filled = _BAR * done // max(1, whole)
+    return full * filled + empty * (_BAR - filled)
+
+
+def _speed(speed: float | None) -> str:
+    if speed is None:
+        return ""
+    return f"{speed:,.0f}" if speed >= 100 else f"{speed:.1f}"
+
+
+# -- what is kept, and what happened -----------------------------------------------------------------------
+def draw_kept(reader: FrameReader, look: Look, limit: int | None) -> list[Text]:
+    """Sessions and pins; nothing where there are none."""
+    sessions = cast("list[Row]", reader.parts.get("sessions") or [])  # newest first
+    pins = cast("list[Row]", reader.parts.get("pins") or [])
+    if not (sessions or pins):
+        return []
+    sessions = sorted(sessions, key=lambda row: _STATES.index(row["state"]) if row["state"] in _STATES else 9)
+    num_busy = sum(row["state"] in _BUSY for row in sessions)
+    kept = [*sessions[:num_busy], *pins, *sessions[num_busy:]]
+    title = f"kept: {_count(len(pins), 'pin')}, {_count(len(sessions), 'session')}"
+    drawn = table(list(_kept_columns(kept, float(cast(float, reader.parts["now"])))), look.width)
+    blocks = []
+    for line, words in zip(drawn.rows, drawn.words, strict=True):
+        below = indented("; ".join(words), look.width, _INDENT) if words else []
+        blocks.append([Text(line), *below])
+    left = None if limit is None else limit - 1
+    return [Text(cut(title, look.width), "bold"), *limited(blocks, left)][:limit]
+
+
+def _kept_columns(kept: Sequence[Row], now: float) -> Iterator[Column]:
+    names = [f"session {clean(row['id'])}" if "id" in row else f"pin {clean(row['name'])}" for row in kept]
+    yield Column("", [cut(name, len("session ") + _NAME) for name in names])
+    tenants = [clean(row["tenant"]) for row in kept]
+    if any(tenants):
+        cells = [cut(tenant, _TENANT) for tenant in tenants]
+        yield Column("", cells, False, [f"of {one}" if one else "" for one in tenants], 3)
+    yield Column("", [_kept_state(row) for row in kept])
+    held = [f"{row['held']:,} of {row['blocks']:,} blocks" for row in kept]
+    yield Column("", held, True, held, 1)
+    below = [row["kept"] if "id" in row else row["below"] for row in kept]
+    if any(below):
+        cells = [f"{count:,} below" if count else "" for count in below]
+        yield Column("", cells, True, cells, 2)
+    left = [f"{max(0.0, row['expires'] - now):,.0f} s left" for row in kept]
+    yield Column("", left, True, left, 4)
+
+
+def _kept_state(row: Row) -> str:
+    if "id" in row:
+        return clean(row["state"]) + (" (best effort)" if row["note"] else "")
+    return "fills" if row["filling"] else clean(row["strength"])
+
+
+def draw_events(reader: FrameReader, look: Look, limit: int | None) -> list[Text]:
+    """What happened lately, newest first; nothing where nothing did."""
+    events = cast("list[Row]", reader.parts.get("events") or [])
+    now = float(cast(float, reader.parts["now"]))
+    lines: list[Text] = []
+    for event in events:
+        of_tenant = f" ({clean(event['tenant'])})" if event.get("tenant") else ""
+        text = f"{ago(now - event['at'])}: {clean(event['text'])}{of_tenant}"
+        style = WRONG if event["kind"] in _BAD else ""
+        first, *more = wrapped(text, look.width - _INDENT)
+        rest = [Text(" " * _INDENT + line, style) for line in more]
+        if limit is not None and 1 + len(lines) + 1 + len(rest) > limit:
+            break
+        lines += [Text(first, style), *rest]
+    return [Text("what happened", "bold"), *lines] if lines else []
+
+
+def ago(seconds: float) -> str:
+    """An age in words."""
+    if seconds < 1:
+        return "just now"
+    return f"{seconds:.0f} s ago" if seconds < 90 else f"{seconds / 60:.0f} min ago"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
