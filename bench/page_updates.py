@@ -1,0 +1,119 @@
+"""What an update costs the page's main thread: a recorded stream of a busy pool, frame by frame.
+
+    python bench/page_updates.py [BLOCKS]
+
+The stream is of the scene of `octavo bench watch`: 100,000 blocks, 200 requests, 64 of which stream. Timed
+is, in Chromium, everything from a frame's bytes to a page that is laid out: state, map, tables.
+`make test-ui` installs what it needs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import statistics
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+from playwright.sync_api import sync_playwright
+
+from octavo.bench.watching import BusyScheduler, Scene
+from octavo.engine.core import inspector_of
+from octavo.server.frames import FrameWriter
+from octavo.server.ui import page_file
+
+FRAMES = 80
+STEPS_A_FRAME = 4
+QUIET = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-sync",
+)
+TIMED = """async (frames) => {
+  const times = [];
+  for (const text of frames) {
+    const frame = Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).slice(4).buffer;
+    const begun = performance.now();
+    window.octavo.take(frame);
+    for (let i = 0; i < 4; i++) await Promise.resolve();
+    document.body.offsetHeight;
+    times.push(performance.now() - begun);
+    await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve, 0)));
+  }
+  return times;
+}"""
+
+
+class Shell(BaseHTTPRequestHandler):
+    """The page's files, and no stream."""
+
+    def do_GET(self) -> None:
+        """Files of the page; whatever else it asks for is not there."""
+        name = "index.html" if self.path == "/ui" else self.path.removeprefix("/ui/")
+        file = page_file(name)
+        self.send_response(404 if file is None else 200)
+        if file is not None:
+            self.send_header("Content-Type", file.media_type)
+        self.end_headers()
+        self.wfile.write(b"{}" if file is None else file.plain)
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+def record(scene: Scene) -> list[bytes]:
+    """Frames of the scene: a snapshot, then changes."""
+    busy = BusyScheduler(scene)
+    about = {
+        "run": "r",
+        "tenant": None,
+        "model": "recorded",
+        "context_length": 8192,
+        "version": "",
+        "begun": 0,
+    }
+    writer, frames, below_from = FrameWriter(about), list[bytes](), 0
+    while len(frames) < FRAMES:
+        for _ in range(STEPS_A_FRAME):
+            busy.step()
+        glimpse = inspector_of(busy.scheduler).glimpse(busy.steps * scene.step_s, below_from)
+        below_from = (below_from + len(glimpse.below)) % glimpse.num_blocks
+        number = writer.number
+        stats = dict.fromkeys(
+            ("steps", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions"), busy.steps
+        )
+        if writer.take(glimpse, {"stats": stats}):
+            frames.append(writer.frame_after(number))
+    return frames
+
+
+def main(blocks: int) -> None:
+    """Record, replay, print."""
+    frames = record(Scene(blocks))
+    server = HTTPServer(("127.0.0.1", 0), Shell)
+    Thread(target=server.serve_forever, daemon=True).start()
+    with sync_playwright() as playwright:
+        chromium = shutil.which("chromium") or shutil.which("google-chrome")
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(QUIET))
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.goto(f"http://127.0.0.1:{server.server_port}/ui")
+        page.wait_for_function("window.octavo && window.octavo.painter()")
+        times = page.evaluate(TIMED, [base64.b64encode(frame).decode() for frame in frames])
+        browser.close()
+    first, others = times[0], sorted(times[5:])
+    told = {
+        "blocks": blocks,
+        "snapshot_ms": round(first, 1),
+        "update_p50_ms": round(statistics.median(others), 2),
+        "update_p95_ms": round(others[int(0.95 * len(others))], 2),
+        "frame_bytes": round(statistics.mean(len(frame) for frame in frames[5:])),
+    }
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)
