@@ -59,7 +59,7 @@ def main(film: Path, still: Path) -> None:
 
 def watch(page: Page, still: Path) -> Iterator[tuple[float, Image.Image]]:
     """Pictures with their times, until the demo is over."""
-    begun, caption = time.monotonic(), ""
+    begun, caption, has_still = time.monotonic(), "", False
     while page.locator(".caption[data-phase=over]").count() == 0:
         at = time.monotonic()
         picture = page.screenshot(type="png")
@@ -67,9 +67,10 @@ def watch(page: Page, still: Path) -> Iterator[tuple[float, Image.Image]]:
         if now != caption:
             caption = now
             print(f"{at - begun:5.1f} s  {caption}")
-        if caption.startswith("Selected") and not still.exists():
-            time.sleep(2.5)
+        if caption.startswith("Selected") and not has_still:
+            page.wait_for_timeout(2500)
             page.screenshot(path=still)
+            has_still = True
         yield (
             at - begun,
             Image.open(io.BytesIO(picture)).convert("RGB").resize(SHOWN, Image.Resampling.LANCZOS),

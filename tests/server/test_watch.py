@@ -452,8 +452,10 @@ def test_without_a_viewer_the_engine_is_asked_nothing(served, monkeypatch):
     wait_until(lambda: not served.engine.has_work)
 
 
-def test_the_more_feeds_there_are_the_longer_each_of_them_sleeps() -> None:
-    assert feeds_module.pause_s(0.001) == pytest.approx(feeds_module.INTERVAL_S - 0.001)
+def test_the_more_feeds_there_are_the_longer_each_of_them_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds_module, "INTERVAL_S", 0.15)
+    monkeypatch.setattr(feeds_module, "_INTERVAL_MAX_S", 5.0)
+    assert feeds_module.pause_s(0.001) == pytest.approx(0.149)
     assert feeds_module.pause_s(0.002) == pytest.approx(0.2)
     assert feeds_module.pause_s(0.002, 10) == pytest.approx(2.0)
     assert feeds_module.pause_s(0.002, 1000) == 5.0
