@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from octavo.inspect import own_views
+from octavo.inspect import glimpse, own_views
 from octavo.inspect.views import MapView, RequestView, view_map, view_request
 from octavo.memory import backing
 from octavo.memory import names as names_module
@@ -234,6 +234,14 @@ def _map_of_all(ledger: Ledger, tenant: str) -> MapView:
     return view_map(ledger)
 
 
+def _tables_of_all(ledger: Ledger, live: LiveSequences, tenant: str | None) -> Iterator[object]:
+    return _TABLES(ledger, live, None)
+
+
+def _glimpse_requests_of_all(live: LiveSequences, tenant: str | None) -> Iterator[object]:
+    return _REQUESTS(live, None)
+
+
 def _move_without_copies(self: PlanBuilder, copies: object, discarded: tuple[int, int]) -> None:
     self._discarded.append(discarded)
 
@@ -285,6 +293,7 @@ _BEGIN_STORE, _BEGIN, _FINISH = OffloadTier.begin_store, Transfers._begin, Trans
 _FORGET, _RETAIN, _EXTEND = BlockPool.forget, BlockPool.retain, names_module.NameChain.extend
 _BEGIN_MOVES = Transfers._begin_moves
 _FORGET, _GROW = BlockPool.forget, PressurePolicy._grow
+_TABLES, _REQUESTS = glimpse._tables, glimpse._requests
 
 NAME_WIDTH = 52  # of the printed table
 SEEDS = 100  # of lives that a bug may take to be noticed
@@ -333,6 +342,8 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("events told to a tenant as written", own_views, "own_event", lambda event: event),
     PlantedBug("another tenant's request is told", own_views, "view_own_request", _view_anyone),
     PlantedBug("another tenant's blocks are drawn", own_views, "view_own_map", _map_of_all),
+    PlantedBug("another tenant's blocks in a glimpse", glimpse, "_tables", _tables_of_all),
+    PlantedBug("another tenant's request in a glimpse", glimpse, "_requests", _glimpse_requests_of_all),
     PlantedBug("why a request waits names another", Wait, "in_words_of", lambda self, t: self.in_words()),
     PlantedBug("quota forgotten at admission", TenantShares, "allows", lambda self, *given: True),
     PlantedBug("quota forgotten when a table grows", Quotas, "room", lambda self, owner: 1 << 30),

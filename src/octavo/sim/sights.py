@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from octavo.inspect import own_views
+from octavo.inspect import glimpse, own_views
 from octavo.inspect.uses import TenantUse, view_uses
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step.events import EVENTS_MAX, EventKind
@@ -44,6 +44,7 @@ def check_sights(scheduler: Scheduler, now: float) -> None:
             assert told <= {event.request_id}, f"an event names another's request: {event.text}"
             assert event.kind is not EventKind.PREEMPTED or "priority" not in event.text
         _check_map(scheduler, name)
+        _check_glimpse(scheduler, now, name)
 
 
 def _check_requests(scheduler: Scheduler, now: float, tenant: str) -> int:
@@ -90,3 +91,24 @@ def _check_map(scheduler: Scheduler, tenant: str) -> None:
             assert scheduler.live.sequences_of(int(found))[0].request.tenant == tenant, (
                 "a foreign owner is named"
             )
+
+
+def _check_glimpse(scheduler: Scheduler, now: float, tenant: str) -> None:
+    """What its live map is made of."""
+    parts = glimpse.Glimpsed(
+        scheduler.context, scheduler.live, scheduler.pins, scheduler.session_table, scheduler.transfers
+    )
+    taken = glimpse.take_glimpse(parts, now, 0, tenant)
+    drawn = own_views.view_own_map(scheduler.ledger, tenant)
+    own = {block for block, state in enumerate(drawn.states) if state != "."}
+    assert {block for table in taken.tables for block in table.blocks} == own, "a glimpse has foreign blocks"
+    assert {b for b, name in enumerate(taken.names) if name is not None} <= own, "a glimpse has foreign names"
+    told = {table.tenant for table in taken.tables} | {request.tenant for request in taken.requests}
+    told |= {pin.tenant for pin in taken.pins} | {session.tenant for session in taken.sessions}
+    told |= {event.tenant for event in taken.events}
+    assert told <= {tenant}, "a glimpse tells of another tenant"
+    for request in taken.requests:
+        whys = [sequence.why for sequence in request.sequences]
+        assert request.place is None, "a glimpse tells how many others wait"
+        assert not any(map(_REQUEST.search, whys)), f"a glimpse names another's request: {whys}"
+    assert (taken.tenants, taken.tier) == ((), None), "a glimpse tells of the whole house"
