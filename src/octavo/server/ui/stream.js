@@ -31,7 +31,7 @@ export class FrameStream {
           await new Promise((resolve) => (this.retry = resolve));
           continue;
         }
-        this.#lose(error instanceof Refused ? error.message : 'the server does not answer');
+        this.#lose(error instanceof TypeError ? 'the server does not answer' : error.message);
       }
       const pause = RETRY_MS[Math.min(this.failures++, RETRY_MS.length - 1)];
       await Promise.race([
