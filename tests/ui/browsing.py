@@ -45,7 +45,19 @@ def say(page: Page, text: str) -> None:
 
 
 def wait_for_answer(page: Page) -> None:
-    page.wait_for_selector(".composer button[type=submit]", timeout=60_000)
+    """Of the chat that is open."""
+    page.evaluate(
+        """() => new Promise((done) => {
+            const look = () => (window.octavo.page.chats.open.isBusy ? setTimeout(look, 20) : done());
+            look();
+        })"""
+    )
+    drawn(page)
+
+
+def drawn(page: Page) -> None:
+    """What was changed is on the screen."""
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def settle(page: Page, **settings: object) -> None:

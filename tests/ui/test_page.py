@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 from tests.attack.house import House, free_port, serving
-from tests.ui.browsing import Window, say, screenshot, settle, wait_for_answer
+from tests.ui.browsing import Window, drawn, say, screenshot, settle, wait_for_answer
 
 from octavo.inspect.glimpse import (
     Glimpse,
@@ -26,6 +28,9 @@ from octavo.retention.pins import Strength
 from octavo.server.frames import FrameWriter
 from octavo.step.events import Event, EventKind
 from octavo.tenants import digest_of
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 pytestmark = [pytest.mark.real_model, pytest.mark.ui]
 
@@ -92,6 +97,7 @@ def test_a_chat_is_forked_suspended_and_resumed_by_buttons(house: House, window:
     wait_for_answer(page)
     assert page.locator(".said .assistant").count() == 2
     page.click(".tabs button >> nth=0")
+    drawn(page)
     assert page.locator(".said .assistant").count() == 1
     page.click(".actions >> text=suspend")
     page.wait_for_selector("text=blocks are on disk", timeout=20_000)
@@ -108,12 +114,13 @@ def test_a_chat_is_forked_suspended_and_resumed_by_buttons(house: House, window:
 def test_several_answers_stand_side_by_side_and_one_is_kept(house: House, window: Window) -> None:
     page = window.open(f"{house.url}/ui")
     settle(page, answers=3, max_tokens=40)
-    page.get_by_label("shade by surety").check()
+    page.get_by_label("shade by probability").check()
     say(page, "What is a book?")
     page.wait_for_selector("text=keep this one", timeout=60_000)
     assert page.locator(".side-by-side > div").count() == 3
-    assert page.locator(".side-by-side [title*='sure']").count() > 10
+    assert page.locator(".side-by-side [title*='probability']").count() > 10
     page.click("text=keep this one >> nth=1")
+    drawn(page)
     assert page.locator(".side-by-side").count() == 0
     say(page, "Shorter, please.")
     wait_for_answer(page)
@@ -146,8 +153,8 @@ def test_a_request_is_chosen_by_keyboard_and_its_table_is_told(house: House, win
     block = int(held_by_chat(window)[0])
     page.focus(".map-frame canvas")
     page.keyboard.press("ArrowRight")
-    page.evaluate("block => window.octavo.painter().point(block)", block)
-    columns = page.evaluate("window.octavo.painter().columns")
+    page.evaluate("block => window.octavo.page.painter.current.point(block)", block)
+    columns = page.evaluate("window.octavo.page.painter.current.columns")
     for _ in range(block // columns):
         page.keyboard.press("ArrowDown")
     for _ in range(block % columns):
@@ -157,7 +164,7 @@ def test_a_request_is_chosen_by_keyboard_and_its_table_is_told(house: House, win
     assert "request" in words
     page.keyboard.press("Enter")
     page.wait_for_selector(".chosen-panel .cells li:nth-child(2)")
-    assert page.evaluate("window.octavo.painter().chosen.size") >= 2
+    assert page.evaluate("window.octavo.page.painter.current.chosen.size") >= 2
     page.click(".composer button:has-text('stop')")
     wait_for_answer(page)
 
@@ -169,8 +176,9 @@ def test_with_keys_the_page_asks_for_one_and_puts_it_into_no_url(tmp_path: Path,
         page.goto(f"{house.url}/ui")
         page.wait_for_selector(".state.refused")
         page.get_by_role("textbox", name="key").fill("octavo-a-wrong-key-of-some-length-000")
-        page.click("text=use it")
-        page.wait_for_timeout(500)
+        with page.expect_response("**/v1/kv/watch") as told:
+            page.click("text=use it")
+        assert told.value.status == 401
         page.wait_for_selector(".state.refused")
         page.get_by_role("textbox", name="key").fill(key)
         page.click("text=use it")
@@ -208,6 +216,9 @@ def test_a_tenant_sees_its_own_and_no_other(tmp_path: Path, window: Window) -> N
             assert ("ben" in text) is sees
             assert (counts(window)["pinned"] > 0) is sees
             assert ("not told" in text) is not sees
+            legend = page.inner_text(".legend")
+            assert ("not yours" in legend) is not sees
+            assert ("cached" in legend) is sees, "which of the others' blocks are free is not told"
         window.close()
 
 
@@ -227,6 +238,7 @@ def test_what_strangers_wrote_is_text_wherever_it_stands(house: House, window: W
     )  # fmt: skip
     writer = FrameWriter(
         {"run": "r", "tenant": None, "model": HOSTILE, "context_length": 100, "version": "1", "begun": 1}
+        | {"has_chat": True}
     )
     writer.take(glimpse, {})
     page = window.page
@@ -236,8 +248,20 @@ def test_what_strangers_wrote_is_text_wherever_it_stands(house: House, window: W
     )
     page.goto(f"{house.url}/ui")
     page.wait_for_selector(f"#tenants >> text={HOSTILE[:12]}")
-    page.evaluate("window.octavo.select('holder:1')")
+    page.evaluate(
+        """import('/ui/pool.js').then(({ keyOf }) => {
+            const { pool, page } = window.octavo;
+            page.select(keyOf([...pool.tables.values()][0].row));
+        })"""
+    )
     page.wait_for_selector(".chosen-panel")
+    page.focus(".map-frame canvas")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector(f".block-words >> text={HOSTILE[:12]}")
+    settle(page, max_tokens=4)
+    say(page, HOSTILE)
+    page.wait_for_selector(f".said >> text={HOSTILE[:12]}")
+    wait_for_answer(page)
     assert page.locator("img[src=x]").count() == 0
     assert page.title() != "broken"
     assert page.inner_text("main").count("<img src=x") >= 6
@@ -250,13 +274,23 @@ def test_after_kill_9_and_a_restart_the_page_recovers_and_says_so(tmp_path: Path
         page = window.open(f"{house.url}/ui")
         settle(page, max_tokens=2000)
         say(page, "Tell me a long story about a server.")
-        page.wait_for_selector("#requests tbody tr")
+        page.click("#requests tbody tr button")
+        page.wait_for_selector(".chosen-panel .cells li")
         house.kill()
         page.wait_for_selector(".state.lost", timeout=10_000)
         page.wait_for_selector(".said .wrong")  # what became of the turn
-    with serving(tmp_path, *disk, port=port):
-        page.wait_for_selector(".state.live", timeout=30_000)
-        page.wait_for_selector(".notice >> text=The server began again")
+    with serving(tmp_path, *disk, port=port) as house:
+        with httpx.Client(timeout=120) as client:  # another's request, which has the number of ours
+            ask = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+            foreign = client.send(
+                client.build_request("POST", f"{house.url}/v1/completions", json=ask), stream=True
+            )
+            page.wait_for_selector(".state.live", timeout=30_000)
+            page.wait_for_selector(".notice >> text=The server began again")
+            page.wait_for_selector("#requests tbody tr")
+            assert page.locator("#requests tr.selected, .chosen-panel").count() == 0
+            assert page.locator(".own-blocks .cells").count() == 0, "another's blocks are not this chat's"
+            foreign.close()
         settle(page, max_tokens=10)
         say(page, "What is a book?")
         wait_for_answer(page)
@@ -293,9 +327,22 @@ def test_axe_finds_nothing_serious_and_nothing_is_cut(
     assert serious == [], json.dumps(serious, indent=1)
 
 
+def blocks_of(house: House) -> int:
+    return int(house.ask("GET", "/v1/kv").json()["counts"]["total"])
+
+
+def wait_until(page: Page, test: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not test():
+        assert time.monotonic() < deadline
+        page.wait_for_timeout(100)
+
+
 def test_the_demo_plays_to_its_end_and_gives_the_pool_its_size_back(house: House, window: Window) -> None:
-    before = house.ask("GET", "/v1/kv").json()["counts"]["total"]
-    page = window.open(f"{house.url}/ui?demo")
+    before = blocks_of(house)
+    page = window.open(f"{house.url}/ui")
+    page.click("nav >> text=demo")
+    page.wait_for_selector(".caption[data-phase=plays]")
     captions: list[str] = []
     deadline = time.monotonic() + 120
     while page.locator(".caption[data-phase=over]").count() == 0:
@@ -304,9 +351,23 @@ def test_the_demo_plays_to_its_end_and_gives_the_pool_its_size_back(house: House
         if caption not in captions:
             captions.append(caption)
         page.wait_for_timeout(200)
+    assert blocks_of(house) == before
     for word in ("Three chats", "Selected", "flood", "Preempted", "vanishes", "suspended", "resumed"):
         assert any(word in caption for caption in captions), captions
-    deadline = time.monotonic() + 10
-    while house.ask("GET", "/v1/kv").json()["counts"]["total"] != before:
-        assert time.monotonic() < deadline
-        page.wait_for_timeout(100)
+    assert "That was paging" in page.inner_text(".caption")
+
+
+def test_a_link_from_elsewhere_starts_no_demo_and_one_that_is_left_gives_the_size_back(
+    house: House, window: Window
+) -> None:
+    before = blocks_of(house)
+    page = window.open(f"{house.url}/ui?demo")
+    page.wait_for_selector(".caption[data-phase=ready] >> text=play")
+    assert blocks_of(house) == before
+    page.click(".caption button")
+    wait_until(page, lambda: blocks_of(house) < before)
+    page.goto(f"{house.url}/ui/icon.svg")  # in the middle
+    wait_until(page, lambda: blocks_of(house) == before)
+    page.goto(f"{house.url}/ui?demo")
+    page.click(".caption >> text=give the pool its size back")
+    page.wait_for_selector(".caption >> text=play")

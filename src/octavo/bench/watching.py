@@ -41,6 +41,7 @@ from octavo.types import Move, Request, SampledToken, StepPlan, StepResult, Tran
 BLOCK = 16
 _TARGETS = Targets(1000.0, 100.0)  # no figure of this report depends on them
 _FRAMES_BEFORE_MEASURING = 8
+_PAUSE_MAX_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,12 @@ class Scene:
 
     @property
     def output(self) -> int:
-        """Tokens of an answer: none ends while it is watched, because no feed sleeps longer than a second."""
-        return math.ceil((self.frames + _FRAMES_BEFORE_MEASURING + 1) * 1.1 / self.step_s) + self.prompt
+        """Tokens of an answer: none ends while it is watched, because `draw` lets no feed sleep longer than
+        `_PAUSE_MAX_S`."""
+        return (
+            math.ceil((self.frames + _FRAMES_BEFORE_MEASURING + 1) * 1.1 * _PAUSE_MAX_S / self.step_s)
+            + self.prompt
+        )
 
     @property
     def blocks_needed(self) -> int:
@@ -180,7 +185,7 @@ def draw(
         found = time.perf_counter()
         frame = writer.frame_after(number)
         spent_s = time.perf_counter() - between
-        clock += pause_s(found - between) + spent_s
+        clock += min(pause_s(found - between), _PAUSE_MAX_S) + spent_s
         if index < _FRAMES_BEFORE_MEASURING:
             begun, taken = clock, busy.steps
             continue

@@ -1,14 +1,13 @@
 """A glimpse: everything that the live map shows, copied on the engine's thread between two steps.
 
-It costs the engine's thread as little as possible, because steps wait meanwhile: whole lists are copied, no
-block is looked at alone. What becomes of the copies (differences, bytes) is made elsewhere. Only while a
-client watches is one taken; nothing in the pool knows of it.
+Steps wait meanwhile, so the engine's thread only copies: whole lists, no block by itself. Another thread
+finds out what changed and writes it. One is taken only while a client watches; nothing in the pool knows it.
 
     tables    every holder's block table: the truth, from which owners, sharers and counts follow
     names     the name of each block, None where it has none
     below     which of `BELOW_WINDOW` blocks can be found below, too: the pool is gone through in turn
 
-A tenant's has its own tables, names and requests alone: see `own_views` for what it may know.
+A tenant's glimpse has that tenant's tables, names and requests alone: `own_views` says what it may know.
 """
 
 from __future__ import annotations
@@ -175,21 +174,21 @@ def take_glimpse(parts: Glimpsed, now: float, below_from: int = 0, tenant: str |
     below_from = below_from if below_from < pool.num_blocks else 0
     window = names[below_from : below_from + BELOW_WINDOW]
     return Glimpse(
-        now,
-        ledger.block_size,
-        parts.context.config.bytes_per_block,
-        pool.num_blocks,
-        pool.capacity,
-        names,
-        below_from,
-        bytes(len(window)) if tier is None else bytes(name is not None and name in tier for name in window),
-        tables,
-        tuple(_requests(live, tenant)),
-        tuple(_pins(parts.pins, tenant)),
-        tuple(_sessions(parts.sessions, tenant)),
-        tuple(_tenants(ledger, live, parts.pins)) if tenant is None else (),
-        view_tier(parts.transfers) if tenant is None else None,
-        tuple(_events(parts.context, tenant)),
+        now=now,
+        block_size=ledger.block_size,
+        bytes_per_block=parts.context.config.bytes_per_block,
+        num_blocks=pool.num_blocks,
+        capacity=pool.capacity,
+        names=names,
+        below_from=below_from,
+        below=bytes(tier is not None and name is not None and name in tier for name in window),
+        tables=tables,
+        requests=tuple(_requests(live, tenant)),
+        pins=tuple(_pins(parts.pins, tenant)),
+        sessions=tuple(_sessions(parts.sessions, tenant)),
+        tenants=tuple(_tenants(ledger, live, parts.pins)) if tenant is None else (),
+        tier=view_tier(parts.transfers) if tenant is None else None,
+        events=tuple(_events(parts.context, tenant)),
     )
 
 
@@ -231,17 +230,17 @@ def _requests(live: LiveSequences, tenant: str | None) -> Iterator[RequestGlimps
 def _sequence(live: LiveSequences, sequence: Sequence, tenant: str) -> SequenceGlimpse:
     waits, drafting = sequence.state is State.WAITING, sequence.drafting
     return SequenceGlimpse(
-        sequence.choice,
-        not waits,
-        live.why_waiting(sequence).in_words_of(tenant) if waits else "",
-        sequence.num_computed,
-        sequence.num_prompt,
-        len(sequence.tokens) - sequence.num_prompt,
-        sequence.num_cached,
-        0 if drafting is None else drafting.num_drafted,
-        0 if drafting is None else drafting.num_accepted,
-        sequence.preemptions,
-        0 if sequence.table is None else len(sequence.table.blocks),
+        choice=sequence.choice,
+        is_running=not waits,
+        why=live.why_waiting(sequence).in_words_of(tenant) if waits else "",
+        num_computed=sequence.num_computed,
+        num_prompt=sequence.num_prompt,
+        num_output=len(sequence.tokens) - sequence.num_prompt,
+        num_cached=sequence.num_cached,
+        num_drafted=0 if drafting is None else drafting.num_drafted,
+        num_accepted=0 if drafting is None else drafting.num_accepted,
+        preemptions=sequence.preemptions,
+        num_blocks=0 if sequence.table is None else len(sequence.table.blocks),
     )
 
 

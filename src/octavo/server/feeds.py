@@ -22,7 +22,7 @@ from octavo.server.frame_rows import stats_row
 from octavo.server.frames import FrameWriter
 
 INTERVAL_S = 0.15  # between two glimpses, at least
-_SHARE = 0.01  # of the time that all feeds together write frames, nearly; glimpses take about as long
+_SHARE = 0.01  # of the time, nearly: all feeds together write frames for so long; glimpses cost as much again
 _INTERVAL_MAX_S = 5.0  # a page that hears nothing for longer says so
 _BEAT_S = 2.0  # a frame comes at least as often
 _LATENCY_S = 1.0  # between two looks at the histograms

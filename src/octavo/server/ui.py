@@ -39,7 +39,7 @@ _HEADERS = MappingProxyType(
     {
         "Content-Security-Policy": _POLICY,
         "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
+        "Referrer-Policy": "same-origin",
         "Cache-Control": "no-cache",  # asked again each time, and answered 304: a new version is seen at once
         "Vary": "Accept-Encoding",
     }

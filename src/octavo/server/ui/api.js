@@ -3,7 +3,13 @@
 const KEY = 'octavo-key';
 
 export const readKey = () => sessionStorage.getItem(KEY) || '';
-export const keepKey = (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY));
+
+// Another key sees other things: the page begins anew, so that nothing of the old one's stays on it.
+export function changeKey(key) {
+  if (key) sessionStorage.setItem(KEY, key);
+  else sessionStorage.removeItem(KEY);
+  location.reload();
+}
 
 export class Refused extends Error {
   constructor(status, code, message) {
@@ -14,12 +20,13 @@ export class Refused extends Error {
 }
 
 // The response of one request. Throws Refused with the server's own words, or TypeError where none answers.
-export async function send(method, path, body, signal) {
+// `keepalive`: it is sent also while the page is left.
+export async function send(method, path, { body, signal, keepalive } = {}) {
   const headers = { Accept: 'application/json' };
   if (readKey()) headers.Authorization = `Bearer ${readKey()}`;
   if (body !== undefined) headers['Content-Type'] = 'application/json';
   const text = body === undefined ? undefined : JSON.stringify(body);
-  const response = await fetch(path, { method, headers, body: text, signal, cache: 'no-store' });
+  const response = await fetch(path, { method, headers, body: text, signal, keepalive, cache: 'no-store' });
   if (response.ok) return response;
   let error = {};
   try {
@@ -30,7 +37,7 @@ export async function send(method, path, body, signal) {
   throw new Refused(response.status, error.code || '', error.message || `the server answered ${response.status}`);
 }
 
-export const call = async (method, path, body, signal) => (await send(method, path, body, signal)).json();
+export const call = async (method, path, body) => (await send(method, path, { body })).json();
 
 // Calls `take` with the JSON of each server-sent event, until the last one.
 export async function readEvents(response, take) {

@@ -1,14 +1,17 @@
 // ?demo: a minute of paging, played on the real server. Each moment has a caption of one sentence.
 //
 // The pool is made small for it (what is held moves, nothing is lost), so that a few requests fill it, and gets
-// its size back in the end, also when the page is left. It begins by itself only where nothing runs.
+// the size back that was asked for it; that size is noted in the browser, so that a page that was closed in the
+// middle can still give it back. Nothing begins unless it was asked for on this very page, or by its link:
+// another site's link must not change a server.
 
 import { html, useEffect, useState } from './vendor/preact-htm.js';
-import { call, readKey, send } from './api.js';
+import { call, send } from './api.js';
 import { Chat } from './chats.js';
-import { SHARED } from './pool.js';
+import { SHARED, keyOf } from './pool.js';
 
 const BLOCKS = 128;
+const NOTED = 'octavo-demo-pool'; // in localStorage: the size to give back
 const SYSTEM =
   'You are the librarian of a small town. You know every shelf, every book and most of the readers. Answer in ' +
   'plain words, name a book where one fits, and never make up a title. When somebody asks what to read next, ' +
@@ -17,10 +20,11 @@ const SYSTEM =
 const QUESTIONS = ['What is a book?', 'Which book should I read on a train?', 'How do I find a book about the sea?'];
 const WEATHER = ['cold', 'long', 'quiet', 'strange', 'bright'];
 const PEOPLE = ['baker', 'sailor', 'teacher', 'painter', 'miller'];
+const LONG = { max_tokens: 1200, temperature: 0, ignore_eos: true, stream: true };
 
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-async function until(test, ms = 15000) {
+async function until(test, ms) {
   const end = performance.now() + ms;
   while (performance.now() < end) {
     const found = test();
@@ -30,113 +34,133 @@ async function until(test, ms = 15000) {
   return null;
 }
 
+// The pool gets the size that was noted. Throws where the server refuses.
+async function giveBack() {
+  const blocks = Number(localStorage.getItem(NOTED));
+  if (blocks) await call('PATCH', '/v1/kv', { blocks });
+  localStorage.removeItem(NOTED);
+}
+
 class Play {
-  constructor({ pool, chats, select, page }, caption) {
-    Object.assign(this, { pool, chats, select, page, caption });
-    this.fetches = [];
-    this.answers = [];
-    this.before = 0; // blocks of the pool when we came
+  constructor({ pool, chats, select }, caption) {
+    Object.assign(this, { pool, chats, select, caption });
+    this.requests = [];
+    this.three = [];
   }
 
   async run() {
-    this.before = this.pool.blocks;
     try {
-      await this.#shrink();
-      await this.#threeChats();
-      await this.#flood();
-      await this.#preemption();
-      await this.#vanish();
-      await this.#offload();
-      this.caption('That was paging: every block has owners, a place, and a reason to be where it is.');
+      await this.shrink();
+      await this.threeChats();
+      await this.flood();
+      await this.preemption();
+      await this.vanish();
+      await this.offload();
     } finally {
-      this.end();
+      await this.end();
     }
+    this.caption('That was paging: every block has owners, a place, and a reason to be where it is.');
   }
 
-  end() {
-    for (const abort of this.fetches) abort.abort();
-    for (const chat of this.three || []) chat.stop();
-    if (this.before) {
-      const headers = { 'Content-Type': 'application/json' };
-      if (readKey()) headers.Authorization = `Bearer ${readKey()}`;
-      fetch('/v1/kv', { method: 'PATCH', headers, body: JSON.stringify({ blocks: this.before }), keepalive: true });
-      this.before = 0;
+  // Whatever happened: nothing of it goes on, and the pool has its size.
+  async end() {
+    this.select(null);
+    for (const { abort } of this.requests) abort.abort();
+    for (const chat of this.three) {
+      chat.stop();
+      await Promise.resolve(chat.delete()).catch(() => null); // it may be gone already
     }
+    await giveBack();
   }
 
-  async #shrink() {
-    this.caption(`For a minute the pool is made small, ${BLOCKS} blocks of ${this.pool.parts.pool.block_size} tokens, so that you can see each.`);
+  // The page is being left: only this can still be said.
+  leave() {
+    const blocks = Number(localStorage.getItem(NOTED));
+    if (blocks) send('PATCH', '/v1/kv', { body: { blocks }, keepalive: true }).catch(() => null);
+  }
+
+  async shrink() {
+    const size = this.pool.parts.pool.block_size;
+    this.caption(`For a minute the pool is made small, ${BLOCKS} blocks of ${size} tokens, so that you can see each.`);
+    localStorage.setItem(NOTED, String((await call('GET', '/v1/kv')).blocks_wanted));
     await call('PATCH', '/v1/kv', { blocks: BLOCKS });
     await sleep(2500);
   }
 
-  async #threeChats() {
+  async threeChats() {
     this.caption('Three chats begin with the same system prompt: its blocks are computed once, and held by all three.');
-    this.three = QUESTIONS.map((question) => {
-      const chat = this.chats.add(new Chat({ system: SYSTEM, temperature: 0.8, seed: 17, max_tokens: 420 }, { min_tokens: 420, speculate: false }));
-      this.answers.push(chat.say(question, this.chats.changed));
-      return chat;
-    });
+    const settings = { system: SYSTEM, temperature: 0.8, seed: 17, max_tokens: 420 };
+    const answers = [];
+    for (const question of QUESTIONS) {
+      const chat = this.chats.add(new Chat(settings, { min_tokens: 420, speculate: false }));
+      this.three.push(chat);
+      answers.push(chat.say(question, this.chats.changed));
+    }
     await until(() => this.pool.counts[SHARED] > 0, 5000);
     await sleep(2500);
-    this.caption('Selected in amber: one chat\'s block table in order; blue blocks are shared, and never copied.');
-    this.select(`request:${this.three[2].request}`);
+    this.caption("Selected in amber: one chat's block table in order; a number in a cell tells how many share it.");
+    this.select(keyOf({ request: this.three[2].request }));
     await sleep(3500);
-    await Promise.all(this.answers);
+    await Promise.all(answers);
+    for (const { error } of this.three) if (error) throw new Error(error);
     await sleep(800);
     this.select(null);
   }
 
-  #request(body) {
-    const abort = new AbortController();
-    this.fetches.push(abort);
-    const one = { abort, id: '' };
-    one.done = send('POST', '/v1/completions', body, abort.signal)
+  request(body) {
+    const one = { abort: new AbortController(), id: '', error: null };
+    const isOurs = (error) => error.name === 'AbortError';
+    one.done = send('POST', '/v1/completions', { body, signal: one.abort.signal })
       .then((response) => {
         one.id = response.headers.get('X-Octavo-Request');
         return response.text();
       })
-      .catch(() => '');
+      .catch((error) => {
+        if (!isOurs(error)) one.error = error;
+      });
+    this.requests.push(one);
     return one;
   }
 
   // Several prompts in one request: a browser opens six connections to a server, and no more.
-  async #flood() {
+  async flood() {
     this.caption('A flood: ten requests want more blocks than there are, so some wait, and their rows say for what.');
     const story = (i) =>
-      `Chapter ${i + 1}. It was a ${WEATHER[i % 5]} morning, and the ${PEOPLE[i % 5]} of the town went out to look for number ${i * 17 + 3}. `.repeat(4);
-    const ask = (first, end) =>
-      this.#request({
-        prompt: Array.from({ length: end - first }, (_, i) => story(first + i)),
-        max_tokens: 1200, temperature: 0, ignore_eos: true, stream: true,
-      });
+      `Chapter ${i + 1}. It was a ${WEATHER[i % 5]} morning, and the ${PEOPLE[i % 5]} of the town went out to look ` +
+      `for number ${i * 17 + 3}. `;
+    const ask = (first, end) => {
+      const prompt = Array.from({ length: end - first }, (_, i) => story(first + i).repeat(4));
+      return this.request({ ...LONG, prompt });
+    };
     this.vanishing = ask(0, 3);
     this.others = ask(3, 10);
     await until(() => [...this.pool.requests.values()].some((row) => row.choices[0].why), 8000);
+    for (const { error } of this.requests) if (error) throw error;
     await sleep(4500);
   }
 
-  async #preemption() {
+  async preemption() {
     this.caption('An urgent request comes to a full pool: a sequence that ranks behind it gives its blocks up, and waits.');
     const began = this.pool.now;
-    this.urgent = this.#request({
-      prompt: 'The doctor is needed at once. '.repeat(60), max_tokens: 60, temperature: 0, ignore_eos: true, stream: true, priority: -10,
-    });
+    const prompt = 'The doctor is needed at once. '.repeat(60);
+    const urgent = this.request({ ...LONG, prompt, max_tokens: 60, priority: -10 });
     await sleep(3000);
     const losses = () => this.pool.events.filter((one) => one.kind === 'preempted' && one.at > began);
-    const toUrgent = (one) => one.text.includes(`for request ${this.urgent.id},`);
+    const toUrgent = (one) => one.text.includes(`for request ${urgent.id},`);
     const event = (await until(() => losses().find(toUrgent), 4000)) || losses()[0];
     if (event) {
-      this.caption(`Preempted: ${event.text.split(/[,;]/)[0]}; it will go on from what is kept, to the very same answer.`);
-      this.select(`request:${event.request}`);
+      const [what] = event.text.split(/[,;]/);
+      this.caption(`Preempted: ${what}; it will go on from what is kept, to the very same answer.`);
+      this.select(keyOf({ request: event.request }));
     }
     await sleep(3500);
-    await this.urgent.done;
+    await urgent.done;
+    if (urgent.error) throw urgent.error;
     await sleep(2500);
     this.select(null);
   }
 
-  async #vanish() {
+  async vanish() {
     this.caption('A client vanishes in the middle of three answers: their blocks are free within two steps, and others take them.');
     this.vanishing.abort.abort();
     await sleep(4000);
@@ -144,7 +168,7 @@ class Play {
     await sleep(1500);
   }
 
-  async #offload() {
+  async offload() {
     const [chat] = this.three;
     this.chats.open = chat;
     this.chats.changed();
@@ -153,7 +177,7 @@ class Play {
       await sleep(4000);
       return;
     }
-    this.caption('A chat is suspended: its blocks go to disk, and the pool is free for others, even through a restart.');
+    this.caption('A chat is suspended: its blocks are kept on disk, also through a restart, and their places are free.');
     await sleep(800);
     await chat.act('suspend');
     await sleep(3500);
@@ -168,29 +192,42 @@ class Play {
 }
 
 export function Demo(props) {
-  const { pool, page } = props;
+  const { pool, tell } = props;
   const [caption, setCaption] = useState('');
   const [phase, setPhase] = useState('ready');
   const start = async () => {
     setPhase('plays');
     const play = new Play(props, setCaption);
-    addEventListener('pagehide', () => play.end());
+    const leave = () => play.leave();
+    addEventListener('pagehide', leave);
     try {
       await play.run();
     } catch (error) {
       setCaption(`The demo ended: ${error.message}`);
     }
+    removeEventListener('pagehide', leave);
     setPhase('over');
   };
+  const restore = () => giveBack().then(() => setPhase('ready'), (error) => tell(error.message));
   const isKnown = pool.blocks > 0;
+  const isFree = isKnown && pool.tenant === null && !localStorage.getItem(NOTED);
   useEffect(() => {
-    if (isKnown && phase === 'ready' && !pool.requests.size && pool.parts.server.tenant === null) start();
+    const cameByLink = document.referrer.startsWith(`${location.origin}/`);
+    if (isFree && phase === 'ready' && cameByLink && !pool.requests.size) start();
   }, [isKnown]);
   if (!isKnown) return null;
-  const why = pool.parts.server.tenant !== null ? 'It changes the pool\'s size, which wants an operator\'s key.' : 'Requests of others run: they would wait longer for a minute.';
-  return html`<div class="caption" role="status" data-phase=${phase}>
-    ${phase === 'ready' ? html`<span>The demo plays for a minute on this very server, with a small pool. ${why}</span>
-        ${pool.parts.server.tenant === null && html`<button onClick=${start}>play it all the same</button>`}`
-      : html`<span>${caption}</span>${phase === 'over' && html`<button class="small" onClick=${start}>again</button>`}`}
-  </div>`;
+  if (phase !== 'ready') {
+    return html`<div class="caption" role="status" data-phase=${phase}><span>${caption}</span>
+      ${phase === 'over' && html`<button class="small" onClick=${start}>again</button>`}</div>`;
+  }
+  const about = pool.requests.size ? 'Requests of others run: they would wait longer for a minute.' : '';
+  let words = html`<span>The demo plays for a minute on this very server, with a small pool. ${about}</span>
+    <button onClick=${start}>play</button>`;
+  if (pool.tenant !== null) {
+    words = html`<span>The demo changes the pool's size, which wants an operator's key.</span>`;
+  } else if (!isFree) {
+    words = html`<span>A demo plays in another tab, or was left in the middle, with a small pool.</span>
+      <button onClick=${restore}>give the pool its size back</button>`;
+  }
+  return html`<div class="caption" role="status" data-phase="ready">${words}</div>`;
 }

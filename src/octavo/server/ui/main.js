@@ -1,123 +1,202 @@
 // The page: one stream of frames, one state, and everything that is drawn from it.
 
 import { html, render, useEffect, useRef, useState } from './vendor/preact-htm.js';
-import { keepKey, readKey } from './api.js';
+import { changeKey, readKey } from './api.js';
 import { Demo } from './demo.js';
-import { PoolMap, keyOf } from './map.js';
-import { BlockTable, Events, Kept, Requests, Speeds, Tenants, Tiers } from './panels.js';
+import { PoolMap } from './map.js';
+import { Events, Kept, Tenants, Tiers } from './panels.js';
 import { Chats, Playground } from './playground.js';
-import { Pool } from './pool.js';
+import { Pool, keyOf } from './pool.js';
+import { BlockTable, Requests, Speeds } from './requests.js';
 import { Charts, History } from './series.js';
 import { FrameStream } from './stream.js';
 
 const pool = new Pool();
-const speeds = new Speeds();
-const history = new History();
-const WORDS = { connecting: 'connecting', live: 'live', stale: 'no news', lost: 'not connected', refused: 'a key is needed' };
+const WORDS = {
+  connecting: 'connecting',
+  live: 'live',
+  stale: 'no news',
+  lost: 'not connected',
+  asleep: 'asleep',
+  refused: 'a key is needed',
+};
 
-function App() {
-  const [version, setVersion] = useState(0);
-  const [state, setState] = useState({ word: 'connecting', why: '' });
-  const [selected, setSelected] = useState(null);
-  const [notice, setNotice] = useState('');
-  const painter = useRef(null);
-  const page = useRef(null);
-  const refresh = () => setVersion((before) => before + 1);
-  if (!page.current) page.current = { chats: new Chats(refresh), run: null, lostAt: 0, selected: null, tasks: [] };
-  const select = (key) => {
-    page.current.selected = key;
-    setSelected(key);
-    light(painter.current, key);
-  };
-  useEffect(() => {
-    const take = (frame) => takeFrame(frame, painter.current, page.current, setNotice, refresh);
-    const stream = new FrameStream(
-      take,
-      (word, why) => {
-        if (word === 'lost' && !page.current.lostAt) page.current.lostAt = Date.now();
-        setState((before) => (before.word === word && before.why === why ? before : { word, why }));
-      },
+// What lives as long as the page does. `changed` draws it again.
+class Page {
+  constructor(changed) {
+    this.changed = changed;
+    this.chats = new Chats(changed);
+    this.history = new History();
+    this.speeds = new Speeds();
+    this.painter = { current: null };
+    this.selected = null;
+    this.state = { word: 'connecting', why: '' };
+    this.notice = '';
+    this.lostAt = 0;
+    this.stream = new FrameStream(
+      (frame) => this.take(frame),
+      (word, why) => this.tellState(word, why),
     );
-    page.current.stream = stream;
-    window.octavo = { pool, select, take, painter: () => painter.current }; // for tests and the curious
-    stream.run();
-  }, []);
-  const { chats } = page.current;
-  const about = pool.parts.server;
-  return html`
-    <header class="top">
-      <h1><img src="/ui/icon.svg" alt="" width="20" height="20" /> Octavo</h1>
-      <span class="about">${about ? html`${about.model} <span class="quiet">${about.version}${about.tenant !== null ? html`, as <span class="tenant">${about.tenant}</span>` : ''}</span>` : ''}</span>
-      <span class="state ${state.word}" role="status">${WORDS[state.word]}${state.why && state.word !== 'live' ? `: ${state.why}` : ''}</span>
-      <nav aria-label="Parts of the page"><a href="#map">map</a> <a href="#playground">playground</a> <a href="#requests">requests</a> <a href="#kept">kept</a> <a href="#events">events</a> <a href="/ui?demo">demo</a></nav>
-      <${Theme} /> <${Key} state=${state} again=${() => page.current.stream.again()} />
-    </header>
-    ${notice && html`<p class="notice" role="alert">${notice} <button class="small" onClick=${() => setNotice('')}>close</button></p>`}
-    ${new URLSearchParams(location.search).has('demo') && html`<${Demo} pool=${pool} chats=${chats} select=${select} tell=${setNotice} page=${page.current} />`}
-    <main class=${state.word === 'live' ? '' : 'dim'}>
-      <div class="left">
-        <section class="panel" id="map" aria-labelledby="map-title">
-          <h2 id="map-title">The pool <small>${pool.blocks ? `${pool.blocks.toLocaleString('en')} blocks of ${pool.parts.pool.block_size} tokens` : 'not known yet'}</small></h2>
-          <${PoolMap} pool=${pool} painterRef=${painter} selected=${selected} select=${select} version=${version} />
-        </section>
-        ${pool.blocks > 0 && html`<${BlockTable} pool=${pool} selected=${selected} select=${select} />
-        <${Requests} pool=${pool} speeds=${speeds} selected=${selected} select=${select} />`}
-      </div>
-      <div class="side"><${Playground} chats=${chats} pool=${pool} select=${select} tell=${setNotice} /></div>
-      ${pool.blocks > 0 && html`<div class="below"><${Charts} history=${history} pool=${pool} />
-        <div class="pair"><${Kept} pool=${pool} select=${select} tell=${setNotice} /><${Tiers} pool=${pool} /></div>
-        <${Tenants} pool=${pool} /><${Events} pool=${pool} /></div>`}
-    </main>
-    <footer class="quiet">Every cell is a block of KV memory, where it really lies. ${readKey() ? 'The routes' : html`<a href="/docs">The routes</a>`} behind this page serve any program.</footer>`;
-}
-
-function takeFrame(frame, painter, page, setNotice, refresh) {
-  const running = pool.requests.size;
-  const dirty = pool.apply(frame);
-  const about = pool.parts.server;
-  if (page.run !== null && about.run !== page.run) {
-    const away = page.lostAt ? `, after ${Math.max(1, Math.round((Date.now() - page.lostAt) / 1000))} s away` : '';
-    setNotice(`The server began again at ${new Date(about.begun * 1000).toLocaleTimeString()}${away}: ${running ? `${running} requests were cut off, and ` : ''}its memory began empty. Sessions on disk are still there.`);
-    history.last = null;
-    history.seen = [];
-    page.select && page.select(null);
   }
-  page.run = about.run;
-  page.lostAt = 0;
-  speeds.look(pool);
-  history.look(pool);
-  if (painter) {
+
+  select(key) {
+    this.selected = key;
+    this.light();
+    this.changed();
+  }
+
+  tell(notice) {
+    this.notice = notice;
+    this.changed();
+  }
+
+  tellState(word, why) {
+    if (word === 'lost' && !this.lostAt) this.lostAt = Date.now();
+    if (this.state.word === word && this.state.why === why) return;
+    this.state = { word, why };
+    this.changed();
+  }
+
+  // One frame: the state, then the map at once, the rest with the browser's next picture.
+  take(frame) {
+    const before = pool.parts.server;
+    const numRequests = pool.requests.size;
+    const dirty = pool.apply(frame);
+    if (before && before.run !== pool.parts.server.run) this.beginAgain(numRequests);
+    this.lostAt = 0;
+    this.speeds.look(pool);
+    this.history.look(pool);
+    this.draw(dirty);
+    this.changed();
+  }
+
+  // Another server, or the same one begun again: its numbers mean other requests.
+  beginAgain(numRequests) {
+    const at = new Date(pool.parts.server.begun * 1000).toLocaleTimeString();
+    const away = this.lostAt ? `, after ${Math.max(1, Math.round((Date.now() - this.lostAt) / 1000))} s away` : '';
+    const cut = numRequests === 1 ? 'one request was cut off, and ' : `${numRequests} requests were cut off, and `;
+    const disk = pool.parts.tier ? ' What was on disk is still there.' : '';
+    this.notice = `The server began again at ${at}${away}: ${numRequests ? cut : ''}its memory began empty.${disk}`;
+    this.selected = null;
+    this.history.beginAgain();
+    this.speeds = new Speeds();
+    for (const chat of this.chats.all) chat.forgetPlace();
+  }
+
+  draw(dirty) {
+    const painter = this.painter.current;
+    if (!painter) return;
     if (dirty === null) {
       painter.layOut(painter.canvas.parentElement.clientWidth);
       painter.drawAll();
     } else if (dirty.size) painter.draw(dirty);
-    light(painter, page.selected);
+    this.light();
   }
-  refresh();
+
+  light() {
+    const painter = this.painter.current;
+    if (!painter || !painter.columns) return;
+    painter.choose(this.selected ? pool.tablesWhere((row) => keyOf(row) === this.selected) : []);
+  }
 }
 
-function light(painter, key) {
-  if (painter && painter.columns) painter.choose(key ? pool.tablesWhere((row) => keyOf(row) === key) : []);
+function App() {
+  const [, setVersion] = useState(0);
+  const ref = useRef(null);
+  if (!ref.current) ref.current = new Page(oncePerPicture(() => setVersion((version) => version + 1)));
+  const page = ref.current;
+  useEffect(() => {
+    page.stream.run();
+    window.octavo = { pool, page }; // for tests and the curious
+  }, []);
+  const select = (key) => page.select(key);
+  const tell = (notice) => page.tell(notice);
+  const { chats, history, notice, selected, speeds, state } = page;
+  const wantsDemo = new URLSearchParams(location.search).has('demo');
+  return html`
+    <${Top} page=${page} />
+    ${notice && html`<p class="notice" role="alert">${notice} <button class="small" onClick=${() => tell('')}>close</button></p>`}
+    ${wantsDemo && html`<${Demo} pool=${pool} chats=${chats} select=${select} tell=${tell} />`}
+    <main class=${state.word === 'live' ? '' : 'dim'}>
+      <div class="left">
+        <section class="panel" id="map" aria-labelledby="map-title">
+          <h2 id="map-title">The pool <small>${sizeInWords()}</small></h2>
+          <${PoolMap} pool=${pool} painterRef=${page.painter} select=${select} />
+        </section>
+        ${pool.blocks > 0 && html`<${BlockTable} pool=${pool} selected=${selected} select=${select} />
+          <${Requests} pool=${pool} speeds=${speeds} selected=${selected} select=${select} />`}
+      </div>
+      <div class="side"><${Playground} chats=${chats} pool=${pool} select=${select} tell=${tell} /></div>
+      ${pool.blocks > 0 && html`<div class="below"><${Charts} history=${history} pool=${pool} />
+        <div class="pair"><${Kept} pool=${pool} select=${select} tell=${tell} /><${Tiers} pool=${pool} /></div>
+        <${Tenants} pool=${pool} /><${Events} pool=${pool} /></div>`}
+    </main>
+    <footer class="quiet">Every cell is a block of KV memory, where it really lies. The routes behind this page serve any
+      program${readKey() ? '' : html`: <a href="/docs">which they are</a>`}.</footer>`;
 }
+
+const sizeInWords = () =>
+  pool.blocks ? `${pool.blocks.toLocaleString('en')} blocks of ${pool.parts.pool.block_size} tokens` : 'not known yet';
+
+// However often it is called, `act` follows once, before the browser draws.
+function oncePerPicture(act) {
+  let isDue = false;
+  return () => {
+    if (isDue) return;
+    isDue = true;
+    requestAnimationFrame(() => {
+      isDue = false;
+      act();
+    });
+  };
+}
+
+function Top({ page }) {
+  const { state } = page;
+  const about = pool.parts.server;
+  const whose = about && about.tenant !== null ? html`, as <span class="tenant">${about.tenant}</span>` : '';
+  const why = state.why && state.word !== 'live' ? `: ${state.why}` : '';
+  return html`<header class="top">
+    <h1><img src="/ui/icon.svg" alt="" width="20" height="20" /> Octavo</h1>
+    ${about && html`<span>${about.model} <span class="quiet">${about.version}${whose}</span></span>`}
+    <span class="state ${state.word}" role="status">${WORDS[state.word]}${why}</span>
+    <nav aria-label="Parts of the page"><a href="#map">map</a> <a href="#playground">playground</a>
+      ${' '}<a href="#requests">requests</a> <a href="#kept">kept</a> <a href="#events">events</a>
+      ${' '}<a href="/ui?demo">demo</a></nav>
+    <${Theme} /><${Key} isWanted=${state.word === 'refused'} />
+  </header>`;
+}
+
+const THEMES = { auto: 'light', light: 'dark', dark: 'auto' }; // and which follows
 
 function Theme() {
   const [theme, setTheme] = useState(localStorage.getItem('octavo-theme') || 'auto');
   useEffect(() => {
-    document.documentElement.dataset.theme = theme;
+    const dark = matchMedia('(prefers-color-scheme: dark)');
+    const apply = () => {
+      const isDark = theme === 'dark' || (theme === 'auto' && dark.matches);
+      document.documentElement.dataset.theme = isDark ? 'dark' : 'light';
+      dispatchEvent(new Event('octavo-theme'));
+    };
     localStorage.setItem('octavo-theme', theme);
-    dispatchEvent(new Event('octavo-theme'));
+    apply();
+    dark.addEventListener('change', apply);
+    return () => dark.removeEventListener('change', apply);
   }, [theme]);
-  const next = { auto: 'light', light: 'dark', dark: 'auto' };
-  return html`<button class="small" aria-label=${`theme: ${theme}; change it`} onClick=${() => setTheme(next[theme])}>${theme}</button>`;
+  return html`<button class="small" aria-label=${`theme: ${theme}; change it`}
+    onClick=${() => setTheme(THEMES[theme] || 'auto')}>${theme}</button>`;
 }
 
-function Key({ state, again }) {
+function Key({ isWanted }) {
   const [text, setText] = useState('');
-  const wanted = state.word === 'refused';
-  if (!wanted) {
-    return readKey() ? html`<button class="small" onClick=${() => { keepKey(''); again(); }}>forget the key</button>` : null;
+  if (!isWanted) {
+    return readKey() ? html`<button class="small" onClick=${() => changeKey('')}>forget the key</button>` : null;
   }
-  return html`<form class="key" onSubmit=${(event) => { event.preventDefault(); keepKey(text.trim()); setText(''); again(); }}>
+  const use = (event) => {
+    event.preventDefault();
+    changeKey(text.trim());
+  };
+  return html`<form class="key" onSubmit=${use}>
     <label>key <input type="password" autocomplete="off" value=${text} onInput=${(event) => setText(event.target.value)} /></label>
     <button type="submit">use it</button></form>`;
 }

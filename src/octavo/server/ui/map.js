@@ -4,10 +4,10 @@
 //   small cells   one pixel each, scaled without smoothing; only those that changed are written
 //
 // Grey is what is as it should be; blue is what several hold; amber is what the reader has chosen, lighter at
-// the front of its table, darker at its end.
+// the front of its table, darker at its end. What is below, too, has a bar at its lower edge, but for pixels.
 
 import { html, useEffect, useRef, useState } from './vendor/preact-htm.js';
-import { BELOW, CACHED, FREE, HELD, KINDS, MOVING, OUTSIDE, PINNED, SESSION, SHARED, nameOf } from './pool.js';
+import { BELOW, CACHED, FREE, MOVING, OUTSIDE, PINNED, SESSION, SHARED, keyOf, nameOf } from './pool.js';
 
 const GAP_FROM = 3; // device pixels of a cell from which there is a gap between cells
 const MARK_FROM = 13; // css pixels of a cell from which marks are drawn
@@ -45,13 +45,14 @@ export class MapPainter {
   // Sizes for this width in css pixels. True when everything must be drawn again.
   layOut(width) {
     const blocks = Math.max(1, this.pool.blocks);
-    this.columns = columnsFor(blocks, this.columns);
-    this.rows = Math.ceil(blocks / this.columns);
     const ratio = window.devicePixelRatio || 1;
-    const cell = Math.min(CELL_MAX * ratio, Math.floor((width * ratio) / this.columns));
+    const pixels = Math.max(16, Math.floor(width * ratio));
+    this.columns = Math.min(columnsFor(blocks, this.columns), pixels);
+    this.rows = Math.ceil(blocks / this.columns);
+    const cell = Math.min(CELL_MAX * ratio, Math.floor(pixels / this.columns)); // whole pixels: none is dropped
     this.isFine = cell >= GAP_FROM;
     this.cell = this.isFine ? cell : 1;
-    this.css = this.isFine ? cell / ratio : Math.min(CELL_MAX, width / this.columns);
+    this.css = cell / ratio;
     const [w, h] = [this.columns * this.cell, this.rows * this.cell];
     if (this.canvas.width !== w || this.canvas.height !== h) {
       this.canvas.width = w;
@@ -126,6 +127,17 @@ export class MapPainter {
     context.fillStyle = this.#colourOf(block);
     context.fillRect(x, y, size, size);
     if (this.hasMarks) this.#drawMark(block, x, y, size);
+    if (this.pool.cells[block] & BELOW) {
+      context.fillStyle = this.#isDark(block) ? this.mark : this.ink;
+      const bar = this.hasMarks ? Math.max(1, size * 0.09) : 1;
+      const inset = this.hasMarks ? size * 0.12 : 0;
+      context.fillRect(x + inset, y + size - inset - bar, size - 2 * inset, bar);
+    }
+    if (this.hasMarks && this.chosen.has(block) && this.pool.states[block] === SHARED) {
+      context.strokeStyle = this.colours[SHARED];
+      context.lineWidth = 2;
+      context.strokeRect(x + 1, y + 1, size - 2, size - 2);
+    }
     if (block === this.cursor) {
       context.strokeStyle = this.ink;
       context.lineWidth = Math.max(1, gap);
@@ -136,8 +148,7 @@ export class MapPainter {
   #drawMark(block, x, y, size) {
     const { context, pool } = this;
     const state = pool.states[block];
-    const isDark = this.chosen.has(block) || ![FREE, CACHED, OUTSIDE].includes(state);
-    context.fillStyle = context.strokeStyle = isDark ? this.mark : this.ink;
+    context.fillStyle = context.strokeStyle = this.#isDark(block) ? this.mark : this.ink;
     context.lineWidth = Math.max(1, size / 14);
     const [cx, cy] = [x + size / 2, y + size / 2];
     if (state === SHARED) {
@@ -164,9 +175,10 @@ export class MapPainter {
       context.strokeRect(x + 1, y + 1, size - 2, size - 2);
       context.globalAlpha = 1;
     }
-    if (pool.cells[block] & BELOW) {
-      context.fillRect(x + size * 0.12, y + size * 0.82, size * 0.76, Math.max(1, size * 0.09));
-    }
+  }
+
+  #isDark(block) {
+    return this.chosen.has(block) || ![FREE, CACHED, OUTSIDE].includes(this.pool.states[block]);
   }
 
   #drawPixel(block) {
@@ -193,7 +205,7 @@ const mix = ([a, b], place) => a.map((x, i) => Math.round(x + (b[i] - x) * place
 const cssOf = (rgb) => `rgb(${rgb.join(' ')})`;
 
 // The map with its legend and the words about the block under the pointer.
-export function PoolMap({ pool, painterRef, selected, select, version }) {
+export function PoolMap({ pool, painterRef, select }) {
   const canvas = useRef(null);
   const frame = useRef(null);
   const [cursor, setCursor] = useState(-1);
@@ -207,12 +219,9 @@ export function PoolMap({ pool, painterRef, selected, select, version }) {
     };
     const observer = new ResizeObserver(fit);
     observer.observe(frame.current);
-    const scheme = matchMedia('(prefers-color-scheme: dark)');
-    scheme.addEventListener('change', fit);
     addEventListener('octavo-theme', fit);
     return () => {
       observer.disconnect();
-      scheme.removeEventListener('change', fit);
       removeEventListener('octavo-theme', fit);
     };
   }, []);
@@ -220,17 +229,19 @@ export function PoolMap({ pool, painterRef, selected, select, version }) {
     setCursor(block);
     painterRef.current.point(block);
   };
-  const onMove = (event) => point(painterRef.current.blockAt(event.offsetX, event.offsetY));
+  const blockAt = (event) => painterRef.current.blockAt(event.offsetX, event.offsetY);
   const pick = (block) => {
     const owner = block < 0 ? null : pool.ownersOf(block)[0];
     select(owner ? keyOf(owner.row) : null);
   };
+  // A finger leaves with each tap: what it pointed at stays.
+  const leave = (event) => event.pointerType !== 'touch' && point(-1);
   const onKey = (event) => {
-    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -painterRef.current.columns };
-    steps.ArrowDown = painterRef.current.columns;
+    const { columns } = painterRef.current;
+    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
     if (event.key === 'Enter' || event.key === ' ') pick(cursor);
-    else if (event.key in steps) {
-      const next = cursor < 0 ? 0 : cursor + steps[event.key];
+    else if (step) {
+      const next = cursor < 0 ? 0 : cursor + step;
       if (next >= 0 && next < pool.blocks) point(next);
     } else return;
     event.preventDefault();
@@ -239,50 +250,54 @@ export function PoolMap({ pool, painterRef, selected, select, version }) {
     <div class="map-frame" ref=${frame}>
       <canvas ref=${canvas} tabindex="0" role="application"
         aria-label="Map of the pool's blocks. Arrow keys move from block to block, Enter selects its holder."
-        onPointerMove=${onMove} onPointerLeave=${() => point(-1)} onKeyDown=${onKey}
-        onClick=${(event) => pick(painterRef.current.blockAt(event.offsetX, event.offsetY))}></canvas>
+        onPointerMove=${(event) => point(blockAt(event))} onPointerLeave=${leave} onKeyDown=${onKey}
+        onClick=${(event) => pick(blockAt(event))}></canvas>
     </div>
-    <${BlockWords} pool=${pool} block=${cursor} version=${version} />
+    <${BlockWords} pool=${pool} block=${cursor} select=${select} />
     <${Legend} pool=${pool} />`;
 }
 
-export const keyOf = (row) => (row.request === undefined ? `holder:${row.number}` : `request:${row.request}`);
-
-function BlockWords({ pool, block }) {
-  if (block < 0) {
+function BlockWords({ pool, block, select }) {
+  if (block < 0 || !pool.parts.pool) {
     return html`<p class="block-words quiet">Point at a block, or move with the arrow keys, to learn who holds
       it. Select it to light the whole of its holder's table.</p>`;
   }
   const owners = pool.ownersOf(block);
   const name = nameOf(pool.cells[block]);
-  const state = KINDS.find((kind) => kind.state === pool.states[block]);
-  const size = pool.parts.pool.block_size;
+  const kind = pool.kinds.find(({ state }) => state === pool.states[block]) || pool.kinds[0];
   const used = pool.touched[block];
-  return html`<div class="block-words" aria-live="polite">
-    <strong>Block ${block}</strong> ${state ? `${state.word}${owners.length > 1 ? ` by ${owners.length}` : ''}` : ''}
-    ${name && html` · name <code>${name}</code>`}
-    ${pool.cells[block] & BELOW ? ' · also below' : ''} ·${' '}
-    ${used ? `last taken or left ${ago(pool.now - used)}` : 'unchanged since this page looks'}
-    ${owners.slice(0, 6).map(
-      ({ row, index, length }) => html`<div>${row.label || row.kind}${row.tenant ? ` of ${row.tenant}` : ''}:
-        block ${index + 1} of ${length}, tokens ${index * size} to ${(index + 1) * size - 1}</div>`,
-    )}
-    ${owners.length > 6 && html`<div>and ${owners.length - 6} more</div>`}
+  return html`<div class="block-words">
+    <span aria-live="polite"><strong>Block ${block}</strong> ${kind.word}${owners.length > 1 ? ` by ${owners.length}` : ''}
+    ${name && html` · name <code>${name}</code>`}${pool.cells[block] & BELOW ? ' · also below' : ''}</span>
+    ${' · '}${used ? `last taken or left ${ago(pool.now - used)}` : 'not taken or left since this page looks'}
+    <div class="owners">${owners.map((owner) => html`<${Owner} owner=${owner} pool=${pool} select=${select} />`)}</div>
   </div>`;
 }
 
-export const ago = (seconds) =>
-  seconds < 1 ? 'just now' : seconds < 90 ? `${Math.round(seconds)} s ago` : `${Math.round(seconds / 60)} min ago`;
+function Owner({ owner, pool, select }) {
+  const { row, index, length } = owner;
+  const size = pool.parts.pool.block_size;
+  return html`<div><button class="link" onClick=${() => select(keyOf(row))}>${row.label || row.kind}</button>
+    ${row.tenant ? ` of ${row.tenant}` : ''}: block ${index + 1} of ${length},
+    tokens ${index * size} to ${(index + 1) * size - 1}</div>`;
+}
+
+export const ago = (seconds) => {
+  if (seconds < 1) return 'just now';
+  return seconds < 90 ? `${Math.round(seconds)} s ago` : `${Math.round(seconds / 60)} min ago`;
+};
+
+const number = (value) => value.toLocaleString('en');
 
 function Legend({ pool }) {
-  const below = pool.parts.tier;
+  const { tier } = pool.parts;
   return html`<ul class="legend" aria-label="Legend, with the number of blocks of each kind">
-    ${KINDS.map(
+    ${pool.kinds.map(
       ({ state, word, says }) => html`<li title=${says}>
-        <span class="swatch ${word}"></span>${word} <b>${pool.counts[state].toLocaleString('en')}</b></li>`,
+        <span class="swatch ${word.split(' ')[0]}"></span>${word} <b>${number(pool.counts[state])}</b></li>`,
     )}
-    ${below && html`<li title="of the blocks in tiers below: found under their names">
-      <span class="swatch below"></span>below <b>${below.found.toLocaleString('en')}</b></li>`}
+    ${tier && html`<li title="of the blocks in tiers below: found under their names">
+      <span class="swatch below"></span>below <b>${number(tier.found)}</b></li>`}
     <li title="what you have selected, its first block lightest"><span class="swatch chosen"></span>selected</li>
   </ul>`;
 }

@@ -1,13 +1,14 @@
-// The playground: chats, and beside each the blocks that it has.
+// The playground: chats, and above each the blocks that it has.
 
-import { html, useEffect, useRef, useState } from './vendor/preact-htm.js';
+import { html, useEffect, useRef } from './vendor/preact-htm.js';
 import { Chat } from './chats.js';
-import { Act, Cells } from './panels.js';
-import { nameOf } from './pool.js';
+import { Act } from './panels.js';
+import { keyOf, nameOf } from './pool.js';
+import { Cells, number } from './requests.js';
 
-const number = (value) => Number(value || 0).toLocaleString('en');
+const CELLS_MAX = 96;
 
-// Chats of this page: `chats` and which one is open; `changed` shows them again.
+// Chats of this page: `all`, and which one is open; `changed` shows them again.
 export class Chats {
   constructor(changed) {
     this.all = [new Chat()];
@@ -33,15 +34,26 @@ export class Chats {
 
 export function Playground({ chats, pool, select, tell }) {
   const chat = chats.open;
+  const show = (one) => {
+    chats.open = one;
+    chats.changed();
+  };
+  const { server } = pool.parts;
+  if (server && !server.has_chat) {
+    return html`<section class="panel" id="playground" aria-labelledby="playground-title">
+      <h2 id="playground-title">Playground</h2>
+      <p class="empty">${server.model} has no chat template, so there is nothing to chat with; it continues texts
+        (POST /v1/completions), and their blocks appear on the map.</p></section>`;
+  }
   return html`<section class="panel" id="playground" aria-labelledby="playground-title">
     <h2 id="playground-title">Playground
-      <button class="small right" onClick=${() => chats.add(new Chat({ ...chat.settings }))}>new chat</button></h2>
+      <button class="small right" onClick=${() => chats.add(new Chat(chat.settings))}>new chat</button></h2>
     <div class="tabs" role="group" aria-label="Chats">${chats.all.map(
-      (one) => html`<button aria-pressed=${one === chat} onClick=${() => { chats.open = one; chats.changed(); }}>
+      (one) => html`<button key=${one.id} aria-pressed=${one === chat} onClick=${() => show(one)}>
         ${one.isBusy ? '… ' : ''}${one.title}</button>`,
     )}</div>
     <${Blocks} chat=${chat} pool=${pool} select=${select} />
-    <${Said} chat=${chat} chats=${chats} tell=${tell} pool=${pool} />
+    <${Said} chat=${chat} chats=${chats} tell=${tell} />
     <${Actions} chat=${chat} chats=${chats} pool=${pool} tell=${tell} />
     <${Composer} chat=${chat} chats=${chats} />
   </section>`;
@@ -57,129 +69,190 @@ export function tablesOf(chat, pool) {
 
 function Blocks({ chat, pool, select }) {
   if (!pool.parts.pool) return null;
-  const tables = tablesOf(chat, pool);
+  const tables = tablesOf(chat, pool).filter((table) => table.blocks.length);
   const request = pool.requests.get(chat.request);
-  const session = (pool.parts.sessions || []).find((one) => one.id === chat.session);
-  const context = pool.parts.server.context_length;
-  const first = request && request.choices[0];
-  const used = first ? first.prompt + first.output : chat.usage ? chat.usage.total_tokens : 0;
-  const size = pool.parts.pool.block_size;
-  if (tables.some((table) => table.blocks.length)) remember(chat, tables[0], pool);
-  const left = tables.some((table) => table.blocks.length) ? null : chat.remembered;
-  return html`<div class="own-blocks">
-    <div class="row quiet">
-      ${first && first.computed < first.prompt
-        ? html`<span>prompt <progress max=${first.prompt} value=${first.computed} aria-label="prompt computed"></progress> ${number(first.computed)} of ${number(first.prompt)}${first.why ? `: ${first.why}` : ''}</span>`
-        : html`<span>context <meter min="0" max=${context} value=${used} aria-label="context used"></meter> ${number(used)} of ${number(context)} tokens</span>`}
-      ${chat.usage && html`<span>${number(chat.usage.cached_tokens)} of the prompt found${chat.usage.draft_tokens ? `, ${number(chat.usage.accepted_draft_tokens)} of ${number(chat.usage.draft_tokens)} guesses right` : ''}</span>`}
-      ${tables.length > 0 && html`<button class="link" onClick=${() => select(tables[0].row.request === undefined ? `holder:${tables[0].row.number}` : `request:${tables[0].row.request}`)}>show on the map</button>`}
+  if (tables.length) remember(chat, tables[0], pool);
+  const computedOf = (table) => {
+    const choice = request && request.choices.find((one) => one.choice === table.row.choice);
+    return choice ? choice.computed : table.blocks.length * pool.parts.pool.block_size;
+  };
+  return html`<div class="own-blocks" tabindex="0" role="region" aria-label="The blocks of this chat">
+    <div class="row quiet"><${Progress} chat=${chat} pool=${pool} request=${request} />
+      ${tables.length > 0 && html`<button class="link" onClick=${() => select(keyOf(tables[0].row))}>show on the map</button>`}
     </div>
-    ${tables.map((table) => {
-      const choice = request && request.choices.find((one) => one.choice === table.row.choice);
-      return html`<${Cells} pool=${pool} table=${table} limit=${96} computed=${choice ? choice.computed : table.blocks.length * size} />`;
-    })}
-    ${left && html`<${Left} left=${left} pool=${pool} />`}
-    ${!tables.some((table) => table.blocks.length) && html`<p class="empty">${
-      session && session.state === 'suspended' ? `Suspended: its ${number(session.blocks)} blocks are on disk, and nothing holds them in the pool.`
-      : chat.said.length ? (request ? request.choices[0].why || 'It waits.' : session && session.kept ? `Between two turns: ${number(session.kept)} blocks are kept on disk, so the pool may take their places.` : 'It holds no block now; full ones may still be cached.')
-      : `The blocks of this chat will stand here, each of ${size} tokens, and fill while tokens come.`}</p>`}
+    ${tables.map((table) => html`<${Cells} pool=${pool} table=${table} limit=${CELLS_MAX} computed=${computedOf(table)} />`)}
+    ${!tables.length && chat.remembered && html`<${Left} left=${chat.remembered} pool=${pool} />`}
+    ${!tables.length && html`<p class="empty">${wordsOfNone(chat, pool, request)}</p>`}
   </div>`;
 }
 
-// Where its blocks were when it last held some, and what they were called then.
+function Progress({ chat, pool, request }) {
+  const { usage } = chat;
+  const first = request && request.choices[0];
+  if (first && first.computed < first.prompt) {
+    return html`<span>prompt <progress max=${first.prompt} value=${first.computed} aria-label="prompt computed"></progress>
+      ${' '}${number(first.computed)} of ${number(first.prompt)}${first.why ? `: ${first.why}` : ''}</span>`;
+  }
+  const context = pool.parts.server.context_length;
+  const ended = usage ? usage.total_tokens : 0;
+  const used = first ? first.prompt + first.output : ended;
+  const guesses = usage && usage.draft_tokens
+    ? `, ${number(usage.accepted_draft_tokens)} of ${number(usage.draft_tokens)} guesses right` : '';
+  return html`<span>context <meter min="0" max=${context} value=${used} aria-label="context used"></meter>
+      ${' '}${number(used)} of ${number(context)} tokens</span>
+    ${usage && html`<span>${number(usage.cached_tokens)} of the prompt found${guesses}</span>`}`;
+}
+
+function wordsOfNone(chat, pool, request) {
+  const session = (pool.parts.sessions || []).find((one) => one.id === chat.session);
+  if (request) return request.choices[0].why || 'It waits.';
+  if (session && session.state === 'suspended') {
+    return `Suspended: its ${number(session.blocks)} blocks are on disk, and nothing holds them in the pool.`;
+  }
+  if (session && session.kept) {
+    return `Between two turns: ${number(session.kept)} blocks are kept on disk, so the pool may take their places.`;
+  }
+  if (chat.said.length) return 'It holds no block now; full ones may still be cached.';
+  return `The blocks of this chat will stand here, each of ${pool.parts.pool.block_size} tokens, and fill while tokens come.`;
+}
+
+// Where its blocks are, and what they are called.
 function remember(chat, table, pool) {
   chat.remembered = table.blocks.map((block) => ({ block, name: nameOf(pool.cells[block]) }));
 }
 
 // Of these, the ones that are still found where they were: nobody has to compute them again.
 function Left({ left, pool }) {
-  return html`<ol class="cells">${left.slice(0, 96).map(({ block, name }, index) => {
+  const words = (isThere, block) =>
+    isThere ? `block ${block} is still there under its name` : "its place in the pool is another's now";
+  return html`<ol class="cells">${left.slice(0, CELLS_MAX).map(({ block, name }, index) => {
     const isThere = name && nameOf(pool.cells[block]) === name;
-    return html`<li key=${index} class=${isThere ? 'cached' : 'gone'}
-      title=${isThere ? `block ${block} is still there under its name` : 'its place in the pool is another\'s now'}>
-      <span class="logical">${index}</span><span class="fill"></span><span class="physical">${isThere ? block : '–'}</span></li>`;
+    return html`<li key=${index} class=${isThere ? 'cached' : 'gone'} title=${words(isThere, block)}>
+      <span class="logical">${index}</span><span class="fill"></span>
+      <span class="physical">${isThere ? block : '–'}</span></li>`;
   })}</ol>`;
 }
 
-function Said({ chat, chats, tell, pool }) {
-  const end = useRef(null);
+const lengthOf = ({ text, choices }) => text.length + (choices || []).reduce((sum, choice) => sum + choice.text.length, 0);
+
+function Said({ chat, chats, tell }) {
   const box = useRef(null);
-  const length = chat.said.reduce((sum, one) => sum + one.text.length + (one.choices ? one.choices.reduce((n, c) => n + c.text.length, 0) : 0), 0);
+  const isAtEnd = useRef(true);
+  const length = chat.said.reduce((sum, one) => sum + lengthOf(one), chat.note.length + chat.error.length);
   useEffect(() => {
-    if (box.current) box.current.scrollTop = box.current.scrollHeight;
-  }, [length, chat.id]);
-  return html`<div class="said" ref=${box} tabindex="0" role="log" aria-label="What was said">
-    ${chat.said.map((one) => html`<article class=${one.role}>
-      <header>${one.role}${one.finish === 'length' ? html` <small>cut at max tokens</small>` : ''}
-        ${one.turn && chat.session && !chat.isBusy && html`<${Act} word="fork here" quiet="A new chat that goes on from here, with the same blocks"
-          tell=${tell} does=${async () => chats.add(await chat.fork(one))} />`}</header>
-      ${one.choices && one.choices.length === 1 ? html`<${Text} one=${one.choices[0]} />` : one.choices
-        ? html`<div class="side-by-side">${one.choices.map((choice, index) => html`<div>
-            <${Text} one=${choice} />${!chat.isBusy && html`<button class="small" onClick=${() => { chat.keep(one, index); chats.changed(); }}>keep this one</button>`}
-          </div>`)}</div>`
-        : html`<${Text} one=${one} />`}
-    </article>`)}
+    isAtEnd.current = true;
+  }, [chat.id, chat.said.length]);
+  useEffect(() => {
+    if (isAtEnd.current) box.current.scrollTop = box.current.scrollHeight; // unless somebody reads further up
+  }, [length, chat.id, chat.said.length]);
+  const onScroll = () => {
+    const { scrollTop, clientHeight, scrollHeight } = box.current;
+    isAtEnd.current = scrollTop + clientHeight > scrollHeight - 30;
+  };
+  return html`<div class="said" ref=${box} tabindex="0" role="log" aria-label="What was said" onScroll=${onScroll}>
+    ${chat.said.map((one) => html`<${Turn} one=${one} chat=${chat} chats=${chats} tell=${tell} />`)}
     ${chat.note && html`<p class="note">${chat.note}</p>`}
     ${chat.error && html`<p class="wrong" role="alert">${chat.error}</p>`}
-    <div ref=${end}></div>
   </div>`;
 }
 
-// Text as text; where logprobs came along, each token is shaded by how sure the model was of it.
+function Turn({ one, chat, chats, tell }) {
+  const canFork = one.turn && chat.session && !chat.isBusy;
+  const fork = async () => chats.add(await chat.fork(one));
+  const keep = (index) => {
+    chat.keep(one, index);
+    chats.changed();
+  };
+  return html`<article class=${one.role}>
+    <header>${one.role}${one.finish === 'length' ? html` <small>cut at max tokens</small>` : ''}
+      ${canFork && html`<${Act} word="fork here" tell=${tell} does=${fork}
+        quiet="A new chat that goes on from here, with the same blocks" />`}</header>
+    ${one.choices && one.choices.length > 1
+      ? html`<div class="side-by-side">${one.choices.map((choice, index) => html`<div>
+          <${Text} one=${choice} />
+          ${!chat.isBusy && html`<button class="small" onClick=${() => keep(index)}>keep this one</button>`}</div>`)}</div>`
+      : html`<${Text} one=${one.choices ? one.choices[0] : one} />`}
+  </article>`;
+}
+
+const shadeOf = (share) => (share > 0.9 ? '' : share > 0.6 ? 'sure-3' : share > 0.3 ? 'sure-2' : 'sure-1');
+
+// Text as text; where logprobs came along, each token is shaded by how probable it was.
 function Text({ one }) {
   if (!one.tokens || !one.tokens.length) return html`<p class="text">${one.text}</p>`;
+  const decoder = new TextDecoder(); // a character may be made of several tokens
   const last = one.tokens[one.tokens.length - 1];
   const tokens = one.text.endsWith(last.token) ? one.tokens : one.tokens.slice(0, -1); // an end token is no text
   return html`<p class="text">${tokens.map((token) => {
     const share = Math.exp(token.logprob);
-    const others = (token.top_logprobs || []).map((top) => `${(100 * Math.exp(top.logprob)).toFixed(1)} %  ${JSON.stringify(top.token)}`);
-    const shade = share > 0.9 ? '' : share > 0.6 ? 'sure-3' : share > 0.3 ? 'sure-2' : 'sure-1';
-    return html`<span class=${shade} title=${`${(100 * share).toFixed(1)} % sure\n${others.join('\n')}`}>${token.token}</span>`;
+    const percent = (logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
+    const others = (token.top_logprobs || []).map((top) => `${percent(top.logprob)}  ${JSON.stringify(top.token)}`);
+    const text = token.bytes ? decoder.decode(Uint8Array.from(token.bytes), { stream: true }) : token.token;
+    const title = `probability ${percent(token.logprob)}\n${others.join('\n')}`;
+    return html`<span class=${shadeOf(share)} title=${title}>${text}</span>`;
   })}</p>`;
 }
 
 function Actions({ chat, chats, pool, tell }) {
   const session = (pool.parts.sessions || []).find((one) => one.id === chat.session);
-  const hasDisk = !pool.parts.server || pool.parts.server.tenant !== null || !!pool.parts.tier;
-  const idle = chat.session && !chat.isBusy;
+  const mayHaveDisk = pool.tenant !== null || !!pool.parts.tier;
+  const isIdle = chat.session && session && !chat.isBusy;
+  const isSuspended = session && session.state === 'suspended';
+  const about = session && `session ${chat.session.slice(0, 6)}, ${session.state}${session.note ? `: ${session.note}` : ''}`;
   return html`<div class="row actions">
-    ${idle && hasDisk && session && session.state !== 'suspended' && html`<${Act} word="suspend" quiet="Send its blocks to disk" tell=${tell} does=${() => chat.act('suspend')} />`}
-    ${idle && session && session.state === 'suspended' && html`<${Act} word="resume" quiet="Bring its blocks back" tell=${tell} does=${() => chat.act('resume')} />`}
-    ${idle && html`<${Act} word="pin" quiet="Keep its blocks for an hour, whatever else runs" tell=${tell} does=${() => chat.pin()} />`}
+    ${isIdle && !isSuspended && mayHaveDisk && html`<${Act} word="suspend" tell=${tell}
+      does=${() => chat.act('suspend')} quiet="Send its blocks to disk" />`}
+    ${isIdle && isSuspended && html`<${Act} word="resume" tell=${tell}
+      does=${() => chat.act('resume')} quiet="Bring its blocks back" />`}
+    ${isIdle && html`<${Act} word="pin" tell=${tell} does=${() => chat.pin()}
+      quiet="Keep its blocks for an hour, whatever else runs" />`}
     ${chats.all.length > 1 && html`<button class="small" onClick=${() => chats.close(chat)}>close</button>`}
-    ${session && html`<span class="quiet">session ${chat.session.slice(0, 6)}, ${session.state}${session.note ? `: ${session.note}` : ''}</span>`}
+    ${about && html`<span class="quiet">${about}</span>`}
   </div>`;
 }
 
+const FIELDS = [
+  ['temperature', 'temperature', 0.1],
+  ['top_p', 'top p', 0.05],
+  ['max_tokens', 'max tokens', 1],
+  ['n', 'answers', 1],
+  ['seed', 'seed', 1],
+];
+
 function Composer({ chat, chats }) {
-  const [text, setText] = useState('');
   const set = (name, value) => {
-    chat.settings[name] = value;
+    chat.set(name, value);
     chats.changed();
   };
-  const say = () => {
-    if (!text.trim() || chat.isBusy) return;
-    chat.say(text.trim(), chats.changed);
-    setText('');
+  const write = (text) => {
+    chat.draft = text;
+    chats.changed();
   };
-  const field = (name, word, min, max, step) => html`<label>${word}
-    <input type="number" min=${min} max=${max} step=${step} value=${chat.settings[name]}
-      onChange=${(event) => set(name, event.target.value === '' ? '' : Number(event.target.value))} /></label>`;
-  const needsChoice = chat.said.some((one) => one.choices) && !chat.isBusy;
-  return html`<form class="composer" onSubmit=${(event) => { event.preventDefault(); say(); }}>
+  const say = (event) => {
+    event.preventDefault();
+    const text = chat.draft.trim();
+    if (!text || chat.isBusy) return;
+    chat.draft = '';
+    chat.say(text, chats.changed);
+  };
+  const onKey = (event) => event.key === 'Enter' && !event.shiftKey && say(event);
+  const needsChoice = !chat.isBusy && chat.said.some((one) => one.choices);
+  return html`<form class="composer" onSubmit=${say}>
     <label class="grow"><span class="hidden">Your message</span>
-      <textarea rows="2" placeholder=${needsChoice ? 'Keep one of the answers first' : 'Say something'} value=${text} disabled=${needsChoice}
-        onInput=${(event) => setText(event.target.value)}
-        onKeyDown=${(event) => { if (event.key === 'Enter' && !event.shiftKey) { event.preventDefault(); say(); } }}></textarea></label>
+      <textarea rows="2" placeholder=${needsChoice ? 'Keep one of the answers first' : 'Say something'}
+        value=${chat.draft} disabled=${needsChoice}
+        onInput=${(event) => write(event.target.value)} onKeyDown=${onKey}></textarea></label>
     ${chat.isBusy
       ? html`<button type="button" onClick=${() => chat.stop()}>stop</button>`
-      : html`<button type="submit" disabled=${!text.trim()}>send</button>`}
+      : html`<button type="submit" disabled=${!chat.draft.trim()}>send</button>`}
     <details><summary>settings</summary><div class="row settings">
-      ${field('temperature', 'temperature', 0, 2, 0.1)} ${field('top_p', 'top p', 0, 1, 0.05)}
-      ${field('max_tokens', 'max tokens', 1, 8192, 1)} ${field('n', 'answers', 1, 4, 1)} ${field('seed', 'seed', 0, 2147483647, 1)}
-      <label><input type="checkbox" checked=${chat.settings.shade} onChange=${(event) => set('shade', event.target.checked)} /> shade by surety</label>
-      <label class="wide">system prompt <textarea rows="2" value=${chat.settings.system} disabled=${chat.said.length > 0}
-        onChange=${(event) => set('system', event.target.value)}></textarea></label>
+      ${FIELDS.map(([name, word, step]) => html`<label>${word}
+        <input type="number" step=${step} value=${chat.settings[name]}
+          onChange=${(event) => set(name, event.target.value)} /></label>`)}
+      <label><input type="checkbox" checked=${chat.settings.shade}
+        onChange=${(event) => set('shade', event.target.checked)} /> shade by probability</label>
+      <label class="wide">system prompt <textarea rows="2" value=${chat.settings.system}
+        disabled=${chat.said.length > 0} onChange=${(event) => set('system', event.target.value)}></textarea></label>
     </div></details>
   </form>`;
 }

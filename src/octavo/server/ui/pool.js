@@ -25,13 +25,18 @@ export const KINDS = [
   { state: SHARED, word: 'shared', says: 'several hold the very same block' },
 ];
 
+const NOT_YOURS = {
+  state: FREE,
+  word: 'not yours',
+  says: 'free, or others have it: which of the two is not told',
+};
 const KIND_OF = { sequence: 0, session: 1, pin: 2, fetch: 3, store: 3 };
 
 export class Pool {
   constructor() {
     this.number = 0;
-    this.capacity = 0;
     this.clear(0);
+    this.events = [];
   }
 
   clear(capacity) {
@@ -39,13 +44,22 @@ export class Pool {
     this.cells = new Uint32Array(capacity);
     this.holders = [0, 1, 2, 3].map(() => new Uint16Array(capacity)); // by kind: sequence, session, pin, moving
     this.states = new Uint8Array(capacity);
-    this.touched = new Float64Array(capacity); // engine time when a holder came or left; 0: before we looked
+    this.touched = new Float64Array(capacity); // engine time when a holder came or left; 0: not since we look
     this.counts = new Uint32Array(8); // blocks by state
     this.tables = new Map();
     this.requests = new Map();
     this.parts = {};
-    this.events = [];
-    this.isNew = true;
+  }
+
+  // Whose key it is: a tenant is not told which blocks of others' are free; null for the operator.
+  get tenant() {
+    return this.parts.server ? this.parts.server.tenant : null;
+  }
+
+  // What there is to tell apart, for this reader.
+  get kinds() {
+    if (this.tenant === null) return KINDS;
+    return [NOT_YOURS, ...KINDS.filter(({ state }) => state !== FREE && state !== CACHED)];
   }
 
   get blocks() {
@@ -58,21 +72,22 @@ export class Pool {
     const [number, kind, length] = [0, 4, 8].map((at) => head.getUint32(at, true));
     const told = JSON.parse(new TextDecoder().decode(new Uint8Array(frame, 12, length)));
     const rest = new Uint32Array(frame, 12 + length);
+    const { server, pool } = this.parts;
     if (kind === SNAPSHOT) {
-      const before = this.events;
+      const isSame = server && told.server.run === server.run && told.pool.capacity === this.capacity;
+      const { touched } = this;
       this.clear(told.pool.capacity);
-      this.events = before;
+      if (isSame) this.touched = touched;
     } else if (number !== this.number + 1) {
       throw new Error(`frame ${number} came after ${this.number}`);
     }
     this.number = number;
     this.now = told.now;
+    this.isSnapshot = kind === SNAPSHOT;
     const dirty = new Set();
-    this.isNew = false;
-    const oldBlocks = this.blocks;
     this.#applyJson(told);
-    this.#applyNumbers(kind, rest, dirty);
-    if (kind === SNAPSHOT || oldBlocks !== this.blocks) {
+    this.#applyNumbers(rest, dirty);
+    if (this.isSnapshot || pool.blocks !== this.blocks) {
       this.#judgeAll();
       return null;
     }
@@ -93,11 +108,13 @@ export class Pool {
     }
     if (told.events && told.events.length) {
       const oldest = told.events[told.events.length - 1].at;
-      this.events = told.events.concat(this.events.filter((event) => event.at < oldest)).slice(0, 500);
+      const isOld = ({ at, text }) =>
+        at < oldest || (at === oldest && !told.events.some((other) => other.at === at && other.text === text));
+      this.events = told.events.concat(this.events.filter(isOld)).slice(0, 500);
     }
   }
 
-  #applyNumbers(kind, rest, dirty) {
+  #applyNumbers(rest, dirty) {
     let at = 1;
     for (; at < 1 + rest[0]; at++) {
       const table = this.tables.get(rest[at]);
@@ -111,7 +128,7 @@ export class Pool {
       at += 3 + further;
     }
     const count = rest[at++];
-    if (kind === SNAPSHOT) {
+    if (this.isSnapshot) {
       this.cells.set(rest.subarray(at, at + count));
       return;
     }
@@ -123,17 +140,16 @@ export class Pool {
 
   #hold(table, kept, further, dirty) {
     const counts = this.holders[KIND_OF[table.row.kind] ?? 2];
-    for (let i = kept; i < table.blocks.length; i++) {
-      counts[table.blocks[i]]--;
-      this.touched[table.blocks[i]] = this.now;
-      dirty.add(table.blocks[i]);
-    }
+    const change = (block, by) => {
+      counts[block] += by;
+      if (!this.isSnapshot) this.touched[block] = this.now;
+      dirty.add(block);
+    };
+    for (let i = kept; i < table.blocks.length; i++) change(table.blocks[i], -1);
     table.blocks.length = kept;
     for (const block of further) {
       table.blocks.push(block);
-      counts[block]++;
-      this.touched[block] = this.now;
-      dirty.add(block);
+      change(block, 1);
     }
   }
 
@@ -180,16 +196,34 @@ export class Pool {
     return [...this.tables.values()].filter((table) => test(table.row));
   }
 
-  // Other holders that have a block in common with these tables: their labels.
-  sharersOf(tables) {
-    const shared = new Set();
-    for (const table of tables) {
-      for (const block of table.blocks) if (this.numHolders(block) > 1) shared.add(block);
+  // How many other holders each running table has blocks in common with; once a frame, for few requests.
+  get sharers() {
+    if (this.sharersOf !== this.number) {
+      const byBlock = new Map();
+      for (const table of this.tables.values()) {
+        for (const block of table.blocks) {
+          if (this.numHolders(block) < 2) continue;
+          if (!byBlock.has(block)) byBlock.set(block, []);
+          byBlock.get(block).push(table);
+        }
+      }
+      const others = new Map();
+      for (const tables of byBlock.values()) {
+        for (const table of tables) {
+          if (table.row.request === undefined) continue;
+          if (!others.has(table)) others.set(table, new Set());
+          for (const other of tables) if (other !== table) others.get(table).add(other);
+        }
+      }
+      this.sharersNow = new Map([...others].map(([table, found]) => [table, found.size]));
+      this.sharersOf = this.number;
     }
-    if (!shared.size) return [];
-    const others = [...this.tables.values()].filter((table) => !tables.includes(table));
-    return others.filter((table) => table.blocks.some((block) => shared.has(block))).map((table) => table.row);
+    return this.sharersNow;
   }
 }
+
+// What a selection is kept by: the same holder has the same key, also after the stream began again.
+export const keyOf = (row) =>
+  row.request === undefined ? `holder:${JSON.stringify([row.kind, row.tenant, row.label])}` : `request:${row.request}`;
 
 export const nameOf = (cell) => (cell & NAMED ? (cell >>> 2).toString(16).padStart(8, '0') : '');

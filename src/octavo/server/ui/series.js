@@ -15,12 +15,19 @@ export class History {
     this.seen = []; // latency counts of the last seconds
   }
 
+  // The counters begin at zero: no difference to those before means anything.
+  beginAgain() {
+    this.last = null;
+    this.seen = [];
+  }
+
   look(pool) {
     const at = Date.now() / 1000;
     if (this.last && at - this.last.at < 1) return;
     const { stats, latency } = pool.parts;
     const point = { cached: pool.counts[CACHED], held: pool.blocks - pool.counts[CACHED] - pool.counts[FREE] };
-    const rate = (name) => (this.last && this.last.stats ? Math.max(0, stats[name] - this.last.stats[name]) / (at - this.last.at) : null);
+    const before = this.last && this.last.stats;
+    const rate = (name) => (before ? Math.max(0, stats[name] - before[name]) / (at - this.last.at) : null);
     if (stats) {
       const prompt = rate('prompt_tokens');
       point.output = rate('output_tokens');
@@ -51,7 +58,10 @@ export class History {
     for (const name of Object.keys(this.lines)) this.lines[name].push(point[name] ?? null);
     if (this.times.length > SECONDS) {
       this.times.shift();
-      for (const values of Object.values(this.lines)) values.shift();
+      for (const [name, values] of Object.entries(this.lines)) {
+        values.shift();
+        if (values.every((value) => value === null)) delete this.lines[name]; // a tenant that is gone
+      }
     }
     this.version++;
   }
@@ -73,46 +83,47 @@ export function percentile(upto, counts, share) {
   return null;
 }
 
+const HEIGHT = 120;
+const DASH = [5, 4];
+const shortly = (tick) => (tick >= 10000 ? `${tick / 1000}k` : String(tick));
+
+function optionsOf(place, lines) {
+  const style = getComputedStyle(place);
+  const read = (name) => style.getPropertyValue(name).trim();
+  const grid = { stroke: read('--rule'), width: 1 };
+  const line = (dash, i) => ({ stroke: read(`--line-${i + 1}`), width: 1.5, dash, points: { size: 3 } });
+  const axis = { stroke: style.color, ticks: { show: false } };
+  return {
+    width: Math.max(120, place.clientWidth),
+    height: HEIGHT,
+    cursor: { drag: { x: false, y: false } },
+    legend: { show: false },
+    series: [{}, ...lines.map(([, , dash], i) => line(dash, i))],
+    axes: [
+      { ...axis, grid: { show: false }, size: 22, space: 60 },
+      { ...axis, grid, size: 44, values: (_, ticks) => ticks.map(shortly) },
+    ],
+    scales: { y: { range: (_, low, high) => [0, Math.max(1, high || 1)] } },
+  };
+}
+
 function Chart({ history, title, unit, lines, version }) {
   const place = useRef(null);
   const chart = useRef(null);
-  const colours = () => {
-    const style = getComputedStyle(place.current);
-    return ['--line-1', '--line-2', '--line-3'].map((name) => style.getPropertyValue(name).trim());
-  };
-  const data = () => [history.times, ...lines.map(([name]) => history.lines[name] || history.times.map(() => null))];
+  const none = () => history.times.map(() => null);
+  const data = () => [history.times, ...lines.map(([name]) => history.lines[name] || none())];
   useEffect(() => {
     const build = () => {
       if (chart.current) chart.current.destroy();
-      const [one, two, three] = colours();
-      const ink = getComputedStyle(place.current).color;
-      const grid = { stroke: getComputedStyle(place.current).getPropertyValue('--rule').trim(), width: 1 };
-      chart.current = new uPlot(
-        {
-          width: Math.max(120, place.current.clientWidth),
-          height: 120,
-          cursor: { drag: { x: false, y: false } },
-          legend: { show: false },
-          series: [{}, ...lines.map(([, , dash], i) => ({ stroke: [one, two, three][i], width: 1.5, dash, points: { size: 3 } }))],
-          axes: [
-            { stroke: ink, grid: { show: false }, ticks: { show: false }, size: 22, space: 60 },
-            { stroke: ink, grid, ticks: { show: false }, size: 44, values: (_, ticks) => ticks.map((tick) => (tick >= 10000 ? `${tick / 1000}k` : String(tick))) },
-          ],
-          scales: { y: { range: (_, low, high) => [0, Math.max(1, high || 1)] } },
-        },
-        data(),
-        place.current,
-      );
+      chart.current = new uPlot(optionsOf(place.current, lines), data(), place.current);
     };
     build();
-    const observer = new ResizeObserver(() => chart.current.setSize({ width: Math.max(120, place.current.clientWidth), height: 120 }));
+    const fit = () => chart.current.setSize({ width: Math.max(120, place.current.clientWidth), height: HEIGHT });
+    const observer = new ResizeObserver(fit);
     observer.observe(place.current);
-    const scheme = matchMedia('(prefers-color-scheme: dark)');
-    scheme.addEventListener('change', build);
     addEventListener('octavo-theme', build);
     return () => {
       observer.disconnect();
-      scheme.removeEventListener('change', build);
       removeEventListener('octavo-theme', build);
       chart.current.destroy();
     };
@@ -120,31 +131,43 @@ function Chart({ history, title, unit, lines, version }) {
   useEffect(() => {
     if (chart.current && history.times.length) chart.current.setData(data());
   }, [version]);
-  const last = (name) => {
-    const values = history.lines[name] || [];
-    const value = values[values.length - 1];
-    return value === null || value === undefined ? '–' : value >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString('en') : value.toFixed(1);
-  };
+  const last = ([name]) => lastOf(history.lines[name] || []);
+  const words = lines.map((line) => `${line[1]} ${last(line)}`).join(', ');
   return html`<figure class="chart"><figcaption>${title} <small>${unit}</small>
-      ${lines.map(([name, word, dash], i) => html` <span class="key"><span class="line-${i + 1}${dash ? ' dashed' : ''}"></span>${word} <b>${last(name)}</b></span>`)}
-    </figcaption><div ref=${place} role="img" aria-label=${`${title}: ${lines.map(([name, word]) => `${word} ${last(name)}`).join(', ')} ${unit}`}></div></figure>`;
+      ${lines.map((line, i) => html` <span class="key">
+        <span class="line-${i + 1}${line[2] ? ' dashed' : ''}"></span>${line[1]} <b>${last(line)}</b></span>`)}
+    </figcaption><div ref=${place} role="img" aria-label=${`${title}: ${words} ${unit}`}></div></figure>`;
 }
 
-const DASH = [5, 4];
+function lastOf(values) {
+  const value = values[values.length - 1];
+  if (value === null || value === undefined) return '–';
+  return value >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString('en') : value.toFixed(1);
+}
+
+const EVERYBODYS = [
+  { title: 'Tokens', unit: 'a second', lines: [['output', 'output'], ['prompt', 'prompt', DASH]] },
+  { title: 'To the first token', unit: 'ms', lines: [['first50', 'p50'], ['first95', 'p95', DASH]] },
+  { title: 'Between tokens', unit: 'ms', lines: [['between50', 'p50'], ['between95', 'p95', DASH]] },
+  { title: 'Blocks', unit: '', lines: [['held', 'held'], ['cached', 'cached', DASH]] },
+  { title: 'Prompt tokens found', unit: '%', lines: [['hits', 'cached']] },
+  { title: 'Preemptions', unit: 'a second', lines: [['preempted', 'preempted']] },
+];
+const OWN = [{ title: 'Blocks', unit: '', lines: [['held', 'held']] }];
+
+// Of those that hold most, whatever `shared` does.
+function chartOfTenants(history) {
+  const last = (name) => history.lines[name][history.lines[name].length - 1] || 0;
+  const names = Object.keys(history.lines).filter((name) => name.startsWith('tenant ') && !name.endsWith('shared'));
+  const most = names.sort((a, b) => last(b) - last(a)).slice(0, 3).sort();
+  const lines = most.map((name, i) => [name, name.slice(7), i ? DASH : undefined]);
+  return lines.length ? [{ title: 'Held by tenant', unit: 'blocks', lines }] : [];
+}
 
 export function Charts({ history, pool }) {
-  const { version } = history;
-  const tenants = Object.keys(history.lines).filter((name) => name.startsWith('tenant ') && name !== 'tenant shared' && name !== 'tenant once shared').slice(0, 3);
-  const all = !!pool.parts.stats;
+  const charts = pool.tenant === null ? EVERYBODYS.concat(chartOfTenants(history)) : OWN;
   return html`<section class="panel" id="series" aria-labelledby="series-title"><h2 id="series-title">The last minutes
     <small>since this page was opened</small></h2><div class="charts">
-    ${all && html`<${Chart} history=${history} version=${version} title="Tokens" unit="a second" lines=${[['output', 'output'], ['prompt', 'prompt', DASH]]} />`}
-    ${all && html`<${Chart} history=${history} version=${version} title="To the first token" unit="ms" lines=${[['first50', 'p50'], ['first95', 'p95', DASH]]} />`}
-    ${all && html`<${Chart} history=${history} version=${version} title="Between tokens" unit="ms" lines=${[['between50', 'p50'], ['between95', 'p95', DASH]]} />`}
-    <${Chart} history=${history} version=${version} title="Blocks" unit="" lines=${[['held', 'held'], ['cached', 'cached', DASH]]} />
-    ${all && html`<${Chart} history=${history} version=${version} title="Prompt tokens found" unit="%" lines=${[['hits', 'cached']]} />`}
-    ${all && html`<${Chart} history=${history} version=${version} title="Preemptions" unit="a second" lines=${[['preempted', 'preempted']]} />`}
-    ${tenants.length > 0 && html`<${Chart} history=${history} version=${version} title="Held by tenant" unit="blocks"
-      lines=${tenants.map((name, i) => [name, name.slice(7), i ? DASH : undefined])} />`}
+    ${charts.map((chart) => html`<${Chart} key=${chart.title} history=${history} version=${history.version} ...${chart} />`)}
   </div></section>`;
 }

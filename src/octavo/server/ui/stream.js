@@ -1,12 +1,16 @@
 // The stream of frames, kept alive: it connects, reads, notices silence, and tries again.
 //
-//   connecting -> live -> stale (no frame for a while) -> live ...
-//                  |-> lost (the connection ended; the next try is counted down) -> connecting
-//   refused (the key is wrong or missing), stopped (the engine gave up): the server's own words
+//   connecting -> live -> stale (silent for a while) -> live, or given up after some more: lost
+//                  |-> lost (the connection ended, or a frame made no sense) -> connecting, ever more slowly
+//                  |-> asleep (nobody looks at the page) -> connecting
+//   refused (the key is wrong or missing): until there is another
 
 import { send, Refused } from './api.js';
 
 const STALE_MS = 8000;
+const DEAD_MS = 30000; // of silence, or without an answer
+const HIDDEN_MS = 15000; // a browser opens six connections to a server: a page in the background frees its own
+const CALM_MS = 5000; // live for as long, a connection counts as a good one
 const RETRY_MS = [500, 1000, 2000, 4000, 8000];
 
 export class FrameStream {
@@ -15,63 +19,95 @@ export class FrameStream {
     this.take = take;
     this.tell = tell;
     this.failures = 0;
-    this.isLive = false;
-    setInterval(() => this.#look(), 1000);
+    this.word = '';
+    this.hiddenSince = 0;
+    setInterval(() => this.look(), 1000);
+    document.addEventListener('visibilitychange', () => this.look());
   }
 
   async run() {
     for (;;) {
+      if (this.isAsleep) {
+        this.become('asleep', '');
+        await this.pause(Infinity);
+        continue;
+      }
       try {
-        await this.#once();
-        this.#lose('the server ended the connection');
+        await this.connect();
+        this.become('lost', 'the server ended the connection');
       } catch (error) {
         if (error instanceof Refused && (error.status === 401 || error.status === 403)) {
-          this.isLive = false;
-          this.tell('refused', error.message);
-          await new Promise((resolve) => (this.retry = resolve));
+          this.become('refused', error.message);
+          await this.pause(Infinity);
           continue;
         }
-        this.#lose(error instanceof TypeError ? 'the server does not answer' : error.message);
+        const silent = error.name === 'AbortError' || error instanceof TypeError;
+        this.become('lost', silent ? 'the server does not answer' : error.message);
       }
-      const pause = RETRY_MS[Math.min(this.failures++, RETRY_MS.length - 1)];
-      await Promise.race([
-        new Promise((resolve) => setTimeout(resolve, pause)),
-        new Promise((resolve) => (this.retry = resolve)),
-      ]);
+      if (!this.isAsleep) await this.pause(RETRY_MS[Math.min(this.failures++, RETRY_MS.length - 1)]);
     }
   }
 
+  // Tries at once.
   again() {
     if (this.abort) this.abort.abort();
-    if (this.retry) this.retry();
+    if (this.wake) this.wake();
   }
 
-  #lose(why) {
-    this.isLive = false;
-    this.tell('lost', why);
+  get isAsleep() {
+    return this.hiddenSince > 0 && performance.now() - this.hiddenSince > HIDDEN_MS;
   }
 
-  #look() {
-    if (this.isLive && performance.now() - this.heard > STALE_MS) {
-      this.tell('stale', 'no news for some seconds: a step takes long, or the connection hangs');
+  become(word, why) {
+    this.word = word;
+    this.tell(word, why);
+  }
+
+  pause(ms) {
+    return new Promise((resolve) => {
+      this.wake = resolve;
+      if (ms < Infinity) setTimeout(resolve, ms);
+    });
+  }
+
+  // Once a second: has it been silent, is anybody there?
+  look() {
+    const now = performance.now();
+    if (!document.hidden) {
+      this.hiddenSince = 0;
+      if (this.word === 'asleep') this.again();
+    } else if (!this.hiddenSince) this.hiddenSince = now;
+    if (!['live', 'stale', 'connecting'].includes(this.word)) return;
+    if (this.isAsleep || now - this.heard > DEAD_MS) this.abort.abort();
+    else if (this.word === 'live' && now - this.heard > STALE_MS) {
+      this.become('stale', 'no news for some seconds: a step takes long, or the connection hangs');
     }
   }
 
-  async #once() {
-    this.tell('connecting', '');
+  async connect() {
+    this.become('connecting', '');
     this.abort = new AbortController();
-    const response = await send('GET', '/v1/kv/watch', undefined, this.abort.signal);
-    const reader = response.body.getReader();
+    this.heard = performance.now();
+    try {
+      const response = await send('GET', '/v1/kv/watch', { signal: this.abort.signal });
+      await this.read(response.body.getReader());
+    } finally {
+      this.abort.abort(); // whatever happened, the server need not go on sending
+    }
+  }
+
+  async read(reader) {
+    const begun = performance.now();
     let data = new Uint8Array(0);
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
-      data = data.length ? joined(data, value) : value;
-      data = this.#takeFrames(data);
+      data = this.takeFrames(data.length ? joined(data, value) : value);
+      if (performance.now() - begun > CALM_MS) this.failures = 0;
     }
   }
 
-  #takeFrames(data) {
+  takeFrames(data) {
     let at = 0;
     while (data.length - at >= 4) {
       const length = new DataView(data.buffer, data.byteOffset + at).getUint32(0, true);
@@ -79,9 +115,7 @@ export class FrameStream {
       this.take(data.slice(at + 4, at + 4 + length).buffer);
       at += 4 + length;
       this.heard = performance.now();
-      this.failures = 0;
-      if (!this.isLive) this.isLive = true;
-      this.tell('live', '');
+      if (this.word !== 'live') this.become('live', '');
     }
     return data.subarray(at);
   }

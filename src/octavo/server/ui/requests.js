@@ -1,0 +1,171 @@
+// Requests, running and waiting, with the reason in words; and the block table of what is selected.
+
+import { Component, html, useState } from './vendor/preact-htm.js';
+import { KINDS, keyOf } from './pool.js';
+
+const RUNNING_ROWS = 30; // that are shown until the reader asks for all
+const WAITING_ROWS = 10;
+const FEW_REQUESTS = 24; // whose sharers are counted
+const TABLES_SHOWN = 8;
+const CELLS_MAX = 192;
+
+export const number = (value) => Number(value || 0).toLocaleString('en');
+
+// Tokens a second of each request, from what its rows said over the last seconds.
+export class Speeds {
+  constructor() {
+    this.seen = new Map();
+  }
+
+  look(pool) {
+    for (const id of this.seen.keys()) if (!pool.requests.has(id)) this.seen.delete(id);
+    for (const [id, row] of pool.requests) {
+      const output = row.choices.reduce((sum, choice) => sum + choice.output, 0);
+      const points = this.seen.get(id) || [];
+      points.push([pool.now, output]);
+      while (points.length > 2 && pool.now - points[0][0] > 3) points.shift();
+      this.seen.set(id, points);
+    }
+  }
+
+  of(id) {
+    const points = this.seen.get(id);
+    if (!points || points.length < 2) return 0;
+    const [first, last] = [points[0], points[points.length - 1]];
+    return last[0] > first[0] ? (last[1] - first[1]) / (last[0] - first[0]) : 0;
+  }
+}
+
+export function Requests({ pool, speeds, selected, select }) {
+  const [all, setAll] = useState(false);
+  const rows = [...pool.requests.values()];
+  const isRunning = (row) => row.choices.some((choice) => choice.running);
+  const running = rows.filter(isRunning);
+  const waiting = rows.filter((row) => !isRunning(row));
+  const few = running.slice(0, RUNNING_ROWS).concat(waiting.slice(0, WAITING_ROWS));
+  const shown = all ? running.concat(waiting) : few;
+  const drafts = rows.some((row) => row.choices.some((choice) => choice.drafted));
+  const sharers = rows.length <= FEW_REQUESTS ? sharersByRequest(pool) : null;
+  return html`<section class="panel" id="requests" aria-labelledby="requests-title">
+    <h2 id="requests-title">Requests <small>${running.length} running, ${waiting.length} waiting</small></h2>
+    ${!rows.length
+      ? html`<p class="empty">Nothing runs. Say something in the playground, or send a request: its blocks appear
+          on the map as its tokens come.</p>`
+      : html`<div class="scroll" tabindex="0" role="region" aria-label="Requests"><table>
+          <thead><tr>
+            <th>request</th><th>state</th><th>prompt</th><th class="r">output</th><th class="r">tokens/s</th>
+            <th class="r">cached</th>${drafts && html`<th class="r">guesses</th>`}
+            <th class="r">blocks</th><th class="r">sharers</th><th class="why">why</th>
+          </tr></thead>
+          <tbody>${shown.map(
+            (row) => html`<${RequestRow} key=${row.id} row=${row} speed=${speeds.of(row.id).toFixed(1)}
+              sharers=${sharers ? sharers.get(row.id) || 0 : -1} drafts=${drafts}
+              isSelected=${selected === `request:${row.id}`} select=${select} />`,
+          )}</tbody></table></div>`}
+    ${rows.length > few.length && html`<button class="link" onClick=${() => setAll(!all)}>
+      ${all ? 'show fewer' : `show ${rows.length - few.length} more`}</button>`}
+  </section>`;
+}
+
+function sharersByRequest(pool) {
+  const found = new Map();
+  for (const [table, count] of pool.sharers) {
+    const { request } = table.row;
+    if (request !== undefined) found.set(request, Math.max(count, found.get(request) || 0));
+  }
+  return found;
+}
+
+const times = (count) => (count === 1 ? 'once' : `${count} times`);
+
+// Drawn again only when something in it has changed: there may be many.
+class RequestRow extends Component {
+  shouldComponentUpdate(next) {
+    return ['row', 'speed', 'sharers', 'drafts', 'isSelected'].some((name) => next[name] !== this.props[name]);
+  }
+
+  render({ row, speed, sharers, drafts, isSelected, select }) {
+    const sum = (field) => row.choices.reduce((total, choice) => total + choice[field], 0);
+    const [first] = row.choices;
+    const isRunning = row.choices.some((choice) => choice.running);
+    const done = Math.min(first.computed, first.prompt);
+    const guesses = sum('drafted') ? `${number(sum('accepted'))}/${number(sum('drafted'))}` : '';
+    const waits = row.place === undefined ? 'waits' : `waits, place ${row.place + 1}`;
+    return html`<tr class=${isSelected ? 'selected' : ''} onClick=${() => select(isSelected ? null : keyOf({ request: row.id }))}>
+      <td><button class="link" aria-pressed=${isSelected}>${row.id}</button>
+        ${row.choices.length > 1 ? ` ×${row.choices.length}` : ''}
+        ${row.tenant && html` <span class="tenant">${row.tenant}</span>`}</td>
+      <td>${isRunning ? 'runs' : waits}</td>
+      <td><progress max=${first.prompt} value=${done} aria-label="prompt computed"></progress>
+        ${' '}${number(done)}/${number(first.prompt)}</td>
+      <td class="r">${number(sum('output'))}</td>
+      <td class="r">${isRunning && speed !== '0.0' ? speed : ''}</td>
+      <td class="r">${number(first.cached)}</td>
+      ${drafts && html`<td class="r">${guesses}</td>`}
+      <td class="r">${number(sum('blocks'))}</td>
+      <td class="r">${sharers < 0 ? '·' : sharers || ''}</td>
+      <td class="why"><${Why} row=${row} isRunning=${isRunning} preemptions=${sum('preemptions')} /></td>
+    </tr>`;
+  }
+}
+
+function Why({ row, isRunning, preemptions }) {
+  const [first] = row.choices;
+  const waiting = row.choices.find((choice) => choice.why);
+  const isComputed = !isRunning || first.computed >= first.prompt;
+  const notes = [
+    waiting ? waiting.why : '',
+    isComputed ? '' : 'its prompt is being computed',
+    row.pin ? `fills pin ${row.pin}` : '',
+    row.session ? 'turn of a session' : '',
+  ].filter(Boolean);
+  if (!preemptions) return html`${notes.join('; ')}`;
+  return html`<span class=${isRunning ? 'quiet' : 'wrong'}>preempted ${times(preemptions)}</span>
+    ${notes.length ? `; ${notes.join('; ')}` : ''}`;
+}
+
+// The selected holder's block table, logical to physical.
+export function BlockTable({ pool, selected, select }) {
+  if (!selected) return null;
+  const tables = pool.tablesWhere((row) => keyOf(row) === selected);
+  const request = [...pool.requests.values()].find((row) => keyOf({ request: row.id }) === selected);
+  const close = html`<button class="link" onClick=${() => select(null)}>close</button>`;
+  if (!tables.length) {
+    const waiting = request ? request.choices[0].why || 'it holds no block yet' : 'it has ended, and holds nothing';
+    const what = request ? `Request ${request.id}` : 'What was selected';
+    return html`<section class="panel chosen-panel" aria-label="Block table of what is selected">
+      <h2>Block table ${close}</h2><p class="empty">${what}: ${waiting}.</p></section>`;
+  }
+  const size = pool.parts.pool.block_size;
+  const computedOf = ({ row, blocks }) => {
+    const choice = request && request.choices.find((one) => one.choice === row.choice);
+    return choice ? choice.computed : blocks.length * size;
+  };
+  return html`<section class="panel chosen-panel" aria-label="Block table of what is selected">
+    ${tables.slice(0, TABLES_SHOWN).map((table) => html`
+      <h2>${table.row.label || table.row.kind}${table.row.tenant ? ` of ${table.row.tenant}` : ''}
+        <small>${number(table.blocks.length)} blocks: logical block above, where it lies in the pool below</small>
+        ${close}</h2>
+      <${Cells} pool=${pool} table=${table} computed=${computedOf(table)} />`)}
+  </section>`;
+}
+
+const WORDS = Object.fromEntries(KINDS.map(({ state, word }) => [state, word]));
+
+// A table, block by block, each filled as far as its tokens are computed.
+export function Cells({ pool, table, computed, limit = CELLS_MAX }) {
+  const size = pool.parts.pool.block_size;
+  return html`<ol class="cells">
+    ${table.blocks.slice(0, limit).map((block, index) => {
+      const fill = Math.max(0, Math.min(size, computed - index * size));
+      const n = pool.numHolders(block);
+      const state = n > 1 ? 'shared' : WORDS[pool.states[block]] || '';
+      const tokens = `tokens ${index * size} to ${(index + 1) * size - 1}, ${fill} computed`;
+      return html`<li class=${state} key=${index} title=${`${tokens}; block ${block} of the pool, ${state}${n > 1 ? ` by ${n}` : ''}`}>
+        <span class="logical">${index}</span>
+        <span class="fill"><i style=${{ width: `${(100 * fill) / size}%` }}></i></span>
+        <span class="physical">${block}${n > 1 ? html`<b>×${n}</b>` : ''}</span></li>`;
+    })}
+    ${table.blocks.length > limit && html`<li class="more">and ${number(table.blocks.length - limit)} more</li>`}
+  </ol>`;
+}
