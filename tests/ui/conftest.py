@@ -41,7 +41,7 @@ def browser() -> Iterator[Browser]:
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """On the default model, with a disk below the pool."""
     folder = tmp_path_factory.mktemp("house")
-    with serving(folder, "--disk-cache", str(folder / "disk"), "--disk-size", "64MiB") as house:
+    with serving(folder, "--disk-cache", str(folder / "disk"), "--disk-size", "256MiB") as house:
         yield house
 
 

@@ -353,7 +353,7 @@ def test_the_demo_plays_to_its_end_and_gives_the_pool_its_size_back(house: House
         page.wait_for_timeout(200)
     assert blocks_of(house) == before
     for word in ("Three chats", "Selected", "flood", "Preempted", "vanishes", "suspended", "resumed"):
-        assert any(word in caption for caption in captions), captions
+        assert any(word in caption for caption in captions), f"{word}: {captions[-1]}"
     assert "That was paging" in page.inner_text(".caption")
 
 
