@@ -18,7 +18,7 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc src -name '*.cpp' -o 
 # Chats can be suspended to a disk, and survive a restart: DISK= for none.
 DISK   ?= $(HOME)/.cache/octavo/kv-$(PORT)
 serve: $(VENV)/.installed
-	$(BIN)/octavo serve $(MODEL) --port $(PORT) $(if $(DISK),--disk-cache $(DISK) --disk-size 2GiB)
+	$(BIN)/octavo serve $(MODEL) --port $(PORT) $(if $(DISK),--disk-cache "$(DISK)" --disk-size 512MiB)
 
 test: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile

@@ -2,7 +2,7 @@
 
     python bench/record_demo.py docs/demo.webp docs/map.png
 
-It starts a server of its own, plays /ui?demo in Chromium, and takes a picture every half second.
+It starts a server of its own, plays the demo in Chromium, and takes a picture every half second.
 `make demo` installs what it needs.
 """
 
@@ -45,7 +45,9 @@ def main(film: Path, still: Path) -> None:
     with serving() as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=list(QUIET))
         page = browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light")
-        page.goto(f"{url}/ui?demo")
+        page.goto(f"{url}/ui")
+        page.click("nav >> text=demo")  # a link from elsewhere would wait for a click
+        page.wait_for_selector(".caption[data-phase=plays]")
         frames = list(watch(page, still))
         browser.close()
     for quality in (60, 45, 30, 20, 10):

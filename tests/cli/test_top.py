@@ -139,7 +139,7 @@ def test_at_80_columns_everything_is_there() -> None:
         WHY[:60],
         "512/2,048 █░░░░ ",
         "20/30",
-        "waits, place 2",
+        "waits #2",
         "kept: 1 pin, 2 sessions",
         "2 s ago: request 7 lost its blocks (bob)",
     ]:

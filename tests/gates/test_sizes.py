@@ -44,3 +44,14 @@ def test_every_module_and_public_function_says_what_it_does() -> None:
             if public and not node.name.startswith("_") and ast.get_docstring(node) is None:
                 silent.append(f"{path.name}: {node.name}")
     assert silent == []
+
+
+PAGE = sorted((ROOT / "src/octavo/server/ui").glob("*.js"))
+
+
+@pytest.mark.parametrize("path", PAGE, ids=lambda path: path.name)
+def test_the_pages_modules_are_short_and_say_what_they_do(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert len(lines) < 500
+    assert max(map(len, lines)) <= 120  # markup is wide
+    assert lines[0].startswith("// ")

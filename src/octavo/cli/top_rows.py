@@ -196,7 +196,7 @@ def _state(choice: _Choice) -> str:
     if choice.row["running"]:
         return "runs"
     place = choice.request.get("place") if choice.is_first else None
-    return "waits" if place is None else f"waits, place {place + 1:,}"
+    return "waits" if place is None else f"waits #{place + 1:,}"
 
 
 def _notes(choice: _Choice) -> Iterator[str]:

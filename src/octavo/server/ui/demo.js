@@ -140,7 +140,7 @@ class Play {
   }
 
   async preemption() {
-    this.caption('An urgent request comes to a full pool: a sequence that ranks behind it gives its blocks up, and waits.');
+    this.caption('An urgent request comes to a full pool: one that ranks behind it gives its blocks up, and waits.');
     const began = this.pool.now;
     const prompt = 'The doctor is needed at once. '.repeat(60);
     const urgent = this.request({ ...LONG, prompt, max_tokens: 60, priority: -10 });
@@ -161,7 +161,7 @@ class Play {
   }
 
   async vanish() {
-    this.caption('A client vanishes in the middle of three answers: their blocks are free within two steps, and others take them.');
+    this.caption('A client vanishes in the middle of three answers: their blocks are free within two steps.');
     this.vanishing.abort.abort();
     await sleep(4000);
     this.others.abort.abort();
@@ -173,11 +173,11 @@ class Play {
     this.chats.open = chat;
     this.chats.changed();
     if (!this.pool.parts.tier) {
-      this.caption('There is no disk below this pool (--disk-cache FOLDER): with one, a chat could be suspended to it.');
+      this.caption('There is no disk below this pool: with --disk-cache FOLDER a chat could be suspended to it.');
       await sleep(4000);
       return;
     }
-    this.caption('A chat is suspended: its blocks are kept on disk, also through a restart, and their places are free.');
+    this.caption('A chat is suspended: its blocks are kept on disk, even through a restart; their places are free.');
     await sleep(800);
     try {
       await chat.act('suspend');

@@ -115,7 +115,8 @@ function App() {
   const wantsDemo = new URLSearchParams(location.search).has('demo');
   return html`
     <${Top} page=${page} />
-    ${notice && html`<p class="notice" role="alert">${notice} <button class="small" onClick=${() => tell('')}>close</button></p>`}
+    ${notice && html`<p class="notice" role="alert">${notice}
+      ${' '}<button class="small" onClick=${() => tell('')}>close</button></p>`}
     ${wantsDemo && html`<${Demo} pool=${pool} chats=${chats} select=${select} tell=${tell} />`}
     <main class=${state.word === 'live' ? '' : 'dim'}>
       <div class="left">
@@ -131,8 +132,8 @@ function App() {
         <div class="pair"><${Kept} pool=${pool} select=${select} tell=${tell} /><${Tiers} pool=${pool} /></div>
         <${Tenants} pool=${pool} /><${Events} pool=${pool} /></div>`}
     </main>
-    <footer class="quiet">Every cell is a block of KV memory, where it really lies. The routes behind this page serve any
-      program${readKey() ? '' : html`: <a href="/docs">which they are</a>`}.</footer>`;
+    <footer class="quiet">Every cell is a block of KV memory, where it really lies. The routes behind this page serve
+      any program${readKey() ? '' : html`: <a href="/docs">which they are</a>`}.</footer>`;
 }
 
 const sizeInWords = () =>
@@ -197,7 +198,8 @@ function Key({ isWanted }) {
     changeKey(text.trim());
   };
   return html`<form class="key" onSubmit=${use}>
-    <label>key <input type="password" autocomplete="off" value=${text} onInput=${(event) => setText(event.target.value)} /></label>
+    <label>key <input type="password" autocomplete="off" value=${text}
+      onInput=${(event) => setText(event.target.value)} /></label>
     <button type="submit">use it</button></form>`;
 }
 

@@ -267,7 +267,8 @@ function BlockWords({ pool, block, select }) {
   const kind = pool.kinds.find(({ state }) => state === pool.states[block]) || pool.kinds[0];
   const used = pool.touched[block];
   return html`<div class="block-words">
-    <span aria-live="polite"><strong>Block ${block}</strong> ${kind.word}${owners.length > 1 ? ` by ${owners.length}` : ''}
+    <span aria-live="polite"><strong>Block ${block}</strong>
+    ${' '}${kind.word}${owners.length > 1 ? ` by ${owners.length}` : ''}
     ${name && html` · name <code>${name}</code>`}${pool.cells[block] & BELOW ? ' · also below' : ''}</span>
     ${' · '}${used ? `last taken or left ${ago(pool.now - used)}` : 'not taken or left since this page looks'}
     <div class="owners">${owners.map((owner) => html`<${Owner} owner=${owner} pool=${pool} select=${select} />`)}</div>

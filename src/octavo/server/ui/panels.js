@@ -39,13 +39,14 @@ export function Kept({ pool, select, tell }) {
   const pins = pool.parts.pins || [];
   const sessions = pool.parts.sessions || [];
   const isNone = !pins.length && !sessions.length;
+  const common = { pool, select, tell };
   return html`<section class="panel" id="kept" aria-labelledby="kept-title">
     <h2 id="kept-title">Kept <small>${pins.length} pins, ${sessions.length} sessions</small></h2>
     ${isNone && html`<p class="empty">No pins and no chat sessions. A chat of the playground is a session: its blocks
       stay between its turns.</p>`}
     <div class="scroll short" tabindex="0" role="region" aria-label="Pins and sessions"><table><tbody>
-      ${pins.map((pin) => html`<${PinRow} key=${`${pin.tenant}/${pin.name}`} pin=${pin} pool=${pool} select=${select} tell=${tell} />`)}
-      ${sessions.map((one) => html`<${SessionRow} key=${one.id} session=${one} pool=${pool} select=${select} tell=${tell} />`)}
+      ${pins.map((pin) => html`<${PinRow} key=${`${pin.tenant}/${pin.name}`} pin=${pin} ...${common} />`)}
+      ${sessions.map((one) => html`<${SessionRow} key=${one.id} session=${one} ...${common} />`)}
     </tbody></table></div>
   </section>`;
 }
@@ -67,7 +68,8 @@ function choose(pool, select, test) {
 function PinRow({ pin, pool, select, tell }) {
   const isIt = (row) => row.kind === 'pin' && row.label === `pin ${pin.name}` && row.tenant === pin.tenant;
   return html`<tr>
-    <td><button class="link" onClick=${() => choose(pool, select, isIt)}>pin ${pin.name}</button><${Tenant} name=${pin.tenant} /></td>
+    <td><button class="link" onClick=${() => choose(pool, select, isIt)}>pin ${pin.name}</button>
+      <${Tenant} name=${pin.tenant} /></td>
     <td>${pin.filling ? 'fills' : pin.strength}</td>
     <td class="r">${number(pin.held)} of ${number(pin.blocks)} blocks</td>
     <td>${pin.below ? `${number(pin.below)} below` : ''}</td>
@@ -81,7 +83,8 @@ function SessionRow({ session, pool, select, tell }) {
   const verb = state === 'suspended' ? 'resume' : 'suspend';
   const isIt = (row) => row.kind === 'session' && row.label.endsWith(id);
   return html`<tr>
-    <td><button class="link" title=${id} onClick=${() => choose(pool, select, isIt)}>session ${id.slice(0, 6)}</button><${Tenant} name=${tenant} /></td>
+    <td><button class="link" title=${id} onClick=${() => choose(pool, select, isIt)}>session ${id.slice(0, 6)}</button>
+      <${Tenant} name=${tenant} /></td>
     <td title=${note}>${state}${note ? ' (best effort)' : ''}</td>
     <td class="r">${number(session.held)} of ${number(session.blocks)} blocks</td>
     <td>${session.kept ? `${number(session.kept)} kept below` : ''}</td>
@@ -100,8 +103,8 @@ export function Tiers({ pool }) {
   return html`<section class="panel" id="tiers" aria-labelledby="tiers-title">
     <h2 id="tiers-title">Tiers</h2>
     ${pool.tenant !== null
-      ? html`<p>You see the blocks that ${pool.tenant} holds. What becomes of the other ${number(pool.blocks - used)} blocks of
-          the pool is not told.</p>`
+      ? html`<p>You see the blocks that ${pool.tenant} holds. What becomes of the other
+          ${' '}${number(pool.blocks - used)} blocks of the pool is not told.</p>`
       : html`<${Bar} word="pool" used=${used} all=${pool.blocks}
           says=${`${number(used)} of ${number(pool.blocks)} blocks held or cached${bytes(pool.blocks)}`} />`}
     ${tier && tier.host_slots > 0 && html`<${Bar} word="host" used=${tier.in_host} all=${tier.host_slots}
@@ -109,8 +112,8 @@ export function Tiers({ pool }) {
     ${tier && tier.slots > tier.host_slots && html`<${Bar} word="disk" used=${tier.found - tier.in_host}
       all=${tier.slots - tier.host_slots} says=${slots(tier.found - tier.in_host, tier.slots - tier.host_slots)} />`}
     ${tier && html`<p class=${tier.failed ? 'wrong' : 'quiet'}>${wordsOfTransfers(tier)}</p>`}
-    ${pool.tenant === null && !tier && html`<p class="quiet">Nothing is below the pool: what is evicted is computed again
-      (--disk-cache FOLDER gives it a disk).</p>`}
+    ${pool.tenant === null && !tier && html`<p class="quiet">Nothing is below the pool: what is evicted is computed
+      again (--disk-cache FOLDER gives it a disk).</p>`}
   </section>`;
 }
 
@@ -161,6 +164,7 @@ export function Events({ pool }) {
     <div class="scroll short" tabindex="0" role="region" aria-label="Events"><ul class="events">
       ${shown.map((event) => html`<li class=${BAD.has(event.kind) ? 'wrong' : ''}>
         <span class="quiet">${ago(pool.now - event.at)}</span>
-        <span class="kind">${event.kind.replaceAll('_', ' ')}</span> ${event.text}<${Tenant} name=${event.tenant} /></li>`)}
+        <span class="kind">${event.kind.replaceAll('_', ' ')}</span> ${event.text}
+        <${Tenant} name=${event.tenant} /></li>`)}
     </ul></div></section>`;
 }

@@ -78,9 +78,11 @@ function Blocks({ chat, pool, select }) {
   };
   return html`<div class="own-blocks" tabindex="0" role="region" aria-label="The blocks of this chat">
     <div class="row quiet"><${Progress} chat=${chat} pool=${pool} request=${request} />
-      ${tables.length > 0 && html`<button class="link" onClick=${() => select(keyOf(tables[0].row))}>show on the map</button>`}
+      ${tables.length > 0 && html`<button class="link"
+        onClick=${() => select(keyOf(tables[0].row))}>show on the map</button>`}
     </div>
-    ${tables.map((table) => html`<${Cells} pool=${pool} table=${table} limit=${CELLS_MAX} computed=${computedOf(table)} />`)}
+    ${tables.map((table) => html`<${Cells} pool=${pool} table=${table} limit=${CELLS_MAX}
+      computed=${computedOf(table)} />`)}
     ${!tables.length && chat.remembered && html`<${Left} left=${chat.remembered} pool=${pool} />`}
     ${!tables.length && html`<p class="empty">${wordsOfNone(chat, pool, request)}</p>`}
   </div>`;
@@ -90,7 +92,8 @@ function Progress({ chat, pool, request }) {
   const { usage } = chat;
   const first = request && request.choices[0];
   if (first && first.computed < first.prompt) {
-    return html`<span>prompt <progress max=${first.prompt} value=${first.computed} aria-label="prompt computed"></progress>
+    return html`<span>prompt
+      ${' '}<progress max=${first.prompt} value=${first.computed} aria-label="prompt computed"></progress>
       ${' '}${number(first.computed)} of ${number(first.prompt)}${first.why ? `: ${first.why}` : ''}</span>`;
   }
   const context = pool.parts.server.context_length;
@@ -113,7 +116,8 @@ function wordsOfNone(chat, pool, request) {
     return `Between two turns: ${number(session.kept)} blocks are kept on disk, so the pool may take their places.`;
   }
   if (chat.said.length) return 'It holds no block now; full ones may still be cached.';
-  return `The blocks of this chat will stand here, each of ${pool.parts.pool.block_size} tokens, and fill while tokens come.`;
+  const size = pool.parts.pool.block_size;
+  return `The blocks of this chat will stand here, each of ${size} tokens, and fill while tokens come.`;
 }
 
 // Where its blocks are, and what they are called.
@@ -133,7 +137,8 @@ function Left({ left, pool }) {
   })}</ol>`;
 }
 
-const lengthOf = ({ text, choices }) => text.length + (choices || []).reduce((sum, choice) => sum + choice.text.length, 0);
+const lengthOf = ({ text, choices }) =>
+  text.length + (choices || []).reduce((sum, choice) => sum + choice.text.length, 0);
 
 function Said({ chat, chats, tell }) {
   const box = useRef(null);
@@ -170,7 +175,8 @@ function Turn({ one, chat, chats, tell }) {
     ${one.choices && one.choices.length > 1
       ? html`<div class="side-by-side">${one.choices.map((choice, index) => html`<div>
           <${Text} one=${choice} />
-          ${!chat.isBusy && html`<button class="small" onClick=${() => keep(index)}>keep this one</button>`}</div>`)}</div>`
+          ${!chat.isBusy && html`<button class="small" onClick=${() => keep(index)}>keep this one</button>`}
+        </div>`)}</div>`
       : html`<${Text} one=${one.choices ? one.choices[0] : one} />`}
   </article>`;
 }
@@ -198,7 +204,8 @@ function Actions({ chat, chats, pool, tell }) {
   const mayHaveDisk = pool.tenant !== null || !!pool.parts.tier;
   const isIdle = chat.session && session && !chat.isBusy;
   const isSuspended = session && session.state === 'suspended';
-  const about = session && `session ${chat.session.slice(0, 6)}, ${session.state}${session.note ? `: ${session.note}` : ''}`;
+  const note = session && session.note ? `: ${session.note}` : '';
+  const about = session && `session ${chat.session.slice(0, 6)}, ${session.state}${note}`;
   return html`<div class="row actions">
     ${isIdle && !isSuspended && mayHaveDisk && html`<${Act} word="suspend" tell=${tell}
       does=${() => chat.act('suspend')} quiet="Send its blocks to disk" />`}

@@ -224,6 +224,8 @@ export class Pool {
 
 // What a selection is kept by: the same holder has the same key, also after the stream began again.
 export const keyOf = (row) =>
-  row.request === undefined ? `holder:${JSON.stringify([row.kind, row.tenant, row.label])}` : `request:${row.request}`;
+  row.request === undefined
+    ? `holder:${JSON.stringify([row.kind, row.tenant, row.label])}`
+    : `request:${row.request}`;
 
 export const nameOf = (cell) => (cell & NAMED ? (cell >>> 2).toString(16).padStart(8, '0') : '');

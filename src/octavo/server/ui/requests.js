@@ -90,8 +90,9 @@ class RequestRow extends Component {
     const isRunning = row.choices.some((choice) => choice.running);
     const done = Math.min(first.computed, first.prompt);
     const guesses = sum('drafted') ? `${number(sum('accepted'))}/${number(sum('drafted'))}` : '';
-    const waits = row.place === undefined ? 'waits' : `waits, place ${row.place + 1}`;
-    return html`<tr class=${isSelected ? 'selected' : ''} onClick=${() => select(isSelected ? null : keyOf({ request: row.id }))}>
+    const waits = row.place === undefined ? 'waits' : `waits #${row.place + 1}`;
+    const toggle = () => select(isSelected ? null : keyOf({ request: row.id }));
+    return html`<tr class=${isSelected ? 'selected' : ''} onClick=${toggle}>
       <td><button class="link" aria-pressed=${isSelected}>${row.id}</button>
         ${row.choices.length > 1 ? ` ×${row.choices.length}` : ''}
         ${row.tenant && html` <span class="tenant">${row.tenant}</span>`}</td>
@@ -161,7 +162,8 @@ export function Cells({ pool, table, computed, limit = CELLS_MAX }) {
       const n = pool.numHolders(block);
       const state = n > 1 ? 'shared' : WORDS[pool.states[block]] || '';
       const tokens = `tokens ${index * size} to ${(index + 1) * size - 1}, ${fill} computed`;
-      return html`<li class=${state} key=${index} title=${`${tokens}; block ${block} of the pool, ${state}${n > 1 ? ` by ${n}` : ''}`}>
+      const title = `${tokens}; block ${block} of the pool, ${state}${n > 1 ? ` by ${n}` : ''}`;
+      return html`<li class=${state} key=${index} title=${title}>
         <span class="logical">${index}</span>
         <span class="fill"><i style=${{ width: `${(100 * fill) / size}%` }}></i></span>
         <span class="physical">${block}${n > 1 ? html`<b>×${n}</b>` : ''}</span></li>`;

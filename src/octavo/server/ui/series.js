@@ -168,6 +168,8 @@ export function Charts({ history, pool }) {
   const charts = pool.tenant === null ? EVERYBODYS.concat(chartOfTenants(history)) : OWN;
   return html`<section class="panel" id="series" aria-labelledby="series-title"><h2 id="series-title">The last minutes
     <small>since this page was opened</small></h2><div class="charts">
-    ${charts.map((chart) => html`<${Chart} key=${chart.title} history=${history} version=${history.version} ...${chart} />`)}
+    ${charts.map(
+      (chart) => html`<${Chart} key=${chart.title} history=${history} version=${history.version} ...${chart} />`,
+    )}
   </div></section>`;
 }
