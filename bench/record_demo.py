@@ -70,7 +70,7 @@ def watch(page: Page, still: Path) -> Iterator[tuple[float, Image.Image]]:
             caption = now
             print(f"{at - begun:5.1f} s  {caption}")
         if caption.startswith("Selected") and not has_still:
-            page.wait_for_timeout(2500)
+            page.wait_for_timeout(1200)
             page.screenshot(path=still)
             has_still = True
         yield (

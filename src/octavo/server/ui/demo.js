@@ -89,10 +89,10 @@ class Play {
 
   async threeChats() {
     this.caption('Three chats begin with the same system prompt: its blocks are computed once, and held by all three.');
-    const settings = { system: SYSTEM, temperature: 0.8, seed: 17, max_tokens: 420 };
+    const settings = { system: SYSTEM, temperature: 0.8, seed: 17, max_tokens: 520 };
     const answers = [];
     for (const question of QUESTIONS) {
-      const chat = this.chats.add(new Chat(settings, { min_tokens: 420, speculate: false }));
+      const chat = this.chats.add(new Chat(settings, { min_tokens: 520, speculate: false }));
       this.three.push(chat);
       answers.push(chat.say(question, this.chats.changed));
     }

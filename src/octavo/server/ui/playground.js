@@ -202,8 +202,8 @@ function Text({ one }) {
 function Actions({ chat, chats, pool, tell }) {
   const session = (pool.parts.sessions || []).find((one) => one.id === chat.session);
   const mayHaveDisk = pool.tenant !== null || !!pool.parts.tier;
-  const isIdle = chat.session && session && !chat.isBusy;
   const isSuspended = session && session.state === 'suspended';
+  const isIdle = session && !chat.isBusy && (isSuspended || session.state === 'idle');
   const note = session && session.note ? `: ${session.note}` : '';
   const about = session && `session ${chat.session.slice(0, 6)}, ${session.state}${note}`;
   return html`<div class="row actions">
