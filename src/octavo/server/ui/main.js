@@ -1,6 +1,6 @@
 // The page: one stream of frames, one state, and everything that is drawn from it.
 
-import { html, render, useEffect, useRef, useState } from './vendor/preact-htm.js';
+import { Component, html, render, useEffect, useRef, useState } from './vendor/preact-htm.js';
 import { changeKey, readKey } from './api.js';
 import { Demo } from './demo.js';
 import { PoolMap } from './map.js';
@@ -111,7 +111,7 @@ function App() {
   }, []);
   const select = (key) => page.select(key);
   const tell = (notice) => page.tell(notice);
-  const { chats, history, notice, selected, speeds, state } = page;
+  const { chats, notice, selected, speeds, state } = page;
   const wantsDemo = new URLSearchParams(location.search).has('demo');
   return html`
     <${Top} page=${page} />
@@ -128,12 +128,35 @@ function App() {
           <${Requests} pool=${pool} speeds=${speeds} selected=${selected} select=${select} />`}
       </div>
       <div class="side"><${Playground} chats=${chats} pool=${pool} select=${select} tell=${tell} /></div>
-      ${pool.blocks > 0 && html`<div class="below"><${Charts} history=${history} pool=${pool} />
-        <div class="pair"><${Kept} pool=${pool} select=${select} tell=${tell} /><${Tiers} pool=${pool} /></div>
-        <${Tenants} pool=${pool} /><${Events} pool=${pool} /></div>`}
+      ${pool.blocks > 0 && html`<${Below} page=${page} select=${select} tell=${tell} />`}
     </main>
     <footer class="quiet">Every cell is a block of KV memory, where it really lies. The routes behind this page serve
       any program${readKey() ? '' : html`: <a href="/docs">which they are</a>`}.</footer>`;
+}
+
+// What stands below is drawn again when it says something new, or a second later: not with every frame.
+function Below({ page, select, tell }) {
+  const { pins, sessions, tenants, tier } = pool.parts;
+  const second = Math.floor(pool.now);
+  return html`<div class="below">
+    <${Still} deps=${[page.history.version]}><${Charts} history=${page.history} pool=${pool} /><//>
+    <div class="pair">
+      <${Still} deps=${[pins, sessions, second]}><${Kept} pool=${pool} select=${select} tell=${tell} /><//>
+      <${Still} deps=${[tier, second]}><${Tiers} pool=${pool} /><//>
+    </div>
+    <${Still} deps=${[tenants]}><${Tenants} pool=${pool} /><//>
+    <${Still} deps=${[pool.events, second]}><${Events} pool=${pool} /><//></div>`;
+}
+
+// Its children are drawn again when one of `deps` is another; their own state is theirs.
+class Still extends Component {
+  shouldComponentUpdate({ deps }) {
+    return deps.some((dep, i) => dep !== this.props.deps[i]);
+  }
+
+  render({ children }) {
+    return children;
+  }
 }
 
 const sizeInWords = () =>
