@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import statistics
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
+from chromium import QUIET, find_chromium
 from playwright.sync_api import sync_playwright
 
 from octavo.bench.watching import BusyScheduler, Scene
@@ -26,13 +26,6 @@ from octavo.server.ui import page_file
 
 FRAMES = 80
 STEPS_A_FRAME = 4
-QUIET = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-sync",
-)
 # A frame is taken at once and drawn with the browser's next picture: both are timed, the wait between is not.
 TIMED = """async (frames) => {
   const picture = (act) => new Promise((resolve) => requestAnimationFrame(() => {
@@ -87,7 +80,7 @@ def record(scene: Scene) -> list[bytes]:
         for _ in range(STEPS_A_FRAME):
             busy.step()
         glimpse = inspector_of(busy.scheduler).glimpse(busy.steps * scene.step_s, below_from)
-        below_from = (below_from + len(glimpse.below)) % glimpse.num_blocks
+        below_from = glimpse.next_below_from
         number = writer.number
         stats = dict.fromkeys(
             ("steps", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions"), busy.steps
@@ -103,8 +96,7 @@ def main(blocks: int) -> None:
     server = HTTPServer(("127.0.0.1", 0), Shell)
     Thread(target=server.serve_forever, daemon=True).start()
     with sync_playwright() as playwright:
-        chromium = shutil.which("chromium") or shutil.which("google-chrome")
-        browser = playwright.chromium.launch(executable_path=chromium, args=list(QUIET))
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=QUIET)
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.goto(f"http://127.0.0.1:{server.server_port}/ui")
         page.wait_for_function("window.octavo && window.octavo.page.painter.current")

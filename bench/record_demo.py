@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from chromium import QUIET, find_chromium
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
@@ -28,22 +28,13 @@ SIZE = (1280, 720)
 SHOWN = (960, 540)
 PAUSE_S = 1 / 2
 BYTES_MAX = 1_000_000
-QUIET = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-sync",
-)
 
 
 def main(film: Path, still: Path) -> None:
     """Record, and write both files."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        sys.exit("recording needs a browser; on Debian: apt-get install chromium")
+    chromium = find_chromium()
     with serving() as url, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=list(QUIET))
+        browser = playwright.chromium.launch(executable_path=chromium, args=QUIET)
         page = browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light")
         page.goto(f"{url}/ui")
         page.click("nav >> text=demo")  # a link from elsewhere would wait for a click

@@ -180,7 +180,7 @@ def draw(
         before = time.perf_counter()
         glimpse = inspector_of(busy.scheduler).glimpse(clock, below_from)
         between = time.perf_counter()
-        number, below_from = writer.number, _next_window(glimpse)
+        number, below_from = writer.number, glimpse.next_below_from
         writer.take(glimpse, told(busy.steps))
         found = time.perf_counter()
         frame = writer.frame_after(number)
@@ -274,8 +274,3 @@ def _made_up(plan: StepPlan) -> StepResult:
     """A result in which every sample is token 7."""
     samples = {chunk.seq_id: (SampledToken(7),) for chunk in plan.chunks if chunk.num_samples}
     return StepResult(plan.step_id, samples)
-
-
-def _next_window(glimpse: Glimpse) -> int:
-    after = glimpse.below_from + len(glimpse.below)
-    return after if after < glimpse.num_blocks else 0

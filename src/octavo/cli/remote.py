@@ -29,15 +29,11 @@ def ask(
     """The server's answer. Raises OctavoError with its words, or with what is wrong on the way to it."""
     import httpx2
 
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    whole = url.rstrip("/").removesuffix("/v1") + path
+    whole, headers = address_of(url, path), headers_with(api_key)
     try:
         answer = httpx2.request(method, whole, json=body, headers=headers, timeout=_TIMEOUT_S)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise RequestFailed(
-            f"{url} does not answer: {error or type(error).__name__}; is `octavo serve` running there? "
-            "(--url names another)"
-        ) from None
+        raise no_answer(url, error) from None
     except UnicodeError:
         raise InvalidRequest(
             "an argument, or the key, cannot be sent: allowed are UTF-8 text, and a key of ASCII"
@@ -51,10 +47,28 @@ def ask(
             f"{url}{path} answered {answer.status_code} without JSON; is it Octavo?"
         ) from None
     if answer.status_code >= 400:
-        raise RequestFailed(_words_of(told) or f"{url}{path} answered {answer.status_code}")
+        raise RequestFailed(words_of(told) or f"{url}{path} answered {answer.status_code}")
     if not isinstance(told, dict):
         raise OctavoError(f"{url}{path} answered something else than an object")
     return told
+
+
+def address_of(url: str, path: str) -> str:
+    """A route of the server; `url` may end in /v1, as clients write it."""
+    return url.rstrip("/").removesuffix("/v1") + path
+
+
+def headers_with(api_key: str) -> dict[str, str]:
+    """The headers of a request with that key; "": there is none."""
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def no_answer(url: str, error: Exception) -> RequestFailed:
+    """What went wrong on the way to the server, in words."""
+    return RequestFailed(
+        f"{url} does not answer: {error or type(error).__name__}; is `octavo serve` running there? "
+        "(--url names another)"
+    )
 
 
 def ask_whole_pool(url: str, api_key: str) -> dict[str, Any]:
@@ -96,6 +110,7 @@ def listed(url: str, api_key: str, path: str, tenant: str | None) -> list[dict[s
     return [thing for thing in things if tenant in (None, thing["tenant"])]
 
 
-def _words_of(told: object) -> str:
+def words_of(told: object) -> str:
+    """The message of an answer that is an error; "": it has none."""
     error = told.get("error") if isinstance(told, dict) else None
     return str(error.get("message", "")) if isinstance(error, dict) else ""

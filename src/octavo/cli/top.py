@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, cast
 from rich.console import Console, Group
 from rich.live import Live
 
+from octavo.cli.remote import address_of, headers_with, no_answer, words_of
 from octavo.cli.top_rows import Status, ago, screen
 from octavo.cli.top_speeds import Speeds
 from octavo.cli.top_text import Look
@@ -180,13 +181,11 @@ async def _stream(url: str, api_key: str) -> AsyncGenerator[bytes, None]:
     the way to it."""
     import httpx2
 
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx2.Timeout(_CONNECT_S, read=_SILENT_S)
-    whole = url.rstrip("/").removesuffix("/v1") + _PATH
     try:
         async with (
-            httpx2.AsyncClient(headers=headers, timeout=timeout) as client,
-            client.stream("GET", whole) as answer,
+            httpx2.AsyncClient(headers=headers_with(api_key), timeout=timeout) as client,
+            client.stream("GET", address_of(url, _PATH)) as answer,
         ):
             if answer.status_code >= 400:
                 await answer.aread()
@@ -196,10 +195,7 @@ async def _stream(url: str, api_key: str) -> AsyncGenerator[bytes, None]:
             async for data in answer.aiter_bytes():
                 yield data
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise RequestFailed(
-            f"{url} does not answer: {error or type(error).__name__}; is `octavo serve` running there? "
-            "(--url names another)"
-        ) from None
+        raise no_answer(url, error) from None
     except UnicodeError:
         raise InvalidRequest(
             "the address, or the key, cannot be sent: allowed are UTF-8 text, and a key of ASCII"
@@ -212,8 +208,7 @@ def _refusal(url: str, answer: httpx2.Response) -> RequestFailed:
         told = answer.json()
     except ValueError:
         told = None
-    error = told.get("error") if isinstance(told, dict) else None
-    words = str(error.get("message", "")) if isinstance(error, dict) else ""
+    words = words_of(told)
     if not words:
         return _no_frames(url, answer)
     return KeyRefused(words) if answer.status_code in (401, 403) else RequestFailed(words)

@@ -147,6 +147,12 @@ class Glimpse:
     tier: TierView | None  # likewise
     events: tuple[Event, ...]  # newest first
 
+    @property
+    def next_below_from(self) -> int:
+        """Where the next glimpse's window begins: the pool is gone round."""
+        after = self.below_from + len(self.below)
+        return after if after < self.num_blocks else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Glimpsed:

@@ -145,8 +145,7 @@ class _Feed:
         """One glimpse, and a frame where something changed; returns for how long to sleep."""
         glimpse = await self._model.control.glimpse(self._below_from, self._tenant)
         began = time.perf_counter()
-        after = glimpse.below_from + len(glimpse.below)
-        self._below_from = after if after < glimpse.num_blocks else 0
+        self._below_from = glimpse.next_below_from
         is_new = self.writer.take(glimpse, self._told(began))
         if not is_new and began - self._written_at >= _BEAT_S:
             self.writer.beat()
