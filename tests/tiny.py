@@ -12,7 +12,8 @@ import numpy as np
 from octavo.engine.core import Engine, Inbox
 from octavo.engine.memory_watch import MemoryWatch
 from octavo.executor.executor import InlineExecutor, ThreadedExecutor
-from octavo.executor.runner import Runner, RunnerConfig
+from octavo.executor.forward import Forward, HostForward
+from octavo.executor.runner import Runner, RunnerConfig, kv_shape
 from octavo.executor.transfers import BlockStore, TransferWorker
 from octavo.kernels.contract import Floats, KvPool, KvShape, Matrix, Ops, RawTensor
 from octavo.kernels.native_ops import NativeOps
@@ -59,7 +60,7 @@ def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
         return ops.matrix(RawTensor("w", "F32", values.shape, values.view(np.uint8).reshape(-1)))
 
     def norm() -> Norm:
-        return Norm(rng.normal(1, 0.1, hidden).astype(np.float32))
+        return Norm(ops.vector(rng.normal(1, 0.1, hidden).astype(np.float32)))
 
     layers = tuple(
         LayerWeights(
@@ -77,9 +78,8 @@ def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
     )
     embedding = matrix(VOCAB, hidden, 0.5)
     assert spec.rope is not None
-    return Model(
-        "tiny", spec, ModelWeights(embedding, layers, norm(), embedding), b"\0" * 32, spec.rope.table(CONTEXT)
-    )
+    cos, sin = (ops.vector(table) for table in spec.rope.table(CONTEXT))
+    return Model("tiny", spec, ModelWeights(embedding, layers, norm(), embedding), b"\0" * 32, (cos, sin))
 
 
 @dataclass(slots=True)
@@ -136,16 +136,9 @@ def tiny_engine(
     model = model or tiny_model(ops)
     inbox = Inbox()
     worker = None if store is None else TransferWorker(store, inbox.put)
-    config_of_runner = RunnerConfig(
-        num_blocks + staging,
-        block_size,
-        rows,
-        CONTEXT,
-        frozenset([EOS]),
-        kv,
-        fast_forward=fast_forward,
-    )
-    runner = Runner(model, ops, config_of_runner, worker, grammars)
+    of_runner = RunnerConfig(block_size, rows, CONTEXT, frozenset([EOS]), VOCAB, fast_forward=fast_forward)
+    forward = forward_over(ops, model, kv_shape(model, block_size, kv), num_blocks + staging)
+    runner = Runner(forward, of_runner, worker, grammars)
     config = SchedulerConfig(
         rows,
         step_tokens,
@@ -165,6 +158,13 @@ def tiny_engine(
 
     executor = ThreadedExecutor(runner) if depth else InlineExecutor(runner)
     return Engine(scheduler, executor, runner.reset, depth, clock, inbox, watch)
+
+
+def forward_over(ops: Ops, model: Model, shape: KvShape, num_blocks: int) -> Forward:
+    """A forward of the ops' own backend; torch's say how they are made themselves."""
+    make = getattr(ops, "new_forward", HostForward)
+    forward: Forward = make(model, ops, shape, num_blocks)
+    return forward
 
 
 def request(request_id: int, prompt: Sequence[int], max_tokens: int, n: int = 1, **params: object) -> Request:

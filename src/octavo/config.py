@@ -7,6 +7,7 @@ the model. docs/settings.md lists all of them; a test keeps the two equal.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from octavo.errors import ConfigError, shown
 from octavo.files import folder_of
 
 BLOCK_SIZES = (16, 32, 64)
-BACKENDS = ("cpu", "reference")
+BACKENDS = ("auto", "native", "torch", "reference")
+DEVICES = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
+ATTENTIONS = ("triton", "flash")
 WEIGHTS = ("auto", "f32", "bf16", "int8", "q4")
-KV_KINDS = ("f32", "bf16", "int8")
+KV_KINDS = ("f32", "bf16", "int8", "fp16", "fp8")  # the last two on a device alone
 TOOL_PARSERS = (
     "hermes",
     "llama3_json",
@@ -36,8 +39,10 @@ class StartOptions:
     """How to start an engine. Raises ConfigError when a value is out of its bounds."""
 
     weights: str = "auto"  # how weights are held: f32, auto (as in the file), bf16, int8, q4
-    kv: str = "bf16"  # how K and V are held: f32, bf16, int8 (a scale for each token and kv head)
-    backend: str = "cpu"  # cpu (native kernels) or reference (NumPy, the specification; slow)
+    kv: str = "bf16"  # how K and V are held: f32, bf16, int8 (one scale a token and head), fp16, fp8
+    backend: str = "auto"  # native, torch, reference (NumPy, slow); auto: torch on a GPU, else native
+    device: str = "auto"  # cpu, cuda, or cuda:1; auto: a GPU where there is one
+    attention: str = "triton"  # a device's kernels: triton (exact), or flash (of torch, where it has them)
     context_length: int | None = None  # tokens of prompt and output together; None: the model's own
     kv_memory_bytes: int | None = None  # bytes of KV blocks; None: a quarter of the available memory
     kv_ready_bytes: int = 0  # of these, taken from the system at start; the rest when first used
@@ -65,6 +70,14 @@ class StartOptions:
         _one_of("weights", self.weights, WEIGHTS)
         _one_of("kv", self.kv, KV_KINDS)
         _one_of("backend", self.backend, BACKENDS)
+        _one_of("attention", self.attention, ATTENTIONS)
+        if not DEVICES.fullmatch(self.device):
+            raise ConfigError(f"device is {shown(self.device)}; allowed: auto, cpu, cuda, cuda:N")
+        if self.device.startswith("cuda") and self.backend in ("native", "reference"):
+            raise ConfigError(
+                f"device is {self.device}, and backend is {self.backend}, which knows the processor alone; "
+                "allowed with it: auto, cpu; give --backend torch"
+            )
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         _one_of("speculate", self.speculate, SPECULATE)
         _one_of("tool_parser", self.tool_parser, (None, *TOOL_PARSERS))

@@ -88,7 +88,7 @@ def test_both_configurations_run_in_turns_and_are_told(monkeypatch, capsys, as_j
     seen = []
 
     class Started:
-        loaded = ops = None
+        loaded = backend = None
 
     class Closable(FakeModel):
         def close(self):

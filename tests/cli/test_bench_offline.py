@@ -31,7 +31,7 @@ class FakeLLM:
         self, context_length: int = 512, pause_s: float = 0.0, first_s: float = 0.0, *, uneven: bool = False
     ) -> None:
         self.started = SimpleNamespace(
-            facts=ModelFacts("fake", context_length, 300), readying=SimpleNamespace(wait=self._wait)
+            facts=ModelFacts("fake", context_length, 300), runner=SimpleNamespace(wait_ready=self._wait)
         )
         self.added: list[tuple[list[int], SamplingParams]] = []
         self.failure = ""

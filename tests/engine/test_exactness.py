@@ -313,6 +313,6 @@ def test_who_forbids_every_token_fails_alone_and_what_it_computed_stays_findable
 def test_what_unused_slots_hold_never_matters(ops: object) -> None:
     wanted = alone(ops, case(3)).essence
     engine = tiny_engine(ops)  # type: ignore[arg-type]
-    pool = engine.executor._runner._pool.data  # type: ignore[attr-defined]
+    pool = engine.executor._runner.forward.pool.data  # type: ignore[attr-defined]
     pool[...] = 0xFF  # as a number, or a scale of one, NaN
     assert run(engine, [case(3)])[1, 0].essence == wanted

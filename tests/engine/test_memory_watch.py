@@ -75,7 +75,7 @@ def test_an_idle_engine_gives_the_memory_of_free_blocks_back_and_the_process_shr
     # As after many sequences: every block has been written, none has a name.
     table = engine.scheduler.ledger.open(Holder(HolderKind.SEQUENCE))
     engine.scheduler.ledger.take(table, 12_000)
-    data = engine.executor._runner._pool.data  # type: ignore[attr-defined]
+    data = engine.executor._runner.forward.pool.data  # type: ignore[attr-defined]
     data[:] = 1
     engine.scheduler.ledger.close(table)
     engine.step()

@@ -20,8 +20,10 @@ from tests.tiny import tiny_model
 
 from octavo.cli import serve
 from octavo.config import StartOptions
+from octavo.engine.available import available_memory
 from octavo.engine.client import AsyncLLM
 from octavo.engine.start import Budget, client_of, engine_over, ready_blocks, start_engine, try_template
+from octavo.executor.backend import HostBackend
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.quota import TenantPolicy
 from octavo.model.loader import LoadedModel
@@ -33,6 +35,10 @@ from octavo.text.chat import ChatTemplate
 from octavo.types import ChatMessage
 
 
+def host_backend(ops: NativeOps) -> HostBackend:
+    return HostBackend("native", ops, available_memory)
+
+
 def start(folder: Path, *policies: TenantPolicy) -> AsyncLLM:
     ops = NativeOps()
     model = tiny_model(ops)
@@ -41,7 +47,7 @@ def start(folder: Path, *policies: TenantPolicy) -> AsyncLLM:
         kv="f32", kv_memory_bytes=4 << 20, disk_cache=str(folder), disk_size_bytes=16 << 20, max_seqs=8
     )
     loaded = LoadedModel(model, PairTokenizer())  # type: ignore[arg-type]
-    return client_of(engine_over(loaded, ops, options, lambda size: policies), options)
+    return client_of(engine_over(loaded, host_backend(ops), options, lambda size: policies), options)
 
 
 async def chat(llm: AsyncLLM, text: str) -> str:
@@ -133,14 +139,14 @@ def test_blocks_that_are_ready_count_as_resident_and_go_back_like_others() -> No
     options = StartOptions(
         kv="f32", kv_memory_bytes=4 << 20, kv_ready_bytes=1 << 20, max_seqs=8, memory_reserve_bytes=0
     )
-    started = engine_over(loaded, ops, options)
+    started = engine_over(loaded, host_backend(ops), options)
     engine = started.engine
     expected = (1 << 20) // started.budget.bytes_per_block
     assert engine.scheduler.ledger.pool.backing.count == expected > 10
     engine.scheduler.idle_memory.give_back()
     engine.step()
     assert engine.scheduler.ledger.pool.backing.count == 0
-    assert started.readying._stopping.is_set()  # before the memory went back: it stays there
+    assert started.runner.forward.readying._stopping.is_set()  # before the memory went back: it stays there
     engine.executor.close()
 
 
@@ -159,7 +165,7 @@ def test_a_broken_template_is_told_at_start_and_the_server_starts(
     ops, told = NativeOps(), threading.Event()
     options = StartOptions(kv="f32", kv_memory_bytes=4 << 20, max_seqs=8)
     loaded = LoadedModel(tiny_model(ops), BrokenTokenizer())  # type: ignore[arg-type]
-    started = engine_over(loaded, ops, options)
+    started = engine_over(loaded, host_backend(ops), options)
     monkeypatch.setattr("octavo.engine.start.build_engine", lambda *given: started)
     monkeypatch.setattr(logging.getLogger("octavo.start"), "warning", lambda *given: told.set())
     llm = start_engine(None, options, lambda text: None)
@@ -191,5 +197,5 @@ def test_the_first_request_of_a_tenant_is_sized_by_its_bounds_before_any_step() 
     loaded = LoadedModel(tiny_model(ops), PairTokenizer())  # type: ignore[arg-type]
     options = StartOptions(kv="f32", kv_memory_bytes=4 << 20, max_seqs=8, memory_reserve_bytes=0)
     bounds = TenantPolicy("t", request_maximum=3)
-    engine = engine_over(loaded, ops, options, lambda size: [bounds]).engine
+    engine = engine_over(loaded, host_backend(ops), options, lambda size: [bounds]).engine
     assert engine.capacities.hard.room("t") == 3

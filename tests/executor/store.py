@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
 
 from octavo.executor.disk import DiskStore
 from octavo.files import Files, OsFiles
@@ -13,6 +16,21 @@ BLOCK = 5000  # no multiple of a page: a slot is 8192
 SLOT = 8192
 FINGERPRINT = bytes(range(32))
 NAMESPACE = FINGERPRINT.hex()[:32]
+
+
+class ArrayBlocks:
+    """Blocks in an array (N, BLOCK)."""
+
+    bytes_per_block = BLOCK
+
+    def __init__(self, data: np.ndarray) -> None:
+        self.data = data
+
+    def read_block(self, block: int) -> memoryview:
+        return memoryview(self.data[block]).toreadonly()
+
+    def write_block(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
+        return fill(memoryview(self.data[block]))
 
 
 def name_of(block: int) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.executor.store import BLOCK, bytes_of, name_of, open_store
+from tests.executor.store import BLOCK, ArrayBlocks, bytes_of, name_of, open_store
 
 from octavo.errors import ConfigError
 from octavo.executor.host import HostStore, TieredStore
@@ -80,7 +80,7 @@ def test_a_move_takes_the_bytes_along_before_its_slot_is_written_again(tmp_path:
     pool = np.zeros((3, BLOCK), np.uint8)
     for block in range(2):
         pool[block] = np.frombuffer(bytes_of(name_of(block)), np.uint8)
-    worker.serve(pool)
+    worker.serve(ArrayBlocks(pool))
     worker.begin(
         [
             Transfer(1, 0, 0, name_of(0), Move.STORE),

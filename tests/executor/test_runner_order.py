@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from tests.tiny import CONTEXT, EOS, tiny_model
+from tests.tiny import CONTEXT, EOS, VOCAB, tiny_model
 
-from octavo.executor.runner import Runner, RunnerConfig
+from octavo.executor.forward import Forward, HostForward
+from octavo.executor.runner import Runner, RunnerConfig, kv_shape
 from octavo.kernels.native_ops import NativeOps
 from octavo.types import BlockCopy, Move, StepPlan, Transfer
 
@@ -16,19 +17,20 @@ class Looking:
     def __init__(self) -> None:
         self.seen: list[np.ndarray] = []
 
-    def serve(self, pool: np.ndarray) -> None:
-        self.pool = pool
+    def serve(self, blocks: Forward) -> None:
+        self._blocks = blocks
 
     def begin(self, transfers: tuple[Transfer, ...]) -> None:
-        self.seen += [self.pool[transfer.block].copy() for transfer in transfers]
+        self.seen += [np.array(self._blocks.read_block(transfer.block)) for transfer in transfers]
 
 
 def test_a_block_that_has_moved_is_stored_as_what_it_is_now() -> None:
     ops, looking = NativeOps("f32"), Looking()
-    config = RunnerConfig(8, 16, 2, CONTEXT, frozenset([EOS]))
-    runner = Runner(tiny_model(ops), ops, config, looking)  # type: ignore[arg-type]
-    looking.pool[5] = 7
+    config, model = RunnerConfig(16, 2, CONTEXT, frozenset([EOS]), VOCAB), tiny_model(ops)
+    forward = HostForward(model, ops, kv_shape(model, 16), 8)
+    runner = Runner(forward, config, looking)  # type: ignore[arg-type]
+    forward.pool.data[5] = 7
     store = Transfer(1, 2, 0, b"n" * 32, Move.STORE)
     runner.run(StepPlan(1, (), (), (), (BlockCopy(5, 2),), (), (), (store,), ((4, 8),)))
     assert (looking.seen[0] == 7).all()
-    assert not looking.pool[5].any(), "the tail was not given back"
+    assert not forward.pool.data[5].any(), "the tail was not given back"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from tests.executor.store import BLOCK, name_of, open_store, put, store_with
+from tests.executor.store import BLOCK, ArrayBlocks, name_of, open_store, put, store_with
 
 from octavo.executor.transfers import TransferWorker
 from octavo.sim.faults import Fault, FaultKind
@@ -29,7 +29,7 @@ def worker_over(store) -> tuple[TransferWorker, list[TransferDone]]:  # type: ig
     done: list[TransferDone] = []
     worker = TransferWorker(store, done.append)
     pool = np.arange(3 * BLOCK, dtype=np.uint32).astype(np.uint8).reshape(3, BLOCK)
-    worker.serve(pool)
+    worker.serve(ArrayBlocks(pool))
     return worker, done
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from octavo import _native
 from octavo.kernels.contract import AttentionSpec, Batch, KvShape, RawTensor
 from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.packed import unpack_vector
 from tests.blocks import BLOCKS, HALVES_AT, random_tensor
 
 rng = np.random.default_rng(5)
@@ -42,7 +43,7 @@ for kind in ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"):
     note(ops.embed(integers, np.arange(150, dtype=np.int32)))
     for rows in (1, 2, 3, 13, 16, 32, 33):  # rows of codes are spread at multiples of 16
         note(ops.linear(wide[:rows].copy(), integers, floats(150)))
-    note(ops.vector(random_tensor(kind, 3, 256, rng)))
+    note(unpack_vector(random_tensor(kind, 3, 256, rng)))
 for kind, code in itertools.product(("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"), (0, 0x7F, 0x80, 0xFF)):
     block, (first, last) = BLOCKS[kind], HALVES_AT[kind]  # no sum of the largest products saturates
     blocks = np.full((16, 1, block.num_bytes), code, np.uint8)
@@ -58,7 +59,7 @@ for mode in ("bf16", "int8", "q4"):
 halves = ops.matrix(RawTensor("w", "F16", weight.shape, weight.astype(np.float16).view(np.uint8).reshape(-1)))
 note(ops.linear(x, halves))
 quantised = rng.integers(0, 60, (4 * 2 * 34,)).astype(np.uint8)
-note(ops.vector(RawTensor("q", "Q8_0", (4, 64), quantised)))
+note(unpack_vector(RawTensor("q", "Q8_0", (4, 64), quantised)))
 note(ops.rms_norm(x, floats(96), 1e-5))
 note(ops.layer_norm(x, floats(96), floats(96), 1e-5))
 note(ops.rope(x, np.arange(13, dtype=np.int32), floats(20, 12), floats(20, 12), 24))

@@ -13,7 +13,7 @@ from octavo.kernels import integer_reference
 from octavo.kernels.contract import Ops, RawTensor
 from octavo.kernels.integers import IntegerMatrix
 from octavo.kernels.native_ops import NativeOps
-from octavo.kernels.packed import BLOCKS
+from octavo.kernels.packed import BLOCKS, unpack_vector
 from octavo.kernels.reference import ReferenceOps
 
 KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
@@ -40,7 +40,7 @@ def test_the_product_is_near_that_of_the_same_weights_in_float32(
 ) -> None:
     raw = random_tensor(kind, 64, 768, rng)
     x = rng.standard_normal((5, 768)).astype(np.float32)
-    expected = x @ ops.vector(raw).T
+    expected = x @ unpack_vector(raw).T
     error = ops.linear(x, ops.matrix(raw)) - expected
     assert np.sqrt(np.mean(error**2)) < 0.01 * np.sqrt(np.mean(expected**2))
 
@@ -85,10 +85,10 @@ def test_no_extreme_of_codes_scales_and_activations_saturates(kind: str, rows: i
     raw = RawTensor("w", kind, (16, block.size), blocks.reshape(-1))
     for sign in (-127.0, 127.0):  # the activations' scale is 1, every product exact
         x = np.full((rows, block.size), sign, np.float32)
-        wanted = x.astype(np.float64) @ ops.vector(raw).T.astype(np.float64)
+        wanted = x.astype(np.float64) @ unpack_vector(raw).T.astype(np.float64)
         np.testing.assert_allclose(ops.linear(x, ops.matrix(raw)), wanted, rtol=1e-6)  # sums of eight groups
         first_32 = np.where(np.arange(block.size) < 32, x, np.float32(0))
-        wanted = first_32.astype(np.float64) @ ops.vector(raw).T.astype(np.float64)
+        wanted = first_32.astype(np.float64) @ unpack_vector(raw).T.astype(np.float64)
         np.testing.assert_array_equal(ops.linear(first_32, ops.matrix(raw)), wanted)
 
 

@@ -9,6 +9,7 @@ from tests.blocks import SUPER_KINDS, dequantised, encoded, floats_tensor, rando
 from octavo import _native
 from octavo.errors import BadModelFile, UnsupportedModel
 from octavo.kernels.contract import Ops, RawTensor
+from octavo.kernels.packed import unpack_vector
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 
@@ -24,7 +25,7 @@ def test_every_kind_is_read_bit_for_bit(
     else:
         raw = encoded(floats_tensor(rng.standard_normal(shape).astype(np.float32)), kind)
     expected = dequantised(raw)
-    np.testing.assert_array_equal(ops.vector(raw), expected)
+    np.testing.assert_array_equal(unpack_vector(raw), expected)
     matrix = ops.matrix(raw)
     assert matrix.shape == shape
     rows = np.arange(shape[0], dtype=np.int32)
@@ -83,4 +84,4 @@ def test_a_tensor_that_lies_is_refused(
     with pytest.raises(error, match="tensor w"):
         ops.matrix(raw)
     with pytest.raises(error, match="tensor w"):
-        ops.vector(raw)
+        unpack_vector(raw)

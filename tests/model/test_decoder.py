@@ -9,6 +9,7 @@ import pytest
 
 from octavo.kernels.contract import Batch, Floats, KvPool, KvShape, Ops, RawTensor
 from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.packed import unpack_vector
 from octavo.kernels.reference import ReferenceOps
 from octavo.model.decoder import hidden_states, project
 from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, RopeSpec
@@ -70,11 +71,11 @@ def _model(ops: Ops, peer) -> Model:
         return RawTensor(name, "F32", data.shape, data.reshape(-1).view(np.uint8))
 
     def linear(name: str) -> Linear:
-        bias = ops.vector(raw(f"{name}.bias")) if f"{name}.bias" in state else None
+        bias = unpack_vector(raw(f"{name}.bias")) if f"{name}.bias" in state else None
         return Linear(ops.matrix(raw(f"{name}.weight")), bias)
 
     def norm(name: str) -> Norm:
-        return Norm(ops.vector(raw(f"{name}.weight")))
+        return Norm(unpack_vector(raw(f"{name}.weight")))
 
     def layer(prefix: str) -> LayerWeights:
         return LayerWeights(

@@ -25,7 +25,7 @@ def log_probabilities(weights: str, kv: str = "f32") -> Floats:
         None, StartOptions(weights=weights, kv="f32", kv_memory_bytes=2**28, context_length=512), print
     )
     started.engine.executor.close()
-    model, ops = started.loaded.model, started.ops
+    model, ops = started.loaded.model, started.backend.ops
     tokens = np.array(started.loaded.tokenizer.encode(TEXT)[:TOKENS], np.int32)
     every = np.arange(TOKENS, dtype=np.int32)
     tables = np.arange(TOKENS // 16, dtype=np.int32)[None]

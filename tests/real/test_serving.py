@@ -84,7 +84,7 @@ def serving(weights: Started, num_blocks: int, **options: object) -> Iterator[Se
     """A server on any free port, with a pool of its own."""
     num_bytes = num_blocks * weights.budget.bytes_per_block
     chosen = StartOptions(weights="f32", kv="f32", kv_memory_bytes=num_bytes, **options)  # type: ignore[arg-type]
-    llm = client_of(engine_over(weights.loaded, weights.ops, chosen), chosen)
+    llm = client_of(engine_over(weights.loaded, weights.backend, chosen), chosen)
     listener = bind("127.0.0.1", 0)
     ready = threading.Event()
     server = build_server(llm, ServerSettings(drain_timeout_s=5), lambda _: ready.set())

@@ -20,7 +20,17 @@ import numpy as np
 from octavo import _native
 from octavo.bench.limits import Limits
 from octavo.config import KV_KINDS
-from octavo.kernels.contract import AttentionSpec, Batch, Bytes, Floats, KvPool, KvShape, Matrix, RawTensor
+from octavo.kernels.contract import (
+    AttentionSpec,
+    Batch,
+    Bytes,
+    Floats,
+    HostBatch,
+    KvPool,
+    KvShape,
+    Matrix,
+    RawTensor,
+)
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_layer
 from octavo.units import blocks_for
@@ -263,7 +273,7 @@ def run_paging(size: str, shape: Shape, sequences: int, tokens: int, context: in
 # -- data --------------------------------------------------------------------------------------------
 
 
-def batch_of(sequences: int, tokens: int, context: int, blocks: np.ndarray) -> Batch:
+def batch_of(sequences: int, tokens: int, context: int, blocks: np.ndarray) -> HostBatch:
     """The last `tokens` positions of sequences of `context` tokens, whose tables divide `blocks` in order."""
     tables = np.ascontiguousarray(blocks.reshape(sequences, -1), np.int32)
     positions = np.arange(context - tokens, context, dtype=np.int32)

@@ -25,7 +25,7 @@ from octavo.bench.offline import quantile
 from octavo.engine.available import available_cores
 from octavo.errors import ConfigError
 from octavo.executor.runner import kv_shape
-from octavo.kernels.contract import Batch, Floats, Ints, Ops
+from octavo.kernels.contract import Batch, Floats, HostBatch, Ints, Ops
 from octavo.kernels.native_ops import NativeOps
 from octavo.model.decoder import hidden_states, project
 from octavo.model.hub import resolve
@@ -77,7 +77,7 @@ class Subject:
     choice: Choice
     ops: Ops
     model: Model
-    step: Callable[[Batch], Floats]
+    step: Callable[[HostBatch], Floats]
     divergences: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)  # minus the log-probability of the token that came
     agreed: int = 0
@@ -203,7 +203,7 @@ def divergence(expected: Doubles, given: Doubles) -> Doubles:
     return np.asarray((np.exp(expected) * (expected - given)).sum(axis=1))
 
 
-def _batch(tokens: Ints) -> Batch:
+def _batch(tokens: Ints) -> HostBatch:
     """One chunk from position 0 on, in blocks 0, 1, ...; logits of the scored positions."""
     return Batch(
         tokens=tokens,

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from octavo.bench.kernels import duration
-from octavo.kernels.contract import Batch, Floats, Ints, KvShape
+from octavo.kernels.contract import Batch, Floats, HostBatch, Ints, KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.model.decoder import hidden_states, project
 from octavo.model.hub import resolve
@@ -84,7 +84,7 @@ def measure_rows(
         yield RowCost(count, chunk_s, sequences_s, vocabulary_s, dearer)
 
 
-def _batch(tables: Ints, starts: Sequence[int], lengths: Sequence[int]) -> Batch:
+def _batch(tables: Ints, starts: Sequence[int], lengths: Sequence[int]) -> HostBatch:
     """Chunks of arbitrary tokens, all of whose rows are wanted."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     ranges = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]

@@ -57,7 +57,7 @@ def run(model: str | None, options: StartOptions, workloads: Sequence[Workload],
         try:
             resolved = resolved_settings(llm.started, options)
             write(json.dumps({"engine": resolved}) + "\n" if as_json else _in_words(resolved))
-            llm.started.readying.wait()
+            llm.started.runner.wait_ready()
             reports = _measure_all(llm, workloads, tell, as_json=as_json)
         finally:
             llm.close()
@@ -69,7 +69,9 @@ def resolved_settings(started: Started, options: StartOptions) -> dict[str, str 
     """What the engine came to: what figures must be told with. Memory is in bytes."""
     return {
         "model": started.facts.name,
-        "arithmetic": started.ops.arithmetic_id,
+        "backend": started.backend.name,
+        "device": started.backend.device,
+        "arithmetic": started.backend.arithmetic_id,
         "weights": options.weights,
         "weight_bytes": started.loaded.model.weights.num_bytes,
         "kv": options.kv,
@@ -167,7 +169,7 @@ def _engines(
     clients = {first[0]: client_of(started, first[1])}
     try:
         for name, options in others:
-            clients[name] = client_of(engine_over(started.loaded, started.ops, options), options)
+            clients[name] = client_of(engine_over(started.loaded, started.backend, options), options)
         yield dict(clients)
     finally:
         for client in clients.values():

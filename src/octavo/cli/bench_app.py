@@ -44,7 +44,9 @@ def offline(
     as_json: opt.AsJson = False,
     weights: opt.Weights = "auto",
     kv: opt.Kv = "bf16",
-    backend: opt.Backend = "cpu",
+    backend: opt.Backend = "auto",
+    device: opt.Device = "auto",
+    attention: opt.Attention = "triton",
     kv_memory: opt.KvMemory = None,
     kv_ready: opt.KvReady = opt.KV_READY,
     max_seqs: opt.MaxSeqs = 64,
@@ -60,7 +62,7 @@ def offline(
     options = opt.start_options(
         weights=weights,
         kv=kv,
-        backend=backend,
+        where=opt.BackendOptions(backend, device, attention),
         context_length=None,
         kv_memory=kv_memory,
         kv_ready=kv_ready,
@@ -92,7 +94,9 @@ def latency(
     as_json: opt.AsJson = False,
     weights: opt.Weights = "auto",
     kv: opt.Kv = "bf16",
-    backend: opt.Backend = "cpu",
+    backend: opt.Backend = "auto",
+    device: opt.Device = "auto",
+    attention: opt.Attention = "triton",
     kv_memory: opt.KvMemory = None,
     max_seqs: opt.MaxSeqs = 64,
     step_tokens: opt.StepTokens = 512,
@@ -106,7 +110,7 @@ def latency(
     options = opt.start_options(
         weights=weights,
         kv=kv,
-        backend=backend,
+        where=opt.BackendOptions(backend, device, attention),
         context_length=None,
         kv_memory=kv_memory,
         max_seqs=max_seqs,
@@ -136,7 +140,7 @@ def fairness(
 
     options = opt.start_options(
         weights="auto",
-        backend="cpu",
+        where=opt.BackendOptions("native"),
         context_length=None,
         kv_memory=kv_memory,
         max_seqs=max_seqs,
@@ -162,7 +166,7 @@ def steady(
 
     options = opt.start_options(
         weights="auto",
-        backend="cpu",
+        where=opt.BackendOptions("native"),
         context_length=None,
         kv_memory=kv_memory,
         tiers=opt.TierOptions(disk_cache=disk_cache, disk_size=disk_size),

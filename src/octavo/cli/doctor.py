@@ -56,13 +56,14 @@ def machine_lines(machine: Machine) -> list[tuple[str, str]]:
 
 def model_lines(started: Started, options: StartOptions) -> list[tuple[str, str]]:
     """The model and the backend."""
-    spec, facts = started.loaded.model.spec, started.facts
+    spec, facts, backend = started.loaded.model.spec, started.facts, started.backend
     shape = kv_shape(started.loaded.model, started.budget.block_size, options.kv)
     return [
+        ("backend", f"{backend.name} on {backend.device}: {started.backend_reason}"),
         (
-            "backend",
-            f"{started.ops.name}; arithmetic {started.ops.arithmetic_id}: "
-            "the exactness contract holds (a request's bits do not depend on what runs beside it)",
+            "arithmetic",
+            f"{backend.arithmetic_id}: the exactness contract holds (a request's bits do not depend on what "
+            "runs beside it)",
         ),
         ("model", f"{facts.name}: vocabulary {facts.vocab_size:,}, context {spec.context_length:,} tokens"),
         ("weights", weights_in_words(started.loaded.model.weights, options.weights)),
@@ -145,5 +146,5 @@ def advice(started: Started, options: StartOptions, machine: Machine) -> list[st
     if options.host_cache_bytes:
         lines.append("--host-cache is slower here than the same memory in --kv-memory: both are host memory.")
     if options.backend == "reference":
-        lines.append("the reference backend is the specification in NumPy; use --backend cpu to serve.")
+        lines.append("the reference backend is the specification in NumPy; use --backend native to serve.")
     return lines

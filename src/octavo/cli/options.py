@@ -29,8 +29,30 @@ Weights = Annotated[
         help="How weights are held: f32, auto (as in the file), bf16, int8, q4.", rich_help_panel=_ENGINE
     ),
 ]
-Kv = Annotated[str, typer.Option(help="How K and V are held: f32, bf16, int8.", rich_help_panel=_ENGINE)]
-Backend = Annotated[str, typer.Option(help="cpu, or reference (NumPy; slow).", rich_help_panel=_ENGINE)]
+Kv = Annotated[
+    str,
+    typer.Option(
+        help="How K and V are held: f32, bf16, int8; with torch also fp16, fp8.", rich_help_panel=_ENGINE
+    ),
+]
+Backend = Annotated[
+    str,
+    typer.Option(
+        help="native (the processor), torch (a GPU), reference (NumPy; slow). auto: torch where it sees a "
+        "GPU, else native.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="auto, cpu, cuda or cuda:1; --backend torch --device cpu is slow.", rich_help_panel=_ENGINE
+    ),
+]
+Attention = Annotated[
+    str,
+    typer.Option(help="A GPU's attention: triton, or flash (where torch has it).", rich_help_panel=_ENGINE),
+]
 ContextLength = Annotated[
     int | None,
     typer.Option(help="Tokens of prompt and output together. Default: the model's.", rich_help_panel=_ENGINE),
@@ -224,6 +246,23 @@ class AccessOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """What computes, as the command line has it."""
+
+    backend: str = "auto"
+    device: str = "auto"
+    attention: str = "triton"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedOptions:
+    """How clients see the model, as the command line has it."""
+
+    tool_parser: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TierOptions:
     """What lies below the pool, as the command line has it."""
 
@@ -261,7 +300,7 @@ def configure_logs(level: str, form: str) -> None:
 def start_options(
     *,
     weights: str,
-    backend: str,
+    where: BackendOptions,
     context_length: int | None,
     kv_memory: str | None,
     threads: int | None,
@@ -280,17 +319,18 @@ def start_options(
     prefix_caching: bool = True,
     speculate: str = "auto",
     pace: bool = True,
-    tool_parser: str | None = None,
-    served_name: str | None = None,
+    served: ServedOptions | None = None,
 ) -> StartOptions:
     """The engine's settings from the command line's. Raises ConfigError."""
     from octavo.config import StartOptions
 
-    tiers = tiers or TierOptions()
+    tiers, served = tiers or TierOptions(), served or ServedOptions()
     return StartOptions(
         weights=weights,
         kv=kv,
-        backend=backend,
+        backend=where.backend,
+        device=where.device,
+        attention=where.attention,
         context_length=context_length,
         kv_memory_bytes=_bytes(kv_memory, "--kv-memory"),
         kv_ready_bytes=_bytes(kv_ready, "--kv-ready") or 0,
@@ -311,8 +351,8 @@ def start_options(
         prefix_caching=prefix_caching,
         speculate=speculate,
         pace=pace,
-        tool_parser=tool_parser,
-        served_name=served_name,
+        tool_parser=served.tool_parser,
+        served_name=served.name,
     )
 
 

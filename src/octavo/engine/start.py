@@ -8,12 +8,13 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo import _native
 from octavo.config import StartOptions
 from octavo.engine.available import available_cores, available_memory, default_reserve
+from octavo.engine.backends import choose_backend
 from octavo.engine.client import AsyncLLM
 from octavo.engine.core import Engine, Inbox
 from octavo.engine.memory_watch import MemoryWatch
@@ -22,14 +23,9 @@ from octavo.engine.requests import ModelFacts, encode_rendered, render_chat
 from octavo.engine.session_store import SESSIONS_FILE, SessionStore
 from octavo.engine.sessions import SessionSupport, restore
 from octavo.errors import ConfigError, OctavoError
-from octavo.executor.executor import InlineExecutor, ThreadedExecutor
+from octavo.executor.backend import Backend, PoolSize
 from octavo.executor.runner import Runner, RunnerConfig, kv_shape
 from octavo.executor.transfers import TransferWorker
-from octavo.kernels.contract import Ops
-from octavo.kernels.native_ops import NativeOps
-from octavo.kernels.pool import bytes_per_block
-from octavo.kernels.prefault import PagePrefaulter
-from octavo.kernels.reference import ReferenceOps
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.quota import TenantPolicy
@@ -87,10 +83,10 @@ class Started:
     loaded: LoadedModel
     facts: ModelFacts
     budget: Budget
-    ops: Ops
+    backend: Backend
+    backend_reason: str  # why it is this one
     fingerprint: bytes  # what its blocks below are bound to
     sessions: SessionSupport
-    readying: PagePrefaulter  # of the pool's first memory, beside all else
     runner: Runner  # what the engine's executor runs
 
 
@@ -133,8 +129,9 @@ def build_engine(
 ) -> Started:
     """The same without a thread: the caller of `engine.step()` turns it."""
     _native.set_num_threads(options.threads or available_cores())
-    ops: Ops = NativeOps(options.weights) if options.backend == "cpu" else ReferenceOps(options.weights)
-    loaded = load_model(resolve(model, progress), ops, options.context_length, progress)
+    chosen = choose_backend(options)
+    log.info("backend %s on %s: %s", chosen.backend.name, chosen.backend.device, chosen.reason)
+    loaded = load_model(resolve(model, progress), chosen.backend.weights, options.context_length, progress)
     if options.tool_parser is not None and loaded.tokenizer.chat_template is not None:
         loaded.tokenizer.chat_template.tool_format = FORMATS[options.tool_parser]
     own = loaded.model.spec.context_length
@@ -142,42 +139,36 @@ def build_engine(
         raise ConfigError(
             f"context_length is {options.context_length:,}; allowed: up to {own:,}, the model's own"
         )
-    return engine_over(loaded, ops, options, policies_of)
+    started = engine_over(loaded, chosen.backend, options, policies_of)
+    return replace(started, backend_reason=chosen.reason)
 
 
 def engine_over(
-    loaded: LoadedModel, ops: Ops, options: StartOptions, policies_of: PoliciesOf | None = None
+    loaded: LoadedModel, backend: Backend, options: StartOptions, policies_of: PoliciesOf | None = None
 ) -> Started:
-    """An engine, with a pool of its own, over weights that `ops` has loaded; several may share them. Tenants'
-    bounds hold before their sessions are found again.
+    """An engine, with a pool of its own, over weights that `backend` has loaded; several may share them.
+    Tenants' bounds hold before their sessions are found again.
 
     Raises ConfigError when the pool would be too small, or what `policies_of` or the bounds raise. Native
     threads are the process's, so
     `options.threads` does nothing here.
     """
     spec = loaded.model.spec
-    budget = size_pool(loaded, options)
+    budget = size_pool(loaded, backend, options)
     grammars = Grammars(lambda: words_of(loaded.tokenizer, spec.vocab_size))
     name = options.served_name or loaded.model.name
     facts = ModelFacts(name, spec.context_length, spec.vocab_size, grammars)
     stop_ids = frozenset(loaded.tokenizer.stop_ids)
-    identity = (loaded.model.fingerprint, b"", options.kv.encode(), ops.arithmetic_id.encode())
+    identity = (loaded.model.fingerprint, b"", options.kv.encode(), backend.arithmetic_id.encode())
     fingerprint = root_name(b"disk", *identity, str(budget.block_size).encode())
     inbox, below = Inbox(), open_below(options, budget.bytes_per_block, fingerprint)
     worker = None if below is None else TransferWorker(below.store, inbox.put)
-    ready = ready_blocks(budget, options, available_memory())
-    runner = Runner(
+    ready = ready_blocks(budget, options, available_memory()) if backend.is_host else 0
+    shape = kv_shape(loaded.model, budget.block_size, options.kv)
+    runner = backend.new_runner(
         loaded.model,
-        ops,
-        RunnerConfig(
-            budget.capacity + budget.staging,
-            budget.block_size,
-            options.max_seqs,
-            spec.context_length,
-            stop_ids,
-            options.kv,
-            ready,
-        ),
+        RunnerConfig(budget.block_size, options.max_seqs, spec.context_length, stop_ids, spec.vocab_size),
+        PoolSize(shape, budget.capacity + budget.staging, ready),
         worker,
         grammars,
     )
@@ -193,8 +184,8 @@ def engine_over(
         tier = None if below is None else below.new_ledger()
         return Scheduler(memory, config, root_of_tenant, tier, speculator)
 
-    executor = ThreadedExecutor(runner) if options.overlap else InlineExecutor(runner)
-    watch = watch_memory(options, budget)
+    executor = backend.new_executor(runner, options.overlap)
+    watch = watch_memory(options, budget) if backend.is_host else None
     engine = Engine(new_scheduler, executor, runner.reset, options.overlap, time.perf_counter, inbox, watch)
     engine.scheduler.ledger.pool.backing.record_ready(ready)
     sessions = SessionSupport(
@@ -206,7 +197,7 @@ def engine_over(
         engine.scheduler.tenants.set_policies(policies_of(budget.bytes_per_block))
     restore(engine.scheduler, sessions.store, engine.clock())
     engine.publish()
-    return Started(engine, loaded, facts, budget, ops, fingerprint, sessions, runner.readying, runner)
+    return Started(engine, loaded, facts, budget, backend, "given", fingerprint, sessions, runner)
 
 
 def _scheduler_config(
@@ -263,17 +254,18 @@ def _reserve(options: StartOptions) -> int:
     return default_reserve() if options.memory_reserve_bytes is None else options.memory_reserve_bytes
 
 
-def size_pool(loaded: LoadedModel, options: StartOptions) -> Budget:
+def size_pool(loaded: LoadedModel, backend: Backend, options: StartOptions) -> Budget:
     """Blocks for the asked bytes, or a quarter of what is available now; never more than all rows could use.
 
     Raises ConfigError when fewer than 2 blocks fit.
     """
     shape, spec = kv_shape(loaded.model, options.block_size, options.kv), loaded.model.spec
-    per_block = bytes_per_block(shape)
+    per_block = backend.bytes_per_block(shape)
+    available = backend.memory_available()
     if options.kv_memory_bytes is not None:
         num_bytes, reason = options.kv_memory_bytes, "kv_memory as given"
     else:
-        num_bytes, reason = available_memory() // 4, "a quarter of the memory available now"
+        num_bytes, reason = _default_pool(available, backend)
     num_blocks = num_bytes // per_block
     useful = options.max_seqs * blocks_for(spec.context_length, options.block_size)
     if num_blocks > useful:
@@ -284,9 +276,16 @@ def size_pool(loaded: LoadedModel, options: StartOptions) -> Budget:
             f"allowed: at least 2 blocks; give --kv-memory {format_bytes(2 * per_block)} or more"
         )
     # It may grow to what all rows could use, as far as there is memory now.
-    capacity = max(num_blocks, min(useful, available_memory() // per_block))
+    capacity = max(num_blocks, min(useful, available // per_block)) if backend.is_host else num_blocks
     staging = 0 if options.disk_cache is None else staging_blocks(num_blocks)
     return Budget(num_blocks - staging, options.block_size, per_block, reason, capacity, staging)
+
+
+def _default_pool(available: int, backend: Backend) -> tuple[int, str]:
+    """Bytes for blocks of those that are there, and why so many. A device's memory is nobody else's."""
+    if backend.is_host:
+        return available // 4, "a quarter of the memory available now"
+    return available * 9 // 10, f"nine tenths of what the weights leave free on {backend.device}"
 
 
 def ready_blocks(budget: Budget, options: StartOptions, available: int) -> int:

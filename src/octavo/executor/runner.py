@@ -1,11 +1,10 @@
 """From a plan to a result: apply the diff, run the model over the block tables, sample.
 
-    plan --> rows.apply --> copies --> transfers begin --> batch --> hidden_states --> project --> forks
-         --> sample --> result
+    plan --> rows.apply --> copies --> transfers begin --> batch --> forward --> forks --> sample --> result
 
 Vocabulary rows exist only where a request asked: one for each sample, and slices of `PROMPT_SLICE` rows for
-prompt logprobs, so that a long prompt's logits never exist at once. It knows the model and the bytes; it does
-not know queues, names or reference counts.
+prompt logprobs, so that a long prompt's logits never exist at once. It knows rows and sampling; the model and
+the bytes are the backend's (`forward.py`). It does not know queues, names or reference counts.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from octavo.executor.forward import Forward, Hidden
 from octavo.executor.rows import Rows
 from octavo.executor.transfers import TransferWorker
 from octavo.executor.walks import Walker, sequences_in_grammar
-from octavo.kernels.contract import Batch, Floats, KvShape, Ops
-from octavo.kernels.prefault import PagePrefaulter
-from octavo.model.decoder import hidden_states, project
+from octavo.kernels.contract import Batch, HostBatch, KvShape
 from octavo.model.spec import Model
 from octavo.sampling.grammars import Grammars
 from octavo.sampling.logprobs import logprobs_of
@@ -34,13 +32,11 @@ PROMPT_SLICE = 64
 class RunnerConfig:
     """Sizes of the executor's arrays; the scheduler is configured with the same ones."""
 
-    num_blocks: int
     block_size: int
     max_rows: int
     context_length: int
     stop_ids: frozenset[int]
-    kv: str = "f32"  # how K and V are held
-    ready_blocks: int = 0  # whose memory is asked for at once
+    vocab_size: int
     fast_forward: bool = True  # tokens that a grammar forces come with the sample before them
 
 
@@ -51,37 +47,23 @@ def kv_shape(model: Model, block_size: int, kv: str = "f32") -> KvShape:
 
 
 class Runner:
-    """Owns KV bytes and rows. `run` is called by one thread at a time, with plans in order."""
+    """Owns rows, and a backend's `Forward`. `run` is called by one thread at a time, with plans in order."""
 
     def __init__(
         self,
-        model: Model,
-        ops: Ops,
+        forward: Forward,
         config: RunnerConfig,
         transfers: TransferWorker | None = None,
         grammars: Grammars | None = None,
     ) -> None:
-        self.model = model
         self.config = config
-        self._ops = ops
+        self.forward = forward
         self._rows = Rows(config.max_rows, config.context_length, config.block_size, grammars)
-        pool = ops.allocate_kv(kv_shape(model, config.block_size, config.kv), config.num_blocks)
-        self._pool = pool
-        self.readying = PagePrefaulter(pool, config.ready_blocks)
         self._transfers = transfers
         if transfers is not None:
-            transfers.serve(pool.data)
-        self._hidden_states = ops.prepare_step(lambda o, batch: hidden_states(o, model, pool, batch), pool)
-        self._project = ops.prepare_rows(lambda o, x: project(o, model, x), model.spec.hidden_size)
-        self._sampler = Sampler(model.spec.vocab_size, config.stop_ids)
-        self.walker = Walker(
-            self._rows,
-            ops,
-            self._project,
-            self._sampler,
-            config.stop_ids,
-            fast_forward=config.fast_forward,
-        )
+            transfers.serve(forward)
+        self._sampler = Sampler(config.vocab_size, config.stop_ids)
+        self.walker = Walker(self._rows, self._sampler, config.stop_ids, fast_forward=config.fast_forward)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Execute one plan. One poisoned sequence fails alone; an exception means that the whole state is
@@ -91,11 +73,9 @@ class Runner:
         rows.apply(plan)
         if plan.copies:
             sources, targets = [c.source for c in plan.copies], [c.target for c in plan.copies]
-            self._ops.copy_blocks(self._pool, sources, targets)
-        if plan.discarded:
-            self.readying.stop()
+            self.forward.copy_blocks(sources, targets)
         for first, last in plan.discarded:
-            self._ops.discard_blocks(self._pool, first, last)
+            self.forward.discard_blocks(first, last)
         if plan.transfers:  # behind the copies: a block that has moved may be on its way down already
             assert self._transfers is not None, "a plan moves blocks, and there is no tier below"
             self._transfers.begin(plan.transfers)
@@ -104,7 +84,7 @@ class Runner:
         planned = time.perf_counter()
         batch = self._batch(plan)
         batch_seconds = time.perf_counter() - planned
-        hidden = self._hidden_states(batch)  # (R, E)
+        hidden = self.forward.run(batch)
         for fork in plan.forks:
             rows.fork(fork)
         prompt_logprobs = self._prompt_logprobs(plan, hidden)
@@ -128,6 +108,10 @@ class Runner:
             frozenset(sequences_in_grammar(rows, plan)),
         )
 
+    def wait_ready(self) -> None:
+        """Until the memory that was asked for at once is there."""
+        self.forward.wait_ready()
+
     def reset(self) -> None:
         """Forget all rows: after a broken invariant, before a new ledger starts. The pool's bytes are not
         trusted again because no name survives, neither here nor below; no transfer is left that could still
@@ -138,11 +122,11 @@ class Runner:
 
     def close(self) -> None:
         """End the transfers that have begun."""
-        self.readying.stop()
+        self.forward.close()
         if self._transfers is not None:
             self._transfers.close()
 
-    def _batch(self, plan: StepPlan) -> Batch:
+    def _batch(self, plan: StepPlan) -> HostBatch:
         chunks, rows = plan.chunks, self._rows
         for chunk in chunks:
             assert rows[chunk.row].seq_id == chunk.seq_id, "a chunk runs in another's row"
@@ -162,7 +146,7 @@ class Runner:
         logit_rows = np.flatnonzero(positions >= logits_from[chunk_of]).astype(np.int32)
         return Batch(tokens, positions, starts, offsets, tables, logit_rows)
 
-    def _prompt_logprobs(self, plan: StepPlan, hidden: Floats) -> dict[int, tuple[SampledToken, ...]]:
+    def _prompt_logprobs(self, plan: StepPlan, hidden: Hidden) -> dict[int, tuple[SampledToken, ...]]:
         """Logprobs of prompt tokens that follow the positions [logits_from, stop) of their chunks."""
         found: dict[int, tuple[SampledToken, ...]] = {}
         first = 0
@@ -177,7 +161,7 @@ class Runner:
                 scored: list[SampledToken] = []
                 for start in range(0, count, PROMPT_SLICE):
                     part = slice(start, min(start + PROMPT_SLICE, count))
-                    logits = self._project(hidden[first + part.start : first + part.stop])
+                    logits = hidden.logits(range(first + part.start, first + part.stop))
                     scored += logprobs_of(logits, following[part], top)
                 found[chunk.seq_id] = tuple(scored)
             first += chunk.stop - chunk.logits_from

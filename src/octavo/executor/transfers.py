@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from octavo.errors import SessionRefused
+from octavo.executor.forward import BlockMover
 from octavo.files import vanished_in_words
-from octavo.kernels.contract import Bytes
 from octavo.types import Move, Transfer, TransferDone
 
 log = logging.getLogger("octavo.transfers")
@@ -74,16 +75,16 @@ class TransferWorker:
     def __init__(self, store: BlockStore, done: Callable[[TransferDone], None]) -> None:
         self._store = store
         self._done = done
-        self._pool: Bytes | None = None  # (N, bytes of a block)
+        self._blocks: BlockMover | None = None
         self._vanished: Path | None = None  # what was told of last
         self._passing = bytearray()  # a block on its way from slot to slot
         self._queue: queue.Queue[Transfer | _Clear | _Sync | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="octavo-transfers", daemon=True)
         self._thread.start()
 
-    def serve(self, pool: Bytes) -> None:
-        """The bytes of the blocks: once, before the first transfer."""
-        self._pool = pool
+    def serve(self, blocks: BlockMover) -> None:
+        """Where the blocks' bytes are: once, before the first transfer."""
+        self._blocks = blocks
 
     def begin(self, transfers: Iterable[Transfer]) -> None:
         """Queue them. They happen in this order, one at a time; a load waits for the few stores before it."""
@@ -165,16 +166,17 @@ class TransferWorker:
             log.exception("the tier below could not commit")
 
     def _move(self, transfer: Transfer) -> bool:
-        assert self._pool is not None
+        blocks, store = self._blocks, self._store
+        assert blocks is not None
         if transfer.move is Move.FORGET:
-            self._store.forget(transfer.slot)
+            store.forget(transfer.slot)
             return True
         if transfer.move is Move.MOVE:
-            self._passing = self._passing or bytearray(self._pool.shape[1])
+            self._passing = self._passing or bytearray(blocks.bytes_per_block)
             data = memoryview(self._passing)
-            is_there = self._store.read(transfer.source, transfer.name, data)
-            return is_there and self._store.write(transfer.slot, transfer.name, data.toreadonly())
-        data = memoryview(self._pool[transfer.block])
+            is_there = store.read(transfer.source, transfer.name, data)
+            return is_there and store.write(transfer.slot, transfer.name, data.toreadonly())
         if transfer.move is Move.LOAD:
-            return self._store.read(transfer.slot, transfer.name, data)
-        return self._store.write(transfer.slot, transfer.name, data.toreadonly())
+            fill = partial(store.read, transfer.slot, transfer.name)
+            return blocks.write_block(transfer.block, fill)
+        return store.write(transfer.slot, transfer.name, blocks.read_block(transfer.block))

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from octavo.executor.forward import Hidden
 from octavo.executor.rows import Row, Rows
-from octavo.kernels.contract import Floats, Ops, PreparedRows
+from octavo.kernels.contract import Floats
 from octavo.sampling.sampler import SampleFailure, Sampler, SampleRow
 from octavo.types import Chunk, SampledToken, StepPlan
 
@@ -66,22 +67,18 @@ class Walker:
     def __init__(
         self,
         rows: Rows,
-        ops: Ops,
-        project: PreparedRows,
         sampler: Sampler,
         stop_ids: frozenset[int],
         *,
         fast_forward: bool,
     ) -> None:
         self._rows = rows
-        self._ops = ops
-        self._project = project
         self._sampler = sampler
         self._stop_ids = stop_ids
         self.fast_forward = fast_forward
 
-    def sample(self, plan: StepPlan, hidden: Floats) -> Taken:
-        """For every chunk that is sampled from, and every fork of one; `hidden` (R, E) are their rows."""
+    def sample(self, plan: StepPlan, hidden: Hidden) -> Taken:
+        """For every chunk that is sampled from, and every fork of one; `hidden` are their rows."""
         walks, taken = self._walks(plan), Taken()
         likeliest = self._likeliest(hidden, walks, taken)
         walks = self._gone_plainly(walks, likeliest, taken)
@@ -116,7 +113,7 @@ class Walker:
     def _walk(self, row: int, places: range, chunk: Chunk | None = None) -> _Walk:
         return _Walk(row, places, () if chunk is None else chunk.drafts, self._rows[row].is_told)
 
-    def _likeliest(self, hidden: Floats, walks: list[_Walk], taken: Taken) -> dict[int, int]:
+    def _likeliest(self, hidden: Hidden, walks: list[_Walk], taken: Taken) -> dict[int, int]:
         """By hidden row: its likeliest token, for walks that need no more. Where numbers are not finite there
         is none: the sampler says what is wrong. Of rows that a guide leads, those whose likeliest token was
         allowed the last time are tried so; first they take what must come whatever the logits are."""
@@ -134,7 +131,7 @@ class Walker:
         if not places:
             return {}
         unique = sorted(places)
-        tokens = self._project.argmax(self._taken_rows(hidden, unique)).tolist()
+        tokens = hidden.argmax(unique).tolist()
         return {place: token for place, token in zip(unique, tokens, strict=True) if token >= 0}
 
     def _go_plainly(self, walk: _Walk, likeliest: dict[int, int], taken: Taken) -> None:
@@ -163,18 +160,13 @@ class Walker:
         self._take(walk, SampledToken(only), taken)
         return True
 
-    def _written(self, hidden: Floats, walks: list[_Walk]) -> dict[int, _Logits]:
+    def _written(self, hidden: Hidden, walks: list[_Walk]) -> dict[int, _Logits]:
         """Logits of all that these walks may come to, by hidden row."""
         places = sorted({place for walk in walks for place in walk.rest})
         if not places:
             return {}
-        written = self._project(self._taken_rows(hidden, places))
+        written = hidden.logits(places)
         return {place: _Logits(written, index) for index, place in enumerate(places)}
-
-    def _taken_rows(self, hidden: Floats, places: list[int]) -> Floats:
-        if len(places) == len(hidden):
-            return hidden
-        return self._ops.take(hidden, np.array(places, np.int32))
 
     def _take(self, walk: _Walk, outcome: SampledToken | SampleFailure, taken: Taken) -> None:
         """The row's next token; the walk goes on where a draft guessed it."""

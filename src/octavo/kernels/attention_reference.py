@@ -20,9 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from octavo.kernels.contract import AttentionSpec, Batch, Floats, Ints, KvPool
+from octavo.kernels.contract import AttentionSpec, Floats, HostBatch, Ints, KvPool
 from octavo.kernels.elementwise import exp, tanh
 from octavo.kernels.integer_reference import quantised
+from octavo.kernels.packed import floats_of
 from octavo.kernels.pool import Halves, brain_views, code_views, float_views
 
 PARTITION = 256  # positions that attention reduces at a time, at absolute borders
@@ -31,7 +32,7 @@ Mask = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.intp]
 
 
-def store(pool: KvPool, layer: int, k: Floats, v: Floats, batch: Batch) -> None:
+def store(pool: KvPool, layer: int, k: Floats, v: Floats, batch: HostBatch) -> None:
     """Write K and V, (T, K * D) each, of the step's tokens into their slots of `layer`."""
     shape = pool.shape
     for c in range(batch.starts.size):
@@ -43,7 +44,7 @@ def store(pool: KvPool, layer: int, k: Floats, v: Floats, batch: Batch) -> None:
 
 
 def attend(
-    pool: KvPool, layer: int, q: Floats, batch: Batch, spec: AttentionSpec, log_sum_exp: Floats | None
+    pool: KvPool, layer: int, q: Floats, batch: HostBatch, spec: AttentionSpec, log_sum_exp: Floats | None
 ) -> Floats:
     """(T, H * D) -> (T, H * D); fills `log_sum_exp` (T, H) where it is given."""
     out = np.empty_like(q)
@@ -169,7 +170,7 @@ def _attend_chunk(context: _Context, q: Floats, start: int, spec: AttentionSpec)
     if spec.sinks is None:
         return walk
     # A sink is one more partition, of one score whose value is zero.
-    sinks = np.broadcast_to(spec.sinks, (length, heads))
+    sinks = np.broadcast_to(floats_of(spec.sinks), (length, heads))
     one = _Softmax(sinks, np.ones_like(walk.total), np.zeros_like(q))
     return _merged(walk, one, np.ones((length, 1), np.bool_))
 
@@ -197,7 +198,7 @@ def _partition(
         scores = np.float32(spec.soft_cap) * tanh(scores / np.float32(spec.soft_cap))
     if spec.slopes is not None:
         distance = (positions[None, :] - own[:, None]).astype(np.float32)
-        scores = scores + spec.slopes[:, None] * distance[:, None, :]
+        scores = scores + floats_of(spec.slopes)[:, None] * distance[:, None, :]
     scores = np.where(mask[:, None, :], scores, np.float32(-np.inf))
     largest = np.max(scores, axis=-1)
     weights = exp(scores - largest[..., None])

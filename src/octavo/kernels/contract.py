@@ -1,7 +1,7 @@
 """The contract of the ops: what a backend offers to `model/decoder.py`, which is written once over it.
 
-Buffers are opaque to the decoder: it passes what one op returned to the next. On the CPU they are NumPy
-arrays.
+Whatever a backend makes is its own and opaque to the decoder: buffers T, vectors, a batch's integers I, the
+pool P. On the CPU they are NumPy arrays and a `KvPool`; with torch, tensors on a device.
 
 Exactness: every op computes one output row with the same operations in the same order, whatever the number
 of rows beside it, the row's place, the block ids, and the number of threads (docs/architecture.md, "The
@@ -16,7 +16,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,9 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 
-T = TypeVar("T")  # a backend's buffer
+T = TypeVar("T")  # a buffer of a step
+I = TypeVar("I")  # integers of a batch  # noqa: E741
+P = TypeVar("P", contravariant=True)  # a pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,12 @@ class KvShape:
     num_kv_heads: int
     head_size: int
     block_size: int
-    kind: str = "f32"  # how K and V are held: "f32" | "bf16" | "int8" (one scale per token and kv head)
+    kind: str = "f32"  # how K and V are held: `config.KV_KINDS`; codes have one scale per token and kv head
 
 
 @dataclass(frozen=True, slots=True)
 class KvPool:
-    """N blocks of KV memory: `data` is (N, bytes_per_block) uint8. Its inside belongs to the backend."""
+    """N blocks of KV memory on the CPU: `data` is (N, bytes_per_block) uint8. Its inside is `pool.py`'s."""
 
     shape: KvShape
     num_blocks: int
@@ -65,19 +67,30 @@ class KvPool:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Generic[I]):
     """The flattened chunks of one step.
 
     Chunk c covers tokens [offsets[c], offsets[c + 1]) of the step; its first token stands at position
     starts[c] of its sequence; position p of it lives in slot p % B of block tables[c, p // B].
     """
 
-    tokens: Ints  # (T,)
-    positions: Ints  # (T,)
-    starts: Ints  # (C,)
-    offsets: Ints  # (C + 1,)
-    tables: Ints  # (C, W), W = widest table needed; entries beyond a chunk's last block are never read
-    logit_rows: Ints  # (R,) indices into T of the tokens whose logits are wanted
+    tokens: I  # (T,)
+    positions: I  # (T,)
+    starts: I  # (C,)
+    offsets: I  # (C + 1,)
+    tables: I  # (C, W), W = widest table needed; entries beyond a chunk's last block are never read
+    logit_rows: I  # (R,) indices into T of the tokens whose logits are wanted
+
+
+HostBatch: TypeAlias = Batch[Ints]
+
+
+class Vector(Protocol):
+    """Float32 weights of one dimension, or a table of rope, in the backend's own form."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As in NumPy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +105,8 @@ class AttentionSpec:
     scale: float
     window: int | None = None
     soft_cap: float | None = None
-    sinks: Floats | None = None
-    slopes: Floats | None = None
+    sinks: Vector | None = None
+    slopes: Vector | None = None
 
 
 class Matrix(Protocol):
@@ -112,45 +125,45 @@ class Matrix(Protocol):
         """Resident bytes."""
 
 
-class StepOps(Protocol[T]):
+class StepOps(Protocol[T, I, P]):
     """What the decoder calls, over buffers T that it never looks into.
 
     Every method returns a fresh buffer unless it says that it writes in place.
     """
 
-    def embed(self, table: Matrix, tokens: Ints) -> T:
+    def embed(self, table: Matrix, tokens: I) -> T:
         """(T,) -> (T, E): rows of the table."""
 
-    def take(self, x: T, rows: Ints) -> T:
+    def take(self, x: T, rows: I) -> T:
         """x[rows], contiguous."""
 
-    def linear(self, x: T, weight: Matrix, bias: Floats | None = None) -> T:
+    def linear(self, x: T, weight: Matrix, bias: Vector | None = None) -> T:
         """(T, in) -> (T, out): x @ weight.T + bias, each element summed over `in` in a fixed order."""
 
-    def rms_norm(self, x: T, weight: Floats, eps: float) -> T:
+    def rms_norm(self, x: T, weight: Vector, eps: float) -> T:
         """Over the last `len(weight)` elements: (T, heads * D) with a (D,) weight is normalised head by
         head."""
 
-    def layer_norm(self, x: T, weight: Floats, bias: Floats, eps: float) -> T:
+    def layer_norm(self, x: T, weight: Vector, bias: Vector, eps: float) -> T:
         """(T, E) -> (T, E)."""
 
-    def rope(self, x: T, positions: Ints, cos: Floats, sin: Floats, head_size: int) -> T:
+    def rope(self, x: T, positions: I, cos: Vector, sin: Vector, head_size: int) -> T:
         """Rotate halves: x (T, heads * D), cos and sin (context, dims / 2), D = head_size.
 
         Within each head, element i < dims/2 pairs with i + dims/2; elements from dims on pass through.
         """
 
-    def store(self, pool: KvPool, layer: int, k: T, v: T, batch: Batch) -> None:
+    def store(self, pool: P, layer: int, k: T, v: T, batch: Batch[I]) -> None:
         """Write K and V, (T, K * D) each, of the step's tokens into their slots of `layer`."""
 
     def attend(
         self,
-        pool: KvPool,
+        pool: P,
         layer: int,
         q: T,
-        batch: Batch,
+        batch: Batch[I],
         spec: AttentionSpec,
-        log_sum_exp: Floats | None = None,
+        log_sum_exp: T | None = None,
     ) -> T:
         """(T, H * D) -> (T, H * D): causal attention over the block tables, K and V read back as stored.
 
@@ -178,13 +191,13 @@ class StepOps(Protocol[T]):
 class StepBody(Protocol):
     """A step as a function of the ops it is made of: the decoder's `hidden_states` of one model."""
 
-    def __call__(self, ops: StepOps[T], batch: Batch) -> T: ...
+    def __call__(self, ops: StepOps[T, Ints, KvPool], batch: HostBatch) -> T: ...
 
 
 class RowsBody(Protocol):
     """A function of rows alone: the decoder's `project`."""
 
-    def __call__(self, ops: StepOps[T], x: T) -> T: ...
+    def __call__(self, ops: StepOps[T, Ints, KvPool], x: T) -> T: ...
 
 
 class PreparedRows(Protocol):
@@ -198,11 +211,8 @@ class PreparedRows(Protocol):
         NaN or +inf, or nothing but -inf. Cheaper than the result."""
 
 
-class Ops(StepOps[Floats], Protocol):
-    """A backend."""
-
-    name: str
-    arithmetic_id: str  # names the kernels' version and instruction set: bits are equal within one id
+class WeightOps(Protocol):
+    """What makes a backend's own weights of a file's tensors."""
 
     def matrix(self, raw: RawTensor, table: bool = False) -> Matrix:
         """The backend's form of a 2-d tensor; the file's bytes are not referenced afterwards.
@@ -210,9 +220,15 @@ class Ops(StepOps[Floats], Protocol):
         `table`: it is an embedding or the output, which some modes hold with more bits than a layer's.
         """
 
-    def vector(self, raw: RawTensor) -> Floats:
-        """A tensor as float32, de-quantised, of its own shape; the file's bytes are not referenced
-        afterwards."""
+    def vector(self, values: Floats) -> Vector:
+        """The backend's form of these numbers."""
+
+
+class Ops(StepOps[Floats, Ints, KvPool], WeightOps, Protocol):
+    """The ops of the processor: native kernels, or their specification in NumPy."""
+
+    name: str
+    arithmetic_id: str  # names the kernels' version and instruction set: bits are equal within one id
 
     def allocate_kv(self, shape: KvShape, num_blocks: int) -> KvPool:
         """Reserve address space for the pool; pages become resident when first written."""
@@ -223,7 +239,7 @@ class Ops(StepOps[Floats], Protocol):
     def copy_blocks(self, pool: KvPool, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
 
-    def prepare_step(self, body: StepBody, pool: KvPool) -> Callable[[Batch], Floats]:
+    def prepare_step(self, body: StepBody, pool: KvPool) -> Callable[[HostBatch], Floats]:
         """The step made ready to be called many times, one call at a time. A result lives until the next
         call."""
 

@@ -13,8 +13,8 @@ from octavo import _native
 from octavo.kernels import integers, packed
 from octavo.kernels.contract import (
     AttentionSpec,
-    Batch,
     Floats,
+    HostBatch,
     Ints,
     KvPool,
     KvShape,
@@ -23,6 +23,7 @@ from octavo.kernels.contract import (
     RawTensor,
     RowsBody,
     StepBody,
+    Vector,
 )
 from octavo.kernels.held import kind_held
 from octavo.kernels.pool import allocate_pool, discard_blocks, layout_of
@@ -49,9 +50,9 @@ class NativeOps:
         kind = kind_held(raw, self._weights, table)
         return packed.pack(raw, kind) if kind in packed.FLOAT_KINDS else integers.pack(raw, kind)
 
-    def vector(self, raw: RawTensor) -> Floats:
-        """Float32, of the tensor's own shape; raises UnsupportedModel or BadModelFile."""
-        return packed.unpack_vector(raw)
+    def vector(self, values: Floats) -> Floats:
+        """The array itself."""
+        return values
 
     def allocate_kv(self, shape: KvShape, num_blocks: int) -> KvPool:
         """Reserve address space for the pool; pages become resident when first written."""
@@ -65,7 +66,7 @@ class NativeOps:
         """Copy whole blocks, in order."""
         _native.copy_blocks(pool.data, np.asarray(sources, np.int32), np.asarray(targets, np.int32))
 
-    def prepare_step(self, body: StepBody, pool: KvPool) -> Callable[[Batch], Floats]:
+    def prepare_step(self, body: StepBody, pool: KvPool) -> Callable[[HostBatch], Floats]:
         """Recorded once, replayed in one native call."""
         return StepProgram(body, pool)
 
@@ -84,31 +85,31 @@ class NativeOps:
         """x[rows], contiguous."""
         return np.take(x, rows, axis=0)
 
-    def linear(self, x: Floats, weight: Matrix, bias: Floats | None = None) -> Floats:
+    def linear(self, x: Floats, weight: Matrix, bias: Vector | None = None) -> Floats:
         """(T, in) -> (T, out)."""
         if isinstance(weight, integers.IntegerMatrix):
-            return integers.multiply(x, weight, bias)
-        return packed.multiply(x, _own(weight), bias)
+            return integers.multiply(x, weight, packed.floats_or_none(bias))
+        return packed.multiply(x, _own(weight), packed.floats_or_none(bias))
 
-    def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
+    def rms_norm(self, x: Floats, weight: Vector, eps: float) -> Floats:
         """Over the last `len(weight)` elements of each row."""
-        out = np.empty_like(x)
-        _native.rms_norm(x.reshape(-1, weight.size), weight, eps, out.reshape(-1, weight.size))
+        out, size = np.empty_like(x), weight.shape[0]
+        _native.rms_norm(x.reshape(-1, size), packed.floats_of(weight), eps, out.reshape(-1, size))
         return out
 
-    def layer_norm(self, x: Floats, weight: Floats, bias: Floats, eps: float) -> Floats:
+    def layer_norm(self, x: Floats, weight: Vector, bias: Vector, eps: float) -> Floats:
         """(T, E) -> (T, E)."""
         out = np.empty_like(x)
-        _native.layer_norm(x, weight, bias, eps, out)
+        _native.layer_norm(x, packed.floats_of(weight), packed.floats_of(bias), eps, out)
         return out
 
-    def rope(self, x: Floats, positions: Ints, cos: Floats, sin: Floats, head_size: int) -> Floats:
+    def rope(self, x: Floats, positions: Ints, cos: Vector, sin: Vector, head_size: int) -> Floats:
         """Rotate halves of each head."""
         out = np.empty_like(x)
-        _native.rope(x, positions, cos, sin, head_size, out)
+        _native.rope(x, positions, packed.floats_of(cos), packed.floats_of(sin), head_size, out)
         return out
 
-    def store(self, pool: KvPool, layer: int, k: Floats, v: Floats, batch: Batch) -> None:
+    def store(self, pool: KvPool, layer: int, k: Floats, v: Floats, batch: HostBatch) -> None:
         """Write K and V of the step's tokens into their slots of `layer`."""
         layout = layout_of(pool.shape)
         _native.store_kv(layout, pool.data, layer, k, v, batch.starts, batch.offsets, batch.tables)
@@ -118,7 +119,7 @@ class NativeOps:
         pool: KvPool,
         layer: int,
         q: Floats,
-        batch: Batch,
+        batch: HostBatch,
         spec: AttentionSpec,
         log_sum_exp: Floats | None = None,
     ) -> Floats:
@@ -135,8 +136,8 @@ class NativeOps:
             spec.scale,
             spec.window,
             spec.soft_cap,
-            spec.sinks,
-            spec.slopes,
+            packed.floats_or_none(spec.sinks),
+            packed.floats_or_none(spec.slopes),
             out,
             log_sum_exp,
         )

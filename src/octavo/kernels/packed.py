@@ -19,7 +19,7 @@ import numpy.typing as npt
 from octavo import _native
 from octavo.errors import BadModelFile, UnsupportedModel
 from octavo.kernels.aligned import weight_chunks
-from octavo.kernels.contract import Floats, Ints, RawTensor
+from octavo.kernels.contract import Floats, Ints, RawTensor, Vector
 
 PANEL_WIDTH = 16
 QUANT_GROUP = 32
@@ -128,6 +128,17 @@ def multiply(x: Floats, weight: FloatMatrix, bias: Floats | None) -> Floats:
     else:
         _native.linear_halves(x, weight.panels, weight.kind, bias, out)
     return out
+
+
+def floats_of(vector: Vector) -> Floats:
+    """A vector as the array that it is on the CPU; another backend's would be a bug of the caller."""
+    assert isinstance(vector, np.ndarray)
+    return vector
+
+
+def floats_or_none(vector: Vector | None) -> Floats | None:
+    """The same, where there may be none."""
+    return None if vector is None else floats_of(vector)
 
 
 def require_matrix(raw: RawTensor) -> None:

@@ -19,11 +19,13 @@ from octavo.kernels.contract import (
     AttentionSpec,
     Batch,
     Floats,
+    HostBatch,
     Ints,
     KvPool,
     Matrix,
     RowsBody,
     StepBody,
+    Vector,
 )
 from octavo.kernels.pool import layout_of
 
@@ -45,7 +47,7 @@ class Recorder:
         layers = [] if pool is None else layout_of(pool.shape).layers(pool.data)
         self.program = _native.Program(layers)
         self.kept: list[object] = [pool]
-        self.batch = Batch(
+        self.batch: HostBatch = Batch(
             tokens=_EMPTY.copy(),
             positions=_EMPTY.copy(),
             starts=_EMPTY,
@@ -68,28 +70,29 @@ class Recorder:
         assert rows is self.batch.logit_rows, "not an array of the step"
         return Slot(self.program.take(x.number))
 
-    def linear(self, x: Slot, weight: Matrix, bias: Floats | None = None) -> Slot:
+    def linear(self, x: Slot, weight: Matrix, bias: Vector | None = None) -> Slot:
         """(T, in) -> (T, out)."""
         self.kept.append(bias)
-        return Slot(self.program.linear(x.number, self._weight(weight), bias))
+        return Slot(self.program.linear(x.number, self._weight(weight), packed.floats_or_none(bias)))
 
-    def rms_norm(self, x: Slot, weight: Floats, eps: float) -> Slot:
+    def rms_norm(self, x: Slot, weight: Vector, eps: float) -> Slot:
         """Over the last `len(weight)` elements of each row."""
         self.kept.append(weight)
-        return Slot(self.program.rms_norm(x.number, weight, eps))
+        return Slot(self.program.rms_norm(x.number, packed.floats_of(weight), eps))
 
-    def layer_norm(self, x: Slot, weight: Floats, bias: Floats, eps: float) -> Slot:
+    def layer_norm(self, x: Slot, weight: Vector, bias: Vector, eps: float) -> Slot:
         """(T, E) -> (T, E)."""
         self.kept += [weight, bias]
+        weight, bias = packed.floats_of(weight), packed.floats_of(bias)
         return Slot(self.program.layer_norm(x.number, weight, bias, eps))
 
-    def rope(self, x: Slot, positions: Ints, cos: Floats, sin: Floats, head_size: int) -> Slot:
+    def rope(self, x: Slot, positions: Ints, cos: Vector, sin: Vector, head_size: int) -> Slot:
         """Rotate halves of each head."""
         assert positions is self.batch.positions, "not an array of the step"
         self.kept += [cos, sin]
-        return Slot(self.program.rope(x.number, cos, sin, head_size))
+        return Slot(self.program.rope(x.number, packed.floats_of(cos), packed.floats_of(sin), head_size))
 
-    def store(self, pool: KvPool, layer: int, k: Slot, v: Slot, batch: Batch) -> None:
+    def store(self, pool: KvPool, layer: int, k: Slot, v: Slot, batch: HostBatch) -> None:
         """Write K and V of the step's tokens into their slots of `layer`."""
         self._require_own(pool, batch)
         self.program.store(layer, k.number, v.number)
@@ -99,18 +102,17 @@ class Recorder:
         pool: KvPool,
         layer: int,
         q: Slot,
-        batch: Batch,
+        batch: HostBatch,
         spec: AttentionSpec,
-        log_sum_exp: Floats | None = None,
+        log_sum_exp: Slot | None = None,
     ) -> Slot:
         """(T, H * D) -> (T, H * D): causal attention over the block tables."""
         self._require_own(pool, batch)
         assert log_sum_exp is None, "a recorded step has no second result"
         self.kept += [spec.sinks, spec.slopes]
+        sinks, slopes = packed.floats_or_none(spec.sinks), packed.floats_or_none(spec.slopes)
         return Slot(
-            self.program.attend(
-                layer, q.number, spec.scale, spec.window, spec.soft_cap, spec.sinks, spec.slopes
-            )
+            self.program.attend(layer, q.number, spec.scale, spec.window, spec.soft_cap, sinks, slopes)
         )
 
     def gated(self, gate: Slot, up: Slot, activation: str) -> Slot:
@@ -133,7 +135,7 @@ class Recorder:
         """cap * tanh(x / cap)."""
         return Slot(self.program.soft_cap(x.number, cap))
 
-    def _require_own(self, pool: KvPool, batch: Batch) -> None:
+    def _require_own(self, pool: KvPool, batch: HostBatch) -> None:
         assert pool is self.kept[0], "a program is recorded over one pool"
         assert batch is self.batch, "not the step's batch"
 
@@ -155,7 +157,7 @@ class StepProgram:
         recorder.program.finish(body(recorder, recorder.batch).number)
         self._program, self._kept, self._num_blocks = recorder.program, recorder.kept, pool.num_blocks
 
-    def __call__(self, batch: Batch) -> Floats:
+    def __call__(self, batch: HostBatch) -> Floats:
         """The body's result for this batch; ValueError or IndexError if it makes no sense."""
         result: Floats = self._program.run_step(
             batch.tokens,

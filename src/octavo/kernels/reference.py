@@ -20,8 +20,8 @@ import numpy as np
 from octavo.kernels import attention_reference, integer_reference, packed
 from octavo.kernels.contract import (
     AttentionSpec,
-    Batch,
     Floats,
+    HostBatch,
     Ints,
     KvPool,
     KvShape,
@@ -30,6 +30,7 @@ from octavo.kernels.contract import (
     RawTensor,
     RowsBody,
     StepBody,
+    Vector,
 )
 from octavo.kernels.elementwise import exp, tanh
 from octavo.kernels.held import kind_held
@@ -53,9 +54,9 @@ class ReferenceOps:
             return packed.pack(raw, kind)
         return integer_reference.read(raw if kind == raw.kind else integer_reference.requantised(raw, kind))
 
-    def vector(self, raw: RawTensor) -> Floats:
-        """Float32, of the tensor's own shape; raises UnsupportedModel or BadModelFile."""
-        return packed.unpack_vector(raw)
+    def vector(self, values: Floats) -> Floats:
+        """The array itself."""
+        return values
 
     def allocate_kv(self, shape: KvShape, num_blocks: int) -> KvPool:
         """Reserve address space for the pool; pages become resident when first written."""
@@ -70,7 +71,7 @@ class ReferenceOps:
         for source, target in zip(sources, targets, strict=True):
             pool.data[target] = pool.data[source]
 
-    def prepare_step(self, body: StepBody, pool: KvPool) -> Callable[[Batch], Floats]:
+    def prepare_step(self, body: StepBody, pool: KvPool) -> Callable[[HostBatch], Floats]:
         """The body itself, op after op."""
         return lambda batch: body(self, batch)
 
@@ -89,38 +90,40 @@ class ReferenceOps:
         """x[rows], contiguous."""
         return np.take(x, rows, axis=0)
 
-    def linear(self, x: Floats, weight: Matrix, bias: Floats | None = None) -> Floats:
+    def linear(self, x: Floats, weight: Matrix, bias: Vector | None = None) -> Floats:
         """(T, in) -> (T, out)."""
         if isinstance(weight, integer_reference.ReferenceIntegers):
-            return integer_reference.multiply(x, weight, bias)
-        return packed.multiply(x, _own(weight), bias)
+            return integer_reference.multiply(x, weight, packed.floats_or_none(bias))
+        return packed.multiply(x, _own(weight), packed.floats_or_none(bias))
 
-    def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
+    def rms_norm(self, x: Floats, weight: Vector, eps: float) -> Floats:
         """Over the last `len(weight)` elements of each row."""
-        heads = x.reshape(-1, weight.size)
-        mean_of_squares = _sum(heads * heads) / np.float32(weight.size)
-        normed: Floats = heads / np.sqrt(mean_of_squares + np.float32(eps)) * weight
+        factors = packed.floats_of(weight)
+        heads = x.reshape(-1, factors.size)
+        mean_of_squares = _sum(heads * heads) / np.float32(factors.size)
+        normed: Floats = heads / np.sqrt(mean_of_squares + np.float32(eps)) * factors
         return normed.reshape(x.shape)
 
-    def layer_norm(self, x: Floats, weight: Floats, bias: Floats, eps: float) -> Floats:
+    def layer_norm(self, x: Floats, weight: Vector, bias: Vector, eps: float) -> Floats:
         """(T, E) -> (T, E)."""
-        centred = x - _sum(x) / np.float32(weight.size)
-        variance = _sum(centred * centred) / np.float32(weight.size)
-        normed: Floats = centred / np.sqrt(variance + np.float32(eps)) * weight + bias
+        factors, added = packed.floats_of(weight), packed.floats_of(bias)
+        centred = x - _sum(x) / np.float32(factors.size)
+        variance = _sum(centred * centred) / np.float32(factors.size)
+        normed: Floats = centred / np.sqrt(variance + np.float32(eps)) * factors + added
         return normed
 
-    def rope(self, x: Floats, positions: Ints, cos: Floats, sin: Floats, head_size: int) -> Floats:
+    def rope(self, x: Floats, positions: Ints, cos: Vector, sin: Vector, head_size: int) -> Floats:
         """Rotate halves of each head."""
         half = cos.shape[1]
         heads = x.reshape(x.shape[0], x.shape[1] // head_size, head_size)
-        c, s = cos[positions][:, None, :], sin[positions][:, None, :]
+        c, s = (packed.floats_of(table)[positions][:, None, :] for table in (cos, sin))
         a, b = heads[..., :half], heads[..., half : 2 * half]
         out = heads.copy()
         out[..., :half] = a * c - b * s
         out[..., half : 2 * half] = b * c + a * s
         return out.reshape(x.shape)
 
-    def store(self, pool: KvPool, layer: int, k: Floats, v: Floats, batch: Batch) -> None:
+    def store(self, pool: KvPool, layer: int, k: Floats, v: Floats, batch: HostBatch) -> None:
         """Write K and V of the step's tokens into their slots of `layer`."""
         attention_reference.store(pool, layer, k, v, batch)
 
@@ -129,7 +132,7 @@ class ReferenceOps:
         pool: KvPool,
         layer: int,
         q: Floats,
-        batch: Batch,
+        batch: HostBatch,
         spec: AttentionSpec,
         log_sum_exp: Floats | None = None,
     ) -> Floats:

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from octavo.kernels.contract import AttentionSpec, Batch, KvPool, StepOps
+from octavo.kernels.contract import AttentionSpec, Batch, StepOps
 from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, Norm
 
-T = TypeVar("T")  # the ops' buffer, opaque here
+T = TypeVar("T")  # the backend's own, opaque here: buffers, a batch's integers, its pool
+I = TypeVar("I")  # noqa: E741
+P = TypeVar("P")
 
 
-def hidden_states(ops: StepOps[T], model: Model, pool: KvPool, batch: Batch) -> T:
+def hidden_states(ops: StepOps[T, I, P], model: Model, pool: P, batch: Batch[I]) -> T:
     """Run the step's tokens through all layers; (R, E), the final-normed rows `batch.logit_rows`.
 
     Writes K and V of every token into its slot of `pool`.
@@ -35,14 +37,14 @@ def hidden_states(ops: StepOps[T], model: Model, pool: KvPool, batch: Batch) -> 
     return _norm(ops, model.spec, model.weights.final_norm, x)
 
 
-def project(ops: StepOps[T], model: Model, hidden: T) -> T:
+def project(ops: StepOps[T, I, P], model: Model, hidden: T) -> T:
     """(R, E) -> (R, V): raw logits, capped where the model caps them."""
     logits = ops.linear(hidden, model.weights.output)
     cap = model.spec.logit_soft_cap
     return logits if cap is None else ops.soft_cap(logits, cap)
 
 
-def _embed(ops: StepOps[T], model: Model, batch: Batch) -> T:
+def _embed(ops: StepOps[T, I, P], model: Model, batch: Batch[I]) -> T:
     """(T, E): what the first layer reads."""
     x = ops.embed(model.weights.embedding, batch.tokens)
     if model.spec.embedding_scale != 1.0:
@@ -53,7 +55,7 @@ def _embed(ops: StepOps[T], model: Model, batch: Batch) -> T:
 
 
 def _attend(
-    ops: StepOps[T], model: Model, index: int, layer: LayerWeights, pool: KvPool, batch: Batch, x: T
+    ops: StepOps[T, I, P], model: Model, index: int, layer: LayerWeights, pool: P, batch: Batch[I], x: T
 ) -> T:
     """(T, H * D): what the heads of layer `index` see. K and V are stored first and read back as stored."""
     spec = model.spec
@@ -65,12 +67,12 @@ def _attend(
     return ops.attend(pool, index, q, batch, how)
 
 
-def _attention_output(ops: StepOps[T], spec: ModelSpec, layer: LayerWeights, attended: T) -> T:
+def _attention_output(ops: StepOps[T, I, P], spec: ModelSpec, layer: LayerWeights, attended: T) -> T:
     """(T, E): the attention branch."""
     return _post_norm(ops, spec, layer.attention_post_norm, _linear(ops, layer.o, attended))
 
 
-def _rotated(ops: StepOps[T], model: Model, batch: Batch, heads: T, norm: Norm | None) -> T:
+def _rotated(ops: StepOps[T, I, P], model: Model, batch: Batch[I], heads: T, norm: Norm | None) -> T:
     """(T, heads * D): normed head by head where the family does that, then turned by its position."""
     if norm is not None:
         heads = ops.rms_norm(heads, norm.weight, model.spec.norm_eps)
@@ -80,7 +82,7 @@ def _rotated(ops: StepOps[T], model: Model, batch: Batch, heads: T, norm: Norm |
     return ops.rope(heads, batch.positions, cos, sin, model.spec.head_size)
 
 
-def _feed_forward(ops: StepOps[T], spec: ModelSpec, layer: LayerWeights, x: T) -> T:
+def _feed_forward(ops: StepOps[T, I, P], spec: ModelSpec, layer: LayerWeights, x: T) -> T:
     """(T, E): the feed-forward branch."""
     normed = _norm(ops, spec, layer.ffn_norm, x)
     up = _linear(ops, layer.up, normed)
@@ -91,7 +93,7 @@ def _feed_forward(ops: StepOps[T], spec: ModelSpec, layer: LayerWeights, x: T) -
     return _post_norm(ops, spec, layer.ffn_post_norm, _linear(ops, layer.down, inner))
 
 
-def _norm(ops: StepOps[T], spec: ModelSpec, norm: Norm, x: T) -> T:
+def _norm(ops: StepOps[T, I, P], spec: ModelSpec, norm: Norm, x: T) -> T:
     """LayerNorm or RMSNorm, as the family has it."""
     if spec.norm == "rms":
         return ops.rms_norm(x, norm.weight, spec.norm_eps)
@@ -99,11 +101,11 @@ def _norm(ops: StepOps[T], spec: ModelSpec, norm: Norm, x: T) -> T:
     return ops.layer_norm(x, norm.weight, norm.bias, spec.norm_eps)
 
 
-def _post_norm(ops: StepOps[T], spec: ModelSpec, norm: Norm | None, branch: T) -> T:
+def _post_norm(ops: StepOps[T, I, P], spec: ModelSpec, norm: Norm | None, branch: T) -> T:
     """The branch, normed before it is added where the family does that."""
     return branch if norm is None else _norm(ops, spec, norm, branch)
 
 
-def _linear(ops: StepOps[T], linear: Linear, x: T) -> T:
+def _linear(ops: StepOps[T, I, P], linear: Linear, x: T) -> T:
     """x W^T + bias."""
     return ops.linear(x, linear.weight, linear.bias)

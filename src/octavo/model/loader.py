@@ -16,7 +16,8 @@ from pathlib import Path
 
 from octavo.errors import BadModelFile, ConfigError
 from octavo.fields import Fields, read_json_fields
-from octavo.kernels.contract import Ops
+from octavo.kernels.contract import WeightOps
+from octavo.kernels.packed import unpack_vector
 from octavo.model.families import Description, describe_config, describe_gguf
 from octavo.model.fingerprint import fingerprint, hash_files
 from octavo.model.gguf import GgufFile, read_gguf
@@ -39,7 +40,7 @@ class LoadedModel:
 
 def load_model(
     path: ModelPath,
-    ops: Ops,
+    ops: WeightOps,
     context_length: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> LoadedModel:
@@ -53,7 +54,7 @@ def load_model(
     report = progress or _ignore
     if path.kind == "gguf":
         gguf = read_gguf(path.path)
-        description = _describe_gguf(gguf, ops)
+        description = _describe_gguf(gguf)
         return _load(path, gguf, [gguf.path], description, ops, context_length, report)
     files = read_safetensors(path.path)
     description = describe_config(read_json_fields(path.path / "config.json"))
@@ -65,7 +66,7 @@ def _load(
     source: GgufFile | SafetensorsFiles,
     paths: Sequence[Path],
     description: Description,
-    ops: Ops,
+    ops: WeightOps,
     context_length: int | None,
     progress: Callable[[str], None],
 ) -> LoadedModel:
@@ -85,12 +86,15 @@ def _load(
         )
     if context_length is not None and context_length < spec.context_length:
         spec = dataclasses.replace(spec, context_length=context_length)
-    rope_tables = spec.rope.table(spec.context_length) if spec.rope else None
+    rope_tables = None
+    if spec.rope is not None:
+        cos, sin = spec.rope.table(spec.context_length)
+        rope_tables = ops.vector(cos), ops.vector(sin)
     model = Model(path.name, spec, weights, name_of_weights, rope_tables)
     return LoadedModel(model, tokenizer)
 
 
-def _describe_gguf(gguf: GgufFile, ops: Ops) -> Description:
+def _describe_gguf(gguf: GgufFile) -> Description:
     """The description, with the three things that only the tensors tell."""
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -102,7 +106,7 @@ def _describe_gguf(gguf: GgufFile, ops: Ops) -> Description:
             raise BadModelFile(
                 f"{gguf.path}: tensor {ROPE_FACTORS!r} has shape {raw.shape}; expected one dimension"
             )
-        factors = tuple(float(value) for value in ops.vector(raw))
+        factors = tuple(float(value) for value in unpack_vector(raw))
     fields = Fields(str(gguf.path), gguf.metadata)
     return describe_gguf(fields, embedding.shape[0], factors, "output.weight" in gguf.tensors)
 

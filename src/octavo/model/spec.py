@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.kernels.contract import Floats, Matrix
+from octavo.kernels.contract import Floats, Matrix, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ class ModelSpec:
 class Norm:
     """Weight (E,) and, for LayerNorm, bias (E,). Gemma's "1 + weight" is added when loading."""
 
-    weight: Floats
-    bias: Floats | None = None
+    weight: Vector
+    bias: Vector | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Linear:
     """A projection (outputs, inputs) with an optional bias (outputs,)."""
 
     weight: Matrix
-    bias: Floats | None = None
+    bias: Vector | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,4 +167,4 @@ class Model:
     spec: ModelSpec
     weights: ModelWeights
     fingerprint: bytes
-    rope_tables: tuple[Floats, Floats] | None = field(default=None, repr=False)
+    rope_tables: tuple[Vector, Vector] | None = field(default=None, repr=False)

@@ -17,7 +17,8 @@ from typing import Protocol
 import numpy as np
 
 from octavo.errors import BadModelFile, UnsupportedModel
-from octavo.kernels.contract import Bytes, Floats, Matrix, Ops, RawTensor
+from octavo.kernels.contract import Bytes, Floats, Matrix, RawTensor, Vector, WeightOps
+from octavo.kernels.packed import unpack_vector
 from octavo.model.families import GGUF_TENSORS, Description
 from octavo.model.spec import LayerWeights, Linear, ModelWeights, Norm
 
@@ -42,7 +43,7 @@ def read_weights(
     label: str,
     is_gguf: bool,
     description: Description,
-    ops: Ops,
+    ops: WeightOps,
     progress: Callable[[str], None],
 ) -> ModelWeights:
     """Convert all. Raises BadModelFile (a tensor missing or of a wrong shape), UnsupportedModel (unknown).
@@ -109,7 +110,7 @@ class _Reader:
         label: str,
         is_gguf: bool,
         description: Description,
-        ops: Ops,
+        ops: WeightOps,
         progress: Callable[[str], None],
     ) -> None:
         self.is_gguf = is_gguf
@@ -138,7 +139,8 @@ class _Reader:
         weight = self._vector(name + ".weight", size)
         if self._family.norm_offset and not self.is_gguf:
             weight = weight + np.float32(self._family.norm_offset)
-        return Norm(weight, self._vector(name + ".bias", size) if self._family.norm == "layer" else None)
+        bias = self._vector(name + ".bias", size) if self._family.norm == "layer" else None
+        return Norm(self._ops.vector(weight), self._own(bias))
 
     def linear(self, role: str, layer: int, shape: tuple[int, int], interleaved_heads: int = 0) -> Linear:
         """A projection; with `interleaved_heads`, its rows go from rope's interleaved order to halves."""
@@ -150,7 +152,7 @@ class _Reader:
             bias = None if bias is None else bias[order]
         matrix = self._ops.matrix(raw)
         self._release_if_mapped(raw)
-        return Linear(matrix, bias)
+        return Linear(matrix, self._own(bias))
 
     def split_linear(self, role: str, layer: int, sizes: tuple[int, int, int], inputs: int) -> list[Linear]:
         """Projections stored as one tensor, one below the other."""
@@ -160,7 +162,7 @@ class _Reader:
         for size in sizes:
             part = slice_rows(raw, start, start + size)
             part_bias = None if bias is None else np.ascontiguousarray(bias[start : start + size])
-            linears.append(Linear(self._ops.matrix(part), part_bias))
+            linears.append(Linear(self._ops.matrix(part), self._own(part_bias)))
             start += size
         self._release_if_mapped(raw)
         return linears
@@ -189,9 +191,13 @@ class _Reader:
             return None
         return self._vector(name, size)
 
+    def _own(self, vector: Floats | None) -> Vector | None:
+        """In the backend's form."""
+        return None if vector is None else self._ops.vector(vector)
+
     def _vector(self, name: str, size: int) -> Floats:
         raw = self._take(name, (size,))
-        vector = self._ops.vector(raw)
+        vector = unpack_vector(raw)
         self._source.release(raw)
         return vector
 

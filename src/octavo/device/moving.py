@@ -1,0 +1,77 @@
+"""Blocks between a device and host memory: on a stream of their own, so that steps go on meanwhile.
+
+    read    wait for the plans before  ->  copy to a pinned buffer  ->  event  ->  its bytes
+    write   fill a pinned buffer       ->  copy to the block        ->  event  ->  done
+
+A transfer begins behind the copies of its plan, and a holder keeps its block until it has ended, so no step
+writes to it meanwhile. On torch's CPU there is no stream, and a copy is a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from octavo.device.layout import DevicePool
+from octavo.kernels.contract import Bytes
+
+
+class DeviceBlocks:
+    """A `BlockMover` over a device's pool. Calls are made by the transfer thread alone, but for `fence`."""
+
+    def __init__(self, pool: DevicePool) -> None:
+        self._pool = pool
+        is_cuda = pool.data.device.type == "cuda"
+        self.bytes_per_block = pool.layout.bytes_per_block
+        self._buffer = torch.empty(self.bytes_per_block, dtype=torch.uint8, pin_memory=is_cuda)
+        self._stream = torch.cuda.Stream(pool.data.device) if is_cuda else None
+        self._begun: torch.cuda.Event | None = None
+
+    def fence(self) -> None:
+        """Transfers that begin from now on come behind all that the caller's stream was given so far."""
+        if self._stream is not None:
+            begun = torch.cuda.Event()
+            begun.record(torch.cuda.current_stream(self._pool.data.device))
+            self._begun = begun
+
+    def read_block(self, block: int) -> memoryview:
+        """Its bytes, until the next call."""
+        self._copy(self._buffer, self._pool.data[block])
+        return _bytes_of(self._buffer).toreadonly()
+
+    def write_block(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
+        """Let `fill` make its bytes."""
+        is_there = fill(_bytes_of(self._buffer))
+        if is_there:
+            self._copy(self._pool.data[block], self._buffer)
+        return is_there
+
+    def read_into(self, block: int, place: memoryview) -> None:
+        """The same straight into host memory, which is fastest where it is pinned."""
+        self._copy(_as_tensor(place), self._pool.data[block])
+
+    def write_from(self, block: int, place: memoryview) -> None:
+        """A block's bytes straight from host memory."""
+        self._copy(self._pool.data[block], _as_tensor(place))
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Done when this returns."""
+        if self._stream is None:
+            target.copy_(source)
+            return
+        if self._begun is not None:
+            self._stream.wait_event(self._begun)
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+        self._stream.synchronize()
+
+
+def _bytes_of(buffer: torch.Tensor) -> memoryview:
+    array: Bytes = buffer.numpy()
+    return array.data
+
+
+def _as_tensor(place: memoryview) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(place, np.uint8))

@@ -1,0 +1,91 @@
+"""Which backend an engine runs on: `--backend` and `--device`, resolved once at start, and told in one line.
+
+    auto     a CUDA device where the driver, torch and Triton are all there; else native, and why
+    native, reference       the processor
+    torch    a device by name; auto takes a CUDA device, or torch's own "cpu"
+
+torch is imported by `octavo.device` alone, and only where this module has a reason to look at a device: a
+machine without a driver never pays for it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.config import StartOptions
+from octavo.engine.available import available_memory
+from octavo.errors import ConfigError
+from octavo.executor.backend import Backend, HostBackend
+from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.reference import ReferenceOps
+
+EXTRA = "pip install 'octavo[cuda]'"
+_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # Linux; Linux under Windows
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A backend, and why it is this one."""
+
+    backend: Backend
+    reason: str
+
+
+def choose_backend(options: StartOptions) -> Choice:
+    """The backend that the options ask for. Raises ConfigError where it cannot be had."""
+    if options.backend == "reference":
+        return Choice(_host(options), "asked for; the specification in NumPy, slow")
+    if options.backend == "torch" or options.device.startswith("cuda"):
+        return _device(options)
+    if options.backend == "native" or options.device == "cpu":
+        return Choice(_host(options), "asked for")
+    obstacle = _find_obstacle()
+    if obstacle is None:
+        return _device(options)
+    return Choice(_host(options), f"no GPU is used: {obstacle}")
+
+
+def _host(options: StartOptions) -> HostBackend:
+    if options.kv not in ("f32", "bf16", "int8"):
+        raise ConfigError(
+            f"kv is {options.kv}, which the processor's kernels do not know; allowed: f32, bf16, int8, or "
+            "--backend torch"
+        )
+    ops = ReferenceOps(options.weights) if options.backend == "reference" else NativeOps(options.weights)
+    name = "reference" if options.backend == "reference" else "native"
+    return HostBackend(name, ops, available_memory)
+
+
+def _device(options: StartOptions) -> Choice:
+    if missing := _missing():
+        raise ConfigError(f"--backend torch needs {missing}, which is not installed; {EXTRA}")
+    from octavo.device.backend import open_backend
+
+    device = options.device
+    if device == "auto" and _find_obstacle() is not None:
+        device = "cpu"
+    name = "cuda" if device == "auto" else device
+    backend = open_backend(name, options.weights, options.attention, options.threads, available_memory)
+    reason = "asked for" if options.backend == "torch" else f"{backend.device} is here"
+    return Choice(backend, reason)
+
+
+def _find_obstacle() -> str | None:
+    """Why no CUDA device can be used; None where one can."""
+    if not any(driver.exists() for driver in _DRIVERS):
+        return f"this machine has no NVIDIA driver ({_DRIVERS[0]} does not exist)"
+    if missing := _missing():
+        return f"{missing} is not installed; {EXTRA}"
+    from octavo.device.backend import find_cuda_obstacle
+
+    return find_cuda_obstacle()
+
+
+def _missing() -> str | None:
+    """A package of the extra that is not installed."""
+    for name in ("torch", "triton"):
+        if importlib.util.find_spec(name) is None:
+            return name
+    return None

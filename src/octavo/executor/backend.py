@@ -1,0 +1,97 @@
+"""A backend: what computes, and where the bytes of KV blocks lie. The rooms above see no more of it.
+
+    auto      the machine's GPU where there is one and `octavo.device` can use it, else native
+    native    C++ kernels on the processor                        HostBackend(NativeOps)
+    reference the same in NumPy: the executable specification      HostBackend(ReferenceOps)
+    torch     tensors on a device, torch's own "cpu" included      octavo.device.backend
+
+Plans, rows and the ledger are the same over all of them. The exactness contract holds within one
+`arithmetic_id`, never between two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.executor.executor import Executor, InlineExecutor, ThreadedExecutor
+from octavo.executor.forward import HostForward
+from octavo.executor.runner import Runner, RunnerConfig
+from octavo.executor.transfers import TransferWorker
+from octavo.kernels.contract import KvShape, Ops, WeightOps
+from octavo.kernels.pool import bytes_per_block
+from octavo.model.spec import Model
+from octavo.sampling.grammars import Grammars
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """The KV blocks that a runner is to own."""
+
+    shape: KvShape
+    num_blocks: int
+    ready_blocks: int = 0  # whose memory is asked for at once
+
+
+class Backend(Protocol):
+    """Owns ops, runner, sampler, block mover and sizes."""
+
+    name: str  # "native" | "reference" | "torch"
+    device: str  # where it computes, in words
+    arithmetic_id: str  # names what decides its bits: they are equal within one id
+    weights: WeightOps
+    is_host: bool  # blocks are the host's memory: taken page by page as they are written, and given back
+
+    def memory_available(self) -> int:
+        """Bytes to be had for blocks now."""
+
+    def bytes_per_block(self, shape: KvShape) -> int:
+        """What a block takes. Raises ConfigError for a shape or a kind of KV that it does not know."""
+
+    def new_runner(
+        self,
+        model: Model,
+        config: RunnerConfig,
+        size: PoolSize,
+        transfers: TransferWorker | None,
+        grammars: Grammars | None,
+    ) -> Runner:
+        """A runner with a pool of its own, over weights that this backend has loaded."""
+
+    def new_executor(self, runner: Runner, overlap: int) -> Executor:
+        """Where plans run."""
+
+
+class HostBackend:
+    """The processor: native kernels, or their specification."""
+
+    is_host = True
+    device = "cpu"
+
+    def __init__(self, name: str, ops: Ops, memory_available: Callable[[], int]) -> None:
+        self.name = name
+        self.ops = ops
+        self.weights: WeightOps = ops
+        self.arithmetic_id = ops.arithmetic_id
+        self.memory_available = memory_available
+
+    def bytes_per_block(self, shape: KvShape) -> int:
+        """What a block takes."""
+        return bytes_per_block(shape)
+
+    def new_runner(
+        self,
+        model: Model,
+        config: RunnerConfig,
+        size: PoolSize,
+        transfers: TransferWorker | None = None,
+        grammars: Grammars | None = None,
+    ) -> Runner:
+        """A runner with a pool of its own."""
+        forward = HostForward(model, self.ops, size.shape, size.num_blocks, size.ready_blocks)
+        return Runner(forward, config, transfers, grammars)
+
+    def new_executor(self, runner: Runner, overlap: int) -> Executor:
+        """In turn, or ahead on a thread."""
+        return ThreadedExecutor(runner) if overlap else InlineExecutor(runner)
