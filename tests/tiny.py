@@ -12,7 +12,7 @@ import numpy as np
 from octavo.engine.core import Engine, Inbox
 from octavo.engine.memory_watch import MemoryWatch
 from octavo.executor.executor import InlineExecutor, ThreadedExecutor
-from octavo.executor.forward import Forward, HostForward
+from octavo.executor.forward import HostForward
 from octavo.executor.runner import Runner, RunnerConfig, kv_shape
 from octavo.executor.transfers import BlockStore, TransferWorker
 from octavo.kernels.contract import Floats, KvPool, KvShape, Matrix, Ops, RawTensor
@@ -137,8 +137,11 @@ def tiny_engine(
     inbox = Inbox()
     worker = None if store is None else TransferWorker(store, inbox.put)
     of_runner = RunnerConfig(block_size, rows, CONTEXT, frozenset([EOS]), VOCAB, fast_forward=fast_forward)
-    forward = forward_over(ops, model, kv_shape(model, block_size, kv), num_blocks + staging)
-    runner = Runner(forward, of_runner, worker, grammars)
+    shape = kv_shape(model, block_size, kv)
+    if hasattr(ops, "new_runner"):  # torch's
+        runner = ops.new_runner(model, shape, num_blocks + staging, of_runner, worker, grammars)
+    else:
+        runner = Runner(HostForward(model, ops, shape, num_blocks + staging), of_runner, worker, grammars)
     config = SchedulerConfig(
         rows,
         step_tokens,
@@ -156,15 +159,17 @@ def tiny_engine(
         memory = Ledger(num_blocks, block_size)
         return Scheduler(memory, config, lambda tenant: root_name(tenant.encode()), tier, speculator)
 
-    executor = ThreadedExecutor(runner) if depth else InlineExecutor(runner)
+    if hasattr(ops, "new_executor"):
+        executor = ops.new_executor(runner)
+    else:
+        executor = ThreadedExecutor(runner) if depth else InlineExecutor(runner)
     return Engine(scheduler, executor, runner.reset, depth, clock, inbox, watch)
 
 
-def forward_over(ops: Ops, model: Model, shape: KvShape, num_blocks: int) -> Forward:
-    """A forward of the ops' own backend; torch's say how they are made themselves."""
-    make = getattr(ops, "new_forward", HostForward)
-    forward: Forward = make(model, ops, shape, num_blocks)
-    return forward
+def pool_bytes(engine: Engine):  # type: ignore[no-untyped-def]
+    """The bytes of all its blocks, (N, bytes of a block), to be written over."""
+    runner = engine.executor._runner  # type: ignore[attr-defined]
+    return runner.blocks.pool.data if hasattr(runner, "blocks") else runner.forward.pool.data
 
 
 def request(request_id: int, prompt: Sequence[int], max_tokens: int, n: int = 1, **params: object) -> Request:

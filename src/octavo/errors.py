@@ -16,6 +16,7 @@
     ├── TimedOut              a deadline passed before anything was made        HTTP 408
     ├── RequestFailed         this one request failed (its logits were NaN)     HTTP 500
     ├── EngineStopped         the engine drains or has stopped                  HTTP 503
+    ├── DeviceLost            the GPU answers no more                           exit status 1
     ├── ConfigError           a setting or a flag is wrong                      exit status 2
     └── ModelError            a model cannot be served                          exit status 1
         ├── ModelNotFound     no such file, folder, alias or repository, or the network is away
@@ -102,6 +103,10 @@ class RequestFailed(OctavoError):
 
 class EngineStopped(OctavoError):
     """The engine is draining or stopped and takes no more requests."""
+
+
+class DeviceLost(OctavoError):
+    """The device that computes does not answer any more: the engine ends, since only a new process helps."""
 
 
 class ConfigError(OctavoError):

@@ -6,10 +6,16 @@ import dataclasses
 
 import torch
 
+from octavo.device.arithmetic import EagerArithmetic
+from octavo.device.backend import DeviceExecutor
 from octavo.device.eager import EagerOps
-from octavo.device.eager_forward import EagerForward
+from octavo.device.layout import allocate_pool
+from octavo.device.runner import DeviceRunner
+from octavo.executor.runner import RunnerConfig
+from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import KvShape
 from octavo.model.spec import Model
+from octavo.sampling.grammars import Grammars
 
 torch.set_num_threads(1)
 
@@ -22,5 +28,17 @@ class TinyTorch(EagerOps):
         self.kv = kv
         self.name = f"torch-{kv}"
 
-    def new_forward(self, model: Model, ops: EagerOps, shape: KvShape, num_blocks: int) -> EagerForward:
-        return EagerForward(model, ops, dataclasses.replace(shape, kind=self.kv), num_blocks)
+    def new_runner(
+        self,
+        model: Model,
+        shape: KvShape,
+        num_blocks: int,
+        config: RunnerConfig,
+        worker: TransferWorker | None,
+        grammars: Grammars | None,
+    ) -> DeviceRunner:
+        pool = allocate_pool(dataclasses.replace(shape, kind=self.kv), num_blocks + 1, self.device)
+        return DeviceRunner(EagerArithmetic(model, self, pool), config, worker, grammars)
+
+    def new_executor(self, runner: DeviceRunner) -> DeviceExecutor:
+        return DeviceExecutor(runner)

@@ -21,7 +21,7 @@ from octavo.engine.outputs import Delta
 from octavo.engine.requests import ModelFacts
 from octavo.engine.stream import DeltaStream
 from octavo.executor.executor import Executor
-from octavo.kernels.contract import Matrix, RawTensor
+from octavo.kernels.contract import Matrix, Ops, RawTensor
 from octavo.kernels.native_ops import NativeOps
 from octavo.model.spec import Model
 from octavo.types import FinishReason, SampledToken, StepPlan, StepResult
@@ -80,20 +80,24 @@ class Turnstile:
         self._inner.close()
 
 
-class _PoisonOps(NativeOps):
-    """Loads the embedding with one row of NaN."""
+def poisoned(ops: Ops) -> Ops:
+    """The same ops, which load the embedding with one row of NaN."""
+    plain = ops.matrix
 
-    def matrix(self, raw: RawTensor, table: bool = False) -> Matrix:
+    def matrix(raw: RawTensor, table: bool = False) -> Matrix:
         if raw.shape[0] == VOCAB:
             values = raw.data.copy().view(np.float32).reshape(raw.shape)
             values[POISON] = np.nan
             raw = dataclasses.replace(raw, data=values.reshape(-1).view(np.uint8))
-        return super().matrix(raw, table)
+        return plain(raw, table)
+
+    ops.matrix = matrix  # type: ignore[method-assign]
+    return ops
 
 
 def poisoned_model() -> Model:
     """The tiny model, whose logits are NaN after the token POISON and only then."""
-    sound, sick = tiny_model(NativeOps()), tiny_model(_PoisonOps())
+    sound, sick = tiny_model(NativeOps()), tiny_model(poisoned(NativeOps()))
     weights = dataclasses.replace(sound.weights, embedding=sick.weights.embedding)
     return dataclasses.replace(sound, weights=weights)
 

@@ -16,6 +16,7 @@ from tests.tiny import (
     Answer,
     over_kv_of,
     over_weights_of,
+    pool_bytes,
     random_prompt,
     request,
     run,
@@ -313,6 +314,6 @@ def test_who_forbids_every_token_fails_alone_and_what_it_computed_stays_findable
 def test_what_unused_slots_hold_never_matters(ops: object) -> None:
     wanted = alone(ops, case(3)).essence
     engine = tiny_engine(ops)  # type: ignore[arg-type]
-    pool = engine.executor._runner.forward.pool.data  # type: ignore[attr-defined]
+    pool = pool_bytes(engine)
     pool[...] = 0xFF  # as a number, or a scale of one, NaN
     assert run(engine, [case(3)])[1, 0].essence == wanted

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tiny import random_prompt, request, run, tiny_engine
+from tests.tiny import pool_bytes, random_prompt, request, run, tiny_engine
 
 from octavo.engine.core import Engine
 from octavo.engine.memory_watch import LOOK_S, MemoryWatch
@@ -75,7 +75,7 @@ def test_an_idle_engine_gives_the_memory_of_free_blocks_back_and_the_process_shr
     # As after many sequences: every block has been written, none has a name.
     table = engine.scheduler.ledger.open(Holder(HolderKind.SEQUENCE))
     engine.scheduler.ledger.take(table, 12_000)
-    data = engine.executor._runner.forward.pool.data  # type: ignore[attr-defined]
+    data = pool_bytes(engine)
     data[:] = 1
     engine.scheduler.ledger.close(table)
     engine.step()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 
 from octavo.bench.lengths import Trace
 from octavo.bench.memory import Settings, Sharing
@@ -19,9 +18,9 @@ from octavo.bench.text import sample_text
 from octavo.config import StartOptions
 from octavo.engine.core import Engine
 from octavo.engine.start import build_engine
-from octavo.executor.executor import Executor
+from octavo.executor.executor import Executor, PendingResult
 from octavo.params import BeamParams, SamplingParams
-from octavo.types import Request, StepPlan, StepResult
+from octavo.types import Request, StepPlan
 
 BEAM_WIDTHS = (2, 4, 6)
 _MAX_ROWS = 96
@@ -34,7 +33,7 @@ class _Watched:
         self._inner = inner
         self._look = look
 
-    def submit(self, plan: StepPlan) -> Future[StepResult]:
+    def submit(self, plan: StepPlan) -> PendingResult:
         self._look()
         return self._inner.submit(plan)
 

@@ -6,17 +6,19 @@ from collections.abc import Callable
 
 import torch
 
+from octavo.device.arithmetic import EagerArithmetic
 from octavo.device.eager import EagerOps
-from octavo.device.eager_forward import EagerForward
-from octavo.device.layout import Layout
+from octavo.device.layout import Layout, allocate_pool
+from octavo.device.runner import DeviceRunner
 from octavo.errors import ConfigError
-from octavo.executor.backend import PoolSize
-from octavo.executor.executor import Executor, InlineExecutor, ThreadedExecutor
-from octavo.executor.runner import Runner, RunnerConfig
+from octavo.executor.backend import EngineRunner, PoolSize
+from octavo.executor.executor import Executor, PendingResult
+from octavo.executor.runner import RunnerConfig
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import KvShape, WeightOps
 from octavo.model.spec import Model
 from octavo.sampling.grammars import Grammars
+from octavo.types import StepPlan
 
 WEIGHTS = ("auto", "f32", "bf16")
 
@@ -52,14 +54,30 @@ class EagerBackend:
         size: PoolSize,
         transfers: TransferWorker | None,
         grammars: Grammars | None,
-    ) -> Runner:
-        """A runner with a pool of its own."""
-        forward = EagerForward(model, self.ops, size.shape, size.num_blocks)
-        return Runner(forward, config, transfers, grammars)
+    ) -> DeviceRunner:
+        """A runner with a pool of its own, and a dummy block behind it."""
+        pool = allocate_pool(size.shape, size.num_blocks + 1, self.ops.device)
+        return DeviceRunner(EagerArithmetic(model, self.ops, pool), config, transfers, grammars)
 
-    def new_executor(self, runner: Runner, overlap: int) -> Executor:
-        """In turn, or ahead on a thread."""
-        return ThreadedExecutor(runner) if overlap else InlineExecutor(runner)
+    def new_executor(self, runner: EngineRunner, overlap: int) -> Executor:
+        """A device is its own thread: plans are started where they are made."""
+        assert isinstance(runner, DeviceRunner)
+        return DeviceExecutor(runner)
+
+
+class DeviceExecutor:
+    """Starts plans; whoever asks for a result waits for it."""
+
+    def __init__(self, runner: DeviceRunner) -> None:
+        self._runner = runner
+
+    def submit(self, plan: StepPlan) -> PendingResult:
+        """Start a plan."""
+        return self._runner.submit(plan)
+
+    def close(self) -> None:
+        """Let go of what the runner has."""
+        self._runner.close()
 
 
 def open_backend(

@@ -17,7 +17,8 @@ from octavo.device import eager_attention
 from octavo.device.exact import Codes, coded, multiply, sliced
 from octavo.device.functions import activation_of, sum_in_order, tanh
 from octavo.device.layout import DevicePool
-from octavo.kernels.contract import AttentionSpec, Batch, Floats, HostBatch, Matrix, RawTensor, Vector
+from octavo.device.step import DeviceStep
+from octavo.kernels.contract import AttentionSpec, Batch, Floats, Matrix, RawTensor, Vector
 from octavo.kernels.packed import require_matrix, unpack_vector
 
 _ROWS_AT_ONCE = 1024  # of a matrix that is made ready, so that little is held beside it
@@ -56,33 +57,21 @@ class EagerBatch(Batch[Tensor]):
     slots: Tensor  # (T,)
 
 
-def batch_on(device: torch.device, batch: HostBatch, block_size: int) -> EagerBatch:
-    """The batch's arrays on the device."""
-    moved = Batch(
-        *(
-            torch.from_numpy(np.ascontiguousarray(x)).to(device)
-            for x in (
-                batch.tokens,
-                batch.positions,
-                batch.starts,
-                batch.offsets,
-                batch.tables,
-                batch.logit_rows,
-            )
-        )
-    )
-    chunk_of = np.repeat(np.arange(batch.starts.size), np.diff(batch.offsets))
-    blocks = batch.tables[chunk_of, batch.positions // block_size]
+def batch_of(step: DeviceStep, block_size: int) -> EagerBatch:
+    """The step as the decoder reads it."""
+    shape, tables = step.shape, step.tables[step.table_rows.long()]
+    batch = Batch(step.tokens, step.positions, step.starts, step.offsets, tables, step.logit_rows)
+    positions = step.positions.long()
     return EagerBatch(
-        moved.tokens,
-        moved.positions,
-        moved.starts,
-        moved.offsets,
-        moved.tables,
-        moved.logit_rows,
-        list(eager_attention.groups_of(batch.starts, batch.offsets, moved)),
-        torch.from_numpy(blocks).to(device).long(),
-        torch.from_numpy(batch.positions % block_size).to(device).long(),
+        batch.tokens,
+        batch.positions,
+        batch.starts,
+        batch.offsets,
+        batch.tables,
+        batch.logit_rows,
+        list(eager_attention.groups_of(shape.starts, shape.offsets, batch)),
+        tables[step.token_chunks.long(), positions // block_size].long(),
+        positions % block_size,
     )
 
 

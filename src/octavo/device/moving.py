@@ -22,7 +22,7 @@ class DeviceBlocks:
     """A `BlockMover` over a device's pool. Calls are made by the transfer thread alone, but for `fence`."""
 
     def __init__(self, pool: DevicePool) -> None:
-        self._pool = pool
+        self.pool = pool
         is_cuda = pool.data.device.type == "cuda"
         self.bytes_per_block = pool.layout.bytes_per_block
         self._buffer = torch.empty(self.bytes_per_block, dtype=torch.uint8, pin_memory=is_cuda)
@@ -33,28 +33,28 @@ class DeviceBlocks:
         """Transfers that begin from now on come behind all that the caller's stream was given so far."""
         if self._stream is not None:
             begun = torch.cuda.Event()
-            begun.record(torch.cuda.current_stream(self._pool.data.device))
+            begun.record(torch.cuda.current_stream(self.pool.data.device))
             self._begun = begun
 
     def read_block(self, block: int) -> memoryview:
         """Its bytes, until the next call."""
-        self._copy(self._buffer, self._pool.data[block])
+        self._copy(self._buffer, self.pool.data[block])
         return _bytes_of(self._buffer).toreadonly()
 
     def write_block(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
         """Let `fill` make its bytes."""
         is_there = fill(_bytes_of(self._buffer))
         if is_there:
-            self._copy(self._pool.data[block], self._buffer)
+            self._copy(self.pool.data[block], self._buffer)
         return is_there
 
     def read_into(self, block: int, place: memoryview) -> None:
         """The same straight into host memory, which is fastest where it is pinned."""
-        self._copy(_as_tensor(place), self._pool.data[block])
+        self._copy(_as_tensor(place), self.pool.data[block])
 
     def write_from(self, block: int, place: memoryview) -> None:
         """A block's bytes straight from host memory."""
-        self._copy(self._pool.data[block], _as_tensor(place))
+        self._copy(self.pool.data[block], _as_tensor(place))
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Done when this returns."""

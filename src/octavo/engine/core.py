@@ -21,7 +21,7 @@ from typing import TypeVar
 from octavo.engine.memory_watch import MemoryWatch
 from octavo.engine.outputs import EngineStats
 from octavo.errors import OctavoError
-from octavo.executor.executor import Executor
+from octavo.executor.executor import Executor, PendingResult
 from octavo.inspect.inspector import Inspector
 from octavo.memory.capacity import Capacities
 from octavo.scheduler.scheduler import Scheduler
@@ -177,7 +177,7 @@ class Engine:
         self._reset_executor = reset_executor
         self.clock = clock
         self._watch = watch
-        self._in_flight: deque[tuple[StepPlan, Future[StepResult]]] = deque()
+        self._in_flight: deque[tuple[StepPlan, PendingResult]] = deque()
         self._stalled = False  # work is left, and all of it waits for transfers
         self._counters = _Counters()
         # Replaced after every step, never changed: any thread may read them.

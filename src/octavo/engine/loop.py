@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from octavo.engine.core import Cancel, Engine, Submit
+from octavo.errors import DeviceLost
 from octavo.types import Request, Update
 
 log = logging.getLogger("octavo.engine")
@@ -90,7 +91,7 @@ class EngineLoop:
                     "the engine's state is broken; every live request fails and the cache is dropped"
                 )
                 self._recovered(engine.recover(error), error)
-                if self._is_hopeless():
+                if isinstance(error, DeviceLost) or self._is_hopeless():
                     raise
                 continue
             if updates:

@@ -23,8 +23,8 @@ from octavo.engine.requests import ModelFacts, encode_rendered, render_chat
 from octavo.engine.session_store import SESSIONS_FILE, SessionStore
 from octavo.engine.sessions import SessionSupport, restore
 from octavo.errors import ConfigError, OctavoError
-from octavo.executor.backend import Backend, PoolSize
-from octavo.executor.runner import Runner, RunnerConfig, kv_shape
+from octavo.executor.backend import Backend, EngineRunner, PoolSize
+from octavo.executor.runner import RunnerConfig, kv_shape
 from octavo.executor.transfers import TransferWorker
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
@@ -87,7 +87,7 @@ class Started:
     backend_reason: str  # why it is this one
     fingerprint: bytes  # what its blocks below are bound to
     sessions: SessionSupport
-    runner: Runner  # what the engine's executor runs
+    runner: EngineRunner  # what the engine's executor runs
 
 
 def start_engine(

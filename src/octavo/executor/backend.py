@@ -15,10 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.executor.executor import Executor, InlineExecutor, ThreadedExecutor
+from octavo.executor.executor import Executor, InlineExecutor, PlanRunner, ThreadedExecutor
 from octavo.executor.forward import HostForward
 from octavo.executor.runner import Runner, RunnerConfig
 from octavo.executor.transfers import TransferWorker
+from octavo.executor.walks import Walker
 from octavo.kernels.contract import KvShape, Ops, WeightOps
 from octavo.kernels.pool import bytes_per_block
 from octavo.model.spec import Model
@@ -32,6 +33,18 @@ class PoolSize:
     shape: KvShape
     num_blocks: int
     ready_blocks: int = 0  # whose memory is asked for at once
+
+
+class EngineRunner(PlanRunner, Protocol):
+    """What the engine needs of a backend's runner."""
+
+    walker: Walker
+
+    def reset(self) -> None:
+        """Forget all rows, and what is below: after a broken invariant, before a new ledger starts."""
+
+    def wait_ready(self) -> None:
+        """Until the memory that was asked for at once is there."""
 
 
 class Backend(Protocol):
@@ -56,11 +69,11 @@ class Backend(Protocol):
         size: PoolSize,
         transfers: TransferWorker | None,
         grammars: Grammars | None,
-    ) -> Runner:
+    ) -> EngineRunner:
         """A runner with a pool of its own, over weights that this backend has loaded."""
 
-    def new_executor(self, runner: Runner, overlap: int) -> Executor:
-        """Where plans run."""
+    def new_executor(self, runner: EngineRunner, overlap: int) -> Executor:
+        """Where plans run; `runner` is one of this backend's own."""
 
 
 class HostBackend:
@@ -92,6 +105,6 @@ class HostBackend:
         forward = HostForward(model, self.ops, size.shape, size.num_blocks, size.ready_blocks)
         return Runner(forward, config, transfers, grammars)
 
-    def new_executor(self, runner: Runner, overlap: int) -> Executor:
+    def new_executor(self, runner: EngineRunner, overlap: int) -> Executor:
         """In turn, or ahead on a thread."""
         return ThreadedExecutor(runner) if overlap else InlineExecutor(runner)

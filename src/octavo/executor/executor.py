@@ -16,10 +16,20 @@ class PlanRunner(Protocol):
     def close(self) -> None: ...
 
 
+class PendingResult(Protocol):
+    """A plan that was started: a `Future`, or a device's own."""
+
+    def result(self) -> StepResult:
+        """Wait for it. Raises what the plan raised."""
+
+    def exception(self) -> BaseException | None:
+        """Wait for it; what the plan raised."""
+
+
 class Executor(Protocol):
     """What the engine's step needs. Plans are run in the order of submission."""
 
-    def submit(self, plan: StepPlan) -> Future[StepResult]:
+    def submit(self, plan: StepPlan) -> PendingResult:
         """Start a plan."""
 
     def close(self) -> None:

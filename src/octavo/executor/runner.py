@@ -2,8 +2,8 @@
 
     plan --> rows.apply --> copies --> transfers begin --> batch --> forward --> forks --> sample --> result
 
-Vocabulary rows exist only where a request asked: one for each sample, and slices of `PROMPT_SLICE` rows for
-prompt logprobs, so that a long prompt's logits never exist at once. It knows rows and sampling; the model and
+Vocabulary rows exist only where a request asked: one for each sample, and slices for prompt logprobs
+(`prompts.py`). It knows rows and sampling; the model and
 the bytes are the backend's (`forward.py`). It does not know queues, names or reference counts.
 """
 
@@ -14,18 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.executor.forward import Forward, Hidden
+from octavo.executor.forward import Forward
+from octavo.executor.prompts import prompt_logprobs
 from octavo.executor.rows import Rows
 from octavo.executor.transfers import TransferWorker
-from octavo.executor.walks import Walker, sequences_in_grammar
+from octavo.executor.walks import Walker
 from octavo.kernels.contract import Batch, HostBatch, KvShape
 from octavo.model.spec import Model
 from octavo.sampling.grammars import Grammars
-from octavo.sampling.logprobs import logprobs_of
 from octavo.sampling.sampler import Sampler
-from octavo.types import SampledToken, StepPlan, StepResult
-
-PROMPT_SLICE = 64
+from octavo.types import StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ class Runner:
         hidden = self.forward.run(batch)
         for fork in plan.forks:
             rows.fork(fork)
-        prompt_logprobs = self._prompt_logprobs(plan, hidden)
+        scored = prompt_logprobs(plan, rows, hidden)
         masked = self._sampler.mask_seconds
         taken = self.walker.sample(plan, hidden)
         failures = {seq_id: failure.reason for seq_id, failure in taken.failed.items() if failure.is_poisoned}
@@ -98,14 +96,14 @@ class Runner:
         return StepResult(
             plan.step_id,
             taken.samples,
-            prompt_logprobs,
+            scored,
             failures,
             dead_ends,
             seconds,
             batch_seconds,
             self._sampler.mask_seconds - masked,
             taken.num_forced,
-            frozenset(sequences_in_grammar(rows, plan)),
+            taken.in_grammar,
         )
 
     def wait_ready(self) -> None:
@@ -145,24 +143,3 @@ class Runner:
         tables = rows.tables[row, : -(-int((starts + lengths).max()) // self.config.block_size)]
         logit_rows = np.flatnonzero(positions >= logits_from[chunk_of]).astype(np.int32)
         return Batch(tokens, positions, starts, offsets, tables, logit_rows)
-
-    def _prompt_logprobs(self, plan: StepPlan, hidden: Hidden) -> dict[int, tuple[SampledToken, ...]]:
-        """Logprobs of prompt tokens that follow the positions [logits_from, stop) of their chunks."""
-        found: dict[int, tuple[SampledToken, ...]] = {}
-        first = 0
-        for chunk in plan.chunks:
-            entry = self._rows[chunk.row]
-            count = min(chunk.stop, entry.num_prompt - 1) - chunk.logits_from
-            top = entry.params.prompt_logprobs
-            if count > 0 and top is not None:
-                following = self._rows.tokens[
-                    chunk.row, chunk.logits_from + 1 : chunk.logits_from + 1 + count
-                ]
-                scored: list[SampledToken] = []
-                for start in range(0, count, PROMPT_SLICE):
-                    part = slice(start, min(start + PROMPT_SLICE, count))
-                    logits = hidden.logits(range(first + part.start, first + part.stop))
-                    scored += logprobs_of(logits, following[part], top)
-                found[chunk.seq_id] = tuple(scored)
-            first += chunk.stop - chunk.logits_from
-        return found

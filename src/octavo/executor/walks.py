@@ -12,7 +12,7 @@ made at once; where the likeliest token is all that a row needs, none are writte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,6 +59,7 @@ class Taken:
     samples: dict[int, tuple[SampledToken, ...]] = field(default_factory=dict)
     failed: dict[int, SampleFailure] = field(default_factory=dict)
     num_forced: int = 0  # of the samples, those that grammars force
+    in_grammar: frozenset[int] = frozenset()  # sequences that a grammar leads now
 
 
 class Walker:
@@ -77,9 +78,12 @@ class Walker:
         self._stop_ids = stop_ids
         self.fast_forward = fast_forward
 
-    def sample(self, plan: StepPlan, hidden: Hidden) -> Taken:
-        """For every chunk that is sampled from, and every fork of one; `hidden` are their rows."""
+    def sample(self, plan: StepPlan, hidden: Hidden, only: Collection[int] | None = None) -> Taken:
+        """For every chunk that is sampled from, and every fork of one, in rows `only` or in all; `hidden` are
+        their rows."""
         walks, taken = self._walks(plan), Taken()
+        if only is not None:
+            walks = [walk for walk in walks if walk.row in only]
         likeliest = self._likeliest(hidden, walks, taken)
         walks = self._gone_plainly(walks, likeliest, taken)
         logits = self._written(hidden, walks)  # in one call: a result lives until the next
@@ -89,6 +93,7 @@ class Walker:
             for walk, outcome in zip(walks, outcomes, strict=True):
                 self._take(walk, outcome, taken)
             walks = self._gone_plainly(walks, likeliest, taken)
+        taken.in_grammar = frozenset(sequences_in_grammar(self._rows, plan))
         return taken
 
     def _gone_plainly(self, walks: list[_Walk], likeliest: dict[int, int], taken: Taken) -> list[_Walk]:

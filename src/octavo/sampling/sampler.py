@@ -30,7 +30,7 @@ from octavo.types import SampledToken
 
 # Below this the division would overflow; the distribution is already a point.
 _TEMPERATURE_MIN = 1e-5
-_NO_NUMBERS = "the model made logits that are not numbers (NaN or infinity)"
+NO_NUMBERS = "the model made logits that are not numbers (NaN or infinity)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Sampler:
         logits = np.ascontiguousarray(logits, np.float32)
         tokens = np.empty(len(rows), np.int32)
         _native.argmax(logits, tokens)  # the whole answer for plain greedy rows, and cheap beside the others
-        outcomes = [None if token >= 0 else SampleFailure(_NO_NUMBERS, True) for token in tokens.tolist()]
+        outcomes = [None if token >= 0 else SampleFailure(NO_NUMBERS, True) for token in tokens.tolist()]
 
         for index, row in enumerate(rows):
             is_greedy = row.params.greedy and row.guide is None

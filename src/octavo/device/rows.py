@@ -1,0 +1,142 @@
+"""Rows on the device: tokens, block tables, drawing parameters of running sequences. Plans alone change them.
+
+One array of int32 holds all of it, so that whatever a plan changes is one scatter into one array:
+
+    state   | tokens (R + 1, context) | tables (R + 1, W) | drawn (R + 1, 7) |
+    row R   a dummy that padding of a captured step reads and writes; its table names the dummy block only
+
+A plan's writes and a step's arrays travel in one pinned buffer and one copy (`carry`). Stream order is the
+fence: a step reads what the plans before it wrote, and what they sampled, without the host knowing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.device.sampler import DrawParams
+from octavo.errors import ConfigError
+from octavo.kernels.contract import Ints
+from octavo.types import AdmittedRow, Fork, StepPlan
+from octavo.units import blocks_for
+
+_DRAWN = 7  # temperature, top_p, min_p as bits; top_k; seed, low and high; choice
+_STATE_MAX = 2**31 - 1
+
+
+class Writes:
+    """What a plan changes in the state: indices and values, the last one of an index counts."""
+
+    def __init__(self) -> None:
+        self._singles: dict[int, int] = {}
+        self._runs: list[tuple[int, Ints]] = []
+
+    def one(self, index: int, value: int) -> None:
+        """state[index] = value."""
+        self._singles[index] = value
+
+    def run(self, index: int, values: Ints) -> None:
+        """state[index : index + n] = values; no other write may touch these."""
+        self._runs.append((index, values))
+
+    def arrays(self) -> tuple[Ints, Ints]:
+        """Indices and values (n,)."""
+        singles = np.fromiter(self._singles.keys(), np.int32, len(self._singles))
+        values = np.fromiter(self._singles.values(), np.int32, len(self._singles))
+        indices = [np.arange(index, index + run.size, dtype=np.int32) for index, run in self._runs]
+        runs = [run for _, run in self._runs]
+        return np.concatenate([singles, *indices]), np.concatenate([values, *runs])
+
+
+class DeviceRows:
+    """At most R rows of at most `context_length` tokens."""
+
+    def __init__(
+        self, max_rows: int, context_length: int, block_size: int, dummy_block: int, device: torch.device
+    ) -> None:
+        """Raises ConfigError where the rows need more indices than 31 bits have."""
+        rows, blocks = max_rows + 1, blocks_for(context_length, block_size)
+        sizes = [rows * context_length, rows * blocks, rows * _DRAWN]
+        if sum(sizes) > _STATE_MAX:
+            raise ConfigError(
+                f"{max_rows:,} sequences (max_seqs) of {context_length:,} tokens are more than a device's "
+                f"rows can name; allowed together: {_STATE_MAX:,} tokens; give a smaller --context-length or "
+                "--max-seqs"
+            )
+        self.max_rows, self.context_length, self.block_size = max_rows, context_length, block_size
+        self.state = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        tokens, tables, drawn = self.state.split(sizes)
+        self.tokens = tokens.view(rows, context_length)
+        self.tables = tables.view(rows, blocks)
+        self.drawn = drawn.view(rows, _DRAWN)
+        self.tables[max_rows] = dummy_block
+        self._tables_at, self._drawn_at = sizes[0], sizes[0] + sizes[1]
+
+    def written_by(self, plan: StepPlan) -> Writes:
+        """What the plan changes before its chunks run, guesses included."""
+        writes = Writes()
+        for admitted in plan.admitted:
+            self._admit(writes, admitted)
+        for said in plan.token_writes:
+            self.write_token(writes, said.row, said.index, said.token)
+        for write in plan.table_writes:
+            writes.one(self._tables_at + write.row * self.tables.shape[1] + write.index, write.block)
+        for chunk in plan.chunks:
+            for place, token in enumerate(chunk.drafts, chunk.stop - len(chunk.drafts)):
+                self.write_token(writes, chunk.row, place, token)
+        return writes
+
+    def write_token(self, writes: Writes, row: int, position: int, token: int) -> None:
+        """The last token of a full context has no position and is not kept."""
+        if position < self.context_length:
+            writes.one(row * self.context_length + position, token)
+
+    def fork(self, fork: Fork) -> None:
+        """The child's row becomes the parent's, but for its choice. Before the step samples."""
+        parent, child = fork.parent_row, fork.child_row
+        self.tokens[child] = self.tokens[parent]
+        self.tables[child] = self.tables[parent]
+        self.drawn[child] = self.drawn[parent]
+        self.drawn[child, _DRAWN - 1] = fork.choice
+
+    def draw_params(self, rows: Tensor) -> DrawParams:
+        """Of these rows (S,) int64."""
+        drawn = self.drawn[rows]
+        floats, wide = drawn[:, :3].contiguous().view(torch.float32), drawn.to(torch.int64)
+        return DrawParams(
+            floats[:, 0],
+            floats[:, 1],
+            floats[:, 2],
+            wide[:, 3],
+            wide[:, 4] & 0xFFFF_FFFF,
+            wide[:, 5] & 0xFFFF_FFFF,
+            wide[:, 6],
+        )
+
+    def append(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
+        """tokens (S,) stand at `positions` (S,) of rows (S,) from now on, all int64; those behind the
+        context, and those that are none (-1), go to the dummy row."""
+        is_kept = (positions < self.context_length) & (tokens >= 0)
+        row = torch.where(is_kept, rows, self.max_rows)
+        self.tokens[row, torch.where(is_kept, positions, 0)] = tokens.clamp(min=0).to(torch.int32)
+
+    def _admit(self, writes: Writes, admitted: AdmittedRow) -> None:
+        params, seed = admitted.params, admitted.seed & 0xFFFF_FFFF_FFFF_FFFF
+        tokens = np.array(admitted.tokens, np.int32)
+        writes.run(admitted.row * self.context_length, tokens)
+        floats = np.array([params.temperature, params.top_p, params.min_p], np.float32)
+        whole = np.array([params.top_k, seed & 0xFFFF_FFFF, seed >> 32, admitted.choice], np.uint32)
+        values = np.concatenate([floats.view(np.int32), whole.view(np.int32)])
+        writes.run(self._drawn_at + admitted.row * _DRAWN, values)
+
+
+def carry(arrays: Sequence[Ints], device: torch.device) -> Iterable[Tensor]:
+    """Host arrays as tensors of the device: one pinned buffer, one copy, which does not wait."""
+    sizes = [array.size for array in arrays]
+    host = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
+    np.concatenate([array.reshape(-1) for array in arrays], out=host.numpy())
+    moved = host if device.type == "cpu" else host.to(device, non_blocking=True)
+    return moved.split(sizes)

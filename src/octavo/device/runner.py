@@ -1,0 +1,204 @@
+"""From a plan to a result on a device, without waiting for it.
+
+    plan --> writes, step --(one copy)--> scatter --> block copies --> transfers begin --> hidden rows
+         --> forks --> draw --> tokens into the rows, and on their way to the host --> result, behind an event
+
+`submit` starts all of it and returns; the next plan may be started before anybody asks for the result, since
+its tokens are read from the rows on the device. Rows with penalties, bias, masks, beams or grammars are
+sampled by the host's own sampler (`executor/walks.py`), which waits for their logits.
+
+It knows rows and drawing; products and attention are an `Arithmetic`'s, and no queue, name or count is known.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from octavo.device.arithmetic import Arithmetic, tokens_of
+from octavo.device.drawing import Drawing, Drawn
+from octavo.device.hidden import HostHidden
+from octavo.device.moving import DeviceBlocks
+from octavo.device.rows import DeviceRows, carry
+from octavo.device.step import DeviceStep, StepShape, shape_of
+from octavo.device.trouble import describe_trouble
+from octavo.executor.prompts import prompt_logprobs
+from octavo.executor.rows import Rows
+from octavo.executor.runner import RunnerConfig
+from octavo.executor.transfers import TransferWorker
+from octavo.executor.walks import Taken, Walker
+from octavo.sampling.grammars import Grammars
+from octavo.sampling.sampler import Sampler
+from octavo.types import SampledToken, StepPlan, StepResult
+
+
+@dataclass(slots=True)
+class Pending:
+    """A step that was started. `result` waits for it, and may be asked once or more."""
+
+    _runner: DeviceRunner
+    _plan: StepPlan
+    _started: float
+    _drawn: Drawn | None = None
+    _taken: Taken = field(default_factory=Taken)
+    _scored: dict[int, tuple[SampledToken, ...]] = field(default_factory=dict)
+    _batch_seconds: float = 0.0
+    _mask_seconds: float = 0.0
+    _trouble: str | None = None
+    _result: StepResult | None = None
+
+    def result(self) -> StepResult:
+        """Of the plan. Raises DeviceLost where the device is no more."""
+        if self._result is None:
+            self._result = self._runner.finish(self)
+        return self._result
+
+    def exception(self) -> BaseException | None:
+        """Wait; what went wrong."""
+        try:
+            self.result()
+        except Exception as error:  # noqa: BLE001 - told to the caller
+            return error
+        return None
+
+
+class DeviceRunner:
+    """Owns rows on the device and their side on the host. One thread calls `submit`, in order of plans."""
+
+    def __init__(
+        self,
+        arithmetic: Arithmetic,
+        config: RunnerConfig,
+        transfers: TransferWorker | None = None,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """The arithmetic's pool has one block more than the ledger knows: the dummy row's."""
+        pool = arithmetic.pool
+        self.config = config
+        self.arithmetic = arithmetic
+        self.blocks = DeviceBlocks(pool)
+        self._device = pool.data.device
+        self._on_device = DeviceRows(
+            config.max_rows, config.context_length, config.block_size, pool.num_blocks - 1, self._device
+        )
+        self._rows = Rows(config.max_rows, config.context_length, config.block_size, grammars)
+        self._transfers = transfers
+        if transfers is not None:
+            transfers.serve(self.blocks)
+        self._sampler = Sampler(config.vocab_size, config.stop_ids)
+        self.walker = Walker(self._rows, self._sampler, config.stop_ids, fast_forward=config.fast_forward)
+        self._drawing = Drawing(self._rows, self._on_device, arithmetic, config.stop_ids)
+        self._finished = 0.0  # when the last result was there
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Execute one plan and wait for it."""
+        return self.submit(plan).result()
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> Pending:
+        """Start one plan. A kernel that fails takes the plan's sequences with it, and no others."""
+        pending = Pending(self, plan, time.perf_counter())
+        rows, on_device = self._rows, self._on_device
+        rows.apply(plan)
+        shape = shape_of(plan)
+        writes = on_device.written_by(plan).arrays()
+        indices, values, *arrays = carry([*writes, *shape.arrays], self._device)
+        pending._batch_seconds = time.perf_counter() - pending._started
+        if indices.numel():
+            on_device.state[indices.long()] = values
+        self._move(plan)
+        if not plan.chunks:
+            return pending
+        masked = self._sampler.mask_seconds
+        try:
+            self._compute(plan, self._step(shape, arrays), pending)
+        except RuntimeError as error:  # torch's and Triton's own; bugs of ours are other errors
+            pending._trouble = describe_trouble(error, self._device)
+        pending._mask_seconds = self._sampler.mask_seconds - masked
+        return pending
+
+    def finish(self, pending: Pending) -> StepResult:
+        """The result of a plan that was started."""
+        plan, taken = pending._plan, pending._taken
+        if pending._trouble is None and pending._drawn is not None:
+            try:
+                pending._drawn.collect(taken)
+            except RuntimeError as error:
+                pending._trouble = describe_trouble(error, self._device)
+        now = time.perf_counter()
+        seconds = now - max(pending._started, self._finished)
+        self._finished = now
+        if pending._trouble is not None:
+            failed = {chunk.seq_id: pending._trouble for chunk in plan.chunks}
+            failed |= {fork.child_seq_id: pending._trouble for fork in plan.forks}
+            return StepResult(plan.step_id, {}, {}, failed, seconds=seconds)
+        poisoned = {s: failure.reason for s, failure in taken.failed.items() if failure.is_poisoned}
+        dead_ends = {s: failure.reason for s, failure in taken.failed.items() if not failure.is_poisoned}
+        return StepResult(
+            plan.step_id,
+            taken.samples,
+            pending._scored,
+            poisoned,
+            dead_ends,
+            seconds if plan.chunks else 0.0,
+            pending._batch_seconds,
+            pending._mask_seconds,
+            taken.num_forced,
+            taken.in_grammar,
+        )
+
+    def wait_ready(self) -> None:
+        """The pool's memory was taken when it was made."""
+
+    def reset(self) -> None:
+        """Forget all rows, and what is below."""
+        self._rows.clear()
+        if self._transfers is not None:
+            self._transfers.clear()
+
+    def close(self) -> None:
+        """End the transfers that have begun."""
+        if self._transfers is not None:
+            self._transfers.close()
+
+    def _move(self, plan: StepPlan) -> None:
+        if plan.copies:
+            sources, targets = [c.source for c in plan.copies], [c.target for c in plan.copies]
+            self.arithmetic.copy_blocks(sources, targets)
+        if plan.transfers:  # behind the copies: a block that has moved may be on its way down already
+            assert self._transfers is not None, "a plan moves blocks, and there is no tier below"
+            self.blocks.fence()
+            self._transfers.begin(plan.transfers)
+
+    def _step(self, shape: StepShape, arrays: Sequence[Tensor]) -> DeviceStep:
+        table_rows, starts, offsets, token_chunks, positions, logit_rows = arrays
+        on_device = self._on_device
+        tokens = tokens_of(table_rows, token_chunks, positions, on_device.tokens)
+        return DeviceStep(
+            shape,
+            table_rows,
+            starts,
+            offsets,
+            token_chunks,
+            positions,
+            logit_rows,
+            tokens,
+            on_device.tables,
+        )
+
+    def _compute(self, plan: StepPlan, step: DeviceStep, pending: Pending) -> None:
+        hidden = self.arithmetic.hidden(step)
+        for fork in plan.forks:
+            self._rows.fork(fork)
+            self._on_device.fork(fork)
+        on_host = HostHidden(self.arithmetic, hidden)
+        pending._scored = prompt_logprobs(plan, self._rows, on_host)
+        pending._drawn = self._drawing.begin(plan, hidden)
+        others = self._drawing.left_to_host(plan)
+        if others:
+            pending._taken = self.walker.sample(plan, on_host, others)
+            self._drawing.write_back(plan, pending._taken, others)

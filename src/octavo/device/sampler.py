@@ -1,0 +1,157 @@
+"""Sampling on the device: greedy, temperature, top-k, top-p, min-p and logprobs, without a look at the host.
+
+What `sampling/sampler.py` does for rows without penalties, bias, masks, beams or grammars: the same noise,
+the same order of filters, ties to the lowest id. Sums of probabilities are sums of integers (units of 2^-40),
+so no order of adding matters, and a row's bits do not depend on the rows beside it.
+
+    scores = (logits - largest) / temperature -> top-k -> top-p -> min-p -> + Gumbel noise -> argmax
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.device.functions import exp
+from octavo.params import SamplingParams
+from octavo.sampling.filters import filters
+from octavo.sampling.penalties import adjusts
+
+_TEMPERATURE_MIN = 1e-5  # as in sampling/sampler.py
+_UNIT_BITS = 40
+_LOW = 0xFFFF_FFFF
+_PHILOX = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ATANH_TERMS = [1.0 / n for n in range(21, 1, -2)]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawParams:
+    """How S rows are drawn from: float32 and int64 tensors (S,). A temperature of 0 is greedy."""
+
+    temperature: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    top_k: Tensor  # 0: all
+    seed_low: Tensor  # 32 bits each
+    seed_high: Tensor
+    choice: Tensor
+
+
+def is_drawn_on_device(params: SamplingParams, is_led: bool, num_output: int) -> bool:
+    """Whether a row needs nothing of the host after `num_output` output tokens. It depends on the request and
+    on the position alone, so a request meets the same arithmetic whatever happens around it."""
+    return params.beams is None and not is_led and not adjusts(params, num_output)
+
+
+def has_filters(params: SamplingParams) -> bool:
+    """Whether its row has to be sorted."""
+    return not params.greedy and filters(params)
+
+
+def draw(logits: Tensor, params: DrawParams, positions: Tensor, *, is_filtered: bool) -> Tensor:
+    """One token (S,) int64 for each row of logits (S, V) float32, drawn for `positions` (S,): how many tokens
+    stand before it. -1 for a row that holds NaN or +inf, or nothing but -inf."""
+    best = logits.amax(dim=-1, keepdim=True)
+    greedy = logits.argmax(dim=-1)
+    scores = (logits - best) / params.temperature.clamp(min=_TEMPERATURE_MIN)[:, None]
+    noisy = scores + gumbel_noise(params, positions, logits.shape[1])
+    if is_filtered:
+        noisy = torch.where(_kept(scores, params), noisy, -torch.inf)
+    tokens = torch.where(params.temperature == 0.0, greedy, noisy.argmax(dim=-1))
+    return torch.where(torch.isfinite(best[:, 0]), tokens, -1)
+
+
+def greedy_tokens(logits: Tensor) -> Tensor:
+    """The likeliest token (S,) int64 of each row, -1 as in `draw`."""
+    is_sound = torch.isfinite(logits.amax(dim=-1))
+    return torch.where(is_sound, logits.argmax(dim=-1), -1)
+
+
+def logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row's token its logprob (S,), and the `top` likeliest: their ids and logprobs (S, top),
+    float32, the lowest id first among equals."""
+    best = logits.amax(dim=-1, keepdim=True)
+    units = torch.round(exp((logits - best).to(torch.float64)) * 2.0**_UNIT_BITS).to(torch.int64)
+    total = units.sum(dim=-1, keepdim=True).to(torch.float64) * 2.0**-_UNIT_BITS
+    normaliser = (best.to(torch.float64) + logarithm(total)).to(torch.float32)
+    own = logits.gather(1, tokens.clamp(min=0)[:, None]) - normaliser
+    ids = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :top]
+    return own[:, 0], ids, logits.gather(1, ids) - normaliser
+
+
+def gumbel_noise(params: DrawParams, positions: Tensor, size: int) -> Tensor:
+    """(S, V) float32: the host's own, bit for bit. Four tokens share a counter of Philox 4x32 with 10 rounds
+    (Salmon et al. 2011); the noise is -log(-log(u)), u of 24 bits."""
+    device = positions.device
+    counters = -(-size // 4)
+    words = [
+        torch.arange(counters, dtype=torch.int64, device=device)[None, :].expand(positions.shape[0], -1),
+        positions.to(torch.int64)[:, None].expand(-1, counters),
+        params.choice[:, None].expand(-1, counters),
+        torch.zeros((1, 1), dtype=torch.int64, device=device).expand(positions.shape[0], counters),
+    ]
+    key = [params.seed_low[:, None], params.seed_high[:, None]]
+    for _ in range(10):
+        first, second = _product(_PHILOX[0], words[0]), _product(_PHILOX[1], words[2])
+        words = [
+            second.high ^ words[1] ^ key[0],
+            second.low,
+            first.high ^ words[3] ^ key[1],
+            first.low,
+        ]
+        key = [(word + step) & _LOW for word, step in zip(key, _WEYL, strict=True)]
+    bits = torch.stack(words, dim=-1).flatten(1)[:, :size]
+    u = ((bits >> 8).to(torch.float64) + 0.5) * 2.0**-24
+    return (-logarithm(-logarithm(u))).to(torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A product of two numbers of 32 bits, in two halves."""
+
+    high: Tensor
+    low: Tensor
+
+
+def _product(factor: int, x: Tensor) -> _Product:
+    """Without the 64th bit, which int64 keeps for the sign: by halves of 16 bits."""
+    upper, lower = factor >> 16, factor & 0xFFFF
+    low_part = x * lower  # 48 bits
+    high_part = x * upper + (low_part >> 16)
+    return _Product(high_part >> 16, ((high_part & 0xFFFF) << 16) | (low_part & 0xFFFF))
+
+
+def logarithm(x: Tensor) -> Tensor:
+    """Of positive normal float64, op by op as csrc/kernels/functions.hpp has it: the same bits."""
+    bits = x.view(torch.int64)
+    e = ((bits >> 52) - 1023).to(torch.float64)
+    m = ((bits & 0x000F_FFFF_FFFF_FFFF) | 0x3FF0_0000_0000_0000).view(torch.float64)
+    is_upper = m > 1.4142135623730951
+    m = torch.where(is_upper, 0.5 * m, m)
+    e = torch.where(is_upper, e + 1.0, e)
+    s = (m - 1.0) / (m + 1.0)
+    z = s * s
+    p = torch.full_like(z, _ATANH_TERMS[0])
+    for term in _ATANH_TERMS[1:]:
+        p = p * z + term
+    tail = 2.0 * s * z * p + e * 1.9082149292705877e-10
+    return e * 0.69314718036912382 + (2.0 * s + tail)
+
+
+def _kept(scores: Tensor, params: DrawParams) -> Tensor:
+    """(S, V) bool: what top-k, then top-p, then min-p leave."""
+    order = torch.sort(scores, dim=-1, descending=True, stable=True)
+    rank = torch.arange(scores.shape[1], device=scores.device)[None, :]
+    top_k = torch.where(params.top_k > 0, params.top_k, scores.shape[1])[:, None]
+    kept = rank < top_k
+    chances = exp(order.values.to(torch.float64))
+    units = torch.where(kept, torch.round(chances * 2.0**_UNIT_BITS).to(torch.int64), 0)
+    reached = units.cumsum(dim=-1)
+    target = params.top_p.to(torch.float64)[:, None] * reached[:, -1:].to(torch.float64)
+    before = (reached - units).to(torch.float64)
+    kept &= (params.top_p[:, None] >= 1.0) | (before < target)  # the token that crosses is kept
+    kept &= chances >= params.min_p.to(torch.float64)[:, None]
+    return torch.zeros_like(kept).scatter(1, order.indices, kept)

@@ -1,0 +1,1 @@
+"""The device's kernels in Triton, and the functions that launch them."""

@@ -1,0 +1,71 @@
+"""Functions of single elements that several kernels share. Each has one order of operations, written out."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from octavo.device.triton.launch import jit
+
+_TANH_BY_SERIES = tl.constexpr(0.3)  # below it 1 - 2 / (exp(2x) + 1) would cancel
+_TO_INTEGER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: added to a double, it leaves no fraction bit
+_LEAST_NORMAL_E4M3 = tl.constexpr(0x3C800000)  # the bits of 2^-6 in float32
+_REBIASED_E4M3 = tl.constexpr(120 << 3)  # exponents count from 127 in float32, from 7 in e4m3
+
+
+@jit
+def hyperbolic_tangent(x: tl.tensor) -> tl.tensor:
+    """tanh of float32, to about two units in the last place."""
+    magnitude = tl.abs(x)
+    square = x * x
+    series = square * (2.0 / 15 + square * (-17.0 / 315 + square * (62.0 / 2835)))
+    near = x + x * (square * (-1.0 / 3 + series))
+    far = 1.0 - 2.0 / (tl.exp(2.0 * magnitude) + 1.0)
+    return tl.where(magnitude < _TANH_BY_SERIES, near, tl.where(x < 0, -far, far))
+
+
+@jit
+def capped(x: tl.tensor, cap: tl.tensor) -> tl.tensor:
+    """cap * tanh(x / cap)."""
+    return cap * hyperbolic_tangent(x / cap)
+
+
+@jit
+def activated(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+    """activation(x) of float32."""
+    if ACTIVATION == "silu":
+        y = x / (1.0 + tl.exp(-x))
+    elif ACTIVATION == "gelu_tanh":
+        inner = 0.7978845608028654 * (x + 0.044715 * (x * x * x))
+        y = 0.5 * x * (1.0 + hyperbolic_tangent(inner))
+    else:
+        tl.static_assert(ACTIVATION == "gelu")
+        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    return y
+
+
+@jit
+def nearest_integer(x: tl.tensor) -> tl.tensor:
+    """Of doubles below 2^51 in magnitude; ties to even."""
+    return (x + _TO_INTEGER) - _TO_INTEGER
+
+
+@jit
+def e4m3_code(x: tl.tensor) -> tl.tensor:
+    """The nearest fp8 e4m3 as its byte, ties to even; |x| must round to at most 448.
+
+    Spelled out because sm_80 has no instruction for it.
+    """
+    bits = x.to(tl.uint32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - _REBIASED_E4M3
+    subnormal = nearest_integer(tl.abs(x).to(tl.float64) * 512.0).to(tl.uint32)
+    code = tl.where(magnitude < _LEAST_NORMAL_E4M3, subnormal, normal)
+    return (((bits >> 24) & 0x80) | code).to(tl.uint8)
+
+
+@jit
+def e4m3_value(code: tl.tensor) -> tl.tensor:
+    """A byte of fp8 e4m3 as float32, exactly. Shifted by one bit it is a half whose exponent is 8 too low."""
+    wide = code.to(tl.uint16)
+    half = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
+    return half.to(tl.float32) * 256.0

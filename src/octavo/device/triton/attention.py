@@ -1,0 +1,203 @@
+"""Paged attention on a device: prefill, decoding and mixed chunks, cut in two ways that give the same bits.
+
+    attend_walking      one program for each (tile, kv head): enough of them in a prefill
+    attend_splitting    a fixed grid over (tile, partition) items, then a merge: for few rows of long contexts
+
+Grids are fixed by the work list's sizes, and its counts are read on the device, so both can be captured in a
+CUDA graph. The dtype of the products is q's; where K and V are held as floats that it cannot represent, it
+is theirs (q bfloat16 over fp16 memory: q is rounded to fp16; over f32 memory it is widened).
+
+T tokens in the step, H query heads, K kv heads, D head size, B block size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from octavo.device.layout import DevicePool
+from octavo.device.triton.attention_kernels import merge_partitions, split_partitions, walk_partitions
+from octavo.device.triton.attention_work import AttentionStep, AttentionWork
+from octavo.device.triton.launch import TRITON_DTYPES, Argument, Constant, launch, padded
+
+_LEAST_ROWS = 16  # of a tensor core's product
+_LARGEST_HEAD = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionForm:
+    """How one layer attends, as `AttentionSpec`; `sinks` and `slopes` (H,) float32 on the device."""
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: torch.Tensor | None = None
+    slopes: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionScratch:
+    """Partials of (tile, partition) items, float32, not divided."""
+
+    largest: torch.Tensor  # (items, K, tokens per tile * H / K)
+    total: torch.Tensor  # the same
+    out: torch.Tensor  # (..., D)
+
+
+def allocate_scratch(
+    items_max: int,
+    tokens_per_tile: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    device: torch.device,
+) -> AttentionScratch:
+    """Room for the partials of `items_max` items."""
+    shape = (items_max, num_kv_heads, tokens_per_tile * num_heads // num_kv_heads)
+    largest, total = torch.empty((2, *shape), dtype=torch.float32, device=device)
+    return AttentionScratch(
+        largest, total, torch.empty((*shape, head_size), dtype=torch.float32, device=device)
+    )
+
+
+def attend_walking(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    pool: DevicePool,
+    layer: int,
+    step: AttentionStep,
+    work: AttentionWork,
+    form: AttentionForm,
+    log_sum_exp: torch.Tensor | None = None,
+) -> None:
+    """Causal attention of q (T, H * D) into out (T, H * D), whose rows may be strided.
+
+    Fills log_sum_exp (T, H) float32 where it is given: the natural logarithm of the softmax's denominator.
+    """
+    sizes = _check(out, q, pool, form, log_sum_exp)
+    tile = _tile_constants(sizes, work.tokens_per_tile)
+    launch(
+        walk_partitions,
+        (work.tiles_max, sizes.num_kv_heads),
+        [
+            *(out, log_sum_exp, q, *_memory(pool, layer)),
+            *(step.tables, step.table_rows, step.starts, step.offsets),
+            *(work.tile_chunks, work.tile_rows, work.num_tiles, form.sinks, form.slopes),
+            *(out.stride(0), q.stride(0), *_strides(pool, layer), step.tables.stride(0)),
+            *(form.scale, form.soft_cap, form.window),
+        ],
+        tile | _held_constants(q, pool),
+        num_warps=_num_warps(tile),
+    )
+
+
+def attend_splitting(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    pool: DevicePool,
+    layer: int,
+    step: AttentionStep,
+    work: AttentionWork,
+    form: AttentionForm,
+    scratch: AttentionScratch,
+    num_programs: int,
+    log_sum_exp: torch.Tensor | None = None,
+) -> None:
+    """The same by `num_programs` programs for each kv head, and a merge. Overwrites `scratch`."""
+    sizes = _check(out, q, pool, form, log_sum_exp)
+    rows = work.tokens_per_tile * sizes.group
+    assert scratch.largest.shape[0] >= work.items_max
+    assert scratch.out.shape[1:] == (sizes.num_kv_heads, rows, sizes.head_size)
+    partials = (scratch.largest, scratch.total, scratch.out)
+    tiles = (work.tile_chunks, work.tile_rows, work.tile_ends, work.num_tiles)
+    chunks = (step.table_rows, step.starts, step.offsets)
+    tile = _tile_constants(sizes, work.tokens_per_tile)
+    launch(
+        split_partitions,
+        (num_programs, sizes.num_kv_heads),
+        [
+            *(*partials, q, *_memory(pool, layer), step.tables, *chunks, *tiles, form.slopes),
+            *(q.stride(0), *_strides(pool, layer), step.tables.stride(0)),
+            *(form.scale, form.soft_cap, form.window),
+        ],
+        {"SEARCH_STEPS": work.tiles_max.bit_length()} | tile | _held_constants(q, pool),
+        num_warps=_num_warps(tile),
+    )
+    launch(
+        merge_partitions,
+        (work.tiles_max, sizes.num_kv_heads),
+        [out, log_sum_exp, *partials, *chunks, *tiles, form.sinks, out.stride(0)],
+        tile | {"ROWS": padded(rows)},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    num_kv_heads: int
+    group: int  # query heads that read one kv head
+    head_size: int
+
+
+def _check(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    pool: DevicePool,
+    form: AttentionForm,
+    log_sum_exp: torch.Tensor | None,
+) -> _Sizes:
+    shape = pool.shape
+    size, num_heads = shape.head_size, q.shape[1] // shape.head_size
+    assert size % 8 == 0
+    assert size <= _LARGEST_HEAD
+    assert q.shape == out.shape
+    assert q.dtype == out.dtype
+    assert q.dtype in TRITON_DTYPES
+    assert q.stride(1) == 1
+    assert out.stride(1) == 1
+    assert q.shape[1] == num_heads * size
+    assert num_heads % shape.num_kv_heads == 0
+    assert form.window is None or form.window > 0
+    assert log_sum_exp is None or (
+        log_sum_exp.is_contiguous() and log_sum_exp.shape == (q.shape[0], num_heads)
+    )
+    for vector in (form.sinks, form.slopes):
+        assert vector is None or (vector.shape == (num_heads,) and vector.dtype == torch.float32)
+    return _Sizes(shape.num_kv_heads, num_heads // shape.num_kv_heads, size)
+
+
+def _tile_constants(sizes: _Sizes, tokens: int) -> dict[str, Constant]:
+    return {
+        "GROUP": sizes.group,
+        "HEAD_SIZE": sizes.head_size,
+        "TOKENS": tokens,
+        "ROWS": padded(tokens * sizes.group, _LEAST_ROWS),
+        "BLOCK_D": padded(sizes.head_size, 16),
+    }
+
+
+def _held_constants(q: torch.Tensor, pool: DevicePool) -> dict[str, Constant]:
+    held = pool.layout.dtype
+    is_exact = pool.layout.has_scales or q.dtype in (held, torch.float32)
+    dot = TRITON_DTYPES[q.dtype if is_exact else held]
+    return {"BLOCK_SIZE": pool.shape.block_size, "DOT": dot, "IS_FP8": pool.shape.kind == "fp8"}
+
+
+def _memory(pool: DevicePool, layer: int) -> tuple[Argument, Argument, Argument]:
+    """K, V and scales of a layer; fp8 as bytes, which the kernels decode themselves."""
+    keys, values = pool.keys(layer), pool.values(layer)
+    if pool.shape.kind == "fp8":
+        keys, values = keys.view(torch.uint8), values.view(torch.uint8)
+    return keys, values, pool.scales(layer) if pool.layout.has_scales else None
+
+
+def _strides(pool: DevicePool, layer: int) -> tuple[int, int]:
+    """Elements from block to block, of K or V and of scales."""
+    return pool.keys(layer).stride(0), pool.scales(layer).stride(0) if pool.layout.has_scales else 0
+
+
+def _num_warps(tile: dict[str, Constant]) -> int:
+    rows, size = tile["ROWS"], tile["BLOCK_D"]
+    assert isinstance(rows, int)
+    assert isinstance(size, int)
+    return 8 if rows >= 64 or rows * size >= 32 * 256 else 4  # so many that registers hold the rows

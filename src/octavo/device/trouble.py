@@ -1,0 +1,30 @@
+"""What went wrong on a device, in words: a kernel that cannot run, or a device that is lost."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo.errors import DeviceLost
+
+
+def describe_trouble(error: RuntimeError, device: torch.device) -> str:
+    """Why the sequences of a step fail; the device itself still answers. Raises DeviceLost where it does not:
+    after an illegal access nothing on it can be trusted, and no call succeeds any more."""
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError as lost:
+            raise DeviceLost(
+                f"{device} is lost ({_first_line(lost)}); every request on it has failed; restart the "
+                "server, and if this repeats see the driver's log (dmesg, nvidia-smi -q)"
+            ) from error
+    if isinstance(error, torch.OutOfMemoryError):
+        return (
+            f"{device} had no memory left for the step ({_first_line(error)}); give a smaller --kv-memory or "
+            "--step-tokens"
+        )
+    return f"a kernel failed on {device}: {_first_line(error)}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,122 @@
+"""Rows on the device under random lives of the real scheduler: the simulator's oracle looks at each step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from octavo.device.arithmetic import tokens_of
+from octavo.device.rows import DeviceRows, carry
+from octavo.device.step import shape_of
+from octavo.errors import ConfigError
+from octavo.params import SamplingParams
+from octavo.sim import driver
+from octavo.sim.driver import drive
+from octavo.sim.oracle import OracleExecutor
+from octavo.types import AdmittedRow, Fork, StepPlan, StepResult, TableWrite
+
+CPU = torch.device("cpu")
+SEEN: list[int] = []
+
+
+class WithDeviceRows(OracleExecutor):
+    """The oracle, beside rows that are changed as the device's runner changes them."""
+
+    def __init__(self, *given: object, **named: object) -> None:
+        super().__init__(*given, **named)  # type: ignore[arg-type]
+        self.on_device = DeviceRows(64, 2048, self.block_size, len(self.slots) // self.block_size, CPU)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        shape = shape_of(plan)
+        indices, values, *arrays = carry([*self.on_device.written_by(plan).arrays(), *shape.arrays], CPU)
+        assert len(set(indices.tolist())) == indices.numel(), "a scatter has no order"
+        self.on_device.state[indices.long()] = values
+        self._chunks = iter(zip(shape.offsets[:-1], shape.offsets[1:], strict=True))
+        table_rows, _, _, token_chunks, positions, _ = arrays
+        self._tokens = tokens_of(table_rows, token_chunks, positions, self.on_device.tokens).tolist()
+        result = super().run(plan)
+        rows = {chunk.row: chunk.stop - len(chunk.drafts) for chunk in plan.chunks if chunk.num_samples}
+        for fork in plan.forks:
+            self.on_device.fork(fork)
+            rows[fork.child_row] = rows[fork.parent_row]
+        for row, position in rows.items():
+            admitted = self.rows[row].admitted
+            if admitted.params.beams is None:
+                tokens = torch.tensor([s.token for s in result.samples[admitted.seq_id]])
+                places = torch.arange(position, position + tokens.numel())
+                self.on_device.append(torch.full_like(tokens, row), places, tokens)
+        return result
+
+    def _write(self, chunk) -> None:  # type: ignore[no-untyped-def]
+        """Before the chunk runs: what the device would compute it from."""
+        row = self.rows[chunk.row]
+        first, last = next(self._chunks)
+        known = [*row.tokens[: chunk.stop - len(chunk.drafts)], *chunk.drafts]
+        assert self._tokens[first:last] == known[chunk.start : chunk.stop]
+        assert self.on_device.tables[chunk.row, : len(row.blocks)].tolist() == row.blocks
+        SEEN.append(chunk.length)
+        super()._write(chunk)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_every_step_of_random_lives_reads_the_tokens_and_tables_that_it_should(
+    overlap: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "OracleExecutor", WithDeviceRows)
+    SEEN.clear()
+    for seed in range(8):
+        drive(seed, overlap)
+    assert len(SEEN) > 2000
+    assert max(SEEN) > 20
+
+
+def test_a_plan_that_forgets_a_write_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "OracleExecutor", WithDeviceRows)
+    monkeypatch.setattr(DeviceRows, "fork", lambda self, fork: None)
+    with pytest.raises(AssertionError):
+        for seed in range(8):
+            drive(seed, 0)
+
+
+def rows_with(params: SamplingParams, seed: int) -> DeviceRows:
+    rows = DeviceRows(2, 32, 16, 7, CPU)
+    admitted = AdmittedRow(1, 9, (5, 6, 7), 3, 20, params, seed, 2)
+    plan = StepPlan(1, (), (admitted,), (TableWrite(1, 0, 3), TableWrite(1, 1, 4)), (), (), ())
+    indices, values = carry(rows.written_by(plan).arrays(), CPU)
+    rows.state[indices.long()] = values
+    return rows
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 0xFFFF_FFFF, 1 << 32])
+def test_drawing_parameters_arrive_bit_for_bit(seed: int) -> None:
+    params = SamplingParams(temperature=0.7, top_p=0.9, min_p=0.05, top_k=40)
+    rows = rows_with(params, seed)
+    drawn = rows.draw_params(torch.tensor([1]))
+    floats = [drawn.temperature, drawn.top_p, drawn.min_p]
+    assert torch.cat(floats).tolist() == np.float32([0.7, 0.9, 0.05]).tolist()
+    assert (drawn.top_k.item(), drawn.choice.item()) == (40, 2)
+    assert (int(drawn.seed_high.item()) << 32 | int(drawn.seed_low.item())) == seed % 2**64
+
+
+def test_a_fork_is_its_parent_but_for_the_choice_and_grows_alone() -> None:
+    rows = rows_with(SamplingParams(), 5)
+    rows.fork(Fork(1, 0, 10, 1))
+    assert rows.tokens[0].tolist() == rows.tokens[1].tolist()
+    assert rows.tables[0].tolist() == rows.tables[1].tolist()
+    assert rows.draw_params(torch.tensor([0, 1])).choice.tolist() == [1, 2]
+    rows.append(torch.tensor([0]), torch.tensor([3]), torch.tensor([9]))
+    assert (rows.tokens[0, 3], rows.tokens[1, 3]) == (9, 0)
+
+
+def test_a_token_behind_the_context_and_one_that_is_none_go_to_the_dummy_row() -> None:
+    rows = rows_with(SamplingParams(), 5)
+    before = rows.tokens[:2].clone()
+    rows.append(torch.tensor([0, 1]), torch.tensor([32, 4]), torch.tensor([9, -1]))
+    assert torch.equal(rows.tokens[:2], before)
+    assert (rows.tables[2] == 7).all()
+
+
+def test_more_rows_than_indices_are_refused_before_anything_is_taken() -> None:
+    with pytest.raises(ConfigError, match=r"4,096 sequences \(max_seqs\) of 10,000,000 tokens"):
+        DeviceRows(4096, 10_000_000, 16, 7, CPU)

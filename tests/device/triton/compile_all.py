@@ -1,0 +1,129 @@
+"""A program: compiles every kernel for one kind of device as bfloat16 models launch it, and prints JSON.
+
+python -m tests.device.triton.compile_all 90   # for sm_90: JSON, a list of `Compiled`
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+
+import torch
+from tests.device.triton.compiling import compiled
+from tests.device.triton.steps import CPU
+
+from octavo.device.layout import DevicePool, allocate_pool
+from octavo.device.triton import blocks, elementwise, embedding, linear, norms, plans, store, vocabulary
+from octavo.device.triton.attention import AttentionForm, allocate_scratch, attend_splitting, attend_walking
+from octavo.device.triton.attention_work import AttentionStep, AttentionWork, prefill_tokens_per_tile
+from octavo.kernels.contract import KvShape
+
+BF16 = torch.bfloat16
+STEP = AttentionStep(
+    torch.zeros((2, 64), dtype=torch.int32), *(torch.zeros(3, dtype=torch.int32) for _ in range(3))
+)
+
+
+def halves(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=BF16)
+
+
+def ints(size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.int32)
+
+
+def pool_of(kv_heads: int, size: int, kind: str) -> DevicePool:
+    return allocate_pool(KvShape(2, kv_heads, size, 16, kind), 2, CPU)
+
+
+def attention(heads: int, kv_heads: int, size: int, kind: str, is_decode: bool, form: AttentionForm) -> None:
+    """Both ways."""
+    tokens = 1 if is_decode else prefill_tokens_per_tile(heads, kv_heads, size)
+    work = AttentionWork(ints(16), ints(16), ints(16), ints(1), tokens, 64)
+    q, pool = halves(32, heads * size), pool_of(kv_heads, size, kind)
+    attend_walking(q, q, pool, 1, STEP, work, form)
+    scratch = allocate_scratch(64, tokens, heads, kv_heads, size, CPU)
+    attend_splitting(q, q, pool, 1, STEP, work, form, scratch, 32)
+
+
+def stored(kind: str) -> None:
+    table = torch.zeros((64, 64))
+    transform = store.HeadTransform(halves(128), halves(128), 1e-6, table, table)
+    qkv, q = halves(32, 12 * 128), halves(32, 8 * 128)
+    store.store_heads(q, qkv, pool_of(2, 128, kind), 1, STEP, ints(32), ints(32), transform)
+
+
+def multiplied(rows: int, outputs: int) -> None:
+    x, y = halves(rows, 4096), halves(rows, outputs)
+    linear.linear(y, x, halves(outputs, 4096), halves(outputs), y)
+
+
+def of_vocabulary(rows: int) -> None:
+    x, weight = halves(rows, 1024), halves(9000, 1024)
+    vocabulary.logits(torch.zeros(rows, 9000), x, weight, 30.0)
+    scratch = vocabulary.allocate_argmax_scratch(rows, 9000, CPU)
+    vocabulary.argmax(ints(rows), x, weight, scratch)
+
+
+def of_rows() -> None:
+    x, wide = halves(4, 4096), halves(4, 8192)
+    norms.rms_norm(x, x, halves(4096), 1e-6, x)
+    norms.layer_norm(x, x, halves(4096), halves(4096), 1e-5)
+    elementwise.gated(x, wide[:, :4096], wide[:, 4096:], "silu")
+    elementwise.gated(x, wide[:, :4096], wide[:, 4096:], "gelu_tanh")
+    elementwise.soft_cap(x, x, 30.0)
+    embedding.embed(x, halves(100, 4096), ints(4), 2.0, x, ints(4))
+
+
+def of_moves() -> None:
+    data = torch.zeros((2, 8192), dtype=torch.uint8)
+    blocks.copy_blocks(data, ints(2), ints(2))
+    blocks.gather_blocks(data, data, ints(2))
+    plans.scatter(ints(64), ints(16), ints(16), ints(1))
+
+
+def cases() -> dict[str, Callable[[], None]]:
+    """By label. A label that ends in "product" promises tensor cores."""
+    plain = AttentionForm(0.1)
+    vector = torch.zeros(8)
+    full = AttentionForm(0.1, 4096, 30.0, vector, vector)
+    found: dict[str, Callable[[], None]] = {}
+    for name, is_decode in (("decode", True), ("prefill", False)):
+        found[f"attention {name} 128 product"] = lambda d=is_decode: attention(8, 2, 128, "bf16", d, plain)
+        found[f"attention {name} int8 product"] = lambda d=is_decode: attention(8, 2, 128, "int8", d, plain)
+    found["attention prefill 64 product"] = lambda: attention(8, 8, 64, "bf16", False, plain)
+    found["attention decode fp8 product"] = lambda: attention(8, 2, 128, "fp8", True, plain)
+    found["attention prefill full product"] = lambda: attention(8, 2, 128, "bf16", False, full)
+    found["attention decode 80 product"] = lambda: attention(8, 2, 80, "bf16", True, plain)
+    found["attention prefill 256 product"] = lambda: attention(8, 4, 256, "bf16", False, plain)
+    for rows, outputs in ((1, 4096), (16, 8192), (64, 4096), (65, 4096)):
+        found[f"linear {rows} {outputs} product"] = lambda r=rows, o=outputs: multiplied(r, o)
+    for rows in (1, 64, 65):
+        found[f"vocabulary {rows} product"] = lambda r=rows: of_vocabulary(r)
+    for kind in ("bf16", "int8", "fp8"):
+        found[f"store {kind}"] = lambda k=kind: stored(k)
+    return found | {
+        "rows": of_rows,
+        "erf": lambda: elementwise.activate(halves(4, 64), halves(4, 64), "gelu"),
+        "moves": of_moves,
+    }
+
+
+# Once is enough: they differ from others by their sizes.
+ONLY_ON_90 = ("full", "fp8", "attention decode 80", "attention prefill 64", "vocabulary 65", "vocabulary 1 ")
+
+
+def main() -> None:
+    results = [
+        dataclasses.asdict(result)
+        for label, start in cases().items()
+        if sys.argv[1] == "90" or not any(part in label for part in ONLY_ON_90)
+        for result in compiled(label, start, int(sys.argv[1]))
+    ]
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

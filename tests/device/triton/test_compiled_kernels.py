@@ -1,0 +1,64 @@
+"""What kernels become on devices that are not here: instructions, registers, shared memory.
+
+Triton interprets in this process, so others compile, one for each kind of device, both at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.device.triton.compiling import Compiled
+
+ROOT = Path(__file__).parents[3]
+SHARED_BYTES_MAX = {80: 163 * 1024, 90: 227 * 1024}
+# Attention's largest tiles fill the registers. ptxas then keeps some addresses in local memory, also where
+# that makes room for one more program.
+SPILLED_BYTES_MAX = 512
+
+
+@pytest.fixture(scope="module")
+def kernels() -> list[Compiled]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.device.triton.compile_all", str(capability)],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for capability in SHARED_BYTES_MAX
+    ]
+    said = [program.communicate()[0] for program in programs]
+    assert [program.returncode for program in programs] == [0, 0]
+    return [Compiled(**result) for answer in said for result in json.loads(answer)]
+
+
+def test_products_run_on_tensor_cores(kernels: list[Compiled]) -> None:
+    merges = ("merge_partitions", "find_largest_of_rows")
+    for kernel in kernels:
+        has_products = kernel.label.endswith("product") and kernel.kernel not in merges
+        assert (kernel.mma_sync + kernel.wgmma > 0) == has_products, kernel
+
+
+def test_tiles_of_many_rows_use_the_larger_instruction(kernels: list[Compiled]) -> None:
+    labels = {kernel.label for kernel in kernels if kernel.capability == 90 and kernel.wgmma}
+    assert {"attention prefill 128 product", "linear 64 4096 product", "linear 65 4096 product"} <= labels
+    assert not any(kernel.wgmma for kernel in kernels if kernel.capability == 80)
+
+
+def test_no_product_and_sum_are_fused(kernels: list[Compiled]) -> None:
+    """But in erf, which is the math library's: it spells its own order, whatever the launch."""
+    assert {kernel.label for kernel in kernels if kernel.fused_multiply_adds} == {"erf"}
+
+
+def test_registers_and_shared_memory_suffice(kernels: list[Compiled]) -> None:
+    for kernel in kernels:
+        limit = SPILLED_BYTES_MAX if kernel.label.startswith("attention") else 0
+        assert kernel.spilled_bytes <= limit, kernel
+        assert kernel.shared_bytes <= SHARED_BYTES_MAX[kernel.capability], kernel

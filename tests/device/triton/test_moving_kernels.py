@@ -1,0 +1,66 @@
+"""Blocks within a pool, to and from staging; plans."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from octavo.device.triton.blocks import copy_blocks, gather_blocks, independent_runs, scatter_blocks
+from octavo.device.triton.plans import scatter
+
+
+def ints(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+@pytest.fixture(params=[4096, 12288, 20480])
+def data(request: pytest.FixtureRequest, rng: torch.Generator) -> torch.Tensor:
+    return torch.randint(0, 256, (8, request.param), generator=rng, dtype=torch.uint8)
+
+
+def test_copies_move_whole_blocks_and_skip_padding(data: torch.Tensor) -> None:
+    before = data.clone()
+    copy_blocks(data, ints(1, 5, -1, 0), ints(7, 2, 3, -1))
+    before[7], before[2] = before[1], before[5]
+    assert torch.equal(data, before)
+
+
+def test_runs_of_copies_give_what_their_order_gives() -> None:
+    dice = random.Random(4)
+    for _ in range(200):
+        pairs = [(dice.randrange(5), dice.randrange(5)) for _ in range(dice.randrange(8))]
+        sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
+        want, got = list(range(5)), list(range(5))
+        for source, target in pairs:
+            want[target] = want[source]
+        covered = []
+        for first, last in independent_runs(sources, targets):
+            read = [got[source] for source in sources[first:last]]
+            for target, value in reversed(list(zip(targets[first:last], read, strict=True))):
+                got[target] = value
+            covered += range(first, last)
+        assert got == want
+        assert covered == list(range(len(pairs)))
+
+
+def test_blocks_go_to_staging_and_come_back(data: torch.Tensor) -> None:
+    staging = torch.zeros((4, data.shape[1]), dtype=torch.uint8)
+    gather_blocks(staging, data, ints(6, 0, -1))
+    assert torch.equal(staging[:2], data[[6, 0]])
+    assert not bool(staging[2:].any())
+    before = data.clone()
+    scatter_blocks(data, ints(3, -1, 4), staging)
+    before[3], before[4] = staging[0], staging[2]
+    assert torch.equal(data, before)
+
+
+def test_a_plan_writes_as_many_values_as_it_counts() -> None:
+    target = torch.zeros((30, 20), dtype=torch.int32)
+    indices = torch.randperm(600)[:500].to(torch.int32)
+    values = torch.arange(1, 501, dtype=torch.int32)
+    scatter(target, indices, values, ints(300))
+    want = torch.zeros(600, dtype=torch.int32)
+    want[indices[:300].long()] = values[:300]
+    assert torch.equal(target.view(-1), want)
