@@ -6,11 +6,11 @@ import dataclasses
 
 import torch
 
-from octavo.device.arithmetic import EagerArithmetic
-from octavo.device.backend import DeviceExecutor
+from octavo.device.backend import CompiledBackend, DeviceExecutor, EagerBackend
 from octavo.device.eager import EagerOps
-from octavo.device.layout import allocate_pool
 from octavo.device.runner import DeviceRunner
+from octavo.device.weights import DeviceWeights
+from octavo.executor.backend import PoolSize
 from octavo.executor.runner import RunnerConfig
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.contract import KvShape
@@ -18,15 +18,14 @@ from octavo.model.spec import Model
 from octavo.sampling.grammars import Grammars
 
 torch.set_num_threads(1)
+CPU = torch.device("cpu")
 
 
-class TinyTorch(EagerOps):
-    """Eager ops on torch's CPU whose pools hold K and V as `kv` says."""
+class _Running:
+    """What the tiny engine asks of ops that are not the processor's."""
 
-    def __init__(self, kv: str = "f32") -> None:
-        super().__init__(torch.device("cpu"), "f32")
-        self.kv = kv
-        self.name = f"torch-{kv}"
+    kv: str
+    backend: EagerBackend | CompiledBackend
 
     def new_runner(
         self,
@@ -37,8 +36,29 @@ class TinyTorch(EagerOps):
         worker: TransferWorker | None,
         grammars: Grammars | None,
     ) -> DeviceRunner:
-        pool = allocate_pool(dataclasses.replace(shape, kind=self.kv), num_blocks + 1, self.device)
-        return DeviceRunner(EagerArithmetic(model, self, pool), config, worker, grammars)
+        size = PoolSize(dataclasses.replace(shape, kind=self.kv), num_blocks)
+        return self.backend.new_runner(model, config, size, worker, grammars)
 
     def new_executor(self, runner: DeviceRunner) -> DeviceExecutor:
         return DeviceExecutor(runner)
+
+
+class TinyTorch(_Running, EagerOps):
+    """Eager ops on torch's CPU whose pools hold K and V as `kv` says."""
+
+    def __init__(self, kv: str = "f32") -> None:
+        super().__init__(CPU, "f32")
+        self.kv = kv
+        self.name = f"torch-{kv}"
+        self.backend = EagerBackend(CPU, "f32", lambda: 1 << 30)
+        self.backend.ops = self
+
+
+class TinyCompiled(_Running, DeviceWeights):
+    """Kernels in Triton's interpreter, over weights of `dtype`."""
+
+    def __init__(self, kv: str = "f32", dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(CPU, dtype)
+        self.kv = kv
+        self.name = f"compiled-{kv}"
+        self.backend = CompiledBackend(CPU, dtype, lambda: 1 << 30)

@@ -11,7 +11,8 @@ from torch import Tensor
 from octavo.device.eager import EagerOps, batch_of
 from octavo.device.layout import DevicePool
 from octavo.device.sampler import greedy_tokens
-from octavo.device.step import DeviceStep
+from octavo.device.step import DeviceStep, StepShape
+from octavo.kernels.contract import Ints
 from octavo.model.decoder import hidden_states, project
 from octavo.model.spec import Model
 
@@ -23,6 +24,9 @@ class Arithmetic(Protocol):
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
+
+    def arrays_of(self, shape: StepShape) -> Sequence[Ints]:
+        """What it needs on the device beside the step's own arrays; it comes back as `DeviceStep.extra`."""
 
     def hidden(self, step: DeviceStep) -> Tensor:
         """(R, E): the wanted rows of the step; K and V of its tokens are written."""
@@ -46,6 +50,10 @@ class EagerArithmetic:
         """Copy whole blocks, in order."""
         for source, target in zip(sources, targets, strict=True):
             self.pool.data[target] = self.pool.data[source]
+
+    def arrays_of(self, shape: StepShape) -> Sequence[Ints]:
+        """Nothing."""
+        return ()
 
     def hidden(self, step: DeviceStep) -> Tensor:
         """(R, E): the wanted rows of the step."""

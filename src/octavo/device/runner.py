@@ -72,6 +72,7 @@ class DeviceRunner:
     def __init__(
         self,
         arithmetic: Arithmetic,
+        rows: DeviceRows,
         config: RunnerConfig,
         transfers: TransferWorker | None = None,
         grammars: Grammars | None = None,
@@ -82,9 +83,7 @@ class DeviceRunner:
         self.arithmetic = arithmetic
         self.blocks = DeviceBlocks(pool)
         self._device = pool.data.device
-        self._on_device = DeviceRows(
-            config.max_rows, config.context_length, config.block_size, pool.num_blocks - 1, self._device
-        )
+        self._on_device = rows
         self._rows = Rows(config.max_rows, config.context_length, config.block_size, grammars)
         self._transfers = transfers
         if transfers is not None:
@@ -106,7 +105,8 @@ class DeviceRunner:
         rows.apply(plan)
         shape = shape_of(plan)
         writes = on_device.written_by(plan).arrays()
-        indices, values, *arrays = carry([*writes, *shape.arrays], self._device)
+        extra = self.arithmetic.arrays_of(shape) if plan.chunks else ()
+        indices, values, *arrays = carry([*writes, *shape.arrays, *extra], self._device)
         pending._batch_seconds = time.perf_counter() - pending._started
         if indices.numel():
             on_device.state[indices.long()] = values
@@ -175,7 +175,7 @@ class DeviceRunner:
             self._transfers.begin(plan.transfers)
 
     def _step(self, shape: StepShape, arrays: Sequence[Tensor]) -> DeviceStep:
-        table_rows, starts, offsets, token_chunks, positions, logit_rows = arrays
+        table_rows, starts, offsets, token_chunks, positions, logit_rows, *extra = arrays
         on_device = self._on_device
         tokens = tokens_of(table_rows, token_chunks, positions, on_device.tokens)
         return DeviceStep(
@@ -188,6 +188,7 @@ class DeviceRunner:
             logit_rows,
             tokens,
             on_device.tables,
+            extra,
         )
 
     def _compute(self, plan: StepPlan, step: DeviceStep, pending: Pending) -> None:

@@ -6,6 +6,7 @@ on the device, where the step before may still be writing them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,6 +63,7 @@ class DeviceStep:
     logit_rows: Tensor
     tokens: Tensor  # (T,)
     tables: Tensor  # (rows, W)
+    extra: Sequence[Tensor] = ()  # what the arithmetic asked for
 
 
 def shape_of(plan: StepPlan) -> StepShape:

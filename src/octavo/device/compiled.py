@@ -1,0 +1,160 @@
+"""A step by Octavo's own kernels: the decoder recorded once, its launches fused, and for decoding replayed.
+
+    any step            launches, one after the other
+    decoding            padded to 1, 2, 4, 8, 16, 24, ... chunks and captured once for each size; padding
+                        reads and writes the dummy row, and nothing else
+
+The arrays of a captured step have fixed places; a step of decoding is one small copy into them and a replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.device.arithmetic import tokens_of
+from octavo.device.compiled_step import (
+    AttentionSizes,
+    CompiledStep,
+    WorkForm,
+    lists_of,
+    padded_list,
+    work_in,
+)
+from octavo.device.graphs import Replay
+from octavo.device.layout import DevicePool
+from octavo.device.lowering import Program, lower
+from octavo.device.recording import RECORDED, Node, Recorder
+from octavo.device.rows import DeviceRows
+from octavo.device.step import DeviceStep, StepShape
+from octavo.device.triton.attention_work import PARTITION_SIZE, AttentionStep
+from octavo.device.triton.blocks import copy_blocks, independent_runs
+from octavo.device.triton.vocabulary import allocate_argmax_scratch, argmax, logits
+from octavo.device.weights import own_matrix
+from octavo.kernels.contract import Ints
+from octavo.model.decoder import hidden_states
+from octavo.model.spec import Model
+
+_CAPTURED_MAX = 256  # chunks; steps of more are worth their launches
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A step of decoding of fixed size: its arrays, and the replay that reads them."""
+
+    arrays: Tensor  # (ints,) table_rows, starts, then attention's lists
+    forms: Sequence[WorkForm]
+    replay: Replay
+
+
+class CompiledArithmetic:
+    """`Arithmetic` by kernels, over weights that `DeviceWeights` has loaded."""
+
+    def __init__(self, model: Model, pool: DevicePool, rows: DeviceRows, num_processors: int) -> None:
+        """`num_processors`: multiprocessors of the device."""
+        self.pool = pool
+        self._rows, self._model = rows, model
+        spec = model.spec
+        windows = dict.fromkeys(spec.window(layer) for layer in range(spec.num_layers))
+        self._sizes = AttentionSizes(
+            spec.num_heads, spec.num_kv_heads, spec.head_size, tuple(windows), num_processors
+        )
+        self._program = record(model, pool)
+        self._output = own_matrix(model.weights.output).data
+        self._scratch = allocate_argmax_scratch(_CAPTURED_MAX, spec.vocab_size, pool.data.device)
+        self._captured: dict[int, _Captured] = {}
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole blocks, in order."""
+        for first, last in independent_runs(sources, targets):
+            pairs = torch.tensor([sources[first:last], targets[first:last]], dtype=torch.int32)
+            moved = pairs.to(self.pool.data.device, non_blocking=True)
+            copy_blocks(self.pool.data, moved[0], moved[1])
+
+    def arrays_of(self, shape: StepShape) -> Sequence[Ints]:
+        """Attention's work lists; for decoding all that a captured step reads."""
+        size = self._captured_size(shape)
+        if size is None:
+            return [arrays for _, arrays in lists_of(shape.starts, shape.lengths, self._sizes)]
+        forms = self._forms(size)
+        rows, starts = np.full(size, self._rows.max_rows, np.int32), np.zeros(size, np.int32)
+        rows[: shape.starts.size], starts[: shape.starts.size] = shape.table_rows, shape.starts
+        return [np.concatenate([rows, starts, *(padded_list(form, shape.starts) for form in forms)])]
+
+    def hidden(self, step: DeviceStep) -> Tensor:
+        """(R, E): the wanted rows of the step."""
+        size = self._captured_size(step.shape)
+        if size is None:
+            return self._program.run(self._any_step(step))
+        captured = self._captured.get(size)
+        if captured is None:
+            captured = self._captured[size] = self._capture(size, step.extra[0])
+        captured.arrays.copy_(step.extra[0])
+        return captured.replay()[: step.shape.starts.size]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(S, E) -> (S, V) float32, raw."""
+        out = hidden.new_empty((hidden.shape[0], self._output.shape[0]), dtype=torch.float32)
+        logits(out, hidden, self._output, self._model.spec.logit_soft_cap)
+        return out
+
+    def likeliest(self, hidden: Tensor) -> Tensor:
+        """(S, E) -> (S,) int64."""
+        parts = []
+        for rows in hidden.split(_CAPTURED_MAX):
+            out = rows.new_empty(rows.shape[0], dtype=torch.int32)
+            argmax(out, rows, self._output, self._scratch, self._model.spec.logit_soft_cap)
+            parts.append(out)
+        return torch.cat(parts).to(torch.int64)
+
+    def _any_step(self, step: DeviceStep) -> CompiledStep:
+        forms = [form for form, _ in lists_of(step.shape.starts, step.shape.lengths, self._sizes)]
+        return CompiledStep(
+            step.tokens,
+            step.positions,
+            step.token_chunks,
+            step.logit_rows.to(torch.int64),
+            AttentionStep(step.tables, step.table_rows, step.starts, step.offsets),
+            [(form, work_in(form, arrays)) for form, arrays in zip(forms, step.extra, strict=True)],
+            self._sizes,
+        )
+
+    def _captured_size(self, shape: StepShape) -> int | None:
+        """Chunks of the captured step that a step of decoding is padded to; None: it is launched."""
+        count = shape.starts.size
+        if not shape.is_decoding or count > _CAPTURED_MAX:
+            return None
+        return 1 << (count - 1).bit_length() if count <= 8 else -(-count // 8) * 8
+
+    def _forms(self, size: int) -> list[WorkForm]:
+        is_split = self._sizes.is_split(size)
+        most = -(-self._rows.context_length // PARTITION_SIZE)
+        return [WorkForm(window, 1, size, size * most, is_split) for window in self._sizes.windows]
+
+    def _capture(self, size: int, arrays: Tensor) -> _Captured:
+        place, device = arrays.clone(), arrays.device
+        forms = self._forms(size)
+        table_rows, starts, *lists = place.split([size, size, *(form.num_ints for form in forms)])
+        each = torch.arange(size + 1, dtype=torch.int32, device=device)
+        attention = AttentionStep(self._rows.tables, table_rows, starts, each)
+        works = [(form, work_in(form, ints)) for form, ints in zip(forms, lists, strict=True)]
+        own = each[:-1]  # chunk c is token c, and its logits are wanted
+        tokens = torch.empty_like(starts)
+        step = CompiledStep(tokens, starts, own, own.to(torch.int64), attention, works, self._sizes)
+
+        def body() -> Tensor:
+            tokens.copy_(tokens_of(table_rows, own, starts, self._rows.tokens))
+            return self._program.run(step)
+
+        return _Captured(place, forms, Replay(body, device))
+
+
+def record(model: Model, pool: DevicePool) -> Program:
+    """The decoder's launches for any step of the model."""
+    recorder = Recorder()
+    result: Node = hidden_states(recorder, model, pool, RECORDED)
+    return lower(recorder.nodes, result, pool)

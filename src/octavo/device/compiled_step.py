@@ -1,0 +1,131 @@
+"""What the kernels need of a step: its arrays, and attention's work lists for each window that layers have.
+
+    all chunks one token            one list, a tile for each chunk
+    others                          two lists: chunks of one token, and the rest in tiles that fill a product
+
+A list of few tiles is cut into partitions and merged (`attend_splitting`), so that few rows of a long context
+keep the whole device busy; the bits are the same. The host makes the lists, and they travel with the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from octavo.device.layout import DevicePool
+from octavo.device.triton.attention import (
+    AttentionForm,
+    AttentionScratch,
+    allocate_scratch,
+    attend_splitting,
+    attend_walking,
+)
+from octavo.device.triton.attention_work import (
+    AttentionStep,
+    AttentionWork,
+    prefill_tokens_per_tile,
+    tiles_of,
+)
+from octavo.kernels.contract import Ints
+
+PROGRAMS_PER_PROCESSOR = 4  # of a split; a multiprocessor holds about as many
+_ROUNDS_TO_FILL = 2  # programs for each multiprocessor, from which on walking keeps the device busy
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    """What a work list depends on beside the step."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    windows: tuple[int | None, ...]  # each once
+    num_processors: int  # multiprocessors of the device
+
+    def is_split(self, num_tiles: int) -> bool:
+        """Whether so few tiles leave multiprocessors idle."""
+        return num_tiles * self.num_kv_heads < _ROUNDS_TO_FILL * self.num_processors
+
+
+@dataclass(frozen=True, slots=True)
+class WorkForm:
+    """The sizes of one work list: what a captured step is made for."""
+
+    window: int | None
+    tokens_per_tile: int
+    tiles_max: int
+    items_max: int
+    is_split: bool
+
+    @property
+    def num_ints(self) -> int:
+        """Of its arrays together."""
+        return 3 * self.tiles_max + 1
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStep:
+    """A step on the device, int32; `works` are attention's lists by window."""
+
+    tokens: Tensor  # (T,)
+    positions: Tensor  # (T,)
+    token_chunks: Tensor  # (T,)
+    logit_rows: Tensor  # (R,) int64
+    attention: AttentionStep
+    works: Sequence[tuple[WorkForm, AttentionWork]]
+    sizes: AttentionSizes
+    scratches: dict[tuple[int, int], AttentionScratch] = field(default_factory=dict)  # one for all layers
+
+    def attend(self, out: Tensor, q: Tensor, pool: DevicePool, layer: int, form: AttentionForm) -> None:
+        """Causal attention of q (T, H * D) into out, list after list."""
+        for about, work in self.works:
+            if about.window != form.window:
+                continue
+            if about.is_split:
+                scratch = self._scratch(about, q)
+                programs = PROGRAMS_PER_PROCESSOR * self.sizes.num_processors // self.sizes.num_kv_heads
+                attend_splitting(out, q, pool, layer, self.attention, work, form, scratch, max(1, programs))
+            else:
+                attend_walking(out, q, pool, layer, self.attention, work, form)
+
+    def _scratch(self, about: WorkForm, q: Tensor) -> AttentionScratch:
+        key = about.items_max, about.tokens_per_tile
+        if key not in self.scratches:
+            sizes = self.sizes
+            self.scratches[key] = allocate_scratch(
+                *key, sizes.num_heads, sizes.num_kv_heads, sizes.head_size, q.device
+            )
+        return self.scratches[key]
+
+
+def lists_of(starts: Ints, lengths: Ints, sizes: AttentionSizes) -> Iterator[tuple[WorkForm, Ints]]:
+    """The work lists of any step: form and arrays, one behind the other in one (`num_ints`,)."""
+    per_tile = prefill_tokens_per_tile(sizes.num_heads, sizes.num_kv_heads, sizes.head_size)
+    for window in sizes.windows:
+        for chosen, tokens in ((lengths == 1, 1), (lengths > 1, per_tile)):
+            chunks = np.flatnonzero(chosen).astype(np.int32)
+            if not chunks.size:
+                continue
+            tiles = tiles_of(starts[chunks], lengths[chunks], tokens, window)
+            num = tiles.chunks.size
+            form = WorkForm(window, tokens, num, int(tiles.ends[-1]), tokens == 1 and sizes.is_split(num))
+            yield form, np.concatenate([chunks[tiles.chunks], tiles.rows, tiles.ends, [num]]).astype(np.int32)
+
+
+def padded_list(form: WorkForm, starts: Ints) -> Ints:
+    """The list of a step of decoding, padded to the form's tiles: chunk c is tile c."""
+    ends = np.zeros(form.tiles_max, np.int32)
+    tiles = tiles_of(starts, np.ones_like(starts), 1, form.window)
+    ends[: starts.size] = tiles.ends
+    chunks, rows = np.arange(form.tiles_max, dtype=np.int32), np.zeros(form.tiles_max, np.int32)
+    return np.concatenate([chunks, rows, ends, np.array([starts.size], np.int32)])
+
+
+def work_in(form: WorkForm, arrays: Tensor) -> AttentionWork:
+    """A list's arrays (`num_ints`,) on the device, as kernels take them."""
+    size = form.tiles_max
+    chunks, rows, ends, num_tiles = arrays.split([size, size, size, 1])
+    return AttentionWork(chunks, rows, ends, num_tiles, form.tokens_per_tile, form.items_max)

@@ -1,0 +1,29 @@
+"""What names the kernels' arithmetic: bits are equal within one id, and cached blocks are bound to it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+import triton
+
+_KINDS = {torch.float32: "f32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+def kernels_id(device: torch.device, dtype: torch.dtype) -> str:
+    """ "cuda-sm90-bf16-1f2e3d4c-triton3.6.0-tp1": device, activations, kernels' sources, compiler, shards."""
+    where = "cpu"
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        where = f"cuda-sm{major}{minor}"
+    return f"{where}-{_KINDS[dtype]}-{hash_of_sources()}-triton{triton.__version__}-tp1"
+
+
+def hash_of_sources() -> str:
+    """8 hex digits of everything that kernels and their fusion are made of."""
+    room = Path(__file__).parent
+    digest = hashlib.blake2b(digest_size=4)
+    for path in [room / "lowering.py", room / "sampler.py", *sorted((room / "triton").glob("*.py"))]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,311 @@
+"""From recorded nodes to launches of kernels: what is done together is fused here, for every family at once.
+
+    q, k, v products of one input                 one product over stacked weights
+    norms of q and k, rope, K and V to slots      one store
+    gate and up                                   one product over stacked weights, then the gate
+    a sum and the norm of it                      one norm, which writes the sum in place
+    embedding, its scale, learned positions       one gather
+
+So a layer of Llama is nine kernels: norm, product, store, attention, product, norm, product, gate, product.
+A pattern that a family lacks is left out, and a node that fits none becomes a kernel of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from octavo.device.compiled_step import CompiledStep
+from octavo.device.layout import DevicePool
+from octavo.device.recording import (
+    POSITIONS,
+    Activated,
+    Attended,
+    Capped,
+    Embed,
+    Gated,
+    Given,
+    Node,
+    Normed,
+    Product,
+    Scaled,
+    Stored,
+    Sum,
+    Take,
+    Turned,
+)
+from octavo.device.triton.attention import AttentionForm
+from octavo.device.triton.elementwise import activate, gated, scale, soft_cap
+from octavo.device.triton.embedding import embed
+from octavo.device.triton.linear import linear
+from octavo.device.triton.norms import layer_norm, rms_norm
+from octavo.device.triton.store import HeadTransform, store_heads
+from octavo.device.weights import own, own_matrix, stacked, stacked_biases
+from octavo.kernels.contract import AttentionSpec, Vector
+
+Values = dict[Node, Tensor]
+Launch = Callable[[Values, CompiledStep], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Launches in order, what each is the last one to read, and the node whose value is the result."""
+
+    launches: Sequence[Launch]
+    done_with: Sequence[Sequence[Node]]
+    result: Node
+
+    def run(self, step: CompiledStep) -> Tensor:
+        """The result for one step; every launch goes to torch's current stream."""
+        values: Values = {}
+        for launch, done in zip(self.launches, self.done_with, strict=True):
+            launch(values, step)
+            for node in done:
+                del values[node]
+        return values[self.result]
+
+
+def lower(nodes: Sequence[Node], result: Node, pool: DevicePool) -> Program:
+    """The nodes as launches over this pool. Weights that are read together are stacked."""
+    lowering = _Lowering(nodes, pool)
+    for node in nodes:
+        lowering.lower(node)
+    last = {node: index for index, reads in enumerate(lowering.reads) for node in reads}
+    done: list[list[Node]] = [[] for _ in lowering.launches]
+    for node, index in last.items():
+        if node is not result:
+            done[index].append(node)
+    return Program(lowering.launches, done, result)
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """A product whose rows are heads, and what turns them."""
+
+    product: Product
+    norm: Normed | None
+    rope: Turned | None
+    nodes: tuple[Node, ...]
+
+
+@dataclass
+class _Lowering:
+    nodes: Sequence[Node]
+    pool: DevicePool
+    launches: list[Launch] = field(default_factory=list)
+    reads: list[tuple[Node, ...]] = field(default_factory=list)  # of each launch
+    _fused: set[Node] = field(default_factory=set)  # they are part of another node's launch
+    _sums: dict[Node, Sum] = field(default_factory=dict)  # by the norm that makes them
+
+    def __post_init__(self) -> None:
+        attended = {node.layer: node for node in self.nodes if isinstance(node, Attended)}
+        for node in self.nodes:
+            if isinstance(node, Stored):
+                for heads in (node.k, node.v, attended[node.layer].q):
+                    self._fused.update(_heads_of(heads).nodes)
+            elif isinstance(node, Gated) and _are_twins(node.gate, node.up):
+                self._fused.update((node.gate, node.up))
+            elif isinstance(node, Sum) and _is_embedding(node):
+                self._fused.update(_parts_of_embedding(node)[1:])
+            elif isinstance(node, Scaled) and isinstance(node.x, Embed):
+                self._fused.add(node.x)
+        for node in self.nodes:
+            if isinstance(node, Normed) and isinstance(node.x, Sum) and self._is_free(node, node.x):
+                self._sums[node] = node.x
+                self._fused.add(node.x)
+
+    def _is_free(self, norm: Normed, added: Sum) -> bool:
+        """Whether the norm is the first that reads the sum, so that it can make it."""
+        return norm not in self._fused and added not in self._fused and not _is_embedding(added)
+
+    def lower(self, node: Node) -> None:
+        """Append what makes the node, unless another's launch does."""
+        if node in self._fused or isinstance(node, Given):
+            return
+        if isinstance(node, Stored):
+            self._store(node)
+        elif isinstance(node, Attended):
+            self._attend(node)
+        elif isinstance(node, Normed):
+            self._norm(node)
+        elif isinstance(node, Product):
+            self._product(node)
+        elif isinstance(node, Gated):
+            self._gate(node)
+        elif isinstance(node, Embed | Scaled | Sum):
+            self._embed_or_add(node)
+        elif isinstance(node, Take):
+            x = node.x
+            self._launch(lambda values, step: _put(values, node, values[x][step.logit_rows]), x)
+        elif isinstance(node, Activated):
+            x, activation = node.x, node.activation
+            self._launch(lambda values, step: activate(_like(values, node, x), values[x], activation), x)
+        else:
+            assert isinstance(node, Capped), f"no kernel for {node}"
+            x, cap = node.x, node.cap
+            self._launch(lambda values, step: soft_cap(_like(values, node, x), values[x], cap), x)
+
+    def _launch(self, launch: Launch, *reads: Node) -> None:
+        self.launches.append(launch)
+        self.reads.append(reads)
+
+    def _store(self, node: Stored) -> None:
+        [attended] = [n for n in self.nodes if isinstance(n, Attended) and n.layer == node.layer]
+        q, k, v = (_heads_of(x) for x in (attended.q, node.k, node.v))
+        assert q.product.x is k.product.x is v.product.x, "q, k and v read one input"
+        x = q.product.x
+        matrices = [own_matrix(heads.product.weight) for heads in (q, k, v)]
+        widths = [matrix.shape[0] for matrix in matrices]
+        weight = stacked(matrices)
+        bias = stacked_biases([heads.product.bias for heads in (q, k, v)], matrices)
+        transform = HeadTransform(
+            None if q.norm is None else own(q.norm.weight),
+            None if k.norm is None else own(k.norm.weight),
+            1e-6 if q.norm is None else q.norm.eps,
+            None if q.rope is None else own(q.rope.cos),
+            None if q.rope is None else own(q.rope.sin),
+        )
+        pool, layer, queries = self.pool, node.layer, attended.q
+
+        def launch(values: Values, step: CompiledStep) -> None:
+            rows = values[x]
+            qkv = rows.new_empty((rows.shape[0], sum(widths)))
+            linear(qkv, rows, weight, bias)
+            made = _put(values, queries, rows.new_empty((rows.shape[0], widths[0])))
+            store_heads(made, qkv, pool, layer, step.attention, step.token_chunks, step.positions, transform)
+
+        self._launch(launch, x)
+
+    def _attend(self, node: Attended) -> None:
+        form, pool, layer, q = _form_of(node.spec), self.pool, node.layer, node.q
+        self._launch(
+            lambda values, step: step.attend(_like(values, node, q), values[q], pool, layer, form), q
+        )
+
+    def _norm(self, node: Normed) -> None:
+        weight, bias, eps = own(node.weight), node.bias, node.eps
+        added = self._sums.get(node)
+        x, branch = (node.x, None) if added is None else (added.x, added.y)
+
+        def launch(values: Values, step: CompiledStep) -> None:
+            rows, other = values[x], None if branch is None else values[branch]
+            out = _like(values, node, x)
+            if bias is None:
+                rms_norm(out, rows, weight, eps, other)
+            else:
+                layer_norm(out, rows, weight, own(bias), eps, other)
+            if added is not None:
+                values[added] = rows  # written in place
+
+        self._launch(launch, x, *([] if branch is None else [branch]))
+
+    def _product(self, node: Product) -> None:
+        x, weight = node.x, own_matrix(node.weight).data
+        bias = None if node.bias is None else own(node.bias)
+
+        def launch(values: Values, step: CompiledStep) -> None:
+            rows = values[x]
+            out = _put(values, node, rows.new_empty((rows.shape[0], weight.shape[0])))
+            linear(out, rows, weight, bias)
+
+        self._launch(launch, x)
+
+    def _gate(self, node: Gated) -> None:
+        gate, up, activation = node.gate, node.up, node.activation
+        if not _are_twins(gate, up):
+            self._launch(
+                lambda values, step: gated(_like(values, node, gate), values[gate], values[up], activation),
+                gate,
+                up,
+            )
+            return
+        assert isinstance(gate, Product)
+        assert isinstance(up, Product)
+        matrices = [own_matrix(product.weight) for product in (gate, up)]
+        width, x = matrices[0].shape[0], gate.x
+        weight, bias = stacked(matrices), stacked_biases([gate.bias, up.bias], matrices)
+
+        def launch(values: Values, step: CompiledStep) -> None:
+            rows = values[x]
+            both = rows.new_empty((rows.shape[0], 2 * width))
+            linear(both, rows, weight, bias)
+            out = _put(values, node, rows.new_empty((rows.shape[0], width)))
+            gated(out, both[:, :width], both[:, width:], activation)
+
+        self._launch(launch, x)
+
+    def _embed_or_add(self, node: Embed | Scaled | Sum) -> None:
+        if isinstance(node, Scaled) and not isinstance(node.x, Embed):
+            x, factor = node.x, node.factor
+            self._launch(lambda values, step: scale(_like(values, node, x), values[x], factor), x)
+            return
+        if isinstance(node, Sum) and not _is_embedding(node):
+            first, second = node.x, node.y
+            self._launch(
+                lambda values, step: _put(values, node, values[first] + values[second]), first, second
+            )
+            return
+        parts = _parts_of_embedding(node)
+        [tokens] = [n for n in parts if isinstance(n, Embed) and n.rows is not POSITIONS]
+        learned = [n for n in parts if isinstance(n, Embed) and n.rows is POSITIONS]
+        factors = [n.factor for n in parts if isinstance(n, Scaled)] or [1.0]
+        table = own_matrix(tokens.table).data
+        places = own_matrix(learned[0].table).data if learned else None
+
+        def launch(values: Values, step: CompiledStep) -> None:
+            out = _put(values, node, table.new_empty((step.tokens.shape[0], table.shape[1])))
+            embed(out, table, step.tokens, factors[0], places, None if places is None else step.positions)
+
+        self._launch(launch)
+
+
+def _heads_of(node: Node) -> _Heads:
+    """What a rope, a norm of heads and a product make, or some of them."""
+    nodes, rope, norm = [node], None, None
+    if isinstance(node, Turned):
+        rope, node = node, node.x
+        nodes.append(node)
+    if isinstance(node, Normed):
+        norm, node = node, node.x
+        nodes.append(node)
+    assert isinstance(node, Product), "heads are products"
+    return _Heads(node, norm, rope, tuple(nodes))
+
+
+def _are_twins(gate: Node, up: Node) -> bool:
+    return isinstance(gate, Product) and isinstance(up, Product) and gate.x is up.x
+
+
+def _is_embedding(node: Node) -> bool:
+    """A sum of token and position rows."""
+    return isinstance(node, Sum) and isinstance(node.y, Embed) and node.y.rows is POSITIONS
+
+
+def _parts_of_embedding(node: Node) -> list[Node]:
+    """The node, and those that it is made of."""
+    parts = [node]
+    if isinstance(node, Sum):
+        parts += [node.y, *_parts_of_embedding(node.x)]
+    elif isinstance(node, Scaled):
+        parts += _parts_of_embedding(node.x)
+    return parts
+
+
+def _form_of(spec: AttentionSpec) -> AttentionForm:
+    def vector(given: Vector | None) -> Tensor | None:
+        return None if given is None else own(given)
+
+    return AttentionForm(spec.scale, spec.window, spec.soft_cap, vector(spec.sinks), vector(spec.slopes))
+
+
+def _put(values: Values, node: Node, made: Tensor) -> Tensor:
+    values[node] = made
+    return made
+
+
+def _like(values: Values, node: Node, x: Node) -> Tensor:
+    """A fresh tensor for the node, of x's shape."""
+    return _put(values, node, torch.empty_like(values[x], memory_format=torch.contiguous_format))

@@ -1,0 +1,88 @@
+"""A model's weights as the kernels read them: one float type on the device, de-quantised while loading."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.kernels.contract import Floats, Matrix, RawTensor, Vector
+from octavo.kernels.packed import require_matrix, unpack_vector
+
+_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+@dataclass(eq=False, slots=True)
+class DeviceMatrix:
+    """A matrix (outputs, inputs). `data` may become a view of several that were stacked (`stacked`)."""
+
+    data: Tensor = field(repr=False)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)."""
+        outputs, inputs = self.data.shape
+        return outputs, inputs
+
+    @property
+    def kind(self) -> str:
+        """How the weights are held."""
+        return _KINDS[self.data.dtype]
+
+    @property
+    def num_bytes(self) -> int:
+        """Resident bytes."""
+        return self.data.nbytes
+
+
+class DeviceWeights:
+    """`WeightOps` of a device: matrices of `dtype`, vectors in float32."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+
+    def matrix(self, raw: RawTensor, table: bool = False) -> DeviceMatrix:
+        """De-quantised and rounded to the type; raises UnsupportedModel or BadModelFile."""
+        require_matrix(raw)
+        return DeviceMatrix(torch.from_numpy(unpack_vector(raw)).to(self.device).to(self.dtype))
+
+    def vector(self, values: Floats) -> Tensor:
+        """The numbers on the device."""
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+
+
+def stacked(matrices: Sequence[DeviceMatrix]) -> Tensor:
+    """One below the other, in one tensor. They become views of it, so the weights exist once."""
+    whole = torch.cat([matrix.data for matrix in matrices])
+    first = 0
+    for matrix in matrices:
+        matrix.data = whole[first : first + matrix.data.shape[0]]
+        first += matrix.data.shape[0]
+    return whole
+
+
+def stacked_biases(biases: Sequence[Vector | None], matrices: Sequence[DeviceMatrix]) -> Tensor | None:
+    """The same for biases, zeros where there is none; None where no matrix has one."""
+    if all(bias is None for bias in biases):
+        return None
+    parts = []
+    for bias, matrix in zip(biases, matrices, strict=True):
+        parts.append(
+            matrix.data.new_zeros(matrix.shape[0], dtype=torch.float32) if bias is None else own(bias)
+        )
+    return torch.cat(parts)
+
+
+def own(vector: Vector) -> Tensor:
+    """A vector as the tensor that it is on a device."""
+    assert isinstance(vector, Tensor), "another backend's vector"
+    return vector
+
+
+def own_matrix(matrix: Matrix) -> DeviceMatrix:
+    """The same for a matrix."""
+    assert isinstance(matrix, DeviceMatrix), "another backend's matrix"
+    return matrix
