@@ -29,6 +29,15 @@ class ArrayBlocks:
     def read_block(self, block: int) -> memoryview:
         return memoryview(self.data[block]).toreadonly()
 
+    def read_into(self, block: int, place: memoryview) -> None:
+        place[:] = self.read_block(block)
+
+    def write_from(self, block: int, place: memoryview) -> None:
+        memoryview(self.data[block])[:] = place
+
+    def pin(self, memory: memoryview) -> None:
+        self.pinned = memory.nbytes
+
     def write_block(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
         return fill(memoryview(self.data[block]))
 

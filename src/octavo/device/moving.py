@@ -9,6 +9,7 @@ writes to it meanwhile. On torch's CPU there is no stream, and a copy is a copy.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -16,6 +17,9 @@ import torch
 
 from octavo.device.layout import DevicePool
 from octavo.kernels.contract import Bytes
+from octavo.units import format_bytes
+
+log = logging.getLogger("octavo.device")
 
 
 class DeviceBlocks:
@@ -55,6 +59,21 @@ class DeviceBlocks:
     def write_from(self, block: int, place: memoryview) -> None:
         """A block's bytes straight from host memory."""
         self._copy(self.pool.data[block], _as_tensor(place))
+
+    def pin(self, memory: memoryview) -> None:
+        """Tell the driver to keep host memory in place: copies are then the device's own, and fast."""
+        if self._stream is None or not memory.nbytes:
+            return
+        cudart = torch.cuda.cudart()
+        address = np.frombuffer(memory, np.uint8).ctypes.data
+        failure = int(cudart.cudaHostRegister(address, memory.nbytes, 0))
+        if failure:
+            log.warning(
+                "%s of host memory could not be pinned (CUDA error %d): blocks move slower; give a smaller "
+                "--host-cache, or raise the limit of locked memory (ulimit -l)",
+                format_bytes(memory.nbytes),
+                failure,
+            )
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Done when this returns."""

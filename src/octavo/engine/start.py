@@ -277,7 +277,9 @@ def size_pool(loaded: LoadedModel, backend: Backend, options: StartOptions) -> B
         )
     # It may grow to what all rows could use, as far as there is memory now.
     capacity = max(num_blocks, min(useful, available // per_block)) if backend.is_host else num_blocks
-    staging = 0 if options.disk_cache is None else staging_blocks(num_blocks)
+    # On the host itself, host memory below the pool is no faster than computing again, so nothing is staged.
+    is_staged = options.disk_cache is not None or (options.host_cache_bytes > 0 and not backend.is_host)
+    staging = staging_blocks(num_blocks) if is_staged else 0
     return Budget(num_blocks - staging, options.block_size, per_block, reason, capacity, staging)
 
 

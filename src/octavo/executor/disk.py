@@ -205,6 +205,9 @@ class DiskStore:
         self.reads += 1
         return True
 
+    def host_of(self, slot: int) -> None:
+        """No slot lies in host memory."""
+
     def is_listed(self, slot: int, name: bytes) -> bool:
         """Whether a restart would find that name in the slot: what the last `commit` made of it."""
         record = self._records[slot]

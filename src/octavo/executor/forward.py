@@ -43,6 +43,15 @@ class BlockMover(Protocol):
     def write_block(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
         """Let `fill` make its bytes; False where that failed: the block holds garbage."""
 
+    def read_into(self, block: int, place: memoryview) -> None:
+        """Copy its bytes to host memory that lasts."""
+
+    def write_from(self, block: int, place: memoryview) -> None:
+        """Copy its bytes from host memory that lasts."""
+
+    def pin(self, memory: memoryview) -> None:
+        """Host memory that copies will come from and go to, all of it: a device wants it to stay in place."""
+
 
 class Forward(BlockMover, Protocol):
     """Owns the bytes of the KV blocks. All calls but the mover's come from one thread, in order of plans."""
@@ -111,6 +120,17 @@ class HostForward:
     def write_block(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
         """Let `fill` make its bytes, where they lie."""
         return fill(memoryview(self.pool.data[block]))
+
+    def read_into(self, block: int, place: memoryview) -> None:
+        """Copy its bytes to other memory."""
+        place[:] = self.read_block(block)
+
+    def write_from(self, block: int, place: memoryview) -> None:
+        """Copy its bytes from other memory."""
+        memoryview(self.pool.data[block])[:] = place
+
+    def pin(self, memory: memoryview) -> None:
+        """Nothing to do: blocks lie in the same memory."""
 
     def wait_ready(self) -> None:
         """Until the memory that was asked for at once is there."""

@@ -10,6 +10,7 @@ There is no index and no checksum: no other process writes to this memory, and n
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,29 @@ class HostStore:
             ) from None
         self._slots = np.frombuffer(arena, np.uint8).reshape(self.num_slots, slot_bytes)
         self._names: list[bytes | None] = [None] * self.num_slots
+
+    @property
+    def memory(self) -> memoryview:
+        """All slots."""
+        return self._slots.reshape(-1).data
+
+    def host_of(self, slot: int) -> HostStore:
+        """All slots lie here."""
+        return self
+
+    def fill(self, slot: int, name: bytes, fill: Callable[[memoryview], None]) -> bool:
+        """Let `fill` write a block into the slot; where it raises, the slot is empty."""
+        self._names[slot] = None
+        fill(self._slots[slot, : self.block_bytes].data)
+        self._names[slot] = name
+        return True
+
+    def lend(self, slot: int, name: bytes, take: Callable[[memoryview], None]) -> bool:
+        """Let `take` read the slot's block; False where it holds another."""
+        if self._names[slot] != name:
+            return False
+        take(self._slots[slot, : self.block_bytes].data)
+        return True
 
     def entries(self) -> list[tuple[bytes, int]]:
         """Name and slot of all that is there."""
@@ -89,6 +113,10 @@ class TieredStore:
         assert host.block_bytes == disk.block_bytes
         self.num_slots = host.num_slots + disk.num_slots
         self._host, self._disk = host, disk
+
+    def host_of(self, slot: int) -> HostStore | None:
+        """Where the slot lies in host memory."""
+        return self._host if slot < self._host.num_slots else None
 
     def entries(self) -> list[tuple[bytes, int]]:
         """Name and slot of all that is there, the longest unused of each first."""

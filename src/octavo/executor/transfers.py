@@ -25,6 +25,20 @@ from octavo.types import Move, Transfer, TransferDone
 log = logging.getLogger("octavo.transfers")
 
 
+class HostSlots(Protocol):
+    """Slots in host memory, under the numbers of the store: bytes go there without a detour."""
+
+    @property
+    def memory(self) -> memoryview:
+        """All slots."""
+
+    def fill(self, slot: int, name: bytes, fill: Callable[[memoryview], None]) -> bool:
+        """Let `fill` write a block into the slot; True. Where it raises, the slot is empty."""
+
+    def lend(self, slot: int, name: bytes, take: Callable[[memoryview], None]) -> bool:
+        """Let `take` read the slot's block; False where it holds another."""
+
+
 class BlockStore(Protocol):
     """Bytes of blocks in numbered slots: `DiskStore`, `HostStore`, or both as a `TieredStore`."""
 
@@ -43,6 +57,9 @@ class BlockStore(Protocol):
 
     def read(self, slot: int, name: bytes, into: memoryview) -> bool:
         """Whether `into` now holds the bytes that were written under that name; else it holds garbage."""
+
+    def host_of(self, slot: int) -> HostSlots | None:
+        """Where the slot lies in host memory; None: it does not."""
 
     def is_listed(self, slot: int, name: bytes) -> bool:
         """Whether a restart finds that name in the slot."""
@@ -85,6 +102,9 @@ class TransferWorker:
     def serve(self, blocks: BlockMover) -> None:
         """Where the blocks' bytes are: once, before the first transfer."""
         self._blocks = blocks
+        host = self._store.host_of(0)
+        if host is not None:
+            blocks.pin(host.memory)
 
     def begin(self, transfers: Iterable[Transfer]) -> None:
         """Queue them. They happen in this order, one at a time; a load waits for the few stores before it."""
@@ -176,7 +196,12 @@ class TransferWorker:
             data = memoryview(self._passing)
             is_there = store.read(transfer.source, transfer.name, data)
             return is_there and store.write(transfer.slot, transfer.name, data.toreadonly())
+        slot, name, block = transfer.slot, transfer.name, transfer.block
+        host = store.host_of(slot)
         if transfer.move is Move.LOAD:
-            fill = partial(store.read, transfer.slot, transfer.name)
-            return blocks.write_block(transfer.block, fill)
-        return store.write(transfer.slot, transfer.name, blocks.read_block(transfer.block))
+            if host is not None:
+                return host.lend(slot, name, partial(blocks.write_from, block))
+            return blocks.write_block(block, partial(store.read, slot, name))
+        if host is not None:
+            return host.fill(slot, name, partial(blocks.read_into, block))
+        return store.write(slot, name, blocks.read_block(block))

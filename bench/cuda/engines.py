@@ -1,0 +1,157 @@
+"""Models of random weights, made on the device itself, and engines over them in this process.
+
+The weights are drawn there layer by layer; nothing is read from a file. Needs Octavo's native module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+from unittest import mock
+
+import numpy as np
+import torch
+from measuring import Probe
+from shapes import Shape, random_matrix
+
+from octavo.config import StartOptions
+from octavo.device.backend import CompiledBackend
+from octavo.device.runner import DeviceRunner
+from octavo.device.weights import DeviceMatrix
+from octavo.engine import llm as llm_module
+from octavo.engine.available import available_memory
+from octavo.engine.llm import LLM, Completion
+from octavo.engine.start import Started, engine_over
+from octavo.model.loader import LoadedModel
+from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, RopeSpec
+from octavo.text.chat import ChatTemplate
+from octavo.text.tokenizer import Tokenizer
+
+_LETTERS = 26
+_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+_ONE_ID = b"random weights".ljust(32, b"\0")
+
+
+class LetterTokenizer:
+    """Token t is the letter of t mod 26; text to tokens is its inverse, from 26 on. Token 1 ends."""
+
+    special_ids = control_ids = stop_ids = frozenset([1])
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.chat_template = ChatTemplate(_TEMPLATE)
+
+    def encode(self, text: str, add_bos: bool = True) -> list[int]:
+        """Letters alone."""
+        return [_LETTERS + ord(letter) - ord("a") for letter in text]
+
+    def token_bytes(self, token: int) -> bytes:
+        """One letter."""
+        return bytes([ord("a") + token % _LETTERS])
+
+    def close(self) -> None:
+        """It has nothing."""
+
+
+def random_model(
+    shape: Shape, backend: CompiledBackend, context_length: int, seed: int = 0
+) -> LoadedModel:
+    """Weights of the shape in the backend's type, on its device."""
+    device, dtype = backend.torch_device, backend.weights.dtype  # type: ignore[attr-defined]
+    seeds = iter(range(seed * 100_000, (seed + 1) * 100_000))
+
+    def linear(outputs: int, inputs: int) -> Linear:
+        return Linear(DeviceMatrix(random_matrix(outputs, inputs, dtype, device, next(seeds))))
+
+    def norm(size: int) -> Norm:
+        generator = torch.Generator(device).manual_seed(next(seeds))
+        return Norm(1 + 0.1 * torch.randn(size, device=device, generator=generator))
+
+    queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
+    rope = RopeSpec(shape.theta, shape.head)
+    spec = ModelSpec(
+        family="qwen3" if shape.has_qk_norm else "llama",
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        num_heads=shape.heads,
+        num_kv_heads=shape.kv_heads,
+        head_size=shape.head,
+        ffn_size=shape.ffn,
+        vocab_size=shape.vocab,
+        context_length=context_length,
+        attention_scale=shape.head**-0.5,
+        norm_eps=1e-6,
+        rope=rope,
+    )
+    layers = tuple(
+        LayerWeights(
+            attention_norm=norm(shape.hidden),
+            q=linear(queries, shape.hidden),
+            k=linear(keys, shape.hidden),
+            v=linear(keys, shape.hidden),
+            o=linear(shape.hidden, queries),
+            ffn_norm=norm(shape.hidden),
+            up=linear(shape.ffn, shape.hidden),
+            down=linear(shape.hidden, shape.ffn),
+            gate=linear(shape.ffn, shape.hidden),
+            q_norm=norm(shape.head) if shape.has_qk_norm else None,
+            k_norm=norm(shape.head) if shape.has_qk_norm else None,
+        )
+        for _ in range(shape.layers)
+    )
+    embedding = linear(shape.vocab, shape.hidden).weight
+    output = embedding if shape.is_tied else linear(shape.vocab, shape.hidden).weight
+    weights = ModelWeights(embedding, layers, norm(shape.hidden), output)
+    cos, sin = (torch.from_numpy(table).to(device) for table in rope.table(context_length))
+    model = Model(f"random-{shape.name}", spec, weights, _ONE_ID, (cos, sin))
+    return LoadedModel(model, cast(Tokenizer, LetterTokenizer(shape.vocab)))
+
+
+def new_backend(probe: Probe, dtype: torch.dtype | None = None) -> CompiledBackend:
+    """Octavo's kernels on the probe's device, bfloat16 unless said otherwise."""
+    return CompiledBackend(probe.device, dtype or probe.dtypes[0], available_memory)
+
+
+def start(loaded: LoadedModel, backend: CompiledBackend, options: StartOptions) -> Started:
+    """An engine that no thread turns yet."""
+    return engine_over(loaded, backend, options)
+
+
+@contextmanager
+def open_llm(loaded: LoadedModel, backend: CompiledBackend, options: StartOptions) -> Iterator[LLM]:
+    """An `LLM` over the model; it is closed at the end."""
+    with mock.patch.object(
+        llm_module, "build_engine", lambda model, options, progress: start(loaded, backend, options)
+    ):
+        llm = LLM("random", options)
+    try:
+        yield llm
+    finally:
+        llm.close()
+
+
+def runner_of(llm: LLM) -> DeviceRunner:
+    """What its engine runs."""
+    runner = llm.started.runner
+    assert isinstance(runner, DeviceRunner)
+    return runner
+
+
+def essence(choice: Completion) -> list[tuple[int, bytes]]:
+    """Its tokens, each with its logprobs' bits."""
+    told = []
+    for info in choice.tokens:
+        numbers = [info.logprob or 0.0, *(logprob for _, _, logprob in info.top)]
+        ids = [token for token, _, _ in info.top]
+        told.append((info.token, np.array(numbers, np.float64).tobytes() + np.array(ids, np.int32).tobytes()))
+    return told
+
+
+def random_prompts(count: int, lengths: tuple[int, int], vocab: int, seed: int) -> list[list[int]]:
+    """Token ids from 2 on, of random lengths within both bounds."""
+    rng = np.random.default_rng(seed)
+    return [
+        [int(token) for token in rng.integers(2, vocab, rng.integers(lengths[0], lengths[1] + 1))]
+        for _ in range(count)
+    ]

@@ -1,0 +1,161 @@
+"""Launches of kernels beside what torch says in float64: products, rows, moves. See `kernels_on_device.py`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.device.triton import blocks, elementwise, embedding, linear, norms, plans, vocabulary
+
+ROUNDING = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest number
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One launch, and what it should come to; `bound` is the error that is allowed, of the largest number."""
+
+    kernel: str
+    about: str
+    run: Callable[[], tuple[Tensor, Tensor]]  # got, want in float64
+    bound: float
+
+
+class Numbers:
+    """Random tensors of one type on the device."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+        self._generator = torch.Generator(device).manual_seed(11)
+
+    def __call__(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Normally distributed."""
+        made = torch.randn(shape, device=self.device, generator=self._generator)
+        return made.to(dtype or self.dtype)
+
+
+def products(new: Numbers, tiny: bool) -> Iterator[Case]:
+    """Of every tiling, with bias and residual, and with inputs that fill no block."""
+    bound = ROUNDING[new.dtype]
+    sizes = [(96, 64), (70, 72)] if tiny else [(6144, 4096), (16384, 1024), (1000, 72)]
+    rows = (1, 17, 65) if tiny else (1, 2, 16, 17, 63, 64, 65, 130, 1030)
+    for (outputs, inputs), count in itertools.product(sizes, rows):
+
+        def run(outputs: int = outputs, inputs: int = inputs, count: int = count) -> tuple[Tensor, Tensor]:
+            x, weight, bias = new(count, inputs), new(outputs, inputs) / inputs**0.5, new(outputs)
+            out = new(count, outputs)
+            want = x.double() @ weight.double().T + bias.double() + out.double()
+            linear.linear(out, x, weight, bias, out)
+            return out, want
+
+        yield Case("linear", f"{count} rows, {outputs}x{inputs}", run, bound)
+
+    for count in (1, 17, 65):
+
+        def run_logits(count: int = count) -> tuple[Tensor, Tensor]:
+            size, width = (300, 72) if tiny else (50_000, 1024)
+            x, weight = new(count, width), new(size, width)
+            out = torch.empty((count, size), device=new.device)
+            vocabulary.logits(out, x, weight, 30.0)
+            want = 30 * torch.tanh(x.double() @ weight.double().T / 30)
+            return out, want
+
+        def run_argmax(count: int = count) -> tuple[Tensor, Tensor]:
+            size, width = (300, 72) if tiny else (50_000, 1024)
+            x, weight = new(count, width), new(size, width)
+            out = torch.empty((count, size), device=new.device)
+            vocabulary.logits(out, x, weight)
+            best = torch.empty(count, dtype=torch.int32, device=new.device)
+            scratch = vocabulary.allocate_argmax_scratch(count, size, new.device)
+            vocabulary.argmax(best, x, weight, scratch)
+            return best, (out == out.amax(1, keepdim=True)).int().argmax(1).double()
+
+        yield Case("logits", f"{count} rows", run_logits, 3e-5)
+        yield Case("argmax", f"{count} rows", run_argmax, 0.0)
+
+
+def rows(new: Numbers, tiny: bool) -> Iterator[Case]:
+    """Norms, functions of elements, embedding."""
+    bound = ROUNDING[new.dtype]
+    for size, has_branch in itertools.product((64, 200) if tiny else (128, 1024, 4096, 14336), (False, True)):
+
+        def run_rms(size: int = size, has_branch: bool = has_branch) -> tuple[Tensor, Tensor]:
+            x, weight, out = new(37, size), new(size, dtype=torch.float32), new(37, size)
+            branch = new(37, size) if has_branch else None
+            added = x if branch is None else (x.float() + branch.float()).to(x.dtype)
+            wide = added.double()
+            want = wide / torch.sqrt((wide * wide).mean(1, keepdim=True) + 1e-6) * weight.double()
+            norms.rms_norm(out, x, weight, 1e-6, branch)
+            assert torch.equal(x, added)
+            return out, want
+
+        def run_layer(size: int = size, has_branch: bool = has_branch) -> tuple[Tensor, Tensor]:
+            x, weight, bias = (new(37, size), *(new(size, dtype=torch.float32) for _ in range(2)))
+            branch = new(37, size) if has_branch else None
+            added = x if branch is None else (x.float() + branch.float()).to(x.dtype)
+            want = torch.nn.functional.layer_norm(
+                added.double(), (size,), weight.double(), bias.double(), 1e-6
+            )
+            norms.layer_norm(x, x, weight, bias, 1e-6, branch)
+            return x, want
+
+        about = f"{size}{' with a sum' if has_branch else ''}"
+        yield Case("rms_norm", about, run_rms, bound)
+        yield Case("layer_norm", about, run_layer, bound)
+    functions = {
+        "silu": torch.nn.functional.silu,
+        "gelu": torch.nn.functional.gelu,
+        "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    }
+    for name, function in functions.items():
+
+        def run_gated(
+            name: str = name, function: Callable[[Tensor], Tensor] = function
+        ) -> tuple[Tensor, Tensor]:
+            both = new(19, 2 * 1100)
+            out = new(19, 1100)
+            elementwise.gated(out, both[:, :1100], both[:, 1100:], name)
+            return out, function(both[:, :1100].double()) * both[:, 1100:].double()
+
+        yield Case("gated", name, run_gated, bound)
+
+    def run_embed() -> tuple[Tensor, Tensor]:
+        table, places = new(500, 200), new(64, 200)
+        tokens = torch.randint(0, 500, (33,), device=new.device, dtype=torch.int32)
+        at = torch.arange(33, device=new.device, dtype=torch.int32)
+        out = new(33, 200)
+        embedding.embed(out, table, tokens, 1.5, places, at)
+        return out, table[tokens.long()].double() * 1.5 + places[at.long()].double()
+
+    yield Case("embed", "with positions", run_embed, bound)
+
+
+def moves(new: Numbers) -> Iterator[Case]:
+    """Blocks and plans: exactly."""
+
+    def run_blocks() -> tuple[Tensor, Tensor]:
+        data = torch.randint(0, 255, (9, 12288), dtype=torch.uint8, device=new.device)
+        want = data.double()
+        want[[1, 8]] = want[[0, 3]]
+        ints = {"dtype": torch.int32, "device": new.device}
+        blocks.copy_blocks(data, torch.tensor([0, 3, -1], **ints), torch.tensor([1, 8, 5], **ints))
+        staging = torch.zeros((2, 12288), dtype=torch.uint8, device=new.device)
+        blocks.gather_blocks(staging, data, torch.tensor([4, 6], **ints))
+        blocks.scatter_blocks(data, torch.tensor([6, 4], **ints), staging)
+        want[[6, 4]] = want[[4, 6]]
+        return data, want
+
+    def run_plans() -> tuple[Tensor, Tensor]:
+        target = torch.zeros(3000, dtype=torch.int32, device=new.device)
+        indices = torch.randperm(3000, device=new.device).to(torch.int32)[:900]
+        values = torch.arange(900, dtype=torch.int32, device=new.device)
+        plans.scatter(target, indices, values, torch.full((1,), 800, dtype=torch.int32, device=new.device))
+        want = torch.zeros(3000, dtype=torch.float64, device=new.device)
+        want[indices[:800].long()] = values[:800].double()
+        return target, want
+
+    yield Case("move_blocks", "copy, gather, scatter", run_blocks, 0.0)
+    yield Case("scatter_values", "800 of 900", run_plans, 0.0)

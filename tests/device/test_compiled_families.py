@@ -1,0 +1,145 @@
+"""Every family by Octavo's own kernels, in Triton's interpreter: recorded, fused, launched and replayed."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.device.over_torch import CPU
+
+from octavo.device import compiled_step, lowering
+from octavo.device.arithmetic import tokens_of
+from octavo.device.compiled import CompiledArithmetic
+from octavo.device.layout import allocate_pool
+from octavo.device.rows import DeviceRows, carry
+from octavo.device.step import DeviceStep, shape_of
+from octavo.device.weights import DeviceWeights
+from octavo.kernels.contract import KvShape
+from octavo.model.loader import load_model
+from octavo.model.spec import Model
+from octavo.params import SamplingParams
+from octavo.types import AdmittedRow, Chunk, StepPlan, TableWrite
+
+sys.path.append(str(Path(__file__).parents[1] / "model"))  # whose files name each other without a package
+import model_bench
+
+BLOCK, BLOCKS, TOLERANCE = 16, 6, 2e-4
+PROMPT, DECODED = 20, 3
+
+
+class Machine:
+    """One sequence in row 1 of two, over kernels."""
+
+    def __init__(self, model: Model, kv: str = "f32") -> None:
+        spec = model.spec
+        shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_size, BLOCK, kv)
+        pool = allocate_pool(shape, BLOCKS + 1, CPU)
+        pool.data[...] = 0xFF  # NaN, also as a scale
+        self.rows = DeviceRows(2, spec.context_length, BLOCK, BLOCKS, CPU)
+        self.arithmetic = CompiledArithmetic(model, pool, self.rows, 1)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> torch.Tensor:
+        """(R, V) logits of the plan's chunks; the likeliest tokens are theirs."""
+        shape = shape_of(plan)
+        extra = self.arithmetic.arrays_of(shape)
+        indices, values, *arrays = carry([*self.rows.written_by(plan).arrays(), *shape.arrays, *extra], CPU)
+        self.rows.state[indices.long()] = values
+        table_rows, starts, offsets, token_chunks, positions, logit_rows, *rest = arrays
+        tokens = tokens_of(table_rows, token_chunks, positions, self.rows.tokens)
+        tables = self.rows.tables
+        step = DeviceStep(
+            shape, table_rows, starts, offsets, token_chunks, positions, logit_rows, tokens, tables, rest
+        )
+        hidden = self.arithmetic.hidden(step)
+        logits = self.arithmetic.logits(hidden)
+        assert torch.equal(self.arithmetic.likeliest(hidden), logits.argmax(-1))
+        return logits
+
+
+def admitted(tokens: Sequence[int]) -> StepPlan:
+    row = AdmittedRow(1, 7, tuple(tokens), len(tokens), len(tokens), SamplingParams(), 0, 0)
+    writes = tuple(TableWrite(1, i, block) for i, block in enumerate((4, 0, 3)))
+    return StepPlan(0, (), (row,), writes, (), (), ())
+
+
+def logits_of(machine: Machine, tokens: Sequence[int], lengths: Sequence[int]) -> np.ndarray:
+    """(tokens, V), in chunks of these lengths."""
+    plan, start, rows = admitted(tokens), 0, []
+    for length in lengths:
+        chunk = Chunk(7, 1, start, length, 1, start)
+        rows.append(
+            machine.run(StepPlan(0, plan.retired, plan.admitted, plan.table_writes, (), (chunk,), ()))
+        )
+        plan, start = StepPlan(0, (), (), (), (), (), ()), start + length
+    return torch.cat(rows).numpy()
+
+
+def loaded(name: str, folder: Path):  # type: ignore[no-untyped-def]
+    theirs = model_bench.make_model(name)
+    path = model_bench.save_model(theirs, folder)
+    return theirs, load_model(path, DeviceWeights(CPU, torch.float32)).model
+
+
+@pytest.mark.parametrize("name", model_bench.CONFIGS)
+def test_prefill_and_replayed_decoding_give_transformers_logits(name: str, tmp_path: Path) -> None:
+    theirs, model = loaded(name, tmp_path)
+    tokens = model_bench.random_prompt(PROMPT + DECODED)
+    expected = model_bench.expected_logits(theirs, tokens)
+    machine = Machine(model)
+    given = logits_of(machine, tokens, [PROMPT - 7, 7] + [1] * DECODED)
+    np.testing.assert_allclose(given, expected, rtol=0, atol=TOLERANCE)
+    assert list(machine.arithmetic._captured) == [1], "decoding was not replayed"
+
+
+KERNELS = ("embed", "rms_norm", "linear", "store_heads", "attend_walking", "attend_splitting", "gated")
+LAYER = [
+    "rms_norm",
+    "linear",
+    "store_heads",
+    "attend_walking",
+    "linear",
+    "rms_norm",
+    "linear",
+    "gated",
+    "linear",
+]
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-biases", "qwen3"])
+def test_a_layer_is_nine_kernels(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, model = loaded(name, tmp_path)
+    machine, launched = Machine(model), []
+    for module, kernel in itertools.product((lowering, compiled_step), KERNELS):
+        if hasattr(module, kernel):
+            plain = getattr(module, kernel)
+            monkeypatch.setattr(
+                module, kernel, lambda *given, k=kernel, f=plain: (launched.append(k), f(*given))
+            )
+    logits_of(machine, model_bench.random_prompt(5), [5])
+    assert launched == ["embed", *LAYER * model.spec.num_layers, "rms_norm"]
+
+
+def test_weights_that_are_read_together_exist_once(tmp_path: Path) -> None:
+    _, model = loaded("llama", tmp_path)
+    before = model.weights.num_bytes
+    Machine(model)
+    layer = model.weights.layers[0]
+    stores = {m.weight.data.untyped_storage().data_ptr() for m in (layer.q, layer.k, layer.v)}  # type: ignore[attr-defined]
+    assert len(stores) == 1
+    assert model.weights.num_bytes == before
+
+
+@pytest.mark.parametrize("kv", ["fp16", "int8", "fp8"])
+def test_smaller_kinds_of_kv_stay_near(kv: str, tmp_path: Path) -> None:
+    theirs, model = loaded("qwen3", tmp_path)
+    tokens = model_bench.random_prompt(PROMPT + DECODED)
+    expected = model_bench.expected_logits(theirs, tokens)
+    given = logits_of(Machine(model, kv), tokens, [PROMPT] + [1] * DECODED)
+    error = np.abs(given - expected).max()
+    assert TOLERANCE < error < {"fp16": 1e-2, "int8": 8e-2, "fp8": 5e-1}[kv]
