@@ -59,7 +59,7 @@ class StartOptions:
     step_tokens: int = 512  # positions computed per step at most
     max_queue: int = 1024  # requests that may wait
     threads: int | None = None  # native threads; None: one per core
-    overlap: int = 0  # 1: the next step is planned while one runs
+    overlap: int | None = None  # 1: the next step is planned while one runs; None: 1 on a GPU, else 0
     prefix_caching: bool = True  # share the blocks of equal prefixes
     speculate: str = "auto"  # guess tokens: off, auto (where it pays), ngram (wherever text repeats itself)
     pace: bool | None = None  # hold prompts back while others decode; None: in a server yes, in scripts no
@@ -71,6 +71,11 @@ class StartOptions:
         _one_of("kv", self.kv, KV_KINDS)
         _one_of("backend", self.backend, BACKENDS)
         _one_of("attention", self.attention, ATTENTIONS)
+        if self.attention == "flash" and (self.backend in ("native", "reference") or self.device == "cpu"):
+            raise ConfigError(
+                "attention is flash, which is a GPU's; allowed on the processor: triton (its own kernels are "
+                "used there); give --backend torch --device cuda"
+            )
         if not DEVICES.fullmatch(self.device):
             raise ConfigError(f"device is {shown(self.device)}; allowed: auto, cpu, cuda, cuda:N")
         if self.device.startswith("cuda") and self.backend in ("native", "reference"):

@@ -3,5 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """The interpreter computes what kernels mask, and NumPy would warn of it."""
+    with np.errstate(all="ignore"):
+        yield

@@ -6,8 +6,9 @@ import dataclasses
 
 import torch
 
-from octavo.device.backend import CompiledBackend, DeviceExecutor, EagerBackend
+from octavo.device.backend import DeviceExecutor, TorchBackend
 from octavo.device.eager import EagerOps
+from octavo.device.opening import compiled_backend, eager_backend
 from octavo.device.runner import DeviceRunner
 from octavo.device.weights import DeviceWeights
 from octavo.executor.backend import PoolSize
@@ -25,7 +26,7 @@ class _Running:
     """What the tiny engine asks of ops that are not the processor's."""
 
     kv: str
-    backend: EagerBackend | CompiledBackend
+    backend: TorchBackend
 
     def new_runner(
         self,
@@ -50,8 +51,7 @@ class TinyTorch(_Running, EagerOps):
         super().__init__(CPU, "f32")
         self.kv = kv
         self.name = f"torch-{kv}"
-        self.backend = EagerBackend(CPU, "f32", lambda: 1 << 30)
-        self.backend.ops = self
+        self.backend = eager_backend(CPU, "f32", lambda: 1 << 30, self)
 
 
 class TinyCompiled(_Running, DeviceWeights):
@@ -61,4 +61,4 @@ class TinyCompiled(_Running, DeviceWeights):
         super().__init__(CPU, dtype)
         self.kv = kv
         self.name = f"compiled-{kv}"
-        self.backend = CompiledBackend(CPU, dtype, lambda: 1 << 30)
+        self.backend = compiled_backend(CPU, dtype, lambda: 1 << 30)

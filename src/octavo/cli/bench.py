@@ -80,7 +80,7 @@ def resolved_settings(started: Started, options: StartOptions) -> dict[str, str 
         "threads": look_at_machine().threads,
         "step_tokens": options.step_tokens,
         "pace": started.engine.scheduler.config.pace,
-        "overlap": options.overlap,
+        "overlap": started.engine.depth,
     }
 
 

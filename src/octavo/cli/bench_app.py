@@ -52,7 +52,7 @@ def offline(
     max_seqs: opt.MaxSeqs = 64,
     step_tokens: opt.StepTokens = 512,
     threads: opt.Threads = None,
-    overlap: opt.Overlap = 0,
+    overlap: opt.Overlap = None,
     pace: opt.PrefillBudget = False,
 ) -> None:
     """Run W1 (independent prompts), W2 (a shared prefix) and W3 (a long context) without HTTP."""
@@ -101,7 +101,7 @@ def latency(
     max_seqs: opt.MaxSeqs = 64,
     step_tokens: opt.StepTokens = 512,
     threads: opt.Threads = None,
-    overlap: opt.Overlap = 0,
+    overlap: opt.Overlap = None,
 ) -> None:
     """Measure what running answers notice of a long prompt, computed in chunks or in one step."""
     from octavo.bench.latency import Scenario

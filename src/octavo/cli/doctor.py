@@ -65,6 +65,7 @@ def model_lines(started: Started, options: StartOptions) -> list[tuple[str, str]
             f"{backend.arithmetic_id}: the exactness contract holds (a request's bits do not depend on what "
             "runs beside it)",
         ),
+        *backend.notes,
         ("model", f"{facts.name}: vocabulary {facts.vocab_size:,}, context {spec.context_length:,} tokens"),
         ("weights", weights_in_words(started.loaded.model.weights, options.weights)),
         (

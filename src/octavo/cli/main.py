@@ -96,7 +96,7 @@ def serve(
     step_tokens: opt.StepTokens = 512,
     max_queue: opt.MaxQueue = 1024,
     threads: opt.Threads = None,
-    overlap: opt.Overlap = 0,
+    overlap: opt.Overlap = None,
     prefix_caching: opt.PrefixCaching = True,
     speculate: opt.Speculate = "auto",
     pace: opt.PrefillBudget = True,

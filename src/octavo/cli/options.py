@@ -188,7 +188,14 @@ MaxQueue = Annotated[int, typer.Option(help="Requests that may wait.", rich_help
 Threads = Annotated[
     int | None, typer.Option(help="Native threads. Default: one per core.", rich_help_panel=_ENGINE)
 ]
-Overlap = Annotated[int, typer.Option(help="1: plan a step while one runs.", rich_help_panel=_ENGINE)]
+Overlap = Annotated[
+    int | None,
+    typer.Option(
+        help="1: plan a step while one runs. Default: 1 on a GPU, else 0.",
+        show_default=False,
+        rich_help_panel=_ENGINE,
+    ),
+]
 Speculate = Annotated[
     str,
     typer.Option(
@@ -315,7 +322,7 @@ def start_options(
     max_seqs: int = 64,
     step_tokens: int = 512,
     max_queue: int = 1024,
-    overlap: int = 0,
+    overlap: int | None = None,
     prefix_caching: bool = True,
     speculate: str = "auto",
     pace: bool = True,

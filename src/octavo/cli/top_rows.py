@@ -95,6 +95,8 @@ def draw_head(url: str, reader: FrameReader, speeds: Speeds, look: Look, status:
         names.append(Text(clean(status.text), WRONG if status.is_wrong else QUIET))
     lines = flow(names, look.width)
     blocks = f"{pool['blocks']:,} blocks of {pool['block_size']:,} tokens"
+    if pool.get("device"):
+        blocks += f", {clean(pool['device'])}"
     running = sum(_is_running(row) for row in _requests(reader))
     counts = [f"running {running:,}", f"waiting {len(reader.requests) - running:,}"]
     tenant, stats = _tenant(reader), cast("Row | None", reader.parts.get("stats"))

@@ -14,27 +14,32 @@ def check_capability(name: str) -> torch.device:
     device = torch.device(name)
     if device.type != "cuda":
         return device
-    obstacle = find_cuda_obstacle()
-    if obstacle is None and (device.index or 0) >= torch.cuda.device_count():
+    index = device.index or 0
+    obstacle, allowed = find_cuda_obstacle(index), "cpu"
+    if obstacle is None and index >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        obstacle = f"this machine has {count}, cuda:0 to cuda:{count - 1}"
-    if obstacle is None:
-        major, minor = torch.cuda.get_device_capability(device)
-        if (major, minor) < _LEAST_CAPABILITY:
-            obstacle = (
-                f"its compute capability is {major}.{minor}, and the kernels need 8.0 (Ampere) or newer"
-            )
+        obstacle, allowed = (
+            f"there are {count} here",
+            ", ".join(["cpu", *(f"cuda:{i}" for i in range(count))]),
+        )
     if obstacle is not None:
-        raise ConfigError(f"device is {name}, which cannot be used: {obstacle}; allowed here: cpu")
-    return torch.device("cuda", device.index or 0)
+        raise ConfigError(f"device is {name}, which cannot be used: {obstacle}; allowed here: {allowed}")
+    return torch.device("cuda", index)
 
 
-def find_cuda_obstacle() -> str | None:
-    """Why torch cannot use a CUDA device; None where it can."""
+def find_cuda_obstacle(index: int = 0) -> str | None:
+    """Why torch cannot use a CUDA device; None where it can, or where there are not so many."""
     if torch.version.cuda is None:
         return f"this torch ({torch.__version__}) is a build without CUDA"
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} sees no CUDA device"
+    if index < torch.cuda.device_count():
+        major, minor = torch.cuda.get_device_capability(index)
+        if (major, minor) < _LEAST_CAPABILITY:
+            return (
+                f"the compute capability of cuda:{index} is {major}.{minor}; the kernels need 8.0 (Ampere) "
+                "or newer"
+            )
     return None
 
 

@@ -25,6 +25,7 @@ from octavo.device.compiled_step import (
     padded_list,
     work_in,
 )
+from octavo.device.flash import FlashAttention
 from octavo.device.graphs import Replay
 from octavo.device.layout import DevicePool
 from octavo.device.lowering import Program, lower
@@ -54,9 +55,17 @@ class _Captured:
 class CompiledArithmetic:
     """`Arithmetic` by kernels, over weights that `DeviceWeights` has loaded."""
 
-    def __init__(self, model: Model, pool: DevicePool, rows: DeviceRows, num_processors: int) -> None:
-        """`num_processors`: multiprocessors of the device."""
+    def __init__(
+        self,
+        model: Model,
+        pool: DevicePool,
+        rows: DeviceRows,
+        num_processors: int,
+        flash: FlashAttention | None = None,
+    ) -> None:
+        """`num_processors`: multiprocessors of the device; `flash`: torch's attention instead of ours."""
         self.pool = pool
+        self._flash = flash
         self._rows, self._model = rows, model
         spec = model.spec
         windows = dict.fromkeys(spec.window(layer) for layer in range(spec.num_layers))
@@ -121,6 +130,8 @@ class CompiledArithmetic:
             AttentionStep(step.tables, step.table_rows, step.starts, step.offsets),
             [(form, work_in(form, arrays)) for form, arrays in zip(forms, step.extra, strict=True)],
             self._sizes,
+            int(step.shape.lengths.max()),
+            self._flash,
         )
 
     def _captured_size(self, shape: StepShape) -> int | None:
@@ -144,7 +155,9 @@ class CompiledArithmetic:
         works = [(form, work_in(form, ints)) for form, ints in zip(forms, lists, strict=True)]
         own = each[:-1]  # chunk c is token c, and its logits are wanted
         tokens = torch.empty_like(starts)
-        step = CompiledStep(tokens, starts, own, own.to(torch.int64), attention, works, self._sizes)
+        step = CompiledStep(
+            tokens, starts, own, own.to(torch.int64), attention, works, self._sizes, 1, self._flash
+        )
 
         def body() -> Tensor:
             tokens.copy_(tokens_of(table_rows, own, starts, self._rows.tokens))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from octavo.device.flash import FlashAttention
 from octavo.device.layout import DevicePool
 from octavo.device.triton.attention import (
     AttentionForm,
@@ -77,10 +78,15 @@ class CompiledStep:
     attention: AttentionStep
     works: Sequence[tuple[WorkForm, AttentionWork]]
     sizes: AttentionSizes
+    longest: int  # tokens of a chunk, at most
+    flash: FlashAttention | None = None  # instead of the lists
     scratches: dict[tuple[int, int], AttentionScratch] = field(default_factory=dict)  # one for all layers
 
     def attend(self, out: Tensor, q: Tensor, pool: DevicePool, layer: int, form: AttentionForm) -> None:
         """Causal attention of q (T, H * D) into out, list after list."""
+        if self.flash is not None:
+            self.flash.attend(out, q, pool, layer, self.attention, form, self.longest)
+            return
         for about, work in self.works:
             if about.window != form.window:
                 continue

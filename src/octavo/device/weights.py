@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.errors import ConfigError
 from octavo.kernels.contract import Floats, Matrix, RawTensor, Vector
 from octavo.kernels.packed import require_matrix, unpack_vector
+from octavo.units import format_bytes
 
 _KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
@@ -47,7 +49,17 @@ class DeviceWeights:
     def matrix(self, raw: RawTensor, table: bool = False) -> DeviceMatrix:
         """De-quantised and rounded to the type; raises UnsupportedModel or BadModelFile."""
         require_matrix(raw)
-        return DeviceMatrix(torch.from_numpy(unpack_vector(raw)).to(self.device).to(self.dtype))
+        values = torch.from_numpy(unpack_vector(raw)).to(self.dtype)
+        try:
+            return DeviceMatrix(values.to(self.device))
+        except torch.OutOfMemoryError:
+            free = torch.cuda.mem_get_info(self.device)[0]
+            held = torch.cuda.memory_allocated(self.device)
+            raise ConfigError(
+                f"the weights do not fit {self.device}: {format_bytes(held)} are there, {raw.name} of "
+                f"{format_bytes(values.nbytes)} is next, {format_bytes(free)} are free; give a smaller "
+                "model, another --device, or end what else runs there (nvidia-smi)"
+            ) from None
 
     def vector(self, values: Floats) -> Tensor:
         """The numbers on the device."""

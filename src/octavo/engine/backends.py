@@ -11,6 +11,7 @@ machine without a driver never pays for it.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from octavo.executor.backend import Backend, HostBackend
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.reference import ReferenceOps
 
+_PACKAGES = ("torch", "triton")  # of the extra
 EXTRA = "pip install 'octavo[cuda]'"
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # Linux; Linux under Windows
 
@@ -59,17 +61,17 @@ def _host(options: StartOptions) -> HostBackend:
 
 
 def _device(options: StartOptions) -> Choice:
-    if missing := _missing():
+    obstacle = _find_obstacle() if options.device == "auto" else None
+    name = options.device if options.device != "auto" else "cuda" if obstacle is None else "cpu"
+    if missing := _missing(("torch",) if name == "cpu" else _PACKAGES):
         raise ConfigError(f"--backend torch needs {missing}, which is not installed; {EXTRA}")
-    from octavo.device.backend import open_backend
+    from octavo.device.opening import open_backend
 
-    device = options.device
-    if device == "auto" and _find_obstacle() is not None:
-        device = "cpu"
-    name = "cuda" if device == "auto" else device
     backend = open_backend(name, options.weights, options.attention, options.threads, available_memory)
-    reason = "asked for" if options.backend == "torch" else f"{backend.device} is here"
-    return Choice(backend, reason)
+    if name == "cpu":
+        why = "asked for" if obstacle is None else f"no GPU is used: {obstacle}"
+        return Choice(backend, f"{why}; op after op, slow, and for tests")
+    return Choice(backend, "asked for" if options.backend == "torch" else "a GPU is here")
 
 
 def _find_obstacle() -> str | None:
@@ -83,9 +85,9 @@ def _find_obstacle() -> str | None:
     return find_cuda_obstacle()
 
 
-def _missing() -> str | None:
-    """A package of the extra that is not installed."""
-    for name in ("torch", "triton"):
+def _missing(packages: Sequence[str] = _PACKAGES) -> str | None:
+    """One of them that is not installed."""
+    for name in packages:
         if importlib.util.find_spec(name) is None:
             return name
     return None

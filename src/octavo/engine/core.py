@@ -356,6 +356,7 @@ class _Counters:
             blocks_held=counts.held,
             blocks_cached=counts.cached,
             blocks_free=counts.free,
+            device=scheduler.config.device,
             block_size=size,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,

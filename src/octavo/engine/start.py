@@ -172,7 +172,8 @@ def engine_over(
         worker,
         grammars,
     )
-    config = _scheduler_config(options, budget, spec.context_length, stop_ids)
+    where = f"{backend.name} on {backend.device}"
+    config = _scheduler_config(options, budget, spec.context_length, stop_ids, where)
     mode = Speculation(options.speculate)
     speculator = None if mode is Speculation.OFF else Speculator(mode)
 
@@ -184,9 +185,10 @@ def engine_over(
         tier = None if below is None else below.new_ledger()
         return Scheduler(memory, config, root_of_tenant, tier, speculator)
 
-    executor = backend.new_executor(runner, options.overlap)
+    overlap = options.overlap if options.overlap is not None else int(not backend.is_host)
+    executor = backend.new_executor(runner, overlap)
     watch = watch_memory(options, budget) if backend.is_host else None
-    engine = Engine(new_scheduler, executor, runner.reset, options.overlap, time.perf_counter, inbox, watch)
+    engine = Engine(new_scheduler, executor, runner.reset, overlap, time.perf_counter, inbox, watch)
     engine.scheduler.ledger.pool.backing.record_ready(ready)
     sessions = SessionSupport(
         open_sessions(None if below is None else below.namespace),
@@ -201,7 +203,7 @@ def engine_over(
 
 
 def _scheduler_config(
-    options: StartOptions, budget: Budget, context_length: int, stop_ids: frozenset[int]
+    options: StartOptions, budget: Budget, context_length: int, stop_ids: frozenset[int], device: str
 ) -> SchedulerConfig:
     """The scheduler's bounds."""
     return SchedulerConfig(
@@ -214,6 +216,7 @@ def _scheduler_config(
         pace=options.pace is not False,
         pin_blocks=_pin_blocks(budget, options),
         bytes_per_block=budget.bytes_per_block,
+        device=device,
         staging_blocks=budget.staging,
     )
 
@@ -287,7 +290,7 @@ def _default_pool(available: int, backend: Backend) -> tuple[int, str]:
     """Bytes for blocks of those that are there, and why so many. A device's memory is nobody else's."""
     if backend.is_host:
         return available // 4, "a quarter of the memory available now"
-    return available * 9 // 10, f"nine tenths of what the weights leave free on {backend.device}"
+    return available * 9 // 10, f"nine tenths of what there is for blocks on {backend.device}"
 
 
 def ready_blocks(budget: Budget, options: StartOptions, available: int) -> int:

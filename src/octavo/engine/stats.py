@@ -15,6 +15,7 @@ class EngineStats:
     blocks_held: int = 0  # with at least one holder
     blocks_cached: int = 0  # no holder, but still named and findable
     blocks_free: int = 0
+    device: str = ""  # where they lie, and what computes
     block_size: int = 16
     prompt_tokens: int = 0  # computed or taken from the cache
     cached_tokens: int = 0

@@ -11,7 +11,7 @@ Plans, rows and the ledger are the same over all of them. The exactness contract
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,6 +56,8 @@ class Backend(Protocol):
     weights: WeightOps
     is_host: bool  # blocks are the host's memory: taken page by page as they are written, and given back
 
+    notes: Sequence[tuple[str, str]]  # what `octavo doctor` says beside its name
+
     def memory_available(self) -> int:
         """Bytes to be had for blocks now."""
 
@@ -81,6 +83,7 @@ class HostBackend:
 
     is_host = True
     device = "cpu"
+    notes: Sequence[tuple[str, str]] = ()
 
     def __init__(self, name: str, ops: Ops, memory_available: Callable[[], int]) -> None:
         self.name = name

@@ -146,6 +146,7 @@ class Glimpse:
     tenants: tuple[TenantGlimpse, ...]  # none where a tenant looks
     tier: TierView | None  # likewise
     events: tuple[Event, ...]  # newest first
+    device: str = ""  # where the blocks lie, and what computes
 
     @property
     def next_below_from(self) -> int:
@@ -195,6 +196,7 @@ def take_glimpse(parts: Glimpsed, now: float, below_from: int = 0, tenant: str |
         tenants=tuple(_tenants(ledger, live, parts.pins)) if tenant is None else (),
         tier=view_tier(parts.transfers) if tenant is None else None,
         events=tuple(_events(parts.context, tenant)),
+        device=parts.context.config.device,
     )
 
 

@@ -118,6 +118,7 @@ class KvView:
     why_smaller: str = ""  # in words, while the pool is smaller than that
     sessions: int = 0
     held_by_sessions: int = 0
+    device: str = ""  # where the blocks lie, and what computes
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +241,7 @@ def view_kv(
         idle_memory.why_smaller,
         num_sessions,
         held[HolderKind.SESSION],
+        context.config.device,
     )
 
 

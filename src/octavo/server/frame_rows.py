@@ -24,6 +24,7 @@ def pool_row(glimpse: Glimpse) -> JsonObject:
         "capacity": glimpse.capacity,
         "block_size": glimpse.block_size,
         "bytes_per_block": glimpse.bytes_per_block,
+        "device": glimpse.device,
     }
 
 

@@ -186,6 +186,11 @@ class _EngineCollector(Collector):
         blocks.add_metric(["cached"], stats.blocks_cached)
         blocks.add_metric(["free"], stats.blocks_free)
         yield blocks
+        device = GaugeMetricFamily(
+            "octavo_device_info", "Where the blocks lie, and what computes", labels=["device"]
+        )
+        device.add_metric([stats.device], 1)
+        yield device
         events = CounterMetricFamily("octavo_events", "What happened to somebody, by kind", labels=["kind"])
         for kind, count in stats.events.items():
             events.add_metric([kind], count)

@@ -18,4 +18,5 @@ class SchedulerConfig:
     pace: bool = True  # hold prompts back while others decode, once step times are known
     pin_blocks: int = 0  # that all pins together may keep
     bytes_per_block: int = 0  # to tell, not to decide
+    device: str = ""  # likewise: where the blocks lie, and what computes
     staging_blocks: int = 0  # behind the pool's capacity, for what victims keep below

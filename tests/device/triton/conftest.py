@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,9 +14,3 @@ import torch
 def rng() -> torch.Generator:
     return torch.Generator().manual_seed(20240611)
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """The interpreter computes what kernels mask, and NumPy would warn of it."""
-    with np.errstate(all="ignore"):
-        yield

@@ -160,7 +160,9 @@ class Still extends Component {
 }
 
 const sizeInWords = () =>
-  pool.blocks ? `${pool.blocks.toLocaleString('en')} blocks of ${pool.parts.pool.block_size} tokens` : 'not known yet';
+  pool.blocks
+    ? `${pool.blocks.toLocaleString('en')} blocks of ${pool.parts.pool.block_size} tokens, ${pool.parts.pool.device}`
+    : 'not known yet';
 
 // However often it is called, `act` follows once, before the browser draws.
 function oncePerPicture(act) {

@@ -1,0 +1,92 @@
+"""The torch backend that a name and settings ask for. Triton is imported for a GPU alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from octavo.device.arithmetic import Arithmetic, EagerArithmetic
+from octavo.device.backend import TorchBackend
+from octavo.device.choosing import check_capability
+from octavo.device.eager import EagerOps
+from octavo.device.layout import DevicePool
+from octavo.device.rows import DeviceRows
+from octavo.device.weights import DeviceWeights
+from octavo.errors import ConfigError
+from octavo.model.spec import Model
+
+_PROCESSORS_OF_A_CPU = 1  # the interpreter runs one program after the other
+_WEIGHTS = ("auto", "f32", "bf16")
+
+
+def open_backend(
+    name: str, weights: str, attention: str, threads: int | None, host_memory: Callable[[], int]
+) -> TorchBackend:
+    """The backend of a device: "cpu", "cuda" or "cuda:1". Raises ConfigError where it cannot be had.
+
+    torch's own threads are one unless `threads` says otherwise: with two, its first products of a process
+    were seen to be wrong, once in five hundred processes (docs/log.md).
+    """
+    if weights not in _WEIGHTS:
+        raise ConfigError(
+            f"weights is {weights}, which the torch backend does not hold; allowed: {', '.join(_WEIGHTS)}, "
+            "or --backend native"
+        )
+    device = check_capability(name)
+    if device.type == "cpu":
+        torch.set_num_threads(threads or 1)
+        return eager_backend(device, weights, host_memory)
+    dtype = torch.float32 if weights == "f32" else torch.bfloat16
+    return compiled_backend(device, dtype, host_memory, is_flash=attention == "flash")
+
+
+def eager_backend(
+    device: torch.device, weights: str, host_memory: Callable[[], int], ops: EagerOps | None = None
+) -> TorchBackend:
+    """Op after op, exact by construction, on any device."""
+    own = ops or EagerOps(device, weights)
+    return TorchBackend(
+        device,
+        own,
+        own.arithmetic_id,
+        lambda model, pool, rows: EagerArithmetic(model, own, pool),
+        host_memory,
+    )
+
+
+def compiled_backend(
+    device: torch.device, dtype: torch.dtype, host_memory: Callable[[], int], *, is_flash: bool = False
+) -> TorchBackend:
+    """Octavo's kernels and graphs of them: on CUDA, or on a CPU in Triton's interpreter (for tests).
+
+    `is_flash`: attention is torch's; raises ConfigError where it cannot be used.
+    """
+    from octavo.device.compiled import CompiledArithmetic
+    from octavo.device.flash import FlashAttention, check_flash, find_flash_obstacle
+    from octavo.device.identity import kernels_id
+
+    obstacle = find_flash_obstacle(device)
+    if is_flash and obstacle is not None:
+        raise ConfigError(f"attention is flash, which cannot be used here: {obstacle}; allowed: triton")
+    count = _PROCESSORS_OF_A_CPU
+    if device.type == "cuda":
+        count = torch.cuda.get_device_properties(device).multi_processor_count
+
+    def new_arithmetic(model: Model, pool: DevicePool, rows: DeviceRows) -> Arithmetic:
+        flash = None
+        if is_flash:
+            check_flash(model.spec, pool.shape)
+            flash = FlashAttention(rows.context_length)
+        return CompiledArithmetic(model, pool, rows, count, flash)
+
+    chosen = "flash (torch's)" if is_flash else "triton (Octavo's)"
+    other = "usable" if obstacle is None else f"not usable: {obstacle}"
+    return TorchBackend(
+        device,
+        DeviceWeights(device, dtype),
+        kernels_id(device, dtype) + (f"-flash-torch{torch.__version__}" if is_flash else ""),
+        new_arithmetic,
+        host_memory,
+        [("attention", f"{chosen}; --attention flash is {other}")],
+    )
