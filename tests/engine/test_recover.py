@@ -19,7 +19,8 @@ from tests.engine.served import Served, alone, read, serve_tiny, wait_until
 from tests.engine.test_client import LONG, greedy, nothing_is_left, prompt_of
 
 import octavo.engine.loop
-from octavo.errors import EngineStopped
+from octavo.engine.outputs import Delta
+from octavo.errors import DeviceLost, EngineStopped
 from octavo.executor.executor import Executor
 from octavo.scheduler.scheduler import Scheduler
 from octavo.server.app import create_app
@@ -233,6 +234,25 @@ def test_three_failures_within_a_minute_end_the_engine(served: Served) -> None:
         assert await served.llm.drain(5)
 
     asyncio.run(too_late())
+
+
+def test_a_lost_device_ends_the_engine_at_once_and_says_so(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def submit(plan: StepPlan) -> Future[StepResult]:
+        raise DeviceLost("cuda:0 is lost (an illegal memory access); restart the server")
+
+    monkeypatch.setattr(served.turnstile, "submit", submit)
+    (told,) = asyncio.run(read_one(served))
+    assert told.finishes == [FinishReason.ERROR]
+    wait_until(lambda: served.llm.gave_up is not None)
+    assert served.llm.gave_up == (
+        "the engine has stopped: DeviceLost: cuda:0 is lost (an illegal memory access); restart the server"
+    )
+
+
+async def read_one(served: Served) -> list[Delta]:
+    return await read(await served.llm.submit(prompt_of(1), greedy(4)))
 
 
 def test_three_failures_in_longer_than_a_minute_do_not(

@@ -38,7 +38,7 @@ from octavo.engine.requests import (
 from octavo.engine.sessions import Sessions, SessionSupport
 from octavo.engine.stream import DeltaStream, call_soon, end_all
 from octavo.engine.turns import Composed, TurnRecorder, compose
-from octavo.errors import EngineStopped, QueueFull, RequestFailed, RequestTooLarge
+from octavo.errors import DeviceLost, EngineStopped, QueueFull, RequestFailed, RequestTooLarge
 from octavo.inspect.inspector import Inspector
 from octavo.params import NO_TIMEOUTS, SamplingParams, Timeouts
 from octavo.retention.client_pins import PinOrder
@@ -477,7 +477,8 @@ class AsyncLLM:
         end_all(lost, reason)
 
     def _give_up(self, error: BaseException) -> None:
-        reason = f"the engine has stopped after repeated failures: {_describe(error)}"
+        often = "" if isinstance(error, DeviceLost) else " after repeated failures"
+        reason = f"the engine has stopped{often}: {_describe(error)}"
         with self._lock:
             self._closed = self.gave_up = reason
         self._end_all(reason)

@@ -1,0 +1,121 @@
+"""When a device or its memory fails: a kernel takes its own requests, a lost device ends the engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.device.over_torch import CPU, TinyTorch
+from tests.tiny import random_prompt, request, run, tiny_engine, tiny_model
+
+from octavo.device import backend as backend_module
+from octavo.device.layout import DevicePool
+from octavo.device.opening import eager_backend
+from octavo.device.trouble import describe_trouble
+from octavo.device.weights import DeviceWeights
+from octavo.errors import ConfigError, DeviceLost
+from octavo.executor.backend import PoolSize
+from octavo.executor.runner import RunnerConfig
+from octavo.kernels.contract import KvShape, RawTensor
+from octavo.types import FinishReason
+
+PROMPT = random_prompt(np.random.default_rng(2), 40)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_kernel_that_fails_takes_its_requests_and_the_engine_goes_on(depth: int, step: int) -> None:
+    ops = TinyTorch()
+    wanted = run(tiny_engine(ops), [request(9, PROMPT, 6)])[9, 0]
+    engine = tiny_engine(ops, depth=depth)
+    arithmetic = engine.executor._runner.arithmetic  # type: ignore[attr-defined]
+    plain, calls = arithmetic.hidden, []
+
+    def fails_once(given: object) -> torch.Tensor:
+        calls.append(given)
+        if len(calls) == step:
+            raise RuntimeError("Triton Error [CUDA]: out of resource: shared memory\nmore of it")
+        return plain(given)
+
+    arithmetic.hidden = fails_once
+    answers = run(engine, [request(1, PROMPT, 6), request(2, PROMPT[::-1], 6)])
+    assert {answer.finish for answer in answers.values()} == {FinishReason.ERROR}
+    after = run(engine, [request(3, PROMPT, 6)])[3, 0]
+    assert after.essence == wanted.essence
+    assert after.cached == 0, "a block that a failed step may have written was found again"
+    [said] = {event.text.partition(": ")[2] for event in engine.scheduler.events.recent(2)} - {""}
+    assert said == "a kernel failed on cpu: Triton Error [CUDA]: out of resource: shared memory"
+
+
+def test_requests_of_other_steps_live_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = TinyTorch()
+    wanted = run(tiny_engine(ops), [request(1, PROMPT, 12)])[1, 0]
+    engine = tiny_engine(ops)
+    arithmetic = engine.executor._runner.arithmetic  # type: ignore[attr-defined]
+    plain = arithmetic.logits
+    first = run(engine, [request(1, PROMPT, 12)])[1, 0]
+    monkeypatch.setattr(arithmetic, "logits", lambda hidden: (_ for _ in ()).throw(RuntimeError("no")))
+    assert run(engine, [request(2, PROMPT[:20], 3)])[2, 0].finish is FinishReason.ERROR
+    monkeypatch.setattr(arithmetic, "logits", plain)
+    assert first.essence == wanted.essence == run(engine, [request(3, PROMPT, 12)])[3, 0].essence
+
+
+def test_a_bug_of_ours_is_no_kernels_failure() -> None:
+    engine = tiny_engine(TinyTorch())
+    engine.executor._runner.arithmetic.hidden = lambda step: step.nothing  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        run(engine, [request(1, PROMPT, 6)])
+
+
+CUDA = torch.device("cuda", 0)
+
+
+def test_a_device_that_answers_no_more_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def synchronize(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nand so on")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    with pytest.raises(DeviceLost, match=r"cuda:0 is lost \(CUDA error: an illegal memory access was"):
+        describe_trouble(RuntimeError("launch failed"), CUDA)
+
+
+def test_a_device_that_still_answers_says_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert describe_trouble(RuntimeError("launch failed"), CUDA) == "a kernel failed on cuda:0: launch failed"
+    short = describe_trouble(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), CUDA)
+    assert "no memory left for the step (CUDA out of memory." in short
+    assert "give a smaller --kv-memory or --step-tokens" in short
+
+
+def no_memory(*given: object) -> DevicePool:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_pool_that_does_not_fit_says_what_was_asked_what_is_free_and_what_to_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backend_module, "allocate_pool", no_memory)
+    backend = eager_backend(CPU, "f32", lambda: 4 << 20)
+    size = PoolSize(KvShape(2, 2, 16, 16, "f32"), 1023)
+    config = RunnerConfig(16, 4, 512, frozenset(), 97)
+    with pytest.raises(ConfigError) as refused:
+        backend.new_runner(tiny_model(TinyTorch()), config, size)
+    assert "KV memory of 8.0 MiB was asked for, and 1.0 MiB are free" in str(refused.value)
+    assert "give a smaller --kv-memory" in str(refused.value)
+
+
+def test_weights_that_do_not_fit_say_which_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = DeviceWeights(CPU, torch.float32)
+    data = np.zeros((512, 1024), np.float32)
+    raw = RawTensor("blk.7.ffn_up.weight", "F32", data.shape, data.reshape(-1).view(np.uint8))
+    plain = torch.Tensor.to
+
+    def to(self: torch.Tensor, where: object) -> torch.Tensor:
+        return no_memory() if where == CPU else plain(self, where)  # type: ignore[return-value, call-overload]
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 20, 1 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3 << 20)
+    said = r"3\.0 MiB are there, blk\.7\.ffn_up\.weight of 2\.0 MiB is next, 1\.0 MiB"
+    with pytest.raises(ConfigError, match=said):
+        weights.matrix(raw)
