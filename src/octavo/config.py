@@ -19,7 +19,8 @@ BACKENDS = ("auto", "native", "torch", "reference")
 DEVICES = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
 ATTENTIONS = ("triton", "flash")
 WEIGHTS = ("auto", "f32", "bf16", "int8", "q4")
-KV_KINDS = ("f32", "bf16", "int8", "fp16", "fp8")  # the last two on a device alone
+HOST_KV_KINDS = ("f32", "bf16", "int8")
+KV_KINDS = (*HOST_KV_KINDS, "fp16", "fp8")  # the last two on a device alone
 TOOL_PARSERS = (
     "hermes",
     "llama3_json",

@@ -1,4 +1,4 @@
-"""The engine over Octavo's own kernels, in Triton's interpreter: padded replays, forks, draws and host rows."""
+"""The engine over Octavo's own kernels, in its interpreter: padded replays, forks, draws, host rows."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from octavo import _native
 from octavo.bench.limits import Limits
-from octavo.config import KV_KINDS
+from octavo.config import HOST_KV_KINDS
 from octavo.kernels.contract import (
     AttentionSpec,
     Batch,
@@ -176,7 +176,7 @@ def linear_cases(shape: Shape) -> Iterator[Case]:
 
 def attention_cases(shape: Shape) -> Iterator[Case]:
     """Decode of one and of eight sequences, prefill of a step, at several contexts; and the store."""
-    for kv, context, sequences in itertools.product(KV_KINDS, (512, 2048, 7168), (1, 8)):
+    for kv, context, sequences in itertools.product(HOST_KV_KINDS, (512, 2048, 7168), (1, 8)):
         yield Case(
             f"attention decode {kv}",
             f"{shape.name} {sequences} x {context}",
@@ -184,7 +184,7 @@ def attention_cases(shape: Shape) -> Iterator[Case]:
             "bf16" if kv == "bf16" else "f32",
             partial(_attention, shape, kv, sequences, 1, context),
         )
-    for kv, before in itertools.product(KV_KINDS, (0, 2048, 6656)):
+    for kv, before in itertools.product(HOST_KV_KINDS, (0, 2048, 6656)):
         seen = sum(range(before + 1, before + _NUM_TOKENS + 1))
         yield Case(
             f"attention prefill {kv}",
@@ -193,7 +193,7 @@ def attention_cases(shape: Shape) -> Iterator[Case]:
             "bf16" if kv == "bf16" else "f32",
             partial(_attention, shape, kv, 1, _NUM_TOKENS, before + _NUM_TOKENS),
         )
-    for kv in KV_KINDS:
+    for kv in HOST_KV_KINDS:
         yield Case(f"store {kv}", f"{shape.name} {_NUM_TOKENS} rows", 0, "f32", partial(_store, shape, kv))
 
 

@@ -268,13 +268,16 @@ def kernels(
     kv: opt.Kv = "bf16",
     context: Annotated[int, typer.Option(help="With --rows: positions before them.", min=1)] = 256,
     seconds: Annotated[float, typer.Option(help="Time for each kernel.", min=0.01)] = 0.3,
+    device: Annotated[str, typer.Option(help="cpu, or a GPU's kernels: cuda, cuda:1.")] = "cpu",
     threads: opt.Threads = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Measure each kernel beside the machine's own limits."""
-    from octavo.cli.bench_kernels import run, run_paging, run_rows
+    from octavo.cli.bench_kernels import run, run_on_device, run_paging, run_rows
 
-    if rows:
+    if device != "cpu":
+        run_on_device(device, as_json=as_json)
+    elif rows:
         run_rows(model, weights, kv, context, threads, as_json=as_json)
     elif paging:
         run_paging(seconds, threads, as_json=as_json)

@@ -14,9 +14,11 @@ from octavo.bench.limits import Limits, measure_limits
 from octavo.bench.step_rows import measure_rows
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.engine.available import available_cores
+from octavo.engine.backends import time_device_kernels
 from octavo.errors import ConfigError
 
 _COLUMNS = ("kernel", "size", "us", "GB/s", "GOP/s", "limit", "share")
+_DEVICE_COLUMNS = ("kernel", "size", "us", "GB/s", "of the copy rate")
 _ROWS_COLUMNS = ("rows", "one chunk", "sequences", "vocabulary", "dearer than more")
 _ROUNDS = 15
 _PAGING_COLUMNS = ("attention", "scattered", "contiguous", "contiguous / scattered", "pairs")
@@ -39,6 +41,21 @@ def run(only: str, seconds: float, threads: int | None, *, as_json: bool) -> Non
             if as_json:
                 write(json.dumps(dataclasses.asdict(measured)) + "\n")
             table.add_row(*cells_of(measured))
+    if not as_json:
+        Console(highlight=False).print(table)
+
+
+def run_on_device(device: str, *, as_json: bool) -> None:
+    """Measure a GPU's kernels beside the rate of its memory. Raises ConfigError where there is none."""
+    table = _table(f"octavo bench kernels --device {device}: medians", _DEVICE_COLUMNS, num_left=2)
+    with phases() as tell:
+        tell("making weights and KV ...")
+        for measured in time_device_kernels(device):
+            tell(f"{measured.kernel}, {measured.size}")
+            if as_json:
+                write(json.dumps(dataclasses.asdict(measured)) + "\n")
+            micros, speed = f"{measured.seconds * 1e6:.0f}", f"{measured.gigabytes_per_s:.0f}"
+            table.add_row(measured.kernel, measured.size, micros, speed, f"{measured.share:.0%}")
     if not as_json:
         Console(highlight=False).print(table)
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from octavo.bench.quality import BASE, CHUNK, Choice, Quality, measure
 from octavo.bench.text import Sample, sample_text
 from octavo.cli.terminal import look_at_machine, phases, write
-from octavo.config import KV_KINDS, WEIGHTS
+from octavo.config import HOST_KV_KINDS, WEIGHTS
 from octavo.errors import ConfigError
 from octavo.units import format_bytes
 
@@ -32,7 +32,7 @@ def run(
     as_json: bool,
 ) -> None:
     """Measure every pair of a weight type and a KV type. Raises ConfigError, ModelError."""
-    for setting, given, allowed in (("--weights", weights, WEIGHTS), ("--kv", kvs, KV_KINDS)):
+    for setting, given, allowed in (("--weights", weights, WEIGHTS), ("--kv", kvs, HOST_KV_KINDS)):
         if not set(given) <= set(allowed):
             raise ConfigError(f"{setting} is {','.join(given)}; allowed: {', '.join(allowed)}")
     look_at_machine()

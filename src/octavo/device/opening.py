@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +16,9 @@ from octavo.device.rows import DeviceRows
 from octavo.device.weights import DeviceWeights
 from octavo.errors import ConfigError
 from octavo.model.spec import Model
+
+if TYPE_CHECKING:
+    from octavo.device.kernel_times import DeviceTime
 
 _PROCESSORS_OF_A_CPU = 1  # the interpreter runs one program after the other
 _WEIGHTS = ("auto", "f32", "bf16")
@@ -39,6 +43,16 @@ def open_backend(
         return eager_backend(device, weights, host_memory)
     dtype = torch.float32 if weights == "f32" else torch.bfloat16
     return compiled_backend(device, dtype, host_memory, is_flash=attention == "flash")
+
+
+def time_kernels(name: str) -> Iterator[DeviceTime]:
+    """How long each kernel takes on a GPU. Raises ConfigError where it cannot be used."""
+    from octavo.device.kernel_times import measure_kernels
+
+    device = check_capability(name)
+    if device.type != "cuda":
+        raise ConfigError(f"device is {name}; allowed here: cuda, cuda:N (the processor's: without --device)")
+    return measure_kernels(device, torch.bfloat16)
 
 
 def eager_backend(

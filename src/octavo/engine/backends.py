@@ -11,16 +11,20 @@ machine without a driver never pays for it.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from octavo.config import StartOptions
+from octavo.config import HOST_KV_KINDS, StartOptions
 from octavo.engine.available import available_memory
 from octavo.errors import ConfigError
 from octavo.executor.backend import Backend, HostBackend
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.reference import ReferenceOps
+
+if TYPE_CHECKING:
+    from octavo.device.kernel_times import DeviceTime
 
 _PACKAGES = ("torch", "triton")  # of the extra
 EXTRA = "pip install 'octavo[cuda]'"
@@ -49,11 +53,20 @@ def choose_backend(options: StartOptions) -> Choice:
     return Choice(_host(options), f"no GPU is used: {obstacle}")
 
 
+def time_device_kernels(name: str) -> Iterator[DeviceTime]:
+    """How long each kernel takes on a GPU ("cuda", "cuda:1"). Raises ConfigError where it cannot be used."""
+    if missing := _missing():
+        raise ConfigError(f"--device {name} needs {missing}, which is not installed; {EXTRA}")
+    from octavo.device.opening import time_kernels
+
+    return time_kernels(name)
+
+
 def _host(options: StartOptions) -> HostBackend:
-    if options.kv not in ("f32", "bf16", "int8"):
+    if options.kv not in HOST_KV_KINDS:
         raise ConfigError(
-            f"kv is {options.kv}, which the processor's kernels do not know; allowed: f32, bf16, int8, or "
-            "--backend torch"
+            f"kv is {options.kv}, which the processor's kernels do not know; allowed: "
+            f"{', '.join(HOST_KV_KINDS)}, or --backend torch"
         )
     ops = ReferenceOps(options.weights) if options.backend == "reference" else NativeOps(options.weights)
     name = "reference" if options.backend == "reference" else "native"
