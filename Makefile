@@ -1,7 +1,7 @@
 # make serve   from an empty machine to a running server (Debian 12, Python 3.11+, a C++ compiler)
 # make test    sets up and passes the tests
-# make test-attack, test-clients, test-schemas, test-ui   a real server under malice and load; other projects'
-#   programs beside it; schemas by the hundred; the page in a real browser
+# make test-attack, test-clients, test-schemas, test-ui, test-probes   a real server under malice and load; other
+#   projects' programs beside it; schemas by the hundred; the page in a real browser; the GPU probes, tiny
 # make demo    records the README's animation
 VENV   ?= .venv
 PYTHON ?= python3
@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 MODEL  ?=
 PORT   ?= 8000
 
-.PHONY: serve test test-attack test-clients test-clients-node test-schemas test-ui demo lint sanitize planted-bugs clean
+.PHONY: serve test test-attack test-clients test-clients-node test-schemas test-probes test-ui demo lint sanitize planted-bugs clean
 .DELETE_ON_ERROR:
 
 # Reinstalled when anything that is compiled or installed changes.
@@ -43,6 +43,10 @@ test-clients-node: $(VENV)/.installed-for-tests
 	@command -v npm >/dev/null || { echo "the AI SDK's test needs node and npm; on Debian: apt-get install nodejs npm"; exit 1; }
 	mkdir -p $(VENV)/clients-node && cp tests/clients/package.json $(VENV)/clients-node && npm install --silent --prefix $(VENV)/clients-node
 	$(BIN)/python -m pytest tests/clients/test_agents.py -m clients -s -k ai_sdk
+
+# The GPU probes, tiny, in Triton's interpreter.
+test-probes: $(VENV)/.installed-for-tests
+	$(BIN)/python -m pytest tests/bench/test_cuda_scripts.py -m 'probes or not probes'
 
 # 560 schemas, filled in by the default model: served, refused and cut are counted, answers are validated.
 test-schemas: $(VENV)/.installed-for-tests

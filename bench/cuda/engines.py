@@ -5,8 +5,10 @@ The weights are drawn there layer by layer; nothing is read from a file. Needs O
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import cast
 from unittest import mock
 
@@ -16,17 +18,24 @@ from measuring import Probe
 from shapes import Shape, random_matrix
 
 from octavo.config import StartOptions
-from octavo.device.backend import CompiledBackend
+from octavo.device import compiled_step
+from octavo.device.backend import TorchBackend
+from octavo.device.opening import compiled_backend
 from octavo.device.runner import DeviceRunner
-from octavo.device.weights import DeviceMatrix
+from octavo.device.triton import linear, vocabulary
+from octavo.device.triton.linear import Tiling
+from octavo.device.weights import DeviceMatrix, DeviceWeights
 from octavo.engine import llm as llm_module
 from octavo.engine.available import available_memory
+from octavo.engine.client import AsyncLLM
 from octavo.engine.llm import LLM, Completion
 from octavo.engine.start import Started, engine_over
 from octavo.model.loader import LoadedModel
 from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, RopeSpec
+from octavo.params import SamplingParams
 from octavo.text.chat import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
+from octavo.types import ChatMessage
 
 _LETTERS = 26
 _TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -54,14 +63,12 @@ class LetterTokenizer:
         """It has nothing."""
 
 
-def random_model(
-    shape: Shape, backend: CompiledBackend, context_length: int, seed: int = 0
-) -> LoadedModel:
+def random_model(shape: Shape, backend: TorchBackend, context_length: int, seed: int = 0) -> LoadedModel:
     """Weights of the shape in the backend's type, on its device."""
-    device, dtype = backend.torch_device, backend.weights.dtype  # type: ignore[attr-defined]
+    device, dtype = backend.torch_device, cast(DeviceWeights, backend.weights).dtype
     seeds = iter(range(seed * 100_000, (seed + 1) * 100_000))
 
-    def linear(outputs: int, inputs: int) -> Linear:
+    def matrix(outputs: int, inputs: int) -> Linear:
         return Linear(DeviceMatrix(random_matrix(outputs, inputs, dtype, device, next(seeds))))
 
     def norm(size: int) -> Norm:
@@ -87,39 +94,39 @@ def random_model(
     layers = tuple(
         LayerWeights(
             attention_norm=norm(shape.hidden),
-            q=linear(queries, shape.hidden),
-            k=linear(keys, shape.hidden),
-            v=linear(keys, shape.hidden),
-            o=linear(shape.hidden, queries),
+            q=matrix(queries, shape.hidden),
+            k=matrix(keys, shape.hidden),
+            v=matrix(keys, shape.hidden),
+            o=matrix(shape.hidden, queries),
             ffn_norm=norm(shape.hidden),
-            up=linear(shape.ffn, shape.hidden),
-            down=linear(shape.hidden, shape.ffn),
-            gate=linear(shape.ffn, shape.hidden),
+            up=matrix(shape.ffn, shape.hidden),
+            down=matrix(shape.hidden, shape.ffn),
+            gate=matrix(shape.ffn, shape.hidden),
             q_norm=norm(shape.head) if shape.has_qk_norm else None,
             k_norm=norm(shape.head) if shape.has_qk_norm else None,
         )
         for _ in range(shape.layers)
     )
-    embedding = linear(shape.vocab, shape.hidden).weight
-    output = embedding if shape.is_tied else linear(shape.vocab, shape.hidden).weight
+    embedding = matrix(shape.vocab, shape.hidden).weight
+    output = embedding if shape.is_tied else matrix(shape.vocab, shape.hidden).weight
     weights = ModelWeights(embedding, layers, norm(shape.hidden), output)
     cos, sin = (torch.from_numpy(table).to(device) for table in rope.table(context_length))
     model = Model(f"random-{shape.name}", spec, weights, _ONE_ID, (cos, sin))
     return LoadedModel(model, cast(Tokenizer, LetterTokenizer(shape.vocab)))
 
 
-def new_backend(probe: Probe, dtype: torch.dtype | None = None) -> CompiledBackend:
+def new_backend(probe: Probe, dtype: torch.dtype | None = None) -> TorchBackend:
     """Octavo's kernels on the probe's device, bfloat16 unless said otherwise."""
-    return CompiledBackend(probe.device, dtype or probe.dtypes[0], available_memory)
+    return compiled_backend(probe.device, dtype or probe.dtypes[0], available_memory)
 
 
-def start(loaded: LoadedModel, backend: CompiledBackend, options: StartOptions) -> Started:
+def start(loaded: LoadedModel, backend: TorchBackend, options: StartOptions) -> Started:
     """An engine that no thread turns yet."""
     return engine_over(loaded, backend, options)
 
 
 @contextmanager
-def open_llm(loaded: LoadedModel, backend: CompiledBackend, options: StartOptions) -> Iterator[LLM]:
+def open_llm(loaded: LoadedModel, backend: TorchBackend, options: StartOptions) -> Iterator[LLM]:
     """An `LLM` over the model; it is closed at the end."""
     with mock.patch.object(
         llm_module, "build_engine", lambda model, options, progress: start(loaded, backend, options)
@@ -129,6 +136,24 @@ def open_llm(loaded: LoadedModel, backend: CompiledBackend, options: StartOption
         yield llm
     finally:
         llm.close()
+
+
+@contextmanager
+def one_tiling(probe: Probe) -> Iterator[None]:
+    """On a CPU all tiles have one size: there BLAS multiplies them, and sums larger ones otherwise."""
+    if probe.is_cuda:
+        yield
+        return
+
+    def always(num_rows: int, num_outputs: int) -> Tiling:
+        return Tiling(64, 64, weights_first=True, num_warps=4, num_stages=4)
+
+    with (
+        mock.patch.object(linear, "tiling_for", always),
+        mock.patch.object(vocabulary, "tiling_for", always),
+        mock.patch.object(compiled_step, "prefill_tokens_per_tile", return_value=1),
+    ):
+        yield
 
 
 def runner_of(llm: LLM) -> DeviceRunner:
@@ -155,3 +180,28 @@ def random_prompts(count: int, lengths: tuple[int, int], vocab: int, seed: int) 
         [int(token) for token in rng.integers(2, vocab, rng.integers(lengths[0], lengths[1] + 1))]
         for _ in range(count)
     ]
+
+
+@dataclass(slots=True)
+class Chat:
+    """A session, and what was said in it."""
+
+    llm: AsyncLLM
+    output: int  # tokens of an answer
+    session_id: str = "new"
+    messages: list[ChatMessage] = field(default_factory=list)
+
+    async def say(self, text: str) -> dict[str, float]:
+        """Seconds to the first token; tokens of the prompt that were said before, and that were found."""
+        self.messages.append(ChatMessage("user", text))
+        params = SamplingParams(max_tokens=self.output, temperature=0.0, ignore_eos=True)
+        started = time.perf_counter()
+        taken = await self.llm.sessions.turn("", self.session_id, self.messages, params)
+        first, cached, answer = 0.0, 0, ""
+        async for delta in taken.stream:
+            if delta.tokens and not first:
+                first = time.perf_counter() - started
+            cached, answer = delta.usage.num_cached, answer + delta.text
+        self.session_id = taken.session_id
+        self.messages.append(ChatMessage("assistant", answer))
+        return {"first_token_s": first, "reused_tokens": taken.reused_tokens, "cached_tokens": cached}

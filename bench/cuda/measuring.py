@@ -1,4 +1,4 @@
-"""What every probe needs: the device, JSON lines, medians of interleaved runs, the copy rate. No native module.
+"""What every probe needs: the device, JSON lines, medians of interleaved runs, the copy rate.
 
 Import it first: on a CPU Triton must know that it interprets before it is imported for the first time.
 
@@ -68,7 +68,8 @@ class Probe:
 
     def note(self, text: str) -> None:
         """Progress."""
-        print(f"[{self.name} {time.perf_counter() - self.started:6.1f} s] {text}", file=sys.stderr, flush=True)
+        seconds = time.perf_counter() - self.started
+        print(f"[{self.name} {seconds:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     def has_time(self, what: str, needed_s: float = 0.0) -> bool:
         """Whether so many seconds are left; otherwise a line says what is left out."""

@@ -1,7 +1,7 @@
 """Shapes of models, and paged contexts of random K and V on a device. No native module is needed here.
 
-    Shape       Qwen3-0.6B, Llama-3.1-8B, and one so small that the interpreter runs it
-    Context     a pool of random numbers, tables that name its blocks in random order, chunks over them
+Shape       Qwen3-0.6B, Llama-3.1-8B, and one so small that the interpreter runs it
+Context     a pool of random numbers, tables that name its blocks in random order, chunks over them
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from octavo.device.layout import DevicePool, allocate_pool
 from octavo.device.triton.attention import (
     AttentionForm,
+    AttentionScratch,
     allocate_scratch,
     attend_splitting,
     attend_walking,
@@ -60,7 +61,7 @@ class Shape:
 
 QWEN3_06B = Shape("0.6B", 28, 1024, 3072, 16, 8, 128, 151_936, True, True, 1e6)
 LLAMA_8B = Shape("8B", 32, 4096, 14336, 32, 8, 128, 128_256, False, False, 5e5)
-TINY = Shape("tiny", 2, 64, 96, 4, 2, 16, 97, False, True, 1e4)
+TINY = Shape("tiny", 2, 64, 96, 2, 1, 64, 97, False, True, 1e4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class Attending:
         self._work = work_on(device, tiles_of(starts, lengths, tokens_per_tile), tokens_per_tile)
         self._form = AttentionForm(kv.head_size**-0.5)
         self._heads = q.shape[1] // kv.head_size
-        self._scratch = None
+        self._scratch: AttentionScratch | None = None
         self.out = torch.empty_like(q)
         self.partitions = self._work.items_max
 

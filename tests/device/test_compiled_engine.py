@@ -13,16 +13,16 @@ from octavo.types import Request
 
 def asked() -> list[Request]:
     rng = np.random.default_rng(4)
-    prompts = [random_prompt(rng, length) for length in (19, 5, 33)]
+    prompts = [random_prompt(rng, length) for length in (11, 5, 19)]
     return [
-        request(1, prompts[0], 3),
-        request(2, prompts[1], 3, n=2, temperature=0.9, seed=3, top_p=0.9, logprobs=None),
-        request(3, prompts[2], 3, repetition_penalty=1.3, presence_penalty=0.5),  # the host's sampler's
+        request(1, prompts[0], 2),
+        request(2, prompts[1], 2, n=2, temperature=0.9, seed=3, top_p=0.9, logprobs=None),
+        request(3, prompts[2], 2, repetition_penalty=1.3, presence_penalty=0.5),  # the host's sampler's
     ]
 
 
 @pytest.mark.usefixtures("chained_dots")
-@pytest.mark.parametrize("kv", ["f32", "int8"])
+@pytest.mark.parametrize("kv", ["int8"])
 def test_alone_and_in_a_crowd_of_every_kind_are_equal_and_near_what_eager_ops_say(
     kv: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,7 +34,7 @@ def test_alone_and_in_a_crowd_of_every_kind_are_equal_and_near_what_eager_ops_sa
     # As on a device of many multiprocessors: decoding's attention is cut into partitions, and merged.
     monkeypatch.setattr(opening, "_PROCESSORS_OF_A_CPU", 64)
     splits = TinyCompiled(kv)
-    crowd = run(tiny_engine(splits, model=model, depth=1, step_tokens=24), asked())  # type: ignore[arg-type]
+    crowd = run(tiny_engine(splits, model=model, depth=1, step_tokens=14), asked())  # type: ignore[arg-type]
     assert {key: answer.essence for key, answer in crowd.items()} == {
         key: answer.essence for key, answer in alone.items()
     }

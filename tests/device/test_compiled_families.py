@@ -29,7 +29,11 @@ sys.path.append(str(Path(__file__).parents[1] / "model"))  # whose files name ea
 import model_bench
 
 BLOCK, BLOCKS, TOLERANCE = 16, 6, 2e-4
-PROMPT, DECODED = 20, 3
+PROMPT, DECODED = 11, 2
+# One of each kind of what a decoder may have; the op-after-op tests have all of them.
+NAMES = (
+    "llama-tied", "llama-biases", "llama-rope-llama3", "mistral-window", "qwen2", "qwen3", "gemma2", "gpt2",
+)  # fmt: skip
 
 
 class Machine:
@@ -86,13 +90,13 @@ def loaded(name: str, folder: Path):  # type: ignore[no-untyped-def]
     return theirs, load_model(path, DeviceWeights(CPU, torch.float32)).model
 
 
-@pytest.mark.parametrize("name", model_bench.CONFIGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_prefill_and_replayed_decoding_give_transformers_logits(name: str, tmp_path: Path) -> None:
     theirs, model = loaded(name, tmp_path)
     tokens = model_bench.random_prompt(PROMPT + DECODED)
     expected = model_bench.expected_logits(theirs, tokens)
     machine = Machine(model)
-    given = logits_of(machine, tokens, [PROMPT - 7, 7] + [1] * DECODED)
+    given = logits_of(machine, tokens, [PROMPT - 4, 4] + [1] * DECODED)
     np.testing.assert_allclose(given, expected, rtol=0, atol=TOLERANCE)
     assert list(machine.arithmetic._captured) == [1], "decoding was not replayed"
 
@@ -135,7 +139,7 @@ def test_weights_that_are_read_together_exist_once(tmp_path: Path) -> None:
     assert model.weights.num_bytes == before
 
 
-@pytest.mark.parametrize("kv", ["fp16", "int8", "fp8"])
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
 def test_smaller_kinds_of_kv_stay_near(kv: str, tmp_path: Path) -> None:
     theirs, model = loaded("qwen3", tmp_path)
     tokens = model_bench.random_prompt(PROMPT + DECODED)

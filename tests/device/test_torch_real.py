@@ -117,16 +117,16 @@ def test_greedy_texts_and_logprobs_equal_transformers(
         assert told.logprobs == pytest.approx(own.tolist(), abs=1e-4)
 
 
-def test_alone_and_among_eight_others_it_is_the_same(server: Server, alone: list[Told]) -> None:
+def test_alone_and_among_five_others_it_is_the_same(server: Server, alone: list[Told]) -> None:
     """In one crowd, greedy and sampled, prompts of other lengths: equal to the bit."""
     others = [
-        (f"{PROMPTS[i % 3]} number {'and ' * (5 * i)}", {"temperature": 0.9, "seed": i}) for i in range(6)
+        (f"{PROMPTS[i % 3]} number {'and ' * (5 * i)}", {"temperature": 0.9, "seed": i}) for i in range(3)
     ]
     asked: list[tuple[str, dict[str, object]]] = [*((prompt, {}) for prompt in PROMPTS), *others]  # type: ignore[list-item]
-    assert len(asked) == 9
-    with ThreadPoolExecutor(9) as threads:
+    assert len(asked) == 6
+    with ThreadPoolExecutor(6) as threads:
         crowd = list(threads.map(lambda one: server.ask(one[0], **one[1]), asked))
     assert crowd[:3] == alone
-    assert len({told.text for told in crowd}) == 9
-    prompt, sampled = asked[8]
-    assert server.ask(prompt, **sampled) == crowd[8]
+    assert len({told.text for told in crowd}) == 6
+    prompt, sampled = asked[5]
+    assert server.ask(prompt, **sampled) == crowd[5]

@@ -29,7 +29,7 @@ def over_torch() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["f32", "int8"])
+@pytest.fixture(params=["int8"])
 def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[test_below.House]:
     house = test_below.House(tmp_path, request.param)
     with mock.patch.object(Transfers, "is_worth_it", return_value=True):

@@ -38,6 +38,9 @@ class ArrayBlocks:
     def pin(self, memory: memoryview) -> None:
         self.pinned = memory.nbytes
 
+    def unpin(self) -> None:
+        self.pinned = 0
+
     def write_block(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
         return fill(memoryview(self.data[block]))
 

@@ -66,6 +66,7 @@ class TorchBackend:
     def memory_available(self) -> int:
         """Bytes to be had for blocks now."""
         if self.torch_device.type == "cuda":
+            torch.cuda.empty_cache()  # what loading left behind is free
             return torch.cuda.mem_get_info(self.torch_device)[0]
         return self._host_memory() // 4  # the machine's other programs need theirs
 

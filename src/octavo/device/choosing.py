@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from octavo.errors import ConfigError
@@ -41,6 +43,11 @@ def find_cuda_obstacle(index: int = 0) -> str | None:
                 "or newer"
             )
     return None
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """While it is open, launches, events and captures of this thread are the device's."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def words_of(device: torch.device) -> str:

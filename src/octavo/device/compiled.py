@@ -26,7 +26,7 @@ from octavo.device.compiled_step import (
     work_in,
 )
 from octavo.device.flash import FlashAttention
-from octavo.device.graphs import Replay
+from octavo.device.graphs import GraphMemory, Replay
 from octavo.device.layout import DevicePool
 from octavo.device.lowering import Program, lower
 from octavo.device.recording import RECORDED, Node, Recorder
@@ -76,6 +76,7 @@ class CompiledArithmetic:
         self._output = own_matrix(model.weights.output).data
         self._scratch = allocate_argmax_scratch(_CAPTURED_MAX, spec.vocab_size, pool.data.device)
         self._captured: dict[int, _Captured] = {}
+        self._memory = GraphMemory()
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
@@ -163,7 +164,7 @@ class CompiledArithmetic:
             tokens.copy_(tokens_of(table_rows, own, starts, self._rows.tokens))
             return self._program.run(step)
 
-        return _Captured(place, forms, Replay(body, device))
+        return _Captured(place, forms, Replay(body, device, self._memory))
 
 
 def record(model: Model, pool: DevicePool) -> Program:

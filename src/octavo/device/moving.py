@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import torch
 
+from octavo.device.choosing import current
 from octavo.device.layout import DevicePool
 from octavo.kernels.contract import Bytes
 from octavo.units import format_bytes
@@ -32,6 +34,7 @@ class DeviceBlocks:
         self._buffer = torch.empty(self.bytes_per_block, dtype=torch.uint8, pin_memory=is_cuda)
         self._stream = torch.cuda.Stream(pool.data.device) if is_cuda else None
         self._begun: torch.cuda.Event | None = None
+        self._pinned = 0  # the address of host memory that is
 
     def fence(self) -> None:
         """Transfers that begin from now on come behind all that the caller's stream was given so far."""
@@ -64,10 +67,13 @@ class DeviceBlocks:
         """Tell the driver to keep host memory in place: copies are then the device's own, and fast."""
         if self._stream is None or not memory.nbytes:
             return
-        cudart = torch.cuda.cudart()
         address = np.frombuffer(memory, np.uint8).ctypes.data
-        failure = int(cudart.cudaHostRegister(address, memory.nbytes, 0))
-        if failure:
+        with current(self.pool.data.device):
+            failure = int(torch.cuda.cudart().cudaHostRegister(address, memory.nbytes, 0))
+        if not failure:
+            self._pinned = address
+        else:
+            self._swallow_error()
             log.warning(
                 "%s of host memory could not be pinned (CUDA error %d): blocks move slower; give a smaller "
                 "--host-cache, or raise the limit of locked memory (ulimit -l)",
@@ -75,16 +81,29 @@ class DeviceBlocks:
                 failure,
             )
 
+    def unpin(self) -> None:
+        """Before the memory goes."""
+        if self._pinned:
+            with current(self.pool.data.device):
+                torch.cuda.cudart().cudaHostUnregister(self._pinned)
+            self._pinned = 0
+
+    def _swallow_error(self) -> None:
+        """The driver's call left it for the next one to find: a small one finds it here."""
+        with suppress(RuntimeError), current(self.pool.data.device):
+            torch.zeros(1, device=self.pool.data.device)
+
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Done when this returns."""
         if self._stream is None:
             target.copy_(source)
             return
-        if self._begun is not None:
-            self._stream.wait_event(self._begun)
-        with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
-        self._stream.synchronize()
+        with current(self.pool.data.device):
+            if self._begun is not None:
+                self._stream.wait_event(self._begun)
+            with torch.cuda.stream(self._stream):
+                target.copy_(source, non_blocking=True)
+            self._stream.synchronize()
 
 
 def _bytes_of(buffer: torch.Tensor) -> memoryview:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from octavo.device.arithmetic import Arithmetic, tokens_of
+from octavo.device.choosing import current
 from octavo.device.drawing import Drawing, Drawn
 from octavo.device.hidden import HostHidden
 from octavo.device.moving import DeviceBlocks
@@ -97,29 +98,10 @@ class DeviceRunner:
         """Execute one plan and wait for it."""
         return self.submit(plan).result()
 
-    @torch.inference_mode()
     def submit(self, plan: StepPlan) -> Pending:
         """Start one plan. A kernel that fails takes the plan's sequences with it, and no others."""
-        pending = Pending(self, plan, time.perf_counter())
-        rows, on_device = self._rows, self._on_device
-        rows.apply(plan)
-        shape = shape_of(plan)
-        writes = on_device.written_by(plan).arrays()
-        extra = self.arithmetic.arrays_of(shape) if plan.chunks else ()
-        indices, values, *arrays = carry([*writes, *shape.arrays, *extra], self._device)
-        pending._batch_seconds = time.perf_counter() - pending._started
-        if indices.numel():
-            on_device.state[indices.long()] = values
-        self._move(plan)
-        if not plan.chunks:
-            return pending
-        masked = self._sampler.mask_seconds
-        try:
-            self._compute(plan, self._step(shape, arrays), pending)
-        except RuntimeError as error:  # torch's and Triton's own; bugs of ours are other errors
-            pending._trouble = describe_trouble(error, self._device)
-        pending._mask_seconds = self._sampler.mask_seconds - masked
-        return pending
+        with current(self._device), torch.inference_mode():
+            return self._start(plan)
 
     def finish(self, pending: Pending) -> StepResult:
         """The result of a plan that was started."""
@@ -164,6 +146,28 @@ class DeviceRunner:
         """End the transfers that have begun."""
         if self._transfers is not None:
             self._transfers.close()
+
+    def _start(self, plan: StepPlan) -> Pending:
+        pending = Pending(self, plan, time.perf_counter())
+        rows, on_device = self._rows, self._on_device
+        rows.apply(plan)
+        shape = shape_of(plan)
+        writes = on_device.written_by(plan).arrays()
+        extra = self.arithmetic.arrays_of(shape) if plan.chunks else ()
+        indices, values, *arrays = carry([*writes, *shape.arrays, *extra], self._device)
+        pending._batch_seconds = time.perf_counter() - pending._started
+        if indices.numel():
+            on_device.state[indices.long()] = values
+        self._move(plan)
+        if not plan.chunks:
+            return pending
+        masked = self._sampler.mask_seconds
+        try:
+            self._compute(plan, self._step(shape, arrays), pending)
+        except RuntimeError as error:  # torch's and Triton's own; bugs of ours are other errors
+            pending._trouble = describe_trouble(error, self._device)
+        pending._mask_seconds = self._sampler.mask_seconds - masked
+        return pending
 
     def _move(self, plan: StepPlan) -> None:
         if plan.copies:

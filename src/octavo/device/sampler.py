@@ -9,7 +9,7 @@ so no order of adding matters, and a row's bits do not depend on the rows beside
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from octavo.sampling.penalties import adjusts
 
 _TEMPERATURE_MIN = 1e-5  # as in sampling/sampler.py
 _UNIT_BITS = 40
+_ROWS_AT_ONCE = 64  # so that a large vocabulary's float64 numbers stay few
 _LOW = 0xFFFF_FFFF
 _PHILOX = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -39,6 +40,10 @@ class DrawParams:
     seed_high: Tensor
     choice: Tensor
 
+    def part(self, rows: slice) -> DrawParams:
+        """Of some of the rows."""
+        return DrawParams(*(getattr(self, field.name)[rows] for field in fields(self)))
+
 
 def is_drawn_on_device(params: SamplingParams, is_led: bool, num_output: int) -> bool:
     """Whether a row needs nothing of the host after `num_output` output tokens. It depends on the request and
@@ -54,6 +59,11 @@ def has_filters(params: SamplingParams) -> bool:
 def draw(logits: Tensor, params: DrawParams, positions: Tensor, *, is_filtered: bool) -> Tensor:
     """One token (S,) int64 for each row of logits (S, V) float32, drawn for `positions` (S,): how many tokens
     stand before it. -1 for a row that holds NaN or +inf, or nothing but -inf."""
+    if logits.shape[0] > _ROWS_AT_ONCE:
+        halves = range(0, logits.shape[0], _ROWS_AT_ONCE)
+        parts = [slice(first, first + _ROWS_AT_ONCE) for first in halves]
+        drawn = [draw(logits[p], params.part(p), positions[p], is_filtered=is_filtered) for p in parts]
+        return torch.cat(drawn)
     best = logits.amax(dim=-1, keepdim=True)
     greedy = logits.argmax(dim=-1)
     scores = (logits - best) / params.temperature.clamp(min=_TEMPERATURE_MIN)[:, None]
@@ -73,19 +83,30 @@ def greedy_tokens(logits: Tensor) -> Tensor:
 def logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
     """Of each row's token its logprob (S,), and the `top` likeliest: their ids and logprobs (S, top),
     float32, the lowest id first among equals."""
+    if logits.shape[0] > _ROWS_AT_ONCE:
+        parts = zip(logits.split(_ROWS_AT_ONCE), tokens.split(_ROWS_AT_ONCE), strict=True)
+        own, ids, values = zip(*(logprobs(rows, chosen, top) for rows, chosen in parts), strict=True)
+        return torch.cat(own), torch.cat(ids), torch.cat(values)
     best = logits.amax(dim=-1, keepdim=True)
     units = torch.round(exp((logits - best).to(torch.float64)) * 2.0**_UNIT_BITS).to(torch.int64)
     total = units.sum(dim=-1, keepdim=True).to(torch.float64) * 2.0**-_UNIT_BITS
     normaliser = (best.to(torch.float64) + logarithm(total)).to(torch.float32)
-    own = logits.gather(1, tokens.clamp(min=0)[:, None]) - normaliser
-    ids = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :top]
-    return own[:, 0], ids, logits.gather(1, ids) - normaliser
+    told = logits.gather(1, tokens.clamp(min=0)[:, None]) - normaliser
+    order = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :top]
+    return told[:, 0], order, logits.gather(1, order) - normaliser
 
 
 def gumbel_noise(params: DrawParams, positions: Tensor, size: int) -> Tensor:
     """(S, V) float32: the host's own, bit for bit. Four tokens share a counter of Philox 4x32 with 10 rounds
     (Salmon et al. 2011); the noise is -log(-log(u)), u of 24 bits."""
     device = positions.device
+    if device.type == "cuda":  # one launch instead of a hundred
+        from octavo.device.triton.noise import gumbel_noise as write_noise
+
+        out = torch.empty((positions.shape[0], size), dtype=torch.float32, device=device)
+        keys = (params.choice, params.seed_low, params.seed_high)
+        write_noise(out, positions.to(torch.int64), *(key.contiguous() for key in keys))
+        return out
     counters = -(-size // 4)
     words = [
         torch.arange(counters, dtype=torch.int64, device=device)[None, :].expand(positions.shape[0], -1),

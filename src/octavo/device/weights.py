@@ -67,13 +67,30 @@ class DeviceWeights:
 
 
 def stacked(matrices: Sequence[DeviceMatrix]) -> Tensor:
-    """One below the other, in one tensor. They become views of it, so the weights exist once."""
+    """One below the other, in one tensor. They become views of it, so the weights exist once, however many
+    engines stack them."""
+    if (before := _neighbours(matrices)) is not None:
+        return before
     whole = torch.cat([matrix.data for matrix in matrices])
     first = 0
     for matrix in matrices:
         matrix.data = whole[first : first + matrix.data.shape[0]]
         first += matrix.data.shape[0]
     return whole
+
+
+def _neighbours(matrices: Sequence[DeviceMatrix]) -> Tensor | None:
+    """The tensor that they are views of already, if they are."""
+    first = matrices[0].data
+    expected = first.storage_offset()
+    for matrix in matrices:
+        data = matrix.data
+        is_next = data.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not is_next or data.storage_offset() != expected:
+            return None
+        expected += data.numel()
+    rows = sum(matrix.data.shape[0] for matrix in matrices)
+    return first.as_strided((rows, first.shape[1]), first.stride())
 
 
 def stacked_biases(biases: Sequence[Vector | None], matrices: Sequence[DeviceMatrix]) -> Tensor | None:

@@ -52,6 +52,9 @@ class BlockMover(Protocol):
     def pin(self, memory: memoryview) -> None:
         """Host memory that copies will come from and go to, all of it: a device wants it to stay in place."""
 
+    def unpin(self) -> None:
+        """It goes now: no copy will follow."""
+
 
 class Forward(BlockMover, Protocol):
     """Owns the bytes of the KV blocks. All calls but the mover's come from one thread, in order of plans."""
@@ -131,6 +134,9 @@ class HostForward:
 
     def pin(self, memory: memoryview) -> None:
         """Nothing to do: blocks lie in the same memory."""
+
+    def unpin(self) -> None:
+        """Nothing to do."""
 
     def wait_ready(self) -> None:
         """Until the memory that was asked for at once is there."""

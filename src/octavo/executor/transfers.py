@@ -128,6 +128,8 @@ class TransferWorker:
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
+            if self._blocks is not None:
+                self._blocks.unpin()
             self._store.close()
 
     def _run(self) -> None:

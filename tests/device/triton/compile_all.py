@@ -15,7 +15,17 @@ from tests.device.triton.compiling import compiled
 from tests.device.triton.steps import CPU
 
 from octavo.device.layout import DevicePool, allocate_pool
-from octavo.device.triton import blocks, elementwise, embedding, linear, norms, plans, store, vocabulary
+from octavo.device.triton import (
+    blocks,
+    elementwise,
+    embedding,
+    linear,
+    noise,
+    norms,
+    plans,
+    store,
+    vocabulary,
+)
 from octavo.device.triton.attention import AttentionForm, allocate_scratch, attend_splitting, attend_walking
 from octavo.device.triton.attention_work import AttentionStep, AttentionWork, prefill_tokens_per_tile
 from octavo.kernels.contract import KvShape
@@ -77,6 +87,11 @@ def of_rows() -> None:
     embedding.embed(x, halves(100, 4096), ints(4), 2.0, x, ints(4))
 
 
+def of_noise() -> None:
+    keys = [torch.zeros(4, dtype=torch.int64) for _ in range(4)]
+    noise.gumbel_noise(torch.empty((4, 5000)), *keys)
+
+
 def of_moves() -> None:
     data = torch.zeros((2, 8192), dtype=torch.uint8)
     blocks.copy_blocks(data, ints(2), ints(2))
@@ -108,6 +123,7 @@ def cases() -> dict[str, Callable[[], None]]:
         "rows": of_rows,
         "erf": lambda: elementwise.activate(halves(4, 64), halves(4, 64), "gelu"),
         "moves": of_moves,
+        "noise": of_noise,
     }
 
 

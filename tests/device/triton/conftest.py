@@ -13,4 +13,3 @@ import torch
 @pytest.fixture
 def rng() -> torch.Generator:
     return torch.Generator().manual_seed(20240611)
-

@@ -1,0 +1,105 @@
+"""Gumbel noise of one step in one kernel: the bits of `device/sampler.py`, which spells them out in torch.
+
+Four tokens share a counter of Philox 4x32 with ten rounds (Salmon et al. 2011); the key is the seed, the
+counter (token / 4, position, choice, 0); the noise is -log(-log(u)), u of 24 bits, in float64 and op by op.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+
+from octavo.device.triton.launch import jit, kernel, launch
+
+_COUNTERS = 256  # of a program
+_FIRST_FACTOR, _SECOND_FACTOR = tl.constexpr(0xD2511F53), tl.constexpr(0xCD9E8D57)
+_FIRST_STEP, _SECOND_STEP = tl.constexpr(0x9E3779B9), tl.constexpr(0xBB67AE85)
+
+
+def gumbel_noise(
+    out: torch.Tensor,
+    positions: torch.Tensor,
+    choices: torch.Tensor,
+    seeds_low: torch.Tensor,
+    seeds_high: torch.Tensor,
+) -> None:
+    """out (S, V) float32; the others (S,) int64, of which the low 32 bits count."""
+    assert out.is_contiguous()
+    assert out.dtype == torch.float32
+    for vector in (positions, choices, seeds_low, seeds_high):
+        assert vector.shape == (out.shape[0],)
+        assert vector.dtype == torch.int64
+        assert vector.is_contiguous()
+    launch(
+        write_noise,
+        (out.shape[0], -(-out.shape[1] // (4 * _COUNTERS))),
+        [out, positions, choices, seeds_low, seeds_high, out.shape[1]],
+        {"COUNTERS": _COUNTERS},
+    )
+
+
+@kernel("size")
+def write_noise(
+    out: tl.tensor,
+    positions: tl.tensor,
+    choices: tl.tensor,
+    seeds_low: tl.tensor,
+    seeds_high: tl.tensor,
+    size: tl.tensor,
+    COUNTERS: tl.constexpr,
+) -> None:
+    """One program for each row and block of counters."""
+    row = tl.program_id(0).to(tl.int64)
+    counter = tl.program_id(1) * COUNTERS + tl.arange(0, COUNTERS)
+    word_0 = counter.to(tl.uint32)
+    word_1 = tl.zeros([COUNTERS], tl.uint32) + tl.load(positions + row).to(tl.uint32)
+    word_2 = tl.zeros([COUNTERS], tl.uint32) + tl.load(choices + row).to(tl.uint32)
+    word_3 = tl.zeros([COUNTERS], tl.uint32)
+    key_0 = tl.load(seeds_low + row).to(tl.uint32)
+    key_1 = tl.load(seeds_high + row).to(tl.uint32)
+    for _ in tl.static_range(10):
+        first = word_0.to(tl.uint64) * _FIRST_FACTOR
+        second = word_2.to(tl.uint64) * _SECOND_FACTOR
+        word_0 = (second >> 32).to(tl.uint32) ^ word_1 ^ key_0
+        word_2 = (first >> 32).to(tl.uint32) ^ word_3 ^ key_1
+        word_1 = second.to(tl.uint32)
+        word_3 = first.to(tl.uint32)
+        key_0 = (key_0.to(tl.uint64) + _FIRST_STEP).to(tl.uint32)
+        key_1 = (key_1.to(tl.uint64) + _SECOND_STEP).to(tl.uint32)
+    at = out + row * size + 4 * counter
+    tl.store(at, noise_of(word_0), mask=4 * counter < size)
+    tl.store(at + 1, noise_of(word_1), mask=4 * counter + 1 < size)
+    tl.store(at + 2, noise_of(word_2), mask=4 * counter + 2 < size)
+    tl.store(at + 3, noise_of(word_3), mask=4 * counter + 3 < size)
+
+
+@jit
+def noise_of(bits: tl.tensor) -> tl.tensor:
+    """-log(-log(u)) as float32."""
+    u = ((bits >> 8).to(tl.float64) + 0.5) * (1.0 / 16777216.0)
+    return (-logarithm(-logarithm(u))).to(tl.float32)
+
+
+@jit
+def logarithm(x: tl.tensor) -> tl.tensor:
+    """Of positive normal float64, op by op as `device/sampler.py` has it."""
+    bits = x.to(tl.int64, bitcast=True)
+    e = ((bits >> 52) - 1023).to(tl.float64)
+    m = ((bits & 0x000FFFFFFFFFFFFF) | 0x3FF0000000000000).to(tl.float64, bitcast=True)
+    is_upper = m > 1.4142135623730951
+    m = tl.where(is_upper, 0.5 * m, m)
+    e = tl.where(is_upper, e + 1.0, e)
+    s = (m - 1.0) / (m + 1.0)
+    z = s * s
+    p = tl.zeros_like(z) + (1.0 / 21)
+    p = p * z + 1.0 / 19
+    p = p * z + 1.0 / 17
+    p = p * z + 1.0 / 15
+    p = p * z + 1.0 / 13
+    p = p * z + 1.0 / 11
+    p = p * z + 1.0 / 9
+    p = p * z + 1.0 / 7
+    p = p * z + 1.0 / 5
+    p = p * z + 1.0 / 3
+    tail = 2.0 * s * z * p + e * 1.9082149292705877e-10
+    return e * 0.69314718036912382 + (2.0 * s + tail)
