@@ -62,8 +62,7 @@ def model_lines(started: Started, options: StartOptions) -> list[tuple[str, str]
         ("backend", f"{backend.name} on {backend.device}: {started.backend_reason}"),
         (
             "arithmetic",
-            f"{backend.arithmetic_id}: the exactness contract holds (a request's bits do not depend on what "
-            "runs beside it)",
+            f"{backend.arithmetic_id}: {backend.exactness}",
         ),
         *backend.notes,
         ("model", f"{facts.name}: vocabulary {facts.vocab_size:,}, context {spec.context_length:,} tokens"),

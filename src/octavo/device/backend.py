@@ -12,7 +12,7 @@ from octavo.device.layout import DevicePool, Layout, allocate_pool
 from octavo.device.rows import DeviceRows
 from octavo.device.runner import DeviceRunner
 from octavo.errors import ConfigError
-from octavo.executor.backend import EngineRunner, PoolSize
+from octavo.executor.backend import EXACT, EngineRunner, PoolSize
 from octavo.executor.executor import Executor, PendingResult
 from octavo.executor.runner import RunnerConfig
 from octavo.executor.transfers import TransferWorker
@@ -53,6 +53,7 @@ class TorchBackend:
         arithmetic_id: str,
         new_arithmetic: NewArithmetic,
         host_memory: Callable[[], int],
+        exactness: str = EXACT,
         notes: Sequence[tuple[str, str]] = (),
     ) -> None:
         """`host_memory`: bytes that the host can spare; `notes`: what `octavo doctor` says of it."""
@@ -60,7 +61,7 @@ class TorchBackend:
         self.device = words_of(device)
         self.weights = weights
         self.arithmetic_id = arithmetic_id
-        self.notes = notes
+        self.exactness, self.notes = exactness, notes
         self._new_arithmetic, self._host_memory = new_arithmetic, host_memory
 
     def memory_available(self) -> int:

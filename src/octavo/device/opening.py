@@ -94,6 +94,10 @@ def compiled_backend(
             flash = FlashAttention(rows.context_length)
         return CompiledArithmetic(model, pool, rows, count, flash)
 
+    exactness = (
+        "built to keep the exactness contract, and not yet checked on a device: bench/cuda/bits.py and "
+        "exactness.py ask this one (docs/gpu.md)"
+    )
     chosen = "flash (torch's)" if is_flash else "triton (Octavo's)"
     other = "usable" if obstacle is None else f"not usable: {obstacle}"
     return TorchBackend(
@@ -102,5 +106,6 @@ def compiled_backend(
         kernels_id(device, dtype) + (f"-flash-torch{torch.__version__}" if is_flash else ""),
         new_arithmetic,
         host_memory,
+        exactness,
         [("attention", f"{chosen}; --attention flash is {other}")],
     )

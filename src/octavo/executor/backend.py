@@ -25,6 +25,8 @@ from octavo.kernels.pool import bytes_per_block
 from octavo.model.spec import Model
 from octavo.sampling.grammars import Grammars
 
+EXACT = "the exactness contract holds (a request's bits do not depend on what runs beside it)"
+
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
@@ -56,7 +58,8 @@ class Backend(Protocol):
     weights: WeightOps
     is_host: bool  # blocks are the host's memory: taken page by page as they are written, and given back
 
-    notes: Sequence[tuple[str, str]]  # what `octavo doctor` says beside its name
+    exactness: str  # how far the contract holds, in words
+    notes: Sequence[tuple[str, str]]  # what else `octavo doctor` says of it
 
     def memory_available(self) -> int:
         """Bytes to be had for blocks now."""
@@ -83,6 +86,7 @@ class HostBackend:
 
     is_host = True
     device = "cpu"
+    exactness = EXACT
     notes: Sequence[tuple[str, str]] = ()
 
     def __init__(self, name: str, ops: Ops, memory_available: Callable[[], int]) -> None:
