@@ -30,7 +30,7 @@ import triton
 from torch import Tensor
 
 from octavo.device.choosing import find_cuda_obstacle, words_of
-from octavo.device.graphs import Replay
+from octavo.device.graphs import GraphMemory, Replay
 
 LIMIT_S = 540.0  # of a script, less than the ten minutes of a slot
 _ROUND_S = 0.03  # what a round of replays should take at least, so that events are precise
@@ -150,8 +150,11 @@ def medians(
 ) -> dict[str, float]:
     """Median seconds of one call of each, in interleaved rounds; `captured`: as graphs."""
     calls: dict[str, Callable[[], object]] = {}
+    memory = GraphMemory(probe.device)
     for name, body in bodies.items():
-        calls[name] = Replay(partial(_tensor_of, body, probe.device), probe.device) if captured else body
+        calls[name] = (
+            Replay(partial(_tensor_of, body, probe.device), probe.device, memory) if captured else body
+        )
         calls[name]()
     repeats = {name: _repeats(probe, call) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}

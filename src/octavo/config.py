@@ -45,7 +45,7 @@ class StartOptions:
     device: str = "auto"  # cpu, cuda, or cuda:1; auto: a GPU where there is one
     attention: str = "triton"  # a device's kernels: triton (exact), or flash (of torch, where it has them)
     context_length: int | None = None  # tokens of prompt and output together; None: the model's own
-    kv_memory_bytes: int | None = None  # bytes of KV blocks; None: a quarter of the available memory
+    kv_memory_bytes: int | None = None  # bytes of KV blocks; None: a quarter of what is there; on a GPU most
     kv_ready_bytes: int = 0  # of these, taken from the system at start; the rest when first used
     block_size: int = 16  # tokens per block
     host_cache_bytes: int = 0  # of host memory below the pool; 0: none
@@ -70,6 +70,8 @@ class StartOptions:
     def __post_init__(self) -> None:
         _one_of("weights", self.weights, WEIGHTS)
         _one_of("kv", self.kv, KV_KINDS)
+        if self.backend == "cpu":
+            raise ConfigError(f"backend is 'cpu', which is called native now; allowed: {', '.join(BACKENDS)}")
         _one_of("backend", self.backend, BACKENDS)
         _one_of("attention", self.attention, ATTENTIONS)
         if self.attention == "flash" and (self.backend in ("native", "reference") or self.device == "cpu"):

@@ -78,12 +78,12 @@ def test_what_the_device_draws_is_what_the_host_would_draw(monkeypatch: pytest.M
     drawn = [alone(own, one).essence for one in asked if is_drawn(one)]
     assert len(drawn) >= 12
     assert sum(not one.params.greedy for one in asked if is_drawn(one)) >= 6
-    monkeypatch.setattr(drawing, "is_drawn_on_device", lambda params, is_led, num_output: False)
+    monkeypatch.setattr(drawing, "is_drawn_on_device", lambda params, is_led: False)
     assert [alone(own, one).essence for one in asked if is_drawn(one)] == drawn
 
 
 def is_drawn(one: Request) -> bool:
-    return is_drawn_on_device(one.params, False, 0)
+    return is_drawn_on_device(one.params, False)
 
 
 def test_drafts_and_forced_tokens_change_no_bit() -> None:

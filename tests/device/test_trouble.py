@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.device.over_torch import CPU, TinyTorch
 from tests.tiny import random_prompt, request, run, tiny_engine, tiny_model
+from triton.runtime.errors import OutOfResources
 
 from octavo.device import backend as backend_module
 from octavo.device.layout import DevicePool
@@ -45,6 +46,30 @@ def test_a_kernel_that_fails_takes_its_requests_and_the_engine_goes_on(depth: in
     assert after.cached == 0, "a block that a failed step may have written was found again"
     [said] = {event.text.partition(": ")[2] for event in engine.scheduler.events.recent(2)} - {""}
     assert said == "a kernel failed on cpu: Triton Error [CUDA]: out of resource: shared memory"
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_children_of_a_fork_fail_with_their_parent_and_nothing_else_breaks(depth: int) -> None:
+    """The next plan, made before the failure is known, counts on the children's rows; the error is Triton's
+    own, which is no RuntimeError."""
+    ops = TinyTorch()
+    engine = tiny_engine(ops, depth=depth)
+    arithmetic = engine.executor._runner.arithmetic  # type: ignore[attr-defined]
+    plain, errors = arithmetic.hidden, [OutOfResources(229_376, 166_912, "shared memory")]
+
+    def fails_once(step: object) -> torch.Tensor:
+        if errors:
+            raise errors.pop()
+        return plain(step)
+
+    arithmetic.hidden = fails_once
+    answers = run(engine, [request(1, PROMPT, 6, n=3)])
+    assert [answer.finish for answer in answers.values()] == [FinishReason.ERROR] * 3
+    wanted = run(tiny_engine(ops), [request(2, PROMPT, 6, n=3)])
+    after = run(engine, [request(2, PROMPT, 6, n=3)])
+    assert {key: answer.essence for key, answer in after.items()} == {
+        key: answer.essence for key, answer in wanted.items()
+    }
 
 
 def test_requests_of_other_steps_live_on(monkeypatch: pytest.MonkeyPatch) -> None:

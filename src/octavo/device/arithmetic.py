@@ -22,6 +22,9 @@ class Arithmetic(Protocol):
 
     pool: DevicePool
 
+    def scatter(self, state: Tensor, indices: Tensor, values: Tensor, count: Tensor) -> None:
+        """state[indices[i]] = values[i] for all i < count (1,), int32; the indices differ."""
+
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
 
@@ -45,6 +48,10 @@ class EagerArithmetic:
     def __init__(self, model: Model, ops: EagerOps, pool: DevicePool) -> None:
         self.pool = pool
         self._model, self._ops = model, ops
+
+    def scatter(self, state: Tensor, indices: Tensor, values: Tensor, count: Tensor) -> None:
+        """state[indices] = values."""
+        state[indices.long()] = values
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""

@@ -29,11 +29,14 @@ from octavo.device.flash import FlashAttention
 from octavo.device.graphs import GraphMemory, Replay
 from octavo.device.layout import DevicePool
 from octavo.device.lowering import Program, lower
+from octavo.device.packing import pack, unpack
 from octavo.device.recording import RECORDED, Node, Recorder
 from octavo.device.rows import DeviceRows
 from octavo.device.step import DeviceStep, StepShape
+from octavo.device.triton.attention import AttentionScratch, allocate_scratch
 from octavo.device.triton.attention_work import PARTITION_SIZE, AttentionStep
 from octavo.device.triton.blocks import copy_blocks, independent_runs
+from octavo.device.triton.plans import scatter
 from octavo.device.triton.vocabulary import allocate_argmax_scratch, argmax, logits
 from octavo.device.weights import own_matrix
 from octavo.kernels.contract import Ints
@@ -76,7 +79,12 @@ class CompiledArithmetic:
         self._output = own_matrix(model.weights.output).data
         self._scratch = allocate_argmax_scratch(_CAPTURED_MAX, spec.vocab_size, pool.data.device)
         self._captured: dict[int, _Captured] = {}
-        self._memory = GraphMemory()
+        self._partials = self._allocate_partials()
+        self._memory = GraphMemory(pool.data.device)
+
+    def scatter(self, state: Tensor, indices: Tensor, values: Tensor, count: Tensor) -> None:
+        """One kernel."""
+        scatter(state, indices, values, count)
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
@@ -93,7 +101,7 @@ class CompiledArithmetic:
         forms = self._forms(size)
         rows, starts = np.full(size, self._rows.max_rows, np.int32), np.zeros(size, np.int32)
         rows[: shape.starts.size], starts[: shape.starts.size] = shape.table_rows, shape.starts
-        return [np.concatenate([rows, starts, *(padded_list(form, shape.starts) for form in forms)])]
+        return [pack([rows, starts, *(padded_list(form, shape.starts) for form in forms)])]
 
     def hidden(self, step: DeviceStep) -> Tensor:
         """(R, E): the wanted rows of the step."""
@@ -121,6 +129,19 @@ class CompiledArithmetic:
             parts.append(out)
         return torch.cat(parts).to(torch.int64)
 
+    def _allocate_partials(self) -> AttentionScratch | None:
+        """For the largest list that is split: graphs hold on to it, so it never moves."""
+        counts = range(1, self._rows.max_rows + 1)
+        largest = max((count for count in counts if self._sizes.is_split(count)), default=0)
+        if not largest:
+            return None
+        size = self._captured_max(largest)
+        items = size * -(-self._rows.context_length // PARTITION_SIZE)
+        sizes = self._sizes
+        return allocate_scratch(
+            items, 1, sizes.num_heads, sizes.num_kv_heads, sizes.head_size, self.pool.data.device
+        )
+
     def _any_step(self, step: DeviceStep) -> CompiledStep:
         forms = [form for form, _ in lists_of(step.shape.starts, step.shape.lengths, self._sizes)]
         return CompiledStep(
@@ -133,6 +154,7 @@ class CompiledArithmetic:
             self._sizes,
             int(step.shape.lengths.max()),
             self._flash,
+            self._partials,
         )
 
     def _captured_size(self, shape: StepShape) -> int | None:
@@ -140,6 +162,11 @@ class CompiledArithmetic:
         count = shape.starts.size
         if not shape.is_decoding or count > _CAPTURED_MAX:
             return None
+        return self._captured_max(count)
+
+    @staticmethod
+    def _captured_max(count: int) -> int:
+        """1, 2, 4, 8, 16, 24, ...: the next of these."""
         return 1 << (count - 1).bit_length() if count <= 8 else -(-count // 8) * 8
 
     def _forms(self, size: int) -> list[WorkForm]:
@@ -150,21 +177,30 @@ class CompiledArithmetic:
     def _capture(self, size: int, arrays: Tensor) -> _Captured:
         place, device = arrays.clone(), arrays.device
         forms = self._forms(size)
-        table_rows, starts, *lists = place.split([size, size, *(form.num_ints for form in forms)])
+        table_rows, starts, *lists = unpack(place, [size, size, *(form.num_ints for form in forms)])
         each = torch.arange(size + 1, dtype=torch.int32, device=device)
         attention = AttentionStep(self._rows.tables, table_rows, starts, each)
         works = [(form, work_in(form, ints)) for form, ints in zip(forms, lists, strict=True)]
         own = each[:-1]  # chunk c is token c, and its logits are wanted
         tokens = torch.empty_like(starts)
         step = CompiledStep(
-            tokens, starts, own, own.to(torch.int64), attention, works, self._sizes, 1, self._flash
+            tokens,
+            starts,
+            own,
+            own.to(torch.int64),
+            attention,
+            works,
+            self._sizes,
+            1,
+            self._flash,
+            self._partials,
         )
 
         def body() -> Tensor:
             tokens.copy_(tokens_of(table_rows, own, starts, self._rows.tokens))
             return self._program.run(step)
 
-        return _Captured(place, forms, Replay(body, device, self._memory))
+        return _Captured(place, forms, Replay(body, device, self._memory, f"decoding of {size}"))
 
 
 def record(model: Model, pool: DevicePool) -> Program:

@@ -10,17 +10,17 @@ keep the whole device busy; the bits are the same. The host makes the lists, and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
 from octavo.device.flash import FlashAttention
 from octavo.device.layout import DevicePool
+from octavo.device.packing import pack, padded_size, unpack
 from octavo.device.triton.attention import (
     AttentionForm,
     AttentionScratch,
-    allocate_scratch,
     attend_splitting,
     attend_walking,
 )
@@ -64,7 +64,7 @@ class WorkForm:
     @property
     def num_ints(self) -> int:
         """Of its arrays together."""
-        return 3 * self.tiles_max + 1
+        return 3 * padded_size(self.tiles_max) + padded_size(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class CompiledStep:
     sizes: AttentionSizes
     longest: int  # tokens of a chunk, at most
     flash: FlashAttention | None = None  # instead of the lists
-    scratches: dict[tuple[int, int], AttentionScratch] = field(default_factory=dict)  # one for all layers
+    partials: AttentionScratch | None = None  # of lists that are split, one for all layers
 
     def attend(self, out: Tensor, q: Tensor, pool: DevicePool, layer: int, form: AttentionForm) -> None:
         """Causal attention of q (T, H * D) into out, list after list."""
@@ -91,20 +91,13 @@ class CompiledStep:
             if about.window != form.window:
                 continue
             if about.is_split:
-                scratch = self._scratch(about, q)
+                assert self.partials is not None, "no list is split"
                 programs = PROGRAMS_PER_PROCESSOR * self.sizes.num_processors // self.sizes.num_kv_heads
-                attend_splitting(out, q, pool, layer, self.attention, work, form, scratch, max(1, programs))
+                attend_splitting(
+                    out, q, pool, layer, self.attention, work, form, self.partials, max(1, programs)
+                )
             else:
                 attend_walking(out, q, pool, layer, self.attention, work, form)
-
-    def _scratch(self, about: WorkForm, q: Tensor) -> AttentionScratch:
-        key = about.items_max, about.tokens_per_tile
-        if key not in self.scratches:
-            sizes = self.sizes
-            self.scratches[key] = allocate_scratch(
-                *key, sizes.num_heads, sizes.num_kv_heads, sizes.head_size, q.device
-            )
-        return self.scratches[key]
 
 
 def lists_of(starts: Ints, lengths: Ints, sizes: AttentionSizes) -> Iterator[tuple[WorkForm, Ints]]:
@@ -118,7 +111,7 @@ def lists_of(starts: Ints, lengths: Ints, sizes: AttentionSizes) -> Iterator[tup
             tiles = tiles_of(starts[chunks], lengths[chunks], tokens, window)
             num = tiles.chunks.size
             form = WorkForm(window, tokens, num, int(tiles.ends[-1]), tokens == 1 and sizes.is_split(num))
-            yield form, np.concatenate([chunks[tiles.chunks], tiles.rows, tiles.ends, [num]]).astype(np.int32)
+            yield form, pack([chunks[tiles.chunks], tiles.rows, tiles.ends, np.array([num], np.int32)])
 
 
 def padded_list(form: WorkForm, starts: Ints) -> Ints:
@@ -127,11 +120,11 @@ def padded_list(form: WorkForm, starts: Ints) -> Ints:
     tiles = tiles_of(starts, np.ones_like(starts), 1, form.window)
     ends[: starts.size] = tiles.ends
     chunks, rows = np.arange(form.tiles_max, dtype=np.int32), np.zeros(form.tiles_max, np.int32)
-    return np.concatenate([chunks, rows, ends, np.array([starts.size], np.int32)])
+    return pack([chunks, rows, ends, np.array([starts.size], np.int32)])
 
 
 def work_in(form: WorkForm, arrays: Tensor) -> AttentionWork:
     """A list's arrays (`num_ints`,) on the device, as kernels take them."""
     size = form.tiles_max
-    chunks, rows, ends, num_tiles = arrays.split([size, size, size, 1])
+    chunks, rows, ends, num_tiles = unpack(arrays, [size, size, size, 1])
     return AttentionWork(chunks, rows, ends, num_tiles, form.tokens_per_tile, form.items_max)

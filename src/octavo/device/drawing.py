@@ -39,6 +39,11 @@ class _Draw:
     params: SamplingParams
 
     @property
+    def is_plain(self) -> bool:
+        """It needs its likeliest token alone."""
+        return self.params.greedy and self.params.logprobs is None
+
+    @property
     def count(self) -> int:
         """Tokens drawn."""
         return 1 + len(self.drafts)
@@ -100,8 +105,8 @@ class Drawing:
     def begin(self, plan: StepPlan, hidden: Tensor) -> Drawn:
         """Start drawing; the tokens stand in the rows for the next step, and are on their way to the host."""
         draws = self._draws(plan)
-        plain = [one for one in draws if one.params.greedy and one.params.logprobs is None]
-        others = [one for one in draws if not (one.params.greedy and one.params.logprobs is None)]
+        plain = [one for one in draws if one.is_plain]
+        others = [one for one in draws if not one.is_plain]
         parts = [self._begin(kind, hidden) for kind in (plain, others) if kind]
         event = None
         if parts and hidden.device.type == "cuda":
@@ -111,14 +116,9 @@ class Drawing:
 
     def left_to_host(self, plan: StepPlan) -> frozenset[int]:
         """Rows that the host samples."""
-        sampled = {chunk.row: chunk for chunk in plan.chunks if chunk.num_samples}
-        rows = {row for row, chunk in sampled.items() if not self._is_own(row, chunk)}
-        rows |= {
-            fork.child_row
-            for fork in plan.forks
-            if not self._is_own(fork.child_row, sampled[fork.parent_row])
-        }
-        return frozenset(rows)
+        sampled = [chunk.row for chunk in plan.chunks if chunk.num_samples]
+        sampled += [fork.child_row for fork in plan.forks]
+        return frozenset(row for row in sampled if not self._is_own(row))
 
     def write_back(self, plan: StepPlan, taken: Taken, others: frozenset[int]) -> None:
         """What the host sampled stands in the device's rows, too."""
@@ -146,11 +146,11 @@ class Drawing:
             end += chunk.stop - chunk.logits_from
             if chunk.num_samples:
                 first_of[chunk.row] = end - chunk.num_samples, chunk
-                if self._is_own(chunk.row, chunk):
+                if self._is_own(chunk.row):
                     draws.append(self._draw(chunk.row, end - chunk.num_samples, chunk, chunk.drafts))
         for fork in plan.forks:
             first, chunk = first_of[fork.parent_row]
-            if self._is_own(fork.child_row, chunk):
+            if self._is_own(fork.child_row):
                 draws.append(self._draw(fork.child_row, first, chunk, ()))
         return draws
 
@@ -158,10 +158,9 @@ class Drawing:
         entry = self._rows[row]
         return _Draw(entry.seq_id, row, first, chunk.stop - len(chunk.drafts), drafts, entry.params)
 
-    def _is_own(self, row: int, chunk: Chunk) -> bool:
+    def _is_own(self, row: int) -> bool:
         entry = self._rows[row]
-        num_output = chunk.stop - len(chunk.drafts) - entry.num_prompt
-        return is_drawn_on_device(entry.params, entry.guide is not None, num_output)
+        return is_drawn_on_device(entry.params, entry.guide is not None)
 
     def _begin(self, draws: Sequence[_Draw], hidden: Tensor) -> _Part:
         device = hidden.device
@@ -173,7 +172,7 @@ class Drawing:
         chosen = hidden[place]
         tops = [one.params.logprobs for one in draws if one.params.logprobs is not None]
         told = None
-        if all(one.params.greedy and one.params.logprobs is None for one in draws):
+        if draws[0].is_plain:
             tokens = self._arithmetic.likeliest(chosen)
         else:
             logits = self._arithmetic.logits(chosen)
@@ -182,9 +181,10 @@ class Drawing:
             if tops:
                 told = logprobs(logits, tokens, max(tops))
         self._on_device.append(row, position, tokens)
-        own, ids, values = (_to_host(x) for x in told) if told is not None else (None, None, None)
-        on_way = None if own is None or ids is None or values is None else (own, ids, values)
-        return _Part(draws, _to_host(tokens), on_way)
+        if told is not None:
+            own, ids, values = map(_to_host, told)
+            told = own, ids, values
+        return _Part(draws, _to_host(tokens), told)
 
 
 def _to_host(x: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from octavo.model.spec import ModelSpec
 Varlen = Callable[..., Tensor]
 _IMPLEMENTATION = "FA3"
 _CAPABILITY = 9  # Hopper
+_NEEDED = {"block_table", "seqused_k", "num_splits"}
 
 
 def find_flash_obstacle(device: torch.device) -> str | None:
@@ -32,16 +33,24 @@ def find_flash_obstacle(device: torch.device) -> str | None:
     if device.type != "cuda":
         return "it runs on CUDA devices alone"
     varlen = _varlen()
-    if varlen is None or "block_table" not in inspect.signature(varlen).parameters:
+    if varlen is None or not inspect.signature(varlen).parameters.keys() >= _NEEDED:
         return f"torch {torch.__version__} has no attention over block tables; 2.12 or newer has"
     major, minor = torch.cuda.get_device_capability(device)
     if major != _CAPABILITY:
         return f"FlashAttention 3 needs compute capability 9.0 (Hopper); this device has {major}.{minor}"
+    known: list[str] = getattr(torch.nn.attention, "list_flash_attention_impls", list)()
+    return None if _IMPLEMENTATION in known else f"torch {torch.__version__} knows no {_IMPLEMENTATION}"
+
+
+def activate_flash() -> None:
+    """Load what `varlen_attn` needs. Raises ConfigError where torch cannot."""
     try:
         torch.nn.attention.activate_flash_attention_impl(_IMPLEMENTATION)
     except (AttributeError, ImportError, RuntimeError, ValueError) as error:
-        return f"torch cannot load {_IMPLEMENTATION}: {str(error).strip().partition(chr(10))[0]}"
-    return None
+        why = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"attention is flash, and torch cannot load {_IMPLEMENTATION}: {why}; allowed: triton"
+        ) from None
 
 
 def check_flash(spec: ModelSpec, shape: KvShape) -> None:

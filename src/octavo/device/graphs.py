@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+log = logging.getLogger("octavo.device")
+
 
 class GraphMemory:
-    """What graphs share for what they compute along the way."""
+    """What graphs share that never run at once: memory for what they compute along the way, and a stream to
+    try their launches on."""
 
-    def __init__(self) -> None:
-        self._graph: torch.cuda.CUDAGraph | None = None
-
-    def share(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.CUDAGraph | None:
-        """The graph whose memory this one takes; None for the first, which brings it."""
-        first, self._graph = self._graph, self._graph or graph
-        return first
+    def __init__(self, device: torch.device) -> None:
+        self.handle = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
 
 class Replay:
     """`body` reads and writes tensors that stay where they are; a replay computes them anew."""
 
     def __init__(
-        self, body: Callable[[], Tensor], device: torch.device, memory: GraphMemory | None = None
+        self, body: Callable[[], Tensor], device: torch.device, memory: GraphMemory, label: str = "step"
     ) -> None:
-        """`memory`: of graphs that never run at once, and whose results are read before another runs."""
+        """Captures the body. Where that fails, its launches are repeated one by one, which is slower, and
+        said."""
         self._body = body
         self._graph: torch.cuda.CUDAGraph | None = None
-        if device.type == "cuda":
-            self._capture(device, memory or GraphMemory())
+        if memory.stream is None:
+            return
+        before = torch.cuda.current_stream(device)
+        try:
+            self._result = self._captured(memory, before)
+            log.info("captured: %s", label)
+        except RuntimeError as error:
+            self._graph = None
+            log.warning("%s is launched kernel by kernel, because its capture failed: %s", label, error)
+        finally:
+            torch.cuda.set_stream(before)
 
     def __call__(self) -> Tensor:
         """The body's result: of a graph always the same tensor, until the next call."""
@@ -39,15 +49,15 @@ class Replay:
         self._graph.replay()
         return self._result
 
-    def _capture(self, device: torch.device, memory: GraphMemory) -> None:
+    def _captured(self, memory: GraphMemory, current: torch.cuda.Stream) -> Tensor:
         # Kernels are compiled, and scratch is allocated, before the capture: neither may happen within it.
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
+        assert memory.stream is not None
+        memory.stream.wait_stream(current)
+        with torch.cuda.stream(memory.stream):
             self._body()
-        torch.cuda.current_stream(device).wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        first = memory.share(self._graph)
-        pool = None if first is None else first.pool()
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            self._result = self._body()
+        current.wait_stream(memory.stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=memory.handle, capture_error_mode="thread_local"):
+            result = self._body()
+        self._graph = graph
+        return result

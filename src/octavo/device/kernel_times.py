@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from octavo.device.graphs import Replay
+from octavo.device.graphs import GraphMemory, Replay
 from octavo.device.layout import DevicePool, allocate_pool
 from octavo.device.triton.attention import (
     AttentionForm,
@@ -152,7 +152,7 @@ def _time(case: _Case, device: torch.device) -> float:
             call()
         return torch.empty(0)
 
-    replay = Replay(body, device)
+    replay = Replay(body, device, GraphMemory(device), case.kernel)
     rounds = []
     for _ in range(_ROUNDS if device.type == "cuda" else 1):
         rounds.append(_seconds(replay, device) / len(case.calls))

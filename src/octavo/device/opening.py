@@ -39,6 +39,8 @@ def open_backend(
         )
     device = check_capability(name)
     if device.type == "cpu":
+        if attention == "flash":
+            raise ConfigError(f"attention is flash, and torch computes on its {name}; allowed there: triton")
         torch.set_num_threads(threads or 1)
         return eager_backend(device, weights, host_memory)
     dtype = torch.float32 if weights == "f32" else torch.bfloat16
@@ -77,12 +79,14 @@ def compiled_backend(
     `is_flash`: attention is torch's; raises ConfigError where it cannot be used.
     """
     from octavo.device.compiled import CompiledArithmetic
-    from octavo.device.flash import FlashAttention, check_flash, find_flash_obstacle
+    from octavo.device.flash import FlashAttention, activate_flash, check_flash, find_flash_obstacle
     from octavo.device.identity import kernels_id
 
     obstacle = find_flash_obstacle(device)
     if is_flash and obstacle is not None:
         raise ConfigError(f"attention is flash, which cannot be used here: {obstacle}; allowed: triton")
+    if is_flash:
+        activate_flash()
     count = _PROCESSORS_OF_A_CPU
     if device.type == "cuda":
         count = torch.cuda.get_device_properties(device).multi_processor_count
@@ -95,8 +99,8 @@ def compiled_backend(
         return CompiledArithmetic(model, pool, rows, count, flash)
 
     exactness = (
-        "built to keep the exactness contract, and not yet checked on a device: bench/cuda/bits.py and "
-        "exactness.py ask this one (docs/gpu.md)"
+        "built to keep the exactness contract (compiled for 8.0 and 9.0 in the tests), and not yet checked "
+        "on a device: bench/cuda/bits.py and exactness.py ask this one (docs/gpu.md)"
     )
     chosen = "flash (torch's)" if is_flash else "triton (Octavo's)"
     other = "usable" if obstacle is None else f"not usable: {obstacle}"

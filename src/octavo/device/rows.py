@@ -2,7 +2,7 @@
 
 One array of int32 holds all of it, so that whatever a plan changes is one scatter into one array:
 
-    state   | tokens (R + 1, context) | tables (R + 1, W) | drawn (R + 1, 7) |
+    state   | tokens (R + 1, context) | tables (R + 1, W) | drawn (R + 1, 9) |
     row R   a dummy that padding of a captured step reads and writes; its table names the dummy block only
 
 A plan's writes and a step's arrays travel in one pinned buffer and one copy (`carry`). Stream order is the
@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.device.packing import pack, padded_size, unpack
 from octavo.device.sampler import DrawParams
 from octavo.errors import ConfigError
 from octavo.kernels.contract import Ints
 from octavo.types import AdmittedRow, Fork, StepPlan
 from octavo.units import blocks_for
 
-_DRAWN = 7  # temperature, top_p, min_p as bits; top_k; seed, low and high; choice
+_DRAWN = 9  # bits of temperature (1), top_p, min_p (2 each); top_k; seed, low and high; choice
 _STATE_MAX = 2**31 - 1
 
 
@@ -105,15 +106,17 @@ class DeviceRows:
     def draw_params(self, rows: Tensor) -> DrawParams:
         """Of these rows (S,) int64."""
         drawn = self.drawn[rows]
-        floats, wide = drawn[:, :3].contiguous().view(torch.float32), drawn.to(torch.int64)
+        bits = drawn[:, 1:5].clone(memory_format=torch.contiguous_format)  # aligned, as float64 must be
+        floats, wide = bits.view(torch.float64), drawn[:, 5:].to(torch.int64)
+        temperature = drawn[:, 0].clone().view(torch.float32)
         return DrawParams(
+            temperature,
             floats[:, 0],
             floats[:, 1],
-            floats[:, 2],
+            wide[:, 0],
+            wide[:, 1] & 0xFFFF_FFFF,
+            wide[:, 2] & 0xFFFF_FFFF,
             wide[:, 3],
-            wide[:, 4] & 0xFFFF_FFFF,
-            wide[:, 5] & 0xFFFF_FFFF,
-            wide[:, 6],
         )
 
     def append(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
@@ -127,16 +130,18 @@ class DeviceRows:
         params, seed = admitted.params, admitted.seed & 0xFFFF_FFFF_FFFF_FFFF
         tokens = np.array(admitted.tokens, np.int32)
         writes.run(admitted.row * self.context_length, tokens)
-        floats = np.array([params.temperature, params.top_p, params.min_p], np.float32)
+        temperature = np.array([params.temperature], np.float32)
+        floats = np.array([params.top_p, params.min_p], np.float64)
         whole = np.array([params.top_k, seed & 0xFFFF_FFFF, seed >> 32, admitted.choice], np.uint32)
-        values = np.concatenate([floats.view(np.int32), whole.view(np.int32)])
+        values = np.concatenate([part.view(np.int32) for part in (temperature, floats, whole)])
         writes.run(self._drawn_at + admitted.row * _DRAWN, values)
 
 
 def carry(arrays: Sequence[Ints], device: torch.device) -> Iterable[Tensor]:
     """Host arrays as tensors of the device: one pinned buffer, one copy, which does not wait."""
     sizes = [array.size for array in arrays]
-    host = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
-    np.concatenate([array.reshape(-1) for array in arrays], out=host.numpy())
+    size = sum(map(padded_size, sizes))
+    host = torch.empty(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+    pack(arrays, host.numpy())
     moved = host if device.type == "cpu" else host.to(device, non_blocking=True)
-    return moved.split(sizes)
+    return unpack(moved, sizes)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from octavo.device.hidden import HostHidden
 from octavo.device.moving import DeviceBlocks
 from octavo.device.rows import DeviceRows, carry
 from octavo.device.step import DeviceStep, StepShape, shape_of
-from octavo.device.trouble import describe_trouble
+from octavo.device.trouble import describe_trouble, is_trouble
 from octavo.executor.prompts import prompt_logprobs
 from octavo.executor.rows import Rows
 from octavo.executor.runner import RunnerConfig
@@ -109,7 +110,9 @@ class DeviceRunner:
         if pending._trouble is None and pending._drawn is not None:
             try:
                 pending._drawn.collect(taken)
-            except RuntimeError as error:
+            except Exception as error:
+                if not is_trouble(error):
+                    raise
                 pending._trouble = describe_trouble(error, self._device)
         now = time.perf_counter()
         seconds = now - max(pending._started, self._finished)
@@ -154,17 +157,24 @@ class DeviceRunner:
         shape = shape_of(plan)
         writes = on_device.written_by(plan).arrays()
         extra = self.arithmetic.arrays_of(shape) if plan.chunks else ()
-        indices, values, *arrays = carry([*writes, *shape.arrays, *extra], self._device)
+        count = np.array([writes[0].size], np.int32)
+        carried = carry([*writes, count, *shape.arrays, *extra], self._device)
+        indices, values, count_there, *arrays = carried
         pending._batch_seconds = time.perf_counter() - pending._started
         if indices.numel():
-            on_device.state[indices.long()] = values
+            self.arithmetic.scatter(on_device.state, indices, values, count_there)
         self._move(plan)
         if not plan.chunks:
             return pending
+        for fork in plan.forks:  # before anything can fail: the next plan may count on the child
+            rows.fork(fork)
+            on_device.fork(fork)
         masked = self._sampler.mask_seconds
         try:
             self._compute(plan, self._step(shape, arrays), pending)
-        except RuntimeError as error:  # torch's and Triton's own; bugs of ours are other errors
+        except Exception as error:
+            if not is_trouble(error):
+                raise
             pending._trouble = describe_trouble(error, self._device)
         pending._mask_seconds = self._sampler.mask_seconds - masked
         return pending
@@ -197,9 +207,6 @@ class DeviceRunner:
 
     def _compute(self, plan: StepPlan, step: DeviceStep, pending: Pending) -> None:
         hidden = self.arithmetic.hidden(step)
-        for fork in plan.forks:
-            self._rows.fork(fork)
-            self._on_device.fork(fork)
         on_host = HostHidden(self.arithmetic, hidden)
         pending._scored = prompt_logprobs(plan, self._rows, on_host)
         pending._drawn = self._drawing.begin(plan, hidden)

@@ -30,10 +30,10 @@ _ATANH_TERMS = [1.0 / n for n in range(21, 1, -2)]
 
 @dataclass(frozen=True, slots=True)
 class DrawParams:
-    """How S rows are drawn from: float32 and int64 tensors (S,). A temperature of 0 is greedy."""
+    """How S rows are drawn from: float32, float64 and int64 tensors (S,). A temperature of 0 is greedy."""
 
     temperature: Tensor
-    top_p: Tensor
+    top_p: Tensor  # float64, as the host compares
     min_p: Tensor
     top_k: Tensor  # 0: all
     seed_low: Tensor  # 32 bits each
@@ -45,10 +45,10 @@ class DrawParams:
         return DrawParams(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
-def is_drawn_on_device(params: SamplingParams, is_led: bool, num_output: int) -> bool:
-    """Whether a row needs nothing of the host after `num_output` output tokens. It depends on the request and
-    on the position alone, so a request meets the same arithmetic whatever happens around it."""
-    return params.beams is None and not is_led and not adjusts(params, num_output)
+def is_drawn_on_device(params: SamplingParams, is_led: bool) -> bool:
+    """Whether a row never needs anything of the host, from its first token on. It depends on the request
+    alone: the host's sampler rounds otherwise here and there, so no request may meet both."""
+    return params.beams is None and not is_led and not adjusts(params, 0)
 
 
 def has_filters(params: SamplingParams) -> bool:
@@ -60,8 +60,8 @@ def draw(logits: Tensor, params: DrawParams, positions: Tensor, *, is_filtered: 
     """One token (S,) int64 for each row of logits (S, V) float32, drawn for `positions` (S,): how many tokens
     stand before it. -1 for a row that holds NaN or +inf, or nothing but -inf."""
     if logits.shape[0] > _ROWS_AT_ONCE:
-        halves = range(0, logits.shape[0], _ROWS_AT_ONCE)
-        parts = [slice(first, first + _ROWS_AT_ONCE) for first in halves]
+        firsts = range(0, logits.shape[0], _ROWS_AT_ONCE)
+        parts = [slice(first, first + _ROWS_AT_ONCE) for first in firsts]
         drawn = [draw(logits[p], params.part(p), positions[p], is_filtered=is_filtered) for p in parts]
         return torch.cat(drawn)
     best = logits.amax(dim=-1, keepdim=True)
@@ -171,8 +171,8 @@ def _kept(scores: Tensor, params: DrawParams) -> Tensor:
     chances = exp(order.values.to(torch.float64))
     units = torch.where(kept, torch.round(chances * 2.0**_UNIT_BITS).to(torch.int64), 0)
     reached = units.cumsum(dim=-1)
-    target = params.top_p.to(torch.float64)[:, None] * reached[:, -1:].to(torch.float64)
+    target = params.top_p[:, None] * reached[:, -1:].to(torch.float64)
     before = (reached - units).to(torch.float64)
     kept &= (params.top_p[:, None] >= 1.0) | (before < target)  # the token that crosses is kept
-    kept &= chances >= params.min_p.to(torch.float64)[:, None]
+    kept &= chances >= params.min_p[:, None]
     return torch.zeros_like(kept).scatter(1, order.indices, kept)

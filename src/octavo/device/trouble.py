@@ -7,7 +7,13 @@ import torch
 from octavo.errors import DeviceLost
 
 
-def describe_trouble(error: RuntimeError, device: torch.device) -> str:
+def is_trouble(error: Exception) -> bool:
+    """Whether torch or Triton failed, and not we: theirs are RuntimeErrors, and errors of Triton's own."""
+    names = {f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in type(error).__mro__}
+    return isinstance(error, RuntimeError) or "triton.TritonError" in names
+
+
+def describe_trouble(error: Exception, device: torch.device) -> str:
     """Why the sequences of a step fail; the device itself still answers. Raises DeviceLost where it does not:
     after an illegal access nothing on it can be trusted, and no call succeeds any more."""
     if device.type == "cuda":

@@ -63,6 +63,10 @@ def time_device_kernels(name: str) -> Iterator[DeviceTime]:
 
 
 def _host(options: StartOptions) -> HostBackend:
+    if options.attention == "flash":
+        raise ConfigError(
+            "attention is flash, and no GPU is used here (octavo doctor says why); allowed: triton"
+        )
     if options.kv not in HOST_KV_KINDS:
         raise ConfigError(
             f"kv is {options.kv}, which the processor's kernels do not know; allowed: "

@@ -73,7 +73,7 @@ class EngineLoop:
             self._turn()
         except Exception as error:
             # Whatever it is, no caller may wait for a thread that is not there any more.
-            log.exception("the engine gives up")
+            log.error("the engine gives up", exc_info=not isinstance(error, DeviceLost))
             self._give_up(error)
 
     def _turn(self) -> None:
@@ -87,9 +87,12 @@ class EngineLoop:
             try:
                 updates = engine.step()
             except Exception as error:
-                log.exception(
-                    "the engine's state is broken; every live request fails and the cache is dropped"
-                )
+                if isinstance(error, DeviceLost):
+                    log.error("%s", error)
+                else:
+                    log.exception(
+                        "the engine's state is broken; every live request fails and the cache is dropped"
+                    )
                 self._recovered(engine.recover(error), error)
                 if isinstance(error, DeviceLost) or self._is_hopeless():
                     raise

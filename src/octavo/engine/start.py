@@ -44,6 +44,7 @@ from octavo.units import blocks_for, format_bytes
 Progress = Callable[[str], None]
 PoliciesOf = Callable[[int], Sequence[TenantPolicy]]  # tenants' bounds, for blocks of so many bytes
 log = logging.getLogger("octavo.start")
+DEVICE_SPARE_BYTES = 2 << 30
 STAGING_MAX = 64  # blocks: one at a time is written, so more would only wait
 
 
@@ -290,7 +291,9 @@ def _default_pool(available: int, backend: Backend) -> tuple[int, str]:
     """Bytes for blocks of those that are there, and why so many. A device's memory is nobody else's."""
     if backend.is_host:
         return available // 4, "a quarter of the memory available now"
-    return available * 9 // 10, f"nine tenths of what there is for blocks on {backend.device}"
+    spare = max(available // 10, min(DEVICE_SPARE_BYTES, available // 2))  # for steps, graphs and the driver
+    words = f"what {backend.device} has, less {format_bytes(spare)} for what steps need"
+    return available - spare, words
 
 
 def ready_blocks(budget: Budget, options: StartOptions, available: int) -> int:
