@@ -86,7 +86,6 @@ pytestmark = pytest.mark.skipif(
 def started(*command: str) -> subprocess.CompletedProcess[str]:
     """A script in a process of its own, which knows nothing of this one's Triton."""
     variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    variables["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), variables.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, cwd=ROOT, env=variables, timeout=240
     )

@@ -331,8 +331,8 @@ class GatedStore(HostStore):
 
     gate = threading.Event()
 
-    def read(self, slot: int, name: bytes, into: memoryview) -> bool:
-        return self.gate.wait(5) and super().read(slot, name, into)
+    def lend(self, slot: int, name: bytes, take: Callable[[memoryview], None]) -> bool:
+        return self.gate.wait(5) and super().lend(slot, name, take)
 
 
 def test_a_step_waits_for_a_transfer_and_for_a_new_request(make_llm: Callable[..., LLM]) -> None:

@@ -1,10 +1,11 @@
 """Blocks between a device and host memory: on a stream of their own, so that steps go on meanwhile.
 
-    read    wait for the plans before  ->  copy to a pinned buffer  ->  event  ->  its bytes
-    write   fill a pinned buffer       ->  copy to the block        ->  event  ->  done
+    read    behind the plans before (an event)  ->  copy to pinned memory  ->  wait for it  ->  its bytes
+    write   fill pinned memory                  ->  copy to the block      ->  wait for it  ->  done
 
-A transfer begins behind the copies of its plan, and a holder keeps its block until it has ended, so no step
-writes to it meanwhile. On torch's CPU there is no stream, and a copy is a copy.
+One block at a time, on the transfer thread, which waits without the interpreter's lock. A transfer begins
+behind the copies of its plan, and a holder keeps its block until it has ended, so no step writes to it
+meanwhile. On torch's CPU there is no stream, and a copy is a copy.
 """
 
 from __future__ import annotations
