@@ -91,7 +91,7 @@ def check_device() -> bool:
     """Whether a kernel can be started there; exits where there is no device."""
     import torch
 
-    from octavo.device.choosing import find_cuda_obstacle, words_of
+    from octavo.device.devices import find_cuda_obstacle, words_of
 
     obstacle = find_cuda_obstacle()
     if obstacle is not None:

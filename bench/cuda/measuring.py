@@ -29,7 +29,7 @@ import torch
 import triton
 from torch import Tensor
 
-from octavo.device.choosing import find_cuda_obstacle, words_of
+from octavo.device.devices import find_cuda_obstacle, words_of
 from octavo.device.graphs import GraphMemory, Replay
 
 LIMIT_S = 540.0  # of a script, less than the ten minutes of a slot

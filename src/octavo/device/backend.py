@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from octavo.device.arithmetic import Arithmetic
-from octavo.device.choosing import words_of
+from octavo.device.devices import words_of
 from octavo.device.layout import DevicePool, Layout, allocate_pool
 from octavo.device.rows import DeviceRows
 from octavo.device.runner import DeviceRunner

@@ -20,9 +20,8 @@ from octavo.device.arithmetic import tokens_of
 from octavo.device.compiled_step import (
     AttentionSizes,
     CompiledStep,
-    WorkForm,
-    lists_of,
-    padded_list,
+    forms_of,
+    list_of,
     work_in,
 )
 from octavo.device.flash import FlashAttention
@@ -31,7 +30,7 @@ from octavo.device.layout import DevicePool
 from octavo.device.lowering import Program, lower
 from octavo.device.packing import pack, unpack
 from octavo.device.recording import RECORDED, Node, Recorder
-from octavo.device.rows import DeviceRows
+from octavo.device.rows import DeviceRows, carry
 from octavo.device.step import DeviceStep, StepShape
 from octavo.device.triton.attention import AttentionScratch, allocate_scratch
 from octavo.device.triton.attention_work import PARTITION_SIZE, AttentionStep
@@ -42,6 +41,7 @@ from octavo.device.weights import own_matrix
 from octavo.kernels.contract import Ints
 from octavo.model.decoder import hidden_states
 from octavo.model.spec import Model
+from octavo.units import blocks_for
 
 _CAPTURED_MAX = 256  # chunks; steps of more are worth their launches
 
@@ -51,7 +51,6 @@ class _Captured:
     """A step of decoding of fixed size: its arrays, and the replay that reads them."""
 
     arrays: Tensor  # (ints,) table_rows, starts, then attention's lists
-    forms: Sequence[WorkForm]
     replay: Replay
 
 
@@ -73,7 +72,12 @@ class CompiledArithmetic:
         spec = model.spec
         windows = dict.fromkeys(spec.window(layer) for layer in range(spec.num_layers))
         self._sizes = AttentionSizes(
-            spec.num_heads, spec.num_kv_heads, spec.head_size, tuple(windows), num_processors
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_size,
+            tuple(windows),
+            blocks_for(rows.context_length, PARTITION_SIZE),
+            num_processors,
         )
         self._program = record(model, pool)
         self._output = own_matrix(model.weights.output).data
@@ -89,19 +93,20 @@ class CompiledArithmetic:
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks, in order."""
         for first, last in independent_runs(sources, targets):
-            pairs = torch.tensor([sources[first:last], targets[first:last]], dtype=torch.int32)
-            moved = pairs.to(self.pool.data.device, non_blocking=True)
-            copy_blocks(self.pool.data, moved[0], moved[1])
+            pairs = [np.array(blocks[first:last], np.int32) for blocks in (sources, targets)]
+            copy_blocks(self.pool.data, *carry(pairs, self.pool.data.device))
 
     def arrays_of(self, shape: StepShape) -> Sequence[Ints]:
         """Attention's work lists; for decoding all that a captured step reads."""
-        size = self._captured_size(shape)
+        size, count = self._captured_size(shape), shape.starts.size
+        lengths = shape.lengths
+        forms = forms_of(lengths if size is None else np.ones(size, np.int32), self._sizes)
+        lists = [list_of(form, shape.starts, lengths) for form in forms]
         if size is None:
-            return [arrays for _, arrays in lists_of(shape.starts, shape.lengths, self._sizes)]
-        forms = self._forms(size)
+            return lists
         rows, starts = np.full(size, self._rows.max_rows, np.int32), np.zeros(size, np.int32)
-        rows[: shape.starts.size], starts[: shape.starts.size] = shape.table_rows, shape.starts
-        return [pack([rows, starts, *(padded_list(form, shape.starts) for form in forms)])]
+        rows[:count], starts[:count] = shape.table_rows, shape.starts
+        return [pack([rows, starts, *lists])]
 
     def hidden(self, step: DeviceStep) -> Tensor:
         """(R, E): the wanted rows of the step."""
@@ -135,15 +140,14 @@ class CompiledArithmetic:
         largest = max((count for count in counts if self._sizes.is_split(count)), default=0)
         if not largest:
             return None
-        size = self._captured_max(largest)
-        items = size * -(-self._rows.context_length // PARTITION_SIZE)
         sizes = self._sizes
+        items = _padded(largest) * sizes.partitions_max
         return allocate_scratch(
             items, 1, sizes.num_heads, sizes.num_kv_heads, sizes.head_size, self.pool.data.device
         )
 
     def _any_step(self, step: DeviceStep) -> CompiledStep:
-        forms = [form for form, _ in lists_of(step.shape.starts, step.shape.lengths, self._sizes)]
+        forms = forms_of(step.shape.lengths, self._sizes)
         return CompiledStep(
             step.tokens,
             step.positions,
@@ -162,21 +166,11 @@ class CompiledArithmetic:
         count = shape.starts.size
         if not shape.is_decoding or count > _CAPTURED_MAX:
             return None
-        return self._captured_max(count)
-
-    @staticmethod
-    def _captured_max(count: int) -> int:
-        """1, 2, 4, 8, 16, 24, ...: the next of these."""
-        return 1 << (count - 1).bit_length() if count <= 8 else -(-count // 8) * 8
-
-    def _forms(self, size: int) -> list[WorkForm]:
-        is_split = self._sizes.is_split(size)
-        most = -(-self._rows.context_length // PARTITION_SIZE)
-        return [WorkForm(window, 1, size, size * most, is_split) for window in self._sizes.windows]
+        return _padded(count)
 
     def _capture(self, size: int, arrays: Tensor) -> _Captured:
         place, device = arrays.clone(), arrays.device
-        forms = self._forms(size)
+        forms = forms_of(np.ones(size, np.int32), self._sizes)
         table_rows, starts, *lists = unpack(place, [size, size, *(form.num_ints for form in forms)])
         each = torch.arange(size + 1, dtype=torch.int32, device=device)
         attention = AttentionStep(self._rows.tables, table_rows, starts, each)
@@ -200,7 +194,12 @@ class CompiledArithmetic:
             tokens.copy_(tokens_of(table_rows, own, starts, self._rows.tokens))
             return self._program.run(step)
 
-        return _Captured(place, forms, Replay(body, device, self._memory, f"decoding of {size}"))
+        return _Captured(place, Replay(body, device, self._memory, f"decoding of {size}"))
+
+
+def _padded(count: int) -> int:
+    """1, 2, 4, 8, 16, 24, ...: the next of these."""
+    return 1 << (count - 1).bit_length() if count <= 8 else -(-count // 8) * 8
 
 
 def record(model: Model, pool: DevicePool) -> Program:

@@ -9,10 +9,11 @@ keep the whole device busy; the bits are the same. The host makes the lists, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from octavo.device.flash import FlashAttention
@@ -32,6 +33,8 @@ from octavo.device.triton.attention_work import (
 )
 from octavo.kernels.contract import Ints
 
+Mask = npt.NDArray[np.bool_]
+
 PROGRAMS_PER_PROCESSOR = 4  # of a split; a multiprocessor holds about as many
 _ROUNDS_TO_FILL = 2  # programs for each multiprocessor, from which on walking keeps the device busy
 
@@ -44,6 +47,7 @@ class AttentionSizes:
     num_kv_heads: int
     head_size: int
     windows: tuple[int | None, ...]  # each once
+    partitions_max: int  # of the longest context
     num_processors: int  # multiprocessors of the device
 
     def is_split(self, num_tiles: int) -> bool:
@@ -100,27 +104,32 @@ class CompiledStep:
                 attend_walking(out, q, pool, layer, self.attention, work, form)
 
 
-def lists_of(starts: Ints, lengths: Ints, sizes: AttentionSizes) -> Iterator[tuple[WorkForm, Ints]]:
-    """The work lists of any step: form and arrays, one behind the other in one (`num_ints`,)."""
-    per_tile = prefill_tokens_per_tile(sizes.num_heads, sizes.num_kv_heads, sizes.head_size)
+def forms_of(lengths: Ints, sizes: AttentionSizes) -> list[WorkForm]:
+    """The work lists of a step whose chunks have these lengths (C,): no more depends on them."""
+    forms = []
     for window in sizes.windows:
-        for chosen, tokens in ((lengths == 1, 1), (lengths > 1, per_tile)):
-            chunks = np.flatnonzero(chosen).astype(np.int32)
-            if not chunks.size:
-                continue
-            tiles = tiles_of(starts[chunks], lengths[chunks], tokens, window)
-            num = tiles.chunks.size
-            form = WorkForm(window, tokens, num, int(tiles.ends[-1]), tokens == 1 and sizes.is_split(num))
-            yield form, pack([chunks[tiles.chunks], tiles.rows, tiles.ends, np.array([num], np.int32)])
+        for tokens in (1, prefill_tokens_per_tile(sizes.num_heads, sizes.num_kv_heads, sizes.head_size)):
+            own = lengths[_listed(lengths, tokens)]
+            tiles = int((-(-own // tokens)).sum())
+            if tiles:
+                is_split = tokens == 1 and sizes.is_split(tiles)
+                forms.append(WorkForm(window, tokens, tiles, tiles * sizes.partitions_max, is_split))
+    return forms
 
 
-def padded_list(form: WorkForm, starts: Ints) -> Ints:
-    """The list of a step of decoding, padded to the form's tiles: chunk c is tile c."""
-    ends = np.zeros(form.tiles_max, np.int32)
-    tiles = tiles_of(starts, np.ones_like(starts), 1, form.window)
-    ends[: starts.size] = tiles.ends
-    chunks, rows = np.arange(form.tiles_max, dtype=np.int32), np.zeros(form.tiles_max, np.int32)
-    return pack([chunks, rows, ends, np.array([starts.size], np.int32)])
+def list_of(form: WorkForm, starts: Ints, lengths: Ints) -> Ints:
+    """A list's arrays in one (`num_ints`,): the tiles of the chunks that belong to it, then padding."""
+    chunks = np.flatnonzero(_listed(lengths, form.tokens_per_tile)).astype(np.int32)
+    tiles = tiles_of(starts[chunks], lengths[chunks], form.tokens_per_tile, form.window)
+    arrays = [chunks[tiles.chunks], tiles.rows, tiles.ends]
+    padding = np.zeros(form.tiles_max - tiles.ends.size, np.int32)
+    num_tiles = np.array([tiles.ends.size], np.int32)
+    return pack([*(np.concatenate([array, padding]) for array in arrays), num_tiles])
+
+
+def _listed(lengths: Ints, tokens_per_tile: int) -> Mask:
+    """Which chunks are in the list of such tiles: those of one token, or the others."""
+    return lengths == 1 if tokens_per_tile == 1 else lengths > 1
 
 
 def work_in(form: WorkForm, arrays: Tensor) -> AttentionWork:

@@ -135,9 +135,7 @@ class Drawing:
                 positions += range(stops[row], stops[row] + len(sampled))
                 tokens += [token.token for token in sampled]
         if rows:
-            device = self._on_device.state.device
-            given = torch.tensor([rows, positions, tokens], dtype=torch.int64).to(device, non_blocking=True)
-            self._on_device.append(*given)
+            self._on_device.append(*_to_device([rows, positions, tokens], self._on_device.state.device))
 
     def _draws(self, plan: StepPlan) -> list[_Draw]:
         draws, end = [], 0
@@ -163,12 +161,10 @@ class Drawing:
         return is_drawn_on_device(entry.params, entry.guide is not None)
 
     def _begin(self, draws: Sequence[_Draw], hidden: Tensor) -> _Part:
-        device = hidden.device
         places = [one.first + i for one in draws for i in range(one.count)]
         rows = [one.row for one in draws for _ in range(one.count)]
         positions = [one.position + i for one in draws for i in range(one.count)]
-        host = torch.tensor([places, rows, positions], dtype=torch.int64, pin_memory=device.type == "cuda")
-        place, row, position = host.to(device, non_blocking=True)
+        place, row, position = _to_device([places, rows, positions], hidden.device)
         chosen = hidden[place]
         tops = [one.params.logprobs for one in draws if one.params.logprobs is not None]
         told = None
@@ -185,6 +181,12 @@ class Drawing:
             own, ids, values = map(_to_host, told)
             told = own, ids, values
         return _Part(draws, _to_host(tokens), told)
+
+
+def _to_device(columns: list[list[int]], device: torch.device) -> Tensor:
+    """int64, a row for each column; the copy does not wait."""
+    host = torch.tensor(columns, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
 
 
 def _to_host(x: Tensor) -> Tensor:

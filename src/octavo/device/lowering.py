@@ -27,7 +27,6 @@ from octavo.device.recording import (
     Capped,
     Embed,
     Gated,
-    Given,
     Node,
     Normed,
     Product,
@@ -123,7 +122,7 @@ class _Lowering:
 
     def lower(self, node: Node) -> None:
         """Append what makes the node, unless another's launch does."""
-        if node in self._fused or isinstance(node, Given):
+        if node in self._fused:
             return
         if isinstance(node, Stored):
             self._store(node)

@@ -17,7 +17,7 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-from octavo.device.choosing import current
+from octavo.device.devices import current
 from octavo.device.layout import DevicePool
 from octavo.kernels.contract import Bytes
 from octavo.units import format_bytes

@@ -9,7 +9,7 @@ import torch
 
 from octavo.device.arithmetic import Arithmetic, EagerArithmetic
 from octavo.device.backend import TorchBackend
-from octavo.device.choosing import check_capability
+from octavo.device.devices import check_capability
 from octavo.device.eager import EagerOps
 from octavo.device.layout import DevicePool
 from octavo.device.rows import DeviceRows

@@ -35,11 +35,6 @@ NodeT = TypeVar("NodeT", bound=Node)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Given(Node):
-    """Rows that come from outside."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Embed(Node):
     """Rows of a table for tokens, or for positions."""
 
@@ -146,10 +141,6 @@ class Recorder:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
-
-    def given(self) -> Given:
-        """Rows that come from outside."""
-        return self._note(Given())
 
     def embed(self, table: Matrix, tokens: StepArray) -> Embed:
         """Rows of the table."""

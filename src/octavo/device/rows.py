@@ -82,15 +82,15 @@ class DeviceRows:
         for admitted in plan.admitted:
             self._admit(writes, admitted)
         for said in plan.token_writes:
-            self.write_token(writes, said.row, said.index, said.token)
+            self._write_token(writes, said.row, said.index, said.token)
         for write in plan.table_writes:
             writes.one(self._tables_at + write.row * self.tables.shape[1] + write.index, write.block)
         for chunk in plan.chunks:
             for place, token in enumerate(chunk.drafts, chunk.stop - len(chunk.drafts)):
-                self.write_token(writes, chunk.row, place, token)
+                self._write_token(writes, chunk.row, place, token)
         return writes
 
-    def write_token(self, writes: Writes, row: int, position: int, token: int) -> None:
+    def _write_token(self, writes: Writes, row: int, position: int, token: int) -> None:
         """The last token of a full context has no position and is not kept."""
         if position < self.context_length:
             writes.one(row * self.context_length + position, token)

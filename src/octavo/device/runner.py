@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from octavo.device.arithmetic import Arithmetic, tokens_of
-from octavo.device.choosing import current
+from octavo.device.devices import current
 from octavo.device.drawing import Drawing, Drawn
 from octavo.device.hidden import HostHidden
 from octavo.device.moving import DeviceBlocks
@@ -42,21 +42,21 @@ from octavo.types import SampledToken, StepPlan, StepResult
 class Pending:
     """A step that was started. `result` waits for it, and may be asked once or more."""
 
-    _runner: DeviceRunner
-    _plan: StepPlan
-    _started: float
-    _drawn: Drawn | None = None
-    _taken: Taken = field(default_factory=Taken)
-    _scored: dict[int, tuple[SampledToken, ...]] = field(default_factory=dict)
-    _batch_seconds: float = 0.0
-    _mask_seconds: float = 0.0
-    _trouble: str | None = None
+    runner: DeviceRunner
+    plan: StepPlan
+    started: float
+    drawn: Drawn | None = None
+    taken: Taken = field(default_factory=Taken)
+    scored: dict[int, tuple[SampledToken, ...]] = field(default_factory=dict)
+    batch_seconds: float = 0.0
+    mask_seconds: float = 0.0
+    trouble: str | None = None
     _result: StepResult | None = None
 
     def result(self) -> StepResult:
         """Of the plan. Raises DeviceLost where the device is no more."""
         if self._result is None:
-            self._result = self._runner.finish(self)
+            self._result = self.runner.finish(self)
         return self._result
 
     def exception(self) -> BaseException | None:
@@ -106,32 +106,32 @@ class DeviceRunner:
 
     def finish(self, pending: Pending) -> StepResult:
         """The result of a plan that was started."""
-        plan, taken = pending._plan, pending._taken
-        if pending._trouble is None and pending._drawn is not None:
+        plan, taken = pending.plan, pending.taken
+        if pending.trouble is None and pending.drawn is not None:
             try:
-                pending._drawn.collect(taken)
+                pending.drawn.collect(taken)
             except Exception as error:
                 if not is_trouble(error):
                     raise
-                pending._trouble = describe_trouble(error, self._device)
+                pending.trouble = describe_trouble(error, self._device)
         now = time.perf_counter()
-        seconds = now - max(pending._started, self._finished)
+        seconds = now - max(pending.started, self._finished)
         self._finished = now
-        if pending._trouble is not None:
-            failed = {chunk.seq_id: pending._trouble for chunk in plan.chunks}
-            failed |= {fork.child_seq_id: pending._trouble for fork in plan.forks}
+        if pending.trouble is not None:
+            failed = {chunk.seq_id: pending.trouble for chunk in plan.chunks}
+            failed |= {fork.child_seq_id: pending.trouble for fork in plan.forks}
             return StepResult(plan.step_id, {}, {}, failed, seconds=seconds)
         poisoned = {s: failure.reason for s, failure in taken.failed.items() if failure.is_poisoned}
         dead_ends = {s: failure.reason for s, failure in taken.failed.items() if not failure.is_poisoned}
         return StepResult(
             plan.step_id,
             taken.samples,
-            pending._scored,
+            pending.scored,
             poisoned,
             dead_ends,
             seconds if plan.chunks else 0.0,
-            pending._batch_seconds,
-            pending._mask_seconds,
+            pending.batch_seconds,
+            pending.mask_seconds,
             taken.num_forced,
             taken.in_grammar,
         )
@@ -160,7 +160,7 @@ class DeviceRunner:
         count = np.array([writes[0].size], np.int32)
         carried = carry([*writes, count, *shape.arrays, *extra], self._device)
         indices, values, count_there, *arrays = carried
-        pending._batch_seconds = time.perf_counter() - pending._started
+        pending.batch_seconds = time.perf_counter() - pending.started
         if indices.numel():
             self.arithmetic.scatter(on_device.state, indices, values, count_there)
         self._move(plan)
@@ -175,8 +175,8 @@ class DeviceRunner:
         except Exception as error:
             if not is_trouble(error):
                 raise
-            pending._trouble = describe_trouble(error, self._device)
-        pending._mask_seconds = self._sampler.mask_seconds - masked
+            pending.trouble = describe_trouble(error, self._device)
+        pending.mask_seconds = self._sampler.mask_seconds - masked
         return pending
 
     def _move(self, plan: StepPlan) -> None:
@@ -208,9 +208,9 @@ class DeviceRunner:
     def _compute(self, plan: StepPlan, step: DeviceStep, pending: Pending) -> None:
         hidden = self.arithmetic.hidden(step)
         on_host = HostHidden(self.arithmetic, hidden)
-        pending._scored = prompt_logprobs(plan, self._rows, on_host)
-        pending._drawn = self._drawing.begin(plan, hidden)
+        pending.scored = prompt_logprobs(plan, self._rows, on_host)
+        pending.drawn = self._drawing.begin(plan, hidden)
         others = self._drawing.left_to_host(plan)
         if others:
-            pending._taken = self.walker.sample(plan, on_host, others)
-            self._drawing.write_back(plan, pending._taken, others)
+            pending.taken = self.walker.sample(plan, on_host, others)
+            self._drawing.write_back(plan, pending.taken, others)

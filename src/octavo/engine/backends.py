@@ -97,7 +97,7 @@ def _find_obstacle() -> str | None:
         return f"this machine has no NVIDIA driver ({_DRIVERS[0]} does not exist)"
     if missing := _missing():
         return f"{missing} is not installed; {EXTRA}"
-    from octavo.device.choosing import find_cuda_obstacle
+    from octavo.device.devices import find_cuda_obstacle
 
     return find_cuda_obstacle()
 

@@ -151,8 +151,7 @@ def engine_over(
     Tenants' bounds hold before their sessions are found again.
 
     Raises ConfigError when the pool would be too small, or what `policies_of` or the bounds raise. Native
-    threads are the process's, so
-    `options.threads` does nothing here.
+    threads are the process's, so `options.threads` does nothing here.
     """
     spec = loaded.model.spec
     budget = size_pool(loaded, backend, options)
@@ -281,7 +280,7 @@ def size_pool(loaded: LoadedModel, backend: Backend, options: StartOptions) -> B
         )
     # It may grow to what all rows could use, as far as there is memory now.
     capacity = max(num_blocks, min(useful, available // per_block)) if backend.is_host else num_blocks
-    # On the host itself, host memory below the pool is no faster than computing again, so nothing is staged.
+    # Beside host memory alone nothing is staged on the host: there it serves better in the pool.
     is_staged = options.disk_cache is not None or (options.host_cache_bytes > 0 and not backend.is_host)
     staging = staging_blocks(num_blocks) if is_staged else 0
     return Budget(num_blocks - staging, options.block_size, per_block, reason, capacity, staging)

@@ -1,12 +1,11 @@
 """A backend: what computes, and where the bytes of KV blocks lie. The rooms above see no more of it.
 
-    auto      the machine's GPU where there is one and `octavo.device` can use it, else native
     native    C++ kernels on the processor                        HostBackend(NativeOps)
     reference the same in NumPy: the executable specification      HostBackend(ReferenceOps)
     torch     tensors on a device, torch's own "cpu" included      octavo.device.backend
 
-Plans, rows and the ledger are the same over all of them. The exactness contract holds within one
-`arithmetic_id`, never between two.
+`engine/backends.py` chooses. Plans, rows and the ledger are the same over all of them. The exactness contract
+holds within one `arithmetic_id`, never between two.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ class Backend(Protocol):
     arithmetic_id: str  # names what decides its bits: they are equal within one id
     weights: WeightOps
     is_host: bool  # blocks are the host's memory: taken page by page as they are written, and given back
-
     exactness: str  # how far the contract holds, in words
     notes: Sequence[tuple[str, str]]  # what else `octavo doctor` says of it
 

@@ -86,6 +86,7 @@ class HostForward:
         self.pool = pool
         self.readying = PagePrefaulter(pool, ready_blocks)
         self._ops = ops
+        self._rows: Floats  # (R, E) of the step that ran last
         self._hidden_states = ops.prepare_step(lambda o, batch: hidden_states(o, model, pool, batch), pool)
         self._project = ops.prepare_rows(lambda o, x: project(o, model, x), model.spec.hidden_size)
 
@@ -105,7 +106,7 @@ class HostForward:
 
     def run(self, batch: HostBatch) -> Hidden:
         """Compute a step."""
-        self._rows = self._hidden_states(batch)  # (R, E)
+        self._rows = self._hidden_states(batch)
         return self
 
     def argmax(self, places: Sequence[int]) -> Ints:

@@ -3,8 +3,8 @@
     plan --> rows.apply --> copies --> transfers begin --> batch --> forward --> forks --> sample --> result
 
 Vocabulary rows exist only where a request asked: one for each sample, and slices for prompt logprobs
-(`prompts.py`). It knows rows and sampling; the model and
-the bytes are the backend's (`forward.py`). It does not know queues, names or reference counts.
+(`prompts.py`). It knows rows and sampling; the model and the bytes are the backend's (`forward.py`). It does
+not know queues, names or reference counts.
 """
 
 from __future__ import annotations

@@ -95,7 +95,6 @@ def of_noise() -> None:
 def of_moves() -> None:
     data = torch.zeros((2, 8192), dtype=torch.uint8)
     blocks.copy_blocks(data, ints(2), ints(2))
-    blocks.gather_blocks(data, data, ints(2))
     plans.scatter(ints(64), ints(16), ints(16), ints(1))
 
 
