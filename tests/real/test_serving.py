@@ -259,6 +259,7 @@ def test_sigterm_lets_a_running_answer_end_and_exits_with_status_zero(gguf_path:
         assert line, banner
         banner += line
     body = {"prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": True, "stream": True}
+    body |= {"stream_options": {"include_usage": True}}
     with httpx.stream("POST", f"{found[1]}/v1/completions", json=body, timeout=60) as answer:
         lines = answer.iter_lines()
         next(lines)
@@ -266,7 +267,7 @@ def test_sigterm_lets_a_running_answer_end_and_exits_with_status_zero(gguf_path:
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
     assert '"finish_reason":"length"' in rest[-2] + rest[-3]
-    assert len(rest) > 50
+    assert '"completion_tokens":60' in rest[-2]  # in how many pieces is chance: guesses come together
     assert process.wait(20) == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{found[1]}/health")
