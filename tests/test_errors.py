@@ -9,7 +9,7 @@ import pytest
 from octavo.config import StartOptions
 from octavo.errors import ConfigError, InvalidRequest, require_range, shown
 from octavo.model.hub import cache_folder
-from octavo.params import SamplingParams, Timeouts
+from octavo.params import SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 
 HUGE = 10**5_000  # Python prints no integer of so many digits
@@ -20,10 +20,10 @@ HUGE = 10**5_000  # Python prints no integer of so many digits
     [
         lambda: require_range("n", HUGE, 1, 2),
         lambda: require_range("n", -HUGE, 1, 2),
-        lambda: SamplingParams(seed=HUGE),
-        lambda: SamplingParams(temperature=HUGE),
-        lambda: SamplingParams(top_p=HUGE),
-        lambda: SamplingParams(logit_bias=((3, HUGE),)),
+        lambda: SamplerParams(seed=HUGE),
+        lambda: SamplerParams(temperature=HUGE),
+        lambda: SamplerParams(top_p=HUGE),
+        lambda: SamplerParams(logit_bias=((3, HUGE),)),
         lambda: Timeouts(total=HUGE),
         lambda: PinOrder("a", (1,), HUGE),
     ],

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from octavo.errors import InvalidRequest
-from octavo.params import BeamParams, SamplingParams, Timeouts
+from octavo.params import BeamParams, SamplerParams, Timeouts
 
 
-def made(**fields: object) -> SamplingParams:
-    return SamplingParams(**fields)  # type: ignore[arg-type]
+def made(**fields: object) -> SamplerParams:
+    return SamplerParams(**fields)  # type: ignore[arg-type]
 
 
 def test_one_stop_string_is_one_and_not_its_letters() -> None:

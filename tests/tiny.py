@@ -23,7 +23,7 @@ from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.tiers import OffloadTier
 from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, RopeSpec
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.sampling.grammars import Grammars
 from octavo.scheduler.scheduler import Scheduler
 from octavo.speculation.speculator import Speculator
@@ -175,7 +175,7 @@ def pool_bytes(engine: Engine):  # type: ignore[no-untyped-def]
 def request(request_id: int, prompt: Sequence[int], max_tokens: int, n: int = 1, **params: object) -> Request:
     """A request with logprobs, so that bits can be compared."""
     params = {"logprobs": 3, "temperature": 0.0, **params}
-    sampling = SamplingParams(**params)  # type: ignore[arg-type]
+    sampling = SamplerParams(**params)  # type: ignore[arg-type]
     return Request(request_id, tuple(prompt), sampling, max_tokens, sampling.seed or 0, n)
 
 

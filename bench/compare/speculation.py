@@ -451,7 +451,7 @@ import json
 import sys
 import time
 
-from vllm import LLM, SamplingParams
+from vllm import LLM, SamplerParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 
@@ -469,7 +469,7 @@ def main():
 
 def answer(engine, name, prompt):
     schema = prompt["json_schema"]
-    params = SamplingParams(
+    params = SamplerParams(
         temperature=prompt["temperature"], seed=prompt["seed"], max_tokens=prompt["max_tokens"],
         ignore_eos=prompt["ignore_eos"], output_kind=RequestOutputKind.DELTA,
         structured_outputs=StructuredOutputsParams(json=schema) if schema else None)

@@ -24,7 +24,7 @@ from octavo.config import StartOptions
 from octavo.device.layout import Layout
 from octavo.engine.llm import LLM
 from octavo.kernels.contract import KvShape
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.types import FinishReason
 
 SHAPES = {shape.name: shape for shape in (QWEN3_06B, LLAMA_8B)}
@@ -74,7 +74,7 @@ class Load:
         n = 2 if rng.random() < 0.1 else 1
         request_id = llm.add_request(
             prompt,
-            SamplingParams(max_tokens=output, ignore_eos=rng.random() < 0.7, **params),  # type: ignore[arg-type]
+            SamplerParams(max_tokens=output, ignore_eos=rng.random() < 0.7, **params),  # type: ignore[arg-type]
             n=n,
         )
         if rng.random() < 0.1:

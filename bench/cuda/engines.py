@@ -27,12 +27,12 @@ from octavo.device.triton.linear import Tiling
 from octavo.device.weights import DeviceMatrix, DeviceWeights
 from octavo.engine import llm as llm_module
 from octavo.engine.available import available_memory
-from octavo.engine.client import AsyncLLM
+from octavo.engine.client import EngineClient
 from octavo.engine.llm import LLM, Completion
 from octavo.engine.start import Started, engine_over
 from octavo.model.loader import LoadedModel
 from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, RopeSpec
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.text.chat import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import ChatMessage
@@ -186,7 +186,7 @@ def random_prompts(count: int, lengths: tuple[int, int], vocab: int, seed: int) 
 class Chat:
     """A session, and what was said in it."""
 
-    llm: AsyncLLM
+    llm: EngineClient
     output: int  # tokens of an answer
     session_id: str = "new"
     messages: list[ChatMessage] = field(default_factory=list)
@@ -194,7 +194,7 @@ class Chat:
     async def say(self, text: str) -> dict[str, float]:
         """Seconds to the first token; tokens of the prompt that were said before, and that were found."""
         self.messages.append(ChatMessage("user", text))
-        params = SamplingParams(max_tokens=self.output, temperature=0.0, ignore_eos=True)
+        params = SamplerParams(max_tokens=self.output, temperature=0.0, ignore_eos=True)
         started = time.perf_counter()
         taken = await self.llm.sessions.turn("", self.session_id, self.messages, params)
         first, cached, answer = 0.0, 0, ""

@@ -25,7 +25,7 @@ from octavo.device.layout import Layout
 from octavo.engine.llm import LLM, Output
 from octavo.kernels.contract import KvShape
 from octavo.model.loader import LoadedModel
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 
 CONTEXT = 1024
 BLOCK = 16
@@ -47,7 +47,7 @@ class Asked:
     """The requests."""
 
     prompts: list[list[int]]
-    params: list[SamplingParams]
+    params: list[SamplerParams]
 
 
 def requests(vocab: int, count: int, tiny: bool) -> Asked:
@@ -65,7 +65,7 @@ def requests(vocab: int, count: int, tiny: bool) -> Asked:
     shared = (prompts[0] * BLOCK)[: BLOCK + 1]
     prompts = [shared + prompt if index % 3 == 0 else prompt for index, prompt in enumerate(prompts)]
     params = [
-        SamplingParams(max_tokens=output - index % 3, ignore_eos=True, seed=index, **kinds[index % 6])  # type: ignore[arg-type]
+        SamplerParams(max_tokens=output - index % 3, ignore_eos=True, seed=index, **kinds[index % 6])  # type: ignore[arg-type]
         for index in range(count)
     ]
     return Asked(prompts, params)

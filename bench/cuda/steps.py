@@ -30,7 +30,7 @@ from octavo.bench.offline import Workload, measure, prompts_of, w1, warm_up
 from octavo.config import StartOptions
 from octavo.device.compiled import CompiledArithmetic
 from octavo.engine.llm import LLM
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 
 SHAPES = {shape.name: shape for shape in (QWEN3_06B, LLAMA_8B)}
 CONTEXT = 2048
@@ -72,11 +72,11 @@ def sampled(probe: Probe, llm: LLM, shape: Shape, count: int) -> None:
     prompts = prompts_of(load, shape.vocab)
     common: dict[str, Any] = {"max_tokens": load.output, "ignore_eos": True, "seed": 1}
     kinds = {
-        "top-k and top-p": SamplingParams(temperature=1.0, top_k=50, top_p=0.9, **common),
-        "greedy": SamplingParams(temperature=0.0, **common),
-        "temperature": SamplingParams(temperature=1.0, **common),
-        "logprobs": SamplingParams(temperature=0.0, logprobs=5, **common),
-        "penalties, by the host": SamplingParams(temperature=0.0, repetition_penalty=1.1, **common),
+        "top-k and top-p": SamplerParams(temperature=1.0, top_k=50, top_p=0.9, **common),
+        "greedy": SamplerParams(temperature=0.0, **common),
+        "temperature": SamplerParams(temperature=1.0, **common),
+        "logprobs": SamplerParams(temperature=0.0, logprobs=5, **common),
+        "penalties, by the host": SamplerParams(temperature=0.0, repetition_penalty=1.1, **common),
     }
     for kind, params in list(kinds.items())[: 1 if probe.tiny else None]:
         if not probe.has_time(f"sampled {kind}", 0 if probe.tiny else 20):
@@ -118,7 +118,7 @@ def replays(probe: Probe, llm: LLM, shape: Shape, rate: float) -> None:
 def host_gap(probe: Probe, llm: LLM, shape: Shape, count: int) -> None:
     """Device time without work in steps of `count` rows, from torch's profiler."""
     num_steps = 2 if probe.tiny else 40
-    params = SamplingParams(max_tokens=num_steps + 8, temperature=0.0, ignore_eos=True)
+    params = SamplerParams(max_tokens=num_steps + 8, temperature=0.0, ignore_eos=True)
     prompts = prompts_of(w1(count, 4 if probe.tiny else 64, 2, count + 1), llm.started.facts.vocab_size)
     for prompt in prompts:
         llm.add_request(prompt, params)

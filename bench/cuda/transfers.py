@@ -31,7 +31,7 @@ from octavo.config import StartOptions
 from octavo.device.backend import TorchBackend
 from octavo.device.layout import Layout, allocate_pool
 from octavo.device.moving import DeviceBlocks
-from octavo.engine.client import AsyncLLM
+from octavo.engine.client import EngineClient
 from octavo.kernels.contract import KvShape
 from octavo.model.loader import LoadedModel
 
@@ -159,7 +159,7 @@ def preemption(probe: Probe, shape: Shape, loaded: LoadedModel, backend: TorchBa
             probe.free()
 
 
-async def session(probe: Probe, shape: Shape, llm: AsyncLLM) -> None:
+async def session(probe: Probe, shape: Shape, llm: EngineClient) -> None:
     """Suspended, resumed, gone on with; and as much computed anew."""
     length, output = (20, 3) if probe.tiny else (6000, 32)
     rng = np.random.default_rng(3)
@@ -207,7 +207,7 @@ def sessions(probe: Probe, shape: Shape, loaded: LoadedModel, backend: TorchBack
             disk_size_bytes=2**22 if probe.tiny else 8 * 2**30,
         )
         started = start(loaded, backend, options)
-        llm = AsyncLLM(started.engine, loaded.tokenizer, started.facts, 16, started.sessions)
+        llm = EngineClient(started.engine, loaded.tokenizer, started.facts, 16, started.sessions)
         try:
             asyncio.run(asyncio.wait_for(session(probe, shape, llm), 240))
         except Exception as error:  # noqa: BLE001 - told

@@ -2,8 +2,8 @@
 
 Names are loaded on first use, so that `import octavo` costs milliseconds:
 
-    from octavo import LLM, SamplingParams
-    LLM("smollm2-135m").generate(["Once upon a time"], SamplingParams(max_tokens=32))
+    from octavo import LLM, SamplerParams
+    LLM("smollm2-135m").generate(["Once upon a time"], SamplerParams(max_tokens=32))
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from octavo.engine.client import AsyncLLM
+    from octavo.engine.client import EngineClient
     from octavo.engine.llm import LLM
-    from octavo.params import BeamParams, SamplingParams
+    from octavo.params import BeamParams, SamplerParams
 
 _HOMES = {
     "LLM": "octavo.engine.llm",
-    "AsyncLLM": "octavo.engine.client",
+    "EngineClient": "octavo.engine.client",
     "BeamParams": "octavo.params",
-    "SamplingParams": "octavo.params",
+    "SamplerParams": "octavo.params",
 }
 
-__all__ = ["LLM", "AsyncLLM", "BeamParams", "SamplingParams", "__version__"]
+__all__ = ["LLM", "BeamParams", "EngineClient", "SamplerParams", "__version__"]
 
 
 def __getattr__(name: str) -> object:

@@ -81,7 +81,7 @@ _NOT_WITH_BEAMS: Mapping[str, tuple[object, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplerParams:
     """What the client asked of the sampler. Validates itself; what depends on the model is checked at
     submission. Lists, sets and arrays are taken for tuples, and one stop string for a list of it.
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from octavo.params import NO_TIMEOUTS, SamplingParams, Timeouts
+from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 
 
 class FinishReason(enum.StrEnum):
@@ -73,7 +73,7 @@ class Request:
 
     request_id: int
     prompt: tuple[int, ...]
-    params: SamplingParams
+    params: SamplerParams
     max_tokens: int  # resolved: at least 1, and prompt + max_tokens fits the context and the pool
     seed: int  # resolved: the client's, or drawn once at submission
     n: int = 1
@@ -106,7 +106,7 @@ class AdmittedRow:
     tokens: tuple[int, ...]
     num_prompt: int
     max_length: int  # tokens the row must hold at most: prompt + max_tokens
-    params: SamplingParams
+    params: SamplerParams
     seed: int
     choice: int
 

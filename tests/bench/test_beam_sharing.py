@@ -7,7 +7,7 @@ from tests.tiny import tiny_engine
 from octavo.bench.beams import beam_sharing, searches
 from octavo.bench.lengths import Trace
 from octavo.kernels.native_ops import NativeOps
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.sim.policies import Job
 from octavo.types import Request
 
@@ -27,7 +27,7 @@ def test_beams_share_their_prompt_and_more_the_more_there_are() -> None:
 
 def test_nothing_is_saved_where_nobody_shares() -> None:
     engine = tiny_engine(NativeOps(), prefix_caching=False)
-    alone = [Request(1, tuple(TOKENS[:40]), SamplingParams(temperature=0.0, ignore_eos=True), 20, 0)]
+    alone = [Request(1, tuple(TOKENS[:40]), SamplerParams(temperature=0.0, ignore_eos=True), 20, 0)]
     assert beam_sharing("mine", 1, alone, engine).saved == 0.0
 
 

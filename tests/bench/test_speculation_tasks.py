@@ -42,7 +42,7 @@ from octavo.cli.bench_speculation import line_of, table_of
 from octavo.config import StartOptions
 from octavo.engine.outputs import Delta, EngineStats, TokenInfo
 from octavo.errors import ConfigError
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.types import FinishReason, Usage
 
 FOLDER = Path(__file__).parents[2] / "bench/compare"
@@ -143,7 +143,7 @@ class FakeLLM(Untemplated):
     def num_unfinished(self) -> int:
         return len(self.left)
 
-    def add_request(self, prompt: tuple[int, ...], params: SamplingParams) -> int:
+    def add_request(self, prompt: tuple[int, ...], params: SamplerParams) -> int:
         request_id = self.engine.stats.requests_finished + len(self.left)
         self.left[request_id] = list(prompt[: params.max_tokens])
         self.most = max(self.most, len(self.left))
@@ -200,7 +200,7 @@ def test_all_cells_are_measured_in_turn_and_the_first_round_is_not_counted(
 
 def test_a_mode_that_changes_an_answer_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(FakeLLM):
-        def add_request(self, prompt: tuple[int, ...], params: SamplingParams) -> int:
+        def add_request(self, prompt: tuple[int, ...], params: SamplerParams) -> int:
             wrong = prompt[: params.max_tokens][:-1] + (0,) * (self.width - 1) + prompt[5:6]
             return super().add_request(wrong, params)
 

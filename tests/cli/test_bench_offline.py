@@ -17,7 +17,7 @@ from octavo.config import StartOptions
 from octavo.engine.outputs import Delta, EngineStats, TokenInfo
 from octavo.engine.requests import ModelFacts
 from octavo.errors import ConfigError, RequestFailed
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.types import FinishReason, Usage
 
 FAILED = Usage(0, 0, 0, 0)
@@ -33,7 +33,7 @@ class FakeLLM:
         self.started = SimpleNamespace(
             facts=ModelFacts("fake", context_length, 300), runner=SimpleNamespace(wait_ready=self._wait)
         )
-        self.added: list[tuple[list[int], SamplingParams]] = []
+        self.added: list[tuple[list[int], SamplerParams]] = []
         self.failure = ""
         self.in_flight: list[tuple[int, int]] = []  # at each step: requests added, and unfinished
         self.waited = self.closed = False
@@ -52,12 +52,12 @@ class FakeLLM:
     def num_unfinished(self) -> int:
         return len(self._left)
 
-    def add_request(self, prompt: list[int], params: SamplingParams) -> int:
+    def add_request(self, prompt: list[int], params: SamplerParams) -> int:
         self.added.append((prompt, params))
         self._left[len(self.added)] = params.max_tokens or 0
         return len(self.added)
 
-    def generate(self, prompts: list[list[int]], params: SamplingParams) -> None:
+    def generate(self, prompts: list[list[int]], params: SamplerParams) -> None:
         assert (len(prompts), params.max_tokens) == (1, 8)
 
     def step(self) -> list[tuple[int, Delta]]:

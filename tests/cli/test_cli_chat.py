@@ -9,7 +9,7 @@ from rich.console import Console
 
 from octavo.cli.chat import Conversation, talk
 from octavo.errors import QueueFull
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.server.testing import FakeModel
 
 
@@ -21,7 +21,7 @@ def model():
 def converse(model, *lines, system=None):
     """What the console shows beside answers, and the conversation."""
     left = [*lines, None]
-    conversation = Conversation(model, SamplingParams(), system)
+    conversation = Conversation(model, SamplerParams(), system)
     shown = io.StringIO()
     talk(conversation, lambda: left.pop(0), Console(file=shown, width=200))
     return shown.getvalue(), conversation
@@ -77,7 +77,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(model):
 
     model.hold = Interrupt()
     left = ["hi", "more", None]
-    conversation = Conversation(model, SamplingParams(), None)
+    conversation = Conversation(model, SamplerParams(), None)
 
     def read_line():
         if len(left) == 2:

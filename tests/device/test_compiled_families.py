@@ -22,7 +22,7 @@ from octavo.device.weights import DeviceWeights
 from octavo.kernels.contract import KvShape
 from octavo.model.loader import load_model
 from octavo.model.spec import Model
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.types import AdmittedRow, Chunk, StepPlan, TableWrite
 
 sys.path.append(str(Path(__file__).parents[1] / "model"))  # whose files name each other without a package
@@ -67,7 +67,7 @@ class Machine:
 
 
 def admitted(tokens: Sequence[int]) -> StepPlan:
-    row = AdmittedRow(1, 7, tuple(tokens), len(tokens), len(tokens), SamplingParams(), 0, 0)
+    row = AdmittedRow(1, 7, tuple(tokens), len(tokens), len(tokens), SamplerParams(), 0, 0)
     writes = tuple(TableWrite(1, i, block) for i, block in enumerate((4, 0, 3)))
     return StepPlan(0, (), (row,), writes, (), (), ())
 

@@ -10,7 +10,7 @@ from octavo.device.arithmetic import tokens_of
 from octavo.device.rows import DeviceRows, carry
 from octavo.device.step import shape_of
 from octavo.errors import ConfigError
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.sim import driver
 from octavo.sim.driver import drive
 from octavo.sim.oracle import OracleExecutor
@@ -83,7 +83,7 @@ def drive_all(count: int) -> None:
         drive(seed, 0)
 
 
-def rows_with(params: SamplingParams, seed: int) -> DeviceRows:
+def rows_with(params: SamplerParams, seed: int) -> DeviceRows:
     rows = DeviceRows(2, 32, 16, 7, CPU)
     admitted = AdmittedRow(1, 9, (5, 6, 7), 3, 20, params, seed, 2)
     plan = StepPlan(1, (), (admitted,), (TableWrite(1, 0, 3), TableWrite(1, 1, 4)), (), (), ())
@@ -94,7 +94,7 @@ def rows_with(params: SamplingParams, seed: int) -> DeviceRows:
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 0xFFFF_FFFF, 1 << 32])
 def test_drawing_parameters_arrive_bit_for_bit(seed: int) -> None:
-    params = SamplingParams(temperature=0.7, top_p=0.9, min_p=0.05, top_k=40)
+    params = SamplerParams(temperature=0.7, top_p=0.9, min_p=0.05, top_k=40)
     rows = rows_with(params, seed)
     drawn = rows.draw_params(torch.tensor([1]))
     assert drawn.temperature.tolist() == np.float32([0.7]).tolist()
@@ -104,7 +104,7 @@ def test_drawing_parameters_arrive_bit_for_bit(seed: int) -> None:
 
 
 def test_a_fork_is_its_parent_but_for_the_choice_and_grows_alone() -> None:
-    rows = rows_with(SamplingParams(), 5)
+    rows = rows_with(SamplerParams(), 5)
     rows.fork(Fork(1, 0, 10, 1))
     assert rows.tokens[0].tolist() == rows.tokens[1].tolist()
     assert rows.tables[0].tolist() == rows.tables[1].tolist()
@@ -114,7 +114,7 @@ def test_a_fork_is_its_parent_but_for_the_choice_and_grows_alone() -> None:
 
 
 def test_a_token_behind_the_context_and_one_that_is_none_go_to_the_dummy_row() -> None:
-    rows = rows_with(SamplingParams(), 5)
+    rows = rows_with(SamplerParams(), 5)
     before = rows.tokens[:2].clone()
     rows.append(torch.tensor([0, 1]), torch.tensor([32, 4]), torch.tensor([9, -1]))
     assert torch.equal(rows.tokens[:2], before)

@@ -11,7 +11,7 @@ from tests.tiny import VOCAB, Answer, random_prompt, request, run, tiny_engine, 
 
 from octavo.device.sampler import is_drawn_on_device
 from octavo.engine.core import Engine
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 
 OPS = TinyTorch()
 MODEL = tiny_model(OPS)  # type: ignore[arg-type]
@@ -49,16 +49,14 @@ def test_guesses_across_min_tokens_change_nothing(seed: int) -> None:
 @pytest.mark.parametrize(
     ("params", "is_led", "on_device"),
     [
-        (SamplingParams(), False, True),
-        (SamplingParams(temperature=0.0, logprobs=5), False, True),
-        (SamplingParams(top_k=5, top_p=0.5, min_p=0.1), False, True),
-        (SamplingParams(min_tokens=2), False, False),
-        (SamplingParams(presence_penalty=0.1), False, False),
-        (SamplingParams(logit_bias=((3, 1.0),)), False, False),
-        (SamplingParams(), True, False),
+        (SamplerParams(), False, True),
+        (SamplerParams(temperature=0.0, logprobs=5), False, True),
+        (SamplerParams(top_k=5, top_p=0.5, min_p=0.1), False, True),
+        (SamplerParams(min_tokens=2), False, False),
+        (SamplerParams(presence_penalty=0.1), False, False),
+        (SamplerParams(logit_bias=((3, 1.0),)), False, False),
+        (SamplerParams(), True, False),
     ],
 )
-def test_which_one_depends_on_the_request_alone(
-    params: SamplingParams, is_led: bool, on_device: bool
-) -> None:
+def test_which_one_depends_on_the_request_alone(params: SamplerParams, is_led: bool, on_device: bool) -> None:
     assert is_drawn_on_device(params, is_led) == on_device

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.engine.served import FACTS, Told, read
 from tests.tiny import EOS, tiny_engine
 
-from octavo.engine.client import AsyncLLM
+from octavo.engine.client import EngineClient
 from octavo.engine.core import Engine
 from octavo.engine.outputs import Turn
 from octavo.engine.session_store import SessionStore
@@ -19,7 +19,7 @@ from octavo.files import Files, OsFiles
 from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.text.chat import ChatTemplate
 from octavo.types import ChatMessage
 
@@ -66,7 +66,7 @@ class PairTokenizer:
 class Chat:
     """A server in this process, with sessions. Close it."""
 
-    llm: AsyncLLM
+    llm: EngineClient
     engine: Engine
     store: DiskStore | None
     messages: list[ChatMessage]
@@ -76,7 +76,7 @@ class Chat:
         """The user says it; the answer is part of the chat from then on."""
         self.messages.append(ChatMessage("user", text))
         given = {"temperature": 1.0, "seed": 7, "logprobs": 2, "max_tokens": max_tokens, **params}
-        turn = await self.llm.sessions.turn("", self.session_id, self.messages, SamplingParams(**given))  # type: ignore[arg-type]
+        turn = await self.llm.sessions.turn("", self.session_id, self.messages, SamplerParams(**given))  # type: ignore[arg-type]
         [told] = await read(turn.stream)  # type: ignore[arg-type]
         self.messages.append(ChatMessage("assistant", told.text))
         self.session_id = turn.session_id
@@ -103,7 +103,7 @@ def open_chat(
     restore(engine.scheduler, sessions, engine.clock())
     facts = replace(FACTS, context_length=512)
     support = SessionSupport(sessions, 60.0, sync)
-    llm = AsyncLLM(engine, PairTokenizer(), facts, 100, support)  # type: ignore[arg-type]
+    llm = EngineClient(engine, PairTokenizer(), facts, 100, support)  # type: ignore[arg-type]
     return Chat(llm, engine, store, [])
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from tests.tiny import CONTEXT, EOS, VOCAB, Answer, request, run, tiny_engine, tiny_model
 
-from octavo.engine.client import AsyncLLM
+from octavo.engine.client import EngineClient
 from octavo.engine.core import Engine
 from octavo.engine.outputs import Delta
 from octavo.engine.requests import ModelFacts
@@ -104,9 +104,9 @@ def poisoned_model() -> Model:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """An AsyncLLM over the tiny model. Close `llm`."""
+    """An EngineClient over the tiny model. Close `llm`."""
 
-    llm: AsyncLLM
+    llm: EngineClient
     engine: Engine
     turnstile: Turnstile
 
@@ -116,7 +116,7 @@ def serve_tiny(*, max_queue: int = 1000, **options: object) -> Served:
     engine = tiny_engine(NativeOps(), **options)  # type: ignore[arg-type]
     turnstile = Turnstile(engine.executor)
     engine.executor = turnstile
-    llm = AsyncLLM(engine, LetterTokenizer(), FACTS, max_queue)  # type: ignore[arg-type]
+    llm = EngineClient(engine, LetterTokenizer(), FACTS, max_queue)  # type: ignore[arg-type]
     return Served(llm, engine, turnstile)
 
 

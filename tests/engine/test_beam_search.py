@@ -13,7 +13,7 @@ from tests.tiny import EOS, Answer, random_prompt, request, run, tiny_engine, ti
 from octavo.kernels.contract import Ops
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.reference import ReferenceOps
-from octavo.params import BeamParams, SamplingParams
+from octavo.params import BeamParams, SamplerParams
 from octavo.types import FinishReason, Request
 
 CASES = 40
@@ -149,7 +149,7 @@ def test_a_poisoned_beam_fails_its_request_alone() -> None:
 
 def test_streams_of_clients_end_whatever_happens() -> None:
     served = serve_tiny(num_blocks=40, rows=8)
-    params = SamplingParams(max_tokens=10, temperature=0.0, beams=BeamParams(4), ignore_eos=True)
+    params = SamplerParams(max_tokens=10, temperature=0.0, beams=BeamParams(4), ignore_eos=True)
 
     async def scenario() -> None:
         whole = await read(await served.llm.submit([3, 4, 5], params, n=2), 2)
@@ -181,7 +181,7 @@ def test_a_broken_step_ends_every_choice_of_a_search() -> None:
 
 def test_a_search_without_max_tokens_fits_the_pool() -> None:
     served = serve_tiny(num_blocks=20, rows=8)
-    params = SamplingParams(temperature=0.0, beams=BeamParams(4), ignore_eos=True)
+    params = SamplerParams(temperature=0.0, beams=BeamParams(4), ignore_eos=True)
 
     async def scenario() -> None:
         (told,) = await read(await served.llm.submit([3] * 40, params))

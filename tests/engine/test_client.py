@@ -15,7 +15,7 @@ from tests.tiny import CONTEXT, EOS, VOCAB, random_prompt
 
 from octavo.engine import client
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestTooLarge
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.types import ChatMessage, FinishReason
 
 LONG = 400  # tokens; more than any test waits for
@@ -33,9 +33,9 @@ def prompt_of(seed: int, length: int = 40) -> list[int]:
     return random_prompt(np.random.default_rng(seed), length)
 
 
-def greedy(max_tokens: int, **fields: object) -> SamplingParams:
+def greedy(max_tokens: int, **fields: object) -> SamplerParams:
     fields = {"temperature": 0.0, "logprobs": 3, "ignore_eos": True, **fields}
-    return SamplingParams(max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
+    return SamplerParams(max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
 
 
 def nothing_is_left(served: Served) -> None:
@@ -168,7 +168,7 @@ def test_a_wrong_request_is_refused_before_the_queue(
 ) -> None:
     async def scenario() -> None:
         with pytest.raises(error):
-            await served.llm.submit(prompt, SamplingParams(**fields))  # type: ignore[arg-type]
+            await served.llm.submit(prompt, SamplerParams(**fields))  # type: ignore[arg-type]
 
     asyncio.run(scenario())
     assert served.llm.stats().steps == 0

@@ -25,7 +25,7 @@ from octavo.errors import (
     UnknownTenant,
 )
 from octavo.memory.quota import TenantPolicy
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.retention.session_table import SessionState
 from octavo.retention.transfers import Transfers
 from octavo.types import ChatMessage
@@ -158,7 +158,7 @@ def test_a_fork_is_made_while_a_turn_runs_and_has_the_turns_before_it() -> None:
             await chat.say(HELLO)
             said = chat.llm.sessions.tokens("", chat.session_id)
             more = [*chat.messages, ChatMessage("user", "more")]
-            params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=1.0, seed=7, logprobs=2)
+            params = SamplerParams(max_tokens=200, ignore_eos=True, temperature=1.0, seed=7, logprobs=2)
             running: Turn = await chat.llm.sessions.turn("", chat.session_id, more, params)
             other, view = await fork(chat)
             assert (chat.llm.sessions.tokens("", other.session_id), view.num_turns) == (said, 1)
@@ -302,7 +302,7 @@ def test_a_tenant_that_is_gone_gets_no_fork() -> None:
         sessions, hello = chat.llm.sessions, [ChatMessage("user", HELLO)]
         try:
             await chat.llm.control.set_tenants([TenantPolicy("bob")])
-            turn = await sessions.turn("bob", "new", hello, SamplingParams(max_tokens=5))
+            turn = await sessions.turn("bob", "new", hello, SamplerParams(max_tokens=5))
             await read(turn.stream)
             assert (await sessions.fork("bob", turn.session_id)).tenant == "bob"
             await chat.llm.control.set_tenants([])

@@ -10,7 +10,7 @@ from octavo.config import StartOptions
 from octavo.engine.start import start_engine
 from octavo.errors import InvalidRequest
 from octavo.grammar import of_schema
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 
 SCHEMA = {
     "type": "object",
@@ -24,7 +24,7 @@ def test_statistics_and_the_view_of_a_request_tell_what_a_grammar_does() -> None
     llm = start_engine(None, StartOptions(kv_memory_bytes=2**26, context_length=512), lambda phase: None)
 
     async def run() -> None:
-        params = SamplingParams(max_tokens=300, temperature=0.0, grammar=of_schema(SCHEMA, "response_format"))
+        params = SamplerParams(max_tokens=300, temperature=0.0, grammar=of_schema(SCHEMA, "response_format"))
         stream = await llm.submit(await llm.encode("As JSON:"), params)
         views = []
         async for delta in stream:
@@ -43,7 +43,7 @@ def test_statistics_and_the_view_of_a_request_tell_what_a_grammar_does() -> None
         assert stats.grammar_seconds > 0.0
         for schema in ({"not": {}}, {"zzz": 1, "not": {}}, {"$ref": "#/nowhere"}):
             with pytest.raises(InvalidRequest):
-                await llm.submit([1], SamplingParams(grammar=of_schema(schema)))
+                await llm.submit([1], SamplerParams(grammar=of_schema(schema)))
         refusals = llm.stats().grammar_refusals
         assert refusals["not"] >= 1
         assert set(refusals) == {"not", "$ref"}

@@ -13,7 +13,7 @@ from tests.engine.served import POISON, LetterTokenizer, Turnstile, alone, poiso
 from tests.tiny import CONTEXT, VOCAB, random_prompt, request, run, settle, tiny_engine
 
 import octavo.engine.llm
-from octavo import LLM, SamplingParams
+from octavo import LLM, SamplerParams
 from octavo.engine.assemble import Assembler
 from octavo.engine.outputs import Delta
 from octavo.errors import (
@@ -67,9 +67,9 @@ def make_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
         llm.close()
 
 
-def greedy(max_tokens: int, **fields: object) -> SamplingParams:
+def greedy(max_tokens: int, **fields: object) -> SamplerParams:
     fields = {"temperature": 0.0, "logprobs": 3, "ignore_eos": True, **fields}
-    return SamplingParams(max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
+    return SamplerParams(max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
 
 
 def prompt_of(seed: int, length: int) -> list[int]:
@@ -397,15 +397,15 @@ def test_one_chat_is_answered_once(make_llm: Callable[..., LLM]) -> None:
 
 def test_params_may_be_left_out(make_llm: Callable[..., LLM]) -> None:
     llm = make_llm(TalkingTokenizer())
-    wanted = SamplingParams()
-    asked: list[SamplingParams] = []
+    wanted = SamplerParams()
+    asked: list[SamplerParams] = []
     make_request = octavo.engine.llm.make_request
 
     def note(
-        request_id: int, prompt: list[int], params: SamplingParams, *rest: object, **more: object
+        request_id: int, prompt: list[int], params: SamplerParams, *rest: object, **more: object
     ) -> object:
         asked.append(params)
-        short = SamplingParams(max_tokens=2)
+        short = SamplerParams(max_tokens=2)
         return make_request(request_id, prompt, short, *rest, **more)  # type: ignore[arg-type]
 
     with mock.patch.object(octavo.engine.llm, "make_request", note):
@@ -425,10 +425,10 @@ def test_params_may_be_left_out(make_llm: Callable[..., LLM]) -> None:
         (lambda llm: llm.generate([5, "abc"]), "a prompt holds 'abc'; allowed: a list of token ids"),
         (lambda llm: llm.generate(["abc", 5]), "a prompt is 5; allowed: a list of token ids"),
         (lambda llm: llm.generate([[5.5]]), "a prompt holds 5.5; allowed: a list of token ids"),
-        (lambda llm: llm.generate("abc", {"max_tokens": 5}), "params holds .*; allowed: SamplingParams"),
-        (lambda llm: llm.generate("abc", [greedy(4), 5]), "params holds 5; allowed: SamplingParams"),
+        (lambda llm: llm.generate("abc", {"max_tokens": 5}), "params holds .*; allowed: SamplerParams"),
+        (lambda llm: llm.generate("abc", [greedy(4), 5]), "params holds 5; allowed: SamplerParams"),
         (lambda llm: llm.add_request({"prompt": "abc"}), "a prompt is .*; allowed: a list of token ids"),
-        (lambda llm: llm.add_request("abc", 5), "params holds 5; allowed: SamplingParams"),
+        (lambda llm: llm.add_request("abc", 5), "params holds 5; allowed: SamplerParams"),
         (lambda llm: llm.chat("hello"), "chats is 'hello'; allowed: a list of messages, or a list of such"),
         (lambda llm: llm.chat({"role": "user"}), "chats is .*; allowed: a list of messages"),
         (lambda llm: llm.chat(["hello"]), "a chat is 'hello'; allowed: a list of messages"),

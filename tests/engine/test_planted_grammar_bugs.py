@@ -11,7 +11,7 @@ from tests.engine.grammar_cases import Undisturbed, differences
 from octavo.executor import rows
 from octavo.executor.runner import Runner
 from octavo.executor.walks import Walker
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.sampling.grammars import Grammars
 from octavo.sampling.guides import Guide, guide_of
 from octavo.sampling.sampler import SampleRow
@@ -26,7 +26,7 @@ def share_by_forks(patch: pytest.MonkeyPatch) -> None:
 
 
 def begin_afresh_when_readmitted(patch: pytest.MonkeyPatch) -> None:
-    def begun(params: SamplingParams, grammars: Grammars | None, output: Sequence[int]) -> Guide | None:
+    def begun(params: SamplerParams, grammars: Grammars | None, output: Sequence[int]) -> Guide | None:
         return guide_of(params, grammars, ())
 
     patch.setattr(rows, "guide_of", begun)

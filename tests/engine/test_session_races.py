@@ -30,7 +30,7 @@ from octavo.executor.disk import DiskStore
 from octavo.files import OsFiles
 from octavo.inspect.session_views import SessionBlocks
 from octavo.memory.quota import TenantPolicy
-from octavo.params import BeamParams, SamplingParams
+from octavo.params import BeamParams, SamplerParams
 from octavo.retention.session_table import SessionState
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.faults import FaultKind, FaultyFiles, seeded
@@ -43,7 +43,7 @@ def test_a_turn_in_beams_is_refused_and_the_session_stays_usable() -> None:
         try:
             await chat.say(HELLO)
             more = [*chat.messages, ChatMessage("user", "more")]
-            beams = SamplingParams(max_tokens=8, temperature=0.0, beams=BeamParams(2, 1.0, False))
+            beams = SamplerParams(max_tokens=8, temperature=0.0, beams=BeamParams(2, 1.0, False))
             with pytest.raises(
                 InvalidRequest, match="allowed with a session: use_beam_search false"
             ) as error:
@@ -61,7 +61,7 @@ def test_a_turn_without_max_tokens_gets_what_its_tenant_has_room_for() -> None:
     async def work() -> None:
         chat = open_chat()
         sessions, messages = chat.llm.sessions, [ChatMessage("user", HELLO)]
-        params = SamplingParams(temperature=1.0, seed=7, ignore_eos=True)
+        params = SamplerParams(temperature=1.0, seed=7, ignore_eos=True)
         try:
             policies = [TenantPolicy("bob", maximum=7)]
             await chat.llm.control.set_tenants(policies)
@@ -91,7 +91,7 @@ def test_a_session_deleted_while_something_is_prepared_leaves_nothing_behind(
         try:
             await chat.say(HELLO)
             more = [*chat.messages, ChatMessage("user", "more")]
-            turn = partial(sessions.turn, messages=more, params=SamplingParams(max_tokens=5))
+            turn = partial(sessions.turn, messages=more, params=SamplerParams(max_tokens=5))
             record = find("", chat.session_id)
             await sessions.delete("", chat.session_id)
             # As if it had been deleted just after it was looked up.
@@ -239,7 +239,7 @@ def test_a_new_session_for_which_nobody_waits_any_more_is_not_there(act: str) ->
             raise asyncio.CancelledError
 
         say = [ChatMessage("user", HELLO)]
-        turn = partial(sessions.turn, "", "new", say, SamplingParams(max_tokens=5))
+        turn = partial(sessions.turn, "", "new", say, SamplerParams(max_tokens=5))
         try:
             if act == "fork":
                 await chat.say(HELLO)
@@ -294,7 +294,7 @@ def test_a_session_is_not_forgotten_during_its_turn(ends_well: bool) -> None:
             view = await sessions.create("", 10.0)
             clock.now += 9.0
             message = [ChatMessage("user", HELLO)]
-            params = SamplingParams(max_tokens=300, ignore_eos=True, temperature=0.0)
+            params = SamplerParams(max_tokens=300, ignore_eos=True, temperature=0.0)
             turn = await sessions.turn("", view.session_id, message, params)
             assert (await sessions.find("", view.session_id)).seconds_left == 10.0
             clock.now += 50.0
@@ -320,7 +320,7 @@ def test_a_turn_that_is_refused_does_not_keep_its_session_alive() -> None:
         try:
             await chat.say(HELLO)
             more = [*chat.messages, ChatMessage("user", "more")]
-            params = SamplingParams(max_tokens=300, ignore_eos=True)
+            params = SamplerParams(max_tokens=300, ignore_eos=True)
             turn = await chat.llm.sessions.turn("", chat.session_id, more, params)
             with pytest.raises(SessionBusy):
                 await chat.llm.sessions.turn("", chat.session_id, more, params)

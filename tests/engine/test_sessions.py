@@ -28,7 +28,7 @@ from octavo.errors import (
 from octavo.files import OsFiles
 from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.quota import SHARED
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.session_table import SessionState
 from octavo.retention.transfers import Transfers
@@ -252,7 +252,7 @@ def test_a_turn_that_is_cancelled_changes_nothing_and_one_at_a_time_runs() -> No
             await chat.say(HELLO)
             said = chat.llm.sessions.tokens("", chat.session_id)
             more = [*chat.messages, ChatMessage("user", "more")]
-            params = SamplingParams(max_tokens=300, ignore_eos=True)
+            params = SamplerParams(max_tokens=300, ignore_eos=True)
             turn = await chat.llm.sessions.turn("", chat.session_id, more, params)
             with pytest.raises(SessionBusy):
                 await chat.llm.sessions.turn("", chat.session_id, more, params)
@@ -284,7 +284,7 @@ def test_sessions_are_a_tenants_own_and_a_refused_first_turn_leaves_none() -> No
                     await act("two", view.session_id)
             message = [ChatMessage("user", "x" * 600)]
             with pytest.raises(InvalidRequest):
-                await sessions.turn("two", "new", message, SamplingParams())
+                await sessions.turn("two", "new", message, SamplerParams())
             assert await sessions.all("two") == []
             await sessions.delete("one", view.session_id)
             with pytest.raises(UnknownSession):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.engine.assemble import Assembler, Vocabulary
-from octavo.params import BeamParams, SamplingParams
+from octavo.params import BeamParams, SamplerParams
 from octavo.types import FinishReason, Request, SampledToken, Update, Usage
 
 PIECES = {1: b"<end>", 2: b"<think>", 5: b"a", 6: b"b"}
@@ -14,7 +14,7 @@ VOCABULARY = Vocabulary(PIECES.__getitem__, frozenset({1, 2}))
 
 def text_of(tokens: list[int], stop_token: int | None = None, **params: object) -> str:
     """Told token by token."""
-    request = Request(1, (5,), SamplingParams(**params), len(tokens), 0)  # type: ignore[arg-type]
+    request = Request(1, (5,), SamplerParams(**params), len(tokens), 0)  # type: ignore[arg-type]
     assembler = Assembler(request, VOCABULARY)
     text = ""
     for place, token in enumerate(tokens):

@@ -21,13 +21,13 @@ from tests.tiny import tiny_model
 from octavo.cli import serve
 from octavo.config import StartOptions
 from octavo.engine.available import available_memory
-from octavo.engine.client import AsyncLLM
+from octavo.engine.client import EngineClient
 from octavo.engine.start import Budget, client_of, engine_over, ready_blocks, start_engine, try_template
 from octavo.executor.backend import HostBackend
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.quota import TenantPolicy
 from octavo.model.loader import LoadedModel
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.retention.transfers import Transfers
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
@@ -39,7 +39,7 @@ def host_backend(ops: NativeOps) -> HostBackend:
     return HostBackend("native", ops, available_memory)
 
 
-def start(folder: Path, *policies: TenantPolicy) -> AsyncLLM:
+def start(folder: Path, *policies: TenantPolicy) -> EngineClient:
     ops = NativeOps()
     model = tiny_model(ops)
     model = replace(model, spec=replace(model.spec, context_length=512))
@@ -50,9 +50,9 @@ def start(folder: Path, *policies: TenantPolicy) -> AsyncLLM:
     return client_of(engine_over(loaded, host_backend(ops), options, lambda size: policies), options)
 
 
-async def chat(llm: AsyncLLM, text: str) -> str:
+async def chat(llm: EngineClient, text: str) -> str:
     """A session of tenant "t", whose turn has ended and which is suspended."""
-    params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+    params = SamplerParams(max_tokens=3, temperature=0.0, ignore_eos=True)
     turn = await llm.sessions.turn("t", "new", [ChatMessage("user", text)], params)
     await read(turn.stream)
     view = await llm.sessions.suspend("t", turn.session_id)

@@ -18,7 +18,7 @@ from octavo.engine.turns import TurnRecorder
 from octavo.errors import (
     SessionBusy,
 )
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.retention.client_pins import PinOrder
 from octavo.types import ChatMessage, FinishReason
 
@@ -40,7 +40,7 @@ def test_an_engine_that_breaks_as_a_stream_is_opened_leaves_no_request_that_runs
             turn, _ = await chat.say(HELLO)
             gate.open.clear()
             gate.reached.clear()
-            await llm.submit(turn.prompt, SamplingParams(max_tokens=40, ignore_eos=True))
+            await llm.submit(turn.prompt, SamplerParams(max_tokens=40, ignore_eos=True))
             assert await asyncio.to_thread(gate.reached.wait, 20)
 
             def open_and_break(*given):  # type: ignore[no-untyped-def]
@@ -73,7 +73,7 @@ def test_what_was_on_its_way_to_an_engine_that_broke_is_served_by_the_next_one(k
     async def work() -> None:
         chat = open_chat()
         gate = chat.engine.executor = Turnstile(chat.engine.executor)
-        llm, params = chat.llm, SamplingParams(max_tokens=40, ignore_eos=True)
+        llm, params = chat.llm, SamplerParams(max_tokens=40, ignore_eos=True)
         try:
             prompt = await llm.encode_chat([ChatMessage("user", HELLO)])
             gate.open.clear()
@@ -110,7 +110,7 @@ def test_a_turn_that_was_prepared_before_another_one_ended_is_refused() -> None:
 
     async def work() -> None:
         chat = open_chat()
-        llm, params = chat.llm, SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+        llm, params = chat.llm, SamplerParams(max_tokens=5, temperature=0.0, ignore_eos=True)
         compose, prepared, go_on = llm.compose, asyncio.Event(), asyncio.Event()
 
         async def compose_slowly(*given, **named):  # type: ignore[no-untyped-def]
@@ -145,7 +145,7 @@ def test_a_turn_begins_only_when_what_the_one_before_it_said_is_noted() -> None:
 
     async def work() -> None:
         chat = open_chat()
-        llm, params = chat.llm, SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+        llm, params = chat.llm, SamplerParams(max_tokens=5, temperature=0.0, ignore_eos=True)
         try:
             taken: list[tuple[TurnRecorder, Delta]] = []
             with mock.patch.object(TurnRecorder, "take", lambda self, delta: taken.append((self, delta))):
@@ -169,7 +169,7 @@ def test_a_turn_begins_only_when_what_the_one_before_it_said_is_noted() -> None:
 
 def test_a_turn_whose_event_loop_is_closed_keeps_its_session_from_nobody() -> None:
     chat = open_chat()
-    params = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
+    params = SamplerParams(max_tokens=400, temperature=0.0, ignore_eos=True)
     messages = [ChatMessage("user", HELLO)]
     try:
         turn = asyncio.run(chat.llm.sessions.turn("", "new", messages, params))
@@ -186,7 +186,7 @@ def test_a_turn_whose_event_loop_is_closed_keeps_its_session_from_nobody() -> No
 def test_a_turn_that_ends_after_its_session_was_deleted_brings_nothing_back(tmp_path: Path) -> None:
     async def work() -> None:
         chat = open_chat(tmp_path)
-        params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.0)
+        params = SamplerParams(max_tokens=200, ignore_eos=True, temperature=0.0)
         try:
             await chat.say(HELLO)
             more = [*chat.messages, ChatMessage("user", "more")]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from octavo.executor.rows import Rows
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.types import AdmittedRow, Fork, StepPlan, TableWrite
 
 
 def admitted(row: int, seq_id: int, *tokens: int) -> AdmittedRow:
-    return AdmittedRow(row, seq_id, tokens, len(tokens), len(tokens) + 4, SamplingParams(), seed=0, choice=0)
+    return AdmittedRow(row, seq_id, tokens, len(tokens), len(tokens) + 4, SamplerParams(), seed=0, choice=0)
 
 
 def plan(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from tests.real.test_default_model import NEAR_TIE, TEXT
 
-from octavo import LLM, BeamParams, SamplingParams
+from octavo import LLM, BeamParams, SamplerParams
 from octavo.engine.requests import encode_rendered, render_chat
 from octavo.types import ChatMessage
 
@@ -86,7 +86,7 @@ def test_beams_equal_transformers(
             max_tokens = theirs.steps_before_tie
             assert max_tokens > 2, "a tie at once: nothing is compared"
             theirs = search(oracle, prompt, beams, ends, max_tokens)
-        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, logprobs=0, beams=beams)
+        params = SamplerParams(max_tokens=max_tokens, temperature=0.0, logprobs=0, beams=beams)
         ours = llm.generate([prompt], params, n=width)[0].choices
         scores = [sum(i.logprob or 0.0 for i in c.tokens) / len(c.tokens) ** length_penalty for c in ours]
         assert scores == pytest.approx(theirs.scores, abs=1e-3 * max(1.0, *map(abs, scores)))

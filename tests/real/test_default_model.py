@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.tiny import bits_of
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, SamplerParams
 from octavo.types import ChatMessage, SampledToken
 
 pytestmark = pytest.mark.real_model
@@ -32,7 +32,7 @@ def prompts(llm: LLM) -> list[list[int]]:
 def test_greedy_text_equals_transformers_token_by_token(llm: LLM, oracle) -> None:  # type: ignore[no-untyped-def]
     import torch
 
-    params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+    params = SamplerParams(max_tokens=64, temperature=0.0, ignore_eos=True)
     ties = []
     for output in llm.generate(prompts(llm), params):
         tokens = output.choices[0].token_ids
@@ -52,7 +52,7 @@ def test_logprobs_equal_transformers(llm: LLM, oracle) -> None:  # type: ignore[
     import torch
 
     prompt = prompts(llm)[10]
-    params = SamplingParams(max_tokens=4, temperature=0.0, logprobs=5, prompt_logprobs=1)
+    params = SamplerParams(max_tokens=4, temperature=0.0, logprobs=5, prompt_logprobs=1)
     choice = llm.generate([prompt], params)[0].choices[0]
     with torch.no_grad():
         ids = torch.tensor([[*prompt, *choice.token_ids]])
@@ -70,14 +70,14 @@ def test_logprobs_equal_transformers(llm: LLM, oracle) -> None:  # type: ignore[
 
 def test_chat_answers_in_fluent_text(llm: LLM) -> None:
     chat = [ChatMessage("user", "What is the capital of France?")]
-    answer = llm.chat([chat], SamplingParams(max_tokens=40, temperature=0.0))[0]
+    answer = llm.chat([chat], SamplerParams(max_tokens=40, temperature=0.0))[0]
     assert "Paris" in answer.text
     assert answer.choices[0].finish == "stop"
 
 
 def test_batched_hit_preempted_and_alone_are_bit_equal_on_the_real_model(llm: LLM) -> None:
     some = [prompts(llm)[i] for i in (0, 4, 9, 13, 16)]
-    params = SamplingParams(max_tokens=24, temperature=0.8, seed=3, logprobs=2)
+    params = SamplerParams(max_tokens=24, temperature=0.8, seed=3, logprobs=2)
 
     def essence(prompt: list[int]) -> list[bytes]:
         infos = llm.generate([prompt], params)[0].choices[0].tokens

@@ -12,7 +12,7 @@ from octavo.config import StartOptions
 from octavo.engine.outputs import Delta, Stream
 from octavo.engine.start import start_engine
 from octavo.grammar import of_schema
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.types import ChatMessage
 
 SCHEMA = {
@@ -36,7 +36,7 @@ def test_a_turn_after_a_resume_is_the_same_as_its_prompt_alone(tmp_path: Path, l
     )
     llm = start_engine(None, options, lambda phase: None)
     grammar = of_schema(SCHEMA)
-    params = SamplingParams(max_tokens=80, temperature=0.8, seed=3, grammar=grammar, logprobs=logprobs)
+    params = SamplerParams(max_tokens=80, temperature=0.8, seed=3, grammar=grammar, logprobs=logprobs)
 
     async def run() -> None:
         said = [ChatMessage("user", "Anna lives in Rome, a large city. Where does she live? As JSON.")]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, SamplerParams
 from octavo.config import StartOptions
 from octavo.engine.llm import Completion
 from octavo.engine.start import start_engine
@@ -29,14 +29,14 @@ RECORD = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-GREEDY = SamplingParams(max_tokens=60, temperature=0.0, logprobs=2)
+GREEDY = SamplerParams(max_tokens=60, temperature=0.0, logprobs=2)
 PROMPTS_AND_PARAMS = [
     (CODE + "    return area(width, height) * depth\n\n" + CODE, GREEDY),
     (VERSE * 4, GREEDY),
-    (VERSE * 4, SamplingParams(max_tokens=60, temperature=0.6, seed=5, logprobs=0)),
-    (VERSE * 3, SamplingParams(max_tokens=60, temperature=0.0, repetition_penalty=1.1, stop=("fled",))),
-    ("Anna is 31, Bert is 40. As JSON:", SamplingParams(max_tokens=60, grammar=of_schema(RECORD), seed=3)),
-    ("One two three four one two three", SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)),
+    (VERSE * 4, SamplerParams(max_tokens=60, temperature=0.6, seed=5, logprobs=0)),
+    (VERSE * 3, SamplerParams(max_tokens=60, temperature=0.0, repetition_penalty=1.1, stop=("fled",))),
+    ("Anna is 31, Bert is 40. As JSON:", SamplerParams(max_tokens=60, grammar=of_schema(RECORD), seed=3)),
+    ("One two three four one two three", SamplerParams(max_tokens=40, temperature=0.0, ignore_eos=True)),
 ]
 
 

@@ -26,7 +26,7 @@ import httpx
 import pytest
 
 from octavo.config import StartOptions
-from octavo.engine.client import AsyncLLM
+from octavo.engine.client import EngineClient
 from octavo.engine.outputs import EngineStats
 from octavo.engine.start import Started, build_engine, client_of, engine_over
 from octavo.server.run import base_url, bind, build_server
@@ -44,7 +44,7 @@ Answer = tuple[list[str], list[float], str]  # texts and logprobs of the tokens,
 class Served:
     """A running server."""
 
-    llm: AsyncLLM
+    llm: EngineClient
     url: str
 
     def ask(self, body: Body) -> Answer:
@@ -234,7 +234,7 @@ def test_a_client_that_leaves_frees_its_blocks_within_two_steps(weights: Started
     assert max(steps) <= 2
 
 
-def leave(url: str, body: Body, llm: AsyncLLM) -> int:
+def leave(url: str, body: Body, llm: EngineClient) -> int:
     """Begin a request, close the connection while its tokens are made; the number of steps until then."""
     host, port = url.split("/")[2].split(":")
     content = json.dumps(body).encode()

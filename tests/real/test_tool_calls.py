@@ -10,7 +10,7 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, SamplerParams
 from octavo.config import StartOptions
 from octavo.grammar import Grammar, of_schema
 from octavo.tools.answer import AnswerReader
@@ -119,7 +119,7 @@ def check(calls: list[tuple[str, str]]) -> None:
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_required_calls_always_parse_and_follow_their_schemas(llm: LLM, form: ToolFormat) -> None:
     """25 prompts for each of 8 families."""
-    params = SamplingParams(
+    params = SamplerParams(
         max_tokens=400, temperature=1.0, seed=7, grammar=grammar(llm, form, parallel=False)
     )
     for output in llm.generate(PROMPTS, params):
@@ -132,7 +132,7 @@ def test_required_calls_always_parse_and_follow_their_schemas(llm: LLM, form: To
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_parallel_calls_parse_and_end(llm: LLM, form: ToolFormat) -> None:
-    params = SamplingParams(max_tokens=700, temperature=1.0, seed=3, grammar=grammar(llm, form))
+    params = SamplerParams(max_tokens=700, temperature=1.0, seed=3, grammar=grammar(llm, form))
     most = 0
     for output in llm.generate(PROMPTS[:8], params):
         [choice] = output.choices
@@ -146,7 +146,7 @@ def test_parallel_calls_parse_and_end(llm: LLM, form: ToolFormat) -> None:
 
 def test_a_named_function_is_the_one_that_is_called(llm: LLM) -> None:
     choice = {"type": "function", "function": {"name": "now"}}
-    params = SamplingParams(max_tokens=60, temperature=0.0, grammar=grammar(llm, HERMES, choice))
+    params = SamplerParams(max_tokens=60, temperature=0.0, grammar=grammar(llm, HERMES, choice))
     [output] = llm.generate(PROMPTS[:1], params)
     assert calls_of(output.choices[0].text, HERMES) == ("", [("now", "{}")])
 
@@ -160,7 +160,7 @@ SHOTS = "".join(
 
 def test_a_call_that_the_model_begins_by_itself_is_constrained_from_there_on(llm: LLM) -> None:
     """And what is forced in it is what would have been sampled; neither does a neighbour matter."""
-    params = SamplingParams(max_tokens=120, temperature=0.3, seed=5, grammar=grammar(llm, HERMES, "auto"))
+    params = SamplerParams(max_tokens=120, temperature=0.3, seed=5, grammar=grammar(llm, HERMES, "auto"))
     prompt = SHOTS + "User: weather in Paris?\nAnswer:"
     told = [choice.token_ids for choice in llm.generate([prompt], params, n=4)[0].choices]
     texts = [choice.text for choice in llm.generate([prompt], params, n=4)[0].choices]
@@ -178,7 +178,7 @@ def test_a_call_that_the_model_begins_by_itself_is_constrained_from_there_on(llm
     finally:
         runner.walker.fast_forward = True
     assert llm.engine.stats.forced_tokens == forced
-    plain = SamplingParams(max_tokens=50, temperature=0.0)
+    plain = SamplerParams(max_tokens=50, temperature=0.0)
     crowd = llm.generate([prompt, *PROMPTS[:6]], [params, *[plain] * 6])
     assert crowd[0].choices[0].token_ids == told[0]
 
@@ -213,7 +213,7 @@ def test_content_that_must_follow_a_schema_or_a_call_instead(llm: LLM) -> None:
         "additionalProperties": False,
     }
     made = calls_grammar(use, HERMES, of_schema(schema), lambda text: None, grammars.check)
-    params = SamplingParams(max_tokens=300, temperature=1.5, seed=1, grammar=made)
+    params = SamplerParams(max_tokens=300, temperature=1.5, seed=1, grammar=made)
     kinds = set()
     for output in llm.generate(PROMPTS, params):
         content, calls = calls_of(output.choices[0].text, HERMES)
@@ -246,7 +246,7 @@ def test_marks_that_are_special_tokens_are_written_as_such(llm: LLM) -> None:
         use = tool_use(TOOLS, choice, False)
         assert use is not None
         made = calls_grammar(use, form, None, ids.get, grammars.check)
-        params = SamplingParams(
+        params = SamplerParams(
             max_tokens=300,
             temperature=1.0,
             seed=2,

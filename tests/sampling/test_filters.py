@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.sampling.filters import keep_ids, nucleus
 from octavo.sampling.penalties import adjust
 from octavo.sampling.ranking import descending, top_ids
@@ -49,7 +49,7 @@ def test_filters_keep_what_the_stupid_version_keeps(values, top_k, top_p, min_p)
     scores -= scores.max() if np.isfinite(scores.max()) else np.float32(0.0)
     if not np.isfinite(scores).any():
         scores[0] = 0.0
-    params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
+    params = SamplerParams(top_k=top_k, top_p=top_p, min_p=min_p)
     kept = keep_ids(scores, params)
     everything = list(range(len(values)))
     assert (everything if kept is None else kept.tolist()) == stupid_keep(scores.tolist(), params)
@@ -77,14 +77,14 @@ def test_a_nucleus_is_the_same_whether_wide_or_narrow(spread):
 
 def test_the_likeliest_token_survives_every_filter():
     scores = np.array([-1.0, 0.0, -2.0], np.float32)
-    assert keep_ids(scores, SamplingParams(top_k=1, top_p=1e-9, min_p=1.0)).tolist() == [1]
+    assert keep_ids(scores, SamplerParams(top_k=1, top_p=1e-9, min_p=1.0)).tolist() == [1]
 
 
 def test_penalties_follow_their_definitions():
     rng = np.random.default_rng(10)
     logits = rng.normal(0.0, 2.0, 30).astype(np.float32)
     prompt, output = [3, 4, 4], [5, 5, 5, 6, 3]
-    params = SamplingParams(
+    params = SamplerParams(
         repetition_penalty=1.4, frequency_penalty=0.3, presence_penalty=0.7, logit_bias=((9, 2.5), (3, -1.0))
     )
     expected = logits.astype(np.float64)
@@ -100,13 +100,13 @@ def test_penalties_follow_their_definitions():
 
 def test_presence_and_frequency_ignore_the_prompt():
     logits = np.zeros(10, np.float32)
-    adjust(logits, SamplingParams(presence_penalty=1.0), None, np.array([1, 2, 3], np.int32), 2, frozenset())
+    adjust(logits, SamplerParams(presence_penalty=1.0), None, np.array([1, 2, 3], np.int32), 2, frozenset())
     assert logits.tolist() == [0, 0, 0, -1, 0, 0, 0, 0, 0, 0]
 
 
 def test_a_token_biased_twice_gets_both():
     logits = np.zeros(4, np.float32)
     adjust(
-        logits, SamplingParams(logit_bias=((1, 2.0), (1, 3.0))), None, np.array([0], np.int32), 1, frozenset()
+        logits, SamplerParams(logit_bias=((1, 2.0), (1, 3.0))), None, np.array([0], np.int32), 1, frozenset()
     )
     assert logits.tolist() == [0, 5, 0, 0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from octavo.grammar import Grammar, GrammarKind, Thinking, ThinkingState, of_choices
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.sampling.grammars import Grammars, Words
 from octavo.sampling.guides import Guide, guide_of
 
@@ -40,7 +40,7 @@ def guide(
     output: list[int] | None = None,
 ) -> Guide:
     thinking = None if state is None else Thinking(state, budget)
-    made = guide_of(SamplingParams(grammar=grammar, thinking=thinking), grammars, output or [])
+    made = guide_of(SamplerParams(grammar=grammar, thinking=thinking), grammars, output or [])
     assert made is not None
     return made
 
@@ -60,7 +60,7 @@ def feed(made: Guide, tokens: list[int]) -> None:
 
 
 def test_nothing_leads_a_row_that_neither_has_a_grammar_nor_a_budget(grammars: Grammars) -> None:
-    assert guide_of(SamplingParams(thinking=Thinking(ThinkingState.INSIDE)), grammars, []) is None
+    assert guide_of(SamplerParams(thinking=Thinking(ThinkingState.INSIDE)), grammars, []) is None
 
 
 def test_a_grammar_begins_behind_the_thinking_that_the_prompt_opened(grammars: Grammars) -> None:

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from octavo import _native
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.sampling.logprobs import logprobs_of
 from octavo.sampling.masks import masks_of
 from octavo.sampling.sampler import SampledToken, SampleFailure, Sampler, SampleRow, gumbel_noise
 
 VOCAB = 300
 EOS = 2
-GREEDY = SamplingParams(temperature=0.0)
+GREEDY = SamplerParams(temperature=0.0)
 
 
 def row(params=GREEDY, *, seed=7, choice=0, prompt=(1, 5, 9), output=()):
@@ -31,7 +31,7 @@ def sample(logits, rows):
 
 
 def random_params(rng):
-    return SamplingParams(
+    return SamplerParams(
         temperature=float(rng.choice([0.0, 0.3, 1.0, 1.7])),
         top_k=int(rng.choice([0, 1, 5, 50, 10_000])),
         top_p=float(rng.choice([1.0, 0.9, 0.1])),
@@ -101,7 +101,7 @@ def test_sampled_frequencies_follow_the_softmax(temperature):
     weights = np.exp(logits[0].astype(np.float64) / temperature)
     expected = weights / weights.sum()
     draws = 6000
-    params = SamplingParams(temperature=temperature)
+    params = SamplerParams(temperature=temperature)
     sampler = Sampler(20, frozenset())
     counts = np.zeros(20)
     for position in range(draws):
@@ -114,7 +114,7 @@ def test_sampled_frequencies_follow_the_softmax(temperature):
 
 def test_filtered_frequencies_follow_the_renormalised_softmax():
     logits = np.log(np.array([[0.4, 0.3, 0.2, 0.06, 0.04]], np.float32))
-    params = SamplingParams(top_k=4, top_p=0.85)
+    params = SamplerParams(top_k=4, top_p=0.85)
     counts = np.zeros(5)
     for seed in range(3000):
         [token] = sample(logits, [row(params, seed=seed)])
@@ -129,7 +129,7 @@ def test_choices_and_positions_are_independent_draws():
     logits = np.zeros((1, 4), np.float32)
     table = np.zeros((4, 4))
     for seed in range(2000):
-        [first], [second] = (sample(logits, [row(SamplingParams(), seed=seed, choice=c)]) for c in (0, 1))
+        [first], [second] = (sample(logits, [row(SamplerParams(), seed=seed, choice=c)]) for c in (0, 1))
         table[first.token, second.token] += 1
     assert ((table - 125.0) ** 2 / 125.0).sum() < chi_square_limit(15)
 
@@ -177,7 +177,7 @@ def test_greedy_with_an_adjustment_takes_the_lowest_id_of_equals():
 def test_a_tiny_temperature_is_the_argmax_and_no_nan():
     rng = np.random.default_rng(8)
     logits = logits_of(rng) * 1000
-    [token] = sample(logits, [row(SamplingParams(temperature=1e-30))])
+    [token] = sample(logits, [row(SamplerParams(temperature=1e-30))])
     assert token.token == int(logits.argmax())
 
 
@@ -202,7 +202,7 @@ def test_a_poisoned_row_fails_alone(poison):
     rng = np.random.default_rng(2)
     logits = logits_of(rng, 3)
     logits[1, 77] = poison
-    first, bad, last = sample(logits, [row(), row(SamplingParams()), row(SamplingParams(logprobs=3))])
+    first, bad, last = sample(logits, [row(), row(SamplerParams()), row(SamplerParams(logprobs=3))])
     assert isinstance(bad, SampleFailure)
     assert "NaN" in bad.reason
     assert isinstance(first, SampledToken)
@@ -238,7 +238,7 @@ def test_masked_rows_equal_a_softmax_over_the_tokens_that_are_left():
     rng = np.random.default_rng(21)
     vocab, met = 6, {"banned by a longer sequence": 0, "nothing left": 0}
     for case in range(2000):
-        params = SamplingParams(
+        params = SamplerParams(
             temperature=float(rng.choice([0.0, 0.7])),
             top_k=int(rng.choice([0, 3])),
             allowed_token_ids=random_ids(rng, 4, vocab) if rng.random() < 0.6 else None,
@@ -309,7 +309,7 @@ def test_banned_sequences_forbid_what_transformers_forbids():
 def test_logprobs_are_those_of_the_raw_logits():
     rng = np.random.default_rng(4)
     logits = logits_of(rng, 4)
-    params = SamplingParams(temperature=0.3, top_k=5, repetition_penalty=1.5, logprobs=4)
+    params = SamplerParams(temperature=0.3, top_k=5, repetition_penalty=1.5, logprobs=4)
     exact = logits.astype(np.float64)
     exact -= np.log(np.exp(exact).sum(axis=1, keepdims=True))
     for index, token in enumerate(sample(logits, [row(params, seed=i) for i in range(4)])):

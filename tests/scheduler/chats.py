@@ -7,7 +7,7 @@ from tests.scheduler.test_transfers import finish, turn
 
 from octavo.engine.core import inspector_of
 from octavo.memory.holders import Holder, HolderKind
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
 from octavo.types import Request
@@ -22,7 +22,7 @@ class Chats(Served):
         self, session: str, prompt: tuple[int, ...], max_tokens: int = 1, *, tenant: str = "", n: int = 1
     ) -> int:
         self._next_id += 1
-        sampling = SamplingParams(ignore_eos=True)
+        sampling = SamplerParams(ignore_eos=True)
         request = Request(
             self._next_id, prompt, sampling, max_tokens, 0, n, tenant, session=session, session_ttl=60.0
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.tiers import OffloadTier
-from octavo.params import NO_TIMEOUTS, SamplingParams, Timeouts
+from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import State
 from octavo.step.config import SchedulerConfig
@@ -58,7 +58,7 @@ class Served:
         self._next_id += 1
         if isinstance(prompt, int):
             prompt = tuple(range(self._next_id * 10_000, self._next_id * 10_000 + prompt))
-        sampling = SamplingParams(ignore_eos=True, **params)  # type: ignore[arg-type]
+        sampling = SamplerParams(ignore_eos=True, **params)  # type: ignore[arg-type]
         request = Request(
             self._next_id,
             prompt,

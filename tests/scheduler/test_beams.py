@@ -7,7 +7,7 @@ import pytest
 from octavo.errors import InvalidRequest, RequestTooLarge
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
-from octavo.params import BeamParams, SamplingParams, Timeouts
+from octavo.params import BeamParams, SamplerParams, Timeouts
 from octavo.retention.limits import blocks_needed, tokens_that_fit
 from octavo.scheduler.beams import Beam, BeamGroup, Child, PathStep, shared_length, steps_of
 from octavo.scheduler.scheduler import Scheduler
@@ -26,7 +26,7 @@ def search(
 ) -> Request:
     """A search whose beams end by length alone, unless `ends` is given."""
     ends = fields.pop("ends", ())
-    params = SamplingParams(temperature=0.0, ignore_eos=True, stop_token_ids=ends, beams=beams)  # type: ignore[arg-type]
+    params = SamplerParams(temperature=0.0, ignore_eos=True, stop_token_ids=ends, beams=beams)  # type: ignore[arg-type]
     tokens = tuple(1 + (request_id * 7 + i) % (VOCAB - 1) for i in range(prompt))
     return Request(request_id, tokens, params, max_tokens, request_id, n, **fields)  # type: ignore[arg-type]
 
@@ -333,4 +333,4 @@ def test_stop_tokens_end_hypotheses_and_are_told() -> None:
 )
 def test_sampling_fields_mean_nothing_with_beams(fields: dict[str, object], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
-        SamplingParams(**{"temperature": 0.0, "beams": BeamParams(2), **fields})  # type: ignore[arg-type]
+        SamplerParams(**{"temperature": 0.0, "beams": BeamParams(2), **fields})  # type: ignore[arg-type]

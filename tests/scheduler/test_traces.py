@@ -24,7 +24,7 @@ import pytest
 from octavo.errors import OctavoError
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step.config import SchedulerConfig
 from octavo.types import Request, SampledToken, StepPlan, StepResult
@@ -73,7 +73,7 @@ class Replay:
         self.prompts[name] = tokens
         self.ids[name] = request_id = len(self.ids) + 1
         request = Request(
-            request_id, tuple(tokens), SamplingParams(), int(max), 1, int(n), tenant, int(priority)
+            request_id, tuple(tokens), SamplerParams(), int(max), 1, int(n), tenant, int(priority)
         )
         try:
             self.scheduler.submit(request)

@@ -15,7 +15,7 @@ import pytest
 from tests.schemas.real_world import SCHEMAS
 from tests.schemas.suite import cases
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, SamplerParams
 from octavo.config import StartOptions
 from octavo.errors import InvalidRequest
 from octavo.grammar import Grammar, GrammarKind, of_choices, of_schema, of_text
@@ -105,7 +105,7 @@ def count(llm: LLM, named: Sequence[tuple[str, object]], prompt: Callable[[str, 
             served.append((name, schema, of_schema(schema)))
     prompts = [prompt(name, schema) for name, schema, _ in served]
     params = [
-        SamplingParams(max_tokens=TOKENS_MAX, temperature=0.0, grammar=grammar) for _, _, grammar in served
+        SamplerParams(max_tokens=TOKENS_MAX, temperature=0.0, grammar=grammar) for _, _, grammar in served
     ]
     for (name, schema, _), output in zip(served, llm.generate(prompts, params), strict=True):
         [choice] = output.choices
@@ -193,7 +193,7 @@ def test_regular_expressions_choices_and_grammars(llm: LLM) -> None:
     grammars += [of_text(kind, text, "grammar") for kind, text, _ in GRAMMARS]
     patterns = [*REGEXES, *("|".join(map(re.escape, words)) for words in CHOICES)]
     patterns += [pattern for _, _, pattern in GRAMMARS]
-    params = [SamplingParams(max_tokens=64, temperature=1.0, seed=1, grammar=one) for one in grammars]
+    params = [SamplerParams(max_tokens=64, temperature=1.0, seed=1, grammar=one) for one in grammars]
     prompts = [chat(f"An example of {pattern}") for pattern in patterns]
     cut = 0
     for pattern, output in zip(patterns, llm.generate(prompts, params), strict=True):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 
 
 def events_of(answer):
@@ -166,7 +166,7 @@ def test_every_parameter_reaches_the_engine(edge):
     [stream] = edge.model.submitted
     assert stream.n == 3
     assert stream.priority == 4, "vLLM runs lower priorities earlier, the engine higher ones"
-    assert stream.params == SamplingParams(
+    assert stream.params == SamplerParams(
         temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.2, presence_penalty=0.3,
         frequency_penalty=-0.4, logit_bias=((5, 2.0),), seed=-3, stop=("x", "y"), stop_token_ids=(9,),
         ignore_eos=True, min_tokens=2, max_tokens=6, include_stop=True, logprobs=2, prompt_logprobs=1,
@@ -177,8 +177,8 @@ def test_defaults_are_openais(edge):
     edge.chat()
     edge.complete()
     chat, completion = edge.model.submitted
-    assert chat.params == SamplingParams()
-    assert completion.params == SamplingParams(max_tokens=16)
+    assert chat.params == SamplerParams()
+    assert completion.params == SamplerParams(max_tokens=16)
 
 
 @pytest.mark.parametrize("top_k", [-1, 0])

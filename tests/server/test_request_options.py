@@ -8,12 +8,12 @@ import pytest
 from tests.server.conftest import Edge
 from tests.server.test_tenant_keys import BOB, BOSS, by, entry
 
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.server.app import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
 from octavo.types import ChatOptions
 
-PLAIN = SamplingParams(max_tokens=16)
+PLAIN = SamplerParams(max_tokens=16)
 
 
 def events_of(answer):
@@ -41,7 +41,7 @@ def test_fields_become_the_engines_parameters(edge, fields, expected):
     assert edge.complete(max_tokens=16, **fields).status_code == 200
     assert edge.chat(max_tokens=16, **fields).status_code == 200
     for stream in edge.model.submitted:
-        assert stream.params == SamplingParams(max_tokens=16, **expected)
+        assert stream.params == SamplerParams(max_tokens=16, **expected)
 
 
 def test_a_cache_salt_goes_with_every_prompt(edge):

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import PinRefused, SessionBusy, SessionRefused, UnknownSession, UnknownTenant
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.server.errors import error_body, status_of
 
 HI = {"role": "user", "content": "hi"}
@@ -199,7 +199,7 @@ def test_what_tenants_left_is_unknown_to_a_server_without_tenants(edge, model):
     assert named.status_code == 400
     assert "tenant is given; allowed: none, this server has no tenants" in named.json()["error"]["message"]
     with pytest.raises(UnknownSession):
-        asyncio.run(model.sessions.turn("", view.session_id, [ChatMessage("user", "x")], SamplingParams()))
+        asyncio.run(model.sessions.turn("", view.session_id, [ChatMessage("user", "x")], SamplerParams()))
 
 
 def test_so_many_sessions_are_listed_as_are_asked_for(edge):

@@ -14,7 +14,7 @@ from tests.server.test_tenant_keys import ALICE, BOB, BOSS, NOBODY, TENANTS
 from tests.server.viewers import Viewer, watching
 
 from octavo.errors import EngineStopped
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.server import feeds as feeds_module
 from octavo.server.app import create_app
 from octavo.server.frames import SNAPSHOT
@@ -364,7 +364,7 @@ async def taking_turns(served):
         permits.release(10_000)
 
 
-PARAMS = SamplingParams(max_tokens=80, ignore_eos=True)
+PARAMS = SamplerParams(max_tokens=80, ignore_eos=True)
 PROMPT = list(range(2, 42))  # two blocks and a half
 
 
@@ -443,7 +443,7 @@ def test_without_a_viewer_the_engine_is_asked_nothing(served, monkeypatch):
             pass
         count = len(asked)
         assert count
-        stream = await served.llm.submit([2, 3], SamplingParams(max_tokens=9, ignore_eos=True))
+        stream = await served.llm.submit([2, 3], SamplerParams(max_tokens=9, ignore_eos=True))
         async for _ in stream:
             pass
         assert len(asked) == count

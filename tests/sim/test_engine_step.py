@@ -18,7 +18,7 @@ from octavo.kernels.contract import Batch
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.scheduler.planner import Planner
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
@@ -33,7 +33,7 @@ def new_scheduler() -> Scheduler:
 def test_work_that_can_never_be_planned_fails_loudly_and_the_engine_goes_on() -> None:
     oracle = OracleExecutor(num_blocks=8, block_size=4, vocab_size=50)
     engine = Engine(new_scheduler, InlineExecutor(oracle), oracle.rows.clear, 0, time.perf_counter)
-    engine.inbox.put(Submit(Request(1, (1, 2, 3), SamplingParams(), 2, 0)))
+    engine.inbox.put(Submit(Request(1, (1, 2, 3), SamplerParams(), 2, 0)))
     with (
         mock.patch.object(Planner, "ready", return_value=([], [])),
         pytest.raises(AssertionError, match="wedged") as caught,
@@ -42,7 +42,7 @@ def test_work_that_can_never_be_planned_fails_loudly_and_the_engine_goes_on() ->
     (final,) = engine.recover(caught.value)
     assert final.finish is FinishReason.ERROR
     assert engine.idle
-    engine.inbox.put(Submit(Request(2, (1, 2, 3), SamplingParams(), 2, 0)))
+    engine.inbox.put(Submit(Request(2, (1, 2, 3), SamplerParams(), 2, 0)))
     assert sum(len(update.tokens) for _ in range(2) for update in engine.step()) == 2
 
 
@@ -56,7 +56,7 @@ def test_time_is_counted_in_steps_and_of_it_in_planning() -> None:
     oracle = Timed(num_blocks=8, block_size=4, vocab_size=50)
     ticks = itertools.count()
     engine = Engine(new_scheduler, InlineExecutor(oracle), oracle.rows.clear, 0, lambda: float(next(ticks)))
-    engine.inbox.put(Submit(Request(1, (1, 2, 3), SamplingParams(), 2, 0)))
+    engine.inbox.put(Submit(Request(1, (1, 2, 3), SamplerParams(), 2, 0)))
     engine.step()
     planned, committed = 1.0, 1.0
     assert engine.stats.step_seconds == planned + 10.0 + committed

@@ -19,7 +19,7 @@ from octavo.config import StartOptions
 from octavo.engine.core import Engine
 from octavo.engine.start import build_engine
 from octavo.executor.executor import Executor, PendingResult
-from octavo.params import BeamParams, SamplingParams
+from octavo.params import BeamParams, SamplerParams
 from octavo.types import Request, StepPlan
 
 BEAM_WIDTHS = (2, 4, 6)
@@ -70,7 +70,7 @@ def searches(trace: Trace, width: int, tokens: Sequence[int], seed: int) -> list
     generator, found = random.Random(f"searches {seed}"), []
     for request_id, job in enumerate(trace.jobs):
         start = generator.randrange(max(1, len(tokens) - job.prompt))
-        params = SamplingParams(temperature=0.0, ignore_eos=True, beams=BeamParams(width))
+        params = SamplerParams(temperature=0.0, ignore_eos=True, beams=BeamParams(width))
         found.append(
             Request(
                 request_id,

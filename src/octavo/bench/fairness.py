@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from octavo.bench.offline import FIRST_TOKEN, quantile
-from octavo.engine.client import AsyncLLM
+from octavo.engine.client import EngineClient
 from octavo.errors import RequestFailed
 from octavo.memory.quota import TenantPolicy
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import State
 from octavo.types import FinishReason
@@ -70,7 +70,7 @@ def bound_s(alone: Found, flooded: Found) -> float:
     return 1.5 * alone.first_token_p95_s + 2.0 * flooded.step_p95_s
 
 
-def policies(llm: AsyncLLM, scenario: Scenario) -> list[TenantPolicy]:
+def policies(llm: EngineClient, scenario: Scenario) -> list[TenantPolicy]:
     """The quiet tenant is guaranteed what two of its requests need; the flood may have all the rest."""
     pool = llm.engine.scheduler.ledger
     needed = -(-(scenario.prompt + scenario.quiet_output) // pool.block_size)
@@ -81,7 +81,7 @@ def policies(llm: AsyncLLM, scenario: Scenario) -> list[TenantPolicy]:
     ]
 
 
-async def measure(llm: AsyncLLM, scenario: Scenario) -> list[Found]:
+async def measure(llm: EngineClient, scenario: Scenario) -> list[Found]:
     """Alone, flooded with tenants, flooded without. Raises RequestFailed."""
     bounds = policies(llm, scenario)
     found = [await _situation(llm, scenario, "alone", flood="", quiet="")]
@@ -94,7 +94,7 @@ async def measure(llm: AsyncLLM, scenario: Scenario) -> list[Found]:
     return found
 
 
-async def _situation(llm: AsyncLLM, scenario: Scenario, name: str, *, flood: str, quiet: str) -> Found:
+async def _situation(llm: EngineClient, scenario: Scenario, name: str, *, flood: str, quiet: str) -> Found:
     found, generator = Found(name), random.Random(name)
     started = time.perf_counter()
     clients = [
@@ -118,7 +118,7 @@ async def _situation(llm: AsyncLLM, scenario: Scenario, name: str, *, flood: str
     return found
 
 
-async def _until_full(llm: AsyncLLM) -> None:
+async def _until_full(llm: EngineClient) -> None:
     """Until the flood has as much as it can have."""
     for _ in range(100):
         await asyncio.sleep(_PAUSE_S)
@@ -128,7 +128,7 @@ async def _until_full(llm: AsyncLLM) -> None:
 
 
 async def _flood(
-    llm: AsyncLLM, scenario: Scenario, tenant: str, generator: random.Random, found: Found
+    llm: EngineClient, scenario: Scenario, tenant: str, generator: random.Random, found: Found
 ) -> None:
     """One client that never rests."""
     while True:
@@ -148,7 +148,7 @@ async def _flood(
 
 
 async def _quiet(
-    llm: AsyncLLM, scenario: Scenario, tenant: str, generator: random.Random, found: Found
+    llm: EngineClient, scenario: Scenario, tenant: str, generator: random.Random, found: Found
 ) -> None:
     """One request of the quiet tenant."""
     prompt = _tokens(llm, scenario.prompt, generator)
@@ -169,7 +169,7 @@ async def _quiet(
         stream.cancel()
 
 
-async def _steps_until_admitted(llm: AsyncLLM, request_id: int) -> int:
+async def _steps_until_admitted(llm: EngineClient, request_id: int) -> int:
     """Asked once in each step."""
 
     def waits(scheduler: Scheduler, now: float) -> bool:
@@ -181,7 +181,7 @@ async def _steps_until_admitted(llm: AsyncLLM, request_id: int) -> int:
     return steps
 
 
-async def _watch(llm: AsyncLLM, tenant: str, found: Found) -> None:
+async def _watch(llm: EngineClient, tenant: str, found: Found) -> None:
     """How many blocks the flood holds, now and then."""
     while True:
         held = await llm.ask(lambda s, now: s.ledger.quotas.charged(tenant))
@@ -189,10 +189,10 @@ async def _watch(llm: AsyncLLM, tenant: str, found: Found) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
-def _tokens(llm: AsyncLLM, count: int, generator: random.Random) -> Sequence[int]:
+def _tokens(llm: EngineClient, count: int, generator: random.Random) -> Sequence[int]:
     low = min(FIRST_TOKEN, llm.vocab_size - 1)
     return [generator.randrange(low, llm.vocab_size) for _ in range(count)]
 
 
-def _params(output: int) -> SamplingParams:
-    return SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
+def _params(output: int) -> SamplerParams:
+    return SamplerParams(max_tokens=output, temperature=0.0, ignore_eos=True)

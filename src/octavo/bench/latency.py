@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from octavo.bench.offline import FIRST_TOKEN, quantile
 from octavo.engine.outputs import ServedModel, Stream
 from octavo.errors import ConfigError, RequestFailed
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.types import FinishReason
 
 # The first tokens of a stream come while others' prompts are computed; they belong to neither side.
@@ -114,7 +114,7 @@ class _Reader:
 async def warm_up(model: ServedModel) -> None:
     """One short request, so that first touches of memory are not measured."""
     stream = await model.submit(
-        [FIRST_TOKEN + i for i in range(32)], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+        [FIRST_TOKEN + i for i in range(32)], SamplerParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     )
     async for delta in stream:
         if delta.finish is FinishReason.ERROR:
@@ -129,7 +129,7 @@ async def measure(model: ServedModel, scenario: Scenario, configuration: str, ro
         low = min(FIRST_TOKEN, model.vocab_size - 1)
         return [generator.randrange(low, model.vocab_size) for _ in range(count)]
 
-    params = SamplingParams(temperature=0.0, ignore_eos=True)  # up to the end of the context
+    params = SamplerParams(temperature=0.0, ignore_eos=True)  # up to the end of the context
     readers = [
         _Reader(await model.submit(tokens(scenario.own), params), scenario.before)
         for _ in range(scenario.streams)
@@ -172,7 +172,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
 
 async def _first_token(model: ServedModel, prompt: Sequence[int]) -> float:
     """When the first token after a prompt came."""
-    stream = await model.submit(prompt, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
+    stream = await model.submit(prompt, SamplerParams(max_tokens=1, temperature=0.0, ignore_eos=True))
     try:
         async for delta in stream:
             if delta.finish is FinishReason.ERROR:

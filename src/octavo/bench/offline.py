@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from octavo.engine.llm import LLM
 from octavo.engine.outputs import EngineStats
 from octavo.errors import ConfigError, RequestFailed
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.types import FinishReason, Usage
 
 # The first ids of most vocabularies are control tokens.
@@ -149,7 +149,7 @@ def chosen(
 def warm_up(llm: LLM) -> None:
     """One short request, so that first touches of memory are not measured."""
     prompt = [FIRST_TOKEN + i for i in range(32)]
-    llm.generate([prompt], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
+    llm.generate([prompt], SamplerParams(max_tokens=8, temperature=0.0, ignore_eos=True))
 
 
 def measure(llm: LLM, workload: Workload) -> Report:
@@ -162,7 +162,7 @@ def measure(llm: LLM, workload: Workload) -> Report:
             f"the context is {facts.context_length:,}"
         )
     prompts = prompts_of(workload, facts.vocab_size)
-    params = SamplingParams(max_tokens=workload.output, temperature=0.0, ignore_eos=True)
+    params = SamplerParams(max_tokens=workload.output, temperature=0.0, ignore_eos=True)
     before = llm.engine.stats
     begun = time.perf_counter()
     timings = _run(llm, prompts, params, workload.concurrency)
@@ -182,7 +182,7 @@ def prompts_of(workload: Workload, vocab_size: int) -> list[list[int]]:
     return [shared + tokens(workload.own) for _ in range(workload.num_requests)]
 
 
-def _run(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, in_flight: int) -> list[_Timing]:
+def _run(llm: LLM, prompts: Sequence[list[int]], params: SamplerParams, in_flight: int) -> list[_Timing]:
     """Answer every prompt: as one answer ends, the next begins."""
     timings: dict[int, _Timing] = {}
     unsent = deque(prompts)

@@ -26,7 +26,7 @@ from octavo.engine.llm import LLM
 from octavo.engine.requests import encode_rendered, render_chat
 from octavo.engine.stats import EngineStats
 from octavo.errors import ConfigError, RequestFailed, shown
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.types import ChatMessage, FinishReason
 
 OFF = "off"
@@ -155,7 +155,7 @@ class _Request:
 
     prompt_index: int
     token_ids: Sequence[int]
-    params: SamplingParams
+    params: SamplerParams
 
 
 def measure_speculation(

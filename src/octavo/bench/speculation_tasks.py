@@ -28,7 +28,7 @@ from itertools import islice
 from octavo.bench.offline import FIRST_TOKEN
 from octavo.errors import ConfigError, shown
 from octavo.grammar import of_schema
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 
 TASKS = ("editing", "quoting", "extraction", "retrieval", "chat", "random")
 NUM_PROMPTS = 32  # of each task
@@ -117,7 +117,7 @@ class Prompt:
 
     text: str
     token_ids: tuple[int, ...]
-    params: SamplingParams
+    params: SamplerParams
 
 
 def chosen_tasks(names: Sequence[str] | None) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ def prompts_of_task(name: str, tokens: int, vocab_size: int) -> list[Prompt]:
     """`NUM_PROMPTS` different prompts, answered with up to `tokens` tokens. Raises ConfigError for an unknown
     name."""
     chosen_tasks([name])
-    greedy = SamplingParams(max_tokens=tokens, temperature=0.0)
+    greedy = SamplerParams(max_tokens=tokens, temperature=0.0)
     if name == "random":
         drawn = replace(greedy, temperature=1.0, ignore_eos=True)
         return [

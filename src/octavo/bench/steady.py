@@ -19,9 +19,9 @@ from itertools import product
 from pathlib import Path
 
 from octavo.bench.offline import FIRST_TOKEN
-from octavo.engine.client import AsyncLLM
+from octavo.engine.client import EngineClient
 from octavo.errors import OctavoError
-from octavo.params import SamplingParams, Timeouts
+from octavo.params import SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 
 IN_FLIGHT = 24
@@ -56,7 +56,7 @@ def spread(looks: list[Look], first: int) -> float:
     return max(sizes) / min(sizes) - 1.0
 
 
-async def run(llm: AsyncLLM, num_requests: int, every: int, tell: Callable[[str], None]) -> list[Look]:
+async def run(llm: EngineClient, num_requests: int, every: int, tell: Callable[[str], None]) -> list[Look]:
     """Send the requests, `IN_FLIGHT` at a time. Raises what the engine raises beyond refusals."""
     generator, looks = random.Random(0), [await look(llm, 0)]
     shared = [_tokens(llm, generator, 96) for _ in range(8)]
@@ -75,7 +75,7 @@ async def run(llm: AsyncLLM, num_requests: int, every: int, tell: Callable[[str]
     return looks
 
 
-async def look(llm: AsyncLLM, requests: int) -> Look:
+async def look(llm: EngineClient, requests: int) -> Look:
     """Everything, while nothing runs."""
     gc.collect()
     stats = llm.stats()
@@ -125,7 +125,7 @@ def _attributes(item: object) -> Iterator[tuple[str, object]]:
                 yield name, getattr(item, name)
 
 
-async def _settle(llm: AsyncLLM) -> None:
+async def _settle(llm: EngineClient) -> None:
     """Until nothing runs, and nothing is kept: which pins live just now is a matter of the clock."""
     for tenant, name in product(_PIN_TENANTS, _PIN_NAMES):
         with suppress(OctavoError):  # there may be none of that name
@@ -134,7 +134,7 @@ async def _settle(llm: AsyncLLM) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-async def _one(llm: AsyncLLM, generator: random.Random, shared: list[list[int]]) -> None:
+async def _one(llm: EngineClient, generator: random.Random, shared: list[list[int]]) -> None:
     """A request of a random kind; one that is refused has had its turn."""
     r = generator
     prompt = [*r.choice(shared)[: r.choice([0, 16, 48, 96])], *_tokens(llm, r, r.randint(1, 48))]
@@ -142,7 +142,7 @@ async def _one(llm: AsyncLLM, generator: random.Random, shared: list[list[int]])
     if kind < 0.03:
         await _pin(llm, r, prompt)
         return
-    params = SamplingParams(
+    params = SamplerParams(
         max_tokens=r.randint(1, 8),
         temperature=r.choice([0.0, 1.0]),
         ignore_eos=r.random() < 0.5,
@@ -173,7 +173,7 @@ async def _one(llm: AsyncLLM, generator: random.Random, shared: list[list[int]])
         stream.cancel()
 
 
-async def _pin(llm: AsyncLLM, r: random.Random, prompt: list[int]) -> None:
+async def _pin(llm: EngineClient, r: random.Random, prompt: list[int]) -> None:
     tenant, name = r.choice(_PIN_TENANTS), r.choice(_PIN_NAMES)
     with suppress(OctavoError):  # there may be one of that name, or too few blocks
         await llm.control.pin(PinOrder(name, tuple(prompt), r.choice([1.0, 60.0]), tenant=tenant))
@@ -182,7 +182,7 @@ async def _pin(llm: AsyncLLM, r: random.Random, prompt: list[int]) -> None:
             await llm.control.unpin(tenant, name)
 
 
-def _tokens(llm: AsyncLLM, generator: random.Random, count: int) -> list[int]:
+def _tokens(llm: EngineClient, generator: random.Random, count: int) -> list[int]:
     low = min(FIRST_TOKEN, llm.vocab_size - 1)
     return [generator.randrange(low, llm.vocab_size) for _ in range(count)]
 

@@ -18,7 +18,7 @@ from octavo.config import StartOptions
 from octavo.engine.llm import LLM
 from octavo.errors import ConfigError
 from octavo.grammar import Grammar, of_schema
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 
 VARIANTS = ("free", "masked", "extraction", "forwarded")
 RECORD_TOKENS_MAX = 500
@@ -83,12 +83,12 @@ def _measure(llm: LLM, variant: str, rows: int, tokens: int) -> StructuredResult
     )
 
 
-def _params(variant: str, row: int, tokens: int) -> SamplingParams:
+def _params(variant: str, row: int, tokens: int) -> SamplerParams:
     if variant == "free":
-        return SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        return SamplerParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     grammar = _words(row) if variant == "masked" else _record(row)
     most = tokens if variant == "masked" else RECORD_TOKENS_MAX
-    return SamplingParams(max_tokens=most, temperature=0.0, grammar=grammar)
+    return SamplerParams(max_tokens=most, temperature=0.0, grammar=grammar)
 
 
 def _words(row: int) -> Grammar:

@@ -33,7 +33,7 @@ from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.tiers import OffloadTier
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step.config import SchedulerConfig
 from octavo.types import Move, Request, SampledToken, StepPlan, StepResult, TransferDone
@@ -146,7 +146,7 @@ class BusyScheduler:
         for request_id in range(1, scene.requests + 1):
             prompt = tuple(range(tokens, tokens + scene.prompt))
             tokens += scene.prompt
-            params = SamplingParams(ignore_eos=True)
+            params = SamplerParams(ignore_eos=True)
             self.scheduler.submit(Request(request_id, prompt, params, scene.output, seed=0))
 
     def step(self) -> None:

@@ -13,7 +13,7 @@ from octavo.cli.terminal import running_engine, write
 from octavo.config import StartOptions
 from octavo.engine.outputs import ChatMessage, ServedModel
 from octavo.errors import ConfigError, OctavoError, RequestFailed, RequestTooLarge
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.types import FinishReason, Usage
 
 HELP = """/help   this list
@@ -23,7 +23,7 @@ HELP = """/help   this list
 ctrl-c  stop the answer, keep the conversation"""
 
 
-def run(model: str | None, options: StartOptions, params: SamplingParams, system: str | None) -> None:
+def run(model: str | None, options: StartOptions, params: SamplerParams, system: str | None) -> None:
     """Talk until the person leaves. Raises ConfigError for a model that cannot chat."""
     with running_engine(model, options) as llm:
         if not llm.has_chat_template:
@@ -58,7 +58,7 @@ class Conversation:
     """The messages so far and what the last answer cost."""
 
     model: ServedModel
-    params: SamplingParams
+    params: SamplerParams
     system: str | None
     messages: list[ChatMessage] = field(default_factory=list)
     usage: Usage | None = None

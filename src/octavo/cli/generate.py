@@ -8,11 +8,11 @@ from octavo.cli.terminal import running_engine, write
 from octavo.config import StartOptions
 from octavo.engine.outputs import ServedModel
 from octavo.errors import RequestFailed
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.types import FinishReason
 
 
-def run(model: str | None, options: StartOptions, params: SamplingParams, prompt: str) -> None:
+def run(model: str | None, options: StartOptions, params: SamplerParams, prompt: str) -> None:
     """Write the continuation of `prompt` and a line break. Ctrl-c ends it early."""
     with running_engine(model, options) as llm:
         try:
@@ -23,7 +23,7 @@ def run(model: str | None, options: StartOptions, params: SamplingParams, prompt
             write("\n")
 
 
-async def stream_text(model: ServedModel, prompt: str, params: SamplingParams) -> None:
+async def stream_text(model: ServedModel, prompt: str, params: SamplerParams) -> None:
     """Write deltas as they come; raises RequestFailed."""
     stream = await model.submit(await model.encode(prompt), params)
     try:

@@ -150,7 +150,7 @@ def chat(
 ) -> None:
     """Talk to a model in the terminal."""
     from octavo.cli.chat import run
-    from octavo.params import SamplingParams
+    from octavo.params import SamplerParams
 
     options = opt.start_options(
         weights=weights,
@@ -160,7 +160,7 @@ def chat(
         kv_memory=kv_memory,
         threads=threads,
     )
-    params = SamplingParams(
+    params = SamplerParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
     )
     run(model, options, params, system)
@@ -194,7 +194,7 @@ def generate(
         raise typer.BadParameter(f"{len(words)} arguments; allowed: [MODEL] PROMPT (quote the prompt)")
     model, prompt = words[0] if len(words) == 2 else None, words[-1]
     from octavo.cli.generate import run
-    from octavo.params import SamplingParams
+    from octavo.params import SamplerParams
 
     options = opt.start_options(
         weights=weights,
@@ -204,7 +204,7 @@ def generate(
         kv_memory=kv_memory,
         threads=threads,
     )
-    params = SamplingParams(
+    params = SamplerParams(
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,

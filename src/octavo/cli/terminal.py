@@ -14,7 +14,7 @@ from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
     from octavo.config import StartOptions
-    from octavo.engine.client import AsyncLLM
+    from octavo.engine.client import EngineClient
     from octavo.engine.start import PoliciesOf
     from octavo.kernels.probe import Machine
 
@@ -24,7 +24,7 @@ LOG_INTERVAL_S = 2.0
 @contextmanager
 def running_engine(
     model: str | None, options: StartOptions, policies_of: PoliciesOf | None = None
-) -> Iterator[AsyncLLM]:
+) -> Iterator[EngineClient]:
     """A started engine, with tenants' bounds if there are any; phases of the start are shown on standard
     error while they last."""
     from octavo.engine.start import start_engine

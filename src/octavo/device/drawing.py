@@ -21,7 +21,7 @@ from octavo.device.rows import DeviceRows
 from octavo.device.sampler import draw, has_filters, is_drawn_on_device, logprobs
 from octavo.executor.rows import Rows
 from octavo.executor.walks import Taken
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.sampling.sampler import NO_NUMBERS, SampleFailure
 from octavo.types import Chunk, SampledToken, StepPlan
 
@@ -36,7 +36,7 @@ class _Draw:
     first: int
     position: int
     drafts: tuple[int, ...]
-    params: SamplingParams
+    params: SamplerParams
 
     @property
     def is_plain(self) -> bool:

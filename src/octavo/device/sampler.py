@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from octavo.device.functions import exp
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.sampling.filters import filters
 from octavo.sampling.penalties import adjusts
 
@@ -45,13 +45,13 @@ class DrawParams:
         return DrawParams(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
-def is_drawn_on_device(params: SamplingParams, is_led: bool) -> bool:
+def is_drawn_on_device(params: SamplerParams, is_led: bool) -> bool:
     """Whether a row never needs anything of the host, from its first token on. It depends on the request
     alone: the host's sampler rounds otherwise here and there, so no request may meet both."""
     return params.beams is None and not is_led and not adjusts(params, 0)
 
 
-def has_filters(params: SamplingParams) -> bool:
+def has_filters(params: SamplerParams) -> bool:
     """Whether its row has to be sorted."""
     return not params.greedy and filters(params)
 

@@ -40,7 +40,7 @@ from octavo.engine.stream import DeltaStream, call_soon, end_all
 from octavo.engine.turns import Composed, TurnRecorder, compose
 from octavo.errors import DeviceLost, EngineStopped, QueueFull, RequestFailed, RequestTooLarge
 from octavo.inspect.inspector import Inspector
-from octavo.params import NO_TIMEOUTS, SamplingParams, Timeouts
+from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.control import Rendered
@@ -57,7 +57,7 @@ ANSWER_TIMEOUT_S = 60.0  # for a question to the ledger: a step takes less
 AnswerT = TypeVar("AnswerT")
 
 
-class AsyncLLM:
+class EngineClient:
     """A served model for asyncio programs, `octavo.engine.outputs.ServedModel`; `start_engine` makes one."""
 
     def __init__(
@@ -178,7 +178,7 @@ class AsyncLLM:
     async def submit(
         self,
         prompt: Sequence[int],
-        params: SamplingParams,
+        params: SamplerParams,
         *,
         n: int = 1,
         priority: int = 0,
@@ -206,7 +206,7 @@ class AsyncLLM:
         # Under one lock, so that `_recovered` finds every request in the inbox or in the engine's hands.
         return self._open(request, lambda: self._loop.submit(request))
 
-    async def _compile(self, params: SamplingParams, tenant: str) -> None:
+    async def _compile(self, params: SamplerParams, tenant: str) -> None:
         """Compile a grammar that is new here, off the event loop. Raises InvalidRequest."""
         if params.grammar is not None:
             await wrap_future(self._tokenizers.submit(tenant, lambda: check_grammar(params, self.facts)))
@@ -230,7 +230,7 @@ class AsyncLLM:
     async def submit_pin(self, order: PinOrder) -> DeltaStream:
         """Keep a pin's budget and queue the request that fills it: both, or neither and an error as `submit`
         raises, or PinRefused."""
-        params = SamplingParams(max_tokens=1, temperature=0.0)
+        params = SamplerParams(max_tokens=1, temperature=0.0)
         request = make_request(
             next(self._ids),
             order.tokens,
@@ -255,7 +255,7 @@ class AsyncLLM:
     async def submit_turn(
         self,
         prompt: Sequence[int],
-        params: SamplingParams,
+        params: SamplerParams,
         recorder: TurnRecorder,
         submit: Callable[[Scheduler, Request], None],
         *,

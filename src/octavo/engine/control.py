@@ -27,7 +27,7 @@ _RESIZE_ATTEMPTS, _RESIZE_PAUSE_S = 500, 0.02  # blocks in transfer cannot move
 
 
 class Asks(Protocol):
-    """The client through which the engine's thread is asked; see `AsyncLLM`."""
+    """The client through which the engine's thread is asked; see `EngineClient`."""
 
     async def ask(self, question: Callable[[Scheduler, float], AnswerT]) -> AnswerT:
         """What the scheduler answers between two steps."""
@@ -43,7 +43,7 @@ class Asks(Protocol):
 
 
 class Control:
-    """What `AsyncLLM.control` offers. Raises EngineStopped when the engine is gone."""
+    """What `EngineClient.control` offers. Raises EngineStopped when the engine is gone."""
 
     def __init__(self, llm: Asks) -> None:
         self._llm = llm

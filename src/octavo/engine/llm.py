@@ -1,9 +1,9 @@
 """The synchronous front door, for scripts: prompts in, finished outputs out. No thread; the caller turns the
 engine.
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, SamplerParams
 llm = LLM("smollm2-135m")
-print(llm.generate("The capital of France is", SamplingParams(max_tokens=16, temperature=0))[0].text)
+print(llm.generate("The capital of France is", SamplerParams(max_tokens=16, temperature=0))[0].text)
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from octavo.engine.outputs import ChatMessage, Delta, TokenInfo
 from octavo.engine.requests import encode_rendered, make_request, render_chat
 from octavo.engine.start import build_engine
 from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, as_tokens, is_number, shown
-from octavo.params import TOKENS_MAX, SamplingParams
+from octavo.params import TOKENS_MAX, SamplerParams
 from octavo.types import DEFAULT_CHAT, ChatOptions, FinishReason, Request, Update, Usage
 
 Prompt = str | Sequence[int]
 Message = ChatMessage | Mapping[str, str]
 Chat = Sequence[Message]
-Params = SamplingParams | Sequence[SamplingParams] | None  # one for all, one for each, or the default ones
+Params = SamplerParams | Sequence[SamplerParams] | None  # one for all, one for each, or the default ones
 
 _PROMPTS = "text, a list of token ids, or a list of such prompts"
 _CHATS = "a list of messages, or a list of such chats"
@@ -146,7 +146,7 @@ class LLM:
         self.engine.executor.close()
         self.tokenizer.close()
 
-    def add_request(self, prompt: Prompt, params: SamplingParams | None = None, *, n: int = 1) -> int:
+    def add_request(self, prompt: Prompt, params: SamplerParams | None = None, *, n: int = 1) -> int:
         """Queue a prompt (text or token ids) for a caller of `step` instead of `generate`; its request id.
 
         Raises InvalidRequest, RequestTooLarge, QueueFull or EngineStopped; then nothing was queued.
@@ -204,7 +204,7 @@ class LLM:
             return self.tokenizer.encode(prompt)
         return as_tokens("a prompt", prompt, TOKENS_MAX, of="tokens of a prompt")
 
-    def _request(self, prompt: Sequence[int], params: SamplingParams, n: int) -> Request:
+    def _request(self, prompt: Sequence[int], params: SamplerParams, n: int) -> Request:
         self._num_requests += 1
         return make_request(self._num_requests, prompt, params, self.engine, self.started.facts, n=n)
 
@@ -217,7 +217,7 @@ class LLM:
             raise
         self.engine.inbox.wake()  # a step may find work now
 
-    def _run(self, prompts: Sequence[Sequence[int]], params: list[SamplingParams], n: int) -> list[Output]:
+    def _run(self, prompts: Sequence[Sequence[int]], params: list[SamplerParams], n: int) -> list[Output]:
         if self._assemblers:
             raise InvalidRequest(
                 f"{len(self._assemblers)} requests that were added are unfinished: call step() until "
@@ -282,15 +282,15 @@ def _chats(given: object) -> list[list[ChatMessage]]:
     return [[_message(message) for message in chat] for chat in chats]
 
 
-def _params(given: object, count: int) -> list[SamplingParams]:
+def _params(given: object, count: int) -> list[SamplerParams]:
     """One for each of `count` prompts."""
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
-    each: list[SamplingParams] = []
+    if given is None or isinstance(given, SamplerParams):
+        return [given or SamplerParams()] * count
+    each: list[SamplerParams] = []
     for params in given if isinstance(given, list | tuple) else [given]:
-        if not isinstance(params, SamplingParams):
+        if not isinstance(params, SamplerParams):
             raise InvalidRequest(
-                f"params holds {shown(params)}; allowed: SamplingParams, or a list with one for each prompt",
+                f"params holds {shown(params)}; allowed: SamplerParams, or a list with one for each prompt",
                 param="params",
             )
         each.append(params)

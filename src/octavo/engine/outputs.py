@@ -16,7 +16,7 @@ from octavo.inspect.uses import TenantUse
 from octavo.inspect.views import BlockView, KvView, MapView, PinView, RequestView, SequenceView, TierView
 from octavo.memory.ledger import BlockCounts
 from octavo.memory.quota import TenantPolicy
-from octavo.params import NO_TIMEOUTS, SamplingParams, Timeouts
+from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState
@@ -155,7 +155,7 @@ class SessionsView(Protocol):
         tenant: str,
         session_id: str,
         messages: Sequence[ChatMessage],
-        params: SamplingParams,
+        params: SamplerParams,
         *,
         priority: int = 0,
         timeouts: Timeouts = NO_TIMEOUTS,
@@ -202,7 +202,7 @@ class ControlView(Protocol):
 
 
 class ServedModel(Protocol):
-    """What the HTTP edge needs of an engine. `octavo.engine.client.AsyncLLM` is the real one."""
+    """What the HTTP edge needs of an engine. `octavo.engine.client.EngineClient` is the real one."""
 
     @property
     def name(self) -> str:
@@ -251,7 +251,7 @@ class ServedModel(Protocol):
     async def submit(
         self,
         prompt: Sequence[int],
-        params: SamplingParams,
+        params: SamplerParams,
         *,
         n: int = 1,
         priority: int = 0,

@@ -13,7 +13,7 @@ from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest, RequestTooLarge, require_range, shown
 from octavo.grammar import ThinkingState
 from octavo.memory.capacity import Capacity
-from octavo.params import CACHE_SALT_CHARS_MAX, NO_TIMEOUTS, SamplingParams, Timeouts
+from octavo.params import CACHE_SALT_CHARS_MAX, NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.retention.limits import check_fits, tokens_that_fit
 from octavo.sampling.grammars import Grammars
 from octavo.sampling.guides import needs_guide
@@ -54,7 +54,7 @@ def encode_rendered(tokenizer: Tokenizer, rendered: Rendered) -> list[int]:
 def make_request(
     request_id: int,
     prompt: Sequence[int],
-    params: SamplingParams,
+    params: SamplerParams,
     engine: Engine,
     facts: ModelFacts,
     *,
@@ -111,7 +111,7 @@ def make_request(
     return request
 
 
-def check_grammar(params: SamplingParams, facts: ModelFacts) -> None:
+def check_grammar(params: SamplerParams, facts: ModelFacts) -> None:
     """Raise InvalidRequest unless the grammar that the output shall follow can be compiled. May take long the
     first time: not for the event loop."""
     if not needs_guide(params):
@@ -123,7 +123,7 @@ def check_grammar(params: SamplingParams, facts: ModelFacts) -> None:
         facts.grammars.check(params.grammar)
 
 
-def _with_state(params: SamplingParams, prompt: Sequence[int], facts: ModelFacts) -> SamplingParams:
+def _with_state(params: SamplerParams, prompt: Sequence[int], facts: ModelFacts) -> SamplerParams:
     """Where its output begins is told by the end of the prompt."""
     thinking = params.thinking
     if thinking is None or thinking.state is not None or facts.grammars is None:
@@ -155,7 +155,7 @@ def check_tokens(param: str, tokens: Sequence[int], vocab_size: int) -> None:
         )
 
 
-def check_masks(params: SamplingParams, vocab_size: int, stop_ids: frozenset[int]) -> None:
+def check_masks(params: SamplerParams, vocab_size: int, stop_ids: frozenset[int]) -> None:
     """Raise InvalidRequest unless all ids are in the vocabulary and the first token can be sampled. A later
     one may meet a dead end, which fails the request then."""
     check_tokens("banned_sequences", list(chain.from_iterable(params.banned_sequences)), vocab_size)

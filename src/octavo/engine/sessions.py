@@ -26,7 +26,7 @@ from octavo.engine.stream import DeltaStream
 from octavo.engine.turns import Composed, TurnRecorder
 from octavo.errors import InvalidRequest, RequestFailed, SessionRefused, UnknownSession
 from octavo.inspect.session_views import SessionBlocks
-from octavo.params import NO_TIMEOUTS, SamplingParams, Timeouts
+from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState
@@ -53,7 +53,7 @@ class SessionSupport:
 
 
 class TakesTurns(Asks, Protocol):
-    """The client through which turns are queued; see `AsyncLLM`."""
+    """The client through which turns are queued; see `EngineClient`."""
 
     control: Control
 
@@ -81,7 +81,7 @@ class TakesTurns(Asks, Protocol):
     async def submit_turn(
         self,
         prompt: Sequence[int],
-        params: SamplingParams,
+        params: SamplerParams,
         recorder: TurnRecorder,
         submit: Callable[[Scheduler, Request], None],
         *,
@@ -95,7 +95,7 @@ class TakesTurns(Asks, Protocol):
 
 
 class Sessions:
-    """What `AsyncLLM.sessions` offers. Raises UnknownSession for those of other tenants too, and
+    """What `EngineClient.sessions` offers. Raises UnknownSession for those of other tenants too, and
     EngineStopped when the engine is gone."""
 
     def __init__(self, llm: TakesTurns, support: SessionSupport) -> None:
@@ -210,7 +210,7 @@ class Sessions:
         tenant: str,
         session_id: str,
         messages: Sequence[ChatMessage],
-        params: SamplingParams,
+        params: SamplerParams,
         *,
         priority: int = 0,
         timeouts: Timeouts = NO_TIMEOUTS,
@@ -218,7 +218,7 @@ class Sessions:
     ) -> Turn:
         """The next turn of a session, or the first one of a new one (`NEW`).
 
-        Raises UnknownSession, SessionBusy, or as `AsyncLLM.submit`; then nothing was queued and nothing was
+        Raises UnknownSession, SessionBusy, or as `EngineClient.submit`; then nothing was queued or
         made.
         """
         is_new = session_id == NEW
@@ -235,7 +235,7 @@ class Sessions:
         self,
         record: SessionRecord,
         messages: Sequence[ChatMessage],
-        params: SamplingParams,
+        params: SamplerParams,
         priority: int,
         timeouts: Timeouts,
         options: ChatOptions,

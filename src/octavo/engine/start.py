@@ -15,7 +15,7 @@ from octavo import _native
 from octavo.config import StartOptions
 from octavo.engine.available import available_cores, available_memory, default_reserve
 from octavo.engine.backends import choose_backend
-from octavo.engine.client import AsyncLLM
+from octavo.engine.client import EngineClient
 from octavo.engine.core import Engine, Inbox
 from octavo.engine.memory_watch import MemoryWatch
 from octavo.engine.offload import open_below
@@ -93,7 +93,7 @@ class Started:
 
 def start_engine(
     model: str | None, options: StartOptions, progress: Progress, policies_of: PoliciesOf | None = None
-) -> AsyncLLM:
+) -> EngineClient:
     """Load a model, start its engine. Raises ModelError or ConfigError, or TenantsRefused where the tenants'
     guarantees do not fit; `progress` is told each phase."""
     started = build_engine(model, options, progress, policies_of)
@@ -118,9 +118,9 @@ def try_template(tokenizer: Tokenizer) -> None:
         )
 
 
-def client_of(started: Started, options: StartOptions) -> AsyncLLM:
+def client_of(started: Started, options: StartOptions) -> EngineClient:
     """Start the engine's thread."""
-    return AsyncLLM(
+    return EngineClient(
         started.engine, started.loaded.tokenizer, started.facts, options.max_queue, started.sessions
     )
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.kernels.contract import Ints
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.sampling.grammars import Grammars
 from octavo.sampling.guides import Guide, guide_of
 from octavo.sampling.masks import Masks, masks_of
@@ -32,7 +32,7 @@ class Row:
 
     seq_id: int
     num_prompt: int
-    params: SamplingParams
+    params: SamplerParams
     masks: Masks | None  # of its params
     seed: int
     choice: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo.errors import InvalidRequest, RequestTooLarge, shown
 from octavo.memory.capacity import Capacity
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.step.config import SchedulerConfig
 from octavo.types import Request
 from octavo.units import blocks_for
@@ -23,7 +23,7 @@ def blocks_needed(request: Request, block_size: int) -> int:
     return shared + beams.width * (longest - shared)
 
 
-def tokens_that_fit(num_prompt: int, params: SamplingParams, num_blocks: int, block_size: int) -> int:
+def tokens_that_fit(num_prompt: int, params: SamplerParams, num_blocks: int, block_size: int) -> int:
     """The greatest max_tokens whose `blocks_needed` are no more than `num_blocks`; below 1: there is none."""
     shared, width = (0, 1) if params.beams is None else (num_prompt // block_size, params.beams.width)
     each = shared + (num_blocks - shared) // width

@@ -10,14 +10,14 @@ from __future__ import annotations
 import numpy as np
 
 from octavo.kernels.contract import Floats
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.sampling.ranking import Ids, descending, top_ids
 
 # A nucleus rarely holds more tokens than this; the exact fallback sorts the whole row.
 _NUCLEUS_GUESS = 512
 
 
-def keep_ids(scores: Floats, params: SamplingParams) -> Ids | None:
+def keep_ids(scores: Floats, params: SamplerParams) -> Ids | None:
     """The ids that top-k, then top-p, then min-p leave of `scores` (V,), ascending; None for all of them."""
     kept: Ids | None = None
     if 0 < params.top_k < scores.shape[0]:
@@ -29,7 +29,7 @@ def keep_ids(scores: Floats, params: SamplingParams) -> Ids | None:
     return kept
 
 
-def filters(params: SamplingParams) -> bool:
+def filters(params: SamplerParams) -> bool:
     """Whether any of them is on."""
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from octavo.grammar import Grammar, Thinking, ThinkingState
 from octavo.kernels.contract import Floats
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.sampling.grammars import Grammars, Matcher
 
 # What a model writes behind its thinking, before an answer that a grammar leads.
@@ -34,14 +34,14 @@ class _Phase(enum.Enum):
     IN_GRAMMAR = enum.auto()
 
 
-def needs_guide(params: SamplingParams) -> bool:
+def needs_guide(params: SamplerParams) -> bool:
     """Whether a row with these parameters has one."""
     return params.grammar is not None or (
         params.thinking is not None and params.thinking.max_tokens is not None
     )
 
 
-def guide_of(params: SamplingParams, grammars: Grammars | None, output: Sequence[int]) -> Guide | None:
+def guide_of(params: SamplerParams, grammars: Grammars | None, output: Sequence[int]) -> Guide | None:
     """The guide of a row whose output so far is `output`; None where nothing leads it."""
     if not needs_guide(params):
         return None

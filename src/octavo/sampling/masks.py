@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.kernels.contract import Floats, Ints
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.sampling.ranking import Ids
 
 _Ending = tuple[tuple[int, ...], int]  # what the output must end with, and what may then not follow
@@ -44,7 +44,7 @@ class Masks:
                 row[banned] = -np.inf
 
 
-def masks_of(params: SamplingParams) -> Masks | None:
+def masks_of(params: SamplerParams) -> Masks | None:
     """None where nothing is forbidden. O(what is listed)."""
     if params.allowed_token_ids is None and not params.banned_sequences:
         return None

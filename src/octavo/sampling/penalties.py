@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.kernels.contract import Floats, Ints
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.sampling.masks import Masks
 
 
-def adjusts(params: SamplingParams, num_output: int) -> bool:
+def adjusts(params: SamplerParams, num_output: int) -> bool:
     """True when `adjust` would change anything after `num_output` output tokens."""
     return (
         params.repetition_penalty != 1.0
@@ -29,7 +29,7 @@ def adjusts(params: SamplingParams, num_output: int) -> bool:
 
 def adjust(
     row: Floats,
-    params: SamplingParams,
+    params: SamplerParams,
     masks: Masks | None,
     history: Ints,
     num_prompt: int,

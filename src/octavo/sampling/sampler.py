@@ -20,7 +20,7 @@ import numpy as np
 
 from octavo import _native
 from octavo.kernels.contract import Floats, Ints
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.sampling.filters import filters, keep_ids
 from octavo.sampling.guides import Guide
 from octavo.sampling.logprobs import log_normalisers, with_logprob
@@ -38,7 +38,7 @@ class SampleRow:
     """What one row of logits is sampled with; `history` is every token before it, prompt then output;
     `masks` are those of `params`."""
 
-    params: SamplingParams
+    params: SamplerParams
     masks: Masks | None
     seed: int
     choice: int
@@ -61,7 +61,7 @@ class SampleFailure:
     is_poisoned: bool
 
 
-def is_plain(params: SamplingParams, num_output: int) -> bool:
+def is_plain(params: SamplerParams, num_output: int) -> bool:
     """True where a row that nothing leads needs the likeliest token of its raw logits and nothing else of
     them; `num_output`: output tokens so far."""
     return (
@@ -97,7 +97,7 @@ class Sampler:
                     tokens[index] = drawn
         return _with_logprobs(logits, [self._num_top(row.params) for row in rows], tokens, outcomes)
 
-    def _num_top(self, params: SamplingParams) -> int | None:
+    def _num_top(self, params: SamplerParams) -> int | None:
         """How many of the likeliest tokens a row tells; None: no logprob at all."""
         if params.beams is None:
             return params.logprobs

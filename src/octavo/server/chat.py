@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from octavo.engine.outputs import ServedModel, TokenInfo
 from octavo.errors import InvalidRequest, OctavoError
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.server.body import read_json, validate
 from octavo.server.chat_answer import AnswerKind, ChoiceWriter, answer_kind, led_params
 from octavo.server.errors import JsonObject, error_body, json_response
@@ -39,7 +39,7 @@ class _Plan:
     answer_id: str
     created: int
     model: str
-    params: SamplingParams
+    params: SamplerParams
     prompt: tuple[int, ...]
     tells_ids: bool  # the client asked for token ids
     usage: UsageWish  # in a stream
@@ -103,7 +103,7 @@ async def chat_completions(edge: Edge, request: Request) -> Response:
     return json_response(_answer(plan, generation, choices), headers=generation.headers)
 
 
-def _params(body: ChatBody, model: ServedModel) -> SamplingParams:
+def _params(body: ChatBody, model: ServedModel) -> SamplerParams:
     """`max_completion_tokens` is the newer name of `max_tokens`, and wins."""
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs is only allowed when logprobs is true", param="top_logprobs")

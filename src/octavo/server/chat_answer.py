@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from octavo.engine.outputs import ServedModel
 from octavo.grammar import Thinking, ThinkingState
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.server.errors import JsonObject
 from octavo.server.tool_fields import ThinkingWish
 from octavo.tools.answer import AnswerEvent, AnswerReader, Thought
@@ -31,8 +31,8 @@ class AnswerKind:
 
 
 async def led_params(
-    params: SamplingParams, use: ToolUse | None, wish: ThinkingWish, model: ServedModel, tenant: str
-) -> SamplingParams:
+    params: SamplerParams, use: ToolUse | None, wish: ThinkingWish, model: ServedModel, tenant: str
+) -> SamplerParams:
     """The parameters with what leads an answer with tools, or thinking. Raises InvalidRequest."""
     answers = model.answers
     grammar = params.grammar

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from octavo.engine.outputs import ServedModel, TokenInfo
 from octavo.errors import InvalidRequest, OctavoError, require_range
-from octavo.params import CHOICES_MAX, SamplingParams
+from octavo.params import CHOICES_MAX, SamplerParams
 from octavo.server.body import read_json, validate
 from octavo.server.errors import JsonObject, error_body, json_response
 from octavo.server.generation import (
@@ -171,7 +171,7 @@ def _mean_logprob(choice: Choice) -> float:
     return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
 
-def _params(body: CompletionBody, model: ServedModel, *, ranks: bool) -> SamplingParams:
+def _params(body: CompletionBody, model: ServedModel, *, ranks: bool) -> SamplerParams:
     """`echo` with `logprobs` tells the prompt's logprobs too, so the engine is asked for them; and for those
     of tokens where choices are ranked by them."""
     prompt_logprobs = body.prompt_logprobs

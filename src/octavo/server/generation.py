@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from octavo.engine.outputs import Delta, ServedModel, Stream, TokenInfo, Turn
 from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, TimedOut, UnknownModel
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.server.errors import JsonObject
 from octavo.server.feeds import Feeds
 from octavo.server.metrics import Metrics, RequestWatch
@@ -230,7 +230,7 @@ class Generation:
 async def submit_all(
     edge: Edge,
     prompts: Sequence[Sequence[int]],
-    params: SamplingParams,
+    params: SamplerParams,
     *,
     n: int,
     terms: Terms,

@@ -1,7 +1,7 @@
 """What the two generating routes take, and how it becomes the engine's own parameters.
 
 Names and defaults are OpenAI's; extensions are named, and mean, what they do in vLLM. What becomes of any
-other field is in `request_fields`. Bounds on values live in `SamplingParams`; what depends on the model (the
+other field is in `request_fields`. Bounds on values live in `SamplerParams`; what depends on the model (the
 vocabulary) is checked here.
 """
 
@@ -24,7 +24,7 @@ from octavo.params import (
     STOP_STRINGS_MAX,
     STOP_TOKENS_MAX,
     BeamParams,
-    SamplingParams,
+    SamplerParams,
     Timeouts,
 )
 from octavo.server.output_format import FormatBody
@@ -42,7 +42,7 @@ _OF_BEAMS: Final[Mapping[str, tuple[object, ...]]] = {
     "early_stopping": (None, False),
 }
 
-# `SamplingParams` measures; a client knows fields.
+# `SamplerParams` measures; a client knows fields.
 _FIELD_OF = {
     "length of a stop string": "stop",
     "length of a bad word": "bad_words",
@@ -256,12 +256,12 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
-) -> SamplingParams:
+) -> SamplerParams:
     """The engine's parameters; raises InvalidRequest that names the client's field."""
     vocab_size = model.vocab_size
     beams = body.beams
     try:
-        return SamplingParams(
+        return SamplerParams(
             max_tokens=max_tokens,
             temperature=_or(body.temperature, 1.0 if beams is None else 0.0),
             top_k=body.top_k or 0,

@@ -160,7 +160,7 @@ def render_docs(routes: Sequence[Route]) -> bytes:
     ]
     for route in routes:
         parts.append(f"<h2>{route.method} {escape(route.template)}</h2><p>{escape(route.summary)}.")
-        parts.append(f" Key: {route.access.value}. PendingAcks: {', '.join(map(str, route.statuses))}.</p>")
+        parts.append(f" Key: {route.access.value}. Answers: {', '.join(map(str, route.statuses))}.</p>")
         if route.body is not None:
             parts.append("<table>" + "".join(_rows(route)) + "</table>")
     return "".join(parts).encode()

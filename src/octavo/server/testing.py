@@ -43,7 +43,7 @@ from octavo.errors import (
     ResizeRefused,
     UnknownPin,
 )
-from octavo.params import NO_TIMEOUTS, SamplingParams, Timeouts
+from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.server.prompts import too_long
 from octavo.server.testing_answers import FakeAnswers
 from octavo.server.testing_sessions import FakeSessions
@@ -140,7 +140,7 @@ class FakeModel:
     async def submit(
         self,
         prompt: Sequence[int],
-        params: SamplingParams,
+        params: SamplerParams,
         *,
         n: int = 1,
         priority: int = 0,
@@ -201,7 +201,7 @@ class FakeStream:
         model: FakeModel,
         request_id: int,
         prompt: tuple[int, ...],
-        params: SamplingParams,
+        params: SamplerParams,
         n: int,
         priority: int,
         timeouts: Timeouts,

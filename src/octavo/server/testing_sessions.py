@@ -14,7 +14,7 @@ from octavo.engine.outputs import (
     Turn,
 )
 from octavo.errors import InvalidRequest, UnknownSession, require_range
-from octavo.params import NO_TIMEOUTS, SamplingParams, Timeouts
+from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.types import DEFAULT_CHAT, ChatOptions
 
 
@@ -65,7 +65,7 @@ class FakeSessions:
         tenant: str,
         session_id: str,
         messages: Sequence[ChatMessage],
-        params: SamplingParams,
+        params: SamplerParams,
         *,
         priority: int = 0,
         timeouts: Timeouts = NO_TIMEOUTS,

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from octavo.params import BeamParams, SamplingParams
+from octavo.params import BeamParams, SamplerParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import likeliest
 from octavo.types import FinishReason, Request, StepPlan, Update
@@ -70,7 +70,7 @@ def with_beams(r: random.Random, request: Request, max_rows: int, rate: float = 
         return request
     width = r.randint(1, min(max_rows, r.choice([2, 4, 16])))
     beams = BeamParams(width, r.choice([1.0, 0.0, -1.0, 2.0]), r.choice([False, True, "never"]))
-    params = SamplingParams(
+    params = SamplerParams(
         temperature=0.0,
         ignore_eos=request.params.ignore_eos,
         stop_token_ids=(1, 2, 3) if r.random() < 0.3 else (),

@@ -22,7 +22,7 @@ from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.memory.tiers import OffloadTier
-from octavo.params import SamplingParams, Timeouts
+from octavo.params import SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
 from octavo.scheduler.scheduler import Scheduler
@@ -222,7 +222,7 @@ class Simulation:
         request = Request(
             request_id=len(self.books.requests),
             prompt=tuple(prompt),
-            params=SamplingParams(
+            params=SamplerParams(
                 ignore_eos=r.random() < 0.5, prompt_logprobs=0 if r.random() < 0.15 else None
             ),
             max_tokens=r.randint(1, 12),
@@ -279,7 +279,7 @@ class Simulation:
         request = Request(
             request_id,
             prompt,
-            SamplingParams(ignore_eos=True),
+            SamplerParams(ignore_eos=True),
             max_tokens=1,
             seed=unsalted_seed(r, owner),
             tenant=tenant,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
-from octavo.params import SamplingParams
+from octavo.params import SamplerParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
 from octavo.sim.policies import Job, Moment, Replayed, Slots, Window, replayed
@@ -61,7 +61,7 @@ def requests_of(jobs: Sequence[Job], seed: int, n: int = 1) -> list[Request]:
         Request(
             request_id=request_id,
             prompt=tuple(generator.choices(range(VOCAB), k=job.prompt)),
-            params=SamplingParams(ignore_eos=True),
+            params=SamplerParams(ignore_eos=True),
             max_tokens=job.output,
             seed=request_id,
             n=n,

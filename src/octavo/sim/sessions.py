@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.errors import InvalidRequest, PinRefused, RequestTooLarge, SessionBusy, SessionRefused
-from octavo.params import SamplingParams, Timeouts
+from octavo.params import SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import Session, SessionState
@@ -200,7 +200,7 @@ class SessionLives:
         request = Request(
             request_id,
             prompt,
-            SamplingParams(ignore_eos=r.random() < 0.5, prompt_logprobs=0 if r.random() < 0.1 else None),
+            SamplerParams(ignore_eos=r.random() < 0.5, prompt_logprobs=0 if r.random() < 0.1 else None),
             max_tokens=r.randint(1, 12),
             seed=unsalted_seed(r, life.tenant),
             tenant=str(life.tenant),
@@ -279,7 +279,7 @@ class SessionLives:
         request = Request(
             request_id,
             prompt,
-            SamplingParams(ignore_eos=True),
+            SamplerParams(ignore_eos=True),
             max_tokens=1,
             seed=seed,
             tenant=tenant,
