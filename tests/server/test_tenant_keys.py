@@ -16,7 +16,8 @@ from openai import AuthenticationError, BadRequestError, OpenAI, PermissionDenie
 from tests.server.conftest import Edge
 
 from octavo.errors import ConfigError, OctavoError
-from octavo.server.routes import ROUTES, Access
+from octavo.server.route import Access
+from octavo.server.routes import ROUTES
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry

@@ -13,7 +13,8 @@ from tests.server.test_tenant_keys import NOBODY, TENANTS
 from tests.server.viewers import scope_of
 
 from octavo.server.app import create_app
-from octavo.server.routes import ROUTES, Access
+from octavo.server.route import Access
+from octavo.server.routes import ROUTES
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
 from octavo.server.testing import FakeModel

@@ -24,12 +24,13 @@ from octavo import __version__
 from octavo.engine.outputs import ServedModel
 from octavo.errors import OctavoError
 from octavo.server.access import REQUEST_ID_HEADER, AccessLog
-from octavo.server.errors import on_any_exception, on_http_exception, on_octavo_error
+from octavo.server.dialects.error_shapes import on_any_exception, on_http_exception, on_octavo_error
 from octavo.server.feeds import Feeds
 from octavo.server.generation import SESSION_HEADER, ClientGone, Edge
 from octavo.server.metrics import Metrics
 from octavo.server.openapi import describe, render_docs
-from octavo.server.routes import ROUTES, Handler
+from octavo.server.route import Handler
+from octavo.server.routes import ROUTES
 from octavo.server.security import Guard
 from octavo.server.settings import ServerSettings
 from octavo.server.sse import encode_json

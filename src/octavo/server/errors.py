@@ -1,16 +1,15 @@
-"""Every refusal of the HTTP edge in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+"""What an error is over HTTP: its status, its words, its code; and OpenAI's shape of it,
+{"error": {"message", "type", "param", "code"}}.
 
-One place decides which status an error has; nobody else in the server builds an error body.
+One place decides which status an error has. Other APIs' shapes are in `dialects.error_shapes`, which
+picks the one that a path's clients know.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import (
@@ -32,8 +31,6 @@ from octavo.errors import (
 from octavo.server.sse import encode_json
 
 JsonObject = dict[str, object]
-
-_log = logging.getLogger("octavo.server")
 
 # A message may quote what the client sent; what it sent may be megabytes.
 _MESSAGE_CHARS_MAX = 600
@@ -59,15 +56,18 @@ class HttpRefusal(OctavoError):
         self.headers = dict(headers or {})
 
 
-def error_body(error: BaseException) -> JsonObject:
-    """The OpenAI error object for any exception; what is not ours says nothing of its inside."""
+def message_of(error: BaseException) -> str:
+    """What a client is told of any exception; what is not ours says nothing of its inside."""
     known = isinstance(error, OctavoError)
     message = str(error) if known else "the server failed on this request; its log says why"
-    if len(message) > _MESSAGE_CHARS_MAX:
-        message = message[:_MESSAGE_CHARS_MAX] + " ..."
+    return message if len(message) <= _MESSAGE_CHARS_MAX else message[:_MESSAGE_CHARS_MAX] + " ..."
+
+
+def error_body(error: BaseException) -> JsonObject:
+    """The OpenAI error object for any exception."""
     return {
         "error": {
-            "message": message,
+            "message": message_of(error),
             "type": _type_of(status_of(error)),
             "param": error.param if isinstance(error, InvalidRequest) else None,
             "code": _code_of(error),
@@ -75,17 +75,13 @@ def error_body(error: BaseException) -> JsonObject:
     }
 
 
-def error_response(error: BaseException) -> Response:
-    """The whole HTTP answer for an exception."""
-    status = status_of(error)
-    headers: dict[str, str] = {}
+def error_headers(error: BaseException) -> dict[str, str]:
+    """What the answer's headers say of an exception."""
     if isinstance(error, HttpRefusal):
-        headers = error.headers
-    elif isinstance(error, QueueFull):
-        headers = {"Retry-After": str(_RETRY_AFTER_S)}
-    elif isinstance(error, UnknownTenant):
-        headers = WANTS_KEY
-    return json_response(error_body(error), status=status, headers=headers)
+        return error.headers
+    if isinstance(error, QueueFull):
+        return {"Retry-After": str(_RETRY_AFTER_S)}
+    return WANTS_KEY if isinstance(error, UnknownTenant) else {}
 
 
 def json_response(
@@ -114,34 +110,6 @@ def status_of(error: BaseException) -> HTTPStatus:
     if isinstance(error, EngineStopped):
         return HTTPStatus.SERVICE_UNAVAILABLE
     return HTTPStatus.INTERNAL_SERVER_ERROR
-
-
-# -- handlers that the application registers -----------------------------------------------------------------
-async def on_octavo_error(request: Request, error: Exception) -> Response:
-    """An error of our tree."""
-    if status_of(error) >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        _log.error("%s %s: %s", request.method, request.url.path, error)
-    return error_response(error)
-
-
-async def on_http_exception(request: Request, error: Exception) -> Response:
-    """What the router refuses: unknown routes and wrong methods."""
-    assert isinstance(error, HTTPException)
-    if error.status_code == HTTPStatus.NOT_FOUND:
-        message, code = f"there is no route {request.method} {request.url.path}", "unknown_route"
-    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        message, code = f"{request.url.path} does not take {request.method}", "method_not_allowed"
-    else:
-        message, code = str(error.detail), "bad_request"
-    return error_response(
-        HttpRefusal(HTTPStatus(error.status_code), message, code=code, headers=error.headers)
-    )
-
-
-async def on_any_exception(request: Request, error: Exception) -> Response:
-    """A bug of ours: this request fails, and the log has the traceback."""
-    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return error_response(error)
 
 
 def _type_of(status: HTTPStatus) -> str:

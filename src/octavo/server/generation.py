@@ -177,6 +177,10 @@ class Generation:
             return {"usage": self.usage()}
         return {"usage": None} if wish.last else {}
 
+    def usage_of(self, index: int) -> Usage:
+        """What a choice has cost so far."""
+        return self._usage.get(index, Usage(0, 0, 0, 0))
+
     def usage(self) -> JsonObject:
         """OpenAI's usage so far: a prompt counts once, however many choices were made of it."""
         leaders = [self._usage[i] for i in range(0, self.num_choices, self._n) if i in self._usage]

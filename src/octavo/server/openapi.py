@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 from octavo import __version__
 from octavo.server.errors import JsonObject
-from octavo.server.routes import Access, Route
+from octavo.server.route import Access, Route
 
 _REF = "#/components/schemas/{model}"
 _ERROR: JsonObject = {

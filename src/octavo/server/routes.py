@@ -6,66 +6,18 @@ it does not exist, and whom it does not name is not let in.
 
 from __future__ import annotations
 
-import enum
-import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-
-from pydantic import BaseModel
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import compile_path
 
 from octavo.server import about, kv, sessions, ui
 from octavo.server.chat import chat_completions
 from octavo.server.completions import completions
-from octavo.server.generation import Edge
+from octavo.server.dialects.anthropic_routes import ANTHROPIC_ROUTES
+from octavo.server.dialects.ollama_routes import OLLAMA_ROUTES
+from octavo.server.dialects.responses_routes import RESPONSES_ROUTES
 from octavo.server.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from octavo.server.route import Access, Route
 from octavo.server.tokenize import detokenize, tokenize, tokenizer_info
 from octavo.server.watch import watch_pool
-
-Handler = Callable[[Edge, Request], Awaitable[Response]]
-
-
-class Access(enum.Enum):
-    """Whose key opens a route."""
-
-    OPEN = "open"  # nobody's is needed
-    TENANT = "tenant"  # any known one
-    OPERATOR = "operator"  # an operator's, or any where there are no tenants
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One method of one path. `errors` are statuses beyond those that its access and body bring."""
-
-    method: str
-    path: str
-    handler: Handler
-    access: Access
-    summary: str
-    body: type[BaseModel] | None = None
-    query: tuple[str, ...] = ()
-    success: int = 200
-    content_type: str = "application/json"
-    errors: tuple[int, ...] = ()
-    streams: bool = False  # with "stream": true it answers in server-sent events
-
-    @property
-    def template(self) -> str:
-        """The path with its parameters in braces, as OpenAPI writes it."""
-        return re.sub(r":path\}", "}", self.path)
-
-    @property
-    def statuses(self) -> tuple[int, ...]:
-        """Every status that it can answer with."""
-        found = {self.success, *self.errors}
-        if self.access is not Access.OPEN:
-            found |= {400, 401, 403}
-        if self.body is not None:
-            found |= {400, 408, 413}
-        return tuple(sorted(found))
-
 
 _OPEN, _TENANT, _OPERATOR = Access.OPEN, Access.TENANT, Access.OPERATOR
 _GENERATES = (404, 409, 429, 500, 503)
@@ -260,6 +212,9 @@ ROUTES: tuple[Route, ...] = (
         "One of them, with its block table",
         errors=(404, 503),
     ),
+    *RESPONSES_ROUTES,
+    *ANTHROPIC_ROUTES,
+    *OLLAMA_ROUTES,
 )
 
 _PATTERNS = tuple((compile_path(route.path)[0], route) for route in ROUTES)

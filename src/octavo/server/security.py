@@ -18,9 +18,11 @@ from http import HTTPStatus
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo.server.errors import BAD_KEY, WANTS_KEY, HttpRefusal, error_response
+from octavo.server.dialects.error_shapes import error_response
+from octavo.server.errors import BAD_KEY, WANTS_KEY, HttpRefusal
 from octavo.server.hosts import hostname, is_address, origin_host
-from octavo.server.routes import Access, access_to, tenant_areas
+from octavo.server.route import Access
+from octavo.server.routes import access_to, tenant_areas
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant import set_auth_context
 from octavo.server.tenant_registry import TenantRegistry
@@ -54,7 +56,7 @@ class Guard:
             return
         client = scope.get("client") or ("an unknown address", 0)
         _log.warning("refused: %s to %s: %s", client[0], scope["path"][:100], refusal.code)
-        await error_response(refusal)(scope, receive, send)
+        await error_response(refusal, scope["path"])(scope, receive, send)
 
     def _refusal_of(self, scope: Scope) -> HttpRefusal | None:
         if scope["type"] != "http":

@@ -1,0 +1,1 @@
+"""Other APIs: a request translated into a `ChatBody`, an answer out of a `ChatRun`. No engine here."""

@@ -1,0 +1,56 @@
+"""One route: what exists, who may call it, what it takes and how it can answer."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.server.generation import Edge
+
+Handler = Callable[[Edge, Request], Awaitable[Response]]
+
+
+class Access(enum.Enum):
+    """Whose key opens a route."""
+
+    OPEN = "open"  # nobody's is needed
+    TENANT = "tenant"  # any known one
+    OPERATOR = "operator"  # an operator's, or any where there are no tenants
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path. `errors` are statuses beyond those that its access and body bring."""
+
+    method: str
+    path: str
+    handler: Handler
+    access: Access
+    summary: str
+    body: type[BaseModel] | None = None
+    query: tuple[str, ...] = ()
+    success: int = 200
+    content_type: str = "application/json"
+    errors: tuple[int, ...] = ()
+    streams: bool = False  # with "stream": true it answers in server-sent events
+
+    @property
+    def template(self) -> str:
+        """The path with its parameters in braces, as OpenAPI writes it."""
+        return re.sub(r":path\}", "}", self.path)
+
+    @property
+    def statuses(self) -> tuple[int, ...]:
+        """Every status that it can answer with."""
+        found = {self.success, *self.errors}
+        if self.access is not Access.OPEN:
+            found |= {400, 401, 403}
+        if self.body is not None:
+            found |= {400, 408, 413}
+        return tuple(sorted(found))
