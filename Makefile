@@ -33,16 +33,17 @@ PIP_IN = -m pip install --quiet --disable-pip-version-check
 test-clients: $(VENV)/.installed-for-tests
 	test -x $(VENV)/clients/bin/lm_eval || { $(PYTHON) -m venv $(VENV)/clients && $(VENV)/clients/bin/python $(PIP_IN) 'lm-eval[api]' litellm; }
 	for name in agents llama-index; do \
-	  test -e $(VENV)/$$name/.installed || { $(PYTHON) -m venv $(VENV)/$$name && $(VENV)/$$name/bin/python $(PIP_IN) uv && \
-	    $(VENV)/$$name/bin/uv pip install --quiet --python $(VENV)/$$name/bin/python -r tests/clients/requirements-$$name.txt && touch $(VENV)/$$name/.installed; } || exit 1; \
+	  here=$(VENV)/$$name; wanted=tests/clients/requirements-$$name.txt; \
+	  test $$here/.installed -nt $$wanted || { $(PYTHON) -m venv $$here && $$here/bin/python $(PIP_IN) uv && \
+	    $$here/bin/uv pip install --quiet --python $$here/bin/python -r $$wanted && touch $$here/.installed; } || exit 1; \
 	done
 	$(BIN)/python -m pytest tests/clients -m clients -s
 
-# AI SDK, by node.
+# Clients in JavaScript, by node.
 test-clients-node: $(VENV)/.installed-for-tests
-	@command -v npm >/dev/null || { echo "the AI SDK's test needs node and npm; on Debian: apt-get install nodejs npm"; exit 1; }
+	@command -v npm >/dev/null || { echo "the JavaScript clients need node and npm; on Debian: apt-get install nodejs npm"; exit 1; }
 	mkdir -p $(VENV)/clients-node && cp tests/clients/package.json $(VENV)/clients-node && npm install --silent --prefix $(VENV)/clients-node
-	$(BIN)/python -m pytest tests/clients/test_agents.py -m clients -s -k ai_sdk
+	$(BIN)/python -m pytest tests/clients/test_node.py -m clients -s
 
 # The GPU probes, tiny, in Triton's interpreter.
 test-probes: $(VENV)/.installed-for-tests

@@ -94,6 +94,7 @@ class Answer:
     preemptions: int = 0
     drafted: int = 0
     accepted: int = 0
+    embedding: bytes = b""
 
     def add(self, tokens: Sequence[SampledToken]) -> None:
         self.tokens += [t.token for t in tokens]
@@ -195,7 +196,7 @@ def run(
             answer.add(update.tokens)
             answer.prompt_bits += [bits_of(t) for t in update.prompt_logprobs]
             assert answer.finish is None, "an update after the final one"
-            answer.finish = update.finish
+            answer.finish, answer.embedding = update.finish, update.embedding
             usage = update.usage
             answer.cached, answer.preemptions = usage.num_cached, usage.preemptions
             answer.drafted, answer.accepted = usage.num_drafted, usage.num_accepted

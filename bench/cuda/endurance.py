@@ -20,11 +20,11 @@ from engines import new_backend, open_llm, random_model
 from measuring import Probe, begin, parser
 from shapes import LLAMA_8B, QWEN3_06B, TINY, Shape
 
+from octavo.api.llm import LLM
+from octavo.api.params import SamplingParams
 from octavo.config import StartOptions
 from octavo.device.layout import Layout
-from octavo.engine.llm import LLM
 from octavo.kernels.contract import KvShape
-from octavo.params import SamplerParams
 from octavo.types import FinishReason
 
 SHAPES = {shape.name: shape for shape in (QWEN3_06B, LLAMA_8B)}
@@ -74,8 +74,7 @@ class Load:
         n = 2 if rng.random() < 0.1 else 1
         request_id = llm.add_request(
             prompt,
-            SamplerParams(max_tokens=output, ignore_eos=rng.random() < 0.7, **params),  # type: ignore[arg-type]
-            n=n,
+            SamplingParams(n=n, max_tokens=output, ignore_eos=rng.random() < 0.7, **params),  # type: ignore[arg-type]
         )
         if rng.random() < 0.1:
             self.cancel_soon.append((time.perf_counter() + rng.random() * 2, request_id))

@@ -17,6 +17,9 @@ import torch
 from measuring import Probe
 from shapes import Shape, random_matrix
 
+from octavo.api import llm as llm_module
+from octavo.api.llm import LLM
+from octavo.api.outputs import CompletionOutput
 from octavo.config import StartOptions
 from octavo.device import compiled_step
 from octavo.device.backend import TorchBackend
@@ -25,10 +28,8 @@ from octavo.device.runner import DeviceRunner
 from octavo.device.triton import linear, vocabulary
 from octavo.device.triton.linear import Tiling
 from octavo.device.weights import DeviceMatrix, DeviceWeights
-from octavo.engine import llm as llm_module
 from octavo.engine.available import available_memory
 from octavo.engine.client import EngineClient
-from octavo.engine.llm import LLM, Completion
 from octavo.engine.start import Started, engine_over
 from octavo.model.loader import LoadedModel
 from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, RopeSpec
@@ -163,13 +164,12 @@ def runner_of(llm: LLM) -> DeviceRunner:
     return runner
 
 
-def essence(choice: Completion) -> list[tuple[int, bytes]]:
+def essence(choice: CompletionOutput) -> list[tuple[int, bytes]]:
     """Its tokens, each with its logprobs' bits."""
     told = []
-    for info in choice.tokens:
-        numbers = [info.logprob or 0.0, *(logprob for _, _, logprob in info.top)]
-        ids = [token for token, _, _ in info.top]
-        told.append((info.token, np.array(numbers, np.float64).tobytes() + np.array(ids, np.int32).tobytes()))
+    for token, at in zip(choice.token_ids, choice.logprobs or [{}] * len(choice.token_ids), strict=True):
+        numbers = np.array([one.logprob for one in at.values()], np.float64)
+        told.append((token, numbers.tobytes() + np.array(list(at), np.int32).tobytes()))
     return told
 
 

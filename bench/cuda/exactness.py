@@ -19,13 +19,14 @@ from engines import essence, new_backend, one_tiling, open_llm, random_model, ra
 from measuring import Probe, begin, parser
 from shapes import QWEN3_06B, TINY
 
+from octavo.api.llm import LLM
+from octavo.api.outputs import RequestOutput
+from octavo.api.params import SamplingParams
 from octavo.config import StartOptions
 from octavo.device.backend import TorchBackend
 from octavo.device.layout import Layout
-from octavo.engine.llm import LLM, Output
 from octavo.kernels.contract import KvShape
 from octavo.model.loader import LoadedModel
-from octavo.params import SamplerParams
 
 CONTEXT = 1024
 BLOCK = 16
@@ -47,7 +48,7 @@ class Asked:
     """The requests."""
 
     prompts: list[list[int]]
-    params: list[SamplerParams]
+    params: list[SamplingParams]
 
 
 def requests(vocab: int, count: int, tiny: bool) -> Asked:
@@ -65,7 +66,7 @@ def requests(vocab: int, count: int, tiny: bool) -> Asked:
     shared = (prompts[0] * BLOCK)[: BLOCK + 1]
     prompts = [shared + prompt if index % 3 == 0 else prompt for index, prompt in enumerate(prompts)]
     params = [
-        SamplerParams(max_tokens=output - index % 3, ignore_eos=True, seed=index, **kinds[index % 6])  # type: ignore[arg-type]
+        SamplingParams(max_tokens=output - index % 3, ignore_eos=True, seed=index, **kinds[index % 6])  # type: ignore[arg-type]
         for index in range(count)
     ]
     return Asked(prompts, params)
@@ -102,7 +103,7 @@ def circumstances(num_bytes: int, longest: int, kv: str, tiny: bool) -> Iterator
     yield Circumstance("guessed tokens", dataclasses.replace(plain, speculate="ngram"))
 
 
-def answers(llm: LLM, asked: Asked, circumstance: Circumstance) -> list[Output]:
+def answers(llm: LLM, asked: Asked, circumstance: Circumstance) -> list[RequestOutput]:
     """In the order of the requests."""
     for _ in range(circumstance.rounds):
         if circumstance.at_once:
@@ -113,19 +114,20 @@ def answers(llm: LLM, asked: Asked, circumstance: Circumstance) -> list[Output]:
     return made
 
 
-def first_difference(got: list[Output], want: list[Output]) -> dict[str, object] | None:
+def first_difference(got: list[RequestOutput], want: list[RequestOutput]) -> dict[str, object] | None:
     """The first token, or logprob, that is another."""
     for index, (one, other) in enumerate(zip(got, want, strict=True)):
-        mine, theirs = essence(one.choices[0]), essence(other.choices[0])
+        mine, theirs = essence(one.outputs[0]), essence(other.outputs[0])
         for place, (a, b) in enumerate(zip(mine, theirs, strict=False)):
             if a != b:
-                infos = [output.choices[0].tokens[place] for output in (one, other)]
+                tokens = [output.outputs[0].token_ids[place] for output in (one, other)]
+                tops = [output.outputs[0].logprobs or [{}] * (place + 1) for output in (one, other)]
                 return {
                     "request": index,
                     "prompt_tokens": len(one.prompt_token_ids),
                     "output_token": place,
-                    "tokens": [info.token for info in infos],
-                    "logprobs": [repr(info.logprob) for info in infos],
+                    "tokens": tokens,
+                    "logprobs": [repr(at[place].get(token)) for token, at in zip(tokens, tops, strict=True)],
                 }
         if len(mine) != len(theirs):
             return {"request": index, "lengths": [len(mine), len(theirs)]}
@@ -141,7 +143,7 @@ def compare(probe: Probe, loaded: LoadedModel, backend: TorchBackend, kv: str, a
         for prompt, params in zip(asked.prompts, asked.params, strict=True)
     )
     about = f"{loaded.model.name} {backend.arithmetic_id} kv {kv}"
-    wanted: list[Output] | None = None
+    wanted: list[RequestOutput] | None = None
     num_bad = 0
     for circumstance in circumstances(block, longest, kv, probe.tiny):
         if probe.tiny and circumstance.name not in TINY_ONES:
@@ -171,7 +173,7 @@ def compare(probe: Probe, loaded: LoadedModel, backend: TorchBackend, kv: str, a
             equal=difference is None,
             first_difference=difference,
             requests=len(got),
-            tokens=sum(len(output.choices[0].token_ids) for output in got),
+            tokens=sum(len(output.outputs[0].token_ids) for output in got),
             steps=stats.steps,
             preemptions=stats.preemptions,
             cached_tokens=stats.cached_tokens,

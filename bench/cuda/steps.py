@@ -26,10 +26,10 @@ from shapes import LLAMA_8B, QWEN3_06B, TINY, Shape
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from octavo.api.llm import LLM
 from octavo.bench.offline import Workload, measure, prompts_of, w1, warm_up
 from octavo.config import StartOptions
 from octavo.device.compiled import CompiledArithmetic
-from octavo.engine.llm import LLM
 from octavo.params import SamplerParams
 
 SHAPES = {shape.name: shape for shape in (QWEN3_06B, LLAMA_8B)}

@@ -2,8 +2,8 @@
 
 Names are loaded on first use, so that `import octavo` costs milliseconds:
 
-    from octavo import LLM, SamplerParams
-    LLM("smollm2-135m").generate(["Once upon a time"], SamplerParams(max_tokens=32))
+    from octavo import LLM, SamplingParams
+    LLM("smollm2-135m").generate(["Once upon a time"], SamplingParams(max_tokens=32))
 """
 
 from __future__ import annotations
@@ -13,18 +13,78 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from octavo.engine.client import EngineClient
-    from octavo.engine.llm import LLM
-    from octavo.params import BeamParams, SamplerParams
+    from octavo.api.async_llm import AsyncLLM
+    from octavo.api.engine_args import AsyncEngineArgs, EngineArgs
+    from octavo.api.llm import LLM
+    from octavo.api.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+    )
+    from octavo.api.params import (
+        BeamSearchParams,
+        PoolingParams,
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
+    from octavo.api.prompts import TextPrompt, TokensPrompt
+    from octavo.config import StartOptions
+    from octavo.params import BeamParams
 
 _HOMES = {
-    "LLM": "octavo.engine.llm",
-    "EngineClient": "octavo.engine.client",
+    "AsyncEngineArgs": "octavo.api.engine_args",
+    "AsyncLLM": "octavo.api.async_llm",
     "BeamParams": "octavo.params",
-    "SamplerParams": "octavo.params",
+    "BeamSearchOutput": "octavo.api.outputs",
+    "BeamSearchParams": "octavo.api.params",
+    "BeamSearchSequence": "octavo.api.outputs",
+    "CompletionOutput": "octavo.api.outputs",
+    "EmbeddingOutput": "octavo.api.outputs",
+    "EmbeddingRequestOutput": "octavo.api.outputs",
+    "EngineArgs": "octavo.api.engine_args",
+    "LLM": "octavo.api.llm",
+    "Logprob": "octavo.api.outputs",
+    "PoolingParams": "octavo.api.params",
+    "RequestMetrics": "octavo.api.outputs",
+    "RequestOutput": "octavo.api.outputs",
+    "RequestOutputKind": "octavo.api.params",
+    "SamplingParams": "octavo.api.params",
+    "StartOptions": "octavo.config",
+    "StructuredOutputsParams": "octavo.api.params",
+    "TextPrompt": "octavo.api.prompts",
+    "TokensPrompt": "octavo.api.prompts",
 }
 
-__all__ = ["LLM", "BeamParams", "EngineClient", "SamplerParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "BeamParams",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "EngineArgs",
+    "Logprob",
+    "PoolingParams",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StartOptions",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -33,3 +93,7 @@ def __getattr__(name: str) -> object:
     import importlib
 
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

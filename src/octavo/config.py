@@ -31,6 +31,7 @@ TOOL_PARSERS = (
     "deepseek_v31",
     "json",
 )
+POOLINGS = ("last", "mean")
 SPECULATE = ("off", "auto", "ngram")
 SESSION_TTL_S = 86_400
 
@@ -65,6 +66,7 @@ class StartOptions:
     speculate: str = "auto"  # guess tokens: off, auto (where it pays), ngram (wherever text repeats itself)
     pace: bool | None = None  # hold prompts back while others decode; None: in a server yes, in scripts no
     tool_parser: str | None = None  # how the model writes calls; None: as its template tells
+    pooling: str = "last"  # what embeddings are made of where a client does not say: last, mean
     served_name: str | None = None  # the name in /v1/models; None: the model's own
 
     def __post_init__(self) -> None:
@@ -87,6 +89,7 @@ class StartOptions:
                 "allowed with it: auto, cpu; give --backend torch"
             )
         _one_of("block_size", self.block_size, BLOCK_SIZES)
+        _one_of("pooling", self.pooling, POOLINGS)
         _one_of("speculate", self.speculate, SPECULATE)
         _one_of("tool_parser", self.tool_parser, (None, *TOOL_PARSERS))
         _within("context_length", self.context_length, 16, 10_000_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -26,6 +27,13 @@ ALLOWED_TOKENS_MAX = 65_536
 BANNED_SEQUENCES_MAX = 128
 BANNED_SEQUENCE_TOKENS_MAX = 64
 CACHE_SALT_CHARS_MAX = 256
+
+
+class Pooling(enum.StrEnum):
+    """Which of a prompt's hidden rows, as the last norm left them, its embedding is made of."""
+
+    LAST = "last"  # that of the last token, which has seen all others
+    MEAN = "mean"  # the mean of all
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,18 @@ _NOT_WITH_BEAMS: Mapping[str, tuple[object, ...]] = {
     "grammar": (None,),
     "thinking": (None,),
 }
+# A request that wants its prompt's embedding samples nothing.
+_NOT_WITH_POOLING: Mapping[str, tuple[object, ...]] = {
+    **_NOT_WITH_BEAMS,
+    "max_tokens": (None, 1),
+    "temperature": (0.0, 1.0),
+    "logprobs": (None,),
+    "stop_token_ids": ((),),
+    "ignore_eos": (False,),
+    "include_stop": (False,),
+    "skip_special_tokens": (True,),
+    "beams": (None,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +138,7 @@ class SamplerParams:
     grammar: Grammar | None = None  # what the output must follow
     thinking: Thinking | None = None  # None: the output is taken as one piece
     speculate: bool = True  # tokens may be guessed where the engine does so: the answer is the same, sooner
+    pooling: Pooling | None = None  # wanted is the prompt's embedding, and no token
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -129,6 +150,8 @@ class SamplerParams:
                 )
         if self.beams is not None:
             self._check_beams(self.beams)
+        if self.pooling is not None:
+            self._check_pooling(self.pooling)
         if self.grammar is not None and self.ignore_eos:
             raise InvalidRequest(
                 f"ignore_eos is true; allowed with {self.grammar.param}: false; it ends with an end token",
@@ -194,11 +217,24 @@ class SamplerParams:
     def _check_beams(self, beams: object) -> None:
         if not isinstance(beams, BeamParams):
             raise InvalidRequest(f"beams is {shown(beams)}; allowed: None, or BeamParams", param="beams")
-        for name, allowed in _NOT_WITH_BEAMS.items():
+        self._refuse_beside("beam search", _NOT_WITH_BEAMS)
+
+    def _check_pooling(self, pooling: object) -> None:
+        if pooling not in tuple(Pooling):
+            raise InvalidRequest(
+                f"pooling is {shown(pooling)}; allowed: {', '.join(Pooling)}", param="pooling"
+            )
+        self._refuse_beside("pooling", _NOT_WITH_POOLING)
+        object.__setattr__(self, "pooling", Pooling(str(pooling)))
+        object.__setattr__(self, "max_tokens", 1)
+
+    def _refuse_beside(self, feature: str, meaningless: Mapping[str, tuple[object, ...]]) -> None:
+        """Raise InvalidRequest for a field that would have to mean something."""
+        for name, allowed in meaningless.items():
             if getattr(self, name) not in allowed:
                 words = " or ".join("none" if value in (None, ()) else repr(value) for value in allowed)
                 raise InvalidRequest(
-                    f"{name} is {shown(getattr(self, name))}; allowed with beam search: {words}", param=name
+                    f"{name} is {shown(getattr(self, name))}; allowed with {feature}: {words}", param=name
                 )
 
     def end_ids(self, stop_ids: frozenset[int]) -> frozenset[int]:

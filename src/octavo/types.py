@@ -261,6 +261,9 @@ class StepResult:
     mask_seconds: float = 0.0  # of it, for telling which tokens grammars allow
     num_forced: int = 0  # of the samples, tokens that came along because grammars force them
     in_grammar: frozenset[int] = frozenset()  # sequences that a grammar leads now: nothing is planned ahead
+    # Embeddings (E float32, as the machine has them) of those that want one and whose prompt ends here: their
+    # sample is a placeholder, which ends them and is told to no client.
+    pooled: Mapping[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,3 +292,4 @@ class Update:
     stop_token: int | None = None  # the token that ended it, when finish is STOP
     error: str = ""  # when finish is ERROR or TIMEOUT: why, in words
     prompt_logprobs: tuple[SampledToken, ...] = ()
+    embedding: bytes = b""  # of the prompt, as in `StepResult.pooled`

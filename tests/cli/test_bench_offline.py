@@ -227,7 +227,7 @@ def test_each_run_has_its_own_number_of_requests():
 
 
 def test_a_real_engine_is_measured(monkeypatch) -> None:
-    monkeypatch.setattr(octavo.engine.llm, "build_engine", lambda *given: started_tiny())
+    monkeypatch.setattr(octavo.api.llm, "build_engine", lambda *given: started_tiny())
     llm = octavo.LLM()
     report = measure(llm, w1(5, 20, 6, 2))
     llm.close()

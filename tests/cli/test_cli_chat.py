@@ -1,38 +1,66 @@
-"""A conversation in the terminal, over a fake model."""
+"""A conversation in the terminal, over a fake model: one in this process, and one behind a server that really
+listens."""
+
+from __future__ import annotations
 
 import asyncio
 import io
 import signal
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 from rich.console import Console
+from tests.cli.serving import serving
+from tests.engine.served import wait_until
 
+from octavo.cli import chat
+from octavo.cli.answerer import Answerer, EngineAnswerer
 from octavo.cli.chat import Conversation, talk
-from octavo.errors import QueueFull
+from octavo.cli.remote_stream import Server
+from octavo.cli.server_answerer import ServerAnswerer
+from octavo.errors import QueueFull, RequestFailed, RequestTooLarge
 from octavo.params import SamplerParams
 from octavo.server.testing import FakeModel
 
+PARAMS = SamplerParams()
+
 
 @pytest.fixture
-def model():
+def model() -> FakeModel:
     return FakeModel("Hello!")
 
 
-def converse(model, *lines, system=None):
+@pytest.fixture(params=["here", "there"])
+def answerer(model: FakeModel, request: pytest.FixtureRequest) -> Iterator[Answerer]:
+    if request.param == "here":
+        yield EngineAnswerer(model, PARAMS)
+        return
+    with serving(model) as url:
+        yield ServerAnswerer(Server(url), PARAMS)
+
+
+def reading(*lines: str) -> Callable[[], str | None]:
+    left: list[str | None] = [*lines, None]
+    return lambda: left.pop(0)
+
+
+def converse(answerer: Answerer, *lines: str, system: str | None = None) -> tuple[str, Conversation]:
     """What the console shows beside answers, and the conversation."""
-    left = [*lines, None]
-    conversation = Conversation(model, SamplerParams(), system)
+    conversation = Conversation(answerer, system)
     shown = io.StringIO()
-    talk(conversation, lambda: left.pop(0), Console(file=shown, width=200))
+    talk(conversation, reading(*lines), Console(file=shown, width=200))
     return shown.getvalue(), conversation
 
 
-def said(conversation):
+def said(conversation: Conversation) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in conversation.messages]
 
 
-def test_answers_become_history(model, capsys):
-    _, conversation = converse(model, "hi", "", "again", system="be brief")
+def test_answers_become_history(
+    model: FakeModel, answerer: Answerer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, conversation = converse(answerer, "hi", "", "again", system="be brief")
     assert said(conversation) == [
         ("system", "be brief"),
         ("user", "hi"), ("assistant", "Hello!"), ("user", "again"), ("assistant", "Hello!"),
@@ -41,27 +69,27 @@ def test_answers_become_history(model, capsys):
     assert capsys.readouterr().out == "Hello!\nHello!\n"
 
 
-def test_clear_keeps_the_system_message_only(model):
-    _, conversation = converse(model, "hi", "/clear", system="be brief")
+def test_clear_keeps_the_system_message_only(answerer: Answerer) -> None:
+    _, conversation = converse(answerer, "hi", "/clear", system="be brief")
     assert said(conversation) == [("system", "be brief")]
 
 
-def test_commands_answer_without_the_model(model):
-    shown, _ = converse(model, "/help", "/stats", "/nonsense", "/exit", "never read")
+def test_commands_answer_without_the_model(model: FakeModel, answerer: Answerer) -> None:
+    shown, _ = converse(answerer, "/help", "/stats", "/nonsense", "/exit", "never read")
     assert "/clear" in shown
-    assert "3 blocks held, 2 cached, 5 free of 10" in shown
+    assert "3 blocks held, 2 cached, 5 free of 10 (of 16 tokens)" in shown
     assert "/nonsense is no command" in shown
     assert not model.submitted
 
 
-def test_stats_tell_the_last_answer(model):
-    shown, _ = converse(model, "hi", "/stats")
+def test_stats_tell_the_last_answer(answerer: Answerer) -> None:
+    shown, _ = converse(answerer, "hi", "/stats")
     assert "8 prompt tokens (4 from the cache)" in shown
     assert "then 6 tokens" in shown
 
 
 @pytest.fixture
-def ctrl_c():
+def ctrl_c() -> Iterator[None]:
     """Ctrl-c as at a terminal: what a shell starts in the background ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -69,25 +97,27 @@ def ctrl_c():
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(model):
-    class Interrupt:
-        async def wait(self):
+def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(
+    model: FakeModel, answerer: Answerer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.hold = asyncio.Event()  # never set: an answer stays at its first letter
+    left = ["hi", "/stats", "more", None]
+    conversation, shown = Conversation(answerer, None), io.StringIO()
+
+    def press(text: str) -> None:
+        if text == "H" and len(left) == 3:
             signal.raise_signal(signal.SIGINT)
-            await asyncio.sleep(3600)
 
-    model.hold = Interrupt()
-    left = ["hi", "more", None]
-    conversation = Conversation(model, SamplerParams(), None)
-
-    def read_line():
-        if len(left) == 2:
+    def read_line() -> str | None:
+        if left[0] == "more":
             model.hold = None
         return left.pop(0)
 
-    shown = io.StringIO()
-    talk(conversation, read_line, Console(file=shown))
+    monkeypatch.setattr(chat, "write", press)
+    talk(conversation, read_line, Console(file=shown, width=200))
     assert "(stopped)" in shown.getvalue()
-    assert [stream.cancelled for stream in model.submitted] == [True, False]
+    assert "then 1 tokens" in shown.getvalue()  # what the stopped one cost is known
+    wait_until(lambda: [stream.cancelled for stream in model.submitted] == [True, False])
     assert said(conversation) == [
         ("user", "hi"),
         ("assistant", "H"),
@@ -96,12 +126,47 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(model):
     ]
 
 
-def test_an_error_ends_the_answer_and_leaves_the_history(model):
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_before_the_first_letter_leaves_the_history(
+    model: FakeModel, answerer: Answerer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+
+    async def waits() -> None:
+        signal.pthread_kill(main, signal.SIGINT)
+        await asyncio.sleep(0)
+        raise RequestFailed("it was not stopped")
+
+    monkeypatch.setattr(model, "encode_chat", lambda *_, **__: waits())
+    shown, conversation = converse(answerer, "hi")
+    assert "(stopped)" in shown
+    assert said(conversation) == []
+
+
+def test_an_error_ends_the_answer_and_leaves_the_history(model: FakeModel, answerer: Answerer) -> None:
     model.refusal = QueueFull("too many requests are waiting")
-    shown, conversation = converse(model, "hi")
+    shown, conversation = converse(answerer, "hi")
     assert "too many requests" in shown
     assert said(conversation) == []
     model.refusal, model.failure = None, "its logits were NaN"
-    shown, conversation = converse(model, "hi")
+    shown, conversation = converse(answerer, "hi")
     assert "NaN" in shown
     assert said(conversation) == []
+
+
+def test_a_conversation_beyond_the_context_is_told_what_makes_room(
+    model: FakeModel, answerer: Answerer
+) -> None:
+    model.refusal = RequestTooLarge("the prompt has too many tokens")
+    shown, _ = converse(answerer, "hi")
+    assert shown == "the prompt has too many tokens; /clear makes room\n"
+
+
+def test_thinking_is_shown_and_kept_as_the_model_writes_it(
+    model: FakeModel, answerer: Answerer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model.answers.thinks, model.answer = True, "<think>so</think>yes"
+    _, conversation = converse(answerer, "hi")
+    assert capsys.readouterr().out == "<think>so</think>yes\n"
+    assert said(conversation)[-1] == ("assistant", "<think>so</think>yes")

@@ -23,6 +23,7 @@ def test_the_budget_is_told_in_words_and_what_to_change(capsys):
     assert "64 blocks of 16 tokens = 1,024 tokens = 45.0 MiB; 0 sequences of 3,000 tokens" in said
     assert "vocabulary 49,152, context 8,192" in said
     assert "--kv-memory 360 MiB" in said
+    assert "576 numbers, --pooling last" in said
     assert "held as f32; 720 KiB per block, 45.0 KiB per token" in said
     assert "with --weights f32: F32 513 MiB" in said
 

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from tests.cli.serving import serving
 from typer.testing import CliRunner
 
 from octavo.cli.main import app
 from octavo.errors import InvalidRequest, RequestFailed
-from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
 from octavo.server.testing import FakeModel
 from octavo.tenants import digest_of
 
 
-@contextlib.contextmanager
-def serving(settings: ServerSettings) -> Iterator[str]:
-    """A server's address, while it is there."""
-    listener = bind("127.0.0.1", 0)
-    ready = threading.Event()
-    server = build_server(FakeModel(), settings, lambda _: ready.set())
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
-    thread.start()
-    assert ready.wait(60)
-    yield base_url(listener)
-    server.should_exit = True
-    thread.join(60)
-
-
 @pytest.fixture
 def url() -> Iterator[str]:
-    with serving(ServerSettings(api_keys=("secret",))) as url:
+    with serving(FakeModel(), ServerSettings(api_keys=("secret",))) as url:
         yield url
 
 
@@ -147,7 +130,7 @@ def octavo_of(tmp_path: Path) -> Iterator[Callable[..., str]]:
             for name, key in KEYS.items()
         )
     )
-    with serving(ServerSettings(roster=TenantRegistry(path))) as url:
+    with serving(FakeModel(), ServerSettings(roster=TenantRegistry(path))) as url:
 
         def run(name: str, *words: str) -> str:
             result = CliRunner().invoke(app, [*words, "--url", url, "--api-key", KEYS[name]])

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 import httpx2
 import pytest
 from rich.console import Console
+from tests.cli.serving import serving
 from tests.engine.served import serve_tiny
 from typer.testing import CliRunner
 
 from octavo.cli import top
 from octavo.cli.main import app
-from octavo.cli.top import KeyRefused, Watch
+from octavo.cli.remote_stream import KeyRefused, Server, refusal_of
+from octavo.cli.top import Watch
 from octavo.cli.top_rows import Status
-from octavo.engine.outputs import ServedModel
 from octavo.engine.stats import EngineStats
 from octavo.errors import InvalidRequest, RequestFailed
 from octavo.inspect.glimpse import (
@@ -31,7 +31,6 @@ from octavo.inspect.glimpse import (
 )
 from octavo.server.frame_rows import stats_row
 from octavo.server.frames import FrameWriter
-from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
 from octavo.server.testing import FakeModel
 
@@ -204,21 +203,6 @@ def test_few_colours_or_none_give_letters() -> None:
 
 
 # -- a real server -------------------------------------------------------------------------------------------
-@contextlib.contextmanager
-def serving(model: ServedModel, settings: ServerSettings) -> Iterator[str]:
-    """A server's address, while it is there."""
-    listener, ready = bind("127.0.0.1", 0), threading.Event()
-    server = build_server(model, settings, lambda _: ready.set())
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
-    thread.start()
-    try:
-        assert ready.wait(60)
-        yield base_url(listener)
-    finally:
-        server.should_exit = True
-        thread.join(60)
-
-
 def octavo_top(*words: str) -> str:
     result = CliRunner().invoke(app, ["top", "--once", *words], env={"COLUMNS": "80"})
     if result.exception is not None:
@@ -245,7 +229,8 @@ def test_a_server_that_is_not_there_and_one_that_is_not_octavo_are_told() -> Non
     with pytest.raises(RequestFailed, match="does not answer"):
         octavo_top("--url", "no address")
     answer = httpx2.Response(404, text="<html>")
-    assert str(top._refusal(URL, answer)) == f"{URL}/v1/kv/watch answered 404 without frames; is it Octavo?"
+    told = refusal_of(Server(URL), top._FRAMES, answer)
+    assert str(told) == f"{URL}/v1/kv/watch answered 404 without frames; is it Octavo?"
 
 
 def test_once_shows_how_fast_tokens_come_and_why_a_request_waits() -> None:

@@ -65,7 +65,7 @@ def test_every_step_of_random_lives_reads_the_tokens_and_tables_that_it_should(
 ) -> None:
     monkeypatch.setattr(driver, "OracleExecutor", WithDeviceRows)
     SEEN.clear()
-    for seed in range(4):
+    for seed in range(6):
         drive(seed, overlap)
     assert len(SEEN) > 1000
     assert max(SEEN) > 20

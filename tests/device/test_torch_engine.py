@@ -6,6 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from tests.api import test_llm
+from tests.api.test_llm import (  # noqa: F401
+    test_a_greedy_row_without_numbers_fails_alone_though_nobody_asked_for_logits,
+)
 from tests.device.over_torch import TinyTorch
 from tests.device.reusing import TorchInstead, torch_instead_of_native
 from tests.engine import (
@@ -14,7 +18,6 @@ from tests.engine import (
     served,
     test_beam_search,
     test_drafts_exactness,
-    test_llm,
     test_sessions,
 )
 from tests.engine.test_beam_search import (  # noqa: F401 - collected here, with the fixtures of this file
@@ -34,9 +37,6 @@ from tests.engine.test_drafts_exactness import (  # noqa: F401
     test_the_truth_takes_as_many_fewer_steps_as_were_guessed,
 )
 from tests.engine.test_exactness import alone, case
-from tests.engine.test_llm import (  # noqa: F401
-    test_a_greedy_row_without_numbers_fails_alone_though_nobody_asked_for_logits,
-)
 from tests.engine.test_sessions import (  # noqa: F401
     test_every_turn_equals_its_tokens_as_a_plain_prompt,
 )

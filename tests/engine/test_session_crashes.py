@@ -161,8 +161,9 @@ def test_a_deletion_goes_on_when_its_client_goes_away_behind_a_writer_that_is_bu
         try:
             await chat.say(HELLO)
             assert await asyncio.wrap_future(store.sync(chat.session_id))
-            assert store._writer is not None
-            store._writer.submit(go_on.wait)
+            assert store._file is not None
+            assert store._file._writer is not None
+            store._file._writer.submit(go_on.wait)
             deleting = asyncio.ensure_future(chat.llm.sessions.delete("", chat.session_id))
             while store.all() or await chat.llm.ask(lambda s, now: len(s.session_table)):
                 await asyncio.sleep(0)

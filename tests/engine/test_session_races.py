@@ -20,7 +20,9 @@ from tests.engine.test_sessions import HELLO, run
 from octavo.config import StartOptions
 from octavo.engine.core import inspector_of
 from octavo.engine.offload import open_disk
-from octavo.engine.session_store import SESSIONS_FILE, TTL_S_MAX, SessionRecord, SessionStore, longest_ttl
+from octavo.engine.session_file import SESSIONS_FILE, longest_ttl
+from octavo.engine.session_record import TTL_S_MAX, SessionRecord
+from octavo.engine.session_store import SessionStore
 from octavo.errors import (
     InvalidRequest,
     SessionBusy,

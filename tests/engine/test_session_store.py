@@ -238,16 +238,17 @@ def test_rows_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
     store.close()
     with sqlite3.connect(path) as database:
         for row in (
-            ("b", 5, b"", 1, 1, 1, 0, 0, b""),
-            ("c", "", b"abc", 1, 1, 1, 0, 0, b""),
-            ("d", "", b"", -1, 1, 1, 0, 0, b""),
-            ("e", "", b"", 1, 1, 1, "x", 0, b""),
-            ("f", "", b"1234", 1, 1, 1, 2, 0, b""),
-            ("g", "", b"", 1, 1, 1, 0, -1, b""),
-            ("h", "", b"1234", 1, 1, 1, 0, 2, b""),
-            (7, "", b"", 1, 1, 1, 0, 0, b""),
+            ("b", 5, b"", 1, 1, 1, 0, 0, b"", b""),
+            ("c", "", b"abc", 1, 1, 1, 0, 0, b"", b""),
+            ("d", "", b"", -1, 1, 1, 0, 0, b"", b""),
+            ("e", "", b"", 1, 1, 1, "x", 0, b"", b""),
+            ("f", "", b"1234", 1, 1, 1, 2, 0, b"", b""),
+            ("g", "", b"", 1, 1, 1, 0, -1, b"", b""),
+            ("h", "", b"1234", 1, 1, 1, 0, 2, b"", b""),
+            (7, "", b"", 1, 1, 1, 0, 0, b"", b""),
+            ("i", "", b"", 1, 1, 1, 0, 0, b"", "text"),
         ):
-            database.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            database.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
     database.close()
     again = SessionStore.open(path)
     assert [r.session_id for r in again.all()] == [record.session_id]

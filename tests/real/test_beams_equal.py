@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from tests.real.test_default_model import NEAR_TIE, TEXT
 
-from octavo import LLM, BeamParams, SamplerParams
+from octavo import LLM, BeamParams, SamplingParams
 from octavo.engine.requests import encode_rendered, render_chat
 from octavo.types import ChatMessage
 
@@ -86,9 +86,9 @@ def test_beams_equal_transformers(
             max_tokens = theirs.steps_before_tie
             assert max_tokens > 2, "a tie at once: nothing is compared"
             theirs = search(oracle, prompt, beams, ends, max_tokens)
-        params = SamplerParams(max_tokens=max_tokens, temperature=0.0, logprobs=0, beams=beams)
-        ours = llm.generate([prompt], params, n=width)[0].choices
-        scores = [sum(i.logprob or 0.0 for i in c.tokens) / len(c.tokens) ** length_penalty for c in ours]
+        params = SamplingParams(n=width, max_tokens=max_tokens, temperature=0.0, logprobs=0, beams=beams)
+        ours = llm.generate([prompt], params)[0].outputs
+        scores = [(c.cumulative_logprob or 0.0) / len(c.token_ids) ** length_penalty for c in ours]
         assert scores == pytest.approx(theirs.scores, abs=1e-3 * max(1.0, *map(abs, scores)))
         outputs = [choice.token_ids for choice in ours]
         gaps = [a - b for a, b in zip(theirs.scores, theirs.scores[1:], strict=False)]
@@ -97,8 +97,8 @@ def test_beams_equal_transformers(
         else:
             assert outputs == theirs.outputs
         for choice in ours:
-            assert choice.finish == ("stop" if choice.token_ids[-1] in ends else "length")
-            ended += choice.finish == "stop"
+            assert choice.finish_reason == ("stop" if choice.token_ids[-1] in ends else "length")
+            ended += choice.finish_reason == "stop"
         steps += max_tokens
     print(f"\nwidth {width}: {steps} steps equal, {ended} hypotheses ended by themselves")
     assert ended or length_penalty > 1, "no hypothesis ended: penalties and stopping were not met"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.tiny import bits_of
 
-from octavo import LLM, SamplerParams
+from octavo import LLM, RequestOutput, SamplingParams
 from octavo.types import ChatMessage, SampledToken
 
 pytestmark = pytest.mark.real_model
@@ -32,10 +32,10 @@ def prompts(llm: LLM) -> list[list[int]]:
 def test_greedy_text_equals_transformers_token_by_token(llm: LLM, oracle) -> None:  # type: ignore[no-untyped-def]
     import torch
 
-    params = SamplerParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
     ties = []
     for output in llm.generate(prompts(llm), params):
-        tokens = output.choices[0].token_ids
+        tokens = output.outputs[0].token_ids
         assert len(tokens) == 64
         with torch.no_grad():
             ids = torch.tensor([[*output.prompt_token_ids, *tokens]])
@@ -52,47 +52,47 @@ def test_logprobs_equal_transformers(llm: LLM, oracle) -> None:  # type: ignore[
     import torch
 
     prompt = prompts(llm)[10]
-    params = SamplerParams(max_tokens=4, temperature=0.0, logprobs=5, prompt_logprobs=1)
-    choice = llm.generate([prompt], params)[0].choices[0]
+    params = SamplingParams(max_tokens=4, temperature=0.0, logprobs=5, prompt_logprobs=1)
+    output = llm.generate([prompt], params)[0]
+    choice = output.outputs[0]
     with torch.no_grad():
         ids = torch.tensor([[*prompt, *choice.token_ids]])
         wanted = torch.log_softmax(oracle(ids).logits[0].double(), -1)
-    for i, info in enumerate(choice.tokens):
+    for i, (token, told) in enumerate(zip(choice.token_ids, choice.logprobs or [], strict=True)):
         row = wanted[len(prompt) - 1 + i]
-        assert info.logprob == pytest.approx(row[info.token].item(), abs=2e-4)
-        best = torch.topk(row, 5)
-        assert [token for token, _, _ in info.top] == best.indices.tolist()
-    assert len(choice.prompt_logprobs) == len(prompt) - 1
-    for i, info in enumerate(choice.prompt_logprobs):
-        assert info.token == prompt[i + 1]
-        assert info.logprob == pytest.approx(wanted[i, info.token].item(), abs=2e-4)
+        assert told[token].logprob == pytest.approx(row[token].item(), abs=2e-4)
+        ranked = sorted((one.rank, other) for other, one in told.items() if one.rank is not None)
+        assert ranked == list(enumerate(torch.topk(row, 5).indices.tolist(), 1))
+    assert choice.cumulative_logprob == pytest.approx(
+        sum(told[token].logprob for token, told in zip(choice.token_ids, choice.logprobs or [], strict=True))
+    )
+    first, *rest = output.prompt_logprobs or []
+    assert first is None
+    for i, (token, told) in enumerate(zip(prompt[1:], rest, strict=True)):
+        assert told is not None
+        assert told[token].logprob == pytest.approx(wanted[i, token].item(), abs=2e-4)
 
 
 def test_chat_answers_in_fluent_text(llm: LLM) -> None:
     chat = [ChatMessage("user", "What is the capital of France?")]
-    answer = llm.chat([chat], SamplerParams(max_tokens=40, temperature=0.0))[0]
-    assert "Paris" in answer.text
-    assert answer.choices[0].finish == "stop"
+    answer = llm.chat([chat], SamplingParams(max_tokens=40, temperature=0.0))[0]
+    assert "Paris" in answer.outputs[0].text
+    assert answer.outputs[0].finish_reason == "stop"
+    assert answer.outputs[0].stop_reason is None
 
 
 def test_batched_hit_preempted_and_alone_are_bit_equal_on_the_real_model(llm: LLM) -> None:
     some = [prompts(llm)[i] for i in (0, 4, 9, 13, 16)]
-    params = SamplerParams(max_tokens=24, temperature=0.8, seed=3, logprobs=2)
+    params = SamplingParams(max_tokens=24, temperature=0.8, seed=3, logprobs=2)
 
-    def essence(prompt: list[int]) -> list[bytes]:
-        infos = llm.generate([prompt], params)[0].choices[0].tokens
-        return [
-            bits_of(SampledToken(i.token, i.logprob or 0.0, tuple((t, p) for t, _, p in i.top)))
-            for i in infos
-        ]
+    def essence(output: RequestOutput) -> list[bytes]:
+        choice = output.outputs[0]
+        told = zip(choice.token_ids, choice.logprobs or [], strict=True)
+        tops = [(t, at[t].logprob, tuple((o, one.logprob) for o, one in at.items())) for t, at in told]
+        return [bits_of(SampledToken(*each)) for each in tops]
 
-    alone = [essence(prompt) for prompt in some]
+    alone = [essence(llm.generate([prompt], params)[0]) for prompt in some]
     together = llm.generate(some, params)
     for one, output in zip(alone, together, strict=True):
-        infos = output.choices[0].tokens
-        crowd = [
-            bits_of(SampledToken(i.token, i.logprob or 0.0, tuple((t, p) for t, _, p in i.top)))
-            for i in infos
-        ]
-        assert crowd == one
-        assert output.choices[0].usage.num_cached == (len(output.prompt_token_ids) - 1) // 16 * 16
+        assert essence(output) == one
+        assert output.num_cached_tokens == (len(output.prompt_token_ids) - 1) // 16 * 16

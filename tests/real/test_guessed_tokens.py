@@ -6,13 +6,13 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx
 import pytest
 
-from octavo import LLM, SamplerParams
+from octavo import LLM, CompletionOutput, SamplingParams
 from octavo.config import StartOptions
-from octavo.engine.llm import Completion
 from octavo.engine.start import start_engine
 from octavo.grammar import of_schema
 from octavo.server.run import base_url, bind, build_server
@@ -29,26 +29,27 @@ RECORD = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-GREEDY = SamplerParams(max_tokens=60, temperature=0.0, logprobs=2)
+GREEDY = SamplingParams(max_tokens=60, temperature=0.0, logprobs=2)
 PROMPTS_AND_PARAMS = [
     (CODE + "    return area(width, height) * depth\n\n" + CODE, GREEDY),
     (VERSE * 4, GREEDY),
-    (VERSE * 4, SamplerParams(max_tokens=60, temperature=0.6, seed=5, logprobs=0)),
-    (VERSE * 3, SamplerParams(max_tokens=60, temperature=0.0, repetition_penalty=1.1, stop=("fled",))),
-    ("Anna is 31, Bert is 40. As JSON:", SamplerParams(max_tokens=60, grammar=of_schema(RECORD), seed=3)),
-    ("One two three four one two three", SamplerParams(max_tokens=40, temperature=0.0, ignore_eos=True)),
+    (VERSE * 4, SamplingParams(max_tokens=60, temperature=0.6, seed=5, logprobs=0)),
+    (VERSE * 3, SamplingParams(max_tokens=60, temperature=0.0, repetition_penalty=1.1, stop=("fled",))),
+    ("Anna is 31, Bert is 40. As JSON:", SamplingParams(max_tokens=60, grammar=of_schema(RECORD), seed=3)),
+    ("One two three four one two three", SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)),
 ]
 
 
-def answers(speculate: str) -> tuple[list[list[Completion]], int]:
+def answers(speculate: str) -> tuple[list[list[CompletionOutput]], int]:
     """Of all prompts together, one and three choices each; and the steps that the verse takes alone."""
     prompts = [prompt for prompt, _ in PROMPTS_AND_PARAMS]
     params = [own for _, own in PROMPTS_AND_PARAMS]
     with LLM(None, StartOptions(speculate=speculate, **SMALL)) as llm:  # type: ignore[arg-type]
-        outputs = [*llm.generate(prompts, params), *llm.generate(prompts, params, n=3)]
+        thrice = [replace(own, n=3) for own in params]
+        outputs = [*llm.generate(prompts, params), *llm.generate(prompts, thrice)]
         before = llm.engine.stats.steps
         outputs += llm.generate(prompts[1], params[1])
-        return [list(output.choices) for output in outputs], llm.engine.stats.steps - before
+        return [output.outputs for output in outputs], llm.engine.stats.steps - before
 
 
 def test_the_default_model_says_the_same_in_fewer_steps() -> None:
@@ -58,8 +59,9 @@ def test_the_default_model_says_the_same_in_fewer_steps() -> None:
         for before, after in zip(plain, guessed, strict=True):
             for one, other in zip(before, after, strict=True):
                 assert one.token_ids == other.token_ids
-                assert one.tokens == other.tokens, "logprobs"
-                assert (one.text, one.finish, one.stop) == (other.text, other.finish, other.stop)
+                assert one.logprobs == other.logprobs
+                assert (one.text, one.finish_reason) == (other.text, other.finish_reason)
+                assert one.stop_reason == other.stop_reason
         usages = [choice.usage for choices in guessed for choice in choices]
         assert all(usage.num_accepted <= usage.num_drafted for usage in usages)
         assert sum(usage.num_accepted for usage in usages) > 0

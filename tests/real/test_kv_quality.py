@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.real.test_integer_weights import TOKENS, log_probabilities
 
-from octavo import LLM, SamplerParams
+from octavo import LLM, SamplingParams
 from octavo.config import StartOptions
 
 pytestmark = pytest.mark.real_model
@@ -30,10 +30,10 @@ def test_an_engine_holds_kv_as_asked_and_names_it(kv: str, bytes_per_block: int)
     plain = LLM(None, StartOptions(weights="f32", kv="f32", kv_memory_bytes=2**28, context_length=512))
     assert llm.started.budget.bytes_per_block == bytes_per_block
     prompt = "A sheet folded three times makes a gathering of sixteen pages, called an octavo. " * 3
-    params = SamplerParams(max_tokens=8, temperature=0.0)
+    params = SamplingParams(max_tokens=8, temperature=0.0)
     first, second = (llm.generate([prompt], params)[0] for _ in range(2))
-    assert first.text == second.text
-    assert second.choices[0].usage.num_cached >= 32
+    assert first.outputs[0].text == second.outputs[0].text
+    assert second.num_cached_tokens >= 32
     tokens = array("I", range(16))
     chains = [one.engine.scheduler.naming.of_session("", "", tokens) for one in (llm, plain)]
     assert chains[0].names != chains[1].names

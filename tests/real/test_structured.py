@@ -11,11 +11,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from octavo import LLM, SamplerParams
+from octavo import LLM, SamplingParams
 from octavo.config import StartOptions
 from octavo.errors import InvalidRequest
 from octavo.grammar import Grammar, GrammarKind, Thinking, ThinkingState, of_choices, of_schema, of_text
-from octavo.types import FinishReason
 
 PROMPT = "Anna is 31 years old, lives in Rome and likes green and red. As JSON:"
 PERSON = {
@@ -42,25 +41,25 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
-def told(llm: LLM, prompt: str, params: SamplerParams, n: int = 1) -> list[tuple[list[int], str]]:
-    [output] = llm.generate([prompt], params, n=n)
-    return [(choice.token_ids, choice.text) for choice in output.choices]
+def told(llm: LLM, prompt: str, params: SamplingParams) -> list[tuple[list[int], str]]:
+    [output] = llm.generate([prompt], params)
+    return [(choice.token_ids, choice.text) for choice in output.outputs]
 
 
-def slowly(llm: LLM, prompt: str, params: SamplerParams, n: int = 1) -> list[tuple[list[int], str]]:
+def slowly(llm: LLM, prompt: str, params: SamplingParams) -> list[tuple[list[int], str]]:
     """Token by token: what a grammar forces costs a step each."""
     runner = llm.engine.executor._runner  # type: ignore[attr-defined]
     forced = llm.engine.stats.forced_tokens
     runner.walker.fast_forward = False
     try:
-        return told(llm, prompt, params, n)
+        return told(llm, prompt, params)
     finally:
         runner.walker.fast_forward = True
         assert llm.engine.stats.forced_tokens == forced
 
 
 def test_a_schema_is_followed_and_forced_tokens_cost_no_step(llm: LLM) -> None:
-    params = SamplerParams(max_tokens=200, temperature=0.0, grammar=of_schema(PERSON))
+    params = SamplingParams(max_tokens=200, temperature=0.0, grammar=of_schema(PERSON))
     before = llm.engine.stats.steps
     [(tokens, text)] = told(llm, PROMPT, params)
     steps = llm.engine.stats.steps - before
@@ -75,7 +74,7 @@ def test_the_same_tokens_with_and_without_fast_forward_alone_and_in_a_crowd(llm:
     chance = random.Random(seed)
     choices, anything = of_choices(["yes, indeed", "no, never", "perhaps"]), of_schema({"type": "object"})
     grammar = chance.choice([of_schema(PERSON), choices, anything])
-    params = SamplerParams(
+    params = SamplingParams(
         max_tokens=chance.choice([7, 40, 90]),
         temperature=chance.choice([0.0, 0.7, 1.3]),
         top_p=chance.choice([1.0, 0.9]),
@@ -83,23 +82,24 @@ def test_the_same_tokens_with_and_without_fast_forward_alone_and_in_a_crowd(llm:
         seed=seed,
         grammar=grammar,
     )
-    n = chance.choice([1, 4])
-    alone = told(llm, PROMPT, params, n)
-    assert slowly(llm, PROMPT, params, n) == alone
+    params.n = n = chance.choice([1, 4])
+    alone = told(llm, PROMPT, params)
+    assert slowly(llm, PROMPT, params) == alone
     asked = replace(params, logprobs=2)
-    [output] = llm.generate([PROMPT], asked, n=n)
-    assert [(choice.token_ids, choice.text) for choice in output.choices] == alone
-    assert all(info.logprob is not None for choice in output.choices for info in choice.tokens)
+    [output] = llm.generate([PROMPT], asked)
+    assert [(choice.token_ids, choice.text) for choice in output.outputs] == alone
+    assert all(len(choice.logprobs or []) == len(choice.token_ids) for choice in output.outputs)
     others = [f"{i} and {seed} birds" for i in range(6)]
-    plain = SamplerParams(max_tokens=30, temperature=0.0)
-    crowd = llm.generate([PROMPT, *others], [params, *[plain] * 6])
+    plain = SamplingParams(max_tokens=30, temperature=0.0)
+    crowd = llm.generate([PROMPT, *others], [replace(params, n=1), *[plain] * 6])
     if n == 1:
-        assert [(crowd[0].choices[0].token_ids, crowd[0].text)] == alone
-    assert [o.text for o in crowd[1:]] == [o.text for o in llm.generate(others, plain)]
+        assert [(crowd[0].outputs[0].token_ids, crowd[0].outputs[0].text)] == alone
+    told_alone = [o.outputs[0].text for o in llm.generate(others, plain)]
+    assert [o.outputs[0].text for o in crowd[1:]] == told_alone
 
 
 def test_a_sequence_that_is_preempted_at_every_step_goes_on_in_its_grammar(llm: LLM) -> None:
-    params = SamplerParams(max_tokens=120, temperature=0.9, seed=5, grammar=of_schema(PERSON))
+    params = SamplingParams(max_tokens=120, temperature=0.9, seed=5, grammar=of_schema(PERSON))
     alone = told(llm, PROMPT, params)
     scheduler, step = llm.engine.scheduler, llm.engine.step
 
@@ -129,22 +129,22 @@ def test_a_sequence_that_is_preempted_at_every_step_goes_on_in_its_grammar(llm: 
     ],
 )
 def test_every_kind_of_grammar_is_followed(llm: LLM, grammar: Grammar, pattern: str) -> None:
-    params = SamplerParams(max_tokens=60, temperature=1.0, seed=1, grammar=grammar)
+    params = SamplingParams(max_tokens=60, temperature=1.0, seed=1, grammar=grammar)
     [output] = llm.generate(["Choose:"], params)
-    choice = output.choices[0]
-    if choice.finish is FinishReason.STOP:
+    choice = output.outputs[0]
+    if choice.finish_reason == "stop":
         assert re.fullmatch(pattern, choice.text)
     else:
-        assert choice.finish is FinishReason.LENGTH
+        assert choice.finish_reason == "length"
 
 
 def test_what_is_cut_says_so_and_a_stop_string_cuts_within_a_forced_run(llm: LLM) -> None:
     grammar = of_choices(["the quick brown fox jumps over the lazy dog"])
-    cut = llm.generate(["Say it:"], SamplerParams(max_tokens=4, temperature=0.0, grammar=grammar))[0]
-    assert (cut.choices[0].finish, len(cut.choices[0].token_ids)) == (FinishReason.LENGTH, 4)
-    stopped = SamplerParams(max_tokens=40, temperature=0.0, grammar=grammar, stop=(" fox",))
-    output = llm.generate(["Say it:"], stopped)[0]
-    assert (output.text, output.choices[0].finish) == ("the quick brown", FinishReason.STOP)
+    cut = llm.generate(["Say it:"], SamplingParams(max_tokens=4, temperature=0.0, grammar=grammar))[0]
+    assert (cut.outputs[0].finish_reason, len(cut.outputs[0].token_ids)) == ("length", 4)
+    stopped = SamplingParams(max_tokens=40, temperature=0.0, grammar=grammar, stop=(" fox",))
+    choice = llm.generate(["Say it:"], stopped)[0].outputs[0]
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == ("the quick brown", "stop", " fox")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_what_is_cut_says_so_and_a_stop_string_cuts_within_a_forced_run(llm: LLM
 )
 def test_what_cannot_be_followed_is_refused_with_its_reason(llm: LLM, grammar: Grammar, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why) as refused:
-        llm.generate(["x"], SamplerParams(max_tokens=4, grammar=grammar))
+        llm.generate(["x"], SamplingParams(max_tokens=4, grammar=grammar))
     assert refused.value.param == grammar.param
 
 
@@ -195,7 +195,7 @@ def test_what_is_asked_of_one_token_is_what_the_mask_says_of_all(llm: LLM) -> No
 @pytest.mark.parametrize("budget", [0, 1, 7])
 def test_thinking_ends_at_its_budget_and_the_answer_follows_its_schema(llm: LLM, budget: int) -> None:
     thinking = Thinking(ThinkingState.INSIDE, budget)
-    params = SamplerParams(
+    params = SamplingParams(
         max_tokens=200, temperature=0.7, seed=4, grammar=of_schema(PERSON), thinking=thinking
     )
     [(tokens, text)] = told(llm, PROMPT, params)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
-from octavo import LLM, SamplerParams
+from octavo import LLM, SamplingParams
 from octavo.config import StartOptions
 from octavo.grammar import Grammar, of_schema
 from octavo.tools.answer import AnswerReader
@@ -18,7 +18,6 @@ from octavo.tools.definitions import ToolUse, tool_use
 from octavo.tools.formats import FORMATS, HERMES, PYTHONIC, ToolFormat
 from octavo.tools.grammars import calls_grammar
 from octavo.tools.parser import ArgumentsText, CallBegun, Content
-from octavo.types import FinishReason
 
 TOPICS = [
     "the weather in Paris",
@@ -119,12 +118,12 @@ def check(calls: list[tuple[str, str]]) -> None:
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_required_calls_always_parse_and_follow_their_schemas(llm: LLM, form: ToolFormat) -> None:
     """25 prompts for each of 8 families."""
-    params = SamplerParams(
+    params = SamplingParams(
         max_tokens=400, temperature=1.0, seed=7, grammar=grammar(llm, form, parallel=False)
     )
     for output in llm.generate(PROMPTS, params):
-        [choice] = output.choices
-        assert choice.finish is FinishReason.STOP
+        [choice] = output.outputs
+        assert choice.finish_reason == "stop"
         content, calls = calls_of(choice.text, form)
         assert (content, len(calls)) == ("", 1), choice.text
         check(calls)
@@ -132,23 +131,23 @@ def test_required_calls_always_parse_and_follow_their_schemas(llm: LLM, form: To
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_parallel_calls_parse_and_end(llm: LLM, form: ToolFormat) -> None:
-    params = SamplerParams(max_tokens=700, temperature=1.0, seed=3, grammar=grammar(llm, form))
+    params = SamplingParams(max_tokens=700, temperature=1.0, seed=3, grammar=grammar(llm, form))
     most = 0
     for output in llm.generate(PROMPTS[:8], params):
-        [choice] = output.choices
+        [choice] = output.outputs
         content, calls = calls_of(choice.text, form)
         assert calls
         assert content == ""
-        check(calls if choice.finish is FinishReason.STOP else calls[:-1])
+        check(calls if choice.finish_reason == "stop" else calls[:-1])
         most = max(most, len(calls))
     assert most > 1 or form.is_pythonic
 
 
 def test_a_named_function_is_the_one_that_is_called(llm: LLM) -> None:
     choice = {"type": "function", "function": {"name": "now"}}
-    params = SamplerParams(max_tokens=60, temperature=0.0, grammar=grammar(llm, HERMES, choice))
+    params = SamplingParams(max_tokens=60, temperature=0.0, grammar=grammar(llm, HERMES, choice))
     [output] = llm.generate(PROMPTS[:1], params)
-    assert calls_of(output.choices[0].text, HERMES) == ("", [("now", "{}")])
+    assert calls_of(output.outputs[0].text, HERMES) == ("", [("now", "{}")])
 
 
 SHOTS = "".join(
@@ -160,10 +159,11 @@ SHOTS = "".join(
 
 def test_a_call_that_the_model_begins_by_itself_is_constrained_from_there_on(llm: LLM) -> None:
     """And what is forced in it is what would have been sampled; neither does a neighbour matter."""
-    params = SamplerParams(max_tokens=120, temperature=0.3, seed=5, grammar=grammar(llm, HERMES, "auto"))
+    guided = grammar(llm, HERMES, "auto")
+    params = SamplingParams(n=4, max_tokens=120, temperature=0.3, seed=5, grammar=guided)
     prompt = SHOTS + "User: weather in Paris?\nAnswer:"
-    told = [choice.token_ids for choice in llm.generate([prompt], params, n=4)[0].choices]
-    texts = [choice.text for choice in llm.generate([prompt], params, n=4)[0].choices]
+    told = [choice.token_ids for choice in llm.generate([prompt], params)[0].outputs]
+    texts = [choice.text for choice in llm.generate([prompt], params)[0].outputs]
     begun = [text for text in texts if HERMES.begins[0] in text]
     assert begun, texts
     for text in begun:
@@ -174,13 +174,13 @@ def test_a_call_that_the_model_begins_by_itself_is_constrained_from_there_on(llm
     forced = llm.engine.stats.forced_tokens
     runner.walker.fast_forward = False
     try:
-        assert [choice.token_ids for choice in llm.generate([prompt], params, n=4)[0].choices] == told
+        assert [choice.token_ids for choice in llm.generate([prompt], params)[0].outputs] == told
     finally:
         runner.walker.fast_forward = True
     assert llm.engine.stats.forced_tokens == forced
-    plain = SamplerParams(max_tokens=50, temperature=0.0)
+    plain = SamplingParams(max_tokens=50, temperature=0.0)
     crowd = llm.generate([prompt, *PROMPTS[:6]], [params, *[plain] * 6])
-    assert crowd[0].choices[0].token_ids == told[0]
+    assert crowd[0].outputs[0].token_ids == told[0]
 
 
 def test_a_strict_function_whose_schema_cannot_be_followed_is_named(llm: LLM) -> None:
@@ -213,14 +213,14 @@ def test_content_that_must_follow_a_schema_or_a_call_instead(llm: LLM) -> None:
         "additionalProperties": False,
     }
     made = calls_grammar(use, HERMES, of_schema(schema), lambda text: None, grammars.check)
-    params = SamplerParams(max_tokens=300, temperature=1.5, seed=1, grammar=made)
+    params = SamplingParams(max_tokens=300, temperature=1.5, seed=1, grammar=made)
     kinds = set()
     for output in llm.generate(PROMPTS, params):
-        content, calls = calls_of(output.choices[0].text, HERMES)
+        content, calls = calls_of(output.outputs[0].text, HERMES)
         assert bool(content) != bool(calls)
         if content:
             assert json.loads(content)["answer"] in ("yes", "no")
-        elif output.choices[0].finish is FinishReason.STOP:
+        elif output.outputs[0].finish_reason == "stop":
             check(calls)
         kinds.add(bool(content))
     assert kinds
@@ -246,7 +246,7 @@ def test_marks_that_are_special_tokens_are_written_as_such(llm: LLM) -> None:
         use = tool_use(TOOLS, choice, False)
         assert use is not None
         made = calls_grammar(use, form, None, ids.get, grammars.check)
-        params = SamplerParams(
+        params = SamplingParams(
             max_tokens=300,
             temperature=1.0,
             seed=2,
@@ -255,9 +255,9 @@ def test_marks_that_are_special_tokens_are_written_as_such(llm: LLM) -> None:
             logit_bias=((ids["<repo_name>"], 60.0),),
         )
         for output in llm.generate(PROMPTS[:8], params):
-            [told] = output.choices
+            [told] = output.outputs
             content, calls = calls_of(told.text, form)
-            assert (content, len(calls), told.finish) == ("", 1, FinishReason.STOP)
+            assert (content, len(calls), told.finish_reason) == ("", 1, "stop")
             check(calls)
             assert told.token_ids[0] == ids["<repo_name>"]
             assert ids["<file_sep>"] in told.token_ids

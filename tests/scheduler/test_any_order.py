@@ -33,6 +33,7 @@ from octavo.sim.beams import with_beams
 from octavo.sim.driver import Simulation
 from octavo.sim.outcome import Outcome
 from octavo.sim.planted import BUGS
+from octavo.sim.pooling import with_pooling
 from octavo.sim.pressure import check_resident
 from octavo.sim.sights import check_sights
 from octavo.sim.tenants import TENANTS
@@ -112,6 +113,11 @@ class Served(RuleBasedStateMachine):
     def submit_beams(self) -> None:
         request = replace(self.life.some_request(), n=1)
         self.submit(with_beams(self.chance, request, self.life.scheduler.config.max_rows, rate=1.0))
+
+    @precondition(few_live)
+    @rule()
+    def submit_embedding(self) -> None:
+        self.submit(with_pooling(self.life.some_request(), rate=1.0))
 
     @precondition(few_live)
     @rule(total=st.sampled_from([None, 0.5, 5.0]), queue=st.sampled_from([None, 0.2]), first=st.just(1.0))
@@ -305,7 +311,7 @@ LIMITS = settings(
 # What so many lives cannot miss.
 COMMON = (
     "finished cancelled timed_out pins_filled pins_refused stored transfers_failed resized turns forks "
-    "preemptions recomputed cached_tokens evictions beams_searched"
+    "preemptions recomputed cached_tokens evictions beams_searched embedded"
 )
 
 

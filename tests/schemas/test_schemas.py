@@ -15,12 +15,11 @@ import pytest
 from tests.schemas.real_world import SCHEMAS
 from tests.schemas.suite import cases
 
-from octavo import LLM, SamplerParams
+from octavo import LLM, SamplingParams
 from octavo.config import StartOptions
 from octavo.errors import InvalidRequest
 from octavo.grammar import Grammar, GrammarKind, of_choices, of_schema, of_text
 from octavo.sampling.grammars import Grammars
-from octavo.types import FinishReason
 
 pytestmark = [pytest.mark.real_model, pytest.mark.schemas]
 
@@ -105,11 +104,11 @@ def count(llm: LLM, named: Sequence[tuple[str, object]], prompt: Callable[[str, 
             served.append((name, schema, of_schema(schema)))
     prompts = [prompt(name, schema) for name, schema, _ in served]
     params = [
-        SamplerParams(max_tokens=TOKENS_MAX, temperature=0.0, grammar=grammar) for _, _, grammar in served
+        SamplingParams(max_tokens=TOKENS_MAX, temperature=0.0, grammar=grammar) for _, _, grammar in served
     ]
     for (name, schema, _), output in zip(served, llm.generate(prompts, params), strict=True):
-        [choice] = output.choices
-        if choice.finish is not FinishReason.STOP:
+        [choice] = output.outputs
+        if choice.finish_reason != "stop":
             found.cut.append(f"{name} {json.dumps(schema)[:90]}: {choice.text[:60]}")
             continue
         found.finished += 1
@@ -193,12 +192,12 @@ def test_regular_expressions_choices_and_grammars(llm: LLM) -> None:
     grammars += [of_text(kind, text, "grammar") for kind, text, _ in GRAMMARS]
     patterns = [*REGEXES, *("|".join(map(re.escape, words)) for words in CHOICES)]
     patterns += [pattern for _, _, pattern in GRAMMARS]
-    params = [SamplerParams(max_tokens=64, temperature=1.0, seed=1, grammar=one) for one in grammars]
+    params = [SamplingParams(max_tokens=64, temperature=1.0, seed=1, grammar=one) for one in grammars]
     prompts = [chat(f"An example of {pattern}") for pattern in patterns]
     cut = 0
     for pattern, output in zip(patterns, llm.generate(prompts, params), strict=True):
-        [choice] = output.choices
-        if choice.finish is FinishReason.STOP:
+        [choice] = output.outputs
+        if choice.finish_reason == "stop":
             assert re.fullmatch(pattern, choice.text), (pattern, choice.text)
         else:
             cut += 1

@@ -134,3 +134,23 @@ def test_what_only_the_real_model_can_refuse_is_refused(served, fields):
     answer = httpx.post(f"{served[1]}/v1/completions", json=fields)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_ollamas_api_answers_as_chat_completions_does_and_tells_the_models_own_figures(served):
+    llm, url = served
+    chat = {"model": llm.name, "messages": [{"role": "user", "content": "What is a book?"}], "stream": False}
+    asked = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 11, "max_tokens": 40}
+    theirs = httpx.post(f"{url}/v1/chat/completions", json=chat | asked, timeout=60).json()
+    ours = httpx.post(
+        f"{url}/api/chat", json=chat | {"options": {"seed": 11, "num_predict": 40}}, timeout=60
+    ).json()
+    assert ours["message"]["content"] == theirs["choices"][0]["message"]["content"]
+    assert (ours["prompt_eval_count"], ours["eval_count"]) == (
+        theirs["usage"]["prompt_tokens"],
+        theirs["usage"]["completion_tokens"],
+    )
+    shown = httpx.post(f"{url}/api/show", json={"model": llm.name}).json()
+    # Its makers' figures.
+    assert shown["model_info"]["general.parameter_count"] == 134_515_008
+    assert (shown["model_info"]["llama.block_count"], shown["details"]["embedding_length"]) == (30, 576)
+    assert shown["template"] == llm.tokenizer.chat_template.source

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from octavo.server.embeddings import EmbeddingsBody
+from octavo.server.field_list import Place, Treatment
 from octavo.server.openai_schema import (
     ChatBody,
     CompletionBody,
@@ -12,7 +14,7 @@ from octavo.server.openai_schema import (
     StreamOptions,
     TokenizeBody,
 )
-from octavo.server.request_fields import FIELDS, Place, Treatment, compatibility_table
+from octavo.server.request_fields import OPENAI_FIELDS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "compatibility.md"
 BODIES = {
@@ -20,17 +22,21 @@ BODIES = {
     Place.COMPLETIONS: CompletionBody,
     Place.TOKENIZE: TokenizeBody,
     Place.DETOKENIZE: DetokenizeBody,
+    Place.EMBEDDINGS: EmbeddingsBody,
     Place.STREAM_OPTIONS: StreamOptions,
 }
 MADE_UP = {"asked": "for"}
 REFUSED = [
-    (field, place) for field in FIELDS for place in field.places if field.treatment is Treatment.REFUSED
+    (field, place)
+    for field in OPENAI_FIELDS.fields
+    for place in field.places
+    if field.treatment is Treatment.REFUSED
 ]
 IGNORED = [
     (field, place)
-    for field in FIELDS
+    for field in OPENAI_FIELDS.fields
     for place in field.places
-    if field.treatment is Treatment.IGNORED and place in (Place.CHAT, Place.COMPLETIONS)
+    if field.treatment is Treatment.IGNORED and place in (Place.CHAT, Place.COMPLETIONS, Place.EMBEDDINGS)
 ]
 
 
@@ -42,6 +48,8 @@ def ask(edge, place, name, value):
         return edge.chat(**{name: value})
     if place is Place.COMPLETIONS:
         return edge.complete(**{name: value})
+    if place is Place.EMBEDDINGS:
+        return edge.post("/v1/embeddings", {"input": "hi", name: value})
     return edge.post("/tokenize", {"prompt": "hi", name: value})
 
 
@@ -50,11 +58,11 @@ def named(cases):
 
 
 def test_the_document_is_printed_from_the_list():
-    assert DOCUMENT.read_text() == compatibility_table()
+    assert DOCUMENT.read_text() == OPENAI_FIELDS.page()
 
 
 def test_a_field_is_listed_once_for_each_place():
-    listed = [(field.name, place) for field in FIELDS for place in field.places]
+    listed = [(field.name, place) for field in OPENAI_FIELDS.fields for place in field.places]
     assert len(listed) == len(set(listed))
 
 
@@ -62,7 +70,7 @@ def test_a_field_is_listed_once_for_each_place():
 def test_done_are_exactly_the_fields_that_bodies_have(place):
     done = {
         field.name
-        for field in FIELDS
+        for field in OPENAI_FIELDS.fields
         if place in field.places and field.treatment in (Treatment.DONE, Treatment.ALIAS)
     }
     assert done == set(BODIES[place].model_fields)

@@ -82,9 +82,12 @@ def test_nothing_else_is_open(model, tmp_path):
 def test_only_browsers_are_sent_to_the_page(edge):
     answer = edge.get("/", headers=BROWSER)
     assert (answer.status_code, answer.headers["location"]) == (307, "/ui")
-    for accept in ("*/*", "application/json"):
+    for accept in ("*/*", "application/json", ""):
         told = edge.get("/", headers={"Accept": accept})
-        assert (told.status_code, told.json()["error"]["code"]) == (404, "not_found")
+        assert (told.status_code, told.text, told.headers["vary"]) == (200, "Ollama is running", "Accept")
+        assert told.headers["content-type"].startswith("text/plain")
+    for headers in ({}, BROWSER):
+        assert edge.request("HEAD", "/", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(

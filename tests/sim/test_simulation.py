@@ -40,6 +40,7 @@ def test_random_lives_answer_as_without_paging_and_lose_nothing(overlap: int) ->
     assert sum(o.gave_way for o in outcomes) > 7
     assert sum(o.resized for o in outcomes) > 17
     assert sum(o.resizes_refused for o in outcomes) > 7
+    assert sum(o.embedded for o in outcomes) > 35
     assert sum(o.beams_searched for o in outcomes) > 70
     assert sum(o.beams_preempted for o in outcomes) > 7
 

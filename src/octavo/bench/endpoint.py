@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -21,6 +21,7 @@ from typing import Self
 import httpx2
 
 from octavo.errors import ConfigError, RequestFailed
+from octavo.sse_reader import events
 
 _DETAIL_CHARS = 200
 Messages = Sequence[Mapping[str, str]]
@@ -173,13 +174,3 @@ def _take(body: Mapping[str, object], answer: Answer) -> bool:
         if not isinstance(usage, dict):
             answer.tokens += 1
     return finish
-
-
-async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of server-sent events, one line each, however the bytes were cut."""
-    rest = b""
-    async for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip()

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from octavo.engine.llm import LLM
+from octavo.api.llm import LLM
 from octavo.engine.outputs import EngineStats
 from octavo.errors import ConfigError, RequestFailed
 from octavo.params import SamplerParams

@@ -10,6 +10,7 @@ The servers are processes of their own, so that what is measured is what a clien
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.errors import RequestFailed
+from octavo.sse_reader import SseReader
 
 _READY_S = 600.0  # a model may have to be fetched
 _ANSWER_S = 600.0
@@ -129,7 +131,7 @@ class ServerProcess:
                 stream.read()
                 raise RequestFailed(f"a turn was refused: {stream.text[:300]}")
             session_id = stream.headers.get("x-octavo-session", "")
-            for chunk in _events(stream.iter_lines()):
+            for chunk in _objects(stream.iter_bytes()):
                 if "error" in chunk:
                     raise RequestFailed(f"a turn failed: {chunk['error']}")
                 choices = chunk.get("choices")
@@ -206,10 +208,11 @@ def _question(index: int, scenario: Scenario) -> list[JsonObject]:
     return [{"role": "user", "content": f"Book {index}. {' '.join(lines)} What is it about?"}]
 
 
-def _events(lines: Iterator[str]) -> Iterator[JsonObject]:
+def _objects(chunks: Iterator[bytes]) -> Iterator[JsonObject]:
     """The objects of a stream of server-sent events."""
-    for line in lines:
-        if line.startswith("data: ") and line != "data: [DONE]":
-            value = json.loads(line.removeprefix("data: "))
+    reader = SseReader()
+    for data in itertools.chain.from_iterable(map(reader.feed, chunks)):
+        if data != b"[DONE]":
+            value = json.loads(data)
             assert isinstance(value, dict)
             yield value

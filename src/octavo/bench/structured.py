@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from octavo.api.llm import LLM
 from octavo.config import StartOptions
-from octavo.engine.llm import LLM
 from octavo.errors import ConfigError
 from octavo.grammar import Grammar, of_schema
 from octavo.params import SamplerParams
@@ -69,9 +69,9 @@ def _measure(llm: LLM, variant: str, rows: int, tokens: int) -> StructuredResult
     before = llm.engine.stats
     llm.started.runner.walker.fast_forward = variant == "forwarded"
     begun = time.perf_counter()
-    outputs = llm.generate(prompts, params)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     seconds, after = time.perf_counter() - begun, llm.engine.stats
-    count = sum(len(output.choices[0].token_ids) for output in outputs)
+    count = sum(len(output.outputs[0].token_ids) for output in outputs)
     return StructuredResult(
         variant,
         rows,

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.table import Table
 
+from octavo.api.llm import LLM
 from octavo.bench import latency
 from octavo.bench.offline import Report, Workload, measure, warm_up
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
-from octavo.engine.llm import LLM
 from octavo.engine.outputs import ServedModel
 from octavo.engine.start import Started, build_engine, client_of, engine_over
 from octavo.units import format_bytes

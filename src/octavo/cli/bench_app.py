@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from octavo.cli import options as opt
+from octavo.cli.remote import URL_VARIABLE, address_of, is_typed
 
 bench_app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 
@@ -87,7 +88,7 @@ def offline(
 @bench_app.command()
 def latency(
     model: opt.Model = None,
-    streams: Annotated[int, typer.Option(help="PendingAcks that run when the long prompt comes.", min=1)] = 8,
+    streams: Annotated[int, typer.Option(help="Answers that run when the long prompt comes.", min=1)] = 8,
     prompt: Annotated[int, typer.Option(help="Tokens of the long prompt.", min=2)] = 2000,
     before: Annotated[int, typer.Option(help="Tokens of each answer before it comes.", min=16)] = 48,
     rounds: Annotated[int, typer.Option(help="Runs of each configuration, in turns.", min=1)] = 3,
@@ -179,7 +180,10 @@ def steady(
 
 @bench_app.command()
 def serve(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Such as http://127.0.0.1:8000/v1.")],
+    given: typer.Context,
+    url: Annotated[
+        str, typer.Argument(metavar="URL", envvar=URL_VARIABLE, help="Such as http://127.0.0.1:8000/v1.")
+    ],
     workload: Annotated[
         str, typer.Option(help="random, shared-prefix, mixed (lengths) or multi-turn (chats).")
     ] = "random",
@@ -217,6 +221,8 @@ def serve(
     from octavo.bench.load import Load, Targets
     from octavo.cli.bench_serve import run
 
+    # The variable names a server, with /v1 or without; what is typed is any endpoint, taken as it stands.
+    url = url if is_typed(given, "url") else address_of(url, "/v1")
     endpoint = Endpoint(url, model or "", api_key or "", timeout, ignore_eos)
     load = Load(workload, inp, out, prefix, turns, vocab, seed)
     in_flight = opt.numbers(concurrency, "--concurrency")
@@ -359,6 +365,52 @@ def watch(
 
     words = [*([model] if model else []), "--speculate", "off"]
     run(words, Scene(blocks), tokens, rounds, as_json=as_json)
+
+
+@bench_app.command()
+def embeddings(
+    model: opt.Model = None,
+    texts: Annotated[int, typer.Option(help="Texts of a round.", min=1, max=100_000)] = 256,
+    words: Annotated[int, typer.Option(help="Words of a text at most.", min=4, max=100_000)] = 300,
+    pooling: Annotated[
+        list[str] | None,
+        typer.Option(help="last or mean; repeatable. Default: both.", show_default=False),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds that are measured, both in each.", min=1)] = 5,
+    write_texts: Annotated[
+        Path | None, typer.Option(help="Write the texts as JSON lines to this file, and leave.")
+    ] = None,
+    as_json: opt.AsJson = False,
+    weights: opt.Weights = "auto",
+    kv: opt.Kv = "bf16",
+    backend: opt.Backend = "auto",
+    device: opt.Device = "auto",
+    max_seqs: opt.MaxSeqs = 64,
+    step_tokens: opt.StepTokens = 512,
+    threads: opt.Threads = None,
+) -> None:
+    """Measure how many texts become embeddings in a second."""
+    from octavo.bench.embeddings import fixed_texts
+    from octavo.cli import bench_embeddings
+
+    if write_texts is not None:
+        bench_embeddings.write_texts(write_texts, texts, words)
+        return
+    options = opt.start_options(
+        weights=weights,
+        kv=kv,
+        where=opt.BackendOptions(backend, device),
+        context_length=None,
+        kv_memory=None,
+        kv_ready=opt.KV_READY,
+        max_seqs=max_seqs,
+        step_tokens=step_tokens,
+        threads=threads,
+        pace=False,
+        speculate="off",
+    )
+    given = fixed_texts(texts, words)
+    bench_embeddings.run(model, options, given, pooling or ("last", "mean"), rounds, as_json=as_json)
 
 
 @bench_app.command()

@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
 from rich.console import Console
+from rich.markup import escape
 
-from octavo.cli.terminal import running_engine, write
-from octavo.config import StartOptions
-from octavo.engine.outputs import ChatMessage, ServedModel
-from octavo.errors import ConfigError, OctavoError, RequestFailed, RequestTooLarge
+from octavo.cli.answerer import Answerer
+from octavo.cli.place import Place, answering
+from octavo.cli.terminal import write
+from octavo.errors import ConfigError, OctavoError, RequestTooLarge
 from octavo.params import SamplerParams
-from octavo.types import FinishReason, Usage
+from octavo.types import ChatMessage, Usage
 
 HELP = """/help   this list
-/stats  what the last answer and the engine's memory cost
+/stats  what the last answer cost, and the KV memory
 /clear  forget the conversation
 /exit   leave (ctrl-d too)
 ctrl-c  stop the answer, keep the conversation"""
 
 
-def run(model: str | None, options: StartOptions, params: SamplerParams, system: str | None) -> None:
+def run(place: Place, params: SamplerParams, system: str | None) -> None:
     """Talk until the person leaves. Raises ConfigError for a model that cannot chat."""
-    with running_engine(model, options) as llm:
-        if not llm.has_chat_template:
-            raise ConfigError(f"{llm.name} has no chat template; use octavo generate")
-        console = Console(highlight=False)
-        console.print(f"[bold]{llm.name}[/], context {llm.context_length:,} tokens. /help lists commands.")
-        talk(Conversation(llm, params, system), _read_line, console)
+    with answering(place, params) as answerer:
+        if not answerer.has_chat_template():
+            raise ConfigError(f"{answerer.name} has no chat template; use octavo generate")
+        console, size = Console(highlight=False), f"context {answerer.context_length:,} tokens"
+        console.print(f"[bold]{escape(answerer.name)}[/], {size}. /help lists commands.")
+        talk(Conversation(answerer, system), _read_line, console)
 
 
 def talk(conversation: Conversation, read_line: Callable[[], str | None], console: Console) -> None:
@@ -46,7 +48,7 @@ def talk(conversation: Conversation, read_line: Callable[[], str | None], consol
                 conversation.clear()
                 console.print("forgotten", style="dim")
             elif command == "/stats":
-                console.print(conversation.statistics(), markup=False)
+                _tell(conversation, console)
             elif command.startswith("/"):
                 console.print(f"{command} is no command; /help lists them", markup=False)
             elif command:
@@ -57,8 +59,7 @@ def talk(conversation: Conversation, read_line: Callable[[], str | None], consol
 class Conversation:
     """The messages so far and what the last answer cost."""
 
-    model: ServedModel
-    params: SamplerParams
+    answerer: Answerer
     system: str | None
     messages: list[ChatMessage] = field(default_factory=list)
     usage: Usage | None = None
@@ -77,36 +78,27 @@ class Conversation:
 
         Raises OctavoError; then the conversation is as before.
         """
-        question = ChatMessage("user", text)
-        prompt = await self.model.encode_chat([*self.messages, question])
-        stream = await self.model.submit(prompt, self.params)
+        question, begun = ChatMessage("user", text), time.perf_counter()
         parts: list[str] = []
-        begun = time.perf_counter()
         try:
-            async for delta in stream:
-                if delta.finish is FinishReason.ERROR:
-                    raise RequestFailed(delta.error)
-                if not parts:
-                    self.first_token_s = time.perf_counter() - begun
-                parts.append(delta.text)
-                show(delta.text)
-                self.usage = delta.usage
-        except RequestFailed:
+            async with aclosing(self.answerer.chat([*self.messages, question])) as pieces:
+                async for piece in pieces:
+                    if not parts:
+                        self.first_token_s = time.perf_counter() - begun
+                    parts.append(piece.text)
+                    show(piece.text)
+                    self.usage = piece.usage or self.usage
+        except OctavoError:
             parts.clear()
             raise
         finally:
-            stream.cancel()
             self.total_s = time.perf_counter() - begun
             if parts:
                 self.messages += [question, ChatMessage("assistant", "".join(parts))]
 
     def statistics(self) -> str:
-        """The last answer and the memory, in words."""
-        stats = self.model.stats()
-        memory = (
-            f"memory: {stats.blocks_held:,} blocks held, {stats.blocks_cached:,} cached, "
-            f"{stats.blocks_free:,} free of {stats.blocks_total:,} (of {stats.block_size} tokens)"
-        )
+        """The last answer and the memory, in words. Raises OctavoError."""
+        memory = f"memory: {self.answerer.memory()}"
         if self.usage is None:
             return memory
         decode_s = max(self.total_s - self.first_token_s, 1e-9)
@@ -120,9 +112,22 @@ class Conversation:
 
 def _answer(runner: asyncio.Runner, conversation: Conversation, text: str, console: Console) -> None:
     """One answer; an error or ctrl-c ends it and nothing else."""
-    try:
+    with _going_on(console):
         runner.run(conversation.answer(text, write))
         write("\n")
+
+
+def _tell(conversation: Conversation, console: Console) -> None:
+    """The statistics; a server that does not tell them ends nothing."""
+    with _going_on(console):
+        console.print(conversation.statistics(), markup=False)
+
+
+@contextmanager
+def _going_on(console: Console) -> Iterator[None]:
+    """What goes wrong is told, and the conversation goes on."""
+    try:
+        yield
     except KeyboardInterrupt:
         console.print("\n(stopped)", style="dim")
     except RequestTooLarge as error:

@@ -73,6 +73,7 @@ def model_lines(started: Started, options: StartOptions) -> list[tuple[str, str]
             f"held as {shape.kind}; {format_bytes(started.budget.bytes_per_block)} per block, "
             f"{format_bytes(started.budget.bytes_per_block / started.budget.block_size)} per token",
         ),
+        ("embeddings", f"{spec.hidden_size:,} numbers, --pooling {facts.card.pooling}"),
     ]
 
 

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 
-from octavo.cli.terminal import running_engine, write
-from octavo.config import StartOptions
-from octavo.engine.outputs import ServedModel
-from octavo.errors import RequestFailed
+from octavo.cli.answerer import Answerer
+from octavo.cli.place import Place, answering
+from octavo.cli.terminal import write
 from octavo.params import SamplerParams
-from octavo.types import FinishReason
 
 
-def run(model: str | None, options: StartOptions, params: SamplerParams, prompt: str) -> None:
+def run(place: Place, params: SamplerParams, prompt: str) -> None:
     """Write the continuation of `prompt` and a line break. Ctrl-c ends it early."""
-    with running_engine(model, options) as llm:
+    with answering(place, params) as answerer:
         try:
-            asyncio.run(stream_text(llm, prompt, params))
+            asyncio.run(_stream_text(answerer, prompt))
         except KeyboardInterrupt:
             pass
         finally:
             write("\n")
 
 
-async def stream_text(model: ServedModel, prompt: str, params: SamplerParams) -> None:
-    """Write deltas as they come; raises RequestFailed."""
-    stream = await model.submit(await model.encode(prompt), params)
-    try:
-        async for delta in stream:
-            write(delta.text)
-            if delta.finish is FinishReason.ERROR:
-                raise RequestFailed(delta.error)
-    finally:
-        stream.cancel()
+async def _stream_text(answerer: Answerer, prompt: str) -> None:
+    async with aclosing(answerer.complete(prompt)) as pieces:
+        async for piece in pieces:
+            write(piece.text)

@@ -18,7 +18,7 @@ from octavo.cli.bench_app import bench_app
 from octavo.cli.disk_app import disk_app
 from octavo.cli.pins_app import pins_app
 from octavo.cli.pool_app import pool_app
-from octavo.cli.remote import DEFAULT_URL, ApiKey, Url
+from octavo.cli.remote import DEFAULT_URL, ApiKey, OtherUrl, Url
 from octavo.cli.sessions_app import sessions_app
 from octavo.cli.streams import standard_streams
 from octavo.cli.tenants_app import tenants_app
@@ -74,6 +74,7 @@ def serve(
     log_format: opt.LogFormat = "text",
     tool_parser: opt.ToolParser = None,
     served_name: opt.ServedName = None,
+    pooling: opt.Pooling = "last",
     drain_timeout: opt.DrainTimeout = 30.0,
     weights: opt.Weights = "auto",
     kv: opt.Kv = "bf16",
@@ -101,7 +102,7 @@ def serve(
     speculate: opt.Speculate = "auto",
     pace: opt.PrefillBudget = True,
 ) -> None:
-    """Serve a model with OpenAI's HTTP API."""
+    """Serve a model over HTTP, with the APIs of OpenAI, Anthropic and Ollama."""
     from octavo.cli.serve import run
 
     engine = opt.start_options(
@@ -112,8 +113,7 @@ def serve(
         kv_memory=kv_memory,
         kv_ready=kv_ready,
         pin_memory=pin_memory,
-        idle_return=idle_return,
-        memory_reserve=memory_reserve,
+        returned=opt.ReturnOptions(idle_return, memory_reserve),
         tiers=opt.TierOptions(host_cache, disk_cache, disk_size, disk_max_age),
         session_ttl=session_ttl,
         block_size=block_size,
@@ -125,7 +125,7 @@ def serve(
         prefix_caching=prefix_caching,
         speculate=speculate,
         pace=pace,
-        served=opt.ServedOptions(tool_parser, served_name),
+        served=opt.ServedOptions(tool_parser, served_name, pooling),
     )
     access = opt.AccessOptions(api_key, api_key_file, tenants, insecure, allowed_host, allowed_origin)
     run(model, engine, opt.server_settings(host, access, drain_timeout), port, log_level, log_format)
@@ -133,7 +133,10 @@ def serve(
 
 @app.command()
 def chat(
+    given: typer.Context,
     model: opt.Model = None,
+    url: OtherUrl = None,
+    api_key: ApiKey = "",
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     max_tokens: opt.MaxTokens = None,
     temperature: opt.Temperature = 0.7,
@@ -148,8 +151,9 @@ def chat(
     kv_memory: opt.KvMemory = None,
     threads: opt.Threads = None,
 ) -> None:
-    """Talk to a model in the terminal."""
+    """Talk in the terminal to a model that is loaded here, or to a running server's (--url)."""
     from octavo.cli.chat import run
+    from octavo.cli.place import Here, place_of
     from octavo.params import SamplerParams
 
     options = opt.start_options(
@@ -163,11 +167,12 @@ def chat(
     params = SamplerParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
     )
-    run(model, options, params, system)
+    run(place_of(given, Here(model, options), url, api_key), params, system)
 
 
 @app.command()
 def generate(
+    given: typer.Context,
     words: Annotated[
         list[str],
         typer.Argument(
@@ -175,12 +180,14 @@ def generate(
             help="A model, as for serve, and the text to continue (- reads standard input).",
         ),
     ],
+    url: OtherUrl = None,
+    api_key: ApiKey = "",
     max_tokens: opt.MaxTokens = 128,
     temperature: opt.Temperature = 1.0,
     top_p: opt.TopP = 1.0,
     top_k: opt.TopK = 0,
     seed: opt.Seed = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")] = None,
+    stop: opt.Stop = None,
     weights: opt.Weights = "auto",
     kv: opt.Kv = "bf16",
     backend: opt.Backend = "auto",
@@ -189,11 +196,12 @@ def generate(
     kv_memory: opt.KvMemory = None,
     threads: opt.Threads = None,
 ) -> None:
-    """Continue a text, streamed to standard output."""
+    """Continue a text, streamed to standard output, by a model that is loaded here or a server's (--url)."""
     if len(words) > 2:
         raise typer.BadParameter(f"{len(words)} arguments; allowed: [MODEL] PROMPT (quote the prompt)")
     model, prompt = words[0] if len(words) == 2 else None, words[-1]
     from octavo.cli.generate import run
+    from octavo.cli.place import Here, place_of
     from octavo.params import SamplerParams
 
     options = opt.start_options(
@@ -212,7 +220,8 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
     )
-    run(model, options, params, sys.stdin.read() if prompt == "-" else prompt)
+    place = place_of(given, Here(model, options), url, api_key)
+    run(place, params, sys.stdin.read() if prompt == "-" else prompt)
 
 
 @app.command()

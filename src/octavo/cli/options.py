@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from octavo.config import StartOptions
     from octavo.server.settings import ServerSettings
 
-_ENGINE = "Engine"
+ENGINE_PANEL = _ENGINE = "Engine"
 _SAMPLING = "Sampling"
 
 Model = Annotated[
@@ -112,6 +112,13 @@ ToolParser = Annotated[
     ),
 ]
 ServedName = Annotated[str | None, typer.Option(help="The name in /v1/models. Default: the model's own.")]
+Pooling = Annotated[
+    str,
+    typer.Option(
+        help="What embeddings are made of where a client does not say: last (the last token's hidden row) "
+        "or mean (that of all)."
+    ),
+]
 DrainTimeout = Annotated[
     float,
     typer.Option(help="Seconds that running requests may take to end after SIGTERM.", min=0, max=3600),
@@ -228,6 +235,10 @@ Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.",
 TopP = Annotated[float, typer.Option(help="Nucleus: 1 keeps all.", rich_help_panel=_SAMPLING)]
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest; 0 keeps all.", rich_help_panel=_SAMPLING)]
 Seed = Annotated[int | None, typer.Option(help="The same seed, the same text.", rich_help_panel=_SAMPLING)]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(help="End before this text; repeatable.", show_default=False, rich_help_panel=_SAMPLING),
+]
 
 
 def numbers(text: str, setting: str) -> tuple[int, ...]:
@@ -267,6 +278,15 @@ class ServedOptions:
 
     tool_parser: str | None = None
     name: str | None = None
+    pooling: str = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnOptions:
+    """When the pool's memory goes back to the system, as the command line has it."""
+
+    idle: int = 300
+    reserve: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,8 +335,7 @@ def start_options(
     kv_ready: str | None = None,
     block_size: int = 16,
     pin_memory: str | None = None,
-    idle_return: int = 300,
-    memory_reserve: str | None = None,
+    returned: ReturnOptions | None = None,
     tiers: TierOptions | None = None,
     session_ttl: int = 86_400,
     max_seqs: int = 64,
@@ -331,7 +350,7 @@ def start_options(
     """The engine's settings from the command line's. Raises ConfigError."""
     from octavo.config import StartOptions
 
-    tiers, served = tiers or TierOptions(), served or ServedOptions()
+    tiers, served, returned = tiers or TierOptions(), served or ServedOptions(), returned or ReturnOptions()
     return StartOptions(
         weights=weights,
         kv=kv,
@@ -346,8 +365,8 @@ def start_options(
         host_cache_bytes=_bytes(tiers.host_cache, "--host-cache") or 0,
         disk_max_age_days=tiers.disk_max_age,
         disk_size_bytes=_bytes(tiers.disk_size, "--disk-size") or 0,
-        idle_return_s=idle_return,
-        memory_reserve_bytes=_bytes(memory_reserve, "--memory-reserve"),
+        idle_return_s=returned.idle,
+        memory_reserve_bytes=_bytes(returned.reserve, "--memory-reserve"),
         pin_memory_bytes=_bytes(pin_memory, "--pin-memory"),
         session_ttl_s=session_ttl,
         max_seqs=max_seqs,
@@ -360,6 +379,7 @@ def start_options(
         pace=pace,
         tool_parser=served.tool_parser,
         served_name=served.name,
+        pooling=served.pooling,
     )
 
 

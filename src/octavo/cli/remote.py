@@ -9,7 +9,17 @@ import typer
 
 from octavo.errors import InvalidRequest, OctavoError, RequestFailed
 
-Url = Annotated[str, typer.Option(help="The server.")]
+URL_VARIABLE = "OCTAVO_URL"
+Url = Annotated[str, typer.Option(envvar=URL_VARIABLE, help="The server; with /v1 at its end, or without.")]
+OtherUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        envvar=URL_VARIABLE,
+        help="A running server that shall answer, in place of a model that is loaded here.",
+        show_default=False,
+    ),
+]
 ApiKey = Annotated[
     str, typer.Option(envvar="OCTAVO_API_KEY", help="The key that it wants, if any.", show_default=False)
 ]
@@ -35,27 +45,29 @@ def ask(
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise no_answer(url, error) from None
     except UnicodeError:
-        raise InvalidRequest(
-            "an argument, or the key, cannot be sent: allowed are UTF-8 text, and a key of ASCII"
-        ) from None
+        raise cannot_be_sent() from None
     except ValueError:
         raise InvalidRequest("a number cannot be sent: allowed are finite ones") from None
     try:
         told = answer.json()
     except ValueError:
-        raise RequestFailed(
-            f"{url}{path} answered {answer.status_code} without JSON; is it Octavo?"
-        ) from None
+        raise RequestFailed(f"{whole} answered {answer.status_code} without JSON; is it Octavo?") from None
     if answer.status_code >= 400:
-        raise RequestFailed(words_of(told) or f"{url}{path} answered {answer.status_code}")
+        raise RequestFailed(words_of(told) or f"{whole} answered {answer.status_code}")
     if not isinstance(told, dict):
-        raise OctavoError(f"{url}{path} answered something else than an object")
+        raise OctavoError(f"{whole} answered something else than an object")
     return told
 
 
 def address_of(url: str, path: str) -> str:
     """A route of the server; `url` may end in /v1, as clients write it."""
     return url.rstrip("/").removesuffix("/v1") + path
+
+
+def is_typed(given: typer.Context, name: str) -> bool:
+    """Whether a parameter stands in the command line, and is neither a default nor a variable's."""
+    source = given.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def headers_with(api_key: str) -> dict[str, str]:
@@ -66,8 +78,15 @@ def headers_with(api_key: str) -> dict[str, str]:
 def no_answer(url: str, error: Exception) -> RequestFailed:
     """What went wrong on the way to the server, in words."""
     return RequestFailed(
-        f"{url} does not answer: {error or type(error).__name__}; is `octavo serve` running there? "
-        "(--url names another)"
+        f"{url or 'an empty URL'} does not answer: {error or type(error).__name__}; is `octavo serve` "
+        f"running there? (--url, or {URL_VARIABLE}, names another)"
+    )
+
+
+def cannot_be_sent() -> InvalidRequest:
+    """What a person gave is no text, or the key no header."""
+    return InvalidRequest(
+        "an argument, the address, or the key cannot be sent: allowed are UTF-8 text, and a key of ASCII"
     )
 
 

@@ -14,26 +14,21 @@ import contextlib
 import struct
 import time
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from rich.console import Console, Group
 from rich.live import Live
 
-from octavo.cli.remote import address_of, headers_with, no_answer, words_of
+from octavo.cli.remote_stream import KeyRefused, Server, Wish, stream_of
 from octavo.cli.top_rows import Status, ago, screen
 from octavo.cli.top_speeds import Speeds
 from octavo.cli.top_text import Look
-from octavo.errors import InvalidRequest, RequestFailed
+from octavo.errors import RequestFailed
 from octavo.server.frames import FrameReader
 
-if TYPE_CHECKING:
-    import httpx2
-
-_PATH = "/v1/kv/watch"
+_FRAMES = Wish("/v1/kv/watch", "application/octet-stream", "frames")
 _ONCE_S = 1.0  # how long one picture waits for tokens to come, so that it can say how fast they do
 _STALE_S = 8.0  # the server sends a frame every two seconds, five where many watch, but none during a step
-_SILENT_S = 60.0  # then the connection is given up
-_CONNECT_S = 10.0
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # before the first, second ... attempt to connect again
 _NOTICE_S = 30.0
 _ENOUGH_COLOURS = ("256", "truecolor")
@@ -48,10 +43,6 @@ def run(url: str, api_key: str, interval_s: float, once: bool) -> None:
         return
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_show(Watch(url, api_key), console, interval_s))
-
-
-class KeyRefused(RequestFailed):
-    """The server does not take the key, so there is no sense in asking again."""
 
 
 class Watch:
@@ -175,44 +166,8 @@ def _run_of(reader: FrameReader) -> object:
     return cast("dict[str, object]", reader.parts.get("server") or {}).get("run")
 
 
-# -- the connection ----------------------------------------------------------------------------------------
 async def _stream(url: str, api_key: str) -> AsyncGenerator[bytes, None]:
-    """The stream's bytes as they come. Raises RequestFailed with the server's words, or with what is wrong on
-    the way to it."""
-    import httpx2
-
-    timeout = httpx2.Timeout(_CONNECT_S, read=_SILENT_S)
-    try:
-        async with (
-            httpx2.AsyncClient(headers=headers_with(api_key), timeout=timeout) as client,
-            client.stream("GET", address_of(url, _PATH)) as answer,
-        ):
-            if answer.status_code >= 400:
-                await answer.aread()
-                raise _refusal(url, answer)
-            if not answer.headers.get("content-type", "").startswith("application/octet-stream"):
-                raise _no_frames(url, answer)
-            async for data in answer.aiter_bytes():
-                yield data
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise no_answer(url, error) from None
-    except UnicodeError:
-        raise InvalidRequest(
-            "the address, or the key, cannot be sent: allowed are UTF-8 text, and a key of ASCII"
-        ) from None
-
-
-def _refusal(url: str, answer: httpx2.Response) -> RequestFailed:
-    """In the server's words, where it has some."""
-    try:
-        told = answer.json()
-    except ValueError:
-        told = None
-    words = words_of(told)
-    if not words:
-        return _no_frames(url, answer)
-    return KeyRefused(words) if answer.status_code in (401, 403) else RequestFailed(words)
-
-
-def _no_frames(url: str, answer: httpx2.Response) -> RequestFailed:
-    return RequestFailed(f"{url}{_PATH} answered {answer.status_code} without frames; is it Octavo?")
+    """The frames' bytes as they come; raises as `stream_of`."""
+    async with contextlib.aclosing(stream_of(Server(url, api_key), _FRAMES)) as stream:
+        async for data in stream:
+            yield data

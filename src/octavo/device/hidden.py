@@ -27,5 +27,10 @@ class HostHidden:
         logits: Floats = self._arithmetic.logits(self._at(places)).cpu().numpy()
         return logits
 
+    def rows(self, places: Sequence[int]) -> Floats:
+        """(S, E): these rows."""
+        rows: Floats = self._at(places).float().cpu().numpy()
+        return rows
+
     def _at(self, places: Sequence[int]) -> Tensor:
         return self._hidden[torch.tensor(list(places), device=self._hidden.device)]

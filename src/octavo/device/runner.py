@@ -28,6 +28,7 @@ from octavo.device.moving import DeviceBlocks
 from octavo.device.rows import DeviceRows, carry
 from octavo.device.step import DeviceStep, StepShape, shape_of
 from octavo.device.trouble import describe_trouble, is_trouble
+from octavo.executor.pooling import pool_prompts
 from octavo.executor.prompts import prompt_logprobs
 from octavo.executor.rows import Rows
 from octavo.executor.runner import RunnerConfig
@@ -48,6 +49,7 @@ class Pending:
     drawn: Drawn | None = None
     taken: Taken = field(default_factory=Taken)
     scored: dict[int, tuple[SampledToken, ...]] = field(default_factory=dict)
+    pooled: dict[int, bytes] = field(default_factory=dict)
     batch_seconds: float = 0.0
     mask_seconds: float = 0.0
     trouble: str | None = None
@@ -134,6 +136,7 @@ class DeviceRunner:
             pending.mask_seconds,
             taken.num_forced,
             taken.in_grammar,
+            pending.pooled,
         )
 
     def wait_ready(self) -> None:
@@ -214,3 +217,4 @@ class DeviceRunner:
         if others:
             pending.taken = self.walker.sample(plan, on_host, others)
             self._drawing.write_back(plan, pending.taken, others)
+        pending.pooled = pool_prompts(plan, self._rows, on_host, pending.taken)

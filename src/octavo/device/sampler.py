@@ -48,7 +48,7 @@ class DrawParams:
 def is_drawn_on_device(params: SamplerParams, is_led: bool) -> bool:
     """Whether a row never needs anything of the host, from its first token on. It depends on the request
     alone: the host's sampler rounds otherwise here and there, so no request may meet both."""
-    return params.beams is None and not is_led and not adjusts(params, 0)
+    return params.beams is None and params.pooling is None and not is_led and not adjusts(params, 0)
 
 
 def has_filters(params: SamplerParams) -> bool:

@@ -88,6 +88,7 @@ class Assembler:
             update.stop_token,
             update.error,
             self._prompt_logprobs(update),
+            update.embedding,
         )
 
     def _push(self, choice: _Choice, token: int) -> tuple[str, str | None]:

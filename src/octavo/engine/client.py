@@ -68,7 +68,7 @@ class EngineClient:
         max_queue: int,
         sessions: SessionSupport | None = None,
     ) -> None:
-        self.facts = facts
+        self.facts, self.card = facts, facts.card
         self.tokenizer = tokenizer
         self._engine = engine
         self._max_open = max_queue + engine.scheduler.config.max_rows

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.config import StartOptions
-from octavo.engine.session_store import SESSIONS_FILE, longest_ttl
+from octavo.engine.session_file import SESSIONS_FILE, longest_ttl
 from octavo.errors import ConfigError
 from octavo.executor.disk import DiskStore, namespace_of
 from octavo.executor.disk_folder import remove_unused, survey

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.engine.answers import AnswersView
+from octavo.engine.model_card import ModelCard
 from octavo.engine.stats import EngineStats
 from octavo.inspect.glimpse import Glimpse, PinGlimpse, RequestGlimpse, TableGlimpse
 from octavo.inspect.own_views import OwnKvView
@@ -34,18 +35,21 @@ __all__ = [
     "Glimpse",
     "KvView",
     "MapView",
+    "ModelCard",
     "OwnKvView",
     "PinGlimpse",
     "PinOrder",
     "PinView",
     "RequestGlimpse",
     "RequestView",
+    "ResponsesView",
     "SequenceView",
     "ServedModel",
     "SessionBlocks",
     "SessionState",
     "SessionView",
     "State",
+    "StoredResponse",
     "Stream",
     "Strength",
     "TableGlimpse",
@@ -54,6 +58,7 @@ __all__ = [
     "TierView",
     "TokenInfo",
     "Turn",
+    "TurnTaker",
 ]
 
 
@@ -87,6 +92,7 @@ class Delta:
     stop: str | int | None = None
     error: str = ""
     prompt_logprobs: tuple[TokenInfo, ...] = ()
+    embedding: bytes = b""  # of the prompt, where the request wants it: float32, as the machine has them
 
 
 class Stream(Protocol):
@@ -134,21 +140,18 @@ class Turn:
         return told | ({"fallback": self.fallback} if self.fallback else {})
 
 
-class SessionsView(Protocol):
-    """Sessions as the HTTP edge sees them; `octavo.engine.sessions.Sessions` is the real one, and says what
-    each raises."""
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response that a client can go on from. `document` is what the server made of it."""
 
-    async def create(self, tenant: str, ttl_s: float | None) -> SessionView: ...
+    response_id: str
+    document: bytes
+    num_tokens: int  # said in it and before it
+    is_active: bool  # its turn runs
 
-    def count(self, tenant: str | None) -> int: ...
 
-    async def all(self, tenant: str | None, limit: int | None) -> list[SessionView]: ...
-
-    async def find(self, tenant: str, session_id: str) -> SessionView: ...
-
-    def tokens(self, tenant: str, session_id: str) -> tuple[int, ...]: ...
-
-    async def delete(self, tenant: str, session_id: str) -> SessionView: ...
+class TurnTaker(Protocol):
+    """What takes the turns of conversations that are kept."""
 
     async def turn(
         self,
@@ -161,6 +164,48 @@ class SessionsView(Protocol):
         timeouts: Timeouts = NO_TIMEOUTS,
         options: ChatOptions = DEFAULT_CHAT,
     ) -> Turn: ...
+
+
+class ResponsesView(TurnTaker, Protocol):
+    """Stored responses as the HTTP edge sees them; `octavo.engine.responses.Responses` is the real one, and
+    says what each raises."""
+
+    @property
+    def unstored(self) -> TurnTaker:
+        """Turns that go on from a response, of which nothing is kept."""
+
+    async def create(
+        self, tenant: str, response_id: str, document: bytes, previous_id: str | None = None
+    ) -> None: ...
+
+    def drop(self, tenant: str, response_id: str) -> None: ...
+
+    def attach(self, tenant: str, response_id: str, document: bytes) -> bool: ...
+
+    def find(self, tenant: str, response_id: str) -> StoredResponse: ...
+
+    async def delete(self, tenant: str, response_id: str) -> None: ...
+
+
+class SessionsView(TurnTaker, Protocol):
+    """Sessions as the HTTP edge sees them; `octavo.engine.sessions.Sessions` is the real one, and says what
+    each raises."""
+
+    @property
+    def responses(self) -> ResponsesView:
+        """Stored responses, which are kept as sessions are."""
+
+    async def create(self, tenant: str, ttl_s: float | None) -> SessionView: ...
+
+    def count(self, tenant: str | None) -> int: ...
+
+    async def all(self, tenant: str | None, limit: int | None) -> list[SessionView]: ...
+
+    async def find(self, tenant: str, session_id: str) -> SessionView: ...
+
+    def tokens(self, tenant: str, session_id: str) -> tuple[int, ...]: ...
+
+    async def delete(self, tenant: str, session_id: str) -> SessionView: ...
 
     async def fork(
         self, tenant: str, session_id: str, turn: int | None = None, ttl_s: float | None = None
@@ -216,6 +261,10 @@ class ServedModel(Protocol):
 
     @property
     def has_chat_template(self) -> bool: ...
+
+    @property
+    def card(self) -> ModelCard:
+        """The model in figures."""
 
     async def encode(self, text: str, *, tenant: str = "", add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt (with the model's begin token, if it wants one and `add_special_tokens`

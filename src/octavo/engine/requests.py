@@ -9,6 +9,7 @@ from itertools import chain
 
 from octavo.engine.answers import TAIL_TOKENS
 from octavo.engine.core import Engine
+from octavo.engine.model_card import ModelCard
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest, RequestTooLarge, require_range, shown
 from octavo.grammar import ThinkingState
@@ -31,6 +32,7 @@ class ModelFacts:
     context_length: int
     vocab_size: int
     grammars: Grammars | None = None  # None: the model's tokens are not known, so no output can follow one
+    card: ModelCard = ModelCard()
 
 
 def render_chat(
@@ -68,7 +70,7 @@ def make_request(
     cache_salt: str = "",
 ) -> Request:
     """A checked Request: token ids in the vocabulary, max_tokens resolved, a missing seed drawn."""
-    check_context(len(prompt), facts.context_length)  # first: looking at many tokens takes a while
+    check_context(len(prompt), facts.context_length, params)  # first: looking at many tokens takes a while
     config, block_size = engine.scheduler.config, engine.scheduler.ledger.block_size
     capacities = engine.capacities  # read once: the engine's thread replaces it
     hard, everything = capacities.hard, capacities.everything
@@ -133,12 +135,16 @@ def _with_state(params: SamplerParams, prompt: Sequence[int], facts: ModelFacts)
     return replace(params, thinking=None if state is ThinkingState.NONE else replace(thinking, state=state))
 
 
-def check_context(num_tokens: int, context_length: int) -> None:
-    """Raise RequestTooLarge unless a prompt of so many tokens leaves room for one more."""
-    if num_tokens >= context_length:
+def check_context(num_tokens: int, context_length: int, params: SamplerParams | None = None) -> None:
+    """Raise RequestTooLarge unless a prompt of so many tokens leaves room for one more, or, where its
+    embedding is wanted, fits itself."""
+    is_pooled = params is not None and params.pooling is not None
+    allowed = context_length if is_pooled else context_length - 1
+    if num_tokens > allowed:
+        follows = "" if is_pooled else ", so that one can follow"
         # "maximum context length" are the words by which clients know that a larger model may do.
         raise RequestTooLarge(
-            f"the prompt has {num_tokens:,} tokens; allowed: {context_length - 1:,}, so that one can follow: "
+            f"the prompt has {num_tokens:,} tokens; allowed: {allowed:,}{follows}: "
             f"this model's maximum context length is {context_length:,} tokens (setting context_length)",
             param="prompt",
             code="context_length_exceeded",

@@ -1,121 +1,87 @@
-"""What is remembered of chat sessions: whose they are, and the token ids of all that was said.
+"""What is remembered of chat sessions: whose they are, and the token ids of all that was said. And of stored
+responses, which are the same with a document, and which no client knows as sessions.
 
-    sessions.sqlite    sessions: id | tenant | tokens | ttl_ms | created_ms | used_ms
-                                 | num_shared | num_suspended | turn_ends
-
-It answers from memory. With a file, which lies in the disk cache's namespace and so belongs to one model and
-one tokenizer, every change is written behind by a thread of its own; `sync` waits until one is on the medium,
-and so may a caller that deletes one. Rows that could not be deleted are tried again with the next one, and at
-the end. A file that SQLite finds damaged costs the sessions in it, never an answer, and is begun afresh.
+It answers from memory; with a file, every change is written behind (`session_file`). `sync` waits until one
+is on the medium, and so may a caller that deletes one. A file that SQLite finds damaged costs the sessions in
+it, never an answer, and is begun afresh. Where there are too many, a session is refused, because clients
+delete them; of responses, which they do not, the one gives way that was used longest ago and does not run.
 Times are of the wall clock, because they outlive the process. Any thread may call. It does not know blocks:
 `num_shared` and `num_suspended` are numbers that the scheduler gave it, and gets back with the tokens.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import secrets
-import sqlite3
 import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from octavo.engine.turn_ends import TurnEnds
+from octavo.engine.session_file import SessionFile, open_file
+from octavo.engine.session_record import TTL_S_MAX, SessionRecord
 from octavo.errors import InvalidRequest, SessionBusy, SessionRefused, UnknownSession, require_range
-from octavo.executor.disk_index import is_trouble
-from octavo.files import Database, Files, OsFiles, Whereabouts, vanished_in_words
+from octavo.files import Files, OsFiles
 
-log = logging.getLogger("octavo.sessions")
-
-SESSIONS_FILE = "sessions.sqlite"  # in the disk cache's namespace
 SESSIONS_MAX = 1024  # of a tenant
-TTL_S_MAX = 30 * 86_400.0
+RESPONSES_MAX = 1000  # of a tenant
+DOCUMENTS_BYTES_MAX = 64 * 2**20  # of a tenant's responses together
 _ID_BYTES = 18
-_COLUMNS = "id PRIMARY KEY, tenant, tokens, ttl_ms, created_ms, used_ms"
-# Columns that older files lack, as they came.
-_LATER = ("num_shared DEFAULT 0", "num_suspended DEFAULT 0", "turn_ends DEFAULT x''")
-_SCHEMAS = [f"CREATE TABLE sessions ({', '.join((_COLUMNS, *_LATER[:n]))})" for n in range(len(_LATER) + 1)]
 
 
 @dataclass(frozen=True, slots=True)
-class SessionRecord:
-    """One session. Times are seconds of the wall clock. The tokens never change."""
+class NewResponse:
+    """What a session is made with that is a response."""
 
-    session_id: str
-    tenant: str
-    ttl_s: float
-    created: float
-    used: float
-    # Prompt and output of its turns so far. An array, because there may be very many: 4 bytes each.
-    tokens: array[int] = field(default_factory=lambda: array("I"))
-    num_shared: int = 0  # of the blocks that they fill, the leading ones under names of all tenants
-    num_suspended: int = 0  # of these blocks, those that were suspended, and no turn has ended well since
-    turn_ends: TurnEnds = field(default_factory=TurnEnds)
-
-    @property
-    def expires(self) -> float:
-        """When it is forgotten, unless a turn comes before."""
-        return self.used + self.ttl_s
+    response_id: str
+    document: bytes
 
 
 class SessionStore:
     """All sessions of a server, or of a script."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self.opened_afresh = ""  # why what was in the file was given up
-        self.errors = 0  # writes that failed
         self._clock = clock
         self._records: dict[str, SessionRecord] = {}  # guarded by _lock
         self._turns: dict[object, str] = {}  # guarded by _lock: turns that run, and the ids of their sessions
         self._lock = threading.Lock()
-        self._database: Database | None = None
-        self._writer: ThreadPoolExecutor | None = None
-        self._undeleted: set[str] = set()  # rows that should not be there; the writer's
-        self._where = Whereabouts(OsFiles(), [])
-        self._vanished: Path | None = None  # what was told of last; the writer's
+        self._file: SessionFile | None = None
 
     @classmethod
     def open(
         cls, path: Path, files: Files | None = None, clock: Callable[[], float] = time.time
     ) -> SessionStore:
-        """The sessions in a file, or a new file. Raises sqlite3.Error or OSError for trouble with the disk
-        itself, or where another process has the file; then it is left as it is."""
-        files, store = files or OsFiles(), cls(clock)
-        if path.exists():
-            try:
-                store._database = _connect(files, path)
-                store._load()
-            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-                if store._database is not None:
-                    with contextlib.suppress(sqlite3.Error):
-                        store._database.close()
-                if isinstance(error, sqlite3.Error) and is_trouble(error):
-                    raise
-                store.opened_afresh = f"its file was damaged ({error})"
-                store._records.clear()
-                store._database = None
-        if store._database is None:
-            for suffix in ("-wal", "-shm", "-journal", ""):
-                files.remove(path.with_name(path.name + suffix))
-            store._database = _connect(files, path)
-            store._database.execute(_SCHEMAS[-1])
-        store._where = Whereabouts(files, [path, path.with_name(path.name + "-wal")])
-        store._writer = ThreadPoolExecutor(1, "octavo-sessions")
+        """The sessions in a file, or a new file. Raises as `open_file`."""
+        store = cls(clock)
+        store._file, records = open_file(path, files or OsFiles())
+        store._records = {record.session_id: record for record in records}
         return store
 
-    def create(self, tenant: str, ttl_s: float) -> SessionRecord:
-        """A new session, with an id that cannot be guessed. Raises InvalidRequest or SessionRefused."""
+    @property
+    def opened_afresh(self) -> str:
+        """Why what was in the file was given up; "" if it was not."""
+        return "" if self._file is None else self._file.opened_afresh
+
+    @property
+    def errors(self) -> int:
+        """Writes that failed."""
+        return 0 if self._file is None else self._file.errors
+
+    def create(self, tenant: str, ttl_s: float, response: NewResponse | None = None) -> SessionRecord:
+        """A new session, with an id that cannot be guessed, or a new response. Raises InvalidRequest or
+        SessionRefused."""
         require_range("ttl", ttl_s, 1.0, TTL_S_MAX, hint="seconds")
         now = self._clock()
-        return self._add(SessionRecord(secrets.token_urlsafe(_ID_BYTES), tenant, ttl_s, now, now))
+        return self._add(SessionRecord(secrets.token_urlsafe(_ID_BYTES), tenant, ttl_s, now, now), response)
 
     def fork(
-        self, source: SessionRecord, turn: int | None = None, ttl_s: float | None = None
+        self,
+        source: SessionRecord,
+        turn: int | None = None,
+        ttl_s: float | None = None,
+        response: NewResponse | None = None,
     ) -> SessionRecord:
         """A new session of its tenant, in which the first `turn` turns of that record were said, or all; its
         ttl is the same where none is given. Raises InvalidRequest or SessionRefused. O(tokens)."""
@@ -130,40 +96,111 @@ class SessionStore:
         ends, now = source.turn_ends.until(turn), self._clock()
         session_id, tokens = secrets.token_urlsafe(_ID_BYTES), source.tokens[: ends.ends[-1]]
         num_shared = min(source.num_shared, len(tokens))
-        return self._add(
-            SessionRecord(session_id, source.tenant, ttl_s, now, now, tokens, num_shared, turn_ends=ends)
-        )
+        made = SessionRecord(session_id, source.tenant, ttl_s, now, now, tokens, num_shared, turn_ends=ends)
+        return self._add(made, response)
 
-    def _add(self, record: SessionRecord) -> SessionRecord:
+    def _add(self, record: SessionRecord, response: NewResponse | None) -> SessionRecord:
+        if response is not None:
+            record = replace(record, session_id=response.response_id, document=response.document)
         with self._lock:
             self._purge(record.created)
-            count = sum(other.tenant == record.tenant for other in self._records.values())
-            if count >= SESSIONS_MAX:
-                raise SessionRefused(
-                    f"there are {count:,} sessions; allowed: {SESSIONS_MAX:,}; delete some, or wait until "
-                    "they expire"
-                )
+            if not record.is_response:
+                self._check_room(record.tenant)
             self._records[record.session_id] = record
             self._put(record)
         return record
 
+    def _check_room(self, tenant: str) -> None:
+        count = sum(r.tenant == tenant and not r.is_response for r in self._records.values())
+        if count >= SESSIONS_MAX:
+            raise SessionRefused(
+                f"there are {count:,} sessions; allowed: {SESSIONS_MAX:,}; delete some, or wait until they "
+                "expire"
+            )
+
+    def make_room(self, tenant: str, response: NewResponse, spared: str = "") -> list[SessionRecord]:
+        """Forget responses of the tenant until there is room for this one, or for its new document: those
+        that were used longest ago and do not run, never itself or `spared`. Returns them. Raises
+        SessionRefused where that is not enough. O(n log n)."""
+        ours = {response.response_id, spared}
+        with self._lock:
+            held = [r for r in self._records.values() if r.tenant == tenant and r.is_response]
+            others = [r for r in held if r.session_id != response.response_id]
+            count, size = len(others) + 1, len(response.document) + sum(len(r.document) for r in others)
+            busy, gone = set(self._turns.values()) | ours, list[SessionRecord]()
+            for record in sorted(others, key=lambda r: r.used):
+                if count <= RESPONSES_MAX and size <= DOCUMENTS_BYTES_MAX:
+                    break
+                if record.session_id not in busy:
+                    gone.append(record)
+                    count, size = count - 1, size - len(record.document)
+            if count > RESPONSES_MAX or size > DOCUMENTS_BYTES_MAX:
+                raise SessionRefused(
+                    f"{count:,} stored responses of {size:,} bytes are left, which run or are needed; "
+                    f"allowed: {RESPONSES_MAX:,} of {DOCUMENTS_BYTES_MAX:,} bytes; use store false, or wait "
+                    "until some have ended"
+                )
+            for record in gone:
+                self._drop(record.session_id)
+        return gone
+
+    def attach(self, response: NewResponse) -> bool:
+        """The document of that response is now this. False: it was deleted meanwhile."""
+        with self._lock:
+            record = self._records.get(response.response_id)
+            if record is None:
+                return False
+            self._records[record.session_id] = record = replace(record, document=response.document)
+            self._put(record)
+        return True
+
     def find(self, tenant: str, session_id: str) -> SessionRecord:
-        """The tenant's session. Raises UnknownSession, also for one that has expired or is another's."""
+        """The tenant's session. Raises UnknownSession, also for one that has expired or is another's, and for
+        a response."""
+        record = self._find(tenant, session_id)
+        if record is None or record.is_response:
+            raise _unknown_session(session_id)
+        return record
+
+    def find_response(self, tenant: str, response_id: str) -> SessionRecord:
+        """The tenant's response. Raises UnknownSession as `find`."""
+        record = self._find(tenant, response_id)
+        if record is None or not record.is_response:
+            raise UnknownSession(
+                f"there is no response {response_id[:80]!r}: it never was, was not stored, has expired, gave "
+                "way to newer ones or was deleted",
+                param="response_id",
+                code="response_not_found",
+            )
+        return record
+
+    def find_again(self, record: SessionRecord) -> SessionRecord:
+        """The same as it is now. Raises UnknownSession where it is no more."""
+        find = self.find_response if record.is_response else self.find
+        return find(record.tenant, record.session_id)
+
+    def is_active(self, record: SessionRecord) -> bool:
+        """Whether a turn of it runs."""
+        with self._lock:
+            return record.session_id in self._turns.values()
+
+    def _find(self, tenant: str, session_id: str) -> SessionRecord | None:
         with self._lock:
             record = self._records.get(session_id)
             is_busy = session_id in self._turns.values()
         if record is None or record.tenant != tenant or (record.expires <= self._clock() and not is_busy):
-            raise UnknownSession(
-                f"there is no session {session_id[:40]!r}: it never was, has expired or was deleted",
-                param="session",
-            )
+            return None
         return record
 
-    def all(self, tenant: str | None = None) -> list[SessionRecord]:
-        """The tenant's sessions, or everybody's, oldest first."""
+    def records(self) -> list[SessionRecord]:
+        """Every session and every response, oldest first."""
         with self._lock:
             self._purge(self._clock())
-            return [record for record in self._records.values() if tenant in (None, record.tenant)]
+            return list(self._records.values())
+
+    def all(self, tenant: str | None = None) -> list[SessionRecord]:
+        """The tenant's sessions, or everybody's, oldest first; no responses."""
+        return [r for r in self.records() if tenant in (None, r.tenant) and not r.is_response]
 
     def latest(self, tenant: str | None, limit: int) -> list[SessionRecord]:
         """Up to so many of `all`, oldest first: those whose turn runs, then those that were used last."""
@@ -197,6 +234,11 @@ class SessionStore:
             self._turns[turn] = session_id
             self._use(session_id)
 
+    def use(self, session_id: str) -> None:
+        """It was used now, if it is there: it lives its ttl from here on."""
+        with self._lock:
+            self._use(session_id)
+
     def end_turn(self, turn: object) -> None:
         """It does not run any more. Again, or of one that never began, does nothing."""
         with self._lock:
@@ -227,48 +269,40 @@ class SessionStore:
             return now is not None and now.tokens is record.tokens and now.num_suspended > 0
 
     def delete(self, tenant: str, session_id: str) -> Future[bool]:
-        """Remember nothing of it. True when the medium does not either: no crash brings it back. Raises
-        UnknownSession."""
-        self.find(tenant, session_id)
+        """Remember nothing of it, session or response. True when the medium does not either: no crash brings
+        it back. Raises UnknownSession."""
+        if self._find(tenant, session_id) is None:
+            raise _unknown_session(session_id)
         with self._lock:
-            self._records.pop(session_id, None)
-            if self._writer is not None:
-                return self._writer.submit(self._erase, session_id, durable=True)
-        return self._without_file()
+            return self._drop(session_id, durable=True)
 
     def sync(self, session_id: str) -> Future[bool]:
         """True when the session, as it is now, is on the medium; at once where there is no file.
         SessionRefused where the file is not where it was."""
         with self._lock:
-            record = self._records.get(session_id)
-            if self._writer is not None:
-                return self._writer.submit(self._write_to_find, record)
-        return self._without_file()
+            return _at_once() if self._file is None else self._file.sync(self._records.get(session_id))
 
     def close(self) -> None:
         """Write what is left, and let go of the file. Again does nothing."""
-        with self._lock:
-            writer, self._writer = self._writer, None
-        if writer is not None and self._database is not None:
-            writer.submit(lambda: not self._undeleted or self._erase("", durable=True))
-            writer.shutdown(wait=True)
-            with contextlib.suppress(sqlite3.Error):
-                self._database.close()
+        if self._file is not None:
+            self._file.close()
 
-    def _without_file(self) -> Future[bool]:
-        """True where there never was a file to wait for; False when it was closed."""
-        done: Future[bool] = Future()
-        done.set_result(self._database is None)
-        return done
+    # Under the lock, so that the file sees changes in the order in which they were made.
+
+    def _drop(self, session_id: str, *, durable: bool = False) -> Future[bool]:
+        self._records.pop(session_id, None)
+        return _at_once() if self._file is None else self._file.erase(session_id, durable=durable)
+
+    def _put(self, record: SessionRecord) -> None:
+        if self._file is not None:
+            self._file.put(record)
 
     def _purge(self, now: float) -> None:
         """Forget sessions that have expired, unless a turn runs."""
         busy = set(self._turns.values())
         gone = [r.session_id for r in self._records.values() if r.expires <= now and r.session_id not in busy]
         for session_id in gone:
-            del self._records[session_id]
-            if self._writer is not None:  # should it be there again, it has expired all the same
-                self._writer.submit(self._erase, session_id, durable=False)
+            self._drop(session_id)  # should it be there again, it has expired all the same
 
     def _use(self, session_id: str, tokens: array[int] | None = None, num_shared: int = 0) -> bool:
         """It was used now, and has these tokens. False: there is none."""
@@ -286,136 +320,15 @@ class SessionStore:
         self._put(record)
         return True
 
-    # Under the lock, so that the file sees changes in the order in which they were made.
 
-    def _put(self, record: SessionRecord) -> None:
-        if self._writer is not None:
-            self._writer.submit(self._write, record, durable=False)
-
-    def _erase(self, session_id: str, *, durable: bool) -> bool:
-        """On the writer's thread: its row goes, and whatever should have gone before."""
-        self._undeleted.add(session_id)
-        for one in sorted(self._undeleted):
-            if not self._execute("DELETE FROM sessions WHERE id = ?", (one,), durable=durable):
-                return False
-            self._undeleted.discard(one)
-        return True
-
-    def _write_to_find(self, record: SessionRecord | None) -> bool:
-        """On the writer's thread: written, synced, and where a restart looks for it."""
-        if record is None or not self._write(record, durable=True):
-            return False
-        before, self._vanished = self._vanished, self._where.find_vanished()
-        if self._vanished is not None:
-            if before is None:
-                log.error("%s", vanished_in_words(self._vanished))
-            raise SessionRefused(vanished_in_words(self._vanished))
-        return True
-
-    def _write(self, record: SessionRecord, *, durable: bool) -> bool:
-        row = (
-            record.session_id,
-            record.tenant,
-            record.tokens.tobytes(),
-            int(record.ttl_s * 1000),
-            int(record.created * 1000),
-            int(record.used * 1000),
-            record.num_shared,
-            record.num_suspended,
-            record.turn_ends.to_bytes(),
-        )
-        sql = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-        return self._execute(sql, row, durable=durable)
-
-    def _execute(self, sql: str, row: tuple[int | str | bytes, ...], *, durable: bool) -> bool:
-        """On the writer's thread. False: it is not in the file, and the log says why."""
-        database = self._database
-        assert database is not None
-        try:
-            if database.in_transaction:  # an earlier one could not even be undone
-                database.rollback()
-            database.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-            database.execute("BEGIN IMMEDIATE")
-            database.execute(sql, row)
-            database.execute("COMMIT")
-        except sqlite3.Error as error:
-            self.errors += 1
-            log.warning("a session could not be written: %s", error)
-            with contextlib.suppress(sqlite3.Error):
-                database.rollback()
-            return False
-        return True
-
-    def _load(self) -> None:
-        """Raises sqlite3.DatabaseError for a file that is not ours."""
-        database = self._database
-        assert database is not None
-        verdict = database.execute("PRAGMA quick_check(1)").fetchone()
-        schema = database.execute("SELECT sql FROM sqlite_master WHERE type = 'table'").fetchall()
-        if verdict != ("ok",) or schema not in [[(one,)] for one in _SCHEMAS]:
-            raise sqlite3.DatabaseError(f"{verdict[0]}, or other tables")
-        # Each adds one column, in one statement: after a crash in between, the next start goes on from there.
-        for later in _LATER[_SCHEMAS.index(schema[0][0]) :]:
-            database.execute(f"ALTER TABLE sessions ADD COLUMN {later}")
-        for row in database.execute("SELECT * FROM sessions"):  # in the schema's order
-            record = _record(*row)
-            if record is not None:
-                self._records[record.session_id] = record
-        self._records = dict(sorted(self._records.items(), key=lambda item: item[1].created))
+def _unknown_session(session_id: str) -> UnknownSession:
+    return UnknownSession(
+        f"there is no session {session_id[:40]!r}: it never was, has expired or was deleted", param="session"
+    )
 
 
-def longest_ttl(path: Path, now: float, files: Files | None = None) -> float:
-    """The longest ttl, in seconds, of the sessions in a file that have not expired at `now`; 0.0 where there
-    is none, and the longest that may be where the file does not tell."""
-    if not path.exists():
-        return 0.0
-    try:
-        database = _connect(files or OsFiles(), path)
-        try:
-            sql = "SELECT max(ttl_ms) FROM sessions WHERE used_ms + ttl_ms > ?"
-            [found] = database.execute(sql, (int(now * 1000),)).fetchone()
-        finally:
-            database.close()
-    except sqlite3.Error:
-        return TTL_S_MAX
-    return min(found / 1000, TTL_S_MAX) if isinstance(found, int) else 0.0
-
-
-def _record(
-    session_id: object,
-    tenant: object,
-    tokens: object,
-    ttl_ms: object,
-    created_ms: object,
-    used_ms: object,
-    num_shared: object,
-    num_suspended: object,
-    turn_ends: object,
-) -> SessionRecord | None:
-    """A row as a record, unless it makes no sense."""
-    if not (isinstance(session_id, str) and isinstance(tenant, str) and isinstance(tokens, bytes)):
-        return None
-    if not (isinstance(ttl_ms, int) and isinstance(created_ms, int) and isinstance(used_ms, int)):
-        return None
-    if len(tokens) % 4 or not 0 < ttl_ms <= TTL_S_MAX * 1000:
-        return None
-    if not (isinstance(num_shared, int) and isinstance(num_suspended, int)):
-        return None
-    if not 0 <= min(num_shared, num_suspended) <= max(num_shared, num_suspended) <= len(tokens) // 4:
-        return None
-    said = array("I")
-    said.frombytes(tokens)
-    times = ttl_ms / 1000, created_ms / 1000, used_ms / 1000
-    ends = TurnEnds.from_bytes(turn_ends, len(said))
-    return SessionRecord(session_id, tenant, *times, said, num_shared, num_suspended, ends)
-
-
-def _connect(files: Files, path: Path) -> Database:
-    database = files.connect(path)
-    try:
-        database.execute("PRAGMA locking_mode=EXCLUSIVE")
-        database.execute("PRAGMA journal_mode=WAL")
-    except BaseException:
-        database.close()
-        raise
-    return database
+def _at_once() -> Future[bool]:
+    """There is no file to wait for."""
+    done: Future[bool] = Future()
+    done.set_result(True)
+    return done

@@ -15,15 +15,14 @@ import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from octavo.config import SESSION_TTL_S
-from octavo.engine.control import Asks, Control
 from octavo.engine.core import inspector_of
 from octavo.engine.outputs import SessionView, Turn
-from octavo.engine.session_store import SessionRecord, SessionStore
-from octavo.engine.stream import DeltaStream
-from octavo.engine.turns import Composed, TurnRecorder
+from octavo.engine.responses import Responses
+from octavo.engine.session_record import SessionRecord
+from octavo.engine.session_store import SessionStore
+from octavo.engine.session_turns import TakesTurns, forget, know, know_fork, take_turn
 from octavo.errors import InvalidRequest, RequestFailed, SessionRefused, UnknownSession
 from octavo.inspect.session_views import SessionBlocks
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
@@ -32,7 +31,7 @@ from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step.events import Event, EventKind
-from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, Request
+from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions
 
 NEW = "new"  # in place of an id
 _PAUSE_S = 0.005
@@ -52,53 +51,12 @@ class SessionSupport:
     sync: SyncBlocks | None = None
 
 
-class TakesTurns(Asks, Protocol):
-    """The client through which turns are queued; see `EngineClient`."""
-
-    control: Control
-
-    @property
-    def context_length(self) -> int:
-        """Tokens of prompt and output together, at most."""
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of a block."""
-
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes that one token stands for."""
-
-    async def compose(
-        self,
-        said: Sequence[int],
-        messages: Sequence[ChatMessage],
-        options: ChatOptions = DEFAULT_CHAT,
-        *,
-        tenant: str = "",
-    ) -> Composed:
-        """The prompt of a session's next turn."""
-
-    async def submit_turn(
-        self,
-        prompt: Sequence[int],
-        params: SamplerParams,
-        recorder: TurnRecorder,
-        submit: Callable[[Scheduler, Request], None],
-        *,
-        session_id: str,
-        session_ttl: float,
-        priority: int = 0,
-        tenant: str = "",
-        timeouts: Timeouts = NO_TIMEOUTS,
-    ) -> DeltaStream:
-        """Queue a turn."""
-
-
 class Sessions:
     """What `EngineClient.sessions` offers. Raises UnknownSession for those of other tenants too, and
     EngineStopped when the engine is gone."""
 
     def __init__(self, llm: TakesTurns, support: SessionSupport) -> None:
+        self.responses = Responses(llm, support.store, support.ttl_s)
         self._llm = llm
         self._store = support.store
         self._ttl_s = support.ttl_s
@@ -135,8 +93,8 @@ class Sessions:
             scheduler.tenants.check_known(tenant)
             source = self._store.find(tenant, session_id)
             made.append(self._store.fork(source, turn, ttl_s))
-            _know(scheduler, now, source, self._store.seconds_left(source))
-            self._store.record_suspended(made[0], _fork(scheduler, now, session_id, made[0]))
+            know(scheduler, now, source, self._store.seconds_left(source))
+            self._store.record_suspended(made[0], know_fork(scheduler, now, session_id, made[0]))
             return self._told(self._found(made[0]), inspector_of(scheduler).session(made[0].session_id))
 
         try:
@@ -155,7 +113,7 @@ class Sessions:
         """No client was told of these sessions."""
         for record in records:
             self._forget(record)
-            _delete(scheduler, record.tenant, record.session_id)
+            forget(scheduler, record.tenant, record.session_id)
 
     def _forget(self, record: SessionRecord) -> None:
         with contextlib.suppress(UnknownSession):
@@ -196,7 +154,7 @@ class Sessions:
         cancels no part of it that has begun."""
         view = await self.find(tenant, session_id)
         gone = self._store.delete(tenant, session_id)
-        self._llm.tell(lambda s, now: _delete(s, tenant, session_id))
+        self._llm.tell(lambda s, now: forget(s, tenant, session_id))
         await self._llm.ask(lambda s, now: None)  # behind it
         if not await asyncio.shield(asyncio.wrap_future(gone)):
             raise RequestFailed(
@@ -224,61 +182,21 @@ class Sessions:
         is_new = session_id == NEW
         record = self._store.create(tenant, self._ttl_s) if is_new else self._store.find(tenant, session_id)
         try:
-            return await self._turn(record, messages, params, priority, timeouts, options)
+            return await take_turn(
+                self._llm,
+                self._store,
+                record,
+                messages,
+                params,
+                priority=priority,
+                timeouts=timeouts,
+                options=options,
+            )
         except BaseException:
             if is_new:
                 self._forget(record)
                 self._llm.tell(lambda s, now: self._unmake(s, record))
             raise
-
-    async def _turn(
-        self,
-        record: SessionRecord,
-        messages: Sequence[ChatMessage],
-        params: SamplerParams,
-        priority: int,
-        timeouts: Timeouts,
-        options: ChatOptions,
-    ) -> Turn:
-        llm, store, tenant, session_id = self._llm, self._store, record.tenant, record.session_id
-        composed = await llm.compose(record.tokens, messages, options, tenant=tenant)
-        turn = object()
-
-        num_shared = 0
-
-        def submit(scheduler: Scheduler, request: Request) -> None:
-            nonlocal num_shared
-            found = store.find(tenant, session_id)  # it may have been deleted, or have expired, meanwhile
-            if found.tokens:  # the engine may have begun afresh
-                _know(scheduler, scheduler.context.now, found, store.seconds_left(found))
-            store.check_turn(record)  # turns begin on this thread alone, so the answer holds
-            scheduler.submit(request)
-            store.begin_turn(session_id, turn)
-            num_shared = scheduler.live.sequences_of(request.request_id)[0].chain.num_shared
-
-        def say(said: Sequence[int]) -> None:
-            if not store.say(session_id, said, num_shared):
-                llm.tell(lambda s, now: _delete(s, tenant, session_id))
-
-        recorder = TurnRecorder(composed.tokens, llm.token_bytes, say, end=lambda: store.end_turn(turn))
-        try:
-            stream = await llm.submit_turn(
-                composed.tokens,
-                params,
-                recorder,
-                submit,
-                session_id=session_id,
-                session_ttl=record.ttl_s,
-                priority=priority,
-                tenant=tenant,
-                timeouts=timeouts,
-            )
-        except BaseException:
-            llm.tell(lambda s, now: store.end_turn(turn))  # behind the question, which may yet begin it
-            raise
-        if composed.fallback:
-            llm.tell(lambda s, now: _record_fallback(s, now, record, composed))
-        return Turn(session_id, composed.tokens, composed.reused, composed.fallback, stream)
 
     async def suspend(self, tenant: str, session_id: str) -> SessionView:
         """Send all its blocks to disk; returns when they, their index and the session are on the medium.
@@ -379,11 +297,11 @@ class Sessions:
         if not record.tokens:
             raise InvalidRequest(f"nothing was said in session {record.session_id}", param="session")
 
-        def know(scheduler: Scheduler, now: float) -> None:
+        def know_it(scheduler: Scheduler, now: float) -> None:
             found = self._found(record)
-            _know(scheduler, now, found, self._store.seconds_left(found))
+            know(scheduler, now, found, self._store.seconds_left(found))
 
-        await self._llm.ask(know)
+        await self._llm.ask(know_it)
 
     async def _view(self, record: SessionRecord) -> SessionView:
         blocks = await self._llm.look(lambda inspector, now: inspector.session(record.session_id))
@@ -399,39 +317,11 @@ class Sessions:
 
 
 def restore(scheduler: Scheduler, store: SessionStore, now: float) -> None:
-    """At start: every session that is remembered is a suspended one, with what is still below of it kept, as
-    far as its tenant's bounds let it: of those that were suspended first, for that is what they were
-    promised, then of those that were used last."""
-    for record in sorted(store.all(), key=lambda record: (record.num_suspended == 0, -record.used)):
-        _know(scheduler, now, record, store.seconds_left(record))
-
-
-def _know(scheduler: Scheduler, now: float, record: SessionRecord, left_s: float) -> None:
-    if scheduler.session_table.get(record.session_id) is None:
-        scheduler.session_holds.restore(
-            record.session_id,
-            record.tenant,
-            record.tokens,
-            record.ttl_s,
-            now,
-            left_s,
-            record.num_shared,
-            record.num_suspended,
-        )
-
-
-def _fork(scheduler: Scheduler, now: float, session_id: str, made: SessionRecord) -> int:
-    """The scheduler shall know the session that was made of that one, too; returns how many of its blocks a
-    client suspended."""
-    source = scheduler.session_table.find(made.tenant, session_id)
-    holds = scheduler.session_holds
-    session = holds.fork(made.session_id, source, made.tokens, made.ttl_s, now, made.num_shared)
-    return holds.num_suspended(session) if session.is_promised else 0
-
-
-def _delete(scheduler: Scheduler, tenant: str, session_id: str) -> None:
-    if scheduler.session_table.get(session_id) is not None:
-        scheduler.session_holds.delete(tenant, session_id)
+    """At start: every session and response that is remembered is a suspended one, with what is still below of
+    it kept, as far as its tenant's bounds let it: of those that were suspended first, for that is what they
+    were promised, then of those that were used last."""
+    for record in sorted(store.records(), key=lambda record: (record.num_suspended == 0, -record.used)):
+        know(scheduler, now, record, store.seconds_left(record))
 
 
 def _suspend(scheduler: Scheduler, record: SessionRecord) -> SessionBlocks:
@@ -457,11 +347,6 @@ def _num_suspended(scheduler: Scheduler, record: SessionRecord) -> int:
 def _is_resumed(scheduler: Scheduler, record: SessionRecord) -> bool:
     session = scheduler.session_table.get(record.session_id)
     return session is not None and session.resumed is not None and session.resumed.table is not None
-
-
-def _record_fallback(scheduler: Scheduler, now: float, record: SessionRecord, composed: Composed) -> None:
-    text = f"session {record.session_id}: {composed.fallback}; its prompt was tokenised as a whole"
-    scheduler.events.record(Event(now, EventKind.SESSION_FELL_BACK, text, None, record.tenant))
 
 
 def _end(scheduler: Scheduler, now: float, record: SessionRecord, num_blocks: int) -> SessionBlocks:

@@ -18,9 +18,11 @@ from octavo.engine.backends import choose_backend
 from octavo.engine.client import EngineClient
 from octavo.engine.core import Engine, Inbox
 from octavo.engine.memory_watch import MemoryWatch
+from octavo.engine.model_card import ModelCard
 from octavo.engine.offload import open_below
 from octavo.engine.requests import ModelFacts, encode_rendered, render_chat
-from octavo.engine.session_store import SESSIONS_FILE, SessionStore
+from octavo.engine.session_file import SESSIONS_FILE
+from octavo.engine.session_store import SessionStore
 from octavo.engine.sessions import SessionSupport, restore
 from octavo.errors import ConfigError, OctavoError
 from octavo.executor.backend import Backend, EngineRunner, PoolSize
@@ -31,6 +33,7 @@ from octavo.memory.names import root_name
 from octavo.memory.quota import TenantPolicy
 from octavo.model.hub import resolve
 from octavo.model.loader import LoadedModel, load_model
+from octavo.params import Pooling
 from octavo.sampling.grammars import Grammars, Words
 from octavo.scheduler.pressure import PressureConfig, PressurePolicy
 from octavo.scheduler.scheduler import Scheduler
@@ -157,7 +160,13 @@ def engine_over(
     budget = size_pool(loaded, backend, options)
     grammars = Grammars(lambda: words_of(loaded.tokenizer, spec.vocab_size))
     name = options.served_name or loaded.model.name
-    facts = ModelFacts(name, spec.context_length, spec.vocab_size, grammars)
+    facts = ModelFacts(
+        name,
+        spec.context_length,
+        spec.vocab_size,
+        grammars,
+        card_of(loaded, Pooling(options.pooling), is_host=backend.is_host),
+    )
     stop_ids = frozenset(loaded.tokenizer.stop_ids)
     identity = (loaded.model.fingerprint, b"", options.kv.encode(), backend.arithmetic_id.encode())
     fingerprint = root_name(b"disk", *identity, str(budget.block_size).encode())
@@ -200,6 +209,27 @@ def engine_over(
     restore(engine.scheduler, sessions.store, engine.clock())
     engine.publish()
     return Started(engine, loaded, facts, budget, backend, "given", fingerprint, sessions, runner)
+
+
+def card_of(loaded: LoadedModel, pooling: Pooling, *, is_host: bool) -> ModelCard:
+    """The model in figures; `is_host`: its weights lie in the host's memory."""
+    spec, weights, template = loaded.model.spec, loaded.model.weights, loaded.tokenizer.chat_template
+    return ModelCard(
+        family=spec.family,
+        num_parameters=weights.num_parameters,
+        weight_kind=next(iter(weights.bytes_by_kind), ""),
+        weight_bytes=weights.num_bytes,
+        device_bytes=0 if is_host else weights.num_bytes,
+        hidden_size=spec.hidden_size,
+        num_layers=spec.num_layers,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        vocab_size=spec.vocab_size,
+        context_length=spec.context_length,
+        chat_template="" if template is None else template.source,
+        fingerprint=loaded.model.fingerprint.hex(),
+        pooling=pooling,
+    )
 
 
 def _scheduler_config(

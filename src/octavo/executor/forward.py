@@ -29,6 +29,9 @@ class Hidden(Protocol):
     def logits(self, places: Sequence[int]) -> Floats:
         """(S, V) raw logits of these rows; they live until the next call."""
 
+    def rows(self, places: Sequence[int]) -> Floats:
+        """(S, E): these rows themselves, on the host; they live until the next call."""
+
 
 class BlockMover(Protocol):
     """Blocks on their way between the pool and host memory, one at a time, on the transfer thread."""
@@ -116,6 +119,10 @@ class HostForward:
     def logits(self, places: Sequence[int]) -> Floats:
         """(S, V): raw logits of the step's rows."""
         return self._project(self._taken(places))
+
+    def rows(self, places: Sequence[int]) -> Floats:
+        """(S, E): the step's rows."""
+        return self._taken(places)
 
     def read_block(self, block: int) -> memoryview:
         """Its bytes, where they lie."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.kernels.contract import Ints
+from octavo.kernels.contract import Doubles, Ints
 from octavo.params import SamplerParams
 from octavo.sampling.grammars import Grammars
 from octavo.sampling.guides import Guide, guide_of
@@ -40,6 +40,8 @@ class Row:
     guide: Guide | None  # what leads its output, as far as it has come
     plain_from: float  # output tokens from which on it needs the likeliest token of its raw logits alone
     is_told: bool = False  # the host knows that a grammar leads it, so that it plans nothing ahead of it
+    hidden_sum: Doubles | None = None  # (E,): of the first `num_summed` hidden rows, for their mean
+    num_summed: int = 0
 
     @property
     def is_plain(self) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.executor.forward import Forward
+from octavo.executor.pooling import pool_prompts
 from octavo.executor.prompts import prompt_logprobs
 from octavo.executor.rows import Rows
 from octavo.executor.transfers import TransferWorker
@@ -88,6 +89,7 @@ class Runner:
         scored = prompt_logprobs(plan, rows, hidden)
         masked = self._sampler.mask_seconds
         taken = self.walker.sample(plan, hidden)
+        pooled = pool_prompts(plan, rows, hidden, taken)
         failures = {seq_id: failure.reason for seq_id, failure in taken.failed.items() if failure.is_poisoned}
         dead_ends = {
             seq_id: failure.reason for seq_id, failure in taken.failed.items() if not failure.is_poisoned
@@ -104,6 +106,7 @@ class Runner:
             self._sampler.mask_seconds - masked,
             taken.num_forced,
             taken.in_grammar,
+            pooled,
         )
 
     def wait_ready(self) -> None:

@@ -7,7 +7,8 @@
 A position's token depends on those before it (penalties, noise, grammars), so a walk samples them one after
 the other, with the history that one step at a time would have had, and ends at the first that its draft did
 not guess, at a token that ends the output, or before one that cannot be sampled. All positions' logits are
-made at once; where the likeliest token is all that a row needs, none are written.
+made at once; where the likeliest token is all that a row needs, none are written. A row whose prompt is
+pooled (`pooling.py`) has no walk.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Walker:
         place_of: dict[int, int] = {}  # by row: where its first sample comes from
         for chunk in plan.chunks:
             first += chunk.stop - chunk.logits_from
-            if chunk.num_samples:
+            if chunk.num_samples and self._rows[chunk.row].params.pooling is None:
                 place_of[chunk.row] = first - chunk.num_samples
                 walks.append(self._walk(chunk.row, range(first - chunk.num_samples, first), chunk))
         for fork in plan.forks:

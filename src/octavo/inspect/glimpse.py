@@ -243,7 +243,7 @@ def _sequence(live: LiveSequences, sequence: Sequence, tenant: str) -> SequenceG
         why=live.why_waiting(sequence).in_words_of(tenant) if waits else "",
         num_computed=sequence.num_computed,
         num_prompt=sequence.num_prompt,
-        num_output=len(sequence.tokens) - sequence.num_prompt,
+        num_output=sequence.num_output,
         num_cached=sequence.num_cached,
         num_drafted=0 if drafting is None else drafting.num_drafted,
         num_accepted=0 if drafting is None else drafting.num_accepted,

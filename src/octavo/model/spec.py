@@ -7,6 +7,7 @@ array of weights.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -124,6 +125,19 @@ class LayerWeights:
     attention_post_norm: Norm | None = None  # on the branch, before it is added (Gemma 2)
     ffn_post_norm: Norm | None = None
 
+    @property
+    def linears(self) -> list[Linear]:
+        """Those that it has."""
+        all_of_them = (self.q, self.k, self.v, self.o, self.gate, self.up, self.down)
+        return [linear for linear in all_of_them if linear is not None]
+
+    @property
+    def norms(self) -> list[Norm]:
+        """Those that it has."""
+        behind = (self.attention_post_norm, self.ffn_post_norm)
+        all_of_them = (self.attention_norm, self.q_norm, self.k_norm, self.ffn_norm, *behind)
+        return [norm for norm in all_of_them if norm is not None]
+
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
@@ -143,20 +157,28 @@ class ModelWeights:
     @property
     def bytes_by_kind(self) -> dict[str, int]:
         """The same for each kind in which matrices are held, the most bytes first."""
-        linears = [
-            linear
-            for layer in self.layers
-            for linear in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
-        ]
-        matrices = [self.embedding, *(linear.weight for linear in linears if linear is not None)]
-        if self.output is not self.embedding:
-            matrices.append(self.output)
-        if self.positions is not None:
-            matrices.append(self.positions)
         sums: dict[str, int] = {}
-        for matrix in matrices:
+        for matrix in self._matrices:
             sums[matrix.kind] = sums.get(matrix.kind, 0) + matrix.num_bytes
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that were learned, a tied embedding once."""
+        norms = [self.final_norm, *(norm for layer in self.layers for norm in layer.norms)]
+        vectors = [vector for norm in norms for vector in (norm.weight, norm.bias)]
+        vectors += [linear.bias for layer in self.layers for linear in layer.linears]
+        shapes = [matrix.shape for matrix in self._matrices]
+        return sum(math.prod(shape) for shape in shapes) + sum(
+            math.prod(vector.shape) for vector in vectors if vector is not None
+        )
+
+    @property
+    def _matrices(self) -> list[Matrix]:
+        matrices = [self.embedding, *(linear.weight for layer in self.layers for linear in layer.linears)]
+        if self.output is not self.embedding:
+            matrices.append(self.output)
+        return matrices if self.positions is None else [*matrices, self.positions]
 
 
 @dataclass(frozen=True, slots=True)

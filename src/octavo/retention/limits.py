@@ -35,25 +35,22 @@ def check_fits(request: Request, config: SchedulerConfig, hard: Capacity, own: i
     `own` blocks are its own), in the rows."""
     if not request.prompt:
         raise InvalidRequest("the prompt is empty; allowed: at least 1 token", param="prompt")
-    total = len(request.prompt) + request.max_tokens
+    # A prompt whose embedding is wanted ends with a placeholder, which has no position.
+    total = len(request.prompt) + (request.max_tokens if request.params.pooling is None else 0)
     if total > config.context_length:
         raise RequestTooLarge(
-            f"prompt of {len(request.prompt):,} tokens plus max_tokens of {request.max_tokens:,} is "
-            f"{total:,} tokens; this model's maximum context length is {config.context_length:,} tokens "
-            "(setting context_length)",
+            f"{_asked(request)} is {total:,} tokens; this model's maximum context length is "
+            f"{config.context_length:,} tokens (setting context_length)",
             param="max_tokens" if len(request.prompt) < config.context_length else "prompt",
             code="context_length_exceeded",
         )
     needed = blocks_needed(request, block_size)
     fills_pin = bool(request.fills_pin)
     if needed > hard.room(request.tenant, own=own, fills_pin=fills_pin):
-        beams = request.params.beams
-        in_beams = "" if beams is None else f" in {beams.width} beams"
         bound, code = _bound(request, needed, hard.as_told_to(request.tenant), own)
         raise RequestTooLarge(
-            f"prompt of {len(request.prompt):,} tokens plus max_tokens of {request.max_tokens:,}{in_beams} "
-            f"needs {needed:,} KV blocks; allowed: {bound}; ask for fewer tokens",
-            param="max_tokens",
+            f"{_asked(request)} needs {needed:,} KV blocks; allowed: {bound}; ask for fewer tokens",
+            param="max_tokens" if request.params.pooling is None else "prompt",
             code=code,
         )
     if not 1 <= request.n <= config.max_rows:
@@ -61,6 +58,16 @@ def check_fits(request: Request, config: SchedulerConfig, hard: Capacity, own: i
             f"n is {shown(request.n)}; allowed: 1 to {config.max_rows} (setting max_seqs)", param="n"
         )
     _check_beams(request, config)
+    _check_pooling(request)
+
+
+def _asked(request: Request) -> str:
+    """How long it may become, in words."""
+    prompt, params = f"prompt of {len(request.prompt):,} tokens", request.params
+    if params.pooling is not None:
+        return prompt
+    in_beams = "" if params.beams is None else f" in {params.beams.width} beams"
+    return f"{prompt} plus max_tokens of {request.max_tokens:,}{in_beams}"
 
 
 def _bound(request: Request, needed: int, told: Capacity, own: int) -> tuple[str, str]:
@@ -93,3 +100,14 @@ def _check_beams(request: Request, config: SchedulerConfig) -> None:
         raise InvalidRequest(
             f"n is {request.n} and beam_width {beams.width}; allowed: no more than beam_width", param="n"
         )
+
+
+def _check_pooling(request: Request) -> None:
+    """Raise unless a request that wants its prompt's embedding is a plain one."""
+    if request.params.pooling is None:
+        return
+    assert request.max_tokens == 1, "its placeholder ends it"
+    if request.n != 1:
+        raise InvalidRequest(f"n is {request.n}; allowed with pooling: 1", param="n")
+    if request.session or request.fills_pin:
+        raise InvalidRequest("pooling is set; allowed in a session or a pin: none", param="pooling")

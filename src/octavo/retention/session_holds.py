@@ -299,6 +299,13 @@ class SessionHolds:
         self._timers.cancel(Due.SESSION, (0, session_id))
         return session
 
+    def renew(self, session_id: str, now: float) -> None:
+        """It lives its ttl from now on, if it is known."""
+        session = self._table.get(session_id)
+        if session is not None:
+            session.expires = now + session.ttl_s
+            self._set_timer(session)
+
     def expire(self, session_id: str, now: float) -> None:
         """Delete a session whose time has passed, unless a turn runs: its blocks serve the next plan."""
         session = self._table.get(session_id)

@@ -294,7 +294,7 @@ class Admission:
         leader is gone, there is nothing to look up. O(blocks), once per leader.
         """
         sequence.awaited = None
-        if sequence.wants_prompt_logprobs or not self._context.config.prefix_caching:
+        if sequence.computes_all or not self._context.config.prefix_caching:
             return 0
         limit = (len(sequence.tokens) - 1) // self._context.ledger.block_size
         names = sequence.chain.names[:limit]
@@ -312,7 +312,7 @@ class Admission:
         transfers = self._transfers
         if transfers.tier is None or transfers.has_fetched(sequence.seq_id):
             return False
-        if sequence.wants_prompt_logprobs or not self._context.config.prefix_caching:
+        if sequence.computes_all or not self._context.config.prefix_caching:
             return False
         limit = (len(sequence.tokens) - 1) // self._context.ledger.block_size
         rest = sequence.chain.names[num_hits:limit]

@@ -84,7 +84,7 @@ class Committer:
             sequence.chain.extend(sequence.tokens)
         if flight.epoch == sequence.epoch:
             self._publish(sequence, computed)
-        updates = self._update(sequence, samples, result.prompt_logprobs.get(sequence.seq_id, ()))
+        updates = self._update(sequence, samples, result)
         if (
             sequence.choice in sequence.unwanted
             and not sequence.forks_left
@@ -117,9 +117,10 @@ class Committer:
             self._live.names.end(sequence, sequence.chain.names[before : sequence.table.num_published])
 
     def _update(
-        self, sequence: Sequence, samples: tuple[SampledToken, ...], prompt_logprobs: tuple[SampledToken, ...]
+        self, sequence: Sequence, samples: tuple[SampledToken, ...], result: StepResult
     ) -> list[Update]:
         """What the client learns of this commit; closes the sequence when its last token is here."""
+        prompt_logprobs = result.prompt_logprobs.get(sequence.seq_id, ())
         if not samples and not prompt_logprobs:
             return []
         finish, stop_token = (
@@ -132,6 +133,19 @@ class Committer:
             finish = FinishReason.ERROR if error else finish
             self._ending.close(sequence, is_well=True)
         request_id, usage = sequence.request.request_id, sequence.usage(self._context.now)
+        embedding = result.pooled.get(sequence.seq_id, b"")
+        if embedding:  # its sample stands for nothing
+            samples, stop_token = (), None
         return [
-            Update(request_id, sequence.choice, samples, usage, finish, stop_token, error, prompt_logprobs)
+            Update(
+                request_id,
+                sequence.choice,
+                samples,
+                usage,
+                finish,
+                stop_token,
+                error,
+                prompt_logprobs,
+                embedding,
+            )
         ]

@@ -95,7 +95,9 @@ class Planner:
         start, stop = sequence.num_planned, sequence.num_planned + grant
         num_samples = int(stop == sequence.known)
         logits_from = stop - num_samples
-        if sequence.wants_prompt_logprobs:
+        if sequence.wants_mean:
+            logits_from = start
+        elif sequence.wants_prompt_logprobs:
             logits_from = min(max(start, sequence.prompt_logprobs_done), logits_from)
             sequence.prompt_logprobs_done = max(
                 sequence.prompt_logprobs_done, min(stop, sequence.num_prompt - 1)

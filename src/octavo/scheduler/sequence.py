@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.names import NameChain
 from octavo.memory.table import BlockTable
+from octavo.params import Pooling
 from octavo.retention.attachment import Attachment
 from octavo.scheduler.beams import BeamGroup
 from octavo.scheduler.waits import QUEUED, Wait
@@ -106,7 +107,7 @@ class Sequence:
         """Its record, with what changes from step to step."""
         holder = self.holder
         holder.rank, holder.num_planned = self.rank, self.num_planned - self.num_guessed
-        holder.is_findable = not self.wants_prompt_logprobs
+        holder.is_findable = not self.computes_all
         return holder
 
     def become_choice(self, choice: int) -> None:
@@ -153,9 +154,24 @@ class Sequence:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """True while prompt positions still owe their logprobs; such a sequence takes no prefix hit."""
+        """True while prompt positions still owe their logprobs."""
         asked = self.request.params.prompt_logprobs is not None
         return asked and self.prompt_logprobs_done < self.num_prompt - 1
+
+    @property
+    def wants_mean(self) -> bool:
+        """True where the hidden rows of all positions are wanted, in one piece and in order."""
+        return self.request.params.pooling is Pooling.MEAN
+
+    @property
+    def computes_all(self) -> bool:
+        """True where a position that is not computed in this row would be missed: it takes no prefix hit."""
+        return self.wants_prompt_logprobs or self.wants_mean
+
+    @property
+    def num_output(self) -> int:
+        """Tokens of the output, of which a prompt whose embedding is wanted has none."""
+        return 0 if self.request.params.pooling is not None else len(self.tokens) - self.num_prompt
 
     def child(self, seq_id: int, choice: int, row: int) -> Sequence:
         """Another choice, forked in the plan that samples: the same tokens, one sample pending. It holds
@@ -215,10 +231,9 @@ class Sequence:
     def usage(self, now: float) -> Usage:
         """What it cost so far."""
         self.count_blocks(now)
-        num_output = len(self.tokens) - self.num_prompt
         return Usage(
             self.num_prompt,
-            num_output,
+            self.num_output,
             self.num_cached,
             self.preemptions,
             self.blocks_peak,

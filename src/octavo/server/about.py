@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -30,8 +32,10 @@ async def metrics(edge: Edge, request: Request) -> Response:
 
 
 async def list_models(edge: Edge, request: Request) -> Response:
-    """The served model, as a list."""
-    return json_response({"object": "list", "data": [_model_object(edge)]})
+    """The served model, as a list: as OpenAI's clients read it, and as Anthropic's do."""
+    name = edge.model.name
+    page = {"has_more": False, "first_id": name, "last_id": name}
+    return json_response({"object": "list", "data": [_model_object(edge)], **page})
 
 
 async def show_model(edge: Edge, request: Request) -> Response:
@@ -61,4 +65,11 @@ def _model_object(edge: Edge) -> JsonObject:
         "created": edge.begun,
         "owned_by": "octavo",
         "max_model_len": edge.model.context_length,
+        # As Anthropic's clients read it.
+        "type": "model",
+        "display_name": edge.model.name,
+        "created_at": datetime.fromtimestamp(edge.begun, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": edge.model.context_length,
+        "max_tokens": edge.model.context_length,
     }

@@ -15,6 +15,7 @@ from http import HTTPStatus
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.server.dialects.error_shapes import REQUEST_ID_KEY, is_anthropics
 from octavo.server.logs import ACCESS
 from octavo.server.metrics import Metrics, RequestWatch
 from octavo.server.routes import label_of
@@ -38,14 +39,17 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
+        request_id = scope[REQUEST_ID_KEY] = _request_id(scope)
         status, begun = int(HTTPStatus.INTERNAL_SERVER_ERROR), time.perf_counter()
 
         async def send_and_look(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = request_id
+                if is_anthropics(scope["path"]):
+                    headers["Request-Id"] = request_id
             await send(message)
 
         try:

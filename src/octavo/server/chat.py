@@ -16,11 +16,12 @@ from octavo.server.body import read_json, validate
 from octavo.server.chat_answer import ChoiceWriter
 from octavo.server.chat_run import ChatRun, begin_chat
 from octavo.server.errors import JsonObject, error_body, json_response
+from octavo.server.field_list import Place
 from octavo.server.generation import Choice, Edge, Piece, gather_for
 from octavo.server.logprobs import chat_logprobs, ids_of, prompt_logprobs
 from octavo.server.openai_schema import ChatBody, UsageWish, check_stream_options
 from octavo.server.prompts import chat_messages
-from octavo.server.request_fields import Place, refuse_unsupported
+from octavo.server.request_fields import OPENAI_FIELDS
 from octavo.server.sessions import session_of
 from octavo.server.sse import DONE, EventStream, event
 
@@ -51,7 +52,7 @@ async def chat_completions(edge: Edge, request: Request) -> Response:
     """Answer one request; raises the errors of `octavo.errors`, which the application turns into answers."""
     watch = edge.metrics.watch(request.scope)
     raw = await read_json(request, edge.body_bytes_max)
-    refuse_unsupported(raw, Place.CHAT)
+    OPENAI_FIELDS.check(raw, Place.CHAT)
     body = validate(ChatBody, raw)
     check_stream_options(body)
     messages = chat_messages(body.messages, edge.model.context_length)

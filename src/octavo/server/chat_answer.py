@@ -63,6 +63,12 @@ def answer_kind(
     return AnswerKind(state, form, wish.is_told)
 
 
+def new_call_id(form: ToolFormat | None) -> str:
+    """An id for a call, of so many characters as the model's template wants."""
+    letters, chars = string.ascii_letters + string.digits, 0 if form is None else form.id_chars
+    return "".join(secrets.choice(letters) for _ in range(chars)) or f"call_{uuid.uuid4().hex[:24]}"
+
+
 class ChoiceWriter:
     """Writes one choice."""
 
@@ -117,6 +123,4 @@ class ChoiceWriter:
         return {}
 
     def _new_id(self) -> str:
-        chars = 0 if self._kind.form is None else self._kind.form.id_chars
-        letters = string.ascii_letters + string.digits
-        return "".join(secrets.choice(letters) for _ in range(chars)) or f"call_{uuid.uuid4().hex[:24]}"
+        return new_call_id(self._kind.form)

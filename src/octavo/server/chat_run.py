@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 
-from octavo.engine.outputs import ChatMessage, ServedModel, TokenInfo
+from octavo.engine.outputs import ChatMessage, ServedModel, TokenInfo, TurnTaker
 from octavo.errors import InvalidRequest
 from octavo.params import SamplerParams
 from octavo.server.chat_answer import AnswerKind, answer_kind, led_params
@@ -122,16 +122,20 @@ async def begin_chat(
     watch: RequestWatch,
     *,
     session: str | None = None,
+    sessions: TurnTaker | None = None,
+    may_be_cut: bool = False,
 ) -> ChatRun:
-    """Encode the chat and queue it, as the next turn of a session where one is named. Raises the errors of
-    `octavo.errors`; then nothing was queued."""
+    """Encode the chat and queue it, as the next turn of a session where one is named, which `sessions` take:
+    by default the model's. `may_be_cut`: where the context has no room for `max_tokens`, the answer ends with
+    the context, instead of being refused (without a session). Raises the errors of `octavo.errors`; then
+    nothing was queued."""
     edge.check_model(body.model)
     n, terms, salt = body.num_choices, terms_of(request, body), body.salt
     params = chat_params(body, edge.model)
     options, use, wish = chat_options(request, body), body.tool_use, body.thinking_wish
     params = await led_params(params, use, wish, edge.model, terms.tenant)
     if session is not None:
-        turn = await edge.model.sessions.turn(
+        turn = await (sessions or edge.model.sessions).turn(
             terms.tenant,
             session,
             messages,
@@ -145,6 +149,8 @@ async def begin_chat(
         generation = Generation([turn.stream], [first], 1, watch, turn)
     else:
         prompt = tuple(await edge.model.encode_chat(messages, options, tenant=terms.tenant))
+        if may_be_cut and len(prompt) + (params.max_tokens or 1) > edge.model.context_length:
+            params = replace(params, max_tokens=None)
         generation = await submit_all(edge, [prompt], params, n=n, terms=terms, watch=watch, cache_salt=salt)
     return ChatRun(generation, prompt, params, answer_kind(use, wish, edge.model, prompt))
 

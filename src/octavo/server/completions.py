@@ -17,6 +17,7 @@ from octavo.errors import InvalidRequest, OctavoError, require_range
 from octavo.params import CHOICES_MAX, SamplerParams
 from octavo.server.body import read_json, validate
 from octavo.server.errors import JsonObject, error_body, json_response
+from octavo.server.field_list import Place
 from octavo.server.generation import (
     SESSION_HEADER,
     Choice,
@@ -29,7 +30,7 @@ from octavo.server.generation import (
 from octavo.server.logprobs import characters_begun, completion_logprobs, ids_of, prompt_logprobs
 from octavo.server.openai_schema import CompletionBody, UsageWish, check_stream_options, sampling_params
 from octavo.server.prompts import Prompt, encode_prompts
-from octavo.server.request_fields import Place, refuse_unsupported
+from octavo.server.request_fields import OPENAI_FIELDS
 from octavo.server.sse import DONE, EventStream, event
 from octavo.server.tenant import terms_of
 
@@ -68,7 +69,7 @@ async def completions(edge: Edge, request: Request) -> Response:
     """Answer one request; raises the errors of `octavo.errors`, which the application turns into answers."""
     watch = edge.metrics.watch(request.scope)
     raw = await read_json(request, edge.body_bytes_max)
-    refuse_unsupported(raw, Place.COMPLETIONS)
+    OPENAI_FIELDS.check(raw, Place.COMPLETIONS)
     _refuse_session(request)
     body = validate(CompletionBody, raw)
     edge.check_model(body.model)

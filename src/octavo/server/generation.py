@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -20,6 +20,7 @@ from octavo.server.errors import JsonObject
 from octavo.server.feeds import Feeds
 from octavo.server.metrics import Metrics, RequestWatch
 from octavo.server.openai_schema import UsageWish
+from octavo.server.running import RunningAnswers
 from octavo.server.sse import wait_for_disconnect
 from octavo.server.tenant import Terms
 from octavo.server.tenant_registry import TenantRegistry
@@ -46,6 +47,7 @@ class Edge:
     begun: int = 0  # when the server began, in seconds of the epoch
     openapi: bytes = b"{}"
     docs: bytes = b""
+    running: RunningAnswers = field(default_factory=RunningAnswers)
 
     def check_model(self, name: str | None) -> None:
         """Raise UnknownModel unless `name` is the served model; leaving it out is allowed."""
@@ -286,13 +288,13 @@ def _without_output(delta: Delta) -> Delta:
 async def gather_for(request: Request, generation: Generation) -> list[Choice]:
     """All choices for a client that waits; raises ClientGone when it leaves. Cancels what is left."""
     try:
-        return await _until_disconnect(request, generation.gather())
+        return await until_disconnect(request, generation.gather())
     finally:
         generation.cancel()
 
 
-async def _until_disconnect(request: Request, work: Coroutine[object, object, ResultT]) -> ResultT:
-    """The result of `work`, unless the client leaves first."""
+async def until_disconnect(request: Request, work: Coroutine[object, object, ResultT]) -> ResultT:
+    """The result of `work`, unless the client leaves first: then it is cancelled, and ClientGone raised."""
     worker = asyncio.ensure_future(work)
     watcher = asyncio.create_task(wait_for_disconnect(request.receive))
     try:

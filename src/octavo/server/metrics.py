@@ -139,6 +139,16 @@ class RequestWatch:
             self._first.observe(self._first_s)
         self._last[index] = now
 
+    @property
+    def first_token_s(self) -> float | None:
+        """From arrival to the first token; None before it."""
+        return self._first_s
+
+    @property
+    def age_s(self) -> float:
+        """From arrival until now."""
+        return time.perf_counter() - self._begun
+
     def finish(self) -> None:
         """The last delta of the last choice has arrived."""
         self._whole.observe(time.perf_counter() - self._begun)

@@ -81,7 +81,42 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationBody(FormatBody):
+class TermsBody(BaseModel):
+    """On which terms a request runs, and with whom it shares blocks; null means the default."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    cache_salt: str | None = None
+    priority: int | None = None
+    # Our own: seconds.
+    timeout: float | None = None
+    queue_timeout: float | None = None
+    ttft_timeout: float | None = None
+
+    @property
+    def engine_priority(self) -> int:
+        """vLLM's `priority` runs lower values earlier; the engine runs higher ones earlier."""
+        given = self.priority or 0
+        require_range("priority", given, -PRIORITY_MAX, PRIORITY_MAX)
+        return -given
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """How long the client wants to wait."""
+        return Timeouts(self.timeout, self.queue_timeout, self.ttft_timeout)
+
+    @property
+    def salt(self) -> str:
+        """`cache_salt`, "" for none."""
+        if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= CACHE_SALT_CHARS_MAX:
+            raise InvalidRequest(
+                f"cache_salt has {len(self.cache_salt):,} characters; allowed: 1 to {CACHE_SALT_CHARS_MAX:,}",
+                param="cache_salt",
+            )
+        return self.cache_salt or ""
+
+
+class GenerationBody(FormatBody, TermsBody):
     """The fields that both routes share; null means the default everywhere."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
@@ -112,17 +147,11 @@ class GenerationBody(FormatBody):
     bad_words: Annotated[list[str] | None, _at_most(BAD_WORDS_MAX)] = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
-    cache_salt: str | None = None
     speculate: bool | None = None
-    priority: int | None = None
     use_beam_search: bool | None = None
     beam_width: int | None = None
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
-    # Our own: seconds.
-    timeout: float | None = None
-    queue_timeout: float | None = None
-    ttft_timeout: float | None = None
 
     @property
     def num_choices(self) -> int:
@@ -146,32 +175,10 @@ class GenerationBody(FormatBody):
         )
 
     @property
-    def engine_priority(self) -> int:
-        """vLLM's `priority` runs lower values earlier; the engine runs higher ones earlier."""
-        given = self.priority or 0
-        require_range("priority", given, -PRIORITY_MAX, PRIORITY_MAX)
-        return -given
-
-    @property
-    def timeouts(self) -> Timeouts:
-        """How long the client wants to wait."""
-        return Timeouts(self.timeout, self.queue_timeout, self.ttft_timeout)
-
-    @property
     def usage_wish(self) -> UsageWish:
         """What the chunks of a stream shall tell."""
         options = self.stream_options or StreamOptions()
         return UsageWish(bool(options.include_usage), bool(options.continuous_usage_stats))
-
-    @property
-    def salt(self) -> str:
-        """`cache_salt`, "" for none."""
-        if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= CACHE_SALT_CHARS_MAX:
-            raise InvalidRequest(
-                f"cache_salt has {len(self.cache_salt):,} characters; allowed: 1 to {CACHE_SALT_CHARS_MAX:,}",
-                param="cache_salt",
-            )
-        return self.cache_salt or ""
 
 
 class ChatOptionsBody(ToolsBody):

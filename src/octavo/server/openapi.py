@@ -8,6 +8,7 @@ from html import escape
 from http import HTTPStatus
 
 from octavo import __version__
+from octavo.server.dialects.error_shapes import is_anthropics
 from octavo.server.errors import JsonObject
 from octavo.server.route import Access, Route
 
@@ -27,6 +28,24 @@ _ERROR: JsonObject = {
             },
         }
     },
+}
+_ANTHROPIC_ERROR: JsonObject = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": ["string", "null"]},
+    },
+}
+_OLLAMA_ERROR: JsonObject = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}},
 }
 _MESSAGES: JsonObject = {
     "type": "array",
@@ -69,7 +88,11 @@ _BY_HAND: dict[str, JsonObject] = {"messages": _MESSAGES, "prompt": _PROMPT, "to
 
 def describe(routes: Sequence[Route]) -> JsonObject:
     """OpenAPI 3.1 of the routes."""
-    schemas: JsonObject = {"Error": _ERROR}
+    schemas: JsonObject = {
+        "Error": _ERROR,
+        "AnthropicError": _ANTHROPIC_ERROR,
+        "OllamaError": _OLLAMA_ERROR,
+    }
     paths: dict[str, JsonObject] = {}
     for route in routes:
         paths.setdefault(route.template, {})[route.method.lower()] = _operation(route, schemas)
@@ -113,7 +136,7 @@ def _schema_of(route: Route, schemas: JsonObject) -> JsonObject:
     properties = schema["properties"]
     assert isinstance(properties, dict)
     for field, own in _BY_HAND.items():
-        if field in properties:
+        if isinstance(known := properties.get(field), dict) and not {"type", "anyOf"} & known.keys():
             properties[field] = own
     needed = [field for field in ("messages", "prompt") if field in properties]
     if len(needed) == 1:  # with both, one of them
@@ -131,7 +154,9 @@ def _parameters(route: Route) -> Iterable[JsonObject]:
 
 def _answer(route: Route, status: int) -> JsonObject:
     if status != route.success:
-        schema: JsonObject = {"$ref": "#/components/schemas/Error"}
+        name = "OllamaError" if route.path.startswith("/api/") else "Error"
+        name = "AnthropicError" if is_anthropics(route.path) else name
+        schema: JsonObject = {"$ref": _REF.format(model=name)}
         return {
             "description": HTTPStatus(status).phrase,
             "content": {"application/json": {"schema": schema}},
@@ -139,7 +164,7 @@ def _answer(route: Route, status: int) -> JsonObject:
     json = route.content_type == "application/json"
     content: JsonObject = {route.content_type: {"schema": {"type": "object" if json else "string"}}}
     if route.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content[route.stream_type] = {"schema": {"type": "string"}}
     return {"description": HTTPStatus(status).phrase, "content": content}
 
 
@@ -156,7 +181,8 @@ def render_docs(routes: Sequence[Route]) -> bytes:
         "table{border-collapse:collapse}td{padding:.1rem 1.5rem .1rem 0;vertical-align:top}",
         "code{font-family:ui-monospace,monospace}p{margin:.3rem 0}</style>",
         f"<h1>Octavo {escape(__version__)}</h1><p>For programs: <a href=openapi.json>openapi.json</a>. ",
-        "Errors have OpenAI's shape: <code>{&quot;error&quot;: {message, type, param, code}}</code>.</p>",
+        "Errors have OpenAI's shape: <code>{&quot;error&quot;: {message, type, param, code}}</code>; ",
+        "those of /v1/messages have Anthropic's, those of /api Ollama's.</p>",
     ]
     for route in routes:
         parts.append(f"<h2>{route.method} {escape(route.template)}</h2><p>{escape(route.summary)}.")

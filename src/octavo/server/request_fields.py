@@ -1,15 +1,7 @@
 """Every field of a request that clients of OpenAI, vLLM, llama-server or SGLang may send, and what becomes of
 it: the one list. `docs/compatibility.md` is printed from it, and requests are refused by it.
 
-    done      it does what it says there, or what its note says
-    alias     another name of a field that is done
-    refused   it would change the answer and is not built, so it is refused by name; values that ask for what
-              happens anyway are let through
-    ignored   it changes no answer
-
-A field that is in no list is let through, as OpenAI's clients expect of a server.
-
-It knows nothing of what a value must look like: the bodies of `openai_schema` do. Sources: openai-python's
+What a value must look like is said by the bodies of `openai_schema`. Sources: openai-python's
 types, vLLM's `entrypoints/openai/*/protocol.py` and `entrypoints/serve/tokenize/protocol.py`, llama.cpp's
 `tools/server` (its schema and README), SGLang's `entrypoints/openai/protocol.py`.
 
@@ -18,51 +10,11 @@ types, vLLM's `entrypoints/openai/*/protocol.py` and `entrypoints/serve/tokenize
 
 from __future__ import annotations
 
-import enum
-import functools
-import json
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Final
 
-from octavo.errors import InvalidRequest
-
-
-class Place(enum.StrEnum):
-    """Where a field stands."""
-
-    CHAT = "chat"
-    COMPLETIONS = "completions"
-    TOKENIZE = "tokenize"
-    DETOKENIZE = "detokenize"
-    STREAM_OPTIONS = "stream_options"
-    MESSAGE = "message"
-
-
-class Treatment(enum.StrEnum):
-    """What becomes of a field."""
-
-    DONE = "done"
-    ALIAS = "alias"
-    REFUSED = "refused"
-    IGNORED = "ignored"
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A field; `note` says what else to know: what to use instead of a refused one, what an alias means.
-
-    `owners` are letters of `_OWNERS`. `harmless` are the values under which a refused one changes nothing.
-    """
-
-    name: str
-    places: tuple[Place, ...]
-    owners: str
-    treatment: Treatment
-    note: str = ""
-    harmless: tuple[object, ...] = (None,)
-
+from octavo.server.field_list import Field, FieldList, Place, Treatment
 
 _OWNERS: Final[Mapping[str, str]] = {
     "O": "OpenAI",
@@ -76,16 +28,19 @@ _PLACES: Final[Mapping[Place, str]] = {
     Place.COMPLETIONS: "/v1/completions",
     Place.TOKENIZE: "/tokenize",
     Place.DETOKENIZE: "/detokenize",
+    Place.EMBEDDINGS: "/v1/embeddings",
     Place.STREAM_OPTIONS: "`stream_options`",
     Place.MESSAGE: "`messages[]`",
 }
 _CHAT, _TEXT, _BOTH = (Place.CHAT,), (Place.COMPLETIONS,), (Place.CHAT, Place.COMPLETIONS)
 _TOKENS, _TEMPLATED = (Place.TOKENIZE,), (Place.CHAT, Place.TOKENIZE)
 _STREAM, _MESSAGE = (Place.STREAM_OPTIONS,), (Place.MESSAGE,)
-_ALL = (Place.CHAT, Place.COMPLETIONS, Place.TOKENIZE, Place.DETOKENIZE)
+_EMBED, _RUNS = (Place.EMBEDDINGS,), (Place.CHAT, Place.COMPLETIONS, Place.EMBEDDINGS)
+_ALL = (Place.CHAT, Place.COMPLETIONS, Place.TOKENIZE, Place.DETOKENIZE, Place.EMBEDDINGS)
 
 _NO_TOOLS = "use tools on /v1/chat/completions"
 _OF_CHAT = "use /v1/chat/completions"
+_AS_INPUT = "use input: a chat's text, or its tokens of POST /tokenize"
 _SAMPLER = "use temperature, top_k, top_p, min_p"
 _MEDIA = "images and sound are refused, so it has nothing to act on"
 
@@ -116,14 +71,17 @@ def _ignored(name: str, owners: str, note: str, places: tuple[Place, ...] = _BOT
     return Field(name, places, owners, Treatment.IGNORED, note)
 
 
-FIELDS: Final[tuple[Field, ...]] = (
+_FIELDS: Final[tuple[Field, ...]] = (
     # -- the prompt ------------------------------------------------------------------------------------------
     _done("model", "OVLSX", "the served model's name; may be left out", _ALL),
     _done("messages", "OVLS", "text only", _TEMPLATED),
     _done("prompt", "OVLS", "text, token ids, or a list of either", _TEXT),
     _done("prompt", "V", "text", _TOKENS),
     _done("tokens", "V", "up to the context", (Place.DETOKENIZE,)),
+    _done("input", "OVLS", "up to 2,048 texts, or token ids of so many, each up to the context", _EMBED),
+    _refused("content", "L", "use input", places=_EMBED),
     _refused("messages", "OVLS", "use /v1/chat/completions", places=_TEXT),
+    _refused("messages", "V", _AS_INPUT, places=_EMBED),
     _refused("prompt", "OVLS", "use messages, or /v1/completions", places=_CHAT),
     _refused("input_ids", "S", "use /v1/completions with token ids as prompt"),
     _refused("prompt_embeds", "V", "use prompt", [], places=_TEXT),
@@ -138,6 +96,9 @@ FIELDS: Final[tuple[Field, ...]] = (
     _refused("documents", "V", "use a message, or chat_template_kwargs where the template reads them", []),
     _refused("truncate_prompt_tokens", "V", "shorten the prompt; POST /tokenize counts its tokens"),
     _ignored("truncation_side", "V", "means nothing without truncate_prompt_tokens"),
+    _done("truncate_prompt_tokens", "V", "so many of each input are taken; -1: the context", _EMBED),
+    _done("truncation_side", "V", "right keeps the beginning (the default), left the end", _EMBED),
+    _done("add_special_tokens", "V", "default true", _EMBED),
     _done(
         "add_special_tokens", "V", "default true; with messages false, the template writes its own", _TOKENS
     ),
@@ -149,6 +110,10 @@ FIELDS: Final[tuple[Field, ...]] = (
     _done(
         "allow_control_tokens", "X", "operators only: text of messages may become control tokens", _TEMPLATED
     ),
+    _refused("add_generation_prompt", "V", _AS_INPUT, False, places=_EMBED),
+    _refused("continue_final_message", "V", _AS_INPUT, False, places=_EMBED),
+    _refused("chat_template_kwargs", "V", _AS_INPUT, {}, places=_EMBED),
+    _refused("chat_template", "V", _AS_INPUT, places=_EMBED),
     _refused("add_generation_prompt", "V", "use /v1/chat/completions", True, False, places=_TEXT),
     _refused("continue_final_message", "VLS", "use /v1/chat/completions", False, places=_TEXT),
     _refused("chat_template_kwargs", "VLS", "use /v1/chat/completions", {}, places=_TEXT),
@@ -195,7 +160,7 @@ FIELDS: Final[tuple[Field, ...]] = (
     _done("seed", "OVLS"),
     _done("allowed_token_ids", "V"),
     _done("bad_words", "V", "up to 64 words of 256 characters"),
-    _done("priority", "VS", "lower runs earlier, as in vLLM"),
+    _done("priority", "VS", "lower runs earlier, as in vLLM", _RUNS),
     _done("use_beam_search", "V"),
     _done("length_penalty", "V", "with use_beam_search"),
     _done("beam_width", "X", "with use_beam_search; default n, at least 2"),
@@ -235,9 +200,9 @@ FIELDS: Final[tuple[Field, ...]] = (
     _refused("no_stop_trim", "S", "use include_stop_str_in_output", False),
     _refused("stop_regex", "S", "use stop", "", []),
     _done("speculate", "X", "false: no token of it is guessed; the answer is the same"),
-    _done("timeout", "X", "seconds until the last token"),
-    _done("queue_timeout", "X", "seconds until it is admitted"),
-    _done("ttft_timeout", "X", "seconds until the first token"),
+    _done("timeout", "X", "seconds until the last token", _RUNS),
+    _done("queue_timeout", "X", "seconds until it is admitted", _RUNS),
+    _done("ttft_timeout", "X", "seconds until the first token", _RUNS),
     _refused("t_max_predict_ms", "L", "use timeout, in seconds", -1, 0),
     # -- what is told ----------------------------------------------------------------------------------------
     _done("logprobs", "OVLS", "chat: true or false; completions: 0 to 20"),
@@ -266,6 +231,17 @@ FIELDS: Final[tuple[Field, ...]] = (
     _refused("return_progress", "L", "use GET /v1/requests/{id}", False),
     _refused("verbose", "L", "use GET /v1/requests/{id}", False),
     _refused("response_fields", "L", "pick fields from the whole answer", []),
+    # -- embeddings ------------------------------------------------------------------------------------------
+    _done("encoding_format", "OVLS", "float, the default, or base64: float32, little-endian", _EMBED),
+    _done("dimensions", "OVS", "the first so many numbers, normalised behind the cut", _EMBED),
+    _done("pooling", "X", "last or mean; default: the setting pooling", _EMBED),
+    _done("normalize", "V", "default true", _EMBED),
+    Field("use_activation", _EMBED, "V", Treatment.ALIAS, "normalize"),
+    _refused("embd_normalize", "L", "use normalize", 2, places=_EMBED),
+    _refused("embed_dtype", "V", "vectors are float32", "float32", places=_EMBED),
+    _refused("endianness", "V", "vectors are little-endian", "little", "native", places=_EMBED),
+    _refused("padding", "V", "inputs are never padded", "do_not_pad", places=_EMBED),
+    _refused("embed_overrides", "S", "use input", [], places=_EMBED),
     # -- formats, tools, reasoning, media --------------------------------------------------------------------
     _done("response_format", "OVLS", "text, json_object, json_schema; llama-server's `schema` too"),
     _done("structured_outputs", "V", "one of json, json_object, regex, choice, grammar"),
@@ -321,17 +297,17 @@ FIELDS: Final[tuple[Field, ...]] = (
     _refused("audio", "O", "this model writes text only"),
     _refused("web_search_options", "O", "put what was found into a message"),
     _refused("moderation", "O", "leave it out"),
-    _ignored("media_io_kwargs", "V", _MEDIA, (*_BOTH, *_TOKENS)),
-    _ignored("mm_processor_kwargs", "V", _MEDIA, (*_BOTH, *_TOKENS)),
+    _ignored("media_io_kwargs", "V", _MEDIA, (*_BOTH, *_TOKENS, *_EMBED)),
+    _ignored("mm_processor_kwargs", "V", _MEDIA, (*_BOTH, *_TOKENS, *_EMBED)),
     _ignored("images_config", "S", _MEDIA),
     _ignored("max_dynamic_patch", "S", _MEDIA),
     _ignored("min_dynamic_patch", "S", _MEDIA),
     _ignored("use_audio_in_video", "S", _MEDIA),
     # -- memory, sessions, adapters, where it runs -----------------------------------------------------------
-    _done("cache_salt", "VS", "1 to 256 characters; joins the tenant's; not with a session or a pin"),
+    _done("cache_salt", "VS", "1 to 256 characters; joins the tenant's; not with a session or a pin", _RUNS),
     _refused("extra_key", "S", "use cache_salt", "", []),
     _done("session", "X", '"new", or the id of one', _CHAT),
-    _refused("session", "X", "use /v1/chat/completions", places=_TEXT),
+    _refused("session", "X", "use /v1/chat/completions", places=(*_TEXT, *_EMBED)),
     _refused("session_params", "S", "use session on /v1/chat/completions", {}),
     _ignored("session_id", "VS", "a name for routing; see session"),
     _ignored("cache_prompt", "L", "equal prefixes are always reused, and the answer is the same"),
@@ -342,7 +318,7 @@ FIELDS: Final[tuple[Field, ...]] = (
     _ignored("prediction", "O", "a guess to make it faster"),
     _ignored("ngram_corpus_id", "S", "a guess to make it faster"),
     _refused("lora", "L", "there are no adapters; serve a merged model", []),
-    _refused("lora_path", "S", "there are no adapters; serve a merged model", "", []),
+    _refused("lora_path", "S", "there are no adapters; serve a merged model", "", [], places=_RUNS),
     _refused("kv_transfer_params", "V", "prompt and output run in one engine; leave it out"),
     _refused("ec_transfer_params", "V", "prompt and output run in one engine; leave it out"),
     _refused("bootstrap_host", "S", "prompt and output run in one engine; leave it out"),
@@ -352,7 +328,7 @@ FIELDS: Final[tuple[Field, ...]] = (
     _ignored("routed_dp_rank", "S", "there is one engine"),
     _ignored("disagg_prefill_dp_rank", "S", "there is one engine"),
     # -- who asks --------------------------------------------------------------------------------------------
-    _ignored("user", "OVS", "a tenant is known by its key"),
+    _ignored("user", "OVS", "a tenant is known by its key", _RUNS),
     _ignored("safety_identifier", "O", "a tenant is known by its key"),
     _ignored("metadata", "O", "nothing is stored"),
     _ignored("store", "O", "nothing is stored"),
@@ -360,8 +336,8 @@ FIELDS: Final[tuple[Field, ...]] = (
     _ignored("prompt_cache_key", "O", "equal prefixes are always reused"),
     _ignored("prompt_cache_options", "O", "equal prefixes are always reused"),
     _ignored("prompt_cache_retention", "O", "equal prefixes are always reused"),
-    _ignored("request_id", "V", "see the header X-Octavo-Request"),
-    _ignored("rid", "S", "see the header X-Octavo-Request"),
+    _ignored("request_id", "V", "see the header X-Octavo-Request", _RUNS),
+    _ignored("rid", "S", "see the header X-Octavo-Request", _RUNS),
     _ignored("custom_labels", "S", "they label metrics"),
     # -- a message -------------------------------------------------------------------------------------------
     _done("role", "OVLS", "system, developer (as system), user, assistant, tool", _MESSAGE),
@@ -379,49 +355,8 @@ FIELDS: Final[tuple[Field, ...]] = (
 )
 
 
-@functools.cache
-def refused_at(place: Place) -> tuple[Field, ...]:
-    """The fields that may be refused there."""
-    return tuple(field for field in FIELDS if place in field.places and field.treatment is Treatment.REFUSED)
-
-
-def refuse_unsupported(body: Mapping[str, object], place: Place, where: str = "") -> None:
-    """Raise InvalidRequest for a field that asks for something that is not built. `where` leads to a nested
-    object, such as "messages[3]."."""
-    for field in refused_at(place):
-        if field.name in body and body[field.name] not in field.harmless:
-            raise InvalidRequest(
-                f"{where}{field.name} is not supported by this server: {field.note}",
-                param=where.partition("[")[0] or field.name,
-                code="unsupported_parameter",
-            )
-
-
-def compatibility_table() -> str:
-    """docs/compatibility.md."""
-    return "\n".join(_lines()) + "\n"
-
-
-def _lines() -> Iterator[str]:
-    yield from _HEAD.split("\n")
-    yield "| field | where | known to | here | note |"
-    yield "| --- | --- | --- | --- | --- |"
-    for field in FIELDS:
-        where = ", ".join(_PLACES[place] for place in field.places)
-        owners = ", ".join(_OWNERS[letter] for letter in field.owners)
-        yield f"| `{field.name}` | {where} | {owners} | {field.treatment} | {_note(field)} |"
-
-
-def _note(field: Field) -> str:
-    allowed = [_json(value) for value in field.harmless if value is not None]
-    if field.treatment is Treatment.REFUSED and allowed:
-        return f"{field.note}; let through: {', '.join(allowed)}"
-    return field.note
-
-
-def _json(value: object) -> str:
-    return f"`{json.dumps(value)}`"
+OPENAI_FIELDS: Final = FieldList(_HEAD, _PLACES, _FIELDS, owners=_OWNERS)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(compatibility_table())
+    sys.stdout.write(OPENAI_FIELDS.page())

@@ -38,7 +38,8 @@ class Route:
     success: int = 200
     content_type: str = "application/json"
     errors: tuple[int, ...] = ()
-    streams: bool = False  # with "stream": true it answers in server-sent events
+    streams: bool = False  # with "stream": true it answers in a stream
+    stream_type: str = "text/event-stream"
 
     @property
     def template(self) -> str:

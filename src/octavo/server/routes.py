@@ -14,6 +14,7 @@ from octavo.server.completions import completions
 from octavo.server.dialects.anthropic_routes import ANTHROPIC_ROUTES
 from octavo.server.dialects.ollama_routes import OLLAMA_ROUTES
 from octavo.server.dialects.responses_routes import RESPONSES_ROUTES
+from octavo.server.embeddings import EmbeddingsBody, embeddings
 from octavo.server.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from octavo.server.route import Access, Route
 from octavo.server.tokenize import detokenize, tokenize, tokenizer_info
@@ -29,10 +30,9 @@ ROUTES: tuple[Route, ...] = (
         "/",
         ui.front,
         _OPEN,
-        "Sends browsers to the live map",
-        success=307,
-        content_type="text/html",
-        errors=(404,),
+        "That it runs, in Ollama's words; sends browsers to the live map",
+        content_type="text/plain",
+        errors=(307,),
     ),
     Route("GET", "/ui", ui.page, _OPEN, "The live map and the playground", content_type="text/html"),
     Route(
@@ -71,6 +71,15 @@ ROUTES: tuple[Route, ...] = (
         body=CompletionBody,
         errors=_GENERATES,
         streams=True,
+    ),
+    Route(
+        "POST",
+        "/v1/embeddings",
+        embeddings,
+        _TENANT,
+        "The vectors of one or more texts",
+        body=EmbeddingsBody,
+        errors=_GENERATES,
     ),
     Route(
         "POST",

@@ -56,7 +56,7 @@ class Guard:
             return
         client = scope.get("client") or ("an unknown address", 0)
         _log.warning("refused: %s to %s: %s", client[0], scope["path"][:100], refusal.code)
-        await error_response(refusal, scope["path"])(scope, receive, send)
+        await error_response(refusal, scope)(scope, receive, send)
 
     def _refusal_of(self, scope: Scope) -> HttpRefusal | None:
         if scope["type"] != "http":

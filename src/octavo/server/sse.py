@@ -34,8 +34,9 @@ def event(body: Mapping[str, object]) -> bytes:
 
 
 class EventStream(Response):
-    """Sends what `events` yields until it ends or the client leaves, then calls `on_close` once. Another
-    `media_type` knows no comments: `keep_alive_s` is None there, and what it sends keeps itself alive."""
+    """Sends what `events` yields until it ends or the client leaves, then calls `on_close` once. `keep_alive`
+    is sent between two of them where nothing comes for `keep_alive_s` (None: never): what a reader of this
+    `media_type` skips."""
 
     def __init__(
         self,
@@ -44,11 +45,12 @@ class EventStream(Response):
         headers: Mapping[str, str] | None = None,
         *,
         keep_alive_s: float | None = KEEP_ALIVE_S,
+        keep_alive: bytes = KEEP_ALIVE,
         media_type: str = "text/event-stream",
     ) -> None:
         super().__init__(headers=_HEADERS | dict(headers or {}), media_type=media_type)
         del self.headers["content-length"]
-        self._keep_alive_s = keep_alive_s
+        self._keep_alive_s, self._sign = keep_alive_s, keep_alive
         self._sent_at = 0.0  # on the event loop's clock
         self._events = events
         self._on_close = on_close
@@ -80,13 +82,13 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _keep_alive(self, send: Send) -> None:
-        """A comment whenever nothing was sent for a while: a request may wait long for its turn."""
+        """A sign of life whenever nothing was sent for a while: a request may wait long for its turn."""
         loop = asyncio.get_running_loop()
         while self._keep_alive_s is not None:
             await asyncio.sleep(self._keep_alive_s)
             silent_s = loop.time() - self._sent_at if self._sent_at else 0.0
             if silent_s >= self._keep_alive_s / 2:
-                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                await send({"type": "http.response.body", "body": self._sign, "more_body": True})
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

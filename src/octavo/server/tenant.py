@@ -15,7 +15,7 @@ from starlette.types import Scope
 from octavo.errors import InvalidRequest
 from octavo.params import Timeouts
 from octavo.server.errors import HttpRefusal
-from octavo.server.openai_schema import GenerationBody
+from octavo.server.openai_schema import TermsBody
 from octavo.tenants import Tenant
 
 SCOPE_KEY = "octavo.tenant"
@@ -70,7 +70,7 @@ def owner_of(request: Request, asked: str | None) -> str:
     return asked
 
 
-def terms_of(request: Request, body: GenerationBody) -> Terms:
+def terms_of(request: Request, body: TermsBody) -> Terms:
     """What the client asks for, and where it names nothing, what its tenant's entry says.
 
     Raises InvalidRequest for a priority earlier than the tenant may have: nobody outranks others by asking.

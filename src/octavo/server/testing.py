@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from octavo.engine.bad_words import bad_word_ids
+from octavo.engine.model_card import ModelCard
 from octavo.engine.outputs import (
     BlockCounts,
     BlockView,
@@ -43,13 +45,16 @@ from octavo.errors import (
     ResizeRefused,
     UnknownPin,
 )
-from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
+from octavo.params import NO_TIMEOUTS, Pooling, SamplerParams, Timeouts
 from octavo.server.prompts import too_long
 from octavo.server.testing_answers import FakeAnswers
 from octavo.server.testing_sessions import FakeSessions
 from octavo.types import DEFAULT_CHAT, ChatOptions, FinishReason, Usage
 
 VOCAB_SIZE = 300
+FAKE_CARD = ModelCard(
+    "llama", 134_515_008, "Q8_0", 143_000_000, 0, 576, 30, 9, 3, VOCAB_SIZE, 1000, "{{ messages }}", "0f" * 32
+)
 
 
 class Hold(Protocol):
@@ -78,6 +83,7 @@ class FakeModel:
         self.control = FakeControl(self)
         self.answers = FakeAnswers()
         self.sessions = FakeSessions(self)
+        self.card = FAKE_CARD
         self.gave_up: str | None = None
         self.drained = False
         self._context_length = context_length
@@ -153,7 +159,8 @@ class FakeModel:
             raise self.refusal
         if self.drained:
             raise EngineStopped("the engine is draining")
-        if len(prompt) + (params.max_tokens or 1) > self._context_length:
+        output = 0 if params.pooling is not None else params.max_tokens or 1
+        if len(prompt) + output > self._context_length:
             raise too_long(f"{len(prompt):,} tokens and max_tokens", "max_tokens", self._context_length)
         stream = FakeStream(
             self, next(self._ids), tuple(prompt), params, n, priority, timeouts, tenant, cache_salt
@@ -227,11 +234,16 @@ class FakeStream:
         return self._request_id
 
     def cancel(self) -> None:
-        """Recorded, unless it has ended already."""
+        """Recorded, unless it has ended already; it goes on with no hold."""
         self.cancelled = self.cancelled or not self.ended
+        if self.cancelled:
+            self.cut.set()
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         """All choices in turn, a token each; text lags behind tokens inside a character."""
+        if self.params.pooling is not None:
+            yield await self._pooled(self.params.pooling)
+            return
         text, finish, stop = self._answer()
         data = text.encode()
         held = [b""] * self.n
@@ -267,6 +279,19 @@ class FakeStream:
                 return
             await asyncio.sleep(0)
         self.ended = True
+
+    async def _pooled(self, pooling: Pooling) -> Delta:
+        """The one delta of a prompt whose embedding is wanted."""
+        usage, finish, error = Usage(len(self.prompt), 0, len(self.prompt) // 2, 0), FinishReason.LENGTH, ""
+        if self._model.hold is not None and not await self._until_let_go(self._model.hold):
+            finish = FinishReason.CANCELLED
+        elif self._model.times_out_after is not None:
+            finish, error = FinishReason.TIMEOUT, "timeout passed after 1.00 s"
+        elif self._model.failure:
+            finish, error = FinishReason.ERROR, self._model.failure
+        self.ended = True
+        made = fake_embedding(self.prompt, pooling) if finish is FinishReason.LENGTH else b""
+        return Delta(0, "", (), usage, finish, error=error, embedding=made)
 
     async def _until_let_go(self, hold: Hold) -> bool:
         """True when the model goes on, False when the engine has ended this stream."""
@@ -396,6 +421,16 @@ class FakeControl:
         table = (BlockView(4, 2, True),)
         sequence = SequenceView(0, State.RUNNING, "", "", 0, usage, table)
         return RequestView(stream.request_id, stream.tenant, stream.priority, 1.0, None, None, (sequence,))
+
+
+def fake_embedding(prompt: Sequence[int], pooling: Pooling) -> bytes:
+    """As many numbers as the fake model's card says: of the last token, or of all."""
+    seen = prompt[-1:] if pooling is Pooling.LAST else prompt
+    numbers = array("f", [0.0]) * FAKE_CARD.hidden_size
+    for token in seen:
+        for place in range(4):
+            numbers[(token * 7 + place * place) % len(numbers)] += (1.0 + place) / len(seen)
+    return numbers.tobytes()
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:

@@ -15,6 +15,7 @@ from octavo.engine.outputs import (
 )
 from octavo.errors import InvalidRequest, UnknownSession, require_range
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
+from octavo.server.testing_responses import FakeResponses
 from octavo.types import DEFAULT_CHAT, ChatOptions
 
 
@@ -22,6 +23,7 @@ class FakeSessions:
     """Sessions in a dictionary; a turn's answer counts as said at once."""
 
     def __init__(self, model: ServedModel) -> None:
+        self.responses = FakeResponses(model)
         self._model = model
         self._views: dict[str, SessionView] = {}
         self._said: dict[str, list[tuple[int, ...]]] = {}  # after each turn

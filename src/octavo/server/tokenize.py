@@ -17,11 +17,12 @@ from starlette.responses import Response
 from octavo.errors import InvalidRequest
 from octavo.server.body import read_json, validate
 from octavo.server.errors import json_response
+from octavo.server.field_list import Place
 from octavo.server.generation import Edge
 from octavo.server.logprobs import token_text
 from octavo.server.openai_schema import DetokenizeBody, TokenizeBody
 from octavo.server.prompts import chat_messages, chat_options, token_ids
-from octavo.server.request_fields import Place, refuse_unsupported
+from octavo.server.request_fields import OPENAI_FIELDS
 from octavo.server.tenant import tenant_of
 
 _PIECE = 4096  # tokens: some milliseconds
@@ -30,7 +31,7 @@ _PIECE = 4096  # tokens: some milliseconds
 async def tokenize(edge: Edge, request: Request) -> Response:
     """POST /tokenize: of a prompt, with the begin token if the model wants one, or of a chat."""
     raw = await read_json(request, edge.body_bytes_max)
-    refuse_unsupported(raw, Place.TOKENIZE)
+    OPENAI_FIELDS.check(raw, Place.TOKENIZE)
     body = validate(TokenizeBody, raw)
     edge.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
@@ -49,7 +50,7 @@ async def tokenize(edge: Edge, request: Request) -> Response:
 async def detokenize(edge: Edge, request: Request) -> Response:
     """POST /detokenize: the text of tokens, special ones written out; half a character becomes U+FFFD."""
     raw = await read_json(request, edge.body_bytes_max)
-    refuse_unsupported(raw, Place.DETOKENIZE)
+    OPENAI_FIELDS.check(raw, Place.DETOKENIZE)
     body = validate(DetokenizeBody, raw)
     edge.check_model(body.model)
     if not isinstance(body.tokens, list):

@@ -62,13 +62,9 @@ def page_file(name: str) -> PageFile | None:
 
 
 async def front(edge: Edge, request: Request) -> Response:
-    """GET /: browsers go to the page."""
-    if "text/html" not in request.headers.get("accept", ""):
-        raise HttpRefusal(
-            HTTPStatus.NOT_FOUND,
-            "there is nothing at /; the live map is at /ui, the routes are listed at /docs",
-            code="not_found",
-        )
+    """GET /: browsers go to the page; clients of Ollama look here whether it runs, in its words."""
+    if request.method == "HEAD" or "text/html" not in request.headers.get("accept", ""):
+        return Response("Ollama is running", media_type="text/plain", headers={"Vary": "Accept"})
     return RedirectResponse("/ui", status_code=HTTPStatus.TEMPORARY_REDIRECT, headers={"Vary": "Accept"})
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from octavo.sim.beams import BeamBooks
 from octavo.sim.oracle import next_token
 from octavo.sim.outcome import Outcome
+from octavo.sim.pooling import check_told
 from octavo.types import FinishReason, Request, Update
 
 Choice = tuple[int, int]  # request id and choice
@@ -36,6 +37,8 @@ class Books:
                 self.beams.check(request, update)
                 self._check_final(request, output, update, now)
                 continue
+            if request.params.pooling is not None:
+                check_told(request, update)
             for sampled in update.tokens:
                 wanted = next_token([*request.prompt, *output], request.seed, update.choice, self._vocab_size)
                 assert sampled.token == wanted, f"request {key}, output {len(output)}: wrong token"
@@ -77,7 +80,8 @@ class Books:
         self._outcome.finished += 1
         self._outcome.cached_tokens += update.usage.num_cached
         self._outcome.pins_filled += bool(request.fills_pin)
-        if request.params.beams is not None:
+        self._outcome.embedded += request.params.pooling is not None
+        if request.params.beams is not None or request.params.pooling is not None:
             return
         stopped = bool(output) and output[-1] == self._stop_id and not request.params.ignore_eos
         assert stopped == (finish is FinishReason.STOP)

@@ -33,6 +33,7 @@ from octavo.sim.liveness import best_running, check_best_stays
 from octavo.sim.lower import SimulatedTiers
 from octavo.sim.oracle import OracleExecutor
 from octavo.sim.outcome import Outcome
+from octavo.sim.pooling import with_pooling
 from octavo.sim.pressure import SimulatedMachine, check_resident, count_acts
 from octavo.sim.sessions import SessionLives
 from octavo.sim.sights import check_sights
@@ -212,7 +213,7 @@ class Simulation:
 
     def arrive(self) -> None:
         """Submit a random request, if it can fit."""
-        self.submit(self.some_request())
+        self.submit(with_pooling(self.some_request()))
 
     def some_request(self) -> Request:
         """Of any kind; the next one to be submitted."""

@@ -15,6 +15,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from octavo.params import Pooling
+from octavo.sim.pooling import embedding_of
 from octavo.types import AdmittedRow, Chunk, Move, SampledToken, StepPlan, StepResult, Transfer, TransferDone
 from octavo.units import blocks_for
 
@@ -37,6 +39,7 @@ class _Row:
     admitted: AdmittedRow
     tokens: list[int]  # grows with every sample, ahead of the host
     blocks: list[int] = field(default_factory=list)
+    num_summed: int = 0  # positions whose hidden rows were wanted, where their mean is
 
 
 class OracleExecutor:
@@ -86,11 +89,25 @@ class OracleExecutor:
             )
             self.rows[fork.child_row] = _Row(admitted, list(parent.tokens), list(parent.blocks))
             contexts[fork.child_row] = contexts[fork.parent_row]
-        samples = {}
+        samples: dict[int, tuple[SampledToken, ...]] = {}
+        pooled: dict[int, bytes] = {}
+        for chunk in plan.chunks:
+            self._sum(chunk)
         for row_id, context in contexts.items():
             row = self.rows[row_id]
-            samples[row.admitted.seq_id] = self._walk(row, context, drafts.get(row_id, ()))
-        return StepResult(plan.step_id, samples, prompt_logprobs)
+            seq_id = row.admitted.seq_id
+            if row.admitted.params.pooling is not None:
+                samples[seq_id], pooled[seq_id] = (SampledToken(0),), embedding_of(context)
+                continue
+            samples[seq_id] = self._walk(row, context, drafts.get(row_id, ()))
+        return StepResult(plan.step_id, samples, prompt_logprobs, pooled=pooled)
+
+    def _sum(self, chunk: Chunk) -> None:
+        """A mean is of all hidden rows, in order of positions, in one row's life."""
+        row = self.rows[chunk.row]
+        if row.admitted.params.pooling is Pooling.MEAN:
+            assert row.num_summed == chunk.start == chunk.logits_from, "a position is missing in a mean"
+            row.num_summed = chunk.stop
 
     def _move_below(self, transfer: Transfer) -> None:
         """At once: a worker that moves one thing after another has done it before anything later."""

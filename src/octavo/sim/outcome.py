@@ -35,6 +35,7 @@ class Outcome:
     pressed: int = 0
     relieved: int = 0
     prompts_scored: int = 0
+    embedded: int = 0
     preemptions: int = 0
     kept: int = 0  # preemptions after which blocks were below
     recomputed: int = 0  # and others

@@ -87,6 +87,11 @@ def _close_leaking(self: Ledger, table: BlockTable) -> None:
     _CLOSE(self, table)
 
 
+_SCORED_ALONE = property(lambda sequence: sequence.wants_prompt_logprobs)
+_NEVER = property(lambda sequence: False)
+_ALL_BEHIND_THE_PROMPT = property(lambda sequence: len(sequence.tokens) - sequence.num_prompt)
+
+
 def _hit_everything(self: Admission, sequence: Sequence) -> int:
     if sequence.wants_prompt_logprobs:
         return 0
@@ -397,6 +402,9 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("beam planned ahead of its choice", Planner, "ready", planted_beams.ready_ahead),
     PlantedBug("beam preempts its sibling", MakingRoom, "behind", planted_beams.victim_in_the_group),
     PlantedBug("too few candidates", BeamGroup, "advance", planted_beams.advance_with_one_too_few),
+    PlantedBug("mean takes a prefix hit", Sequence, "computes_all", _SCORED_ALONE),
+    PlantedBug("mean lacks the rows inside its prompt", Sequence, "wants_mean", _NEVER),
+    PlantedBug("placeholder counted as output", Sequence, "num_output", _ALL_BEHIND_THE_PROMPT),
     *SESSION_BUGS,
     *DRAFT_BUGS,
 )

@@ -153,6 +153,11 @@ class Tokenizer:
         size: int = self._backend.get_vocab_size()
         return size
 
+    def vocabulary(self) -> dict[str, int]:
+        """Every token as the files spell it, with its id. O(tokens)."""
+        vocabulary: dict[str, int] = self._backend.get_vocab()
+        return vocabulary
+
     @property
     def bos_id(self) -> int | None:
         """The token that begins a text, if there is one."""

@@ -10,19 +10,12 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from common import KEY, MODEL, QUESTION, TEXT, URL, tell
+from common import KEY, MODEL, QUESTION, TEXT, URL, Person, tell
 from openai import AsyncOpenAI
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 set_tracing_disabled(True)
 asked = []
-
-
-class Person(BaseModel):
-    """Extracted from a text."""
-
-    name: Annotated[str, Field(max_length=20)]
-    age: Annotated[int, Field(ge=0, le=150)]
 
 
 @function_tool

@@ -1,19 +1,8 @@
-"""instructor: modes TOOLS and JSON_SCHEMA."""
-
-from typing import Annotated
+"""instructor: modes TOOLS, JSON_SCHEMA and RESPONSES_TOOLS."""
 
 import instructor
-from common import KEY, MODEL, TEXT, URL, tell
+from common import KEY, MODEL, TEXT, URL, Person, tell
 from openai import OpenAI
-from pydantic import BaseModel, Field
-
-
-class Person(BaseModel):
-    """Extracted from a text."""
-
-    name: Annotated[str, Field(max_length=20)]
-    age: Annotated[int, Field(ge=0, le=150)]
-
 
 found = {}
 for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
@@ -27,4 +16,8 @@ for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
         max_retries=0,
     )
     found[mode.name] = person.model_dump()
-tell(**found)
+client = instructor.from_openai(OpenAI(base_url=URL, api_key=KEY), mode=instructor.Mode.RESPONSES_TOOLS)
+person = client.responses.create(
+    model=MODEL, input=TEXT, response_model=Person, temperature=0, max_output_tokens=200, max_retries=0
+)
+tell(**found, RESPONSES_TOOLS=person.model_dump())

@@ -2,17 +2,10 @@
 
 from typing import Annotated
 
-from common import KEY, MODEL, QUESTION, TEXT, URL, tell
+from common import KEY, MODEL, QUESTION, TEXT, URL, Person, tell
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel, Field
-
-
-class Person(BaseModel):
-    """Extracted from a text."""
-
-    name: Annotated[str, Field(max_length=20)]
-    age: Annotated[int, Field(ge=0, le=150)]
+from pydantic import Field
 
 
 @tool

@@ -1,18 +1,7 @@
 """LiteLLM: a required call, and a schema."""
 
-from typing import Annotated
-
 import litellm
-from common import KEY, MODEL, QUESTION, TEXT, URL, tell
-from pydantic import BaseModel, Field
-
-
-class Person(BaseModel):
-    """Extracted from a text."""
-
-    name: Annotated[str, Field(max_length=20)]
-    age: Annotated[int, Field(ge=0, le=150)]
-
+from common import KEY, MODEL, QUESTION, TEXT, URL, Person, tell
 
 CITY = {"type": "string", "maxLength": 20}
 TOOL = {

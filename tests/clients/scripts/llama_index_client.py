@@ -2,18 +2,11 @@
 
 from typing import Annotated
 
-from common import KEY, MODEL, QUESTION, TEXT, URL, tell
+from common import KEY, MODEL, QUESTION, TEXT, URL, Person, tell
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel, Field
-
-
-class Person(BaseModel):
-    """Extracted from a text."""
-
-    name: Annotated[str, Field(max_length=20)]
-    age: Annotated[int, Field(ge=0, le=150)]
+from pydantic import Field
 
 
 def get_weather(city: Annotated[str, Field(max_length=20)]) -> str:

@@ -1,18 +1,7 @@
 """openai: parse(), required, named and streamed tools, a tool's result."""
 
-from typing import Annotated
-
-from common import KEY, MODEL, QUESTION, TEXT, URL, tell
+from common import KEY, MODEL, QUESTION, TEXT, URL, Person, tell
 from openai import OpenAI
-from pydantic import BaseModel, Field
-
-
-class Person(BaseModel):
-    """Extracted from a text."""
-
-    name: Annotated[str, Field(max_length=20)]
-    age: Annotated[int, Field(ge=0, le=150)]
-
 
 TOOL = {
     "type": "function",

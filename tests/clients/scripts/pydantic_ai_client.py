@@ -1,23 +1,21 @@
-"""pydantic-ai: a typed output, by a tool and by the server's own schema."""
+"""pydantic-ai: a typed output, by a tool and by the server's own schema; as chat and as Responses."""
 
-from typing import Annotated
-
-from common import KEY, MODEL, TEXT, URL, tell
-from pydantic import BaseModel, Field
+from common import KEY, MODEL, TEXT, URL, Person, tell
 from pydantic_ai import Agent, NativeOutput
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-
-class Person(BaseModel):
-    """Extracted from a text."""
-
-    name: Annotated[str, Field(max_length=20)]
-    age: Annotated[int, Field(ge=0, le=150)]
-
-
-model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=URL, api_key=KEY))
+provider = OpenAIProvider(base_url=URL, api_key=KEY)
 settings = {"temperature": 0.0, "max_tokens": 200, "parallel_tool_calls": False}
-by_tool = Agent(model, output_type=Person, model_settings=settings).run_sync(TEXT)
-native = Agent(model, output_type=NativeOutput(Person), model_settings=settings).run_sync(TEXT)
-tell(by_tool=by_tool.output.model_dump(), native=native.output.model_dump())
+tell(
+    **{
+        api: [
+            Agent(model, output_type=way, model_settings=settings).run_sync(TEXT).output.model_dump()
+            for way in (Person, NativeOutput(Person))
+        ]
+        for api, model in {
+            "chat": OpenAIChatModel(MODEL, provider=provider),
+            "responses": OpenAIResponsesModel(MODEL, provider=provider),
+        }.items()
+    }
+)

@@ -4,6 +4,85 @@ from __future__ import annotations
 
 from typing import Final
 
-from octavo.server.route import Route
+from starlette.requests import Request
+from starlette.responses import Response
 
-ANTHROPIC_ROUTES: Final[tuple[Route, ...]] = ()
+from octavo.errors import InvalidRequest
+from octavo.server.body import read_json, validate
+from octavo.server.chat_run import begin_chat
+from octavo.server.dialects.anthropic import NAMES, CountTokensBody, MessagesBody, translated
+from octavo.server.dialects.anthropic_answer import PING, MessagePlan, message_events, whole_message
+from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
+from octavo.server.dialects.error_shapes import request_id_of
+from octavo.server.dialects.names import named
+from octavo.server.errors import json_response
+from octavo.server.field_list import Place
+from octavo.server.generation import SESSION_HEADER, Edge, gather_for
+from octavo.server.prompts import chat_options
+from octavo.server.route import Access, Route
+from octavo.server.sse import EventStream
+from octavo.server.tenant import tenant_of
+
+
+async def create_message(edge: Edge, request: Request) -> Response:
+    """POST /v1/messages."""
+    watch = edge.metrics.watch(request.scope)
+    raw = await read_json(request, edge.body_bytes_max)
+    ANTHROPIC_FIELDS.check(raw, Place.MESSAGES)
+    _refuse_session(request)
+    body = validate(MessagesBody, raw)
+    with named(NAMES):
+        chat = translated(body, edge.model.context_length)
+        run = await begin_chat(edge, request, chat.body, chat.messages, watch, may_be_cut=True)
+    plan = MessagePlan(run, edge.model.name, body.max_tokens or 1)
+    if body.stream:
+        events = message_events(plan, request_id_of(request.scope))
+        return EventStream(events, run.generation.cancel, run.generation.headers, keep_alive=PING)
+    choices = await gather_for(request, run.generation)
+    return json_response(whole_message(plan, choices[0]), headers=run.generation.headers)
+
+
+async def count_message_tokens(edge: Edge, request: Request) -> Response:
+    """POST /v1/messages/count_tokens: of the prompt that the same request to /v1/messages would have."""
+    raw = await read_json(request, edge.body_bytes_max)
+    ANTHROPIC_FIELDS.check(raw, Place.COUNT_TOKENS)
+    body = validate(CountTokensBody, raw)
+    edge.check_model(body.model)
+    with named(NAMES):
+        chat = translated(body, edge.model.context_length)
+        _ = chat.body.tool_use, chat.body.output_grammar  # raise what is wrong with them
+        options = chat_options(request, chat.body)
+        tokens = await edge.model.encode_chat(chat.messages, options, tenant=tenant_of(request))
+    return json_response({"input_tokens": len(tokens)})
+
+
+def _refuse_session(request: Request) -> None:
+    if SESSION_HEADER in request.headers:
+        raise InvalidRequest(
+            f"the header {SESSION_HEADER} is given; allowed: on /v1/chat/completions, whose turns make a "
+            "session",
+            param="session",
+        )
+
+
+ANTHROPIC_ROUTES: Final[tuple[Route, ...]] = (
+    Route(
+        "POST",
+        "/v1/messages",
+        create_message,
+        Access.TENANT,
+        "Answer a chat, as Anthropic's API does",
+        body=MessagesBody,
+        errors=(404, 429, 500, 503),
+        streams=True,
+    ),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        count_message_tokens,
+        Access.TENANT,
+        "The number of tokens of such a chat",
+        body=CountTokensBody,
+        errors=(404, 429, 503),
+    ),
+)

@@ -1,6 +1,6 @@
 """An error in the shape that a path's clients know, whoever refuses: guard, router, handler or stream.
 
-/v1/messages...   {"type": "error", "error": {"type", "message"}}      Anthropic
+/v1/messages...   {"type": "error", "error": {"type", "message"}, "request_id"}      Anthropic
 /api/...          {"error": "message"}                                 Ollama
 all else          {"error": {"message", "type", "param", "code"}}      OpenAI
 """
@@ -14,7 +14,9 @@ from http import HTTPStatus
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
+from octavo.errors import InvalidRequest, RequestTooLarge
 from octavo.server.errors import (
     HttpRefusal,
     JsonObject,
@@ -27,24 +29,35 @@ from octavo.server.errors import (
 
 ErrorShape = Callable[[BaseException], JsonObject]
 
+REQUEST_ID_KEY = "octavo.request_id"  # in a scope
+
 _log = logging.getLogger("octavo.server")
 
 _ANTHROPIC_TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
     HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_TIMEOUT: "timeout_error",
+    HTTPStatus.CONFLICT: "conflict_error",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
 }
 
+# By this its SDK's tool runner, which first asks for a stored thread, knows to send all messages instead.
+_UNTHREADED = {"error_code": "thread_unsupported_request"}
 
-def anthropic_error(error: BaseException) -> JsonObject:
-    """As Anthropic's API tells it."""
+
+def anthropic_error(error: BaseException, request_id: str = "") -> JsonObject:
+    """As Anthropic's API tells it. What no context holds is told in the words that its clients look for, to
+    shorten the chat."""
     status = status_of(error)
     other = "api_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    told = {"type": _ANTHROPIC_TYPES.get(status, other), "message": message_of(error)}
-    return {"type": "error", "error": told}
+    before = "prompt is too long: " if isinstance(error, RequestTooLarge) else ""
+    told: JsonObject = {"type": _ANTHROPIC_TYPES.get(status, other), "message": before + message_of(error)}
+    if isinstance(error, InvalidRequest) and (error.param, error.code) == ("thread", "unsupported_parameter"):
+        told["details"] = _UNTHREADED
+    return {"type": "error", "error": told, "request_id": request_id or None}
 
 
 def ollama_error(error: BaseException) -> JsonObject:
@@ -52,16 +65,30 @@ def ollama_error(error: BaseException) -> JsonObject:
     return {"error": message_of(error)}
 
 
-def shape_of(path: str) -> ErrorShape:
-    """The shape that is known there, whether or not there is such a route."""
-    if path == "/v1/messages" or path.startswith("/v1/messages/"):
-        return anthropic_error
+def is_anthropics(path: str) -> bool:
+    """Whether its clients know Anthropic's API."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def request_id_of(scope: Scope) -> str:
+    """By which a client can ask about its request; "" where none was given to it."""
+    return str(scope.get(REQUEST_ID_KEY, ""))
+
+
+def shape_of(scope: Scope) -> ErrorShape:
+    """The shape that is known on its path, whether or not there is such a route."""
+    path = scope["path"]
+    if is_anthropics(path):
+        return lambda error: anthropic_error(error, request_id_of(scope))
     return ollama_error if path.startswith("/api/") else error_body
 
 
-def error_response(error: BaseException, path: str) -> Response:
-    """The whole HTTP answer for an exception on that path."""
-    return json_response(shape_of(path)(error), status=status_of(error), headers=error_headers(error))
+def error_response(error: BaseException, scope: Scope) -> Response:
+    """The whole HTTP answer for an exception of that request."""
+    # Answers to bugs of ours are made outside of what else writes this header.
+    named = {"Request-Id": request_id_of(scope)} if is_anthropics(scope["path"]) else {}
+    headers = error_headers(error) | named
+    return json_response(shape_of(scope)(error), status=status_of(error), headers=headers)
 
 
 # -- handlers that the application registers -----------------------------------------------------------------
@@ -69,7 +96,7 @@ async def on_octavo_error(request: Request, error: Exception) -> Response:
     """An error of our tree."""
     if status_of(error) >= HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("%s %s: %s", request.method, request.url.path, error)
-    return error_response(error, request.url.path)
+    return error_response(error, request.scope)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -82,10 +109,10 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     else:
         message, code = str(error.detail), "bad_request"
     refusal = HttpRefusal(HTTPStatus(error.status_code), message, code=code, headers=error.headers)
-    return error_response(refusal, request.url.path)
+    return error_response(refusal, request.scope)
 
 
 async def on_any_exception(request: Request, error: Exception) -> Response:
     """A bug of ours: this request fails, and the log has the traceback."""
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return error_response(error, request.url.path)
+    return error_response(error, request.scope)

@@ -15,8 +15,10 @@ def named(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        own = names.get(error.param or "")
-        if own is None:
+        given, message = (error.param or "").split(" and "), str(error)  # several contradict each other
+        if not any(name in names for name in given):
             raise
-        message = re.sub(rf"\b{error.param}\b", lambda _: own, str(error))
+        for name in given:
+            message = re.sub(rf"\b{re.escape(name)}\b", names.get(name, name), message)
+        own = " and ".join(names.get(name, name) for name in given)
         raise type(error)(message, param=own, code=error.code) from None

@@ -4,6 +4,79 @@ from __future__ import annotations
 
 from typing import Final
 
-from octavo.server.route import Route
+from octavo.server.dialects import ollama_about as about
+from octavo.server.dialects.ollama import OllamaChatBody, OllamaGenerateBody
+from octavo.server.dialects.ollama_answer import MEDIA_TYPE
+from octavo.server.dialects.ollama_chat import ollama_chat, ollama_generate
+from octavo.server.dialects.ollama_embed import (
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    ollama_embed,
+    ollama_embeddings,
+)
+from octavo.server.route import Access, Route
 
-OLLAMA_ROUTES: Final[tuple[Route, ...]] = ()
+_TENANT: Final = Access.TENANT
+_GENERATES: Final = (404, 409, 429, 500, 503)
+
+OLLAMA_ROUTES: Final[tuple[Route, ...]] = (
+    Route(
+        "POST",
+        "/api/chat",
+        ollama_chat,
+        _TENANT,
+        "Answer a chat, as Ollama does",
+        body=OllamaChatBody,
+        errors=_GENERATES,
+        streams=True,
+        stream_type=MEDIA_TYPE,
+    ),
+    Route(
+        "POST",
+        "/api/generate",
+        ollama_generate,
+        _TENANT,
+        "Answer a prompt, as Ollama does",
+        body=OllamaGenerateBody,
+        errors=_GENERATES,
+        streams=True,
+        stream_type=MEDIA_TYPE,
+    ),
+    Route("GET", "/api/tags", about.ollama_tags, _TENANT, "The served model, as Ollama lists it"),
+    Route("GET", "/api/ps", about.ollama_ps, _TENANT, "The served model, as Ollama tells what runs"),
+    Route(
+        "GET", "/api/version", about.ollama_version, _TENANT, "Octavo's version, where Ollama tells its own"
+    ),
+    Route(
+        "POST",
+        "/api/show",
+        about.ollama_show,
+        _TENANT,
+        "What is known of the served model",
+        body=about.OllamaShowBody,
+        errors=(404,),
+    ),
+    Route(
+        "POST",
+        "/api/embed",
+        ollama_embed,
+        _TENANT,
+        "The vectors of texts, as Ollama makes them",
+        body=OllamaEmbedBody,
+        errors=_GENERATES,
+    ),
+    Route(
+        "POST",
+        "/api/embeddings",
+        ollama_embeddings,
+        _TENANT,
+        "The vector of one text, as Ollama made it before /api/embed",
+        body=OllamaEmbeddingsBody,
+        errors=_GENERATES,
+    ),
+    Route("POST", "/api/pull", about.ollama_pull, _TENANT, "Refused: one model is served"),
+    Route("POST", "/api/push", about.ollama_push, _TENANT, "Refused: one model is served"),
+    Route("POST", "/api/create", about.ollama_create, _TENANT, "Refused: one model is served"),
+    Route("POST", "/api/copy", about.ollama_copy, _TENANT, "Refused: one model is served"),
+    Route("DELETE", "/api/delete", about.ollama_delete, _TENANT, "Refused: one model is served"),
+)

@@ -4,6 +4,59 @@ from __future__ import annotations
 
 from typing import Final
 
-from octavo.server.route import Route
+from octavo.server.dialects.responses import create_response
+from octavo.server.dialects.responses_request import ResponsesBody
+from octavo.server.dialects.responses_stored import (
+    cancel_response,
+    delete_response,
+    list_input_items,
+    show_response,
+)
+from octavo.server.route import Access, Route
 
-RESPONSES_ROUTES: Final[tuple[Route, ...]] = ()
+RESPONSES_ROUTES: Final[tuple[Route, ...]] = (
+    Route(
+        "POST",
+        "/v1/responses",
+        create_response,
+        Access.TENANT,
+        "Answer a conversation, and keep it to be gone on from",
+        body=ResponsesBody,
+        errors=(404, 409, 429, 500, 503),
+        streams=True,
+    ),
+    Route(
+        "GET",
+        "/v1/responses/{response_id}",
+        show_response,
+        Access.TENANT,
+        "A stored response",
+        query=("include", "stream", "starting_after", "include_obfuscation"),
+        errors=(404,),
+    ),
+    Route(
+        "DELETE",
+        "/v1/responses/{response_id}",
+        delete_response,
+        Access.TENANT,
+        "Forget a stored response",
+        errors=(404, 500, 503),
+    ),
+    Route(
+        "POST",
+        "/v1/responses/{response_id}/cancel",
+        cancel_response,
+        Access.TENANT,
+        "End a response that is in progress; what it has said stays",
+        errors=(404,),
+    ),
+    Route(
+        "GET",
+        "/v1/responses/{response_id}/input_items",
+        list_input_items,
+        Access.TENANT,
+        "The items that a stored response answered",
+        query=("order", "limit", "after", "include"),
+        errors=(404,),
+    ),
+)

@@ -4,16 +4,18 @@ error."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
 import pytest
-from tests.engine.served import POISON, LetterTokenizer, Turnstile, alone, poisoned_model, started_tiny
+from tests.api.talking import TalkingTokenizer
+from tests.engine.served import POISON, LetterTokenizer, Turnstile, alone, poisoned_model
 from tests.tiny import CONTEXT, VOCAB, random_prompt, request, run, settle, tiny_engine
 
-import octavo.engine.llm
-from octavo import LLM, SamplerParams
+import octavo.api.driver
+import octavo.api.llm
+from octavo import LLM, SamplingParams
 from octavo.engine.assemble import Assembler
 from octavo.engine.outputs import Delta
 from octavo.errors import (
@@ -28,48 +30,16 @@ from octavo.executor.host import HostStore
 from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
+from octavo.params import SamplerParams
 from octavo.retention.transfers import Transfers
-from octavo.text.control import Rendered
-from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, FinishReason
+from octavo.types import ChatMessage, FinishReason
 
 NEVER_POISON = {"logit_bias": ((POISON, -100.0),)}
 
 
-class Template:
-    """Renders a chat as its contents; refuses an empty one."""
-
-    def render(self, messages: list[ChatMessage], options: ChatOptions) -> Rendered:
-        assert options == DEFAULT_CHAT
-        if not messages:
-            raise InvalidRequest("an empty chat", param="messages")
-        return Rendered("".join(message.content for message in messages))
-
-
-class TalkingTokenizer(LetterTokenizer):
-    """With a chat template."""
-
-    chat_template = Template()  # type: ignore[assignment]
-
-
-@pytest.fixture
-def make_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
-    made: list[LLM] = []
-
-    def make(tokenizer: LetterTokenizer | None = None, **engine: object) -> LLM:
-        monkeypatch.setattr(
-            octavo.engine.llm, "build_engine", lambda *given: started_tiny(tokenizer, **engine)
-        )
-        made.append(LLM())
-        return made[-1]
-
-    yield make
-    for llm in made:
-        llm.close()
-
-
-def greedy(max_tokens: int, **fields: object) -> SamplerParams:
+def greedy(max_tokens: int, **fields: object) -> SamplingParams:
     fields = {"temperature": 0.0, "logprobs": 3, "ignore_eos": True, **fields}
-    return SamplerParams(max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
+    return SamplingParams(max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
 
 
 def prompt_of(seed: int, length: int) -> list[int]:
@@ -88,12 +58,12 @@ def test_outputs_come_in_the_order_of_prompts_however_many(make_llm: Callable[..
     prompts = [prompt_of(i, 5 + i) for i in range(20)]
     lengths = [1 + i * 7 % 13 for i in range(20)]
     outputs = llm.generate(prompts, [greedy(length) for length in lengths])
-    assert [list(output.prompt_token_ids) for output in outputs] == prompts
+    assert [output.prompt_token_ids for output in outputs] == prompts
     for output, prompt, length in zip(outputs, prompts, lengths, strict=True):
         (wanted,) = alone(prompt, length, ignore_eos=True)
-        assert output.choices[0].token_ids == wanted.tokens
-        assert output.choices[0].finish is FinishReason.LENGTH
-        assert output.choices[0].usage.num_output == length
+        assert output.outputs[0].token_ids == wanted.tokens
+        assert output.outputs[0].finish_reason == "length"
+        assert output.outputs[0].usage.num_output == length
     nothing_is_left(llm)
 
 
@@ -103,14 +73,14 @@ def test_no_prompts_make_no_outputs(make_llm: Callable[..., LLM]) -> None:
 
 def test_text_is_tokenised_and_stop_strings_end_each_choice(make_llm: Callable[..., LLM]) -> None:
     llm = make_llm()
-    whole = llm.generate(["octavo"], greedy(40, temperature=1.0, seed=5), n=3)[0]
-    assert whole.prompt_token_ids == tuple(LetterTokenizer().encode("octavo"))
-    stop = whole.choices[1].text[6:8]
-    cut = llm.generate(["octavo"], greedy(40, temperature=1.0, seed=5, stop=(stop,)), n=3)[0]
-    for before, after in zip(whole.choices, cut.choices, strict=True):
+    whole = llm.generate(["octavo"], greedy(40, n=3, temperature=1.0, seed=5))[0]
+    assert whole.prompt_token_ids == LetterTokenizer().encode("octavo")
+    stop = whole.outputs[1].text[6:8]
+    cut = llm.generate(["octavo"], greedy(40, n=3, temperature=1.0, seed=5, stop=stop))[0]
+    for before, after in zip(whole.outputs, cut.outputs, strict=True):
         assert after.text == before.text.partition(stop)[0]
-        assert after.stop == (stop if stop in before.text else None)
-        assert after.finish is (FinishReason.STOP if stop in before.text else FinishReason.LENGTH)
+        assert after.stop_reason == (stop if stop in before.text else None)
+        assert after.finish_reason == ("stop" if stop in before.text else "length")
     nothing_is_left(llm)
 
 
@@ -136,13 +106,13 @@ def test_one_wrong_prompt_is_refused_before_any_runs(
 
 
 def test_as_many_params_as_prompts(make_llm: Callable[..., LLM]) -> None:
-    with pytest.raises(InvalidRequest, match="2 params for 3 prompts"):
+    with pytest.raises(InvalidRequest, match="2 sampling_params for 3 prompts"):
         make_llm().generate([[5], [6], [7]], [greedy(4)] * 2)
 
 
 def test_more_choices_than_rows_are_refused(make_llm: Callable[..., LLM]) -> None:
     with pytest.raises(InvalidRequest, match="max_seqs"):
-        make_llm(rows=4).generate([[5]], greedy(4), n=5)
+        make_llm(rows=4).generate([[5]], greedy(4, n=5))
 
 
 def test_a_chat_needs_a_template_and_one_that_takes_it(make_llm: Callable[..., LLM]) -> None:
@@ -153,8 +123,8 @@ def test_a_chat_needs_a_template_and_one_that_takes_it(make_llm: Callable[..., L
         llm.chat([[ChatMessage("user", "abc")], []], greedy(4))
     assert llm.engine.stats.steps == 0
     said = llm.chat([[ChatMessage("user", "abc"), ChatMessage("user", "de")]], greedy(4))[0]
-    assert said.prompt_token_ids == tuple(LetterTokenizer().encode("abcde"))
-    assert len(said.choices[0].token_ids) == 4
+    assert said.prompt_token_ids == LetterTokenizer().encode("abcde")
+    assert len(said.outputs[0].token_ids) == 4
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -168,7 +138,7 @@ def test_a_failed_request_ends_the_call_and_the_next_call_works(
     nothing_is_left(llm)
     output = llm.generate([prompts[3]], greedy(9, **NEVER_POISON))[0]
     (wanted,) = alone(prompts[3], 9, ignore_eos=True, **NEVER_POISON)
-    assert output.choices[0].token_ids == wanted.tokens
+    assert output.outputs[0].token_ids == wanted.tokens
 
 
 def test_a_greedy_row_without_numbers_fails_alone_though_nobody_asked_for_logits() -> None:
@@ -187,7 +157,7 @@ def test_a_model_that_cannot_be_had_is_the_callers_error(monkeypatch: pytest.Mon
     def build(*given: object) -> object:
         raise ModelNotFound("no such file: /nowhere")
 
-    monkeypatch.setattr(octavo.engine.llm, "build_engine", build)
+    monkeypatch.setattr(octavo.api.llm, "build_engine", build)
     with pytest.raises(ModelNotFound, match="nowhere"):
         LLM("/nowhere")
 
@@ -213,7 +183,7 @@ def test_a_call_that_broke_leaves_nothing_behind(
         llm.generate([prompt_of(1, 20), prompt_of(2, 20)], greedy(30))
     nothing_is_left(llm)
     output = llm.generate([prompt_of(3, 20)], greedy(9))[0]
-    assert output.choices[0].token_ids == alone(prompt_of(3, 20), 9, ignore_eos=True)[0].tokens
+    assert output.outputs[0].token_ids == alone(prompt_of(3, 20), 9, ignore_eos=True)[0].tokens
 
 
 def turned(llm: LLM, each_step: Callable[[], None] = lambda: None) -> dict[int, list[Delta]]:
@@ -256,8 +226,8 @@ def test_who_steps_gets_what_generate_gives_whenever_requests_are_added(
 
 def test_a_stop_string_ends_a_request_before_the_engine_does(make_llm: Callable[..., LLM]) -> None:
     llm = make_llm()
-    whole = llm.generate(["octavo"], greedy(40))[0].text
-    llm.add_request("octavo", greedy(40, stop=(whole[6:8],)), n=2)
+    whole = llm.generate(["octavo"], greedy(40))[0].outputs[0].text
+    llm.add_request("octavo", greedy(40, n=2, stop=(whole[6:8],)))
     (deltas,) = turned(llm).values()
     for choice in (0, 1):
         text = "".join(delta.text for delta in deltas if delta.choice == choice)
@@ -303,7 +273,7 @@ def test_what_is_wrong_is_refused_when_it_is_added(make_llm: Callable[..., LLM])
     with pytest.raises(InvalidRequest, match="2 requests that were added are unfinished"):
         llm.generate([[5, 6]], greedy(4))
     assert len(turned(llm)) == 2
-    assert len(llm.generate([[5, 6]], greedy(4))[0].choices[0].token_ids) == 4
+    assert len(llm.generate([[5, 6]], greedy(4))[0].outputs[0].token_ids) == 4
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -341,7 +311,7 @@ def test_a_step_waits_for_a_transfer_and_for_a_new_request(make_llm: Callable[..
     prompts, gate = [prompt_of(i, 100) for i in range(8)], GatedStore.gate
     gate.set()
     with mock.patch.object(Transfers, "is_worth_it", return_value=True):
-        first = [llm.generate([prompt], greedy(12))[0].choices[0].token_ids for prompt in prompts]
+        first = [llm.generate([prompt], greedy(12))[0].outputs[0].token_ids for prompt in prompts]
         settle(llm.engine)
         gate.clear()
         stored = llm.add_request(prompts[0], greedy(12))
@@ -377,11 +347,11 @@ def test_closing_drops_what_is_unfinished(make_llm: Callable[..., LLM]) -> None:
 def test_one_prompt_is_answered_once(make_llm: Callable[..., LLM]) -> None:
     llm = make_llm()
     tokens = LetterTokenizer().encode("octavo")
-    wanted = llm.generate([tokens], greedy(4))[0].choices[0].token_ids
+    wanted = llm.generate([tokens], greedy(4))[0].outputs[0].token_ids
     for prompt in ("octavo", ["octavo"], tokens, tuple(tokens), np.array(tokens), [np.array(tokens)]):
         (output,) = llm.generate(prompt, greedy(4))  # type: ignore[arg-type]
-        assert output.choices[0].token_ids == wanted
-        assert output.prompt_token_ids == tuple(tokens)
+        assert output.outputs[0].token_ids == wanted
+        assert output.prompt_token_ids == tokens
         assert all(type(token) is int for token in output.prompt_token_ids)
     nothing_is_left(llm)
 
@@ -391,47 +361,46 @@ def test_one_chat_is_answered_once(make_llm: Callable[..., LLM]) -> None:
     for messages in ([{"role": "user", "content": "abc"}], (ChatMessage("user", "abc"),)):
         (one,) = llm.chat(messages, greedy(4))
         (also,) = llm.chat([messages], [greedy(4)])
-        assert one.prompt_token_ids == also.prompt_token_ids == tuple(LetterTokenizer().encode("abc"))
+        assert one.prompt_token_ids == also.prompt_token_ids == LetterTokenizer().encode("abc")
     assert llm.chat([], greedy(4)) == []
 
 
-def test_params_may_be_left_out(make_llm: Callable[..., LLM]) -> None:
+def test_params_may_be_left_out_and_are_vllms_defaults_then(make_llm: Callable[..., LLM]) -> None:
     llm = make_llm(TalkingTokenizer())
-    wanted = SamplerParams()
-    asked: list[SamplerParams] = []
-    make_request = octavo.engine.llm.make_request
+    asked: list[object] = []
+    make_request = octavo.api.driver.make_request
 
-    def note(
-        request_id: int, prompt: list[int], params: SamplerParams, *rest: object, **more: object
-    ) -> object:
+    def note(request_id: int, prompt: list[int], params: object, *rest: object, **more: object) -> object:
         asked.append(params)
-        short = SamplerParams(max_tokens=2)
-        return make_request(request_id, prompt, short, *rest, **more)  # type: ignore[arg-type]
+        return make_request(request_id, prompt, params, *rest, **more)  # type: ignore[arg-type]
 
-    with mock.patch.object(octavo.engine.llm, "make_request", note):
+    with mock.patch.object(octavo.api.driver, "make_request", note):
         llm.generate(["abc", "de"])
         llm.chat([ChatMessage("user", "abc")])
         llm.add_request("abc")
         turned(llm)
-    assert asked == [wanted] * 4
+    assert asked == [SamplerParams(max_tokens=16)] * 4
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda llm: llm.generate(5), "prompts is 5; allowed: text, a list of token ids, or a list of"),
+        (lambda llm: llm.generate(5), "prompts is 5; allowed: text, .*a list of token ids, or a list of"),
         (lambda llm: llm.generate(None), "prompts is None; allowed: text"),
         (lambda llm: llm.generate(b"abc"), "prompts is b'abc'; allowed: text"),
         (lambda llm: llm.generate([5, "abc"]), "a prompt holds 'abc'; allowed: a list of token ids"),
-        (lambda llm: llm.generate(["abc", 5]), "a prompt is 5; allowed: a list of token ids"),
+        (lambda llm: llm.generate(["abc", 5]), "a prompt is 5; allowed: text"),
         (lambda llm: llm.generate([[5.5]]), "a prompt holds 5.5; allowed: a list of token ids"),
-        (lambda llm: llm.generate("abc", {"max_tokens": 5}), "params holds .*; allowed: SamplerParams"),
-        (lambda llm: llm.generate("abc", [greedy(4), 5]), "params holds 5; allowed: SamplerParams"),
-        (lambda llm: llm.add_request({"prompt": "abc"}), "a prompt is .*; allowed: a list of token ids"),
-        (lambda llm: llm.add_request("abc", 5), "params holds 5; allowed: SamplerParams"),
-        (lambda llm: llm.chat("hello"), "chats is 'hello'; allowed: a list of messages, or a list of such"),
-        (lambda llm: llm.chat({"role": "user"}), "chats is .*; allowed: a list of messages"),
-        (lambda llm: llm.chat(["hello"]), "a chat is 'hello'; allowed: a list of messages"),
+        (
+            lambda llm: llm.generate("abc", {"max_tokens": 5}),
+            "sampling_params holds .*; allowed: Sampling",
+        ),
+        (lambda llm: llm.generate("abc", [greedy(4), 5]), "params holds 5; allowed: SamplingParams"),
+        (lambda llm: llm.add_request(["abc"]), "a prompt holds 'abc'; allowed: a list of token ids"),
+        (lambda llm: llm.add_request("abc", 5), "params holds 5; allowed: SamplingParams"),
+        (lambda llm: llm.chat(5), "messages is 5; allowed: a list of messages, or a list of such"),
+        (lambda llm: llm.chat({"role": "user"}), "messages is .*; allowed: a list of messages"),
+        (lambda llm: llm.chat([5]), "a chat is 5; allowed: a list of messages"),
         (lambda llm: llm.chat([["hello"]]), "a chat message is 'hello'; allowed: ChatMessage, or a dict"),
     ],
 )

@@ -1,0 +1,163 @@
+"""An engine without a thread: its caller turns it, and is told what each request got. For one thread.
+
+Text becomes tokens, and deltas become outputs, above it; here are requests, steps, and what is lost when a
+step breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from octavo.api.params import RequestOrder
+from octavo.api.prompts import ReadPrompt
+from octavo.engine.assemble import Assembler, Vocabulary
+from octavo.engine.core import Cancel, Engine
+from octavo.engine.outputs import Delta
+from octavo.engine.requests import ModelFacts, make_request
+from octavo.errors import EngineStopped, InvalidRequest, RequestFailed
+from octavo.text.tokenizer import Tokenizer
+from octavo.types import FinishReason, Request, Update
+
+Take = Callable[[int, Delta], None]  # told a request's id, and what it got
+
+
+class Driver:
+    """Requests in, deltas out. After `close` it raises EngineStopped."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, facts: ModelFacts) -> None:
+        self.engine = engine
+        self._tokenizer = tokenizer
+        self._facts = facts
+        self._vocabulary = Vocabulary(tokenizer.token_bytes, tokenizer.special_ids)
+        self._num_requests = 0
+        self._is_closed = False
+        self._assemblers: dict[int, Assembler] = {}  # of requests that were queued and have not finished
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were queued and have not had their last delta."""
+        return len(self._assemblers)
+
+    def check_open(self) -> None:
+        """Raise EngineStopped after `close`."""
+        if self._is_closed:
+            raise EngineStopped("this LLM was closed; make another one to go on")
+
+    def new_request(self, prompt: ReadPrompt, order: RequestOrder, priority: int = 0) -> Request:
+        """A checked request, not yet queued; lower priorities run earlier. Raises InvalidRequest or
+        RequestTooLarge."""
+        self._num_requests += 1
+        return make_request(
+            self._num_requests,
+            prompt.tokens,
+            order.params,
+            self.engine,
+            self._facts,
+            n=order.n,
+            priority=-priority,
+            cache_salt=prompt.cache_salt,
+        )
+
+    def submit(self, request: Request) -> None:
+        """Queue it. Raises QueueFull or InvalidRequest; then nothing was queued."""
+        try:
+            self._assemblers[request.request_id] = Assembler(request, self._vocabulary)
+            self.engine.scheduler.submit(request)
+        except BaseException:
+            self._assemblers.pop(request.request_id, None)
+            raise
+        self.engine.inbox.wake()  # a step may find work now
+
+    def step(self) -> list[tuple[int, Delta]]:
+        """Turn the engine once: (request id, what it got); not all get something.
+
+        A request that fails ends with a delta whose `finish` is ERROR. An exception means that all unfinished
+        ones are lost; EngineStopped, that they were lost by `close`.
+        """
+        self.check_open()
+        try:
+            if self.engine.has_work and self.engine.idle:
+                self.engine.inbox.wait()  # for a transfer
+            return self._deltas(self.engine.step())
+        except BaseException as error:  # ctrl-c too: what a step left half done would fail every later call
+            self._forget(error)
+            raise
+
+    def run(self, requests: Sequence[Request], take: Take, each_step: Callable[[], None]) -> None:
+        """Have all of them answered. Raises InvalidRequest while others are unfinished, RequestFailed if one
+        fails; then none is left."""
+        if self._assemblers:
+            raise InvalidRequest(
+                f"{len(self._assemblers)} requests that were added are unfinished: call step() until "
+                "num_unfinished is 0, then this"
+            )
+        ranked = sorted(requests, key=lambda request: -request.priority)
+        try:
+            self._turn(list(reversed(ranked)), take, each_step)
+        except RequestFailed:
+            raise
+        except BaseException as error:  # between two steps; one that broke has left nothing
+            if self._assemblers or self.engine.has_work:
+                self._forget(error)
+            raise
+
+    def cancel(self, request_id: int) -> None:
+        """End a request with the next step; unknown ids are ignored, because it may have just finished."""
+        self.engine.inbox.put(Cancel(request_id))
+
+    def close(self) -> None:
+        """Drop unfinished requests, store what is to be kept below, if there is anything, and let go of all
+        threads. A second time does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._assemblers.clear()
+        for request_id in self.engine.scheduler.live.live_requests():
+            self.engine.scheduler.cancel(request_id)
+        transfers = self.engine.scheduler.transfers
+        while transfers.could_store or transfers.in_flight:
+            if self.engine.idle:
+                self.engine.inbox.wait()
+            self.engine.step()
+        self.engine.executor.close()
+        self._tokenizer.close()
+
+    def _deltas(self, updates: Sequence[Update]) -> list[tuple[int, Delta]]:
+        deltas = []
+        for update in updates:
+            assembler = self._assemblers.get(update.request_id)
+            delta = None if assembler is None else assembler.take(update)
+            if assembler is None or delta is None:
+                continue  # what came behind a stop string
+            deltas.append((update.request_id, delta))
+            if delta.finish is not None and update.finish is None:
+                self.engine.inbox.put(Cancel(update.request_id, update.choice))
+            if assembler.finished:
+                del self._assemblers[update.request_id]
+        return deltas
+
+    def _turn(self, unsent: list[Request], take: Take, each_step: Callable[[], None]) -> None:
+        """Step until all is done. The bounded queue is fed as it empties, so any number of prompts may be
+        given."""
+        scheduler = self.engine.scheduler
+        while unsent or self.engine.has_work:
+            while unsent and len(scheduler.live.waiting) < scheduler.config.max_rows:
+                self.submit(unsent.pop())
+            for request_id, delta in self.step():
+                if delta.finish is FinishReason.ERROR:
+                    self._abandon()
+                    raise RequestFailed(delta.error)
+                take(request_id, delta)
+            each_step()
+
+    def _abandon(self) -> None:
+        self._assemblers.clear()
+        for request_id in self.engine.scheduler.live.live_requests():
+            self.cancel(request_id)
+        while self.engine.has_work:
+            self.step()
+
+    def _forget(self, error: BaseException) -> None:
+        """Every unfinished request is lost."""
+        self._assemblers.clear()
+        self.engine.recover(error)

@@ -1,0 +1,94 @@
+"""What a call gives once for all prompts or once for each of them, and what it may not give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn, cast
+
+from octavo.api.params import RequestOrder, SamplingParams
+from octavo.errors import InvalidRequest, require_range, shown
+from octavo.params import PRIORITY_MAX, TOKENS_MAX, SamplerParams
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenization:
+    """How texts become tokens."""
+
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None  # the last so many are taken; -1: all that fit
+
+    def applied_to(self, order: RequestOrder) -> RequestOrder:
+        """The same with the prompt cut, unless it is cut already."""
+        if self.truncate_prompt_tokens is None or order.truncate_prompt_tokens is not None:
+            return order
+        return replace(order, truncate_prompt_tokens=self.truncate_prompt_tokens)
+
+
+def tokenization_of(given: Mapping[str, object] | None, truncate: int | None = None) -> Tokenization:
+    """From vLLM's `tokenization_kwargs`, and what is given beside it. Raises InvalidRequest."""
+    fields = dict(given or {})
+    begins = fields.pop("add_special_tokens", True)
+    most = fields.pop("truncate_prompt_tokens", truncate)
+    if fields or not isinstance(begins, bool):
+        raise InvalidRequest(
+            f"tokenization_kwargs is {shown(given)}; allowed: add_special_tokens, truncate_prompt_tokens",
+            param="tokenization_kwargs",
+        )
+    if most not in (None, -1):
+        require_range("truncate_prompt_tokens", cast(int, most), 1, TOKENS_MAX, whole=True)
+    return Tokenization(begins, cast("int | None", most))
+
+
+def each_params(given: object, count: int) -> list[SamplingParams | SamplerParams]:
+    """One for each of `count` prompts. Raises InvalidRequest."""
+    if given is None:
+        return [SamplingParams()] * count
+    if isinstance(given, SamplingParams | SamplerParams):
+        return [given] * count
+    each: list[SamplingParams | SamplerParams] = []
+    for params in given if isinstance(given, list | tuple) else [given]:
+        if not isinstance(params, SamplingParams | SamplerParams):
+            raise InvalidRequest(
+                f"sampling_params holds {shown(params)}; allowed: SamplingParams, or a list with one for "
+                "each prompt",
+                param="sampling_params",
+            )
+        each.append(params)
+    if len(each) != count:
+        raise InvalidRequest(
+            f"{len(each)} sampling_params for {count} prompts; allowed: one, or one each",
+            param="sampling_params",
+        )
+    return each
+
+
+def each_priority(given: int | Sequence[int] | None, count: int) -> list[int]:
+    """One for each of `count` prompts. Raises InvalidRequest."""
+    each = [given or 0] * count if given is None or isinstance(given, int) else list(given)
+    for one in each:
+        require_range("priority", one, -PRIORITY_MAX, PRIORITY_MAX, whole=True)
+    if len(each) != count:
+        raise InvalidRequest(
+            f"{len(each)} priorities for {count} prompts; allowed: one, or one each", param="priority"
+        )
+    return each
+
+
+def refuse_lora(given: object) -> None:
+    """Raise InvalidRequest where an adapter is wanted."""
+    if given is not None:
+        raise InvalidRequest(
+            f"lora_request is {shown(given)}, which is not supported; use instead: None, and a model with "
+            "the adapter merged into its weights",
+            param="lora_request",
+            code="unsupported_parameter",
+        )
+
+
+def refuse_task(name: str, instead: str) -> NoReturn:
+    """Raise InvalidRequest for what the models that are served cannot do."""
+    raise InvalidRequest(
+        f"{name}() is not supported: models here have no head for it; use instead: {instead}",
+        code="unsupported_parameter",
+    )

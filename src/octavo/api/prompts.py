@@ -1,0 +1,179 @@
+"""Prompts and chats in all the forms in which a program may give them, and the token ids that they mean.
+
+"text"   ["text", ...]   {"prompt": "text"}   {"prompt_token_ids": [1, 2]}   [1, 2]   [[1, 2], ...]
+[{"role": ..., "content": ...}, ...]   or a list of such chats; content is text, or a list of text parts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NotRequired, TypedDict
+
+from octavo.engine.messages import read_message
+from octavo.engine.requests import encode_rendered, render_chat
+from octavo.errors import InvalidRequest, as_tokens, is_number, shown
+from octavo.params import TOKENS_MAX
+from octavo.text.tokenizer import Tokenizer
+from octavo.tools.definitions import tools_of
+from octavo.types import ChatMessage, ChatOptions
+
+
+class TextPrompt(TypedDict):
+    """Text, and what its cached blocks are shared under."""
+
+    prompt: str
+    cache_salt: NotRequired[str | None]
+
+
+class TokensPrompt(TypedDict):
+    """Token ids, perhaps with the text that they stand for."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str | None]
+    cache_salt: NotRequired[str | None]
+
+
+# A dict is one of the two above; as a mapping, since lists of literals would be typed as neither.
+Prompt = str | Mapping[str, object] | Sequence[int]
+Prompts = Prompt | Sequence[Prompt]
+Message = ChatMessage | Mapping[str, object]
+Chat = Sequence[Message]
+
+_PROMPTS = (
+    'text, {"prompt": text}, {"prompt_token_ids": list of token ids}, a list of token ids, or a list of such '
+    "prompts"
+)
+_CHATS = "a list of messages, or a list of such chats"
+_MESSAGE = "ChatMessage, or a dict with role and content"
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_MESSAGE_KEYS = (
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "reasoning_content",
+    "reasoning",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """One prompt as the engine takes it. `text` None: token ids were given."""
+
+    tokens: tuple[int, ...]
+    text: str | None
+    cache_salt: str = ""
+
+    def cut_to(self, most: int | None, room: int) -> ReadPrompt:
+        """Its last `most` tokens; None: all, -1: as many as there is `room` for."""
+        most = room if most == -1 else most
+        return self if most is None else replace(self, tokens=self.tokens[-most:])
+
+
+def listed_prompts(given: object) -> list[object]:
+    """A list of prompts, or one that stands alone. Raises InvalidRequest."""
+    if isinstance(given, str | Mapping):
+        return [given]
+    if isinstance(given, bytes) or not isinstance(given, Collection):
+        raise InvalidRequest(f"prompts is {shown(given)}; allowed: {_PROMPTS}", param="prompt")
+    prompts = list(given)
+    return [prompts] if prompts and is_number(prompts[0]) else prompts
+
+
+def read_prompt(given: object, tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> ReadPrompt:
+    """One prompt. Raises InvalidRequest."""
+    if isinstance(given, str):
+        return ReadPrompt(tuple(tokenizer.encode(given, add_special_tokens)), given)
+    if not isinstance(given, Mapping):
+        return ReadPrompt(_ids(given), None)
+    _check_keys(given)
+    salt, text, tokens = given.get("cache_salt"), given.get("prompt"), given.get("prompt_token_ids")
+    if not isinstance(salt, str | None):
+        raise InvalidRequest(f"cache_salt is {shown(salt)}; allowed: text", param="cache_salt")
+    if text is not None and not isinstance(text, str):
+        raise InvalidRequest(f'a prompt\'s "prompt" is {shown(text)}; allowed: text', param="prompt")
+    if tokens is not None:
+        return ReadPrompt(_ids(tokens), text, salt or "")
+    if text is None:
+        raise InvalidRequest(f"a prompt is {shown(given)}; allowed: {_PROMPTS}", param="prompt")
+    return ReadPrompt(tuple(tokenizer.encode(text, add_special_tokens)), text, salt or "")
+
+
+def _check_keys(given: Mapping[object, object]) -> None:
+    for key, value in given.items():
+        if key not in _KEYS and value is not None:
+            raise InvalidRequest(
+                f"a prompt has {shown(key)}, which is not supported: models here read text alone; allowed: "
+                f"{', '.join(_KEYS)}",
+                param=str(key)[:80],
+            )
+
+
+def _ids(given: object) -> tuple[int, ...]:
+    if isinstance(given, bytes) or not isinstance(given, Collection):
+        raise InvalidRequest(f"a prompt is {shown(given)}; allowed: {_PROMPTS}", param="prompt")
+    return as_tokens("a prompt", given, TOKENS_MAX, of="tokens of a prompt")
+
+
+def listed_chats(given: object) -> list[list[ChatMessage]]:
+    """A list of chats, or one that stands alone; text is what a user says. Raises InvalidRequest."""
+    if isinstance(given, str):
+        return [[ChatMessage("user", given)]]
+    if not isinstance(given, list | tuple):
+        raise InvalidRequest(f"messages is {shown(given)}; allowed: {_CHATS}", param="messages")
+    chats = [given] if given and isinstance(given[0], ChatMessage | Mapping) else given
+    return [_chat(chat) for chat in chats]
+
+
+def _chat(given: object) -> list[ChatMessage]:
+    if isinstance(given, str):
+        return [ChatMessage("user", given)]
+    if not isinstance(given, list | tuple):
+        raise InvalidRequest(f"a chat is {shown(given)}; allowed: {_CHATS}", param="messages")
+    return [_message(message, index) for index, message in enumerate(given)]
+
+
+def _message(given: object, index: int) -> ChatMessage:
+    if isinstance(given, ChatMessage):
+        return given
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(
+            f"a chat message is {shown(given)}; allowed: {_MESSAGE}; chat() takes {_CHATS}", param="messages"
+        )
+    for key, value in given.items():
+        if key not in _MESSAGE_KEYS and value:
+            raise InvalidRequest(
+                f"messages[{index}] has {shown(key)}, which is not supported; allowed: "
+                f"{', '.join(_MESSAGE_KEYS)}",
+                param="messages",
+            )
+    return read_message(dict(given), f"messages[{index}]")
+
+
+def chat_options(
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    template_kwargs: Mapping[str, object] | None,
+    tools: Sequence[Mapping[str, object]] | None,
+) -> ChatOptions:
+    """How chats become prompts. Raises InvalidRequest for what contradicts itself."""
+    if continue_final_message and add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt are both True; allowed: one of them (a message "
+            "that goes on has no beginning)",
+            param="continue_final_message",
+        )
+    return ChatOptions(
+        add_generation_prompt,
+        continue_final_message,
+        dict(template_kwargs or {}),
+        tools=tuple(tool.given for tool in tools_of(tools)),
+    )
+
+
+def read_chat(messages: Sequence[ChatMessage], options: ChatOptions, tokenizer: Tokenizer) -> ReadPrompt:
+    """One chat, as the model's own template writes it. Raises InvalidRequest."""
+    rendered = render_chat(tokenizer, messages, options)
+    return ReadPrompt(tuple(encode_rendered(tokenizer, rendered)), rendered.text)

@@ -1,0 +1,188 @@
+"""Stored responses: conversations that are gone on from, each in a record of its own. Asynchronous, on any
+event loop.
+
+    response A     tokens of A          document of A
+       |   \\
+       B    C      those of A, and what was said after it: both hold A's blocks under the same names
+
+A response is one turn. It is created as a fork of the one before it, or from nothing; its turn is an ordinary
+one; at its end its document is attached. So nothing of A changes when B goes on from it, and B needs nothing
+of A when A is deleted or has given way. Documents are the server's: here they are bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Sequence
+
+from octavo.engine.outputs import StoredResponse, Turn
+from octavo.engine.session_record import SessionRecord
+from octavo.engine.session_store import NewResponse, SessionStore
+from octavo.engine.session_turns import TakesTurns, forget, know, know_fork, take_turn
+from octavo.errors import RequestFailed, SessionBusy, SessionRefused, UnknownSession
+from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
+from octavo.scheduler.scheduler import Scheduler
+from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions
+
+_ID_BYTES = 18
+
+
+def new_response_id() -> str:
+    """An id that cannot be guessed: "resp_" and 24 characters."""
+    return f"resp_{secrets.token_urlsafe(_ID_BYTES)}"
+
+
+class Responses:
+    """What `Sessions.responses` offers. Raises UnknownSession for those of other tenants too, and
+    EngineStopped when the engine is gone."""
+
+    def __init__(self, llm: TakesTurns, store: SessionStore, ttl_s: float) -> None:
+        self.unstored = UnstoredTurns(llm, store)
+        self._llm = llm
+        self._store = store
+        self._ttl_s = ttl_s
+
+    async def create(
+        self, tenant: str, response_id: str, document: bytes, previous_id: str | None = None
+    ) -> None:
+        """A response whose turn has not begun: what was said in the previous one was said in it too. Others
+        of the tenant give way, if there must be room.
+
+        Raises UnknownSession, SessionBusy while the previous one runs, SessionRefused or UnknownTenant; then
+        nothing was made.
+        """
+        response = NewResponse(response_id, document)
+
+        def make(scheduler: Scheduler, now: float) -> None:
+            scheduler.tenants.check_known(tenant)
+            if previous_id is not None:
+                _check_ended(self._store, self._store.find_response(tenant, previous_id))
+                self._store.use(previous_id)
+            self._make_room(scheduler, tenant, response, previous_id or "")
+            source = None if previous_id is None else self._store.find_response(tenant, previous_id)
+            if source is None or not source.tokens:
+                self._store.create(tenant, self._ttl_s, response)
+                return
+            made = self._store.fork(source, None, self._ttl_s, response)
+            know(scheduler, now, source, self._store.seconds_left(source))
+            know_fork(scheduler, now, source.session_id, made)
+            scheduler.session_holds.renew(source.session_id, now)
+
+        try:
+            await self._llm.ask(make)
+        except BaseException:
+            self.drop(tenant, response_id)  # behind the question
+            raise
+
+    def _make_room(self, scheduler: Scheduler, tenant: str, response: NewResponse, spared: str) -> None:
+        for gone in self._store.make_room(tenant, response, spared):
+            forget(scheduler, tenant, gone.session_id)
+
+    def drop(self, tenant: str, response_id: str) -> None:
+        """Forget it, if it is there, and wait for nothing."""
+
+        def do(scheduler: Scheduler, now: float) -> None:
+            with contextlib.suppress(UnknownSession):
+                self._store.find_response(tenant, response_id)
+                self._store.delete(tenant, response_id)
+            forget(scheduler, tenant, response_id)
+
+        self._llm.tell(do)
+
+    def attach(self, tenant: str, response_id: str, document: bytes) -> bool:
+        """Its document is now this. False: it was deleted meanwhile. Others of the tenant give way; where
+        that is not enough, there is more than the bound, by what this turn has added."""
+        response = NewResponse(response_id, document)
+        if not self._store.attach(response):
+            return False
+        with contextlib.suppress(SessionRefused):
+            for gone in self._store.make_room(tenant, response):
+                self._forget_later(gone)
+        return True
+
+    def _forget_later(self, record: SessionRecord) -> None:
+        self._llm.tell(lambda s, now: forget(s, record.tenant, record.session_id))
+
+    def find(self, tenant: str, response_id: str) -> StoredResponse:
+        """One of them."""
+        record = self._store.find_response(tenant, response_id)
+        return StoredResponse(response_id, record.document, len(record.tokens), self._store.is_active(record))
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        """Forget it; what it held can be taken from now on, and those that went on from it go on. Returns
+        when no crash can bring it back, or raises RequestFailed when the disk failed. Cancelling the call
+        cancels no part of it that has begun."""
+        record = self._store.find_response(tenant, response_id)
+        gone = self._store.delete(tenant, response_id)
+        self._forget_later(record)
+        await self._llm.ask(lambda s, now: None)  # behind it
+        if not await asyncio.shield(asyncio.wrap_future(gone)):
+            raise RequestFailed(
+                f"response {response_id} is deleted, but could not be taken off the disk: after a crash it "
+                "may be there again; that is tried again with the next one deleted, and when the server ends"
+            )
+
+    async def turn(
+        self,
+        tenant: str,
+        session_id: str,
+        messages: Sequence[ChatMessage],
+        params: SamplerParams,
+        *,
+        priority: int = 0,
+        timeouts: Timeouts = NO_TIMEOUTS,
+        options: ChatOptions = DEFAULT_CHAT,
+    ) -> Turn:
+        """The turn of a response that was created. Raises as `Sessions.turn`."""
+        return await take_turn(
+            self._llm,
+            self._store,
+            self._store.find_response(tenant, session_id),
+            messages,
+            params,
+            priority=priority,
+            timeouts=timeouts,
+            options=options,
+        )
+
+
+class UnstoredTurns:
+    """Turns that go on from a stored response, of which nothing is kept."""
+
+    def __init__(self, llm: TakesTurns, store: SessionStore) -> None:
+        self._llm = llm
+        self._store = store
+
+    async def turn(
+        self,
+        tenant: str,
+        session_id: str,
+        messages: Sequence[ChatMessage],
+        params: SamplerParams,
+        *,
+        priority: int = 0,
+        timeouts: Timeouts = NO_TIMEOUTS,
+        options: ChatOptions = DEFAULT_CHAT,
+    ) -> Turn:
+        """An ordinary request, whose prompt goes on from the tokens of the response `session_id`: it finds
+        its blocks by their names. Raises UnknownSession, SessionBusy, or as `EngineClient.submit`."""
+        record = self._store.find_response(tenant, session_id)
+        _check_ended(self._store, record)
+        self._store.use(session_id)
+        self._llm.tell(lambda s, now: s.session_holds.renew(session_id, now))
+        composed = await self._llm.compose(record.tokens, messages, options, tenant=tenant)
+        stream = await self._llm.submit(
+            composed.tokens, params, priority=priority, tenant=tenant, timeouts=timeouts
+        )
+        return Turn("", composed.tokens, composed.reused, composed.fallback, stream)
+
+
+def _check_ended(store: SessionStore, record: SessionRecord) -> None:
+    """Raise SessionBusy while its turn runs."""
+    if store.is_active(record):
+        raise SessionBusy(
+            f"response {record.session_id} is in progress; allowed: to go on from one that has ended, or was "
+            "cancelled"
+        )

@@ -1,0 +1,193 @@
+"""The file in which sessions are remembered: a table that is written behind, by a thread of its own.
+
+    sessions.sqlite    sessions: id | tenant | tokens | ttl_ms | created_ms | used_ms
+                                 | num_shared | num_suspended | turn_ends | document
+
+It lies in the disk cache's namespace, and so belongs to one model and one tokenizer. Changes are written in
+the order in which they are told. Rows that could not be deleted are tried again with the next one, and at the
+end. It does not know which sessions there are: `SessionStore` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from octavo.engine.session_record import (
+    COLUMNS,
+    LATER,
+    NUM_COLUMNS,
+    TTL_S_MAX,
+    SessionRecord,
+    from_row,
+    to_row,
+)
+from octavo.errors import SessionRefused
+from octavo.executor.disk_index import is_trouble
+from octavo.files import Database, Files, OsFiles, Whereabouts, vanished_in_words
+
+log = logging.getLogger("octavo.sessions")
+
+SESSIONS_FILE = "sessions.sqlite"  # in the disk cache's namespace
+_SCHEMAS = [f"CREATE TABLE sessions ({', '.join((COLUMNS, *LATER[:n]))})" for n in range(len(LATER) + 1)]
+_INSERT = f"INSERT OR REPLACE INTO sessions VALUES ({', '.join('?' * NUM_COLUMNS)})"
+
+
+class SessionFile:
+    """An open file. Any thread may call; what it submits runs on the writer's thread."""
+
+    def __init__(self, database: Database, where: Whereabouts, opened_afresh: str = "") -> None:
+        self.opened_afresh = opened_afresh  # why what was in it was given up
+        self.errors = 0  # writes that failed
+        self._database = database
+        self._where = where
+        self._lock = threading.Lock()
+        self._writer: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "octavo-sessions")
+        self._undeleted: set[str] = set()  # rows that should not be there; the writer's
+        self._vanished: Path | None = None  # what was told of last; the writer's
+
+    def put(self, record: SessionRecord) -> None:
+        """Its row shall be this."""
+        self._submit(lambda: self._write(record, durable=False))
+
+    def erase(self, session_id: str, *, durable: bool) -> Future[bool]:
+        """Its row shall go; true when it has, and with `durable` no crash brings it back."""
+        return self._submit(lambda: self._erase(session_id, durable=durable))
+
+    def sync(self, record: SessionRecord | None) -> Future[bool]:
+        """True when its row is this one, on the medium; false without a record. SessionRefused where the file
+        is not where it was."""
+        return self._submit(lambda: self._write_to_find(record))
+
+    def close(self) -> None:
+        """Write what is left, and let go of the file. Again does nothing."""
+        with self._lock:
+            writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.submit(lambda: not self._undeleted or self._erase("", durable=True))
+            writer.shutdown(wait=True)
+            with contextlib.suppress(sqlite3.Error):
+                self._database.close()
+
+    def _submit(self, work: Callable[[], bool]) -> Future[bool]:
+        """In order; false after `close`."""
+        with self._lock:
+            if self._writer is not None:
+                return self._writer.submit(work)
+        done: Future[bool] = Future()
+        done.set_result(False)
+        return done
+
+    # On the writer's thread.
+
+    def _erase(self, session_id: str, *, durable: bool) -> bool:
+        """Its row goes, and whatever should have gone before."""
+        self._undeleted.add(session_id)
+        for one in sorted(self._undeleted):
+            if not self._execute("DELETE FROM sessions WHERE id = ?", (one,), durable=durable):
+                return False
+            self._undeleted.discard(one)
+        return True
+
+    def _write_to_find(self, record: SessionRecord | None) -> bool:
+        """Written, synced, and where a restart looks for it."""
+        if record is None or not self._write(record, durable=True):
+            return False
+        before, self._vanished = self._vanished, self._where.find_vanished()
+        if self._vanished is not None:
+            if before is None:
+                log.error("%s", vanished_in_words(self._vanished))
+            raise SessionRefused(vanished_in_words(self._vanished))
+        return True
+
+    def _write(self, record: SessionRecord, *, durable: bool) -> bool:
+        return self._execute(_INSERT, to_row(record), durable=durable)
+
+    def _execute(self, sql: str, row: tuple[int | str | bytes, ...], *, durable: bool) -> bool:
+        """False: it is not in the file, and the log says why."""
+        database = self._database
+        try:
+            if database.in_transaction:  # an earlier one could not even be undone
+                database.rollback()
+            database.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            database.execute("BEGIN IMMEDIATE")
+            database.execute(sql, row)
+            database.execute("COMMIT")
+        except sqlite3.Error as error:
+            self.errors += 1
+            log.warning("a session could not be written: %s", error)
+            with contextlib.suppress(sqlite3.Error):
+                database.rollback()
+            return False
+        return True
+
+
+def open_file(path: Path, files: Files) -> tuple[SessionFile, list[SessionRecord]]:
+    """The file, or a new one, and what is in it, oldest first; a damaged one is begun afresh. Raises
+    sqlite3.Error or OSError for trouble with the disk itself, or where another process has the file; then it
+    is left as it is."""
+    database, records, opened_afresh = None, list[SessionRecord](), ""
+    if path.exists():
+        try:
+            database = _connect(files, path)
+            records = _load(database)
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            if database is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    database.close()
+            if isinstance(error, sqlite3.Error) and is_trouble(error):
+                raise
+            database, opened_afresh = None, f"its file was damaged ({error})"
+    if database is None:
+        for suffix in ("-wal", "-shm", "-journal", ""):
+            files.remove(path.with_name(path.name + suffix))
+        database = _connect(files, path)
+        database.execute(_SCHEMAS[-1])
+    where = Whereabouts(files, [path, path.with_name(path.name + "-wal")])
+    return SessionFile(database, where, opened_afresh), records
+
+
+def longest_ttl(path: Path, now: float, files: Files | None = None) -> float:
+    """The longest ttl, in seconds, of the sessions in a file that have not expired at `now`; 0.0 where there
+    is none, and the longest that may be where the file does not tell."""
+    if not path.exists():
+        return 0.0
+    try:
+        database = _connect(files or OsFiles(), path)
+        try:
+            sql = "SELECT max(ttl_ms) FROM sessions WHERE used_ms + ttl_ms > ?"
+            [found] = database.execute(sql, (int(now * 1000),)).fetchone()
+        finally:
+            database.close()
+    except sqlite3.Error:
+        return TTL_S_MAX
+    return min(found / 1000, TTL_S_MAX) if isinstance(found, int) else 0.0
+
+
+def _load(database: Database) -> list[SessionRecord]:
+    """Its records, oldest first. Raises sqlite3.DatabaseError for a file that is not ours."""
+    verdict = database.execute("PRAGMA quick_check(1)").fetchone()
+    schema = database.execute("SELECT sql FROM sqlite_master WHERE type = 'table'").fetchall()
+    if verdict != ("ok",) or schema not in [[(one,)] for one in _SCHEMAS]:
+        raise sqlite3.DatabaseError(f"{verdict[0]}, or other tables")
+    # Each adds one column, in one statement: after a crash in between, the next start goes on from there.
+    for later in LATER[_SCHEMAS.index(schema[0][0]) :]:
+        database.execute(f"ALTER TABLE sessions ADD COLUMN {later}")
+    rows = map(from_row, database.execute("SELECT * FROM sessions"))  # in the schema's order
+    return sorted((record for record in rows if record is not None), key=lambda record: record.created)
+
+
+def _connect(files: Files, path: Path) -> Database:
+    database = files.connect(path)
+    try:
+        database.execute("PRAGMA locking_mode=EXCLUSIVE")
+        database.execute("PRAGMA journal_mode=WAL")
+    except BaseException:
+        database.close()
+        raise
+    return database

@@ -1,0 +1,202 @@
+"""Anthropic's request, /v1/messages, as a `ChatBody` and messages: its names and bounds, the meaning of ours.
+
+    system, messages     -> messages, by `anthropic_messages`
+    tools, tool_choice   -> tools, tool_choice, parallel_tool_calls, by `anthropic_tools`
+    thinking             -> enable_thinking, max_thinking_tokens, include_reasoning
+    output_config        -> response_format, reasoning_effort; output_format is the older name of its format
+
+What becomes of each field is listed in `anthropic_fields`. It knows no engine and no answer. Source:
+anthropic-sdk-python's `types/message_create_params.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
+
+from octavo.errors import InvalidRequest, as_items, require_range, shown
+from octavo.params import STOP_STRING_CHARS_MAX, STOP_STRINGS_MAX, TOKENS_MAX
+from octavo.server.body import validate
+from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
+from octavo.server.dialects.anthropic_messages import read_messages
+from octavo.server.dialects.anthropic_tools import choice_fields, openai_tools
+from octavo.server.errors import JsonObject
+from octavo.server.field_list import Place
+from octavo.server.openai_schema import ChatBody
+from octavo.types import ChatMessage
+
+EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
+_DISPLAYS: Final = (None, "summarized", "omitted")
+
+# How errors of the chat path name what was translated.
+NAMES: Final[Mapping[str, str]] = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "max_thinking_tokens": "thinking.budget_tokens",
+    "continue_final_message": "messages",
+}
+
+_MESSAGES_SCHEMA: Final[JsonObject] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {
+            "role": {"enum": ["user", "assistant", "system"]},
+            "content": {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "array", "items": {"type": "object", "required": ["type"]}},
+                ]
+            },
+        },
+    },
+}
+
+
+class CountTokensBody(BaseModel):
+    """POST /v1/messages/count_tokens: what a prompt is made of. Objects are read by hand, which explains
+    itself better."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    model: str | None = None
+    messages: Annotated[object, WithJsonSchema(_MESSAGES_SCHEMA)] = None
+    system: object = None
+    tools: object = None
+    tool_choice: object = None
+    thinking: object = None
+    output_config: object = None
+    output_format: object = None
+
+
+class MessagesBody(CountTokensBody):
+    """POST /v1/messages."""
+
+    model_config = ConfigDict(json_schema_extra={"required": ["max_tokens"]})
+
+    max_tokens: int | None = None
+    stop_sequences: object = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A request as the chat path takes it."""
+
+    body: ChatBody
+    messages: list[ChatMessage]
+
+
+def translated(body: CountTokensBody, context_length: int) -> Translated:
+    """The same request in the chat path's words. Raises InvalidRequest that names Anthropic's fields."""
+    limit = _max_tokens(body) if isinstance(body, MessagesBody) else None
+    tools = openai_tools(body.tools)
+    read = read_messages(body.system, body.messages, context_length)
+    fields: JsonObject = {
+        "model": body.model,
+        "tools": tools,
+        "continue_final_message": read.is_prefilled,
+        **choice_fields(body.tool_choice, tools),
+        **_thinking_fields(body.thinking, limit),
+        **_output_fields(body),
+    }
+    if isinstance(body, MessagesBody):
+        if body.temperature is not None:
+            require_range("temperature", body.temperature, 0.0, 1.0)
+        fields |= {
+            "max_tokens": limit,
+            "stop": _stop_sequences(body.stop_sequences),
+            "stream": body.stream,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+        }
+    return Translated(validate(ChatBody, fields), read.messages)
+
+
+def _max_tokens(body: MessagesBody) -> int:
+    if body.max_tokens is None:
+        raise InvalidRequest(
+            "max_tokens is missing; allowed: 1 or more, the most tokens of an answer", param="max_tokens"
+        )
+    hint = "POST /v1/kv/pins computes a prompt without an answer" if body.max_tokens == 0 else ""
+    require_range("max_tokens", body.max_tokens, 1, TOKENS_MAX, hint=hint)
+    return body.max_tokens
+
+
+def _stop_sequences(given: object) -> list[str]:
+    words = "a list of strings that are not empty"
+    items = as_items("stop_sequences", given or (), words, STOP_STRINGS_MAX, of="number of stop_sequences")
+    texts = [item for item in items if isinstance(item, str)]
+    if len(texts) != len(items):
+        raise InvalidRequest(f"stop_sequences is {shown(given)}; allowed: {words}", param="stop_sequences")
+    for place, text in enumerate(texts):
+        what = f"length of stop_sequences[{place}]"
+        require_range(what, len(text), 1, STOP_STRING_CHARS_MAX, param="stop_sequences")
+    return texts
+
+
+def _thinking_fields(given: object, max_tokens: int | None) -> JsonObject:
+    """Anthropic's clients read thinking where they asked for it, and nowhere else."""
+    untold: JsonObject = {"enable_thinking": False, "include_reasoning": False}
+    if given is None:
+        return untold
+    if not isinstance(given, Mapping):
+        raise _wrong("thinking", given, "an object with a type")
+    kind = given.get("type")
+    if kind == "disabled":
+        return untold
+    if kind not in ("enabled", "adaptive"):
+        raise _wrong("thinking.type", kind, "enabled, adaptive, disabled")
+    display = given.get("display")
+    if display not in _DISPLAYS:
+        raise _wrong("thinking.display", display, "summarized (it is told as it is), omitted")
+    told: JsonObject = {"enable_thinking": True, "include_reasoning": display != "omitted"}
+    return told | ({"max_thinking_tokens": _budget(given, max_tokens)} if kind == "enabled" else {})
+
+
+def _budget(thinking: Mapping[str, object], max_tokens: int | None) -> int:
+    budget = thinking.get("budget_tokens")
+    most = TOKENS_MAX if max_tokens is None else max_tokens - 1
+    if not isinstance(budget, int) or isinstance(budget, bool) or not 1 <= budget <= most:
+        raise _wrong("thinking.budget_tokens", budget, "1 or more, and less than max_tokens")
+    return budget
+
+
+def _output_fields(body: CountTokensBody) -> JsonObject:
+    """What the output must follow, and how much effort it is worth."""
+    config: object = {} if body.output_config is None else body.output_config
+    if not isinstance(config, Mapping):
+        raise _wrong("output_config", config, "an object with effort and format")
+    ANTHROPIC_FIELDS.check(config, Place.OUTPUT_CONFIG, "output_config.")
+    effort, shape = config.get("effort"), config.get("format")
+    if effort is not None and effort not in EFFORTS:
+        raise _wrong("output_config.effort", effort, ", ".join(EFFORTS))
+    if shape is not None and body.output_format is not None:
+        raise InvalidRequest(
+            "output_format and output_config.format are given together; allowed: one of them, which are two "
+            "names of one thing",
+            param="output_format",
+        )
+    name = "output_config.format" if body.output_format is None else "output_format"
+    shape = body.output_format if shape is None else shape
+    fields: JsonObject = {"reasoning_effort": effort}
+    if shape is not None:
+        schema = shape.get("schema") if isinstance(shape, Mapping) else None
+        if not isinstance(shape, Mapping) or shape.get("type") != "json_schema" or schema is None:
+            raise _wrong(name, shape, '{"type": "json_schema", "schema": ...}')
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
+    return fields
+
+
+def _wrong(what: str, given: object, allowed: str) -> InvalidRequest:
+    return InvalidRequest(f"{what} is {shown(given)}; allowed: {allowed}", param=what.partition(".")[0])

@@ -1,0 +1,240 @@
+"""Anthropic's `system` and `messages`, blocks of content, as the messages of a chat.
+
+    system                     a system message
+    user: text, tool_result    user messages and tool messages, in their order
+    assistant: thinking, text, tool_use   one message with its reasoning, text and calls
+
+Messages of one role that follow each other are one turn, as that API has it: most chat templates want turns.
+A last message of the assistant is begun, and the answer goes on with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from octavo.engine.messages import CALLS_MAX
+from octavo.errors import InvalidRequest, shown
+from octavo.grammar import check_depth
+from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
+from octavo.server.field_list import Place
+from octavo.server.prompts import too_long
+from octavo.types import ChatMessage, ToolCall
+
+_BLOCKS: Final[Mapping[str, tuple[str, ...]]] = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
+    "system": ("text",),
+}
+_BETWEEN_MESSAGES: Final = "\n\n"  # of one turn; blocks of one message follow each other as they are
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMessages:
+    """The chat; `is_prefilled`: its last message is the answer's beginning."""
+
+    messages: list[ChatMessage]
+    is_prefilled: bool
+
+
+@dataclass(slots=True)
+class _Text:
+    """Text in the making: its pieces, and which message the last one is of."""
+
+    pieces: list[str] = field(default_factory=list)
+    message_index: int = -1
+
+    def add(self, text: str, message_index: int) -> None:
+        """More of it."""
+        if text and self.pieces and self.message_index != message_index:
+            self.pieces.append(_BETWEEN_MESSAGES)
+        if text:
+            self.pieces.append(text)
+            self.message_index = message_index
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A message in the making, of one or more of the client's."""
+
+    role: str
+    text: _Text = field(default_factory=_Text)
+    thought: _Text = field(default_factory=_Text)
+    calls: list[ToolCall] = field(default_factory=list)
+    function: str = ""  # of a tool's result
+    call_id: str = ""
+
+    def message(self) -> ChatMessage:
+        """As the chat path takes it."""
+        text, thought = "".join(self.text.pieces), "".join(self.thought.pieces)
+        calls = tuple(self.calls)
+        return ChatMessage(self.role, text, self.function or None, calls, self.call_id, thought)
+
+
+def read_messages(system: object, messages: object, context_length: int) -> ReadMessages:
+    """The messages of a chat, reduced to text. Raises InvalidRequest that names the block. O(blocks)."""
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages must be a list of at least one message", param="messages")
+    _check_count(messages, context_length)
+    reader = _Reader()
+    if system is not None:
+        reader.add_system(system)
+    for index, item in enumerate(messages):
+        reader.add(item, index, is_last=index == len(messages) - 1)
+    return reader.finish(f"messages[{len(messages) - 1}]")
+
+
+def _check_count(messages: Sequence[object], context_length: int) -> None:
+    """Each block takes a token at least, or is not worth its place."""
+    blocks = 0
+    for item in messages:
+        content = item.get("content") if isinstance(item, Mapping) else None
+        blocks += len(content) if isinstance(content, list) else 1
+    if max(blocks, len(messages)) > context_length:
+        raise too_long(f"{blocks:,} blocks in {len(messages):,} messages", "messages", context_length)
+
+
+class _Reader:
+    """Reads the messages in turn."""
+
+    def __init__(self) -> None:
+        self._turns: list[_Turn] = []
+        self._functions: dict[str, str] = {}  # by the id of a call
+
+    def add_system(self, given: object) -> None:
+        """The system prompt: text, or text blocks."""
+        text = _joined(given, "system")
+        if text:
+            self._turns.append(_Turn("system", _Text([text])))
+
+    def add(self, given: object, index: int, *, is_last: bool) -> None:
+        """One message."""
+        where = f"messages[{index}]"
+        if not isinstance(given, Mapping):
+            raise _wrong(where, given, "an object with role and content")
+        role, content = given.get("role"), given.get("content")
+        if not isinstance(role, str) or role not in _BLOCKS:
+            raise _wrong(f"{where}.role", role, ", ".join(_BLOCKS))
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        may_be_empty = role == "assistant" and is_last  # then nothing is begun
+        if not isinstance(content, list) or not (content or may_be_empty):
+            raise _wrong(f"{where}.content", content, "a string, or a list of at least one block")
+        for place, block in enumerate(content):
+            self._add_block(block, role, index, f"{where}.content[{place}]")
+
+    def finish(self, where: str) -> ReadMessages:
+        """All of them; an end that no answer can follow is refused. `where` is the last."""
+        is_prefilled = bool(self._turns) and self._turns[-1].role == "assistant"
+        if is_prefilled:
+            last = self._turns[-1]
+            _check_prefill(last, where)
+            is_prefilled = bool(last.text.pieces)
+            if not is_prefilled:
+                self._turns.pop()
+        if not self._turns:
+            raise InvalidRequest(
+                f"{where} is empty, and so is all before it; allowed: a message of the user", param="messages"
+            )
+        return ReadMessages([turn.message() for turn in self._turns], is_prefilled)
+
+    def _turn_of(self, role: str) -> _Turn:
+        """The turn of that role: the last, where it is one."""
+        if not self._turns or self._turns[-1].role != role or role == "system":
+            self._turns.append(_Turn(role))
+        return self._turns[-1]
+
+    def _add_block(self, given: object, role: str, message_index: int, where: str) -> None:
+        block = _checked_block(given, where, _BLOCKS[role])
+        kind = block["type"]
+        if kind == "tool_result":
+            self._add_result(block, where)
+            return
+        turn = self._turn_of(role)
+        match kind:
+            case "text":
+                turn.text.add(_string(block, "text", where), message_index)
+            case "thinking":
+                turn.thought.add(_string(block, "thinking", where), message_index)
+            case "tool_use":
+                self._add_call(turn, block, where)
+
+    def _add_call(self, turn: _Turn, block: Mapping[str, object], where: str) -> None:
+        name, call_id = _string(block, "name", where), _string(block, "id", where)
+        given = block.get("input")
+        if not isinstance(given, Mapping):
+            raise _wrong(f"{where}.input", given, "an object")
+        if len(turn.calls) == CALLS_MAX:
+            raise InvalidRequest(
+                f"{where} is one call of more than {CALLS_MAX} in a turn; allowed: {CALLS_MAX}",
+                param="messages",
+            )
+        check_depth(given, "messages")
+        turn.calls.append(ToolCall(name, json.dumps(given, ensure_ascii=False), call_id))
+        self._functions[call_id] = name
+
+    def _add_result(self, block: Mapping[str, object], where: str) -> None:
+        call_id = _string(block, "tool_use_id", where)
+        if call_id not in self._functions:
+            raise _wrong(f"{where}.tool_use_id", call_id, "the id of a tool_use in a message before it")
+        is_error, content = block.get("is_error"), block.get("content")
+        if is_error not in (None, False, True):
+            raise _wrong(f"{where}.is_error", is_error, "true or false")
+        text = "" if content is None else _joined(content, f"{where}.content")
+        if is_error:
+            text = f"Error: {text}"  # no chat template has another word for it
+        result = _Turn("tool", _Text([text]), function=self._functions[call_id], call_id=call_id)
+        self._turns.append(result)
+
+
+def _check_prefill(last: _Turn, where: str) -> None:
+    """Raise InvalidRequest for a last message of the assistant that cannot be gone on with."""
+    if last.calls:
+        raise InvalidRequest(
+            f"{where} ends the chat with tool_use; allowed: a user message behind it, with the tool_result",
+            param="messages",
+        )
+    if last.thought.pieces and not last.text.pieces:
+        raise InvalidRequest(
+            f"{where} ends the chat with thinking alone; allowed: text, with which the answer goes on",
+            param="messages",
+        )
+
+
+def _joined(given: object, where: str) -> str:
+    """A string, or the text of text blocks."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise _wrong(where, given, "a string, or a list of text blocks")
+    places = [f"{where}[{index}]" for index in range(len(given))]
+    blocks = [_checked_block(block, place, ("text",)) for block, place in zip(given, places, strict=True)]
+    return "".join(_string(block, "text", place) for block, place in zip(blocks, places, strict=True))
+
+
+def _checked_block(given: object, where: str, kinds: tuple[str, ...]) -> Mapping[str, object]:
+    """An object of one of these types."""
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if not isinstance(given, Mapping) or not isinstance(kind, str):
+        raise _wrong(where, given, f"an object with a type: {', '.join(kinds)}")
+    if kind not in kinds:
+        raise InvalidRequest(
+            f"{where}.type is {shown(kind)}; allowed: {', '.join(kinds)} (this model reads text only)",
+            param=where.partition("[")[0],
+            code="unsupported_parameter",
+        )
+    ANTHROPIC_FIELDS.check(given, Place.BLOCK, f"{where}.")
+    return given
+
+
+def _string(block: Mapping[str, object], name: str, where: str) -> str:
+    given = block.get(name)
+    if not isinstance(given, str):
+        raise _wrong(f"{where}.{name}", given, "a string")
+    return given
+
+
+def _wrong(what: str, given: object, allowed: str) -> InvalidRequest:
+    return InvalidRequest(f"{what} is {shown(given)}; allowed: {allowed}", param=what.partition("[")[0])

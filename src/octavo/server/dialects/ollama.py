@@ -1,0 +1,234 @@
+"""Ollama's requests, /api/chat and /api/generate, as a `ChatBody`: its names and defaults, bounds of ours.
+
+    options          num_predict -> max_tokens; temperature, top_k, top_p, min_p, seed, stop, penalties
+    format           -> response_format
+    think            -> enable_thinking, reasoning_effort
+    tools, messages  by `ollama_messages`
+
+What becomes of each field is listed in `ollama_fields`. It knows no answer. Source: ollama's
+`api/types.go` and `server/routes.go`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
+
+from octavo.engine.outputs import ServedModel
+from octavo.errors import InvalidRequest, UnknownModel, is_number, require_range, shown
+from octavo.params import LOGPROBS_MAX, TOKENS_MAX
+from octavo.server.body import validate
+from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
+from octavo.server.errors import JsonObject
+from octavo.server.field_list import Place
+from octavo.server.openai_schema import ChatBody
+
+# How errors of the chat path name what was translated.
+NAMES: Final[Mapping[str, str]] = {
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    "response_format": "format",
+    "reasoning_effort": "think",
+    "continue_final_message": "messages",
+} | {
+    name: f"options.{name}"
+    for name in (
+        "num_ctx",
+        "num_predict",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "seed",
+        "stop",
+        "repeat_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    )
+}
+# What Ollama samples with where a client does not say.
+DEFAULTS: Final[Mapping[str, object]] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+
+_EFFORTS: Final = ("low", "medium", "high", "max")
+_PENALTIES: Final[Mapping[str, tuple[object, ...]]] = {
+    "repeat_penalty": (None, 1),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+}
+_OF_PENALTIES: Final = ("repeat_last_n", "penalize_newline")
+_WHOLE: Final = ("num_ctx", "num_predict", "top_k", "seed")
+_UNLIMITED: Final = (-1, -2)  # of num_predict: on and on; until the context is full
+_ANY_SEED: Final = -1
+_TAG: Final = ":latest"
+_AT_ONCE: Final = ("0", "0s", "0m", "0h")
+
+
+_MESSAGES: Final[JsonObject] = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"enum": ["system", "user", "assistant", "tool"]},
+            "content": {"type": "string"},
+            "thinking": {"type": "string"},
+            "tool_calls": {"type": "array", "items": {"type": "object", "required": ["function"]}},
+            "tool_name": {"type": "string"},
+            "tool_call_id": {"type": "string"},
+        },
+    },
+}
+
+
+class OllamaOptions(BaseModel):
+    """`options` that do something."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    num_ctx: int | None = None
+    num_predict: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: object = None  # ChatBody bounds it before it looks at its items
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+class OllamaBody(BaseModel):
+    """What both routes take. Objects are read by hand, which explains itself better."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    model: str | None = None
+    stream: bool | None = None
+    format: object = None
+    options: dict[str, object] | None = None
+    keep_alive: float | str | None = None
+    think: bool | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class OllamaChatBody(OllamaBody):
+    """POST /api/chat. `messages` are read by `ollama_messages`."""
+
+    messages: Annotated[object, WithJsonSchema(_MESSAGES)] = None
+    tools: object = None
+
+
+class OllamaGenerateBody(OllamaBody):
+    """POST /api/generate."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+
+
+def check_name(given: str | None, model: ServedModel) -> str:
+    """The model's name as the client wrote it; ":latest" may be there or not. Raises UnknownModel, or
+    InvalidRequest for none."""
+    if not given:
+        raise InvalidRequest(f"model is required; this server has: {model.name}", param="model")
+    if given.removesuffix(_TAG) != model.name.removesuffix(_TAG):
+        raise UnknownModel(f"model '{given[:100]}' not found; this server has: {model.name}", param="model")
+    return given
+
+
+def tagged(name: str) -> str:
+    """The name as Ollama lists it: with a tag."""
+    return name if ":" in name.rpartition("/")[2] else name + _TAG
+
+
+def is_unload(keep_alive: float | str | None) -> bool:
+    """Whether the model shall be put away at once."""
+    return keep_alive in _AT_ONCE if isinstance(keep_alive, str) else keep_alive == 0
+
+
+def chat_body(body: OllamaBody, model: ServedModel, own: Mapping[str, object]) -> ChatBody:
+    """The same request in the chat path's words, with the route's `own` fields in these. Raises
+    InvalidRequest."""
+    options = read_options(body.options or {}, model.context_length)
+    if body.top_logprobs is not None:
+        require_range("top_logprobs", body.top_logprobs, 0, LOGPROBS_MAX)
+    asked = options.model_dump(exclude_none=True, exclude={"num_ctx", "num_predict", "seed"})
+    fields: JsonObject = {
+        **DEFAULTS,
+        **asked,
+        "max_tokens": _max_tokens(options.num_predict),
+        "seed": None if options.seed == _ANY_SEED else options.seed,
+        "response_format": _response_format(body.format),
+        "logprobs": body.logprobs,
+        "top_logprobs": body.top_logprobs if body.logprobs else None,
+        **_thinking_fields(body.think, model),
+        **own,
+    }
+    return validate(ChatBody, fields)
+
+
+def read_options(given: Mapping[str, object], context_length: int) -> OllamaOptions:
+    """`options`, checked. A whole number may be written as 40.0, as there. Raises InvalidRequest."""
+    # Without a penalty there is nothing that they would change.
+    idle = () if any(given.get(name) not in none for name, none in _PENALTIES.items()) else _OF_PENALTIES
+    OLLAMA_FIELDS.check(
+        {name: value for name, value in given.items() if not (name in idle and is_number(value))},
+        Place.OLLAMA_OPTIONS,
+        "options.",
+    )
+    context_asked(given, context_length)
+    return validate(OllamaOptions, _whole(given))
+
+
+def context_asked(options: Mapping[str, object], context_length: int) -> int:
+    """`num_ctx`: how long a context the client expects; none, or 0, is all of it. Raises InvalidRequest."""
+    asked = validate(OllamaOptions, _whole({"num_ctx": options.get("num_ctx")})).num_ctx
+    if asked is not None:
+        require_range("num_ctx", asked, 0, context_length, hint="the server's --context-length")
+    return asked or context_length
+
+
+def _whole(options: Mapping[str, object]) -> JsonObject:
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() and name in _WHOLE else value
+        for name, value in options.items()
+    }
+
+
+def _max_tokens(given: int | None) -> int | None:
+    if given is None or given in _UNLIMITED:
+        return None
+    hint = "or -1 or -2, up to the end of the context"
+    require_range("num_predict", given, 1, TOKENS_MAX, hint=hint)
+    return given
+
+
+def _response_format(given: object) -> JsonObject | None:
+    if given in (None, ""):
+        return None
+    if given == "json":
+        return {"type": "json_object"}
+    if isinstance(given, Mapping):
+        return {"type": "json_schema", "json_schema": {"schema": given}}
+    raise InvalidRequest(f'format is {shown(given)}; allowed: "json", or a JSON schema', param="format")
+
+
+def _thinking_fields(think: bool | str | None, model: ServedModel) -> JsonObject:
+    """Where it is left out, the model's template decides."""
+    if think is None:
+        return {}
+    if isinstance(think, str) and think not in _EFFORTS:
+        raise InvalidRequest(
+            f"think is {shown(think)}; allowed: true, false, {', '.join(_EFFORTS)}", param="think"
+        )
+    if think is not False and not model.answers.thinks:
+        raise InvalidRequest(
+            f"think is {shown(think)}, and {model.name} does not support thinking; allowed: false, or none",
+            param="think",
+        )
+    told: JsonObject = {"enable_thinking": think is not False}
+    return told | ({"reasoning_effort": think} if isinstance(think, str) else {})

@@ -1,0 +1,178 @@
+"""What Ollama's clients ask of a server and its models, and what they may not have: one model is served, from
+the start to the end. Figures come from `ModelCard`; what it does not know is left out.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo import __version__
+from octavo.engine.outputs import ServedModel
+from octavo.errors import InvalidRequest
+from octavo.server.body import read_json, validate
+from octavo.server.dialects.ollama import check_name, tagged
+from octavo.server.dialects.ollama_answer import rfc3339
+from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
+from octavo.server.errors import JsonObject, json_response
+from octavo.server.field_list import Place
+from octavo.server.generation import Edge
+
+# A model that is never put away: the last second that clocks can tell.
+_NEVER: Final = "9999-12-31T23:59:59Z"
+_UNITS: Final = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
+API_VERSION: Final = "0.13.0"  # of Ollama: what these routes were written after
+_SERVED: Final = "give the model to `octavo serve` instead"
+
+
+class OllamaShowBody(BaseModel):
+    """POST /api/show."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    model: str | None = None
+    name: str | None = None
+
+
+async def ollama_version(edge: Edge, request: Request) -> Response:
+    """GET /api/version: the Ollama whose API this is, for clients that want one as new; and Octavo's."""
+    return json_response({"version": API_VERSION, "octavo": __version__})
+
+
+async def ollama_tags(edge: Edge, request: Request) -> Response:
+    """GET /api/tags: the served model, as a list."""
+    listed = _named(edge.model) | {"modified_at": _begun(edge)} | _details(edge.model)
+    return json_response({"models": [listed]})
+
+
+async def ollama_ps(edge: Edge, request: Request) -> Response:
+    """GET /api/ps: the same; it always runs."""
+    more = {
+        "expires_at": _NEVER,
+        "size_vram": edge.model.card.device_bytes,
+        "context_length": edge.model.context_length,
+    }
+    return json_response({"models": [_named(edge.model) | more | _details(edge.model)]})
+
+
+async def ollama_show(edge: Edge, request: Request) -> Response:
+    """POST /api/show: all that is known of the model."""
+    raw = await read_json(request, edge.body_bytes_max)
+    OLLAMA_FIELDS.check(raw, Place.OLLAMA_SHOW)
+    body = validate(OllamaShowBody, raw)
+    check_name(body.model or body.name, edge.model)
+    card = edge.model.card
+    told: JsonObject = {"template": card.chat_template} if card.chat_template else {}
+    return json_response(
+        told
+        | _details(edge.model)
+        | {
+            "model_info": _info(edge.model),
+            "capabilities": _capabilities(edge.model),
+            "modified_at": _begun(edge),
+        }
+    )
+
+
+async def ollama_pull(edge: Edge, request: Request) -> Response:
+    """POST /api/pull."""
+    raise _unbuilt("pull", _SERVED)
+
+
+async def ollama_push(edge: Edge, request: Request) -> Response:
+    """POST /api/push."""
+    raise _unbuilt("push", "copy the model's files")
+
+
+async def ollama_create(edge: Edge, request: Request) -> Response:
+    """POST /api/create."""
+    raise _unbuilt("create", f"{_SERVED}, and system, options and messages to each request")
+
+
+async def ollama_copy(edge: Edge, request: Request) -> Response:
+    """POST /api/copy."""
+    raise _unbuilt("copy", "name the model by `octavo serve --served-name`")
+
+
+async def ollama_delete(edge: Edge, request: Request) -> Response:
+    """DELETE /api/delete."""
+    raise _unbuilt("delete", "end the server, and delete the model's files")
+
+
+def _unbuilt(name: str, instead: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"/api/{name} is not supported by this server, which has one model: {instead}",
+        code="unsupported_parameter",
+    )
+
+
+def _named(model: ServedModel) -> JsonObject:
+    name, card = tagged(model.name), model.card
+    return _known({"name": name, "model": name, "size": card.weight_bytes, "digest": card.fingerprint})
+
+
+def _details(model: ServedModel) -> JsonObject:
+    card = model.card
+    known = {
+        "family": card.family,
+        "families": [card.family] if card.family else [],
+        "parameter_size": in_words(card.num_parameters),
+        "quantization_level": card.weight_kind,
+        "context_length": model.context_length,
+        "embedding_length": card.hidden_size,
+    }
+    return {"details": {"parent_model": "", **_known(known)}}
+
+
+def _info(model: ServedModel) -> JsonObject:
+    """As a GGUF file's metadata names it."""
+    card = model.card
+    own = {
+        "context_length": model.context_length,
+        "embedding_length": card.hidden_size,
+        "block_count": card.num_layers,
+        "attention.head_count": card.num_heads,
+        "attention.head_count_kv": card.num_kv_heads,
+        "vocab_size": card.vocab_size,
+    }
+    family = card.family or "model"
+    return _known(
+        {
+            "general.architecture": card.family,
+            "general.basename": model.name,
+            "general.parameter_count": card.num_parameters,
+            **{f"{family}.{name}": value for name, value in own.items()},
+        }
+    )
+
+
+def _capabilities(model: ServedModel) -> list[str]:
+    """What a request may ask for. Tools may be given to every model with a chat template."""
+    may = {
+        "completion": True,
+        "tools": model.has_chat_template,
+        "thinking": model.answers.thinks,
+        "embedding": True,
+    }
+    return [name for name, is_there in may.items() if is_there]
+
+
+def _known(figures: JsonObject) -> JsonObject:
+    """Without what nobody knows."""
+    return {name: value for name, value in figures.items() if value not in (0, "", [])}
+
+
+def in_words(count: int) -> str:
+    """ "134.52M"; "" for none."""
+    for size, unit in _UNITS:
+        if count >= size:
+            return f"{count / size:.2f}".rstrip("0").rstrip(".") + unit
+    return str(count or "")
+
+
+def _begun(edge: Edge) -> str:
+    return rfc3339(datetime.fromtimestamp(edge.begun, UTC))

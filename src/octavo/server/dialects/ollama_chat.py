@@ -1,0 +1,110 @@
+"""POST /api/chat and /api/generate: Ollama's requests into the one path of a chat, and its answers out of it.
+
+A prompt of /api/generate is a chat of one message, behind `system` where that is given. With `raw`, and
+where the model has no chat template, it is a prompt as it is. Without messages, or without a prompt, nothing
+is asked but that the model be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import InvalidRequest
+from octavo.server.body import read_json, validate
+from octavo.server.chat_answer import AnswerKind
+from octavo.server.chat_run import ChatRun, begin_chat, chat_params
+from octavo.server.dialects.names import named
+from octavo.server.dialects.ollama import (
+    NAMES,
+    OllamaBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    chat_body,
+    check_name,
+    is_unload,
+)
+from octavo.server.dialects.ollama_answer import Shape, answer
+from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
+from octavo.server.dialects.ollama_messages import chat_messages, goes_on
+from octavo.server.field_list import Place
+from octavo.server.generation import SESSION_HEADER, Edge, submit_all
+from octavo.server.metrics import RequestWatch
+from octavo.server.openai_schema import ChatBody
+from octavo.server.prompts import encode_prompts
+from octavo.server.sessions import session_of
+from octavo.server.tenant import tenant_of, terms_of
+from octavo.types import ChatMessage
+
+# A raw prompt's answer is text and nothing else.
+_TEXT: Final = AnswerKind(thinking=None, form=None)
+
+
+async def ollama_chat(edge: Edge, request: Request) -> Response:
+    """Answer one chat; raises the errors of `octavo.errors`, which the application turns into answers."""
+    watch = edge.metrics.watch(request.scope)
+    raw = await read_json(request, edge.body_bytes_max)
+    OLLAMA_FIELDS.check(raw, Place.OLLAMA_CHAT)
+    with named(NAMES):
+        body = validate(OllamaChatBody, raw)
+        shape = _shape(edge, body, watch, is_chat=True)
+        messages = chat_messages(body.messages, edge.model.context_length)
+        if not messages:
+            return shape.loaded("unload" if is_unload(body.keep_alive) else "load")
+        if not edge.model.has_chat_template:
+            raise InvalidRequest(
+                "this model has no chat template; allowed: POST /api/generate, whose prompt it continues",
+                param="messages",
+            )
+        own: Mapping[str, object] = {"tools": body.tools, "continue_final_message": goes_on(messages)}
+        chat = chat_body(body, edge.model, own)
+        run = await begin_chat(edge, request, chat, messages, watch, session=session_of(request, chat))
+    return await answer(request, run, shape, body.stream is not False)
+
+
+async def ollama_generate(edge: Edge, request: Request) -> Response:
+    """Answer one prompt; raises as `ollama_chat`."""
+    watch = edge.metrics.watch(request.scope)
+    raw = await read_json(request, edge.body_bytes_max)
+    OLLAMA_FIELDS.check(raw, Place.OLLAMA_GENERATE)
+    with named(NAMES):
+        body = validate(OllamaGenerateBody, raw)
+        shape = _shape(edge, body, watch, is_chat=False)
+        if SESSION_HEADER in request.headers:
+            raise InvalidRequest(
+                f"the header {SESSION_HEADER} is given; allowed: on /api/chat, whose turns make a session",
+                param="session",
+            )
+        if not body.prompt:
+            return shape.loaded("unload" if is_unload(body.keep_alive) else "load")
+        chat = chat_body(body, edge.model, {})
+        if body.raw or not edge.model.has_chat_template:
+            run = await _begin_raw(edge, request, body, chat, watch)
+        else:
+            messages = [ChatMessage("system", body.system)] if body.system else []
+            messages.append(ChatMessage("user", body.prompt))
+            run = await begin_chat(edge, request, chat, messages, watch)
+    return await answer(request, run, shape, body.stream is not False)
+
+
+def _shape(edge: Edge, body: OllamaBody, watch: RequestWatch, *, is_chat: bool) -> Shape:
+    return Shape(check_name(body.model, edge.model), is_chat, bool(body.logprobs), watch)
+
+
+async def _begin_raw(
+    edge: Edge, request: Request, body: OllamaGenerateBody, chat: ChatBody, watch: RequestWatch
+) -> ChatRun:
+    """Queue the prompt as it is. Raises InvalidRequest for what only a template can do."""
+    why = "raw is true" if body.raw else "this model has no chat template"
+    for name, given in (("system", body.system), ("think", body.think)):
+        if given:
+            raise InvalidRequest(f"{name} is given, and {why}; allowed: the prompt alone", param=name)
+    params, terms = chat_params(chat, edge.model), terms_of(request, chat)
+    [prompt] = await encode_prompts(body.prompt, edge.model, tenant_of(request))
+    generation = await submit_all(
+        edge, [prompt.tokens], params, n=1, terms=terms, watch=watch, cache_salt=chat.salt
+    )
+    return ChatRun(generation, prompt.tokens, params, _TEXT)

@@ -1,0 +1,119 @@
+"""POST /api/embed, and /api/embeddings before it: Ollama's shapes of what /v1/embeddings makes.
+
+Inputs that are longer than the context, or than `options.num_ctx`, are cut, unless `truncate` is false.
+Vectors of /api/embed have the length one; those of /api/embeddings have any, as there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.engine.embedding import EmbeddingOrder
+from octavo.errors import InvalidRequest, shown
+from octavo.server.body import read_json, validate
+from octavo.server.dialects.names import named
+from octavo.server.dialects.ollama import NAMES, check_name, context_asked
+from octavo.server.dialects.ollama_answer import nanoseconds
+from octavo.server.embedding_inputs import Cut, read_inputs
+from octavo.server.embeddings import EmbeddingsMade, embed_inputs
+from octavo.server.errors import json_response
+from octavo.server.generation import Edge
+from octavo.server.metrics import RequestWatch
+from octavo.server.openai_schema import TermsBody
+from octavo.server.tenant import terms_of
+
+
+class OllamaVectorsBody(BaseModel):
+    """What both routes take."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    model: str | None = None
+    options: dict[str, object] | None = None
+
+
+class OllamaEmbedBody(OllamaVectorsBody):
+    """POST /api/embed."""
+
+    input: object = None
+    truncate: bool | None = None
+    dimensions: int | None = None
+
+
+class OllamaEmbeddingsBody(OllamaVectorsBody):
+    """POST /api/embeddings."""
+
+    prompt: str | None = None
+
+
+async def ollama_embed(edge: Edge, request: Request) -> Response:
+    """Answer one request; raises the errors of `octavo.errors`. Without input it answers that the model is
+    there."""
+    watch = edge.metrics.watch(request.scope)
+    body = validate(OllamaEmbedBody, await read_json(request, edge.body_bytes_max))
+    name, texts = check_name(body.model, edge.model), _texts(body.input)
+    with named(NAMES):
+        keep = context_asked(body.options or {}, edge.model.context_length)
+    cut = None if body.truncate is False else Cut(keep)
+    order = EmbeddingOrder(dimensions=body.dimensions or None)  # 0 is Ollama's word for all
+    made = await _made(edge, request, texts, cut, order, watch) if texts else EmbeddingsMade(())
+    return await _answer(name, made, watch)
+
+
+async def ollama_embeddings(edge: Edge, request: Request) -> Response:
+    """The same of one prompt; nothing is cut from it."""
+    watch = edge.metrics.watch(request.scope)
+    body = validate(OllamaEmbeddingsBody, await read_json(request, edge.body_bytes_max))
+    check_name(body.model, edge.model)
+    with named(NAMES):
+        context_asked(body.options or {}, edge.model.context_length)
+    if not body.prompt:
+        return json_response({"embedding": []})
+    order = EmbeddingOrder(normalize=False)
+    with named({"input": "prompt"}):
+        made = await _made(edge, request, [body.prompt], None, order, watch)
+    return json_response({"embedding": made.embedded[0].vector.tolist()})
+
+
+async def _made(
+    edge: Edge,
+    request: Request,
+    texts: list[str],
+    cut: Cut | None,
+    order: EmbeddingOrder,
+    watch: RequestWatch,
+) -> EmbeddingsMade:
+    """The vectors, on the terms of the request's tenant."""
+    terms = terms_of(request, TermsBody())
+    order = replace(order, tenant=terms.tenant, priority=terms.priority, timeouts=terms.timeouts)
+    prompts = await read_inputs(texts, edge.model, tenant=terms.tenant, cut=cut)
+    return await embed_inputs(edge, request, prompts, order, watch)
+
+
+def _texts(given: object) -> list[str]:
+    listed = [] if given in (None, "") else [given] if isinstance(given, str) else given
+    if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
+        raise InvalidRequest(
+            f"input is {shown(given)}; allowed: a string, or a list of strings", param="input"
+        )
+    return listed
+
+
+async def _answer(name: str, made: EmbeddingsMade, watch: RequestWatch) -> Response:
+    """Written vector by vector: a thousand of them are a million numbers, between which others' streams go
+    on."""
+    vectors = []
+    for one in made.embedded:
+        vectors.append(json.dumps(one.vector.tolist(), allow_nan=False, separators=(",", ":")))
+        await asyncio.sleep(0)
+    text = (
+        f'{{"model":{json.dumps(name)},"embeddings":[{",".join(vectors)}],'
+        f'"total_duration":{nanoseconds(watch.age_s)},"load_duration":0,"prompt_eval_count":{made.num_prompt}}}'
+    )
+    return Response(text.encode(), media_type="application/json")

@@ -1,0 +1,110 @@
+"""Ollama's messages as those of a chat. Its calls have arguments as objects and mostly no ids, and its tools
+answer by name: calls get ids here, and results those of the calls that they answer.
+
+It knows no request. Source: ollama's `api/types.go`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from octavo.engine.messages import CALLS_MAX, read_message
+from octavo.errors import InvalidRequest, shown
+from octavo.grammar import check_depth
+from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
+from octavo.server.errors import JsonObject
+from octavo.server.field_list import Place
+from octavo.server.prompts import too_long
+from octavo.server.sse import encode_json
+from octavo.types import ChatMessage, ToolCall
+
+_CALL = '{"function": {"name": ..., "arguments": {...}}}'
+
+
+@dataclass(slots=True)
+class _Calls:
+    """The calls of a chat, as it is read."""
+
+    count: int = 0
+    waiting: list[ToolCall] = field(default_factory=list)  # of the last message that called: no result yet
+
+    def answered_by(self, name: str) -> str:
+        """The id of the call that a result of this function answers: the first of that name, or of any."""
+        if not self.waiting:
+            return ""
+        place = next((at for at, call in enumerate(self.waiting) if call.name == name), 0)
+        return self.waiting.pop(place).call_id
+
+
+def chat_messages(given: object, context_length: int) -> list[ChatMessage]:
+    """The messages, reduced to text; there may be none. Raises InvalidRequest that names the message."""
+    if given is None:
+        return []
+    if not isinstance(given, list):
+        raise InvalidRequest(f"messages is {shown(given)}; allowed: a list of messages", param="messages")
+    if len(given) > context_length:  # each takes a token at least
+        raise too_long(f"{len(given):,} messages", "messages", context_length)
+    calls = _Calls()
+    return [_message(item, f"messages[{index}]", calls) for index, item in enumerate(given)]
+
+
+def goes_on(messages: list[ChatMessage]) -> bool:
+    """Whether the last message is an answer that was begun, which Ollama goes on with."""
+    last = messages[-1]
+    return last.role == "assistant" and bool(last.content) and not last.tool_calls
+
+
+def _message(given: object, where: str, calls: _Calls) -> ChatMessage:
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(f"{where} must be an object with role and content", param="messages")
+    OLLAMA_FIELDS.check(given, Place.OLLAMA_MESSAGE, f"{where}.")
+    role = _text(given, "role", where).lower()
+    told: JsonObject = {"role": role, "content": _text(given, "content", where)}
+    if role == "assistant":
+        told["reasoning_content"] = _text(given, "thinking", where) or None
+        told["tool_calls"] = _calls_of(given.get("tool_calls"), f"{where}.tool_calls", calls)
+    elif role == "tool":
+        name, call_id = _text(given, "tool_name", where), _text(given, "tool_call_id", where)
+        told |= {"name": name or None, "tool_call_id": call_id or calls.answered_by(name)}
+    return read_message(told, where)
+
+
+def _text(message: Mapping[str, object], field: str, where: str) -> str:
+    value = message.get(field)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{where}.{field} is {shown(value)}; allowed: a string", param="messages")
+    return value
+
+
+def _calls_of(given: object, where: str, calls: _Calls) -> list[JsonObject]:
+    if given is None:
+        return []
+    if not isinstance(given, list) or len(given) > CALLS_MAX:
+        raise InvalidRequest(f"{where} must be a list of up to {CALLS_MAX} calls", param="messages")
+    made = [_call(item, f"{where}[{index}]", calls.count + index) for index, item in enumerate(given)]
+    calls.count += len(made)
+    calls.waiting = made or calls.waiting
+    return [{"id": c.call_id, "function": {"name": c.name, "arguments": c.arguments}} for c in made]
+
+
+def _call(given: object, where: str, number: int) -> ToolCall:
+    function = given.get("function") if isinstance(given, Mapping) else None
+    if not isinstance(given, Mapping) or not isinstance(function, Mapping):
+        raise InvalidRequest(f"{where} must be {_CALL}", param="messages")
+    name, arguments, call_id = function.get("name"), function.get("arguments"), given.get("id")
+    if not isinstance(name, str) or not isinstance(arguments, Mapping | None):
+        raise InvalidRequest(f"{where} must be {_CALL}", param="messages")
+    if not isinstance(call_id, str | None):
+        raise InvalidRequest(f"{where}.id is {shown(call_id)}; allowed: a string", param="messages")
+    check_depth(arguments, "messages")
+    try:
+        text = encode_json(arguments or {}).decode()
+    except ValueError:
+        raise InvalidRequest(
+            f"{where} has a number that is too large for JSON; allowed: up to 1.8e308", param="messages"
+        ) from None
+    # Nine letters and digits are what the strictest templates want.
+    return ToolCall(name, text, call_id or f"call{number % 100_000:05d}")

@@ -1,0 +1,202 @@
+"""The output of a response as it comes: its items, and the events of a stream that tell of them.
+
+    Thought      reasoning item      output_item.added, content_part.added, reasoning_text.delta ..., .done,
+                                     content_part.done, output_item.done
+    Content      message             the same, with output_text
+    CallBegun    function_call       output_item.added, function_call_arguments.delta ..., .done,
+                                     output_item.done
+
+One item is open at a time; what begins another closes it. Events have no sequence_number yet. Source of the
+shapes: openai-python's `types/responses/*_event.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from octavo.engine.outputs import TokenInfo
+from octavo.server.chat_answer import new_call_id
+from octavo.server.chat_run import ChatRun, Step
+from octavo.server.dialects.responses_items import item_id
+from octavo.server.errors import JsonObject
+from octavo.server.logprobs import chat_logprobs
+from octavo.tools.answer import AnswerEvent, Thought
+from octavo.tools.formats import ToolFormat
+from octavo.tools.parser import ArgumentsText, CallBegun, Content
+
+
+class _Open(Protocol):
+    """An item that is being written."""
+
+    item: JsonObject
+
+    def begin(self) -> Iterator[JsonObject]: ...
+
+    def more(self, text: str, logprobs: list[JsonObject]) -> JsonObject: ...
+
+    def end(self, status: str) -> Iterator[JsonObject]: ...
+
+
+class OutputWriter:
+    """Writes the output of one response, whose own items before it are `num_before`."""
+
+    def __init__(self, response_id: str, num_before: int, run: ChatRun) -> None:
+        self.output: list[JsonObject] = []  # complete
+        self.num_reasoning_tokens = 0
+        self._response_id = response_id
+        self._num_before = num_before
+        self._form: ToolFormat | None = run.kind.form
+        self._tells_logprobs = run.params.logprobs is not None
+        self._open: _Open | None = None
+        self._waiting: list[TokenInfo] = []  # tokens whose text has not come yet
+
+    def push(self, step: Step) -> Iterator[JsonObject]:
+        """What a delta says, as events."""
+        self._waiting += step.piece.delta.tokens
+        for event in step.events:
+            yield from self._tell(event)
+
+    def finish(self, status: str) -> Iterator[JsonObject]:
+        """The last item ends, with this status. An answer that is complete has an item at least."""
+        if status == "completed" and self._open is None and not self.output:
+            yield from self._begin(_Text(_MESSAGE, self._next("message"), 0))
+        yield from self._close(status)
+
+    def _tell(self, event: AnswerEvent) -> Iterator[JsonObject]:
+        match event:
+            case Thought(text):
+                self.num_reasoning_tokens += len(self._take_waiting())
+                yield from self._write(_REASONING, "reasoning", text, [])
+            case Content(text):
+                tokens = self._take_waiting()
+                told = chat_logprobs(tokens)["content"] if self._tells_logprobs else []
+                yield from self._write(_MESSAGE, "message", text, cast("list[JsonObject]", told))
+            case CallBegun(_, name):
+                self._take_waiting()
+                call_id = new_call_id(self._form)
+                yield from self._begin(_Call(self._next("function_call"), self._index(), name, call_id))
+            case ArgumentsText(_, text):
+                self._take_waiting()
+                assert self._open is not None, "arguments come behind the call that they are of"
+                yield self._open.more(text, [])
+
+    def _write(self, kind: _Kind, name: str, text: str, logprobs: list[JsonObject]) -> Iterator[JsonObject]:
+        """More text of a message, or of thinking, in the item that is open, or in a new one."""
+        if not (isinstance(self._open, _Text) and self._open.kind is kind):
+            yield from self._begin(_Text(kind, self._next(name), self._index()))
+        assert self._open is not None
+        yield self._open.more(text, logprobs)
+
+    def _take_waiting(self) -> list[TokenInfo]:
+        taken, self._waiting = self._waiting, []
+        return taken
+
+    def _index(self) -> int:
+        """Where the next item will stand."""
+        return len(self.output) + (self._open is not None)
+
+    def _next(self, kind: str) -> str:
+        return item_id(kind, self._response_id, self._num_before + self._index())
+
+    def _begin(self, item: _Open) -> Iterator[JsonObject]:
+        yield from self._close("completed")
+        self._open = item
+        yield from item.begin()
+
+    def _close(self, status: str) -> Iterator[JsonObject]:
+        closed, self._open = self._open, None
+        if closed is not None:
+            self.output.append(closed.item)
+            yield from closed.end(status)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of item that is one part of text."""
+
+    part_type: str
+    item: JsonObject
+    tells_logprobs: bool
+
+
+_MESSAGE = _Kind("output_text", {"type": "message", "role": "assistant"}, tells_logprobs=True)
+_REASONING = _Kind("reasoning_text", {"type": "reasoning", "summary": []}, tells_logprobs=False)
+
+
+class _Text:
+    """A message, or what was thought before it."""
+
+    def __init__(self, kind: _Kind, item_id: str, index: int) -> None:
+        self.kind = kind
+        self._id, self._index = item_id, index
+        self._texts: list[str] = []
+        self._logprobs: list[JsonObject] = []
+        self.item: JsonObject = {"id": item_id, **kind.item, "status": "in_progress", "content": []}
+
+    def begin(self) -> Iterator[JsonObject]:
+        yield _added(self.item, self._index)
+        yield self._event("response.content_part.added", {"part": self._part()})
+
+    def more(self, text: str, logprobs: list[JsonObject]) -> JsonObject:
+        self._texts.append(text)
+        self._logprobs += logprobs
+        told: JsonObject = {"logprobs": logprobs} if self.kind.tells_logprobs else {}
+        return self._event(f"response.{self.kind.part_type}.delta", {"delta": text} | told)
+
+    def end(self, status: str) -> Iterator[JsonObject]:
+        part = self._part()
+        self.item |= {"status": status, "content": [part]}
+        told: JsonObject = {name: part[name] for name in ("text", "logprobs") if name in part}
+        yield self._event(f"response.{self.kind.part_type}.done", told)
+        yield self._event("response.content_part.done", {"part": part})
+        yield _ended(self.item, self._index)
+
+    def _part(self) -> JsonObject:
+        part: JsonObject = {"type": self.kind.part_type, "text": "".join(self._texts)}
+        return part | ({"annotations": [], "logprobs": self._logprobs} if self.kind.tells_logprobs else {})
+
+    def _event(self, kind: str, told: JsonObject) -> JsonObject:
+        place: JsonObject = {"item_id": self._id, "output_index": self._index, "content_index": 0}
+        return {"type": kind, **place, **told}
+
+
+class _Call:
+    """A call of a function."""
+
+    def __init__(self, item_id: str, index: int, name: str, call_id: str) -> None:
+        self._id, self._index = item_id, index
+        self._arguments: list[str] = []
+        self.item: JsonObject = {
+            "id": item_id,
+            "type": "function_call",
+            "status": "in_progress",
+            "call_id": call_id,
+            "name": name,
+            "arguments": "",
+        }
+
+    def begin(self) -> Iterator[JsonObject]:
+        yield _added(self.item, self._index)
+
+    def more(self, text: str, logprobs: list[JsonObject]) -> JsonObject:
+        self._arguments.append(text)
+        return self._event("response.function_call_arguments.delta", {"delta": text})
+
+    def end(self, status: str) -> Iterator[JsonObject]:
+        arguments = "".join(self._arguments)
+        self.item |= {"status": status, "arguments": arguments}
+        yield self._event("response.function_call_arguments.done", {"arguments": arguments})
+        yield _ended(self.item, self._index)
+
+    def _event(self, kind: str, told: JsonObject) -> JsonObject:
+        return {"type": kind, "item_id": self._id, "output_index": self._index, **told}
+
+
+def _added(item: JsonObject, index: int) -> JsonObject:
+    return {"type": "response.output_item.added", "output_index": index, "item": item}
+
+
+def _ended(item: JsonObject, index: int) -> JsonObject:
+    return {"type": "response.output_item.done", "output_index": index, "item": item}

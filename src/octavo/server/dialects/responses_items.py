@@ -1,0 +1,102 @@
+"""The items of a conversation, as they are stored and told: their ids, and the messages that they mean.
+
+msg_<response>_<k>    message                 the response in which it first stood, and its place among
+fc_<response>_<k>     function_call           that one's own items: an id tells where to look for it
+fco_<response>_<k>    function_call_output
+rs_<response>_<k>     reasoning
+
+reasoning, message, function_call...    one message of the assistant, as a template writes it
+function_call_output                    one message of a tool
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from octavo.engine.outputs import ChatMessage
+from octavo.server.errors import JsonObject
+from octavo.types import ToolCall
+
+RESPONSE_PREFIX = "resp_"
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_ITEM_ID = re.compile(r"(?:msg|fc|fco|rs)_([A-Za-z0-9_-]{24})_[0-9]{1,6}")
+_ROLES = {"system": "system", "developer": "system", "user": "user"}
+
+
+def item_id(kind: str, response_id: str, place: int) -> str:
+    """The id of that response's item."""
+    return f"{_PREFIXES[kind]}_{response_id.removeprefix(RESPONSE_PREFIX)}_{place}"
+
+
+def response_of(given: str) -> str | None:
+    """The id of the response in which that item first stood; None: it is no id of ours."""
+    found = _ITEM_ID.fullmatch(given)
+    return None if found is None else RESPONSE_PREFIX + found.group(1)
+
+
+def numbered(items: Sequence[JsonObject], response_id: str) -> list[JsonObject]:
+    """The same as that response's own items, with ids; they have none yet, or lose it."""
+    return [
+        {"id": item_id(str(item["type"]), response_id, place)} | {k: v for k, v in item.items() if k != "id"}
+        for place, item in enumerate(items)
+    ]
+
+
+def text_of(content: object) -> str:
+    """The text of a string, or of parts."""
+    if isinstance(content, str):
+        return content
+    parts = cast("list[JsonObject]", content or [])
+    return "".join(str(part.get("text", part.get("refusal", ""))) for part in parts)
+
+
+def messages_of(items: Sequence[JsonObject], instructions: str | None) -> list[ChatMessage]:
+    """The conversation as a template is told it."""
+    found = [ChatMessage("system", instructions)] if instructions else []
+    said = _Said()
+    for item in items:
+        if said.takes(item):
+            continue
+        found += said.message()
+        if item["type"] == "function_call_output":
+            answered = str(item["call_id"])
+            found.append(ChatMessage("tool", text_of(item["output"]), tool_call_id=answered))
+        elif item.get("role") in _ROLES:
+            found.append(ChatMessage(_ROLES[str(item["role"])], text_of(item["content"])))
+        else:
+            assert said.takes(item)
+    return found + said.message()
+
+
+@dataclass(slots=True)
+class _Said:
+    """What an assistant has said in one go, as it is gathered."""
+
+    thought: str = ""
+    content: str | None = None
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def takes(self, item: JsonObject) -> bool:
+        """Whether the item is part of it, which it is from now on."""
+        match item:
+            case {"type": "reasoning"} if self.content is None and not self.calls:
+                self.thought += text_of(item.get("content") or item.get("summary"))
+            case {"type": "message", "role": "assistant"} if self.content is None or self.calls:
+                self.content = (self.content or "") + text_of(item["content"])
+            case {"type": "function_call"}:
+                name, arguments, call_id = (str(item[key]) for key in ("name", "arguments", "call_id"))
+                self.calls.append(ToolCall(name, arguments or "{}", call_id))
+            case _:
+                return False
+        return True
+
+    def message(self) -> list[ChatMessage]:
+        """It, and from now on nothing. Thinking alone, after which nothing was said, is no message."""
+        content, calls, thought = self.content, tuple(self.calls), self.thought
+        self.content, self.calls, self.thought = None, [], ""
+        if content is None and not calls:
+            return []
+        return [ChatMessage("assistant", content or "", tool_calls=calls, reasoning=thought)]

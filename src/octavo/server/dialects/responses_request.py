@@ -1,0 +1,319 @@
+"""A request for a response: its fields, checked, as a `ChatBody`, and as they are told again in the answer.
+
+    max_output_tokens     max_completion_tokens
+    tools, tool_choice    the same, with their function in an object of its own
+    text.format           response_format
+    reasoning.effort      reasoning_effort
+    include, top_logprobs logprobs, top_logprobs
+
+What becomes of any other field is listed in `responses_fields`. It knows no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict
+
+from octavo.errors import InvalidRequest, as_items, require_range, shown
+from octavo.server.body import validate
+from octavo.server.dialects.names import named
+from octavo.server.dialects.responses_fields import PASSED, RESPONSES_FIELDS
+from octavo.server.errors import JsonObject
+from octavo.server.field_list import Place
+from octavo.server.openai_schema import ChatBody
+from octavo.tools.definitions import TOOLS_MAX
+
+METADATA_MAX = 16
+METADATA_KEY_CHARS_MAX, METADATA_VALUE_CHARS_MAX = 64, 512
+TOLD_CHARS_MAX = 512  # of user, safety_identifier and prompt_cache_key
+FORMAT_NAME_CHARS_MAX = 64
+LOGPROBS: Final = "message.output_text.logprobs"
+INCLUDES: Final = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_SUMMARIES: Final = ("auto", "concise", "detailed")
+
+# How errors of the chat path name what was translated.
+_NAMES: Final[Mapping[str, str]] = {
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "prompt": "input",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "session": "previous_response_id",
+}
+
+
+class ResponsesBody(BaseModel):
+    """POST /v1/responses. What is said to be of a chat there is given to `ChatBody` as it is."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    model: str | None = None
+    input: object = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    truncation: str | None = None
+    max_output_tokens: int | None = None
+    text: dict[str, object] | None = None
+    reasoning: dict[str, object] | None = None
+    tools: object = None
+    tool_choice: object = None
+    parallel_tool_calls: bool | None = None
+    include: object = None
+    top_logprobs: int | None = None
+    stream: bool | None = None
+    stream_options: dict[str, object] | None = None
+    store: bool | None = None
+    metadata: dict[str, object] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A checked request. `told` are the fields of the answer that repeat it."""
+
+    body: ResponsesBody
+    chat: ChatBody
+    told: JsonObject
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it shall be found afterwards."""
+        return self.body.store is not False
+
+    @property
+    def may_be_truncated(self) -> bool:
+        """Whether the oldest items may be left out."""
+        return self.body.truncation == "auto"
+
+
+@contextmanager
+def own_names() -> Iterator[None]:
+    """Errors of the chat path are raised again with the names of this API's fields."""
+    try:
+        with named(_NAMES):
+            yield
+    except InvalidRequest as error:
+        if error.param != "tools":
+            raise
+        raise type(error)(str(error).replace("].function.", "]."), param="tools", code=error.code) from None
+
+
+def read_request(raw: JsonObject) -> Asked:
+    """The request of a body. Raises InvalidRequest."""
+    RESPONSES_FIELDS.check(raw, Place.RESPONSES)
+    body = validate(ResponsesBody, raw)
+    RESPONSES_FIELDS.check(body.text or {}, Place.RESPONSES_TEXT, "text.")
+    RESPONSES_FIELDS.check(body.reasoning or {}, Place.REASONING, "reasoning.")
+    _check(body)
+    form, effort = _format(body.text or {}), _effort(body.reasoning or {})
+    wants_logprobs = LOGPROBS in includes_of(body.include, "include")
+    if body.top_logprobs and not wants_logprobs:
+        raise InvalidRequest(f"top_logprobs is only allowed with include {LOGPROBS}", param="top_logprobs")
+    fields: JsonObject = {name: raw[name] for name in (*PASSED, "cache_salt") if name in raw} | {
+        "model": body.model,
+        "stream": body.stream,
+        "max_completion_tokens": body.max_output_tokens,
+        "logprobs": wants_logprobs,
+        "top_logprobs": body.top_logprobs if wants_logprobs else None,
+        "tools": _tools(body.tools),
+        "tool_choice": _choice(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": _chat_format(form),
+        "reasoning_effort": effort,
+    }
+    with own_names():
+        chat = validate(ChatBody, fields)
+    return Asked(body, chat, _told(body, chat, form))
+
+
+def includes_of(given: object, param: str) -> tuple[str, ...]:
+    """The values of `include`. Raises InvalidRequest."""
+    if given is None:
+        return ()
+    allowed = f"a list of {', '.join(INCLUDES)}"
+    items = as_items(param, given, allowed, len(INCLUDES), of="number of values of include")
+    for item in items:
+        if item not in INCLUDES:
+            raise InvalidRequest(f"{param} holds {shown(item)}; allowed: {allowed}", param=param)
+    return tuple(map(str, items))
+
+
+def _check(body: ResponsesBody) -> None:
+    """What is bounded and goes no further than the answer."""
+    if body.truncation not in (None, "auto", "disabled"):
+        raise _wrong("truncation", body.truncation, "auto, disabled")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
+    if body.previous_response_id == "":
+        raise _wrong("previous_response_id", "", "the id of a stored response, or none of it")
+    for name in ("user", "safety_identifier", "prompt_cache_key"):
+        told = getattr(body, name)
+        if told is not None:
+            require_range(f"length of {name}", len(told), 0, TOLD_CHARS_MAX, param=name)
+    metadata = body.metadata or {}
+    require_range("number of pairs of metadata", len(metadata), 0, METADATA_MAX, param="metadata")
+    for key, value in metadata.items():
+        if len(key) > METADATA_KEY_CHARS_MAX:
+            raise _wrong("metadata's key", key, f"up to {METADATA_KEY_CHARS_MAX} characters", "metadata")
+        if not isinstance(value, str) or len(value) > METADATA_VALUE_CHARS_MAX:
+            allowed = f"a string of up to {METADATA_VALUE_CHARS_MAX} characters"
+            raise _wrong(f"metadata.{key}", value, allowed, "metadata")
+
+
+def _format(text: Mapping[str, object]) -> JsonObject:
+    """`text.format`, with all that is told of it."""
+    given = text.get("format")
+    if given is None:
+        return {"type": "text"}
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind in ("text", "json_object"):
+        return {"type": kind}
+    if not isinstance(given, Mapping) or kind != "json_schema":
+        raise _wrong("text.format", given, 'an object of the type "text", "json_object" or "json_schema"')
+    name, schema, strict = given.get("name"), given.get("schema"), given.get("strict")
+    if not isinstance(name, str) or not 1 <= len(name) <= FORMAT_NAME_CHARS_MAX:
+        raise _wrong("text.format.name", name, f"a string of 1 to {FORMAT_NAME_CHARS_MAX} characters")
+    if not isinstance(schema, Mapping):
+        raise _wrong("text.format.schema", schema, "a JSON schema, which is an object")
+    if strict not in (None, True, False):
+        raise _wrong("text.format.strict", strict, "true or false")
+    if not isinstance(given.get("description"), str | None):
+        raise _wrong("text.format.description", given.get("description"), "a string")
+    return {
+        "type": kind,
+        "name": name,
+        "description": given.get("description"),
+        "schema": schema,
+        "strict": strict,
+    }
+
+
+def _chat_format(form: JsonObject) -> JsonObject:
+    if form["type"] != "json_schema":
+        return form
+    return {"type": "json_schema", "json_schema": {name: form[name] for name in ("name", "schema", "strict")}}
+
+
+def _effort(reasoning: Mapping[str, object]) -> str | None:
+    for name, allowed in (
+        ("effort", _EFFORTS),
+        ("summary", _SUMMARIES),
+        ("generate_summary", _SUMMARIES),
+    ):
+        if reasoning.get(name) not in (None, *allowed):
+            raise _wrong(f"reasoning.{name}", reasoning[name], ", ".join(allowed))
+    effort = reasoning.get("effort")
+    return None if effort is None else str(effort)
+
+
+def _tools(given: object) -> list[JsonObject] | None:
+    """The functions, as a chat offers them."""
+    if given is None:
+        return None
+    items = as_items("tools", given, "a list of functions", TOOLS_MAX, of="number of tools")
+    return [_tool(item, f"tools[{index}]") for index, item in enumerate(items)]
+
+
+def _tool(given: object, where: str) -> JsonObject:
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if not isinstance(given, Mapping) or not isinstance(kind, str):
+        raise _wrong(where, given, '{"type": "function", "name": ..., "parameters": ...}', "tools")
+    if kind != "function":
+        what = "custom tools are" if kind == "custom" else "hosted tools are"
+        raise InvalidRequest(
+            f"{where} is of type {shown(kind)}, which is not supported by this server: {what} not run here; "
+            "use functions",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    for name, harmless in (("async", (None, False)), ("allowed_callers", (None, ["direct"]))):
+        if given.get(name) not in harmless:
+            raise InvalidRequest(
+                f"{where}.{name} is not supported by this server: the client alone runs functions",
+                param="tools",
+                code="unsupported_parameter",
+            )
+    function = {name: given[name] for name in _OF_FUNCTION if given.get(name) is not None}
+    return {"type": "function", "function": function}
+
+
+_OF_FUNCTION: Final = ("name", "description", "parameters", "strict")
+
+
+def _choice(given: object) -> object:
+    """As a chat says it."""
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, Mapping):
+        if given.get("type") == "function":
+            return _function(given)
+        listed, mode = given.get("tools"), given.get("mode")
+        if given.get("type") == "allowed_tools" and isinstance(listed, list) and len(listed) <= TOOLS_MAX:
+            allowed = {"mode": mode, "tools": [_function(item) for item in listed]}
+            return {"type": "allowed_tools", "allowed_tools": allowed}
+    raise _wrong(
+        "tool_choice",
+        given,
+        'none, auto, required, {"type": "function", "name": ...} or {"type": "allowed_tools", "mode": ..., '
+        '"tools": [...]}, with functions alone',
+    )
+
+
+def _function(given: object) -> JsonObject:
+    name = given.get("name") if isinstance(given, Mapping) else None
+    if not isinstance(given, Mapping) or given.get("type") != "function" or not isinstance(name, str):
+        raise _wrong("tool_choice's tool", given, '{"type": "function", "name": ...}', "tool_choice")
+    return {"type": "function", "function": {"name": name}}
+
+
+def _told(body: ResponsesBody, chat: ChatBody, form: JsonObject) -> JsonObject:
+    """The fields of the answer that repeat the request."""
+    reasoning = body.reasoning or {}
+    functions = [tool["function"] for tool in (_tools(body.tools) or [])]
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "service_tier": "default",
+        "store": body.store is not False,
+        "temperature": 1.0 if chat.temperature is None else chat.temperature,
+        "text": {"format": form, "verbosity": "medium"},
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": [
+            {"type": "function"} | {name: function.get(name) for name in _OF_FUNCTION}
+            for function in functions
+            if isinstance(function, dict)
+        ],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if chat.top_p is None else chat.top_p,
+        "truncation": body.truncation or "disabled",
+        "user": body.user,
+        "safety_identifier": body.safety_identifier,
+        "prompt_cache_key": body.prompt_cache_key,
+        "metadata": body.metadata or {},
+        "background": False,
+    }
+
+
+def _wrong(what: str, given: object, allowed: str, param: str = "") -> InvalidRequest:
+    return InvalidRequest(f"{what} is {shown(given)}; allowed: {allowed}", param=param or what)

@@ -1,0 +1,183 @@
+"""A response that is being made: read as events, told whole or as a stream, cancelled, and stored at its end.
+
+    in_progress -> completed     it ended by itself
+                -> incomplete    max_output_tokens, or the end of the context
+                -> failed        the engine failed, or a deadline passed
+                -> cancelled     another request asked for it, or its client left
+
+What is stored of it is a document: {"response": ..., "items": the conversation before its output}. It has its
+last status, and is attached, before any client hears of the end, and may go on from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import cast
+
+from octavo.errors import OctavoError
+from octavo.server.chat_run import ChatRun
+from octavo.server.dialects.responses_answer import OutputWriter
+from octavo.server.errors import JsonObject, error_body, message_of
+from octavo.server.generation import Edge
+from octavo.server.sse import encode_json
+from octavo.types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a response answers. `items` are all, of which the last `num_own` are its request's."""
+
+    items: Sequence[JsonObject]
+    num_own: int
+
+
+def document_of(response: JsonObject, items: Sequence[JsonObject]) -> bytes:
+    """As it is stored."""
+    return encode_json({"response": response, "items": items})
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A stored response: as it is told, and all items before its output."""
+
+    response: JsonObject
+    items: list[JsonObject]
+
+    @property
+    def output(self) -> list[JsonObject]:
+        """What it said."""
+        return cast("list[JsonObject]", self.response["output"])
+
+
+def parse_document(document: bytes) -> Document:
+    """What `document_of` wrote."""
+    stored = json.loads(document)
+    return Document(stored["response"], stored["items"])
+
+
+class ResponseRun:
+    """One response; whoever holds it sees to it that `close` is called."""
+
+    def __init__(
+        self, edge: Edge, tenant: str, response: JsonObject, conversation: Conversation, run: ChatRun
+    ) -> None:
+        self.response = response  # as it is told now
+        self.error: OctavoError | None = None  # why it failed
+        self._edge = edge
+        self._tenant = tenant
+        self._conversation = conversation
+        self._run = run
+        self._id = str(response["id"])
+        self._writer = OutputWriter(self._id, conversation.num_own, run)
+        self._ended = asyncio.Event()
+        self._is_cancelled = False
+        self._numbers = itertools.count()
+        edge.running.add(tenant, self._id, self)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the answer's headers tell of it: no session, for it is none."""
+        request = "X-Octavo-Request"
+        return {request: self._run.generation.headers[request]}
+
+    async def events(self) -> AsyncGenerator[JsonObject, None]:
+        """All events, numbered; nothing is raised but bugs of ours."""
+        for kind in ("response.created", "response.in_progress"):
+            yield self._numbered({"type": kind, "response": self.response})
+        finish, why = None, ""
+        try:
+            async with aclosing(self._run.steps()) as steps:
+                async for step in steps:
+                    for event in self._writer.push(step):
+                        yield self._numbered(event)
+                    finish, why = step.piece.delta.finish, step.piece.delta.error
+        except OctavoError as error:
+            if not self._is_cancelled:
+                self.error = error
+        for event in self._closing(finish, why):
+            yield self._numbered(event)
+
+    async def whole(self) -> JsonObject:
+        """The response when it has ended. Raises the error that it failed with, where it has said nothing."""
+        async with aclosing(self.events()) as events:
+            async for _ in events:
+                pass
+        if self.error is not None:
+            raise self.error
+        return self.response
+
+    def cancel(self) -> None:
+        """It shall end here; what it has said stays."""
+        self._is_cancelled = True
+        self._run.generation.cancel()
+
+    async def wait(self) -> None:
+        """Until it has ended."""
+        await self._ended.wait()
+
+    def close(self) -> None:
+        """Its client has all of it, or has left, which cancels it."""
+        self._run.generation.cancel()
+        if not self._ended.is_set():
+            self._is_cancelled = True
+            for _ in self._closing(None, ""):
+                pass
+
+    def _closing(self, finish: FinishReason | None, why: str) -> Iterator[JsonObject]:
+        """The end: stored, then told. Again there is none."""
+        if self._ended.is_set():
+            return
+        last = self._last(finish, why)
+        events = list(self._writer.finish("completed" if last["status"] == "completed" else "incomplete"))
+        self.response = self.response | last | {"output": self._writer.output, "usage": self._usage()}
+        self._edge.running.remove(self._tenant, self._id)
+        if self.response["store"]:
+            document = document_of(self.response, self._conversation.items)
+            self._edge.model.sessions.responses.attach(self._tenant, self._id, document)
+        self._ended.set()
+        yield from events
+        if self.error is not None:
+            told = error_body(self.error)["error"]
+            assert isinstance(told, dict)
+            yield {"type": "error"} | {name: told[name] for name in ("code", "message", "param")}
+        kind = "incomplete" if last["status"] == "cancelled" else last["status"]
+        yield {"type": f"response.{kind}", "response": self.response}
+
+    def _last(self, finish: FinishReason | None, why: str) -> JsonObject:
+        """The fields that say how it ended."""
+        if self.error is not None:
+            return _failed(message_of(self.error))
+        if self._is_cancelled and finish is None:
+            return {"status": "cancelled"}
+        if finish is FinishReason.LENGTH:
+            return {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        if finish is FinishReason.TIMEOUT:
+            return _failed(why)
+        return {"status": "completed", "completed_at": int(time.time())}
+
+    def _usage(self) -> JsonObject:
+        generation = self._run.generation
+        usage = generation.usage_of(0)
+        told = {} if generation.turn is None else generation.turn.told()
+        num_prompt = usage.num_prompt or len(self._run.prompt)
+        return {
+            "input_tokens": num_prompt,
+            "input_tokens_details": {"cached_tokens": usage.num_cached, "cache_write_tokens": 0},
+            "output_tokens": usage.num_output,
+            "output_tokens_details": {"reasoning_tokens": self._writer.num_reasoning_tokens},
+            "total_tokens": num_prompt + usage.num_output,
+            # Ours: tokens of the conversation that were not tokenised again, and why there are none.
+        } | {name: told[name] for name in ("reused_tokens", "fallback") if name in told}
+
+    def _numbered(self, event: JsonObject) -> JsonObject:
+        return event | {"sequence_number": next(self._numbers)}
+
+
+def _failed(why: str) -> JsonObject:
+    return {"status": "failed", "error": {"code": "server_error", "message": why}}

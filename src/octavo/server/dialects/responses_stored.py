@@ -1,0 +1,134 @@
+"""Responses that were stored: shown, deleted, cancelled while they run, and the items that they answered.
+
+An id is looked up among the tenant's own; any other is a 404.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import InvalidRequest, UnknownSession, shown
+from octavo.server.dialects.responses_request import includes_of
+from octavo.server.dialects.responses_run import Document, ResponseRun, parse_document
+from octavo.server.errors import HttpRefusal, JsonObject, json_response
+from octavo.server.generation import Edge
+from octavo.server.tenant import tenant_of
+
+ITEMS_MAX, ITEMS_DEFAULT = 100, 20  # of one page
+_DIGITS_MAX = 9
+
+
+async def show_response(edge: Edge, request: Request) -> Response:
+    """GET /v1/responses/{id}: as it is now."""
+    _check_includes(request)
+    for name, harmless in (("stream", ("false",)), ("starting_after", ())):
+        given = request.query_params.get(name)
+        if given is not None and given not in harmless:
+            raise InvalidRequest(
+                f"{name} is not supported by this server: stream when it is created, and retrieve it whole",
+                param=name,
+                code="unsupported_parameter",
+            )
+    return json_response(_found(edge, request).response)
+
+
+async def delete_response(edge: Edge, request: Request) -> Response:
+    """DELETE /v1/responses/{id}; one that runs is cancelled first."""
+    tenant, response_id = _named(request)
+    edge.model.sessions.responses.find(tenant, response_id)
+    running = edge.running.find(tenant, response_id)
+    if running is not None:
+        running.cancel()
+        await running.wait()
+    await edge.model.sessions.responses.delete(tenant, response_id)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+async def cancel_response(edge: Edge, request: Request) -> Response:
+    """POST /v1/responses/{id}/cancel: one that runs ends; answers when it has."""
+    running = edge.running.find(*_named(request))
+    if not isinstance(running, ResponseRun):
+        raise _cannot_cancel(_found(edge, request).response)
+    running.cancel()
+    await running.wait()
+    if running.response["status"] != "cancelled":
+        raise _cannot_cancel(running.response)
+    return json_response(running.response)
+
+
+async def list_input_items(edge: Edge, request: Request) -> Response:
+    """GET /v1/responses/{id}/input_items: what it answered, the conversation before it included."""
+    _check_includes(request)
+    order = request.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"order is {shown(order)}; allowed: asc, desc", param="order")
+    items = _found(edge, request).items
+    items = items if order == "asc" else items[::-1]
+    limit, first = _limit_of(request), _place_after(request, items)
+    page = items[first : first + limit]
+    return json_response(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else "",
+            "last_id": page[-1]["id"] if page else "",
+            "has_more": first + limit < len(items),
+        }
+    )
+
+
+def _named(request: Request) -> tuple[str, str]:
+    """Whose response it is, and its id."""
+    return tenant_of(request), request.path_params["response_id"]
+
+
+def _found(edge: Edge, request: Request) -> Document:
+    """As it is told now. Raises UnknownSession."""
+    tenant, response_id = _named(request)
+    document = parse_document(edge.model.sessions.responses.find(tenant, response_id).document)
+    is_running = edge.running.find(tenant, response_id) is not None
+    if document.response["status"] != "in_progress" or is_running:
+        return document
+    why = "the server ended while this response was in progress"
+    failed: JsonObject = {"status": "failed", "error": {"code": "server_error", "message": why}}
+    return Document(document.response | failed, document.items)
+
+
+def _cannot_cancel(response: JsonObject) -> HttpRefusal:
+    return HttpRefusal(
+        HTTPStatus.BAD_REQUEST,
+        f"response {response['id']} is {response['status']}; allowed: to cancel one that is in progress",
+        code="response_not_in_progress",
+    )
+
+
+def _check_includes(request: Request) -> None:
+    """Raise InvalidRequest for values that are none; what is stored is told in any case."""
+    given = request.query_params.getlist("include") + request.query_params.getlist("include[]")
+    includes_of(list(dict.fromkeys(given)), "include")
+
+
+def _limit_of(request: Request) -> int:
+    given = request.query_params.get("limit", str(ITEMS_DEFAULT))
+    limit = int(given) if given.isascii() and given.isdecimal() and len(given) <= _DIGITS_MAX else 0
+    if not 1 <= limit <= ITEMS_MAX:
+        raise InvalidRequest(f"limit is {shown(given)}; allowed: 1 to {ITEMS_MAX}", param="limit")
+    return limit
+
+
+def _place_after(request: Request, items: Sequence[JsonObject]) -> int:
+    """Where the page begins. Raises UnknownSession for an item that is none of these."""
+    after = request.query_params.get("after")
+    if after is None:
+        return 0
+    places = (place for place, item in enumerate(items) if item["id"] == after)
+    place = next(places, None)
+    if place is None:
+        raise UnknownSession(
+            f"there is no item {shown(after)} in this response", param="after", code="item_not_found"
+        )
+    return place + 1

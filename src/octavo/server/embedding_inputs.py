@@ -1,0 +1,81 @@
+"""`input` of POST /v1/embeddings in all the forms that OpenAI allows, as token ids of its prompts.
+
+Each input fits the context, or is cut to fit where the client says so. Nothing is encoded before all inputs
+are known to be of a right form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from octavo.engine.outputs import ServedModel
+from octavo.errors import InvalidRequest
+from octavo.server.dialects.names import named
+from octavo.server.prompts import token_ids, too_long
+
+INPUTS_MAX = 2048  # as OpenAI bounds them
+_FORMS = "a string, a list of strings, token ids, or a list of lists of them"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How longer inputs are shortened: `keep` tokens stay, of the beginning or, with `from_left`, the end."""
+
+    keep: int
+    from_left: bool = False
+
+    def of(self, tokens: list[object]) -> list[object]:
+        """What stays."""
+        return tokens[-self.keep :] if self.from_left else tokens[: self.keep]
+
+
+async def read_inputs(
+    raw: object,
+    model: ServedModel,
+    *,
+    tenant: str,
+    cut: Cut | None = None,
+    add_special_tokens: bool = True,
+) -> list[tuple[int, ...]]:
+    """The token ids of each input, at least one. Raises InvalidRequest, RequestTooLarge and QueueFull."""
+    inputs = _listed(raw)
+    for index, item in enumerate(inputs):
+        if not isinstance(item, str | list) or not item:
+            raise _bad(f"input[{index}] is empty, or neither text nor token ids")
+    found = []
+    for index, item in enumerate(inputs):
+        where = f"input[{index}]" if len(inputs) > 1 else "input"
+        if isinstance(item, str):
+            with named({"prompt": "input"}):
+                item = await model.encode(item, tenant=tenant, add_special_tokens=add_special_tokens)
+            if not item:
+                raise _bad(f"{where} has no tokens")
+        else:
+            await asyncio.sleep(0)  # a body may hold millions: others' streams go on between inputs
+        found.append(_ids(item, where, model, cut))
+    return found
+
+
+def _listed(raw: object) -> list[object]:
+    if isinstance(raw, str):
+        return [raw]
+    if not isinstance(raw, list) or not raw:
+        raise _bad("it is missing or empty")
+    if isinstance(raw[0], int):
+        return [raw]
+    if len(raw) > INPUTS_MAX:
+        raise InvalidRequest(f"input has {len(raw):,} inputs; allowed: 1 to {INPUTS_MAX:,}", param="input")
+    return raw
+
+
+def _ids(given: object, where: str, model: ServedModel, cut: Cut | None) -> tuple[int, ...]:
+    assert isinstance(given, list)
+    tokens = given if cut is None else cut.of(given)
+    if len(tokens) > model.context_length:
+        raise too_long(f"{where} has {len(tokens):,} tokens", "input", model.context_length)
+    return token_ids(tokens, "input", model)
+
+
+def _bad(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"input is wrong: {reason}; allowed: {_FORMS}", param="input")

@@ -1,0 +1,188 @@
+"""POST /v1/embeddings: from inputs to OpenAI's shape of their vectors, as floats or in base64.
+
+`embed_inputs` is what any dialect needs: token ids in, vectors and usage out, until the client leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import ConfigDict, WithJsonSchema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.engine.embedding import Embedded, EmbeddingOrder, embed_all
+from octavo.errors import InvalidRequest, require_range, shown
+from octavo.params import Pooling
+from octavo.server.body import read_json, validate
+from octavo.server.dialects.names import named
+from octavo.server.embedding_inputs import INPUTS_MAX, Cut, read_inputs
+from octavo.server.errors import JsonObject
+from octavo.server.field_list import Place
+from octavo.server.generation import Edge, until_disconnect
+from octavo.server.metrics import RequestWatch
+from octavo.server.openai_schema import TermsBody
+from octavo.server.request_fields import OPENAI_FIELDS
+from octavo.server.sse import encode_json
+from octavo.server.tenant import Terms, terms_of
+
+_FORMATS = ("float", "base64")
+_SIDES = ("right", "left")
+_TEXT: JsonObject = {"type": "string", "minLength": 1}
+_TOKENS: JsonObject = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_INPUT: JsonObject = {
+    "anyOf": [
+        _TEXT,
+        {"type": "array", "minItems": 1, "maxItems": INPUTS_MAX, "items": _TEXT},
+        _TOKENS,
+        {"type": "array", "minItems": 1, "maxItems": INPUTS_MAX, "items": _TOKENS},
+    ]
+}
+
+
+class EmbeddingsBody(TermsBody):
+    """POST /v1/embeddings. `input` is read by `read_inputs`, which explains itself better."""
+
+    model_config = ConfigDict(
+        strict=True, extra="ignore", allow_inf_nan=False, json_schema_extra={"required": ["input"]}
+    )
+
+    model: str | None = None
+    input: Annotated[object, WithJsonSchema(_INPUT)] = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    # Extensions, as in vLLM.
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    add_special_tokens: bool | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None  # vLLM's newer name of it
+    # Our own.
+    pooling: str | None = None
+
+    @property
+    def wants_base64(self) -> bool:
+        """Whether vectors are bytes in base64. Raises InvalidRequest."""
+        return _one_of("encoding_format", self.encoding_format, _FORMATS) == "base64"
+
+    def cut(self, context_length: int) -> Cut | None:
+        """How longer inputs are shortened. Raises InvalidRequest."""
+        from_left = _one_of("truncation_side", self.truncation_side, _SIDES) == "left"
+        keep = self.truncate_prompt_tokens
+        if keep is None:
+            return None
+        hint = "the context; -1 stands for all of it"
+        require_range(
+            "truncate_prompt_tokens", context_length if keep == -1 else keep, 1, context_length, hint=hint
+        )
+        return Cut(context_length if keep == -1 else keep, from_left)
+
+    def order(self, terms: Terms) -> EmbeddingOrder:
+        """How the inputs become vectors. Raises InvalidRequest."""
+        words = tuple(map(str, Pooling))
+        pooling = None if self.pooling is None else Pooling(_one_of("pooling", self.pooling, words))
+        if None not in (self.normalize, self.use_activation) and self.normalize != self.use_activation:
+            raise InvalidRequest(
+                "normalize and use_activation differ; allowed: one of them, which are two names of one thing",
+                param="use_activation",
+            )
+        return EmbeddingOrder(
+            pooling=pooling,
+            dimensions=self.dimensions,
+            normalize=False not in (self.normalize, self.use_activation),
+            tenant=terms.tenant,
+            priority=terms.priority,
+            timeouts=terms.timeouts,
+            cache_salt=self.salt,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsMade:
+    """The inputs' vectors, in their order, with what each cost."""
+
+    embedded: Sequence[Embedded]
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of all inputs."""
+        return sum(one.usage.num_prompt for one in self.embedded)
+
+    @property
+    def num_cached(self) -> int:
+        """Of them, those that were found computed."""
+        return sum(one.usage.num_cached for one in self.embedded)
+
+    def usage(self) -> JsonObject:
+        """OpenAI's usage."""
+        return {
+            "prompt_tokens": self.num_prompt,
+            "total_tokens": self.num_prompt,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached},
+            # Ours: what it cost in memory.
+            "cached_tokens": self.num_cached,
+            "preemptions": sum(one.usage.preemptions for one in self.embedded),
+        }
+
+
+async def embeddings(edge: Edge, request: Request) -> Response:
+    """Answer one request; raises the errors of `octavo.errors`, which the application turns into answers."""
+    watch = edge.metrics.watch(request.scope)
+    raw = await read_json(request, edge.body_bytes_max)
+    OPENAI_FIELDS.check(raw, Place.EMBEDDINGS)
+    body = validate(EmbeddingsBody, raw)
+    edge.check_model(body.model)
+    order, as_base64 = body.order(terms_of(request, body)), body.wants_base64
+    prompts = await read_inputs(
+        body.input,
+        edge.model,
+        tenant=order.tenant,
+        cut=body.cut(edge.model.context_length),
+        add_special_tokens=body.add_special_tokens is not False,
+    )
+    made = await embed_inputs(edge, request, prompts, order, watch)
+    return await _answer(edge, made, as_base64=as_base64)
+
+
+async def embed_inputs(
+    edge: Edge,
+    request: Request,
+    prompts: Sequence[Sequence[int]],
+    order: EmbeddingOrder,
+    watch: RequestWatch,
+) -> EmbeddingsMade:
+    """The vectors of these prompts; raises ClientGone when the client leaves, and what `embed_all` raises,
+    with the field `input`. Nothing runs any more when it is over."""
+    with named({"prompt": "input"}):
+        embedded = await until_disconnect(request, embed_all(edge.model, prompts, order, watch.see))
+    watch.finish()
+    return EmbeddingsMade(embedded)
+
+
+async def _answer(edge: Edge, made: EmbeddingsMade, *, as_base64: bool) -> Response:
+    """Written piece by piece: a thousand vectors are a million numbers, between which others' streams go
+    on."""
+    pieces = []
+    for index, one in enumerate(made.embedded):
+        vector = one.vector.astype("<f4")
+        if as_base64:
+            told = f'"{base64.b64encode(vector.tobytes()).decode()}"'
+        else:
+            told = json.dumps(vector.tolist(), allow_nan=False, separators=(",", ":"))
+        pieces.append(f'{{"object":"embedding","index":{index},"embedding":{told}}}')
+        await asyncio.sleep(0)
+    model, usage = json.dumps(edge.model.name), encode_json(made.usage()).decode()
+    text = f'{{"object":"list","data":[{",".join(pieces)}],"model":{model},"usage":{usage}}}'
+    return Response(text.encode(), media_type="application/json")
+
+
+def _one_of(name: str, given: str | None, allowed: Sequence[str]) -> str:
+    """The first is the default."""
+    if given is not None and given not in allowed:
+        raise InvalidRequest(f"{name} is {shown(given)}; allowed: {', '.join(allowed)}", param=name)
+    return given or allowed[0]

@@ -1,0 +1,287 @@
+"""Stored responses in the store and over the engine's client: bounds, who gives way, what a restart finds."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from array import array
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TypeVar
+from unittest import mock
+
+import pytest
+from tests.engine.chats import Chat, open_chat
+from tests.engine.served import Turnstile, read
+from tests.engine.test_session_store import Clock
+
+from octavo.engine.responses import new_response_id
+from octavo.engine.session_store import NewResponse, SessionStore
+from octavo.errors import InvalidRequest, RequestTooLarge, SessionBusy, SessionRefused, UnknownSession
+from octavo.params import SamplerParams
+from octavo.scheduler.scheduler import Scheduler
+from octavo.types import ChatMessage
+
+T = TypeVar("T")
+BOUNDS = "octavo.engine.session_store.{}"
+
+
+def stored(store: SessionStore, size: int = 10, tenant: str = "") -> str:
+    response = NewResponse(new_response_id(), b"x" * size)
+    store.make_room(tenant, response)
+    return store.create(tenant, 60.0, response).session_id
+
+
+def ids(store: SessionStore, tenant: str = "") -> set[str]:
+    return {r.session_id for r in store.records() if r.tenant == tenant and r.is_response}
+
+
+def test_a_response_is_no_session_and_a_session_no_response() -> None:
+    store = SessionStore()
+    session_id, response_id = store.create("", 60.0).session_id, stored(store)
+    assert [r.session_id for r in store.all()] == [r.session_id for r in store.latest("", 9)] == [session_id]
+    assert store.find_response("", response_id).document == b"x" * 10
+    with pytest.raises(UnknownSession, match="there is no session"):
+        store.find("", response_id)
+    for tenant, other in (("", session_id), ("two", response_id), ("", "resp_")):
+        with pytest.raises(UnknownSession, match="there is no response") as caught:
+            store.find_response(tenant, other)
+        assert caught.value.code == "response_not_found"
+
+
+def test_the_response_used_longest_ago_gives_way_and_never_one_that_runs_or_is_needed() -> None:
+    clock = Clock()
+    store, made = SessionStore(clock), []
+    with mock.patch(BOUNDS.format("RESPONSES_MAX"), 3):
+        for _ in range(3):
+            made.append(stored(store))
+            clock.now += 1.0
+        store.begin_turn(made[0], "turn")
+        clock.now += 1.0
+        store.use(made[1])
+        clock.now += 1.0
+        store.end_turn("turn")
+        store.begin_turn(made[2], "another")
+        store._records[made[2]] = store._records[made[2]].__class__(  # used longest ago, and it runs
+            made[2], "", 60.0, 0.0, clock.now - 50.0, document=b"x"
+        )
+        newest = stored(store)
+        assert ids(store) == {made[0], made[2], newest}
+        store.begin_turn(made[0], "third")
+        response = NewResponse(new_response_id(), b"x")
+        with pytest.raises(SessionRefused, match="which run or are needed; allowed: 3 of"):
+            store.make_room("", response, spared=newest)
+        assert ids(store) == {made[0], made[2], newest}, "nothing gives way for what finds no room"
+
+
+def test_documents_of_a_tenant_are_bounded_together_and_sessions_count_apart() -> None:
+    store = SessionStore()
+    with mock.patch(BOUNDS.format("DOCUMENTS_BYTES_MAX"), 100), mock.patch(BOUNDS.format("SESSIONS_MAX"), 1):
+        first, second = stored(store, 40), stored(store, 40)
+        other = stored(store, 100, "two")
+        third = stored(store, 40)
+        assert ids(store) == {second, third}
+        assert ids(store, "two") == {other}
+        grown = NewResponse(third, b"y" * 90)
+        assert store.attach(grown)
+        assert [gone.session_id for gone in store.make_room("", grown)] == [second]
+        with pytest.raises(SessionRefused, match="101 bytes are left"):
+            store.make_room("", NewResponse("resp_new", b"y" * 101))
+        assert not store.attach(NewResponse(first, b"y"))
+        store.create("", 60.0)
+        with pytest.raises(SessionRefused, match="there are 1 sessions"):
+            store.create("", 60.0)
+
+
+def test_a_response_lives_its_ttl_after_it_was_last_gone_on_from() -> None:
+    clock = Clock()
+    store = SessionStore(clock)
+    response_id = stored(store)
+    clock.now += 59.0
+    store.use(response_id)
+    clock.now += 59.0
+    assert store.find_response("", response_id)
+    clock.now += 2.0
+    with pytest.raises(UnknownSession):
+        store.find_response("", response_id)
+
+
+def test_a_file_keeps_documents_and_one_of_before_them_is_written_on(tmp_path: Path) -> None:
+    path, now = tmp_path / "sessions.sqlite", int(time.time() * 1000)
+    with sqlite3.connect(path) as database:
+        database.execute(
+            "CREATE TABLE sessions (id PRIMARY KEY, tenant, tokens, ttl_ms, created_ms, used_ms, num_shared "
+            "DEFAULT 0, num_suspended DEFAULT 0, turn_ends DEFAULT x'')"
+        )
+        row = ("old", "t", array("I", [5]).tobytes(), 60_000, now, now, 0, 0, b"")
+        database.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+    database.close()
+    store = SessionStore.open(path)
+    assert [r.session_id for r in store.all("t")] == ["old"]
+    response_id = stored(store, tenant="t")
+    store.say(response_id, [5, 6])
+    assert store.attach(NewResponse(response_id, b"the last"))
+    store.close()
+    again = SessionStore.open(path)
+    found = again.find_response("t", response_id)
+    assert (list(found.tokens), found.document) == ([5, 6], b"the last")
+    assert [r.session_id for r in again.all("t")] == ["old"]
+    again.delete("t", response_id)
+    again.close()
+    last = SessionStore.open(path)
+    assert [r.session_id for r in last.records()] == ["old"]
+    last.close()
+
+
+async def turn(
+    chat: Chat, text: str, previous: str | None = None, response_id: str = "", max_tokens: int = 20
+) -> str:
+    """A response, created and ended; its id. The chat has what was said."""
+    responses, response_id = chat.llm.sessions.responses, response_id or new_response_id()
+    chat.messages.append(ChatMessage("user", text))
+    await responses.create("", response_id, b"begun", previous)
+    params = SamplerParams(temperature=1.0, seed=7, max_tokens=max_tokens)
+    taken = await responses.turn("", response_id, chat.messages, params)
+    [told] = await read(taken.stream)  # type: ignore[arg-type]
+    chat.messages.append(ChatMessage("assistant", told.text))
+    responses.attach("", response_id, b"ended")
+    return response_id
+
+
+async def meanwhile(gate: Turnstile, work: Coroutine[object, object, T]) -> T:
+    """What the work comes to while the engine takes a step now and then, and no more."""
+    assert gate.permits is not None
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        gate.permits.release()
+        await asyncio.sleep(0.001)
+    return task.result()
+
+
+def run_with(chat: Chat, work: object) -> None:
+    try:
+        asyncio.run(asyncio.wait_for(work, 60))  # type: ignore[arg-type]
+    finally:
+        chat.close()
+
+
+def test_what_gives_way_gives_its_blocks_back() -> None:
+    chat = open_chat()
+
+    async def work() -> None:
+        with mock.patch(BOUNDS.format("RESPONSES_MAX"), 2):
+            made = [await turn(chat, "tell me of the blocks") for _ in range(2)]
+            chat.messages.clear()
+            made.append(await turn(chat, "and pages"))
+        known = await chat.llm.ask(lambda s, now: {one.session_id for one in s.session_table})
+        assert known == ids(chat.llm.sessions._store) == set(made[1:])
+        assert chat.llm.sessions.count() == 0
+        assert await chat.llm.sessions.all("") == []
+
+    run_with(chat, work())
+
+
+def test_one_that_is_gone_on_from_holds_its_blocks_for_its_whole_ttl_again() -> None:
+    chat = open_chat()
+
+    async def expires(response_id: str) -> float:
+        return await chat.llm.ask(lambda s, now: s.session_table.find("", response_id).expires)
+
+    async def work() -> None:
+        first = await turn(chat, "tell me of the blocks")
+        before = await expires(first)
+        await turn(chat, "and pages", first)
+        forked = await expires(first)
+        assert forked > before
+        said = [*chat.messages[:2], ChatMessage("user", "go on")]
+        taken = await chat.llm.sessions.responses.unstored.turn("", first, said, SamplerParams(max_tokens=2))
+        await read(taken.stream)  # type: ignore[arg-type]
+        assert await expires(first) > forked
+
+    run_with(chat, work())
+
+
+def test_a_branch_holds_the_blocks_before_its_turn_begins() -> None:
+    chat = open_chat()
+
+    async def work() -> None:
+        first = await turn(chat, "tell me of the blocks and pages that were bound in leather")
+        await chat.llm.sessions.responses.create("", "resp_b", b"x", first)
+        await chat.llm.sessions.responses.delete("", first)
+
+        def held(s: Scheduler, now: float) -> int:
+            return len({b for pin in s.session_table.find("", "resp_b").pins for b in pin.holder.blocks})
+
+        assert await chat.llm.ask(held) >= 3
+
+    run_with(chat, work())
+
+
+def test_a_create_that_is_refused_or_left_leaves_nothing_behind() -> None:
+    chat = open_chat()
+
+    async def work() -> None:
+        responses = chat.llm.sessions.responses
+        with pytest.raises(UnknownSession):
+            await responses.create("", "resp_a", b"x", "resp_none")
+        left = asyncio.ensure_future(responses.create("", "resp_b", b"x"))
+        await asyncio.sleep(0)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        await responses.create("", "resp_c", b"x")
+        with pytest.raises((InvalidRequest, RequestTooLarge)):
+            await responses.turn("", "resp_c", [ChatMessage("user", "A" * 600)], SamplerParams())
+        responses.drop("", "resp_c")
+        responses.drop("", "resp_c")
+        assert await chat.llm.ask(lambda s, now: len(s.session_table)) == 0
+        assert ids(chat.llm.sessions._store) == set()
+
+    run_with(chat, work())
+
+
+def test_one_that_runs_cannot_be_gone_on_from_and_is_never_begun_twice() -> None:
+    chat = open_chat()
+    gate = chat.engine.executor = Turnstile(chat.engine.executor)
+
+    async def work() -> None:
+        responses, said = chat.llm.sessions.responses, [ChatMessage("user", "tell me of the blocks")]
+        params = SamplerParams(max_tokens=400, ignore_eos=True)
+        await responses.create("", "resp_a", b"x")
+        gate.permits = threading.Semaphore(0)
+        running = await meanwhile(gate, responses.turn("", "resp_a", said, params))
+        assert responses.find("", "resp_a").is_active
+        with pytest.raises(SessionBusy, match="response resp_a is in progress"):
+            await meanwhile(gate, responses.create("", "resp_b", b"x", "resp_a"))
+        with pytest.raises(SessionBusy, match="response resp_a is in progress"):
+            await responses.unstored.turn("", "resp_a", said, SamplerParams())
+        with pytest.raises(SessionBusy):
+            await meanwhile(gate, responses.turn("", "resp_a", said, SamplerParams()))
+        running.stream.cancel()
+        await meanwhile(gate, read(running.stream))  # type: ignore[arg-type]
+        gate.permits.release(1000)
+        assert not responses.find("", "resp_a").is_active
+        await responses.create("", "resp_b", b"x", "resp_a")  # nothing was said in it: it begins afresh
+        assert responses.find("", "resp_b").num_tokens == 0
+
+    run_with(chat, work())
+
+
+def test_a_response_that_is_deleted_while_it_runs_leaves_nothing_behind(tmp_path: Path) -> None:
+    chat = open_chat(tmp_path)
+
+    async def work() -> None:
+        responses, said = chat.llm.sessions.responses, [ChatMessage("user", "tell me of the blocks")]
+        await responses.create("", "resp_a", b"x")
+        running = await responses.turn("", "resp_a", said, SamplerParams(max_tokens=40))
+        await responses.delete("", "resp_a")
+        await read(running.stream)  # type: ignore[arg-type]
+        assert not responses.attach("", "resp_a", b"y")
+        assert await chat.llm.ask(lambda s, now: len(s.session_table)) == 0
+
+    run_with(chat, work())
+    again = open_chat(tmp_path)
+    assert ids(again.llm.sessions._store) == set()
+    again.close()

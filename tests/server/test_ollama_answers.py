@@ -1,0 +1,505 @@
+"""/api/chat and /api/generate: what is asked becomes what the chat path takes, its answer Ollama's shapes."""
+
+import asyncio
+import functools
+import json
+import re
+
+import httpx
+import pytest
+
+from octavo.errors import EngineStopped, QueueFull
+from octavo.grammar import Thinking
+from octavo.params import SamplerParams
+from octavo.server.dialects.ollama_answer import Teller
+from octavo.server.sse import EventStream
+from octavo.tools.formats import HERMES, MISTRAL
+from octavo.tools.parser import ArgumentsText, CallBegun, Content
+from octavo.types import ToolCall
+
+MODEL = "fake-model"
+HI = [{"role": "user", "content": "hi"}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+NOW = {"type": "function", "function": {"name": "now"}}
+CALLS = [ToolCall("get_weather", '{"city": "Köln"}'), ToolCall("now", "{}")]
+FIGURES = {
+    "total_duration",
+    "load_duration",
+    "prompt_eval_count",
+    "prompt_eval_duration",
+    "eval_count",
+    "eval_duration",
+}
+
+
+def chat(edge, **fields):
+    return edge.post("/api/chat", {"model": MODEL, "messages": HI, **fields})
+
+
+def generate(edge, **fields):
+    return edge.post("/api/generate", {"model": MODEL, "prompt": "hi", **fields})
+
+
+def lines(answer):
+    """The objects of a stream."""
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert answer.text.endswith("\n")
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def whole(answer):
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    return answer.json()
+
+
+def params(edge):
+    return edge.model.submitted[-1].params
+
+
+# -- shapes --------------------------------------------------------------------------------------------------
+def test_a_chat_is_a_stream_of_lines_whose_last_has_the_figures(edge):
+    *pieces, last = lines(chat(edge))
+    assert "".join(piece["message"]["content"] for piece in pieces) == "Hello wörld!"
+    assert all(piece["message"]["role"] == "assistant" for piece in (*pieces, last))
+    assert [piece["done"] for piece in pieces] == [False] * len(pieces)
+    assert all(set(piece) == {"model", "created_at", "message", "done"} for piece in pieces)
+    assert (last["done"], last["done_reason"], last["message"]["content"]) == (True, "stop", "")
+    assert set(last) == {"model", "created_at", "message", "done", "done_reason"} | FIGURES
+
+
+def test_a_stream_joins_to_the_whole_and_says_the_same_of_its_end(edge):
+    said = whole(chat(edge, stream=False))
+    *pieces, last = lines(chat(edge))
+    assert said["message"]["content"] == "".join(piece["message"]["content"] for piece in pieces)
+    for name in ("model", "done", "done_reason", "load_duration", "prompt_eval_count", "eval_count"):
+        assert said[name] == last[name]
+    assert set(said) == set(last)
+
+
+def test_a_prompt_is_a_chat_of_one_message_and_answers_as_response(edge):
+    said = whole(generate(edge, system="Be brief.", stream=False))
+    assert said["response"] == "Hello wörld!"
+    assert set(said) == {"model", "created_at", "response", "done", "done_reason"} | FIGURES
+    assert edge.model.encodings[-1].text == "system:Be brief.\nuser:hi\n"
+    *pieces, last = lines(generate(edge))
+    assert "".join(piece["response"] for piece in pieces) + last["response"] == "Hello wörld!"
+    assert edge.model.encodings[-1].text == "user:hi\n"
+
+
+def test_a_raw_prompt_is_given_to_the_model_as_it_is(edge):
+    said = whole(generate(edge, prompt="<|im_start|>x", raw=True, stream=False))
+    encoding = edge.model.encodings[-1]
+    assert (encoding.text, encoding.options, encoding.add_special_tokens) == ("<|im_start|>x", None, True)
+    assert (said["response"], said["prompt_eval_count"]) == ("Hello wörld!", len("<|im_start|>x"))
+
+
+def test_a_model_without_a_chat_template_takes_prompts_and_no_chats(edge, monkeypatch):
+    monkeypatch.setattr(type(edge.model), "has_chat_template", False)
+    assert whole(generate(edge, stream=False))["response"] == "Hello wörld!"
+    assert edge.model.encodings[-1].text == "hi"
+    refused = chat(edge)
+    assert (refused.status_code, "/api/generate" in refused.json()["error"]) == (400, True)
+    assert "no chat template" in generate(edge, system="Be brief.").json()["error"]
+    assert "tools" not in edge.post("/api/show", {"model": MODEL}).json()["capabilities"]
+
+
+def test_figures_are_measured_and_times_are_rfc_3339(edge):
+    said = whole(chat(edge, stream=False))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", said["created_at"])
+    assert (said["prompt_eval_count"], said["eval_count"]) == (
+        len("user:hi\n"),
+        len("Hello wörld!".encode()),
+    )
+    assert said["load_duration"] == 0
+    assert 0 < said["prompt_eval_duration"] < said["total_duration"]
+    parts = said["prompt_eval_duration"] + said["eval_duration"]
+    assert abs(said["total_duration"] - parts) <= 2, "nanoseconds, rounded"
+
+
+def test_a_model_is_named_with_its_tag_or_without_and_the_answer_names_it_alike(edge):
+    for name in (MODEL, f"{MODEL}:latest"):
+        assert whole(chat(edge, model=name, stream=False))["model"] == name
+    for name in ("other", f"{MODEL}:8b", f"{MODEL}:latest:latest", MODEL.upper()):
+        answer = chat(edge, model=name)
+        assert answer.status_code == 404
+        assert answer.json()["error"].startswith(f"model '{name}' not found")
+
+
+def test_logprobs_come_with_the_tokens_that_they_are_of(edge):
+    said = whole(chat(edge, logprobs=True, top_logprobs=2, stream=False))
+    entries = said["logprobs"]
+    assert len(entries) == said["eval_count"]
+    assert (entries[0]["token"], entries[0]["logprob"]) == ("H", -0.5)
+    assert [one["token"] for one in entries[0]["top_logprobs"]] == ["H", "I"]
+    streamed = [entry for piece in lines(chat(edge, logprobs=True, top_logprobs=2)) for entry in
+                piece.get("logprobs", [])]  # fmt: skip
+    assert streamed == entries
+    assert "logprobs" not in whole(chat(edge, stream=False))
+
+
+# -- what is asked -------------------------------------------------------------------------------------------
+def test_what_options_do_not_say_is_ollamas_own(edge):
+    chat(edge)
+    assert params(edge) == SamplerParams(temperature=0.8, top_k=40, top_p=0.9)
+    generate(edge, raw=True, options={"temperature": 0})
+    assert params(edge) == SamplerParams(temperature=0.0, top_k=40, top_p=0.9)
+
+
+def test_every_option_that_is_done_is_given_to_the_engine(edge):
+    options = {
+        "num_ctx": 1000, "num_predict": 7, "temperature": 0.5, "top_k": 3.0, "top_p": 0.4, "min_p": 0.1,
+        "seed": 12, "stop": ["a", "b"], "repeat_penalty": 1.2, "presence_penalty": 0.3,
+        "frequency_penalty": -0.2,
+    }  # fmt: skip
+    for ask in (chat, generate):
+        ask(edge, options=options)
+        assert params(edge) == SamplerParams(
+            max_tokens=7, temperature=0.5, top_k=3, top_p=0.4, min_p=0.1, seed=12, stop=("a", "b"),
+            repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=-0.2,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [-1, -2, None])
+def test_an_answer_without_an_end_runs_to_the_end_of_the_context(edge, given):
+    chat(edge, options={"num_predict": given})
+    assert params(edge).max_tokens is None
+
+
+def test_a_seed_of_minus_one_is_any(edge):
+    chat(edge, options={"seed": -1})
+    assert params(edge).seed is None
+    chat(edge, options={"seed": 0})
+    assert params(edge).seed == 0
+
+
+def test_one_stop_string_may_stand_for_a_list_and_ends_the_answer(edge):
+    said = whole(chat(edge, options={"stop": "wö"}, stream=False))
+    assert (said["message"]["content"], said["done_reason"]) == ("Hello ", "stop")
+    said = whole(chat(edge, options={"num_predict": 2}, stream=False))
+    assert (said["message"]["content"], said["done_reason"]) == ("He", "length")
+
+
+@pytest.mark.parametrize("given", ["json", {"type": "object", "properties": {"a": {"type": "integer"}}}])
+def test_a_format_is_what_the_output_follows(edge, given):
+    shaped = (
+        {"type": "json_object"}
+        if given == "json"
+        else {"type": "json_schema", "json_schema": {"schema": given}}
+    )
+    edge.chat(response_format=shaped)
+    grammar = params(edge).grammar
+    assert grammar is not None
+    for ask in (chat, generate):
+        ask(edge, format=given)
+        assert params(edge).grammar == grammar
+    generate(edge, format=given, raw=True)
+    assert params(edge).grammar == grammar
+    chat(edge, format="")
+    assert params(edge).grammar is None
+
+
+# -- nothing is asked ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "keep_alive, reason",
+    [
+        (None, "load"),
+        ("5m", "load"),
+        (-1, "load"),
+        (0, "unload"),
+        ("0", "unload"),
+        ("0s", "unload"),
+        (0.0, "unload"),
+    ],
+)
+def test_without_messages_or_prompt_the_model_is_there(edge, keep_alive, reason):
+    for answer in (
+        chat(edge, messages=[], keep_alive=keep_alive),
+        edge.post("/api/chat", {"model": MODEL, "keep_alive": keep_alive}),
+    ):
+        said = whole(answer)
+        assert (said["done"], said["done_reason"]) == (True, reason)
+        assert said["message"] == {"role": "assistant", "content": ""}
+    for prompt in ("", None):
+        said = whole(generate(edge, prompt=prompt, keep_alive=keep_alive))
+        assert (said["done"], said["done_reason"], said["response"]) == (True, reason, "")
+    assert edge.model.submitted == []
+
+
+# -- calls ---------------------------------------------------------------------------------------------------
+def functions(calls):
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+
+
+@pytest.mark.parametrize("before", ["", "I will look.\n"])
+def test_calls_come_whole_with_an_object_of_arguments(edge, before):
+    edge.model.answer = before + HERMES.written(CALLS)
+    said = whole(chat(edge, tools=[TOOL, NOW], stream=False))
+    expected = [("get_weather", {"city": "Köln"}), ("now", {})]
+    assert (said["done_reason"], said["message"]["content"]) == ("stop", before.strip())
+    assert functions(said["message"]["tool_calls"]) == expected
+    assert [call["function"]["index"] for call in said["message"]["tool_calls"]] == [0, 1]
+    pieces = lines(chat(edge, tools=[TOOL, NOW]))
+    calls = [call for piece in pieces for call in piece["message"].get("tool_calls", [])]
+    assert functions(calls) == expected
+    assert len({call["id"] for call in calls}) == 2
+    assert "".join(piece["message"]["content"] for piece in pieces) == before.strip()
+
+
+def test_a_call_is_told_before_the_next_has_ended(edge):
+    edge.model.answer = HERMES.written(CALLS)
+    pieces = lines(chat(edge, tools=[TOOL, NOW]))
+    told = [place for place, piece in enumerate(pieces) if "tool_calls" in piece["message"]]
+    assert len(told) == 2
+
+
+def test_ids_of_calls_are_those_that_the_models_template_wants(edge):
+    edge.model.answers.form, edge.model.answer = MISTRAL, MISTRAL.written(CALLS[:1])
+    [call] = whole(chat(edge, tools=[TOOL], stream=False))["message"]["tool_calls"]
+    assert re.fullmatch(r"[A-Za-z0-9]{9}", call["id"])
+
+
+def test_a_call_that_is_cut_is_text_whole_and_streamed(edge):
+    edge.model.answer = "Look:\n" + HERMES.written(CALLS[:1])
+    options = {"num_predict": edge.model.answer.encode().index("Köln".encode()) + 2}
+    said = whole(chat(edge, tools=[TOOL], stream=False, options=options))
+    assert said["done_reason"] == "length"
+    assert "tool_calls" not in said["message"]
+    assert said["message"]["content"].startswith('Look:{"name": "get_weather", "arguments": {"city": "K')
+    pieces = lines(chat(edge, tools=[TOOL], options=options))
+    assert "".join(piece["message"]["content"] for piece in pieces) == said["message"]["content"]
+    assert not [piece for piece in pieces if "tool_calls" in piece["message"]]
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"a": 1e999}', '{"a": "\\ud83d"}', '{"a": NaN}', "[1]", '{"a": ' + "9" * 5000 + "}", ""]
+)
+def test_arguments_that_json_cannot_say_again_are_text(arguments):
+    teller = Teller(None)
+    said = teller.push([Content("So "), CallBegun(0, "f"), ArgumentsText(0, arguments)], is_last=False)
+    assert (said.content, said.calls) == ("So ", ())
+    said = teller.push([Content("and")], is_last=True)
+    assert (said.content, said.calls) == ('and{"name": "f", "arguments": ' + arguments, ())
+
+
+def test_calls_and_their_results_are_told_to_the_model_with_ids_that_match(edge):
+    told = []
+
+    async def encode_chat(messages, options, *, tenant=""):
+        told.extend(messages)
+        return [1]
+
+    edge.model.encode_chat = encode_chat
+    function = {"name": "get_weather", "arguments": {"city": "Köln", "days": [1, 2]}}
+    chat(
+        edge,
+        messages=[
+            {"role": "USER", "content": "hi"},
+            {
+                "role": "assistant",
+                "thinking": "hm",
+                "tool_calls": [
+                    {"function": function},
+                    {"function": {"name": "now"}},
+                    {"id": "own", "function": {"name": "now"}},
+                ],
+            },
+            {"role": "tool", "content": "later", "tool_name": "now"},
+            {"role": "tool", "content": "sunny"},
+            {"role": "tool", "content": "soon", "tool_call_id": "own"},
+            {"role": "assistant", "tool_calls": [{"function": {"name": "now", "arguments": None}}]},
+            {"role": "tool", "content": "again"},
+            {"role": "tool", "content": "of nobody"},
+        ],
+    )  # fmt: skip
+    assert [message.role for message in told] == [
+        "user",
+        "assistant",
+        *["tool"] * 3,
+        "assistant",
+        "tool",
+        "tool",
+    ]
+    first, second, own = told[1].tool_calls
+    assert (json.loads(first.arguments), second.arguments) == (function["arguments"], "{}")
+    assert told[1].reasoning == "hm"
+    assert len({first.call_id, second.call_id, own.call_id}) == 3
+    assert [message.tool_call_id for message in told[2:5]] == [second.call_id, first.call_id, "own"]
+    assert told[2].name == "now"
+    assert told[6].tool_call_id == told[5].tool_calls[0].call_id
+    assert told[6].tool_call_id not in {first.call_id, second.call_id}
+    assert told[7].tool_call_id == ""
+
+
+def test_a_last_message_of_the_assistant_is_gone_on_with(edge):
+    chat(edge, messages=[*HI, {"role": "assistant", "content": "Well, "}])
+    assert edge.model.encodings[-1].options.continue_final_message
+    assert edge.model.encodings[-1].text.endswith("assistant:Well, ")
+    for last in ({"content": ""}, {"content": "a", "tool_calls": [{"function": {"name": "f"}}]}):
+        chat(edge, messages=[*HI, {"role": "assistant", **last}])
+        assert not edge.model.encodings[-1].options.continue_final_message
+
+
+# -- thinking ------------------------------------------------------------------------------------------------
+def test_thinking_is_told_beside_the_answer_whole_and_streamed(edge):
+    edge.model.answers.thinks, edge.model.answer = True, "<think>\nhm, so\n</think>\n\nYes."
+    said = whole(chat(edge, think=True, stream=False))["message"]
+    assert said == {"role": "assistant", "content": "Yes.", "thinking": "hm, so"}
+    pieces = [piece["message"] for piece in lines(chat(edge, think=True))]
+    assert "".join(piece.get("thinking", "") for piece in pieces) == "hm, so"
+    assert "".join(piece["content"] for piece in pieces) == "Yes."
+    made = whole(generate(edge, stream=False))
+    assert (made["response"], made["thinking"]) == ("Yes.", "hm, so")
+    raw = whole(generate(edge, raw=True, stream=False))
+    assert (raw["response"], "thinking" in raw) == (edge.model.answer, False)
+
+
+@pytest.mark.parametrize(
+    "think, told",
+    [
+        (None, {}),
+        (True, {"enable_thinking": True}),
+        (False, {"enable_thinking": False}),
+        ("low", {"enable_thinking": True, "reasoning_effort": "low"}),
+        ("max", {"enable_thinking": True, "reasoning_effort": "max"}),
+    ],
+)
+def test_how_to_think_is_given_to_the_template(edge, think, told):
+    edge.model.answers.thinks = True
+    for ask in (chat, generate):
+        ask(edge, think=think)
+        assert edge.model.encodings[-1].options.template_kwargs == told
+
+
+def test_a_format_holds_for_what_comes_behind_the_thinking(edge):
+    edge.model.answers.thinks = True
+    chat(edge, format="json")
+    assert params(edge).thinking == Thinking(None, None)
+
+
+def test_a_model_that_does_not_think_is_not_asked_to(edge):
+    for ask in (chat, generate):
+        refused = ask(edge, think=True)
+        assert (refused.status_code, "does not support thinking" in refused.json()["error"]) == (400, True)
+        assert ask(edge, think=False).status_code == 200
+
+
+# -- what goes wrong -----------------------------------------------------------------------------------------
+def test_an_error_in_a_stream_is_its_last_line(edge):
+    edge.model.failure = "it broke"
+    for answer in (chat(edge), generate(edge)):
+        *pieces, last = lines(answer)
+        assert last == {"error": "it broke"}
+        assert pieces
+        assert not any(piece["done"] for piece in pieces)
+    failed = chat(edge, stream=False)
+    assert (failed.status_code, failed.json()) == (500, {"error": "it broke"})
+
+
+def test_an_answer_that_a_deadline_has_cut_says_so(edge):
+    edge.model.times_out_after = 3
+    assert lines(chat(edge))[-1]["done_reason"] == "timeout"
+    assert whole(chat(edge, stream=False))["done_reason"] == "timeout"
+
+
+@pytest.mark.parametrize("refusal, status", [(QueueFull("full"), 429), (EngineStopped("draining"), 503)])
+def test_shortage_is_told_in_ollamas_shape(edge, refusal, status):
+    edge.model.refusal = refusal
+    for ask in (chat, generate):
+        answer = ask(edge)
+        assert (answer.status_code, answer.json()) == (status, {"error": str(refusal)})
+
+
+async def call(edge, path, body, see, leave):
+    """One raw ASGI call: `see` is told what is sent, and the client is gone once `leave` is set."""
+    parts = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+    async def receive():
+        if not parts:
+            await leave.wait()
+        return parts.pop() if parts else {"type": "http.disconnect"}
+
+    async def send(message):
+        see(message.get("body") or b"")
+
+    scope = {
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",
+        "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+        "scheme": "http", "headers": [(b"host", b"127.0.0.1")], "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8000),
+    }  # fmt: skip
+    await asyncio.wait_for(edge.app(scope, receive, send), 10)
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_a_client_that_leaves_stops_its_answer(edge, path):
+    async def scenario():
+        edge.model.hold = asyncio.Event()  # never set: the stream stays in its second step
+        leave, sent = asyncio.Event(), []
+        asked = {"messages": HI} if path == "/api/chat" else {"prompt": "hi"}
+        task = asyncio.create_task(call(edge, path, {"model": MODEL, **asked}, sent.append, leave))
+        while not any(sent):
+            await asyncio.sleep(0)
+        assert not edge.model.submitted[0].cancelled
+        leave.set()
+        await task
+
+    asyncio.run(scenario())
+    assert edge.model.submitted[0].cancelled
+
+
+def test_a_stream_on_which_nothing_comes_stays_alive_and_stays_lines_of_json(edge, monkeypatch):
+    quick = functools.partial(EventStream, keep_alive_s=0.01)
+    monkeypatch.setattr("octavo.server.dialects.ollama_answer.EventStream", quick)
+
+    async def scenario():
+        edge.model.hold, sent = asyncio.Event(), []
+
+        def see(data):
+            sent.append(data)
+            if sent.count(b" ") == 3:
+                edge.model.hold.set()
+
+        await call(edge, "/api/chat", {"model": MODEL, "messages": HI}, see, asyncio.Event())
+        return b"".join(sent).decode()
+
+    objects = [json.loads(line) for line in asyncio.run(scenario()).splitlines()]
+    assert "".join(one["message"]["content"] for one in objects) == "Hello wörld!"
+    assert objects[-1]["done"]
+
+
+# -- sessions ------------------------------------------------------------------------------------------------
+def test_a_chat_may_be_a_sessions_turn_and_a_prompt_may_not(edge):
+    headers = {"X-Octavo-Session": "new"}
+    answer = edge.post("/api/chat", {"model": MODEL, "messages": HI}, headers=headers)
+    assert answer.headers["x-octavo-session"]
+    assert answer.headers["x-octavo-request"]
+    refused = edge.post("/api/generate", {"model": MODEL, "prompt": "hi"}, headers=headers)
+    assert (refused.status_code, "X-Octavo-Session" in refused.json()["error"]) == (400, True)
+
+
+def test_other_streams_run_on_while_requests_are_refused(edge):
+    async def scenario():
+        edge.model.hold = asyncio.Event()
+        transport = httpx.ASGITransport(edge.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+            body = {"model": MODEL, "messages": HI}
+            running = asyncio.create_task(client.post("/api/chat", json=body))
+            while not edge.model.submitted:
+                await asyncio.sleep(0)
+            for wrong in ({"options": {"mirostat": 2}}, {"model": "x"}, {"messages": 3}, {"think": "a"}):
+                refused = await asyncio.wait_for(client.post("/api/chat", json=body | wrong), 10)
+                assert refused.status_code in (400, 404)
+            assert not running.done()
+            edge.model.hold.set()
+            return await running
+
+    pieces = lines(asyncio.run(scenario()))
+    assert "".join(piece["message"]["content"] for piece in pieces) == "Hello wörld!"
