@@ -20,6 +20,10 @@ from dataclasses import dataclass, field
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 
 
+# How the ids of stored responses begin. They are sessions to all that keeps blocks, and give way before others.
+RESPONSE_PREFIX = "resp_"
+
+
 class FinishReason(enum.StrEnum):
     """Why a sequence ended; the first two are OpenAI's words."""
 

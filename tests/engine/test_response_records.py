@@ -9,7 +9,7 @@ import time
 from array import array
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 from unittest import mock
 
 import pytest
@@ -20,6 +20,7 @@ from tests.engine.test_session_store import Clock
 from octavo.engine.responses import new_response_id
 from octavo.engine.session_store import NewResponse, SessionStore
 from octavo.errors import InvalidRequest, RequestTooLarge, SessionBusy, SessionRefused, UnknownSession
+from octavo.files import Database, OsFiles
 from octavo.params import SamplerParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.types import ChatMessage
@@ -87,8 +88,13 @@ def test_documents_of_a_tenant_are_bounded_together_and_sessions_count_apart() -
         grown = NewResponse(third, b"y" * 90)
         assert store.attach(grown)
         assert [gone.session_id for gone in store.make_room("", grown)] == [second]
-        with pytest.raises(SessionRefused, match="101 bytes are left"):
+        store.begin_turn(third, "turn")
+        with pytest.raises(SessionRefused, match="130 bytes are left"):
+            store.make_room("", NewResponse("resp_new", b"y" * 40))
+        store.end_turn("turn")
+        with pytest.raises(RequestTooLarge, match="takes 101 bytes .* allowed: 100; send less"):
             store.make_room("", NewResponse("resp_new", b"y" * 101))
+        assert ids(store) == {third}, "nothing gives way for what never finds room"
         assert not store.attach(NewResponse(first, b"y"))
         store.create("", 60.0)
         with pytest.raises(SessionRefused, match="there are 1 sessions"):
@@ -224,8 +230,17 @@ def test_a_create_that_is_refused_or_left_leaves_nothing_behind() -> None:
 
     async def work() -> None:
         responses = chat.llm.sessions.responses
-        with pytest.raises(UnknownSession):
-            await responses.create("", "resp_a", b"x", "resp_none")
+        said = [ChatMessage("user", "hi")]
+        for lost in (
+            responses.create("", "resp_a", b"x", "resp_none"),  # it has expired since it was looked up
+            responses.unstored.turn("", "resp_none", said, SamplerParams()),
+        ):
+            with pytest.raises(UnknownSession) as caught:
+                await lost
+            assert (caught.value.param, caught.value.code) == (
+                "previous_response_id",
+                "previous_response_not_found",
+            )
         left = asyncio.ensure_future(responses.create("", "resp_b", b"x"))
         await asyncio.sleep(0)
         left.cancel()
@@ -252,7 +267,8 @@ def test_one_that_runs_cannot_be_gone_on_from_and_is_never_begun_twice() -> None
         await responses.create("", "resp_a", b"x")
         gate.permits = threading.Semaphore(0)
         running = await meanwhile(gate, responses.turn("", "resp_a", said, params))
-        assert responses.find("", "resp_a").is_active
+        store = chat.llm.sessions._store
+        assert store.is_active(store.find_response("", "resp_a"))
         with pytest.raises(SessionBusy, match="response resp_a is in progress"):
             await meanwhile(gate, responses.create("", "resp_b", b"x", "resp_a"))
         with pytest.raises(SessionBusy, match="response resp_a is in progress"):
@@ -262,9 +278,9 @@ def test_one_that_runs_cannot_be_gone_on_from_and_is_never_begun_twice() -> None
         running.stream.cancel()
         await meanwhile(gate, read(running.stream))  # type: ignore[arg-type]
         gate.permits.release(1000)
-        assert not responses.find("", "resp_a").is_active
+        assert not store.is_active(store.find_response("", "resp_a"))
         await responses.create("", "resp_b", b"x", "resp_a")  # nothing was said in it: it begins afresh
-        assert responses.find("", "resp_b").num_tokens == 0
+        assert not store.find_response("", "resp_b").tokens
 
     run_with(chat, work())
 
@@ -284,4 +300,62 @@ def test_a_response_that_is_deleted_while_it_runs_leaves_nothing_behind(tmp_path
     run_with(chat, work())
     again = open_chat(tmp_path)
     assert ids(again.llm.sessions._store) == set()
+    again.close()
+
+
+def test_a_document_that_outgrows_the_bound_at_its_end_is_kept() -> None:
+    chat = open_chat()
+
+    async def work() -> None:
+        responses = chat.llm.sessions.responses
+        await responses.create("", "resp_a", b"x")
+        with mock.patch(BOUNDS.format("DOCUMENTS_BYTES_MAX"), 10):
+            assert responses.attach("", "resp_a", b"y" * 11)
+        assert responses.find("", "resp_a").document == b"y" * 11
+
+    run_with(chat, work())
+
+
+class WatchedFiles(OsFiles):
+    """Notes what is executed; a statement that begins with `fails` fails."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.fails = "-"
+
+    def connect(self, path: Path) -> Database:
+        database, files = super().connect(path), self
+
+        class Watched:
+            def __getattr__(self, name: str) -> object:
+                return getattr(database, name)
+
+            def execute(self, sql: str, row: tuple[int | str | bytes, ...] = ()) -> object:
+                files.said.append(sql.split()[0])
+                if sql.startswith(files.fails):
+                    raise sqlite3.OperationalError("disk I/O error")
+                return database.execute(sql, row)
+
+        return cast("Database", Watched())
+
+
+def test_a_touch_writes_the_time_alone_unless_the_row_was_never_written(tmp_path: Path) -> None:
+    path, clock, files = tmp_path / "sessions.sqlite", Clock(), WatchedFiles()
+    store = SessionStore.open(path, files, clock)
+    first = stored(store)
+    files.fails = "INSERT"
+    second = stored(store)
+    assert not store.sync(second).result()  # behind all that was told
+    files.fails = "-"
+    for response_id, verb in ((first, "UPDATE"), (second, "INSERT"), (second, "UPDATE")):
+        files.said.clear()
+        clock.now += 7.0
+        store.use(response_id)
+        store.delete("", stored(store, tenant="")).result()  # behind it
+        assert next(word for word in files.said if word in ("UPDATE", "INSERT")) == verb
+    wanted = {r.session_id: (r.used, r.document) for r in store.records()}
+    store.close()
+    again = SessionStore.open(path, clock=clock)
+    assert {r.session_id: (r.used, r.document) for r in again.records()} == wanted
+    assert set(wanted) == {first, second}
     again.close()

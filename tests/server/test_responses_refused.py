@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import httpx
 import pytest
 from tests.server.response_shapes import events_of
 
+from octavo.engine.outputs import StoredResponse
 from octavo.errors import EngineStopped, QueueFull
 from octavo.server.dialects.responses_fields import PASSED, RESPONSES_FIELDS
+from octavo.server.dialects.responses_lookup import Lookup
 from octavo.server.dialects.responses_request import ResponsesBody
+from octavo.server.dialects.responses_run import Document
 from octavo.server.field_list import Place, Treatment
 from octavo.server.openai_schema import ChatBody
 
@@ -55,6 +60,26 @@ CASES = {
         "input",
         "input_file, which is not supported",
     ),
+    "a part whose type is a list": (
+        {"input": [{"role": "user", "content": [{"type": [], "text": "x"}]}]},
+        "input",
+        "content[0].type is []",
+    ),
+    "a part of an output whose type is an object": (
+        {"input": [{"type": "function_call_output", "call_id": "1", "output": [{"type": {}}]}]},
+        "input",
+        "output[0].type is {}",
+    ),
+    "a type, a role and an id that are no text": (
+        {"input": [{"type": "item_reference", "id": {}}, {"role": []}, {"type": []}]},
+        "input",
+        "input[0].id",
+    ),
+    "a role that is an object": ({"input": [{"role": {}, "content": "x"}]}, "input", "input[0].role"),
+    "an item whose type is a list": ({"input": [{"type": []}]}, "input", "input[0].type is []"),
+    "includes that are no text": ({"include": [{}, []]}, "include", "include holds {}"),
+    "an effort that is a list": ({"reasoning": {"effort": []}}, "reasoning.effort", "effort is []"),
+    "a format whose type is a list": ({"text": {"format": {"type": []}}}, "text.format", "text.format"),
     "a part without text": (
         {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
         "input",
@@ -311,7 +336,58 @@ def test_one_that_runs_cannot_be_gone_on_from(edge):
             return refused, await client.post("/v1/responses", json=body)
 
     refused, after = asyncio.run(scenario())
-    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "session_busy")
+    assert refused.status_code == 409
+    assert is_an_error(refused, "previous_response_id")["code"] == "session_busy"
     assert "is in progress; allowed: to go on from one that has ended" in refused.json()["error"]["message"]
     assert after.status_code == 200
     assert after.json()["status"] == "completed"
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_references_to_more_text_than_a_context_holds_are_refused_before_anything_is_made(edge, store):
+    item = edge.post("/v1/responses", {"input": "a" * 900}).json()["id"].replace("resp_", "msg_") + "_0"
+    responses = edge.model.sessions.responses
+    encodings, stored = len(edge.model.encodings), responses.all()
+    with mock.patch.object(responses, "create", side_effect=AssertionError("it is refused before")):
+        body = {"input": [{"type": "item_reference", "id": item}] * 200, "store": store}
+        error = is_an_error(edge.post("/v1/responses", body), "input", "characters; allowed: 128,000")
+    assert (error["code"], responses.all()) == ("context_length_exceeded", stored)
+    assert len(edge.model.encodings) == encodings
+
+
+def test_what_was_said_before_counts_too(edge):
+    with mock.patch("octavo.server.dialects.responses.DOCUMENTS_BYTES_MAX", 1000):
+        first = edge.post("/v1/responses", {"input": "a" * 500}).json()
+        body = {"input": "b" * 500, "previous_response_id": first["id"]}
+        is_an_error(edge.post("/v1/responses", body), "input", "characters; allowed: 1,000")
+
+
+def test_logprobs_of_an_item_that_is_referred_to_are_not_stored_again(edge):
+    fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 5}
+    [item] = edge.post("/v1/responses", {"input": "one", **fields}).json()["output"]
+    assert item["content"][0]["logprobs"]
+    more = edge.post("/v1/responses", {"input": [{"id": item["id"]}, USER]}).json()
+    [told, _] = edge.get(f"/v1/responses/{more['id']}/input_items?order=asc").json()["data"]
+    assert told["content"] == [{"type": "output_text", "text": "Hello wörld!", "annotations": []}]
+
+
+class Counted(dict):
+    """An item that counts how often it is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, key):
+        Counted.looks += 1
+        return super().__getitem__(key)
+
+
+def test_each_stored_item_is_looked_at_a_few_times_however_many_refer_to_it(edge, monkeypatch):
+    items = [Counted(id=f"msg_{'a' * 24}_{n}", type="message", content=[]) for n in range(300)]
+    said = Document({"output": []}, items)
+    monkeypatch.setattr("octavo.server.dialects.responses_lookup.parse_document", lambda document: said)
+    monkeypatch.setattr(edge.model.sessions.responses, "find", lambda *of: StoredResponse("", b""))
+    lookup = Lookup(SimpleNamespace(model=edge.model), "")
+    Counted.looks = 0
+    found = [lookup.item(item.get("id"), "input") for item in items for _ in range(3)]
+    assert [item["id"] for item in found[::3]] == [item.get("id") for item in items]
+    assert Counted.looks <= 5 * len(items)

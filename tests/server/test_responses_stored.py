@@ -221,3 +221,68 @@ def test_a_response_is_its_tenants_and_nobody_elses(house):
             assert house.post("/v1/responses", fields, **by(key)).status_code in (400, 404)
     assert house.get(path, **by(ALICE)).json() == told
     assert [stream.tenant for stream in house.model.submitted] == ["alice"]
+
+
+class SlowReader:
+    """A client of a stream that stops reading at its first delta, until it is told to go on."""
+
+    def __init__(self):
+        self.stopped, self.goes_on, self.body = asyncio.Event(), asyncio.Event(), b""
+
+    async def send(self, message):
+        self.body += message.get("body", b"")
+        if b"output_text.delta" in self.body:
+            self.stopped.set()
+            await self.goes_on.wait()
+
+    async def call(self, app):
+        """POST /v1/responses, to its end; returns the events."""
+        parts = [json.dumps({"input": "hi", "stream": True}).encode()]
+
+        async def receive():
+            if not parts:
+                await asyncio.Event().wait()
+            return {"type": "http.request", "body": parts.pop(), "more_body": False}
+
+        path = "/v1/responses"
+        scope = {
+            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",
+            "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+            "root_path": "", "scheme": "http",
+            "headers": [(b"host", b"127.0.0.1")], "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000),
+        }  # fmt: skip
+        await app(scope, receive, self.send)
+        return events_of(
+            httpx.Response(200, content=self.body, headers={"content-type": "text/event-stream"})
+        )
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+def test_a_client_that_has_stopped_reading_holds_up_no_cancel(edge, monkeypatch, deletes):
+    monkeypatch.setattr("octavo.server.dialects.responses_run.END_WAIT_S", 0.01)
+
+    async def scenario():
+        reader = SlowReader()
+        call = asyncio.ensure_future(reader.call(edge.app))
+        await asyncio.wait_for(reader.stopped.wait(), 5)
+        [stored] = edge.model.sessions.responses.all()
+        path = f"/v1/responses/{stored.response_id}"
+        transport = httpx.ASGITransport(edge.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+            asked = client.delete(path) if deletes else client.post(f"{path}/cancel")
+            answer = await asyncio.wait_for(asked, 5)
+            shown = await client.get(path)
+        assert not call.done()
+        reader.goes_on.set()
+        return answer, shown, await asyncio.wait_for(call, 5)
+
+    answer, shown, events = asyncio.run(scenario())
+    assert answer.status_code == 200
+    told = events[-1]["response"]
+    assert (events[-1]["type"], told["status"]) == ("response.incomplete", "cancelled")
+    assert told["output"][0]["content"][0]["text"] == "H"
+    rebuilt(events)
+    if deletes:
+        assert (shown.status_code, answer.json()["deleted"]) == (404, True)
+    else:
+        assert answer.json() == shown.json() == told

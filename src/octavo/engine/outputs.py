@@ -146,8 +146,6 @@ class StoredResponse:
 
     response_id: str
     document: bytes
-    num_tokens: int  # said in it and before it
-    is_active: bool  # its turn runs
 
 
 class TurnTaker(Protocol):

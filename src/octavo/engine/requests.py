@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from octavo.engine.answers import TAIL_TOKENS
@@ -32,7 +32,7 @@ class ModelFacts:
     context_length: int
     vocab_size: int
     grammars: Grammars | None = None  # None: the model's tokens are not known, so no output can follow one
-    card: ModelCard = ModelCard()
+    card: ModelCard = field(default_factory=ModelCard)
 
 
 def render_chat(

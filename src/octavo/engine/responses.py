@@ -21,7 +21,14 @@ from octavo.engine.outputs import StoredResponse, Turn
 from octavo.engine.session_record import SessionRecord
 from octavo.engine.session_store import NewResponse, SessionStore
 from octavo.engine.session_turns import TakesTurns, forget, know, know_fork, take_turn
-from octavo.errors import RequestFailed, SessionBusy, SessionRefused, UnknownSession
+from octavo.errors import (
+    InvalidRequest,
+    RequestFailed,
+    RequestTooLarge,
+    SessionBusy,
+    SessionRefused,
+    UnknownSession,
+)
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.scheduler.scheduler import Scheduler
 from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions
@@ -32,6 +39,24 @@ _ID_BYTES = 18
 def new_response_id() -> str:
     """An id that cannot be guessed: "resp_" and 24 characters."""
     return f"resp_{secrets.token_urlsafe(_ID_BYTES)}"
+
+
+class PreviousBusy(SessionBusy, InvalidRequest):
+    """The response to go on from has not ended. Unlike others that are busy, a field names it."""
+
+
+def is_in_progress(response_id: str) -> PreviousBusy:
+    """The refusal to go on from one whose turn runs."""
+    return PreviousBusy(
+        f"response {response_id} is in progress; allowed: to go on from one that has ended, or was cancelled",
+        param="previous_response_id",
+        code="session_busy",
+    )
+
+
+def no_previous(error: UnknownSession) -> UnknownSession:
+    """The same, where it is the response that is to be gone on from."""
+    return UnknownSession(str(error), param="previous_response_id", code="previous_response_not_found")
 
 
 class Responses:
@@ -50,15 +75,15 @@ class Responses:
         """A response whose turn has not begun: what was said in the previous one was said in it too. Others
         of the tenant give way, if there must be room.
 
-        Raises UnknownSession, SessionBusy while the previous one runs, SessionRefused or UnknownTenant; then
-        nothing was made.
+        Raises UnknownSession, SessionBusy while the previous one runs, RequestTooLarge, SessionRefused or
+        UnknownTenant; then nothing was made.
         """
         response = NewResponse(response_id, document)
 
         def make(scheduler: Scheduler, now: float) -> None:
             scheduler.tenants.check_known(tenant)
             if previous_id is not None:
-                _check_ended(self._store, self._store.find_response(tenant, previous_id))
+                _find_ended(self._store, tenant, previous_id)
                 self._store.use(previous_id)
             self._make_room(scheduler, tenant, response, previous_id or "")
             source = None if previous_id is None else self._store.find_response(tenant, previous_id)
@@ -97,7 +122,7 @@ class Responses:
         response = NewResponse(response_id, document)
         if not self._store.attach(response):
             return False
-        with contextlib.suppress(SessionRefused):
+        with contextlib.suppress(SessionRefused, RequestTooLarge):
             for gone in self._store.make_room(tenant, response):
                 self._forget_later(gone)
         return True
@@ -108,7 +133,7 @@ class Responses:
     def find(self, tenant: str, response_id: str) -> StoredResponse:
         """One of them."""
         record = self._store.find_response(tenant, response_id)
-        return StoredResponse(response_id, record.document, len(record.tokens), self._store.is_active(record))
+        return StoredResponse(response_id, record.document)
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Forget it; what it held can be taken from now on, and those that went on from it go on. Returns
@@ -168,8 +193,7 @@ class UnstoredTurns:
     ) -> Turn:
         """An ordinary request, whose prompt goes on from the tokens of the response `session_id`: it finds
         its blocks by their names. Raises UnknownSession, SessionBusy, or as `EngineClient.submit`."""
-        record = self._store.find_response(tenant, session_id)
-        _check_ended(self._store, record)
+        record = _find_ended(self._store, tenant, session_id)
         self._store.use(session_id)
         self._llm.tell(lambda s, now: s.session_holds.renew(session_id, now))
         composed = await self._llm.compose(record.tokens, messages, options, tenant=tenant)
@@ -179,10 +203,12 @@ class UnstoredTurns:
         return Turn("", composed.tokens, composed.reused, composed.fallback, stream)
 
 
-def _check_ended(store: SessionStore, record: SessionRecord) -> None:
-    """Raise SessionBusy while its turn runs."""
+def _find_ended(store: SessionStore, tenant: str, response_id: str) -> SessionRecord:
+    """The one that is to be gone on from. Raises UnknownSession, or SessionBusy while its turn runs."""
+    try:
+        record = store.find_response(tenant, response_id)
+    except UnknownSession as error:
+        raise no_previous(error) from None
     if store.is_active(record):
-        raise SessionBusy(
-            f"response {record.session_id} is in progress; allowed: to go on from one that has ended, or was "
-            "cancelled"
-        )
+        raise is_in_progress(response_id)
+    return record

@@ -37,6 +37,8 @@ SESSIONS_FILE = "sessions.sqlite"  # in the disk cache's namespace
 _SCHEMAS = [f"CREATE TABLE sessions ({', '.join((COLUMNS, *LATER[:n]))})" for n in range(len(LATER) + 1)]
 _INSERT = f"INSERT OR REPLACE INTO sessions VALUES ({', '.join('?' * NUM_COLUMNS)})"
 
+_TOUCH = "UPDATE sessions SET used_ms = ? WHERE id = ?"
+
 
 class SessionFile:
     """An open file. Any thread may call; what it submits runs on the writer's thread."""
@@ -49,11 +51,16 @@ class SessionFile:
         self._lock = threading.Lock()
         self._writer: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "octavo-sessions")
         self._undeleted: set[str] = set()  # rows that should not be there; the writer's
+        self._unwritten: set[str] = set()  # ids whose row is not what it should be; the writer's
         self._vanished: Path | None = None  # what was told of last; the writer's
 
     def put(self, record: SessionRecord) -> None:
         """Its row shall be this."""
         self._submit(lambda: self._write(record, durable=False))
+
+    def touch(self, record: SessionRecord) -> None:
+        """Its row is this already, but for the time when it was used last."""
+        self._submit(lambda: self._touch(record))
 
     def erase(self, session_id: str, *, durable: bool) -> Future[bool]:
         """Its row shall go; true when it has, and with `durable` no crash brings it back."""
@@ -88,6 +95,7 @@ class SessionFile:
     def _erase(self, session_id: str, *, durable: bool) -> bool:
         """Its row goes, and whatever should have gone before."""
         self._undeleted.add(session_id)
+        self._unwritten.discard(session_id)
         for one in sorted(self._undeleted):
             if not self._execute("DELETE FROM sessions WHERE id = ?", (one,), durable=durable):
                 return False
@@ -106,7 +114,17 @@ class SessionFile:
         return True
 
     def _write(self, record: SessionRecord, *, durable: bool) -> bool:
-        return self._execute(_INSERT, to_row(record), durable=durable)
+        self._unwritten.add(record.session_id)
+        if not self._execute(_INSERT, to_row(record), durable=durable):
+            return False
+        self._unwritten.discard(record.session_id)
+        return True
+
+    def _touch(self, record: SessionRecord) -> bool:
+        """The tokens and the document, which may be large, are not written again."""
+        if record.session_id in self._unwritten:
+            return self._write(record, durable=False)
+        return self._execute(_TOUCH, (int(record.used * 1000), record.session_id), durable=False)
 
     def _execute(self, sql: str, row: tuple[int | str | bytes, ...], *, durable: bool) -> bool:
         """False: it is not in the file, and the log says why."""

@@ -22,7 +22,14 @@ from pathlib import Path
 
 from octavo.engine.session_file import SessionFile, open_file
 from octavo.engine.session_record import TTL_S_MAX, SessionRecord
-from octavo.errors import InvalidRequest, SessionBusy, SessionRefused, UnknownSession, require_range
+from octavo.errors import (
+    InvalidRequest,
+    RequestTooLarge,
+    SessionBusy,
+    SessionRefused,
+    UnknownSession,
+    require_range,
+)
 from octavo.files import Files, OsFiles
 
 SESSIONS_MAX = 1024  # of a tenant
@@ -121,7 +128,14 @@ class SessionStore:
     def make_room(self, tenant: str, response: NewResponse, spared: str = "") -> list[SessionRecord]:
         """Forget responses of the tenant until there is room for this one, or for its new document: those
         that were used longest ago and do not run, never itself or `spared`. Returns them. Raises
-        SessionRefused where that is not enough. O(n log n)."""
+        SessionRefused where that is not enough, RequestTooLarge where it alone is too large. O(n log n)."""
+        if len(response.document) > DOCUMENTS_BYTES_MAX:
+            raise RequestTooLarge(
+                f"the response takes {len(response.document):,} bytes with all that was said before it; "
+                f"allowed: {DOCUMENTS_BYTES_MAX:,}; send less, or use store false",
+                param="input",
+                code="response_too_large",
+            )
         ours = {response.response_id, spared}
         with self._lock:
             held = [r for r in self._records.values() if r.tenant == tenant and r.is_response]
@@ -309,15 +323,18 @@ class SessionStore:
         record = self._records.get(session_id)
         if record is None:
             return False
-        record = replace(record, used=self._clock())
-        if tokens is not None:
+        self._records[session_id] = record = replace(record, used=self._clock())
+        if tokens is None:
+            if self._file is not None:
+                self._file.touch(record)
+        else:
             said = len(record.tokens)
             ends = record.turn_ends.with_turn(
                 len(tokens), goes_on=len(tokens) > said and tokens[:said] == record.tokens
             )
             record = replace(record, tokens=tokens, num_shared=num_shared, num_suspended=0, turn_ends=ends)
-        self._records[session_id] = record
-        self._put(record)
+            self._records[session_id] = record
+            self._put(record)
         return True
 
 

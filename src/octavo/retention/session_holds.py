@@ -324,6 +324,7 @@ class SessionHolds:
         """A warm pin on its published blocks takes the place of what it had; without room for it, what it had
         stays, but for what a client's resuming held until now."""
         names = session.names[: self._context.ledger.find_prefix(session.names)]
+        self._let_responses_go(session, names)
         session.note = self._beyond_maximum(session, len(names)) or self._shortage(session, len(names))
         if not session.note and not self._room.may_hold(session.tenant, names):
             session.note = BEYOND_MAXIMUM
@@ -338,6 +339,28 @@ class SessionHolds:
         if session.resumed is not None:
             self._warm_pins.remove(session.resumed)
         self._record(EventKind.SESSION_BEST_EFFORT, session, session.note)
+
+    def _let_responses_go(self, session: Session, names: list[bytes]) -> None:
+        """Its tenant's idle responses hold nothing more, those used longest ago in front, where that gives
+        these names room. O(sessions) where there is none."""
+        if not names or self._beyond_maximum(session, len(names)) or not self._shortage(session, len(names)):
+            return
+        idle = [s for s in self._table if s.is_response and s.tenant == session.tenant and s.turn is None]
+        spare = sorted((s for s in idle if s is not session and s.hold is not None), key=lambda s: s.used)
+        held = sum(s.hold.num_held for s in spare if s.hold is not None)
+        given_up = held + sum(pin.num_held for pin in session.pins)
+        if self._room.shortage(len(names), session.tenant, "", given_up):
+            return
+        for other in spare:
+            if other.hold is None or not other.hold.num_held:
+                continue
+            num_blocks = other.hold.num_held
+            self._warm_pins.remove(other.hold)
+            other.is_suspended, other.note = False, "its blocks were needed for what is newer"
+            text = f"response {other.session_id} let go of {num_blocks:,} blocks: {other.note}"
+            self._record(EventKind.SESSION_GAVE_WAY, other, text)
+            if not self._shortage(session, len(names)):
+                return
 
     def _replace(self, session: Session, names: list[bytes], held: list[bytes], *, is_kept: bool) -> None:
         """One warm pin, which holds `held`, for all that it had. `is_kept`: the tier keeps the names

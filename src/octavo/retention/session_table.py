@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from octavo.errors import SessionBusy, UnknownSession
 from octavo.retention.pins import Pin
-from octavo.types import Request
+from octavo.types import RESPONSE_PREFIX, Request
 
 
 class SessionState(enum.StrEnum):
@@ -45,6 +45,11 @@ class Session:
     def pins(self) -> list[Pin]:
         """What it owns."""
         return [pin for pin in (self.resumed, self.hold) if pin is not None]
+
+    @property
+    def is_response(self) -> bool:
+        """A stored response, which clients leave behind by the way: it gives way to what is newer."""
+        return self.session_id.startswith(RESPONSE_PREFIX)
 
     @property
     def used(self) -> float:

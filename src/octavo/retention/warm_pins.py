@@ -57,7 +57,7 @@ class WarmPins:
         tier = self._tier
         if pin.strength is not Strength.WARM or tier is None:
             return
-        why_not = (self.keep if pin.is_soft else self.keep_asked)(pin.tenant, pin.names)
+        why_not = self._keep_soft(pin) if pin.is_soft else self.keep_asked(pin.tenant, pin.names)
         if not why_not:
             self.send_down(pin)
             return
@@ -92,13 +92,29 @@ class WarmPins:
         if not why_not or tenant == SHARED:
             return why_not
         spare = self._kept_unasked(tenant, session_id)
-        if not self._fits_without(spare, tenant, names):
+        return self._keep_instead(spare, tenant, names, "somebody asked to keep there")
+
+    def _keep_soft(self, pin: Pin) -> str:
+        """The same for what a session keeps by itself: its tenant's responses give way, the longest idle
+        first."""
+        why_not = self.keep(pin.tenant, pin.names)
+        if not why_not or pin.tenant == SHARED:
             return why_not
-        for hold in spare:
-            self._keep_no_more(hold)
-            if not self.keep(tenant, names):
-                return ""
-        raise AssertionError("names that fit were not kept")
+        unasked = self._kept_unasked(pin.tenant, pin.session_id)
+        spare = [h for h in unasked if h.tenant == pin.tenant and self._sessions.owner_of(h).is_response]
+        return self._keep_instead(spare, pin.tenant, pin.names, "is newer")
+
+    def _keep_instead(self, spare: list[Pin], tenant: str, names: list[bytes], what: str) -> str:
+        """Keep these names in place of what is kept for as many of those pins, in order, as it takes; or say
+        why that is not enough, and change nothing."""
+        why_not = self.keep(tenant, names)
+        if why_not and not self._fits_without(spare, tenant, names):
+            return why_not
+        line = iter(spare)
+        while why_not:
+            self._keep_no_more(next(line), what)
+            why_not = self.keep(tenant, names)
+        return ""
 
     def _fits_without(self, spare: list[Pin], tenant: str, names: list[bytes]) -> bool:
         """Whether the tier would keep the names if it kept nothing for these pins."""
@@ -236,13 +252,13 @@ class WarmPins:
             found.append((key, len(found), hold))
         return [hold for _, _, hold in sorted(found)]
 
-    def _keep_no_more(self, hold: Pin) -> None:
-        """A session's place in the tier goes to what a client asked for; its blocks stay there as any others
+    def _keep_no_more(self, hold: Pin, what: str) -> None:
+        """A session's place in the tier goes to what is wanted more; its blocks stay there as any others
         do."""
         session = self._sessions.owner_of(hold)
         self.remove(hold)
         session.is_suspended = False
-        session.note = "its place below was needed for what somebody asked to keep there"
+        session.note = f"its place below was needed for what {what}"
         text = f"session {session.session_id}: {hold.num_blocks:,} blocks may be dropped: {session.note}"
         kind = EventKind.SESSION_GAVE_WAY
         self._context.events.record(Event(self._context.now, kind, text, session.turn, session.tenant))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import re
 import sys
 from http import HTTPStatus
 from typing import NoReturn, TypeVar
@@ -33,9 +35,16 @@ async def read_json(request: Request, bytes_max: int) -> JsonObject:
 
 def parse_json(body: bytes) -> JsonObject:
     """A JSON object from bytes; anything else is an InvalidRequest, in time linear in the body."""
+    beyond: list[str] = []  # numbers that no float64 holds
+
+    def as_float(text: str) -> float:
+        if math.isinf(number := float(text)):
+            beyond.append(text)
+        return number
+
     try:
         text = body.decode("utf-8-sig")
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=as_float)
         if "\\u" in text:
             # Half a surrogate pair is legal in a JSON escape and is no text: it cannot be tokenised or sent
             # back.
@@ -52,7 +61,27 @@ def parse_json(body: bytes) -> JsonObject:
         raise _not_json(f"a number has more than {sys.get_int_max_str_digits():,} digits") from None
     if not isinstance(value, dict):
         raise _not_json("allowed: an object, {...}")
+    if beyond and (place := _place_of_infinity(value)):  # it may be told again, in a prompt or an answer
+        raise InvalidRequest(
+            f"{place} is {beyond[0][:40]}, which is too large; allowed: numbers that float64 holds",
+            param=re.split(r"[.[]", place)[0],
+            code="invalid_json",
+        )
     return value
+
+
+def _place_of_infinity(body: JsonObject) -> str:
+    """Where the first infinite number is, such as options.stop[3]; "" for none. O(body)."""
+    left: list[tuple[str, object]] = [("", body)]
+    while left:
+        place, value = left.pop()
+        if isinstance(value, float) and math.isinf(value):
+            return place
+        if isinstance(value, dict):
+            left += [(f"{place}.{key}" if place else str(key), one) for key, one in reversed(value.items())]
+        elif isinstance(value, list):
+            left += [(f"{place}[{index}]", one) for index, one in reversed(list(enumerate(value)))]
+    return ""
 
 
 def validate(schema: type[BodyT], body: JsonObject) -> BodyT:

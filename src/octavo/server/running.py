@@ -9,11 +9,8 @@ from typing import Protocol
 class RunningAnswer(Protocol):
     """An answer that has not ended."""
 
-    def cancel(self) -> None:
-        """It shall end here; what it has said stays."""
-
-    async def wait(self) -> None:
-        """Until it has ended."""
+    async def end(self) -> None:
+        """It ends here, within about a second, whether its client reads or not; what it has said stays."""
 
 
 class RunningAnswers:

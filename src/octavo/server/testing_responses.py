@@ -27,7 +27,7 @@ class FakeResponses:
     ) -> None:
         """Raises UnknownSession."""
         said = () if previous_id is None else self.said(tenant, previous_id)
-        self._stored[response_id] = StoredResponse(response_id, document, len(said), False)
+        self._stored[response_id] = StoredResponse(response_id, document)
         self._tenants[response_id], self._said[response_id] = tenant, said
 
     def drop(self, tenant: str, response_id: str) -> None:

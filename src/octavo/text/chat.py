@@ -13,7 +13,7 @@ import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from octavo.errors import InvalidRequest, OctavoError
+from octavo.errors import InvalidRequest, OctavoError, RequestTooLarge
 from octavo.text.control import ControlTokens, Neutraliser, Rendered, new_mark
 from octavo.text.template_helpers import TemplateHelpers
 from octavo.tools.formats import HERMES, format_of_template
@@ -217,8 +217,8 @@ def _check_options(messages: Sequence[ChatMessage], options: ChatOptions) -> Non
         for message in messages
     )
     if num_chars > OUTPUT_CHARS_MAX:
-        raise InvalidRequest(
-            f"the messages have {num_chars:,} characters; allowed: {OUTPUT_CHARS_MAX:,}", param="messages"
+        raise RequestTooLarge(
+            f"{num_chars:,} characters in messages; allowed: {OUTPUT_CHARS_MAX:,}", param="messages"
         )
     if options.template_kwargs:
         _check_kwargs(options.template_kwargs)

@@ -135,7 +135,13 @@ def _max_tokens(body: MessagesBody) -> int:
 
 def _stop_sequences(given: object) -> list[str]:
     words = "a list of strings that are not empty"
-    items = as_items("stop_sequences", given or (), words, STOP_STRINGS_MAX, of="number of stop_sequences")
+    items = as_items(
+        "stop_sequences",
+        () if given is None else given,
+        words,
+        STOP_STRINGS_MAX,
+        of="number of stop_sequences",
+    )
     texts = [item for item in items if isinstance(item, str)]
     if len(texts) != len(items):
         raise InvalidRequest(f"stop_sequences is {shown(given)}; allowed: {words}", param="stop_sequences")

@@ -15,13 +15,15 @@ from contextlib import aclosing
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.engine.client import BYTES_PER_TOKEN_MAX
 from octavo.engine.outputs import ChatMessage
 from octavo.engine.responses import new_response_id
+from octavo.engine.session_store import DOCUMENTS_BYTES_MAX
 from octavo.errors import InvalidRequest
 from octavo.server.body import read_json
 from octavo.server.chat_run import ChatRun, begin_chat
 from octavo.server.dialects.responses_input import check_outputs, read_input
-from octavo.server.dialects.responses_items import messages_of, numbered
+from octavo.server.dialects.responses_items import chars_of, messages_of, numbered
 from octavo.server.dialects.responses_lookup import Lookup
 from octavo.server.dialects.responses_request import Asked, own_names, read_request
 from octavo.server.dialects.responses_run import Conversation, ResponseRun, document_of
@@ -29,7 +31,7 @@ from octavo.server.dialects.responses_truncation import fitting
 from octavo.server.errors import JsonObject, json_response
 from octavo.server.generation import SESSION_HEADER, Edge, until_disconnect
 from octavo.server.metrics import RequestWatch
-from octavo.server.prompts import chat_options
+from octavo.server.prompts import chat_options, too_long
 from octavo.server.sse import EventStream, encode_json
 from octavo.server.tenant import tenant_of
 
@@ -85,13 +87,25 @@ def _begun(edge: Edge, asked: Asked, response_id: str) -> JsonObject:
 
 
 def _conversation(edge: Edge, tenant: str, asked: Asked, response_id: str) -> Conversation:
-    """All that was said before, and what the request says. Raises InvalidRequest, UnknownSession, or
-    SessionBusy where the previous response has not ended."""
+    """All that was said before, and what the request says. Raises InvalidRequest, RequestTooLarge,
+    UnknownSession, or SessionBusy where the previous response has not ended."""
     lookup, previous = Lookup(edge, tenant), asked.body.previous_response_id
     before = [] if previous is None else lookup.conversation(previous)
-    own = numbered(read_input(asked.body.input, lookup.item, edge.model.context_length), response_id)
+    given = read_input(asked.body.input, lookup.item, edge.model.context_length)
+    _check_size([*before, *given], edge.model.context_length)
+    own = numbered(given, response_id)
     check_outputs([*before, *own])
     return Conversation([*before, *own], len(own))
+
+
+def _check_size(items: Sequence[JsonObject], context_length: int) -> None:
+    """Raise RequestTooLarge for more text than any context holds, before any of it is copied: a reference is
+    a few bytes of a request, and may stand for very many."""
+    allowed = min(context_length * BYTES_PER_TOKEN_MAX, DOCUMENTS_BYTES_MAX)
+    size = chars_of(items)
+    if size > allowed:
+        what = "the input, with what it refers to and what was said before it,"
+        raise too_long(f"{what} has {size:,} characters; allowed: {allowed:,}", "input", context_length)
 
 
 async def _begin(

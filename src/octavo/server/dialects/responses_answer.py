@@ -155,7 +155,7 @@ class _Text:
 
     def _part(self) -> JsonObject:
         part: JsonObject = {"type": self.kind.part_type, "text": "".join(self._texts)}
-        return part | ({"annotations": [], "logprobs": self._logprobs} if self.kind.tells_logprobs else {})
+        return part | ({"annotations": [], "logprobs": [*self._logprobs]} if self.kind.tells_logprobs else {})
 
     def _event(self, kind: str, told: JsonObject) -> JsonObject:
         place: JsonObject = {"item_id": self._id, "output_index": self._index, "content_index": 0}
@@ -195,7 +195,8 @@ class _Call:
 
 
 def _added(item: JsonObject, index: int) -> JsonObject:
-    return {"type": "response.output_item.added", "output_index": index, "item": item}
+    begun = dict(item)  # it goes on, perhaps before this is sent
+    return {"type": "response.output_item.added", "output_index": index, "item": begun}
 
 
 def _ended(item: JsonObject, index: int) -> JsonObject:

@@ -147,7 +147,7 @@ def _text(given: object, where: str) -> str:
 
 def _part(part: object, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or kind not in _TEXT_PARTS:
+    if not isinstance(part, dict) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
         if kind in _MEDIA_PARTS:
             raise InvalidRequest(
                 f"{where} is of type {kind}, which is not supported by this server: it reads text only",

@@ -24,6 +24,7 @@ RESPONSE_PREFIX = "resp_"
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 _ITEM_ID = re.compile(r"(?:msg|fc|fco|rs)_([A-Za-z0-9_-]{24})_[0-9]{1,6}")
 _ROLES = {"system": "system", "developer": "system", "user": "user"}
+_AROUND_CHARS = 32  # what JSON puts around an item, or around a part of one, takes this at least
 
 
 def item_id(kind: str, response_id: str, place: int) -> str:
@@ -43,6 +44,24 @@ def numbered(items: Sequence[JsonObject], response_id: str) -> list[JsonObject]:
         {"id": item_id(str(item["type"]), response_id, place)} | {k: v for k, v in item.items() if k != "id"}
         for place, item in enumerate(items)
     ]
+
+
+def chars_of(items: Sequence[JsonObject]) -> int:
+    """About how many characters the items have, logprobs apart. One that stands there often is looked at
+    once."""
+    sizes = dict[int, int]()  # by object
+    return sum(sizes[id(i)] if id(i) in sizes else sizes.setdefault(id(i), _chars(i)) for i in items)
+
+
+def _chars(item: JsonObject) -> int:
+    """Texts, and what is around them."""
+    total = _AROUND_CHARS
+    for value in item.values():
+        if isinstance(value, list):
+            total += sum(_AROUND_CHARS + len(text_of([part])) for part in value)
+        else:
+            total += len(value) if isinstance(value, str) else 0
+    return total
 
 
 def text_of(content: object) -> str:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from octavo.errors import SessionBusy, UnknownSession
+from dataclasses import dataclass
+from typing import cast
+
+from octavo.engine.responses import is_in_progress, no_previous
+from octavo.errors import UnknownSession
 from octavo.server.dialects.responses_input import unknown_item
 from octavo.server.dialects.responses_items import response_of
 from octavo.server.dialects.responses_run import parse_document
 from octavo.server.errors import JsonObject
 from octavo.server.generation import Edge
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """All items of one response, its output included."""
+
+    items: list[JsonObject]
+    by_id: dict[str, JsonObject]
 
 
 class Lookup:
@@ -16,38 +28,49 @@ class Lookup:
     def __init__(self, edge: Edge, tenant: str) -> None:
         self._edge = edge
         self._tenant = tenant
-        self._items: dict[str, list[JsonObject]] = {}  # by response
+        self._said: dict[str, _Said] = {}  # by response
+        self._found: dict[str, JsonObject] = {}  # items, by id, that were referred to
 
     def conversation(self, response_id: str) -> list[JsonObject]:
         """All that was said in it and before it. Raises UnknownSession, or SessionBusy while it runs."""
         if self._edge.running.find(self._tenant, response_id) is not None:
-            raise SessionBusy(
-                f"response {response_id} is in progress; allowed: to go on from one that has ended, or was "
-                "cancelled"
-            )
+            raise is_in_progress(response_id)
         try:
-            return self._items_of(response_id)
+            return self._said_in(response_id).items
         except UnknownSession as error:
-            code = "previous_response_not_found"
-            raise UnknownSession(str(error), param="previous_response_id", code=code) from None
+            raise no_previous(error) from None
 
     def item(self, given: str, where: str) -> JsonObject:
-        """The stored item of that id. Raises InvalidRequest."""
+        """The stored item of that id, as a client would send it; the same object every time. Raises
+        InvalidRequest."""
+        if given not in self._found:
+            self._found[given] = _as_sent(self._find(given, where))
+        return self._found[given]
+
+    def _find(self, given: str, where: str) -> JsonObject:
         response_id = response_of(given)
         if response_id is None:
             raise unknown_item(given, where)
         try:
-            items = self._items_of(response_id)
+            found = self._said_in(response_id).by_id.get(given)
         except UnknownSession:
             raise unknown_item(given, where) from None
-        found = next((item for item in items if item["id"] == given), None)
         if found is None:
             raise unknown_item(given, where)
         return found
 
-    def _items_of(self, response_id: str) -> list[JsonObject]:
-        if response_id not in self._items:
+    def _said_in(self, response_id: str) -> _Said:
+        if response_id not in self._said:
             stored = self._edge.model.sessions.responses.find(self._tenant, response_id)
             document = parse_document(stored.document)
-            self._items[response_id] = [*document.items, *document.output]
-        return self._items[response_id]
+            items = [*document.items, *document.output]
+            self._said[response_id] = _Said(items, {str(item["id"]): item for item in items})
+        return self._said[response_id]
+
+
+def _as_sent(item: JsonObject) -> JsonObject:
+    """Logprobs are told of an output. They are many times its text, and say nothing of an input."""
+    if item["type"] != "message":
+        return item
+    parts = cast("list[JsonObject]", item["content"])
+    return item | {"content": [{k: v for k, v in part.items() if k != "logprobs"} for part in parts]}

@@ -28,6 +28,8 @@ from octavo.server.generation import Edge
 from octavo.server.sse import encode_json
 from octavo.types import FinishReason
 
+END_WAIT_S = 1.0  # for the stream to end by itself: its client may have stopped reading
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -77,6 +79,9 @@ class ResponseRun:
         self._writer = OutputWriter(self._id, conversation.num_own, run)
         self._ended = asyncio.Event()
         self._is_cancelled = False
+        self._finish: FinishReason | None = None  # of the engine
+        self._why = ""
+        self._last_events: list[JsonObject] = []  # from the end on
         self._numbers = itertools.count()
         edge.running.add(tenant, self._id, self)
 
@@ -90,17 +95,20 @@ class ResponseRun:
         """All events, numbered; nothing is raised but bugs of ours."""
         for kind in ("response.created", "response.in_progress"):
             yield self._numbered({"type": kind, "response": self.response})
-        finish, why = None, ""
         try:
             async with aclosing(self._run.steps()) as steps:
                 async for step in steps:
-                    for event in self._writer.push(step):
+                    if self._ended.is_set():
+                        break  # another request has ended it, while this client did not read
+                    self._finish, self._why = step.piece.delta.finish, step.piece.delta.error
+                    # All at once: while one is sent, the writer may be told to finish.
+                    for event in list(self._writer.push(step)):
                         yield self._numbered(event)
-                    finish, why = step.piece.delta.finish, step.piece.delta.error
         except OctavoError as error:
             if not self._is_cancelled:
                 self.error = error
-        for event in self._closing(finish, why):
+        self._end()
+        for event in self._last_events:
             yield self._numbered(event)
 
     async def whole(self) -> JsonObject:
@@ -112,28 +120,28 @@ class ResponseRun:
             raise self.error
         return self.response
 
-    def cancel(self) -> None:
-        """It shall end here; what it has said stays."""
+    async def end(self) -> None:
+        """It ends here, within about a second, and is stored; what it has said stays. A client that reads
+        again is told the rest in order."""
         self._is_cancelled = True
         self._run.generation.cancel()
-
-    async def wait(self) -> None:
-        """Until it has ended."""
-        await self._ended.wait()
+        try:
+            await asyncio.wait_for(self._ended.wait(), END_WAIT_S)
+        except TimeoutError:
+            self.close()
 
     def close(self) -> None:
         """Its client has all of it, or has left, which cancels it."""
         self._run.generation.cancel()
         if not self._ended.is_set():
             self._is_cancelled = True
-            for _ in self._closing(None, ""):
-                pass
+            self._end()
 
-    def _closing(self, finish: FinishReason | None, why: str) -> Iterator[JsonObject]:
-        """The end: stored, then told. Again there is none."""
+    def _end(self) -> None:
+        """The end: stored, then told. Again does nothing."""
         if self._ended.is_set():
             return
-        last = self._last(finish, why)
+        last = self._last(self._finish, self._why)
         events = list(self._writer.finish("completed" if last["status"] == "completed" else "incomplete"))
         self.response = self.response | last | {"output": self._writer.output, "usage": self._usage()}
         self._edge.running.remove(self._tenant, self._id)
@@ -141,12 +149,15 @@ class ResponseRun:
             document = document_of(self.response, self._conversation.items)
             self._edge.model.sessions.responses.attach(self._tenant, self._id, document)
         self._ended.set()
-        yield from events
+        self._last_events = [*events, *self._endings(str(last["status"]))]
+
+    def _endings(self, status: str) -> Iterator[JsonObject]:
+        """The events of the response as a whole."""
         if self.error is not None:
             told = error_body(self.error)["error"]
             assert isinstance(told, dict)
             yield {"type": "error"} | {name: told[name] for name in ("code", "message", "param")}
-        kind = "incomplete" if last["status"] == "cancelled" else last["status"]
+        kind = "incomplete" if status == "cancelled" else status
         yield {"type": f"response.{kind}", "response": self.response}
 
     def _last(self, finish: FinishReason | None, why: str) -> JsonObject:
