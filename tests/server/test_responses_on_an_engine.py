@@ -40,7 +40,7 @@ class House:
 
     def num_said(self, response_id):
         """Tokens: all but an end token."""
-        return self.chat.llm.sessions.responses.find("", response_id).num_tokens
+        return len(self.chat.llm.sessions._store.find_response("", response_id).tokens)
 
     def looked(self, question):
         async def work():

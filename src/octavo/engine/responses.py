@@ -31,14 +31,14 @@ from octavo.errors import (
 )
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.scheduler.scheduler import Scheduler
-from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions
+from octavo.types import DEFAULT_CHAT, RESPONSE_PREFIX, ChatMessage, ChatOptions
 
 _ID_BYTES = 18
 
 
 def new_response_id() -> str:
     """An id that cannot be guessed: "resp_" and 24 characters."""
-    return f"resp_{secrets.token_urlsafe(_ID_BYTES)}"
+    return RESPONSE_PREFIX + secrets.token_urlsafe(_ID_BYTES)
 
 
 class PreviousBusy(SessionBusy, InvalidRequest):

@@ -62,10 +62,12 @@ responses that were stored. Those of other tenants are not found.
   tokenised as a whole, and `usage.fallback` says why.
 - **Kept** are up to 1,000 responses of a tenant, of 64 MiB of JSON together, each with all that was said
   before it: the one used longest ago gives way, never one that runs. They live as long as sessions
-  (`session_ttl`) after they were last gone on from, and with a disk cache a restart finds them again. A
-  session is not a response, nor the other way round.
+  (`session_ttl`) after they were last gone on from, and with a disk cache a restart finds them again. Where
+  the budget of pins is full, blocks of those used longest ago are let go for what is newer: going on from
+  them computes what is not cached any more. A session is not a response, nor the other way round.
 - **With `store` false** nothing is kept; `previous_response_id` may still name what is stored.
-- **Items** have ids of their response. `item_reference` finds those that are stored. A `reasoning` item has
+- **Items** have ids of their response. `item_reference` finds those that are stored, without
+  their logprobs; all items together have no more characters than a context could hold. A `reasoning` item has
   what the model thought as `content`; `encrypted_content` is never given, and cannot be read.
 - **Cancelling** works while a response runs, whoever streams it; a client that leaves cancels it too. What
   it has said stays. A stream of it ends with `response.incomplete`, in which `status` is `cancelled`.
