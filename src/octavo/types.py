@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 
-
-# How the ids of stored responses begin. They are sessions to all that keeps blocks, and give way before others.
+# How the ids of stored responses begin. To all that keeps blocks they are sessions, which give way first.
 RESPONSE_PREFIX = "resp_"
 
 

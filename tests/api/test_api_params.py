@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 
+import numpy as np
 import pytest
 from tests.api.talking import TalkingTokenizer
 
@@ -238,3 +239,55 @@ def test_pooling_is_the_models_unless_a_program_says_otherwise() -> None:
     ):
         with pytest.raises(InvalidRequest, match=said):
             PoolingParams(**given)  # type: ignore[arg-type]
+
+
+NUMPY = {
+    "seed": np.int64(1),
+    "n": np.int32(2),
+    "temperature": np.float64(0.5),
+    "stop": np.array(["a", "bc"]),
+    "stop_token_ids": np.array([3, 4]),
+    "allowed_token_ids": np.array([3, 4, 5]),
+    "bad_words": np.array(["ab", "c"]),
+    "banned_sequences": np.array([[3, 4], [5, 6]]),
+    "logits_processors": np.array([]),
+    "truncate_prompt_tokens": np.int64(5),
+    "thinking_token_budget": np.int64(5),
+}
+
+
+def test_numbers_and_arrays_of_numpy_mean_what_they_hold() -> None:
+    plain = {name: value.tolist() for name, value in NUMPY.items()}
+    made, wanted = SamplingParams(**NUMPY), SamplingParams(**plain)  # type: ignore[arg-type]
+    assert repr(made) == repr(wanted)
+    assert made == wanted
+    assert order(**NUMPY) == order(**plain)
+    later = SamplingParams()
+    for name, value in NUMPY.items():
+        setattr(later, name, value)
+    assert repr(later) == repr(wanted)
+    assert later.order_of(TalkingTokenizer()) == wanted.order_of(TalkingTokenizer())  # type: ignore[arg-type]
+
+
+def test_repr_of_a_numpy_number_is_that_of_the_number() -> None:
+    assert repr(SamplingParams(seed=np.int64(1))) == "SamplingParams(seed=1)"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("seed", "n", "temperature", "max_tokens", "bad_words", "logits_processors", "extra_args"),
+        *("truncate_prompt_tokens", "thinking_token_budget", "logit_bias", "detokenize", "output_kind"),
+        *("best_of", "early_stopping", "prompt_logprob_start", "stop", "logprobs", "structured_outputs"),
+    ],
+)
+def test_an_array_where_none_belongs_is_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=name):
+        SamplingParams(**{name: np.array([1, 2])})  # type: ignore[arg-type]
+
+
+def test_choices_and_poolings_may_be_arrays_too() -> None:
+    choices = StructuredOutputsParams(choice=np.array(["a", "b"]))  # type: ignore[arg-type]
+    assert choices.as_grammar() == of_choices(["a", "b"], "structured_outputs.choice")
+    with pytest.raises(InvalidRequest, match="pooling is"):
+        PoolingParams(pooling=np.array(["last", "mean"]))  # type: ignore[arg-type]

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from tests.engine.served import LetterTokenizer, alone, poisoned_model, wait_until
+from tests.tiny import CONTEXT
 
 from octavo import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from octavo.errors import EngineStopped, InvalidRequest, OctavoError, RequestFailed
 
+ROOT = Path(__file__).parents[2]
 T = TypeVar("T")
 ABC = LetterTokenizer().encode("abc")
 
@@ -29,7 +35,7 @@ async def all_of(llm: AsyncLLM, params: SamplingParams, request_id: str | None =
 
 
 def idle(llm: AsyncLLM) -> bool:
-    return llm._client.engine.idle and not llm._streams and llm.stats.running == 0
+    return llm._client.engine.idle and not llm._running and llm.stats.running == 0
 
 
 @pytest.mark.parametrize("kind", RequestOutputKind)
@@ -80,7 +86,7 @@ def test_leaving_the_iteration_frees_the_request(make_async_llm: Callable[..., A
         async for output in llm.generate("abc", greedy(100), "left"):
             if len(output.outputs[0].token_ids) == 2:
                 break
-        while llm._streams:
+        while llm._running:
             await asyncio.sleep(0)
 
     run(leave())
@@ -99,6 +105,111 @@ def test_an_aborted_request_ends_and_says_so(make_async_llm: Callable[..., Async
 
     assert run(abort()).outputs[0].finish_reason == "abort"
     wait_until(lambda: idle(llm))
+
+
+class SlowLetters(LetterTokenizer):
+    """Text becomes tokens when `go` is set; `begun` says that somebody waits."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def encode(self, text: str, add_bos: bool = True) -> list[int]:
+        self.begun.set()
+        assert self.go.wait(20)
+        return super().encode(text, add_bos)
+
+
+async def aborted_while_it_is_read(
+    llm: AsyncLLM, asked: Coroutine[object, object, T], monkeypatch: pytest.MonkeyPatch
+) -> T:
+    slow = SlowLetters()
+    monkeypatch.setattr(llm._client, "tokenizer", slow)
+    task = asyncio.create_task(asked)
+    await asyncio.to_thread(slow.begun.wait, 20)
+    await llm.abort("gone")
+    slow.go.set()
+    return await task
+
+
+@pytest.mark.parametrize("kind", RequestOutputKind)
+def test_a_request_aborted_while_its_prompt_is_read_says_so(
+    make_async_llm: Callable[..., AsyncLLM], monkeypatch: pytest.MonkeyPatch, kind: RequestOutputKind
+) -> None:
+    llm = make_async_llm()
+    asked = all_of(llm, greedy(400, output_kind=kind), "gone")
+    last = run(aborted_while_it_is_read(llm, asked, monkeypatch))[-1]
+    assert last.finished
+    assert last.outputs[0].finish_reason == "abort"
+    wait_until(lambda: idle(llm))
+    assert llm.stats.output_tokens < 400
+
+
+def test_an_embedding_aborted_while_its_prompt_is_read_is_not_computed(
+    make_async_llm: Callable[..., AsyncLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make_async_llm()
+    with pytest.raises(RequestFailed, match="the request 'gone' was aborted"):
+        run(aborted_while_it_is_read(llm, llm.embed("abc", request_id="gone"), monkeypatch))
+    wait_until(lambda: idle(llm))
+    assert llm.stats.steps == 0
+
+
+@pytest.mark.parametrize("by_abort", [True, False])
+def test_an_embedding_that_is_ended_while_it_runs_frees_its_request(
+    make_async_llm: Callable[..., AsyncLLM], by_abort: bool
+) -> None:
+    llm = make_async_llm()
+    turnstile = llm._client.engine.executor
+    turnstile.open.clear()  # type: ignore[attr-defined]
+
+    async def end() -> None:
+        task = asyncio.create_task(llm.embed("abc", request_id="gone"))
+        await asyncio.to_thread(turnstile.reached.wait, 20)  # type: ignore[attr-defined]
+        with pytest.raises(InvalidRequest, match="request_id is 'gone', and such a request runs"):
+            await llm.embed("abc", request_id="gone")
+        if by_abort:
+            await llm.abort(["gone"])
+        else:
+            task.cancel()
+        with pytest.raises(RequestFailed if by_abort else asyncio.CancelledError):
+            await task
+        assert not llm._running
+        turnstile.open.set()  # type: ignore[attr-defined]
+        assert len((await llm.embed("abc", request_id="gone")).outputs.embedding) > 0
+
+    run(end())
+    wait_until(lambda: idle(llm))
+
+
+def test_an_output_that_would_pass_the_context_ends_with_it(make_async_llm: Callable[..., AsyncLLM]) -> None:
+    llm = make_async_llm(num_blocks=64)
+    last = run(all_of(llm, greedy(CONTEXT, output_kind=RequestOutputKind.FINAL_ONLY)))[-1]
+    assert last.outputs[0].finish_reason == "length"
+    assert len(last.outputs[0].token_ids) == CONTEXT - len(ABC)
+
+
+UNCLOSED = """
+import asyncio
+from tests.engine.served import serve_tiny
+import octavo.api.async_llm
+from octavo import AsyncLLM, SamplingParams
+
+octavo.api.async_llm.start_engine = lambda *given: serve_tiny().llm
+llm = AsyncLLM()
+
+async def main():
+    async for output in llm.generate("abc", SamplingParams(max_tokens=2, ignore_eos=True)):
+        pass
+    print(len(output.outputs[0].token_ids))
+
+asyncio.run(main())
+"""
+
+
+def test_a_program_that_does_not_shut_down_ends_without_a_word() -> None:
+    command = [sys.executable, "-c", UNCLOSED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
 
 
 def test_a_cancelled_task_cancels_its_request(make_async_llm: Callable[..., AsyncLLM]) -> None:

@@ -90,7 +90,6 @@ def test_text_is_tokenised_and_stop_strings_end_each_choice(make_llm: Callable[.
         ([], {}, InvalidRequest),
         ([VOCAB], {}, InvalidRequest),
         ([5] * CONTEXT, {}, RequestTooLarge),
-        ([5], {"max_tokens": CONTEXT}, RequestTooLarge),
         ([5], {"stop_token_ids": (VOCAB,)}, InvalidRequest),
     ],
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 
+import numpy as np
 import pytest
 from tests.api.talking import TalkingTokenizer
 from tests.engine.served import LetterTokenizer, alone
@@ -239,6 +241,98 @@ def test_several_can_be_aborted_and_one(make_llm: Callable[..., LLM]) -> None:
     finishes = [delta.finish for _ in range(3) for _, delta in llm.step()]
     assert finishes == ["cancelled"] * 3
     assert llm.num_unfinished == 0
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda ids: [str(one) for one in ids],
+        lambda ids: (ids[0], str(ids[1]), np.int64(ids[2])),
+        lambda ids: (one for one in ids),
+        lambda ids: np.array(ids),
+    ],
+)
+def test_ids_are_numbers_or_what_outputs_have(
+    make_llm: Callable[..., LLM], form: Callable[[list[int]], Iterable[int | str]]
+) -> None:
+    llm = make_llm()
+    for _ in range(12):  # ids of two digits, which a walk over their characters would not find
+        llm.generate("abc", GREEDY)
+    ids = [llm.add_request(prompt, GREEDY) for prompt in ("abc", "de", "f", "g")]
+    llm.abort(form(ids[:3]))
+    llm.abort(str(ids[3]))
+    finishes = [delta.finish for _ in range(3) for _, delta in llm.step()]
+    assert finishes == ["cancelled"] * 4
+
+
+@pytest.mark.parametrize("wrong", ["abc", "", "-1", "9" * 5000, b"1", 1.0, True, None, [None], [[1]], {1: 2}])
+def test_what_is_no_id_is_refused_and_nothing_cancelled(make_llm: Callable[..., LLM], wrong: object) -> None:
+    llm = make_llm()
+    first = llm.add_request("abc", GREEDY)
+    with pytest.raises(
+        InvalidRequest, match=r"a request id is .*; allowed: the number that add_request gave"
+    ):
+        llm.abort([first, wrong] if isinstance(wrong, str) else wrong)  # type: ignore[arg-type]
+    while llm.num_unfinished:
+        finishes = [delta.finish for _, delta in llm.step()]
+    assert finishes == ["length"]
+
+
+@pytest.mark.parametrize("min_tokens", [0, 3, 700])
+def test_an_output_that_would_pass_the_context_goes_to_its_end(
+    make_llm: Callable[..., LLM], min_tokens: int
+) -> None:
+    llm = make_llm(num_blocks=64)
+    prompt = ABC * ((CONTEXT - 6) // 3)
+    params = SamplingParams(max_tokens=800, min_tokens=min_tokens, temperature=0.0, ignore_eos=True)
+    fits, long = llm.generate(["abc", prompt], [GREEDY, params])
+    assert [fits.outputs[0].finish_reason, long.outputs[0].finish_reason] == ["length", "length"]
+    assert len(long.outputs[0].token_ids) == CONTEXT - len(prompt)
+    assert params.max_tokens == 800
+    with pytest.raises(InvalidRequest, match="the prompt has 513 tokens; allowed: 511"):
+        llm.generate([ABC * 171], params)
+
+
+def test_a_second_thread_is_refused_and_the_first_one_answered(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(TalkingTokenizer())
+    calls: list[Callable[[], object]] = [
+        lambda: llm.generate("abc", GREEDY),
+        lambda: llm.chat("abc", GREEDY),
+        lambda: llm.embed("abc"),
+        lambda: llm.add_request("abc", GREEDY),
+        llm.step,
+    ]
+    told: list[str] = []
+
+    def call_all() -> None:
+        for call in calls:
+            try:
+                call()
+            except InvalidRequest as error:
+                told.append(str(error))
+
+    step, others = llm.engine.step, threading.Thread(target=call_all)
+
+    def step_beside_others() -> object:
+        if not told:  # the first thread stands in a step while the other one calls
+            others.start()
+            others.join(20)
+        return step()
+
+    llm.engine.step = step_beside_others  # type: ignore[method-assign, assignment]
+    (output,) = llm.generate("abc", GREEDY)
+    assert len(told) == len(calls)
+    assert all("another thread is in generate" in text and "AsyncLLM" in text for text in told)
+    llm.engine.step = step  # type: ignore[method-assign]
+    (again,) = llm.generate("abc", GREEDY)
+    assert again.outputs[0].token_ids == output.outputs[0].token_ids
+    assert output.outputs[0].finish_reason == "length"
+
+
+def test_priorities_may_be_numbers_of_numpy(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+    for priority in (np.int64(2), np.array([1, 2])):
+        assert len(llm.generate(["abc", "de"], GREEDY, priority=priority)) == 2  # type: ignore[arg-type]
 
 
 def test_outputs_end_at_the_models_own_end_without_a_stop_reason(make_llm: Callable[..., LLM]) -> None:

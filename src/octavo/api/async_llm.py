@@ -10,12 +10,14 @@ engine, and each request is an async iterator of outputs.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import itertools
 import os
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
 from typing import Self, Unpack
 
 from octavo.api.engine_args import EngineArgs
@@ -34,16 +36,38 @@ from octavo.engine.outputs import Delta, EngineStats
 from octavo.engine.sessions import Sessions
 from octavo.engine.start import start_engine
 from octavo.engine.stream import DeltaStream
-from octavo.errors import EngineStopped, InvalidRequest, RequestFailed
+from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, shown
 from octavo.params import Pooling
 from octavo.types import FinishReason
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request, from when it is asked for to when its caller has its end."""
+
+    name: str
+    is_aborted: bool = False
+    cancel: Callable[[], object] | None = None  # None: there is nothing to be cancelled yet
+
+    def abort(self) -> None:
+        """End it now, or as soon as there is something to end."""
+        self.is_aborted = True
+        if self.cancel is not None:
+            self.cancel()
+
+    def started(self, cancel: Callable[[], object]) -> None:
+        """From now on `cancel` ends it."""
+        self.cancel = cancel
+        if self.is_aborted:
+            cancel()
 
 
 class AsyncLLM:
     """A model in this process, and a thread that turns its engine; `model` and `settings` are as for `LLM`.
 
     Loading takes a while, in which the event loop stands still. Shut it down, or use it in a `with` or an
-    `async with` statement; after that it raises EngineStopped. Raises ConfigError or ModelError.
+    `async with` statement; after that it raises EngineStopped. What was not shut down is at the program's
+    end. Raises ConfigError or ModelError.
     """
 
     def __init__(
@@ -59,7 +83,10 @@ class AsyncLLM:
         self._seeds = None if resolved.seed is None else random.Random(resolved.seed)
         self._numbers = itertools.count()  # for requests to which the caller gives no id
         self._is_closed = False
-        self._streams: dict[str, DeltaStream | None] = {}  # by the caller's id; None: not queued yet
+        self._running: dict[str, _Running] = {}  # by the caller's id
+        # The client alone is held by that, and its own thread holds it too. Not closed when this object is
+        # collected: that may happen on any thread, also on one that holds the client's lock.
+        atexit.register(self._client.close)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
@@ -150,40 +177,54 @@ class AsyncLLM:
         *,
         priority: int = 0,
     ) -> EmbeddingRequestOutput:
-        """The vector of one prompt. Raises as the iterator of `generate`."""
+        """The vector of one prompt. Raises as the iterator of `generate`, and RequestFailed when it is
+        aborted."""
         self._check_open()
         params = pooling_params or PoolingParams()
         params.check()
         (rank,) = each_priority(priority, 1)
-        read = await asyncio.to_thread(read_prompt, prompt, self._client.tokenizer)
         order = EmbeddingOrder(
             None if params.pooling is None else Pooling(params.pooling),
             params.dimensions,
             params.normalize,
             priority=-rank,
-            cache_salt=read.cache_salt,
         )
+        with self._registered(request_id) as running:
+            work = asyncio.ensure_future(self._embedded(running.name, prompt, order))
+            running.started(work.cancel)
+            try:
+                await asyncio.wait([work])
+            finally:
+                if not work.done():  # the caller was cancelled
+                    work.cancel()
+                    await asyncio.wait([work])
+            if work.cancelled():
+                raise RequestFailed(f"the request {shown(running.name)} was aborted")
+            return work.result()
+
+    async def _embedded(self, name: str, prompt: Prompt, order: EmbeddingOrder) -> EmbeddingRequestOutput:
+        read = await asyncio.to_thread(read_prompt, prompt, self._client.tokenizer)
+        order = replace(order, cache_salt=read.cache_salt)
         (found,) = await embed_all(self._client, [read.tokens], order)
+        vector = EmbeddingOutput(found.vector.tolist())
         return EmbeddingRequestOutput(
-            self._named(request_id),
-            EmbeddingOutput(found.vector.tolist()),
-            list(read.tokens),
-            num_cached_tokens=found.usage.num_cached,
+            name, vector, list(read.tokens), num_cached_tokens=found.usage.num_cached
         )
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests: their last outputs say "abort". Unknown ids are ignored, because they may have just
-        finished."""
+        """End requests, also those whose prompts are still read: their last outputs say "abort". Unknown ids
+        are ignored, because they may have just finished."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
-            stream = self._streams.get(name)
-            if stream is not None:
-                stream.cancel()
+            running = self._running.get(name)
+            if running is not None:
+                running.abort()
 
     def shutdown(self) -> None:
         """Stop the engine after the step that runs; requests that are open fail. A second time does
         nothing."""
         self._is_closed = True
         self._client.close()
+        atexit.unregister(self._client.close)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -197,30 +238,38 @@ class AsyncLLM:
         priority: int,
     ) -> AsyncGenerator[RequestOutput, None]:
         self._check_open()
-        name, arrival = self._named(request_id), time.time()
-        if name in self._streams:
-            raise InvalidRequest(
-                f"request_id is {name!r:.80}, and such a request runs; allowed: one that none has",
-                param="request_id",
-            )
-        self._streams[name] = None
-        try:
+        arrival = time.time()
+        with self._registered(request_id) as running:
             (given,), (rank,) = each_params(params, 1), each_priority(priority, 1)
             order = order_of(given, self._client.tokenizer)
             order = order if self._seeds is None else order.with_seed(self._seeds.getrandbits(63))
             prompt = (await asyncio.to_thread(read)).cut_to(
                 order.truncate_prompt_tokens, self._client.context_length - 1
             )
+            fitted = order.params_for(len(prompt.tokens), self._client.context_length)
             stream = await self._client.submit(
-                prompt.tokens, order.params, n=order.n, priority=-rank, cache_salt=prompt.cache_salt
+                prompt.tokens, fitted, n=order.n, priority=-rank, cache_salt=prompt.cache_salt
             )
-            self._streams[name] = stream
-            gathered = Gathered(name, prompt.text, prompt.tokens, order, arrival)
+            running.started(stream.cancel)
+            gathered = Gathered(running.name, prompt.text, prompt.tokens, order, arrival)
             async with aclosing(_told(stream, gathered, order)) as outputs:
                 async for output in outputs:
                     yield output
+
+    @contextmanager
+    def _registered(self, request_id: str | None) -> Iterator[_Running]:
+        """A request that `abort` finds by its id. Raises InvalidRequest where another one has it."""
+        name = self._named(request_id)
+        if name in self._running:
+            raise InvalidRequest(
+                f"request_id is {name!r:.80}, and such a request runs; allowed: one that none has",
+                param="request_id",
+            )
+        running = self._running[name] = _Running(name)
+        try:
+            yield running
         finally:
-            del self._streams[name]
+            del self._running[name]
 
     def _named(self, request_id: str | None) -> str:
         if request_id is None:

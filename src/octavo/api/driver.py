@@ -6,7 +6,10 @@ step breaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from octavo.api.params import RequestOrder
 from octavo.api.prompts import ReadPrompt
@@ -29,8 +32,9 @@ class Driver:
         self._tokenizer = tokenizer
         self._facts = facts
         self._vocabulary = Vocabulary(tokenizer.token_bytes, tokenizer.special_ids)
-        self._num_requests = 0
+        self._ids = itertools.count(1)
         self._is_closed = False
+        self._turn_lock = threading.RLock()  # held by the thread that queues or turns
         self._assemblers: dict[int, Assembler] = {}  # of requests that were queued and have not finished
 
     @property
@@ -46,11 +50,10 @@ class Driver:
     def new_request(self, prompt: ReadPrompt, order: RequestOrder, priority: int = 0) -> Request:
         """A checked request, not yet queued; lower priorities run earlier. Raises InvalidRequest or
         RequestTooLarge."""
-        self._num_requests += 1
         return make_request(
-            self._num_requests,
+            next(self._ids),
             prompt.tokens,
-            order.params,
+            order.params_for(len(prompt.tokens), self._facts.context_length),
             self.engine,
             self._facts,
             n=order.n,
@@ -60,32 +63,39 @@ class Driver:
 
     def submit(self, request: Request) -> None:
         """Queue it. Raises QueueFull or InvalidRequest; then nothing was queued."""
-        try:
-            self._assemblers[request.request_id] = Assembler(request, self._vocabulary)
-            self.engine.scheduler.submit(request)
-        except BaseException:
-            self._assemblers.pop(request.request_id, None)
-            raise
-        self.engine.inbox.wake()  # a step may find work now
+        with self._alone():
+            try:
+                self._assemblers[request.request_id] = Assembler(request, self._vocabulary)
+                self.engine.scheduler.submit(request)
+            except BaseException:
+                self._assemblers.pop(request.request_id, None)
+                raise
+            self.engine.inbox.wake()  # a step may find work now
 
     def step(self) -> list[tuple[int, Delta]]:
         """Turn the engine once: (request id, what it got); not all get something.
 
         A request that fails ends with a delta whose `finish` is ERROR. An exception means that all unfinished
-        ones are lost; EngineStopped, that they were lost by `close`.
+        ones are lost; EngineStopped, that they were lost by `close`; InvalidRequest, that another thread
+        turns it, and nothing is lost.
         """
         self.check_open()
-        try:
-            if self.engine.has_work and self.engine.idle:
-                self.engine.inbox.wait()  # for a transfer
-            return self._deltas(self.engine.step())
-        except BaseException as error:  # ctrl-c too: what a step left half done would fail every later call
-            self._forget(error)
-            raise
+        with self._alone():
+            try:
+                if self.engine.has_work and self.engine.idle:
+                    self.engine.inbox.wait()  # for a transfer
+                return self._deltas(self.engine.step())
+            except BaseException as error:  # ctrl-c too: what a step left half done would fail later calls
+                self._forget(error)
+                raise
 
     def run(self, requests: Sequence[Request], take: Take, each_step: Callable[[], None]) -> None:
-        """Have all of them answered. Raises InvalidRequest while others are unfinished, RequestFailed if one
-        fails; then none is left."""
+        """Have all of them answered. Raises InvalidRequest while others are unfinished or another thread is
+        at it, RequestFailed if one fails; then none is left."""
+        with self._alone():
+            self._run(requests, take, each_step)
+
+    def _run(self, requests: Sequence[Request], take: Take, each_step: Callable[[], None]) -> None:
         if self._assemblers:
             raise InvalidRequest(
                 f"{len(self._assemblers)} requests that were added are unfinished: call step() until "
@@ -121,6 +131,20 @@ class Driver:
             self.engine.step()
         self.engine.executor.close()
         self._tokenizer.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """For the thread that queues or turns; another one is refused, and does not wait for it."""
+        if not self._turn_lock.acquire(blocking=False):
+            raise InvalidRequest(
+                "another thread is in generate, chat, embed, beam_search, add_request or step of this LLM; "
+                "allowed: one thread at a time; call it from one thread, or use AsyncLLM, which takes many "
+                "requests at once"
+            )
+        try:
+            yield
+        finally:
+            self._turn_lock.release()
 
     def _deltas(self, updates: Sequence[Update]) -> list[tuple[int, Delta]]:
         deltas = []

@@ -21,7 +21,14 @@ from octavo.api.driver import Driver
 from octavo.api.gather import Gathered
 from octavo.api.outputs import BeamSearchOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from octavo.api.params import BeamSearchParams, PoolingParams, RequestOrder, SamplingParams, order_of
-from octavo.api.per_prompt import each_params, each_priority, refuse_lora, refuse_task, tokenization_of
+from octavo.api.per_prompt import (
+    each_params,
+    each_priority,
+    refuse_lora,
+    refuse_task,
+    request_numbers,
+    tokenization_of,
+)
 from octavo.api.progress import UseTqdm, WorkBar
 from octavo.api.prompts import (
     Chat,
@@ -258,13 +265,14 @@ class LLM:
         """
         return self._driver.step()
 
-    def cancel(self, request_id: int) -> None:
+    def cancel(self, request_id: int | str) -> None:
         """End a request with the next step; unknown ids are ignored, because it may have just finished."""
-        self._driver.cancel(request_id)
+        self.abort(request_id)
 
-    def abort(self, request_ids: int | Iterable[int]) -> None:
-        """`cancel` of one, or of several."""
-        for request_id in [request_ids] if isinstance(request_ids, int) else request_ids:
+    def abort(self, request_ids: int | str | Iterable[int | str]) -> None:
+        """`cancel` of one, or of several: ids as `add_request` gives them, or as an output's `request_id`.
+        Raises InvalidRequest for what is neither; then none is cancelled."""
+        for request_id in request_numbers(request_ids):
             self._driver.cancel(request_id)
 
     @property

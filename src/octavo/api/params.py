@@ -52,9 +52,10 @@ class StructuredOutputsParams:
     def as_grammar(self) -> Grammar:
         """The grammar that is meant. Raises InvalidRequest."""
         for name, instead in _UNBUILT_OUTPUTS.items():
-            if getattr(self, name) not in (None, False):
+            if _plain(getattr(self, name)) not in (None, False):
                 raise _unsupported(f"structured_outputs.{name}", getattr(self, name), instead)
-        given = {name: getattr(self, name) for name in ("json", "regex", "choice", "grammar", "json_object")}
+        names = ("json", "regex", "choice", "grammar", "json_object")
+        given = {name: _plain(getattr(self, name)) for name in names}
         found = [name for name, value in given.items() if value is not None and value is not False]
         if len(found) != 1:
             raise InvalidRequest(
@@ -138,7 +139,7 @@ class PoolingParams:
             ("pooling", (None, *map(str, Pooling))),
             ("task", (None, "embed")),
         ):
-            if getattr(self, name) not in allowed:
+            if _plain(getattr(self, name)) not in allowed:
                 words = ", ".join(map(str, allowed))
                 raise InvalidRequest(f"{name} is {shown(getattr(self, name))}; allowed: {words}", param=name)
 
@@ -165,6 +166,14 @@ class RequestOrder:
         if self.params.seed is not None:
             return self
         return replace(self, params=replace(self.params, seed=seed))
+
+    def params_for(self, num_prompt: int, context_length: int) -> SamplerParams:
+        """What is asked behind a prompt of so many tokens. As in vLLM, an output that would pass the context
+        is to end where that does; a prompt that fills it is left to be refused."""
+        params, room = self.params, context_length - num_prompt
+        if params.pooling is not None or params.max_tokens is None or not 1 <= room < params.max_tokens:
+            return params
+        return replace(params, max_tokens=None, min_tokens=min(params.min_tokens, room))
 
 
 @dataclass(slots=True, repr=False)
@@ -230,6 +239,7 @@ class SamplingParams:
     trace_decode_token_ids: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
+        self._take_plain()
         if self.seed == -1:
             self.seed = None  # as in vLLM: none
         if self.stop is None:
@@ -240,7 +250,7 @@ class SamplingParams:
 
     def __repr__(self) -> str:
         """What differs from the defaults."""
-        values = ((own, getattr(self, own.name)) for own in fields(self))
+        values = ((own, _plain(getattr(self, own.name))) for own in fields(self))
         told = [f"{own.name}={value!r}" for own, value in values if value not in (own.default, [])]
         return f"SamplingParams({', '.join(told)})"
 
@@ -255,15 +265,21 @@ class SamplingParams:
     def order_of(self, tokenizer: Tokenizer) -> RequestOrder:
         """What the engine is asked. Raises InvalidRequest."""
         params = self._sampler_params()
-        if self.bad_words:
-            banned = bad_word_ids(lambda text: tokenizer.encode(text, add_bos=False), self._words())
+        if words := self._words():
+            banned = bad_word_ids(lambda text: tokenizer.encode(text, add_bos=False), words)
             params = replace(params, banned_sequences=params.banned_sequences + banned)
         template, budget = tokenizer.chat_template, self.thinking_token_budget
         if budget not in (None, -1) and self.thinking is None and template is not None and template.thinks:
             params = replace(params, thinking=Thinking(None, budget))
         return RequestOrder(params, self.n, self.detokenize, self.output_kind, self.truncate_prompt_tokens)
 
+    def _take_plain(self) -> None:
+        """Lists and numbers for arrays and what they hold."""
+        for own in fields(self):
+            setattr(self, own.name, _plain(getattr(self, own.name)))
+
     def _sampler_params(self) -> SamplerParams:
+        self._take_plain()  # fields may have been set since it was made
         self._check()
         grammar = self.grammar if self.structured_outputs is None else self.structured_outputs.as_grammar()
         return SamplerParams(
@@ -275,7 +291,9 @@ class SamplingParams:
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            logit_bias=cast("tuple[tuple[int, float], ...]", self.logit_bias or ()),
+            logit_bias=cast(
+                "tuple[tuple[int, float], ...]", () if self.logit_bias is None else self.logit_bias
+            ),
             min_tokens=self.min_tokens,
             stop=cast("tuple[str, ...]", () if self.stop is None else self.stop),
             stop_token_ids=cast(
@@ -336,7 +354,8 @@ class SamplingParams:
     def _words(self) -> list[str]:
         """`bad_words`, checked."""
         words = "a list of words"
-        items = as_items("bad_words", self.bad_words or (), words, TOKENS_MAX, of="number of bad_words")
+        given = () if self.bad_words is None else self.bad_words
+        items = as_items("bad_words", given, words, TOKENS_MAX, of="number of bad_words")
         for item in items:
             if not isinstance(item, str):
                 raise InvalidRequest(f"bad_words holds {shown(item)}; allowed: {words}", param="bad_words")
@@ -377,6 +396,14 @@ _REFUSED: Mapping[str, _Refusal] = {
 def order_of(given: SamplingParams | SamplerParams, tokenizer: Tokenizer) -> RequestOrder:
     """What the engine is asked; `SamplerParams` is taken as it is. Raises InvalidRequest."""
     return RequestOrder(given) if isinstance(given, SamplerParams) else given.order_of(tokenizer)
+
+
+def _plain(given: object) -> object:
+    """A list for an array, a number for one of an array's own kind: those compare item by item, so no test
+    for equality can hold them."""
+    tolist = getattr(given, "tolist", None)
+    plain: object = tolist() if callable(tolist) else given
+    return plain
 
 
 def _count(given: int | None) -> int | None:

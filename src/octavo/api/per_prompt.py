@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn, cast
 
 from octavo.api.params import RequestOrder, SamplingParams
-from octavo.errors import InvalidRequest, require_range, shown
+from octavo.errors import InvalidRequest, is_number, require_range, shown
 from octavo.params import PRIORITY_MAX, TOKENS_MAX, SamplerParams
+
+_ID_DIGITS = 19  # no request's number is longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,9 @@ def each_params(given: object, count: int) -> list[SamplingParams | SamplerParam
 
 def each_priority(given: int | Sequence[int] | None, count: int) -> list[int]:
     """One for each of `count` prompts. Raises InvalidRequest."""
-    each = [given or 0] * count if given is None or isinstance(given, int) else list(given)
+    if given is None:
+        return [0] * count
+    each = cast("list[int]", [given] * count if is_number(given) else list(cast("Sequence[int]", given)))
     for one in each:
         require_range("priority", one, -PRIORITY_MAX, PRIORITY_MAX, whole=True)
     if len(each) != count:
@@ -73,6 +77,24 @@ def each_priority(given: int | Sequence[int] | None, count: int) -> list[int]:
             f"{len(each)} priorities for {count} prompts; allowed: one, or one each", param="priority"
         )
     return each
+
+
+def request_numbers(given: object) -> list[int]:
+    """Ids of requests, one or several, each a number or, as outputs have it, the text of one. Raises
+    InvalidRequest."""
+    is_one = isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable)
+    return [_request_number(one) for one in ([given] if is_one else cast("Iterable[object]", given))]
+
+
+def _request_number(given: object) -> int:
+    is_text = isinstance(given, str) and given.isascii() and given.isdecimal() and len(given) <= _ID_DIGITS
+    if not is_text and not is_number(given, whole=True):
+        raise InvalidRequest(
+            f"a request id is {shown(given)}; allowed: the number that add_request gave, the text of it, or "
+            "a list of these",
+            param="request_ids",
+        )
+    return int(cast("int | str", given))
 
 
 def refuse_lora(given: object) -> None:
