@@ -15,14 +15,15 @@ from octavo.executor.executor import InlineExecutor, ThreadedExecutor
 from octavo.executor.forward import HostForward
 from octavo.executor.runner import Runner, RunnerConfig, kv_shape
 from octavo.executor.transfers import BlockStore, TransferWorker
-from octavo.kernels.contract import Floats, KvPool, KvShape, Matrix, Ops, RawTensor
+from octavo.kernels.contract import Floats, KvPool, KvShape, Linear, Matrix, Ops, RawTensor
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.packed import BLOCKS
 from octavo.kernels.reference import ReferenceOps
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.tiers import OffloadTier
-from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, RopeSpec
+from octavo.model.rope import RopeSpec
+from octavo.model.spec import LayerWeights, Model, ModelSpec, ModelWeights, Norm, turns_of
 from octavo.params import SamplerParams
 from octavo.sampling.grammars import Grammars
 from octavo.scheduler.scheduler import Scheduler
@@ -51,7 +52,7 @@ def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
         vocab_size=VOCAB,
         context_length=CONTEXT,
         attention_scale=0.25,
-        rope=RopeSpec(10_000.0, 16),
+        ropes=(RopeSpec(10_000.0, 16),) * 2,
         **changes,  # type: ignore[arg-type]
     )
 
@@ -77,9 +78,8 @@ def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
         for _ in range(2)
     )
     embedding = matrix(VOCAB, hidden, 0.5)
-    assert spec.rope is not None
-    cos, sin = (ops.vector(table) for table in spec.rope.table(CONTEXT))
-    return Model("tiny", spec, ModelWeights(embedding, layers, norm(), embedding), b"\0" * 32, (cos, sin))
+    weights = ModelWeights(embedding, layers, norm(), embedding)
+    return Model("tiny", spec, weights, b"\0" * 32, turns_of(spec, ops.vector))
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from octavo.device.layout import DevicePool, allocate_pool
 from octavo.kernels.contract import HostBatch, KvShape
 from octavo.kernels.packed import unpack_vector
 from octavo.model.decoder import hidden_states, project
-from octavo.model.spec import Model
+from octavo.model.spec import Model, turns_of
 
 
 @pytest.fixture
@@ -38,8 +38,7 @@ def tensors_instead_of_arrays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
     def model_of(own: TinyTorch, given: object) -> Model:
         model = plain_model(own, given)
-        cos, sin = (own.vector(table) for table in model.rope_tables)
-        return dataclasses.replace(model, rope_tables=(cos, sin))
+        return dataclasses.replace(model, turns=turns_of(model.spec, own.vector))
 
     def pool_of(own: TinyTorch) -> DevicePool:
         shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_size, 16)

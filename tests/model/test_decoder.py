@@ -7,12 +7,13 @@ import itertools
 import numpy as np
 import pytest
 
-from octavo.kernels.contract import Batch, Floats, KvPool, KvShape, Ops, RawTensor
+from octavo.kernels.contract import Batch, Floats, KvPool, KvShape, Linear, Ops, RawTensor
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.packed import unpack_vector
 from octavo.kernels.reference import ReferenceOps
 from octavo.model.decoder import hidden_states, project
-from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, RopeSpec
+from octavo.model.rope import RopeSpec
+from octavo.model.spec import LayerWeights, Model, ModelSpec, ModelWeights, Norm, turns_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -28,7 +29,7 @@ SPEC = ModelSpec(
     vocab_size=101,
     context_length=512,
     attention_scale=8**-0.5,
-    rope=RopeSpec(theta=10_000.0, dims=8),
+    ropes=(RopeSpec(theta=10_000.0, dims=8),) * 2,
 )
 
 
@@ -96,8 +97,7 @@ def _model(ops: Ops, peer) -> Model:
         final_norm=norm("model.norm"),
         output=ops.matrix(raw("lm_head.weight")),
     )
-    assert SPEC.rope is not None
-    return Model("tiny", SPEC, weights, bytes(32), SPEC.rope.table(SPEC.context_length))
+    return Model("tiny", SPEC, weights, bytes(32), turns_of(SPEC, ops.vector))
 
 
 def _pool(ops: Ops) -> KvPool:

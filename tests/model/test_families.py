@@ -144,7 +144,7 @@ def test_context_is_the_models_own_or_less(tmp_path):
     less = load_model(path, ReferenceOps(), context_length=40)
     more = load_model(path, ReferenceOps(), context_length=100_000)
     assert [loaded.model.spec.context_length for loaded in (own, less, more)] == [128, 40, 128]
-    assert less.model.rope_tables[0].shape == (40, 8)
+    assert less.model.turns[0].q.cos.shape == (40, 8)
     assert own.model.fingerprint == less.model.fingerprint
 
 
@@ -166,7 +166,7 @@ def test_fingerprint_tells_weights_and_settings_apart(tmp_path):
     "changed,message",
     [
         ({"model_type": "mamba"}, "family 'mamba'"),
-        ({"hidden_act": "relu"}, "activation 'relu'"),
+        ({"hidden_act": "quick_gelu"}, "activation 'quick_gelu'"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "rope scaling 'yarn'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"head_dim": 15}, "heads of 15"),

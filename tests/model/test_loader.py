@@ -20,7 +20,7 @@ from octavo.kernels.reference import ReferenceOps
 from octavo.model.gguf import read_gguf
 from octavo.model.hub import ModelPath
 from octavo.model.loader import load_model
-from octavo.model.weights import halves_order
+from octavo.model.reader import halves_order
 
 PROMPT = 41
 GGUF_FAMILIES = [
@@ -99,7 +99,8 @@ def test_rope_factors_of_a_gguf_mean_llama3_scaling(tmp_path):
 
 
 def test_halves_order_undoes_the_interleaving():
-    assert halves_order(8, 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert halves_order(8, 2, 4).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert halves_order(6, 1, 4).tolist() == [0, 2, 1, 3, 4, 5]
 
 
 def test_output_of_a_gguf_without_one_is_the_embedding(tmp_path):

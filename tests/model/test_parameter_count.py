@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 from tests.tiny import VOCAB, tiny_model
 
+from octavo.kernels.contract import Linear
 from octavo.kernels.native_ops import NativeOps
-from octavo.model.spec import Linear
 
 LAYER = (
     64 * 64 + 32 * 64 + 32 * 64 + 64 * 64 + 3 * 96 * 64 + 2 * 64

@@ -126,6 +126,38 @@ class Matrix(Protocol):
         """Resident bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A projection (outputs, inputs) with an optional bias (outputs,)."""
+
+    weight: Matrix
+    bias: Vector | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a router's logits (T, X) choose `top_k` of X experts for each token, and how much each counts.
+
+    scoring: "softmax" over all, then the largest; "softmax_of_chosen": the largest, then over those;
+    "sigmoid" of each chosen one. `normalised`: the chosen weights are divided by their sum. `weighs_input`:
+    an expert's input is scaled by its weight, and its output is not. Equal logits go to the lower expert.
+    """
+
+    top_k: int
+    scoring: str
+    normalised: bool = False
+    weighs_input: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """One feed-forward part of a mixture: down(act(gate) * up)."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
 class StepOps(Protocol[T, I, P]):
     """What the decoder calls, over buffers T that it never looks into.
 
@@ -174,10 +206,20 @@ class StepOps(Protocol[T, I, P]):
         """
 
     def gated(self, gate: T, up: T, activation: str) -> T:
-        """activation(gate) * up; activation: "silu" | "gelu_tanh" | "gelu"."""
+        """activation(gate) * up; activation: "silu" | "gelu_tanh" | "gelu" | "relu" | "swiglu_clamped".
+
+        "swiglu_clamped": g * sigmoid(1.702 g) * (u + 1), g = min(gate, 7), u = up within [-7, 7] (gpt-oss).
+        """
 
     def activate(self, x: T, activation: str) -> T:
-        """activation(x)."""
+        """activation(x): "silu" | "gelu_tanh" | "gelu" | "relu"."""
+
+    def experts(
+        self, x: T, router_logits: T, experts: Sequence[Expert], routing: Routing, activation: str
+    ) -> T:
+        """(T, E), (T, X) -> (T, E): the weighted outputs of each token's experts, summed in the order of the
+        experts' numbers. A row's bits are as if it were alone; only experts that a token chose are read.
+        """
 
     def add(self, x: T, y: T) -> T:
         """x + y."""

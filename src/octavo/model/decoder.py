@@ -1,9 +1,10 @@
 """The decoder, once for all families: what a layer has it uses, what it lacks it leaves out.
 
     x   = embedding[tokens] * embedding_scale (+ learned positions)
-    x  += [post norm] o(attend(rope([norm] q(n)), rope([norm] k(n)), v(n)))         n = norm(x)
-    x  += [post norm] down(act(gate(n)) * up(n))   or   down(act(up(n)))             n = norm(x)
-    logits = [cap] output(norm(x[rows]))
+    x  += [post norm] o(attend(rope([norm] q(n)), rope([norm] k(n)), v(n)))          n = [norm](x)
+    x  += [post norm] down(act(gate(n)) * up(n))   or   down(act(up(n)))              n = [norm](x)
+                      or   sum over a token's experts of weight * down(act(gate(n)) * up(n))
+    logits = [cap] output(norm(x[rows]) * logit_scale)
 
 A function over an `Ops` object, whose buffers it never looks into: it knows no NumPy, no threads, no devices.
 The chunks of a step are flattened into T rows; only `attend` and `store` know which sequence a row is of.
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from octavo.kernels.contract import AttentionSpec, Batch, StepOps
-from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, Norm
+from octavo.kernels.contract import AttentionSpec, Batch, Linear, StepOps
+from octavo.model.spec import CosSin, LayerWeights, Mixture, Model, ModelSpec, Norm
 
 T = TypeVar("T")  # the backend's own, opaque here: buffers, a batch's integers, its pool
 I = TypeVar("I")  # noqa: E741
@@ -32,15 +33,17 @@ def hidden_states(ops: StepOps[T, I, P], model: Model, pool: P, batch: Batch[I])
         attended = _attend(ops, model, index, layer, pool, batch, x)
         if index == last:  # nothing but the wanted rows is read from here on
             x, attended = ops.take(x, batch.logit_rows), ops.take(attended, batch.logit_rows)
-        x = ops.add(x, _attention_output(ops, model.spec, layer, attended))
-        x = ops.add(x, _feed_forward(ops, model.spec, layer, x))
+        seen = _added(ops, model.spec, x, _attention_output(ops, model.spec, layer, attended))
+        fed = _feed_forward(ops, model.spec, layer, x if model.spec.parallel else seen)
+        x = _added(ops, model.spec, seen, fed)
     return _norm(ops, model.spec, model.weights.final_norm, x)
 
 
 def project(ops: StepOps[T, I, P], model: Model, hidden: T) -> T:
-    """(R, E) -> (R, V): raw logits, capped where the model caps them."""
-    logits = ops.linear(hidden, model.weights.output)
-    cap = model.spec.logit_soft_cap
+    """(R, E) -> (R, V): raw logits, scaled and capped where the model does that."""
+    scale, cap = model.spec.logit_scale, model.spec.logit_soft_cap
+    # Hidden rows, not logits: there are fewer of them.
+    logits = ops.linear(hidden if scale == 1.0 else ops.scale(hidden, scale), model.weights.output)
     return logits if cap is None else ops.soft_cap(logits, cap)
 
 
@@ -58,39 +61,65 @@ def _attend(
     ops: StepOps[T, I, P], model: Model, index: int, layer: LayerWeights, pool: P, batch: Batch[I], x: T
 ) -> T:
     """(T, H * D): what the heads of layer `index` see. K and V are stored first and read back as stored."""
-    spec = model.spec
-    normed = _norm(ops, spec, layer.attention_norm, x)
-    q = _rotated(ops, model, batch, _linear(ops, layer.q, normed), layer.q_norm)
-    k = _rotated(ops, model, batch, _linear(ops, layer.k, normed), layer.k_norm)
+    spec, turns = model.spec, model.turns[index]
+    normed = _norm_or_same(ops, spec, layer.attention_norm, x)
+    q = _turned(ops, spec, batch, _linear(ops, layer.q, normed), layer.q_norm, turns.q)
+    k = _turned(ops, spec, batch, _linear(ops, layer.k, normed), layer.k_norm, turns.k)
     ops.store(pool, index, k, _linear(ops, layer.v, normed), batch)
-    how = AttentionSpec(spec.attention_scale, spec.window(index), spec.attention_soft_cap)
+    how = AttentionSpec(spec.attention_scale, spec.window(index), spec.attention_soft_cap, layer.sinks)
     return ops.attend(pool, index, q, batch, how)
 
 
 def _attention_output(ops: StepOps[T, I, P], spec: ModelSpec, layer: LayerWeights, attended: T) -> T:
     """(T, E): the attention branch."""
-    return _post_norm(ops, spec, layer.attention_post_norm, _linear(ops, layer.o, attended))
+    return _norm_or_same(ops, spec, layer.attention_post_norm, _linear(ops, layer.o, attended))
 
 
-def _rotated(ops: StepOps[T, I, P], model: Model, batch: Batch[I], heads: T, norm: Norm | None) -> T:
-    """(T, heads * D): normed head by head where the family does that, then turned by its position."""
-    if norm is not None:
-        heads = ops.rms_norm(heads, norm.weight, model.spec.norm_eps)
-    if model.rope_tables is None:
-        return heads
-    cos, sin = model.rope_tables
-    return ops.rope(heads, batch.positions, cos, sin, model.spec.head_size)
+def _turned(
+    ops: StepOps[T, I, P], spec: ModelSpec, batch: Batch[I], heads: T, norm: Norm | None, turn: CosSin | None
+) -> T:
+    """(T, heads * D): normed where the family does that, and turned by its position."""
+    if norm is not None and not spec.norms_after_rope:
+        heads = ops.rms_norm(heads, norm.weight, spec.norm_eps)
+    if turn is not None:
+        heads = ops.rope(heads, batch.positions, turn.cos, turn.sin, spec.head_size)
+    if norm is not None and spec.norms_after_rope:
+        heads = ops.rms_norm(heads, norm.weight, spec.norm_eps)
+    return heads
 
 
 def _feed_forward(ops: StepOps[T, I, P], spec: ModelSpec, layer: LayerWeights, x: T) -> T:
-    """(T, E): the feed-forward branch."""
-    normed = _norm(ops, spec, layer.ffn_norm, x)
-    up = _linear(ops, layer.up, normed)
+    """(T, E): the feed-forward branch: the part that all tokens share, their experts, or both."""
+    normed = _norm_or_same(ops, spec, layer.ffn_norm, x)
+    shared = None if layer.up is None else _shared_part(ops, spec, layer, layer.up, normed)
+    fed = shared if layer.mixture is None else _routed_part(ops, spec, layer.mixture, normed)
+    assert fed is not None, "a layer has a feed-forward part"
+    if shared is not None and layer.mixture is not None:
+        fed = ops.add(shared, fed)
+    return _norm_or_same(ops, spec, layer.ffn_post_norm, fed)
+
+
+def _shared_part(ops: StepOps[T, I, P], spec: ModelSpec, layer: LayerWeights, up: Linear, normed: T) -> T:
+    """down(act(gate) * up), or down(act(up))."""
+    assert layer.down is not None
+    inner = _linear(ops, up, normed)
     if layer.gate is None:
-        inner = ops.activate(up, spec.activation)
+        inner = ops.activate(inner, spec.activation)
     else:
-        inner = ops.gated(_linear(ops, layer.gate, normed), up, spec.activation)
-    return _post_norm(ops, spec, layer.ffn_post_norm, _linear(ops, layer.down, inner))
+        inner = ops.gated(_linear(ops, layer.gate, normed), inner, spec.activation)
+    return _linear(ops, layer.down, inner)
+
+
+def _routed_part(ops: StepOps[T, I, P], spec: ModelSpec, mixture: Mixture, normed: T) -> T:
+    """What the experts that the router chose for each token come to."""
+    assert spec.routing is not None
+    logits = _linear(ops, mixture.router, normed)
+    return ops.experts(normed, logits, mixture.experts, spec.routing, spec.activation)
+
+
+def _added(ops: StepOps[T, I, P], spec: ModelSpec, x: T, branch: T) -> T:
+    """x + branch, scaled first where the family does that."""
+    return ops.add(x, branch if spec.residual_scale == 1.0 else ops.scale(branch, spec.residual_scale))
 
 
 def _norm(ops: StepOps[T, I, P], spec: ModelSpec, norm: Norm, x: T) -> T:
@@ -101,9 +130,9 @@ def _norm(ops: StepOps[T, I, P], spec: ModelSpec, norm: Norm, x: T) -> T:
     return ops.layer_norm(x, norm.weight, norm.bias, spec.norm_eps)
 
 
-def _post_norm(ops: StepOps[T, I, P], spec: ModelSpec, norm: Norm | None, branch: T) -> T:
-    """The branch, normed before it is added where the family does that."""
-    return branch if norm is None else _norm(ops, spec, norm, branch)
+def _norm_or_same(ops: StepOps[T, I, P], spec: ModelSpec, norm: Norm | None, x: T) -> T:
+    """x, normed where the family does that."""
+    return x if norm is None else _norm(ops, spec, norm, x)
 
 
 def _linear(ops: StepOps[T, I, P], linear: Linear, x: T) -> T:

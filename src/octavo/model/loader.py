@@ -23,7 +23,7 @@ from octavo.model.fingerprint import fingerprint, hash_files
 from octavo.model.gguf import GgufFile, read_gguf
 from octavo.model.hub import ModelPath
 from octavo.model.safetensors_file import SafetensorsFiles, read_safetensors
-from octavo.model.spec import Model
+from octavo.model.spec import Model, turns_of
 from octavo.model.weights import read_weights
 from octavo.text.tokenizer import Tokenizer
 
@@ -86,11 +86,7 @@ def _load(
         )
     if context_length is not None and context_length < spec.context_length:
         spec = dataclasses.replace(spec, context_length=context_length)
-    rope_tables = None
-    if spec.rope is not None:
-        cos, sin = spec.rope.table(spec.context_length)
-        rope_tables = ops.vector(cos), ops.vector(sin)
-    model = Model(path.name, spec, weights, name_of_weights, rope_tables)
+    model = Model(path.name, spec, weights, name_of_weights, turns_of(spec, ops.vector))
     return LoadedModel(model, tokenizer)
 
 

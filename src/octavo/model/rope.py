@@ -1,76 +1,162 @@
-"""How a file describes its rotary positions: config.json (both spellings) or GGUF metadata, to `RopeSpec`.
+"""Rotary positions: from a model's settings to tables of cos and sin, fixed by the configured context.
 
-Scalings known: none, linear, llama3 (in GGUF as the tensor rope_freqs.weight). Any other is UnsupportedModel.
+    inverse frequencies (dims / 2,)  ->  angles = position * frequency  ->  cos, sin
+
+A scaling is a way to change the frequencies. None of them depends on a request: what others choose by the
+length of the text ("dynamic", "longrope") is chosen here by the context that the engine was started with, so
+a token's K is the same whatever comes after it.
+
+Sources: Su et al. 2021 (RoFormer); Chen et al. 2023 (linear); Peng et al. 2023 (YaRN); Ding et al. 2024
+(LongRoPE); the Llama 3.1 model card ("llama3").
 """
 
 from __future__ import annotations
 
-from octavo.errors import UnsupportedModel
-from octavo.fields import Fields
-from octavo.model.spec import RopeSpec
+import math
+from dataclasses import dataclass
 
-THETA_DEFAULT = 10000.0
-THETA_MAX = 1e12
-FACTOR_MAX = 1e6
-CONTEXT_MAX = 1 << 24
+import numpy as np
+
+from octavo.kernels.contract import Floats
 
 
-def rope_from_config(config: Fields, dims: int) -> RopeSpec:
-    """From `rope_parameters` (newer files), or `rope_theta` and `rope_scaling` (older ones)."""
-    scaling = (
-        config.inner("rope_parameters") if config.has("rope_parameters") else config.inner("rope_scaling")
-    )
-    if config.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
-        raise UnsupportedModel(
-            f"{config.source}: partial_rotary_factor is not 1; allowed: heads rotated as a whole"
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """The first `dims` elements of each head are rotated in halves, i with i + dims/2.
+
+    scaling     what it uses besides theta and dims
+    none
+    linear      factor: all frequencies are divided by it
+    dynamic     factor, original_context: theta grows once the context is longer than the original one
+    llama3      factor, low_freq_factor, high_freq_factor, original_context
+    yarn        factor, original_context, beta_fast, beta_slow, truncate
+    factors     factors, (dims / 2,): each divides its frequency (GGUF's rope_freqs tensor)
+    longrope    factors, long_factors: the latter when the context is longer than original_context
+    """
+
+    theta: float
+    dims: int
+    scaling: str = "none"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    factors: tuple[float, ...] | None = None
+    long_factors: tuple[float, ...] | None = None
+    attention_factor: float = 1.0  # times cos and sin
+
+    def inverse_frequencies(self, context_length: int) -> Floats:
+        """(dims / 2,) in float32, computed in float32 as the models were trained."""
+        inverse = _powers(self.theta, self.dims)
+        match self.scaling:
+            case "none":
+                return inverse
+            case "linear":
+                return (inverse / np.float32(self.factor)).astype(np.float32)
+            case "dynamic":
+                return self._dynamic(context_length)
+            case "llama3":
+                return self._llama3(inverse)
+            case "yarn":
+                return self._yarn(inverse)
+            case "factors" | "longrope":
+                is_long = self.long_factors is not None and context_length > self.original_context
+                factors = self.long_factors if is_long else self.factors
+                return (inverse / np.asarray(factors, np.float32)).astype(np.float32)
+        raise ValueError(f"unknown rope scaling {self.scaling!r}")
+
+    def table(self, context_length: int) -> RopeTable:
+        """For positions 0 to context_length - 1."""
+        inverse = self.inverse_frequencies(context_length)
+        angles = np.arange(context_length, dtype=np.float32)[:, None] * inverse[None, :]
+        factor = np.float32(self.attention_factor)
+        cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
+        return RopeTable(cos.astype(np.float32), sin.astype(np.float32))
+
+    def _dynamic(self, context_length: int) -> Floats:
+        stretch = self.factor * max(context_length, self.original_context) / self.original_context
+        return _powers(self.theta * (stretch - (self.factor - 1)) ** (self.dims / (self.dims - 2)), self.dims)
+
+    def _llama3(self, inverse: Floats) -> Floats:
+        wavelength = 2 * np.pi / inverse
+        low = self.original_context / self.low_freq_factor
+        high = self.original_context / self.high_freq_factor
+        smooth = (self.original_context / wavelength - self.low_freq_factor) / (
+            self.high_freq_factor - self.low_freq_factor
         )
-    theta = config.number("rope_theta", 1.0, THETA_MAX, THETA_DEFAULT)
-    theta = scaling.number("rope_theta", 1.0, THETA_MAX, theta)
-    kind = scaling.text("rope_type", scaling.text("type", "default"))
-    if kind == "default":
-        if any(isinstance(value, dict) for value in scaling.values.values()):
-            raise UnsupportedModel(
-                f"{scaling.source}: rope settings differ by kind of layer, which is not supported"
-            )
-        return RopeSpec(theta, dims)
-    if kind == "linear":
-        return RopeSpec(theta, dims, "linear", scaling.number("factor", 1.0, FACTOR_MAX))
-    if kind == "llama3":
-        low = scaling.number("low_freq_factor", 1e-3, FACTOR_MAX)
-        return RopeSpec(
-            theta,
-            dims,
-            "llama3",
-            factor=scaling.number("factor", 1.0, FACTOR_MAX),
-            low_freq_factor=low,
-            high_freq_factor=scaling.number("high_freq_factor", low * 1.001, FACTOR_MAX),
-            original_context=scaling.integer("original_max_position_embeddings", 1, CONTEXT_MAX),
+        blended = (1 - smooth) * inverse / self.factor + smooth * inverse
+        scaled = np.where(wavelength > low, inverse / self.factor, inverse)
+        between = (wavelength <= low) & (wavelength >= high)
+        return np.where(between, blended, scaled).astype(np.float32)
+
+    def _yarn(self, inverse: Floats) -> Floats:
+        """Fast frequencies stay, slow ones are divided by the factor, and those between are blended."""
+        low, high = self._yarn_dimension(self.beta_fast), self._yarn_dimension(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, self.dims - 1)
+        width = high - low if high != low else 0.001
+        ramp = np.clip((np.arange(self.dims // 2, dtype=np.float32) - low) / width, 0, 1)
+        slowed = inverse / np.float32(self.factor)
+        blended: Floats = (slowed * ramp + inverse * (1 - ramp)).astype(np.float32)
+        return blended
+
+    def _yarn_dimension(self, turns: float) -> float:
+        """Which dimension turns so many times within the original context."""
+        return (
+            self.dims * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
         )
-    raise UnsupportedModel(f"{scaling.source}: rope scaling {kind!r:.40}; allowed: default, linear, llama3")
 
 
-def rope_from_gguf(metadata: Fields, arch: str, dims: int, factors: tuple[float, ...] | None) -> RopeSpec:
-    """From the architecture's keys; `factors` are the values of rope_freqs.weight, when the file has it."""
-    theta = metadata.number(f"{arch}.rope.freq_base", 1.0, THETA_MAX, THETA_DEFAULT)
-    rotated = metadata.integer(f"{arch}.rope.dimension_count", 2, dims, dims)
-    if rotated != dims:
-        raise UnsupportedModel(
-            f"{metadata.source}: {rotated} of {dims} elements of a head are rotated; allowed: all"
-        )
-    factor = metadata.number(f"{arch}.rope.scaling.factor", 1e-3, FACTOR_MAX, 1.0)
-    # The oldest files wrote a linear factor under a key of its own.
-    old = metadata.number(f"{arch}.rope.scale_linear", 1e-3, FACTOR_MAX, 1.0)
-    kind = metadata.text(f"{arch}.rope.scaling.type", "linear" if old != 1.0 else "none")
-    if kind not in ("none", "linear"):
-        raise UnsupportedModel(
-            f"{metadata.source}: rope scaling {kind!r:.40}; allowed: none, linear, rope_freqs.weight"
-        )
-    if factors is not None:
-        if kind == "linear":
-            raise UnsupportedModel(f"{metadata.source}: both linear rope scaling and rope_freqs.weight")
-        if len(factors) != dims // 2 or not all(0.0 < value <= FACTOR_MAX for value in factors):
-            raise metadata.bad("rope_freqs.weight", f"{dims // 2} factors above 0")
-        return RopeSpec(theta, dims, factors=factors)
-    if kind == "linear":
-        return RopeSpec(theta, dims, "linear", factor if factor != 1.0 else old)
-    return RopeSpec(theta, dims)
+def yarn_attention_factor(factor: float, scale: float = 1.0) -> float:
+    """What YaRN multiplies cos and sin by, unless a file says otherwise (section 3.4)."""
+    return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def longrope_attention_factor(factor: float, original_context: int) -> float:
+    """What LongRoPE multiplies cos and sin by: `factor` is the longest context over the original one."""
+    return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original_context))
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries far from the beginning are scaled: by 1 + beta * ln(1 + floor((position + first) / span)).
+
+    Source: Nakanishi 2025; Llama 4 and Ministral 3 have it.
+    """
+
+    beta: float
+    span: int
+    first: int = 0
+
+    def scales(self, context_length: int) -> Floats:
+        """(context,) float32."""
+        spans = np.floor((np.arange(context_length, dtype=np.float64) + self.first) / self.span)
+        return (1.0 + self.beta * np.log1p(spans)).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """cos and sin, (context, dims / 2) each, float32."""
+
+    cos: Floats
+    sin: Floats
+
+    def scaled(self, scales: Floats) -> RopeTable:
+        """Position p times scales[p]: turning then scales as well."""
+        return RopeTable(self.cos * scales[:, None], self.sin * scales[:, None])
+
+
+def unturned(context_length: int, dims: int) -> RopeTable:
+    """The table that leaves `dims` elements of a head as they are."""
+    shape = (context_length, dims // 2)
+    return RopeTable(np.ones(shape, np.float32), np.zeros(shape, np.float32))
+
+
+def _powers(theta: float, dims: int) -> Floats:
+    exponents = np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims)
+    inverse: Floats = (np.float32(1.0) / np.power(np.float32(theta), exponents)).astype(np.float32)
+    return inverse

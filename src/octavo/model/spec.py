@@ -8,65 +8,21 @@ array of weights.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from octavo.kernels.contract import Floats, Matrix, Vector
-
-
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
-    """Rotary positions: `dims` of each head are rotated in halves, i with i + dims/2.
-
-    `scaling` is "none", "linear" (`factor`) or "llama3" (all four); `factors`, when given (GGUF's
-    rope_freqs tensor), divides the inverse frequencies instead. Source: Su et al. 2021; the Llama 3.1 model
-    card for "llama3".
-    """
-
-    theta: float
-    dims: int
-    scaling: str = "none"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 8192
-    factors: tuple[float, ...] | None = None
-
-    def inverse_frequencies(self) -> Floats:
-        """(dims / 2,) in float32, computed in float32 as the models were trained."""
-        exponents = np.arange(0, self.dims, 2, dtype=np.float32) / np.float32(self.dims)
-        inverse: Floats = (np.float32(1.0) / np.power(np.float32(self.theta), exponents)).astype(np.float32)
-        if self.factors is not None:
-            inverse = (inverse / np.asarray(self.factors, np.float32)).astype(np.float32)
-        elif self.scaling == "linear":
-            inverse = (inverse / np.float32(self.factor)).astype(np.float32)
-        elif self.scaling == "llama3":
-            wavelength = 2 * np.pi / inverse
-            low = self.original_context / self.low_freq_factor
-            high = self.original_context / self.high_freq_factor
-            smooth = (self.original_context / wavelength - self.low_freq_factor) / (
-                self.high_freq_factor - self.low_freq_factor
-            )
-            blended = (1 - smooth) * inverse / self.factor + smooth * inverse
-            scaled = np.where(wavelength > low, inverse / self.factor, inverse)
-            between = (wavelength <= low) & (wavelength >= high)
-            inverse = np.where(between, blended, scaled).astype(np.float32)
-        return inverse
-
-    def table(self, context_length: int) -> tuple[Floats, Floats]:
-        """cos and sin, (context_length, dims / 2) each, float32: fixed by the configured context, never by
-        a request."""
-        angles = np.arange(context_length, dtype=np.float32)[:, None] * self.inverse_frequencies()[None, :]
-        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+from octavo.kernels.contract import Expert, Floats, Linear, Matrix, Routing, Vector
+from octavo.model.rope import RopeSpec, Temperature, unturned
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The shape and the variations of one decoder-only model. Sizes are in elements; `windows` has one
-    entry a layer."""
+    """The shape and the variations of one decoder-only model. Sizes are in elements.
 
-    family: str  # "llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt2"
+    `windows`, `ropes` and `temperatures` have one entry a layer, or none at all where no layer has one.
+    """
+
+    family: str  # a row of the table
     num_layers: int
     hidden_size: int
     num_heads: int
@@ -78,17 +34,33 @@ class ModelSpec:
     attention_scale: float  # usually head_size ** -0.5
     norm: str = "rms"  # "rms" | "layer"
     norm_eps: float = 1e-5
-    activation: str = "silu"  # "silu" | "gelu_tanh" | "gelu"
+    activation: str = "silu"  # a name of `StepOps.gated`
     gated: bool = True  # down(act(gate) * up), else down(act(up))
-    rope: RopeSpec | None = None  # None: learned positions, added to the embedding
-    windows: tuple[int | None, ...] = ()  # () means every layer sees everything
+    ropes: tuple[RopeSpec | None, ...] = ()  # none: learned positions, added to the embedding
+    temperatures: tuple[Temperature | None, ...] = ()
+    norms_after_rope: bool = False  # of queries and keys (Llama 4)
+    windows: tuple[int | None, ...] = ()
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
     embedding_scale: float = 1.0  # Gemma: sqrt(hidden_size)
+    residual_scale: float = 1.0  # of every branch, before it is added (Granite)
+    logit_scale: float = 1.0  # of the last hidden rows
+    parallel: bool = False  # both branches read the layer's input (GPT-NeoX)
+    routing: Routing | None = None  # of the layers that have experts
+    num_experts: int = 0
+    expert_ffn_size: int = 0
 
     def window(self, layer: int) -> int | None:
         """How many positions layer `layer` sees, itself included; None: all before it."""
         return self.windows[layer] if self.windows else None
+
+    def rope(self, layer: int) -> RopeSpec | None:
+        """How layer `layer` turns queries and keys; None: not at all."""
+        return self.ropes[layer] if self.ropes else None
+
+    def temperature(self, layer: int) -> Temperature | None:
+        """How layer `layer` scales queries by their position; None: not at all."""
+        return self.temperatures[layer] if self.temperatures else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,36 +72,45 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """A projection (outputs, inputs) with an optional bias (outputs,)."""
+class Mixture:
+    """A layer's experts and the router (experts, hidden) that chooses among them."""
 
-    weight: Matrix
-    bias: Vector | None = None
+    router: Linear
+    experts: tuple[Expert, ...]
+
+    @property
+    def linears(self) -> list[Linear]:
+        """All of them."""
+        parts = [[expert.gate, expert.up, expert.down] for expert in self.experts]
+        return [self.router, *(linear for part in parts for linear in part)]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer. What a family does not have is None; the decoder does what is there."""
 
-    attention_norm: Norm
     q: Linear
     k: Linear
     v: Linear
     o: Linear
-    ffn_norm: Norm
-    up: Linear
-    down: Linear
+    up: Linear | None = None  # beside a mixture: of the expert that all tokens share
+    down: Linear | None = None
     gate: Linear | None = None
-    q_norm: Norm | None = None  # (head_size,), per head, before rope (Qwen3)
+    mixture: Mixture | None = None
+    attention_norm: Norm | None = None  # before the branch
+    ffn_norm: Norm | None = None
+    q_norm: Norm | None = None  # (head_size,), per head, or (heads * head_size,); before rope, mostly
     k_norm: Norm | None = None
     attention_post_norm: Norm | None = None  # on the branch, before it is added (Gemma 2)
     ffn_post_norm: Norm | None = None
+    sinks: Vector | None = None  # (H,), `AttentionSpec.sinks`
 
     @property
     def linears(self) -> list[Linear]:
         """Those that it has."""
         all_of_them = (self.q, self.k, self.v, self.o, self.gate, self.up, self.down)
-        return [linear for linear in all_of_them if linear is not None]
+        routed = [] if self.mixture is None else self.mixture.linears
+        return [linear for linear in all_of_them if linear is not None] + routed
 
     @property
     def norms(self) -> list[Norm]:
@@ -168,6 +149,7 @@ class ModelWeights:
         norms = [self.final_norm, *(norm for layer in self.layers for norm in layer.norms)]
         vectors = [vector for norm in norms for vector in (norm.weight, norm.bias)]
         vectors += [linear.bias for layer in self.layers for linear in layer.linears]
+        vectors += [layer.sinks for layer in self.layers]
         shapes = [matrix.shape for matrix in self._matrices]
         return sum(math.prod(shape) for shape in shapes) + sum(
             math.prod(vector.shape) for vector in vectors if vector is not None
@@ -182,11 +164,57 @@ class ModelWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class CosSin:
+    """A `RopeTable` in the backend's own form."""
+
+    cos: Vector
+    sin: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """By what a layer turns (and scales) queries and keys; None: they stay as they are."""
+
+    q: CosSin | None = None
+    k: CosSin | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded model: what the executor runs. `fingerprint` names the weights (32 bytes, strong hash)."""
+    """A loaded model: what the executor runs. `fingerprint` names the weights (32 bytes, strong hash).
+
+    `turns` has one entry a layer; layers that turn alike share the tables.
+    """
 
     name: str
     spec: ModelSpec
     weights: ModelWeights
     fingerprint: bytes
-    rope_tables: tuple[Vector, Vector] | None = field(default=None, repr=False)
+    turns: tuple[Turns, ...] = field(repr=False)
+
+
+def turns_of(spec: ModelSpec, vector: Callable[[Floats], Vector]) -> tuple[Turns, ...]:
+    """One entry a layer, for the spec's context; `vector` is `WeightOps.vector`. O(context) for each kind of
+    layer."""
+    made: dict[tuple[RopeSpec | None, Temperature | None], Turns] = {}
+    kinds = [(spec.rope(layer), spec.temperature(layer)) for layer in range(spec.num_layers)]
+    for kind in dict.fromkeys(kinds):
+        made[kind] = _turns(spec, kind[0], kind[1], vector)
+    return tuple(made[kind] for kind in kinds)
+
+
+def _turns(
+    spec: ModelSpec,
+    rope: RopeSpec | None,
+    temperature: Temperature | None,
+    vector: Callable[[Floats], Vector],
+) -> Turns:
+    context = spec.context_length
+    table = None if rope is None else rope.table(context)
+    keys = None if table is None else CosSin(vector(table.cos), vector(table.sin))
+    if temperature is None:
+        return Turns(keys, keys)
+    # All of a head is scaled, what rope does not turn too: such models turn it as a whole.
+    assert rope is None or rope.dims == spec.head_size
+    scaled = (table or unturned(context, spec.head_size)).scaled(temperature.scales(context))
+    return Turns(CosSin(vector(scaled.cos), vector(scaled.sin)), keys)

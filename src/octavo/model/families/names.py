@@ -1,0 +1,122 @@
+"""What files call sizes and tensors: config.json and safetensors by family, GGUF alike for all families.
+
+A role ("q", "ffn_norm", "heads") is our word; the name is the file's. "{}" is the layer; of tensors,
+".weight" and ".bias" follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+Names = Mapping[str, str]
+
+# What config.json calls the settings, and what GGUF does below the name of the architecture.
+CONFIG_KEYS: Names = MappingProxyType(
+    {
+        "layers": "num_hidden_layers",
+        "hidden": "hidden_size",
+        "heads": "num_attention_heads",
+        "kv_heads": "num_key_value_heads",
+        "head_size": "head_dim",
+        "ffn": "intermediate_size",
+        "vocab": "vocab_size",
+        "context": "max_position_embeddings",
+        "eps": "rms_norm_eps",
+        "activation": "hidden_act",
+    }
+)
+GPT2_KEYS: Names = MappingProxyType(
+    {
+        "layers": "n_layer",
+        "hidden": "n_embd",
+        "heads": "n_head",
+        "ffn": "n_inner",
+        "vocab": "vocab_size",
+        "context": "n_positions",
+        "eps": "layer_norm_epsilon",
+        "activation": "activation_function",
+    }
+)
+GGUF_KEYS: Names = MappingProxyType(
+    {
+        "layers": "block_count",
+        "hidden": "embedding_length",
+        "heads": "attention.head_count",
+        "kv_heads": "attention.head_count_kv",
+        "head_size": "attention.key_length",
+        "ffn": "feed_forward_length",
+        "context": "context_length",
+        "window": "attention.sliding_window",
+    }
+)
+
+# What tensors are called. "{}" is the layer; ".weight" and ".bias" follow.
+GGUF_TENSORS: Names = MappingProxyType(
+    {
+        "embedding": "token_embd",
+        "positions": "position_embd",
+        "final_norm": "output_norm",
+        "output": "output",
+        "attention_norm": "blk.{}.attn_norm",
+        "q": "blk.{}.attn_q",
+        "k": "blk.{}.attn_k",
+        "v": "blk.{}.attn_v",
+        "qkv": "blk.{}.attn_qkv",
+        "o": "blk.{}.attn_output",
+        "q_norm": "blk.{}.attn_q_norm",
+        "k_norm": "blk.{}.attn_k_norm",
+        "attention_post_norm": "blk.{}.post_attention_norm",
+        "ffn_norm": "blk.{}.ffn_norm",
+        "gate": "blk.{}.ffn_gate",
+        "up": "blk.{}.ffn_up",
+        "down": "blk.{}.ffn_down",
+        "ffn_post_norm": "blk.{}.post_ffw_norm",
+    }
+)
+LLAMA_TENSORS: Names = MappingProxyType(
+    {
+        "embedding": "model.embed_tokens",
+        "final_norm": "model.norm",
+        "output": "lm_head",
+        "attention_norm": "model.layers.{}.input_layernorm",
+        "q": "model.layers.{}.self_attn.q_proj",
+        "k": "model.layers.{}.self_attn.k_proj",
+        "v": "model.layers.{}.self_attn.v_proj",
+        "o": "model.layers.{}.self_attn.o_proj",
+        "ffn_norm": "model.layers.{}.post_attention_layernorm",
+        "gate": "model.layers.{}.mlp.gate_proj",
+        "up": "model.layers.{}.mlp.up_proj",
+        "down": "model.layers.{}.mlp.down_proj",
+    }
+)
+QWEN3_TENSORS: Names = MappingProxyType(
+    {
+        **LLAMA_TENSORS,
+        "q_norm": "model.layers.{}.self_attn.q_norm",
+        "k_norm": "model.layers.{}.self_attn.k_norm",
+    }
+)
+GEMMA2_TENSORS: Names = MappingProxyType(
+    {
+        **LLAMA_TENSORS,
+        # Gemma's "post" norms are on the branch; Llama's norm of that name is before the feed-forward part.
+        "attention_post_norm": "model.layers.{}.post_attention_layernorm",
+        "ffn_norm": "model.layers.{}.pre_feedforward_layernorm",
+        "ffn_post_norm": "model.layers.{}.post_feedforward_layernorm",
+    }
+)
+GPT2_TENSORS: Names = MappingProxyType(
+    {
+        "embedding": "transformer.wte",
+        "positions": "transformer.wpe",
+        "final_norm": "transformer.ln_f",
+        "output": "lm_head",
+        "attention_norm": "transformer.h.{}.ln_1",
+        "qkv": "transformer.h.{}.attn.c_attn",
+        "o": "transformer.h.{}.attn.c_proj",
+        "ffn_norm": "transformer.h.{}.ln_2",
+        "up": "transformer.h.{}.mlp.c_fc",
+        "down": "transformer.h.{}.mlp.c_proj",
+    }
+)

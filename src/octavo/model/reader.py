@@ -1,0 +1,223 @@
+"""A file's tensors by role: found by name, checked for shape, brought into one form, and counted as used.
+
+Quantised rows are moved as bytes, never decoded here. A tensor's pages are released once it is converted. It
+knows the family's names, and no layer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.errors import BadModelFile, UnsupportedModel
+from octavo.kernels.contract import Bytes, Floats, Linear, Matrix, RawTensor, Vector, WeightOps
+from octavo.kernels.packed import unpack_vector
+from octavo.model.families.names import GGUF_TENSORS
+from octavo.model.families.row import Description
+from octavo.model.spec import Norm
+
+RowOrder = npt.NDArray[np.intp]
+
+# Buffers that files carry along and that are no weights: causal masks, tables of frequencies.
+_IGNORED = re.compile(
+    r"(.*\.)?(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias|attn_rot_embd.*|rope_freqs\.weight)"
+)
+_PROGRESS_EVERY_S = 1.0
+
+
+class TensorSource(Protocol):
+    """A `GgufFile` or `SafetensorsFiles`."""
+
+    @property
+    def tensors(self) -> Mapping[str, RawTensor]: ...
+
+    def release(self, raw: RawTensor) -> None: ...
+
+
+class Reader:
+    """Hands out converted tensors by role, and remembers which names were used."""
+
+    def __init__(
+        self,
+        source: TensorSource,
+        label: str,
+        is_gguf: bool,
+        description: Description,
+        ops: WeightOps,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.is_gguf = is_gguf
+        self.used: set[str] = set()
+        self._source, self._label, self._ops, self._progress = source, label, ops, progress
+        self._family = description.family
+        self._names = GGUF_TENSORS if is_gguf else self._family.tensors
+        # Some repositories saved the bare decoder, without the prefix of the whole model.
+        prefix = self._names["embedding"].partition(".")[0] + "."
+        bare = self._names["embedding"].removeprefix(prefix) + ".weight"
+        self._drop = prefix if not is_gguf and bare in source.tensors else ""
+        self._reported = time.monotonic()
+
+    @property
+    def kind(self) -> str:
+        """ "gguf" or "safetensors"."""
+        return "gguf" if self.is_gguf else "safetensors"
+
+    def sinks(self, layer: int, num_heads: int) -> Vector:
+        """(H,): the logits that join each head's softmax."""
+        name = self.name("sinks", layer)
+        return self._ops.vector(self._vector(name + ".weight" if self.is_gguf else name, num_heads))
+
+    def name(self, role: str, layer: int) -> str:
+        """What the file calls a tensor of that role, without ".weight"."""
+        return self._names[role].format(layer).removeprefix(self._drop)
+
+    def matrix(self, role: str, layer: int, shape: tuple[int, int], skipped: int = 0) -> Matrix:
+        """A table, stored (outputs, inputs) in every file, but for its first `skipped` rows."""
+        raw = self.take(self.name(role, layer) + ".weight", (shape[0] + skipped, shape[1]))
+        matrix = self._ops.matrix(
+            slice_rows(raw, skipped, skipped + shape[0]) if skipped else raw, table=True
+        )
+        self._source.release(raw)
+        return matrix
+
+    def optional_norm(self, role: str, layer: int, size: int) -> Norm | None:
+        """The norm, where the family has one of that role."""
+        return self.norm(role, layer, size) if role in self._family.tensors else None
+
+    def norm(self, role: str, layer: int, size: int) -> Norm:
+        name = self.name(role, layer)
+        weight = self._vector(name + ".weight", size)
+        if self._family.norm_offset and not self.is_gguf:
+            weight = weight + np.float32(self._family.norm_offset)
+        bias = self._vector(name + ".bias", size) if self._family.norm == "layer" else None
+        return Norm(self._ops.vector(weight), self._own(bias))
+
+    def linear(self, role: str, layer: int, shape: tuple[int, int], order: RowOrder | None = None) -> Linear:
+        """A projection, its rows in another order where one is given."""
+        raw = self._oriented(role, layer, shape)
+        bias = self._bias(role, layer, shape[0])
+        if order is not None:
+            raw = _detached(self._source, raw, take_rows(raw, order))
+            bias = None if bias is None else bias[order]
+        matrix = self._ops.matrix(raw)
+        self._release_if_mapped(raw)
+        return Linear(matrix, self._own(bias))
+
+    def split_linear(
+        self, role: str, layer: int, sizes: Sequence[int], inputs: int, order: RowOrder | None = None
+    ) -> list[Linear]:
+        """Projections stored as one tensor, one below the other once its rows are in the order given."""
+        raw = self._oriented(role, layer, (sum(sizes), inputs))
+        bias = self._bias(role, layer, sum(sizes))
+        if order is not None:
+            raw = _detached(self._source, raw, take_rows(raw, order))
+            bias = None if bias is None else bias[order]
+        linears, start = [], 0
+        for size in sizes:
+            part = slice_rows(raw, start, start + size)
+            part_bias = None if bias is None else np.ascontiguousarray(bias[start : start + size])
+            linears.append(Linear(self._ops.matrix(part), self._own(part_bias)))
+            start += size
+        self._release_if_mapped(raw)
+        return linears
+
+    def refuse_leftovers(self) -> None:
+        """Every tensor of the file must have been used, or be known to be no weight."""
+        unused = [
+            name for name in self._source.tensors if name not in self.used and not _IGNORED.fullmatch(name)
+        ]
+        if unused:
+            some = ", ".join(unused[:3]) + (" ..." if len(unused) > 3 else "")
+            raise UnsupportedModel(
+                f"{self._label} has {len(unused)} tensors unknown to family {self._family.name}: {some}"
+            )
+
+    def _oriented(self, role: str, layer: int, shape: tuple[int, int]) -> RawTensor:
+        name = self.name(role, layer) + ".weight"
+        if not self._family.transposed or self.is_gguf:
+            return self.take(name, shape)
+        raw = self.take(name, (shape[1], shape[0]))
+        return _detached(self._source, raw, transpose(raw))
+
+    def _bias(self, role: str, layer: int, size: int) -> Floats | None:
+        name = self.name(role, layer) + ".bias"
+        if role not in self._family.biases and name not in self._source.tensors:
+            return None
+        return self._vector(name, size)
+
+    def _own(self, vector: Floats | None) -> Vector | None:
+        """In the backend's form."""
+        return None if vector is None else self._ops.vector(vector)
+
+    def _vector(self, name: str, size: int) -> Floats:
+        raw = self.take(name, (size,))
+        vector = unpack_vector(raw)
+        self._source.release(raw)
+        return vector
+
+    def take(self, name: str, shape: tuple[int, ...]) -> RawTensor:
+        """The tensor of that name, used from now on. Raises BadModelFile: missing, or of another shape."""
+        raw = self._source.tensors.get(name)
+        if raw is None:
+            raise BadModelFile(f"{self._label} has no tensor {name!r} (expected shape {shape})")
+        if raw.shape != shape:
+            raise BadModelFile(f"{self._label}: tensor {name!r} has shape {raw.shape}; expected {shape}")
+        self.used.add(name)
+        now = time.monotonic()
+        if now - self._reported > _PROGRESS_EVERY_S:
+            self._reported = now
+            self._progress(f"loading weights: {len(self.used)} of {len(self._source.tensors)} tensors")
+        return raw
+
+    def _release_if_mapped(self, raw: RawTensor) -> None:
+        if raw is self._source.tensors.get(raw.name):
+            self._source.release(raw)
+
+
+def halves_order(num_rows: int, num_heads: int, dims: int) -> RowOrder:
+    """Which stored row becomes row i, when heads stored for rope on neighbours are put in halves.
+
+    Stored: x0 y0 x1 y1 ... of each head, pair (x, y) being rotated together; wanted: x0 x1 ... y0 y1 ...;
+    rows of a head beyond the first `dims` are not rotated, and stay.
+    """
+    rows = np.arange(num_rows, dtype=np.intp).reshape(num_heads, -1)
+    turned = rows[:, :dims].reshape(num_heads, dims // 2, 2).swapaxes(1, 2).reshape(num_heads, dims)
+    return np.concatenate([turned, rows[:, dims:]], axis=1).reshape(-1)
+
+
+def by_head_order(num_heads: int, head_size: int) -> RowOrder:
+    """Which stored row becomes row i, when q, k and v of each head lie together and are put apart."""
+    rows = np.arange(num_heads * 3 * head_size, dtype=np.intp).reshape(num_heads, 3, head_size)
+    return rows.swapaxes(0, 1).reshape(-1)
+
+
+def take_rows(raw: RawTensor, order: RowOrder) -> RawTensor:
+    """The tensor with its rows in another order: whole rows of bytes, so any kind will do. Copies."""
+    rows = raw.data.reshape(raw.shape[0], -1)
+    return dataclasses.replace(raw, data=rows[order].reshape(-1))
+
+
+def slice_rows(raw: RawTensor, start: int, stop: int) -> RawTensor:
+    """Rows [start, stop) as a view."""
+    rows = raw.data.reshape(raw.shape[0], -1)
+    return dataclasses.replace(raw, shape=(stop - start, *raw.shape[1:]), data=rows[start:stop].reshape(-1))
+
+
+def transpose(raw: RawTensor) -> RawTensor:
+    """(a, b) -> (b, a), for kinds that are not grouped. Copies."""
+    items: Bytes = raw.data.reshape(*raw.shape, -1)
+    return dataclasses.replace(
+        raw, shape=(raw.shape[1], raw.shape[0]), data=np.ascontiguousarray(items.swapaxes(0, 1)).reshape(-1)
+    )
+
+
+def _detached(source: TensorSource, raw: RawTensor, copy: RawTensor) -> RawTensor:
+    """The copy, after the pages of what it was made from were given back."""
+    source.release(raw)
+    return copy
