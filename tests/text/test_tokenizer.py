@@ -22,9 +22,10 @@ from tests.text.vocabularies import (
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from octavo.errors import BadModelFile, InvalidRequest, ModelNotFound, UnsupportedModel
+from octavo.text.byte_level import byte_level_bytes
 from octavo.text.chat import ChatTemplate
-from octavo.text.gguf_vocabulary import _LLAMA3, _QWEN2
-from octavo.text.tokenizer import Tokenizer, byte_level_bytes
+from octavo.text.pre_tokenizers import LLAMA3, QWEN2
+from octavo.text.tokenizer import Tokenizer
 
 texts = st.text(max_size=60) | st.text("ab 12'llst\n\t é世🙂▁<|>", max_size=60)
 
@@ -63,9 +64,9 @@ def test_token_bytes_put_together_are_the_text(pair, text):
 @pytest.mark.parametrize(
     "pattern,text,pieces",
     [
-        (_LLAMA3, "I'LL pay 12345 a!!\n\n  ok",
+        (LLAMA3, "I'LL pay 12345 a!!\n\n  ok",
          ["I", "'LL", " pay", " ", "123", "45", " a", "!!\n\n", " ", " ok"]),
-        (_QWEN2, "year 2024\n\tx", ["year", " ", "2", "0", "2", "4", "\n", "\tx"]),
+        (QWEN2, "year 2024\n\tx", ["year", " ", "2", "0", "2", "4", "\n", "\tx"]),
     ],
 )  # fmt: skip
 def test_patterns_cut_where_their_models_do(pattern, text, pieces):
@@ -116,7 +117,7 @@ def test_a_lone_surrogate_is_an_invalid_request(pair):
         ({"tokenizer.ggml.merges": (b"alone",)}, BadModelFile, "merges"),
         ({"tokenizer.ggml.token_type": np.zeros(3, np.int32)}, BadModelFile, "token_type"),
         ({"tokenizer.ggml.eos_token_id": 10**6}, BadModelFile, "eos_token_id is 1000000"),
-        ({"tokenizer.ggml.model": "t5"}, UnsupportedModel, "tokenizer model 't5'"),
+        ({"tokenizer.ggml.model": "rwkv"}, UnsupportedModel, "tokenizer model 'rwkv'"),
         ({"tokenizer.ggml.pre": "unheard-of"}, UnsupportedModel, "pre-tokenizer 'unheard-of'"),
         ({"tokenizer.ggml.model": "llama"}, BadModelFile, "scores"),
     ],

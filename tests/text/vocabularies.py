@@ -11,7 +11,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from octavo.text.gguf_vocabulary import _LLAMA3, _QWEN2
+from octavo.text.pre_tokenizers import LLAMA3, QWEN2
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog; it's 12345 o'clock, they'll say, isn't it?",
@@ -98,8 +98,8 @@ def split_by(pattern):
 REFERENCES = {
     "smollm": lambda: byte_level_reference(digits_then_words()),
     "gpt-2": lambda: byte_level_reference(pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "llama-bpe": lambda: byte_level_reference(split_by(_LLAMA3), ignore_merges=True),
-    "qwen2": lambda: byte_level_reference(split_by(_QWEN2), normalizers.NFC()),
+    "llama-bpe": lambda: byte_level_reference(split_by(LLAMA3), ignore_merges=True),
+    "qwen2": lambda: byte_level_reference(split_by(QWEN2), normalizers.NFC()),
 }
 
 

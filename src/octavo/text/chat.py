@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from octavo.errors import InvalidRequest, OctavoError, RequestTooLarge
 from octavo.text.control import ControlTokens, Neutraliser, Rendered, new_mark
 from octavo.text.template_helpers import TemplateHelpers
-from octavo.tools.formats import HERMES, format_of_template
+from octavo.tools.formats import HERMES, ToolFormat, format_of_template
 from octavo.tools.prompt import told_as_messages
 from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, ToolCall
 
@@ -46,16 +46,23 @@ _OWN_NAMES = frozenset(
 
 
 class ChatTemplate:
-    """A template and the special tokens it may write. The process that renders it begins with the first
-    chat."""
+    """A template and the special tokens it may write; chats with tools are rendered by `with_tools`, where
+    there is one. The process that renders it begins with the first chat."""
 
     def __init__(
-        self, source: str, bos: str = "", eos: str = "", controls: ControlTokens | None = None
+        self,
+        source: str,
+        bos: str = "",
+        eos: str = "",
+        controls: ControlTokens | None = None,
+        with_tools: ChatTemplate | None = None,
     ) -> None:
         self.source = source
         self.bos = bos
         self.eos = eos
-        self.tool_format = format_of_template(source) or HERMES  # how calls are written
+        self._with_tools = with_tools
+        found = format_of_template(source if with_tools is None else with_tools.source)
+        self._tool_format = found or HERMES
         self._controls = controls or ControlTokens()
         self._helpers = TemplateHelpers(source, OUTPUT_CHARS_MAX)
         self._neutraliser: Neutraliser | None = None  # made with the first chat
@@ -64,6 +71,8 @@ class ChatTemplate:
         """The prompt, ending where the assistant begins, or as `options` say. Raises InvalidRequest, in the
         template's words where it refuses, and where control tokens of clients and template cannot be told
         apart."""
+        if self._with_tools is not None and options.tools:
+            return self._with_tools.render(messages, options)
         self._check_size()
         _check_options(messages, options)
         tag = ""
@@ -89,6 +98,17 @@ class ChatTemplate:
         given = {name: neutral.of_value(value) for name, value in options.template_kwargs.items()}
         tools = [neutral.of_value(tool) for tool in tools]
         return self._controls.told_apart(text, self._written(values, given, options, tag, tools))
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes calls."""
+        return self._tool_format
+
+    @tool_format.setter
+    def tool_format(self, tool_format: ToolFormat) -> None:
+        self._tool_format = tool_format
+        if self._with_tools is not None:
+            self._with_tools.tool_format = tool_format
 
     @property
     def knows_tools(self) -> bool:
@@ -185,6 +205,8 @@ class ChatTemplate:
     def close(self) -> None:
         """End the processes that render it."""
         self._helpers.close()
+        if self._with_tools is not None:
+            self._with_tools.close()
 
 
 def _up_to_tag(text: str, content: str, tag: str) -> str:

@@ -1,8 +1,9 @@
 """Text to token ids and back to bytes, over the `tokenizers` library.
 
-Two sources: a folder with tokenizer.json, and the metadata of a GGUF file. Two styles of vocabulary decide
-what bytes a token stands for: byte-level (every letter of a token is one byte) and SentencePiece ("▁" is a
-space, <0xNN> a byte). It knows nothing of models or weights; ids it has never heard of stand for no bytes.
+Two sources: a folder (`vocabulary_folder`), and the metadata of a GGUF file (`gguf_vocabulary`). Two styles
+of vocabulary decide what bytes a token stands for: byte-level (every letter of a token is one byte) and
+SentencePiece ("▁" is a space, <0xNN> a byte). It knows nothing of models or weights; ids it has never heard
+of stand for no bytes.
 """
 
 from __future__ import annotations
@@ -15,32 +16,34 @@ from pathlib import Path
 
 import tokenizers
 
-from octavo.errors import BadModelFile, ModelNotFound, UnsupportedModel
-from octavo.fields import Fields, parse_json_object, read_json_fields
+from octavo.errors import UnsupportedModel
+from octavo.fields import Fields, parse_json_object
 from octavo.text.aliases import AliasEncoder
+from octavo.text.byte_level import byte_level_bytes
 from octavo.text.chat import ChatTemplate
 from octavo.text.control import ControlTokens
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.encoding import encode_text, start_library_threads
 from octavo.text.gguf_vocabulary import build_vocabulary
+from octavo.text.model_templates import ModelTemplates, templates_of_folder, templates_of_gguf
+from octavo.text.sentencepiece import SPACE
+from octavo.text.turns import ends_of_turn
+from octavo.text.vocabulary_folder import optional_fields, read_vocabulary
 
-TOKENIZER_BYTES_MAX = 256 << 20
 _IDS_MAX = 1 << 24
 _BYTES_REMEMBERED = 1 << 15  # tokens
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
-# Tokens that end a turn under another name than the file's end-of-sequence token.
-_END_OF_TURN = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>")
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """`stop_ids` end an answer; `special_ids` have no text in one. `add_bos_id` goes before plain prompts."""
+    """`stop_ids` end an answer; `special_ids` have no text in one. `begin_ids` go before plain prompts."""
 
     bos_id: int | None
     eos_id: int | None
     stop_ids: frozenset[int]
     special_ids: frozenset[int]
-    add_bos_id: int | None
+    begin_ids: tuple[int, ...]
     pad_id: int | None = None
     named_ids: frozenset[int] = frozenset()  # that the files name as special, whether they flag them or not
 
@@ -56,7 +59,7 @@ class Tokenizer:
         *,
         byte_level: bool,
         strips_leading_space: bool,
-        chat_template: str | None,
+        templates: ModelTemplates,
     ) -> None:
         self._backend = backend
         self._special = special
@@ -72,80 +75,72 @@ class Tokenizer:
         control_texts = {i: self._content(i) for i in {*special.special_ids, *special.stop_ids, *named}}
         self._controls = {i: text for i, text in control_texts.items() if i in added and text.strip()}
         self._aliases = AliasEncoder(backend, self._controls)
-        self.chat_template = (
-            None
-            if chat_template is None
-            else ChatTemplate(
-                chat_template,
-                self._content(special.bos_id),
-                self._content(special.eos_id),
-                self._control_tokens(added),
-            )
-        )
+        self.chat_template = self._template(templates, self._control_tokens(added))
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, object], source: str) -> Tokenizer:
-        """From the metadata of a GGUF file; `source` names it in messages.
+    def from_gguf(
+        cls, metadata: Mapping[str, object], source: str, chat_template: str | None = None
+    ) -> Tokenizer:
+        """From the metadata of a GGUF file; `source` names it in messages, and `chat_template` is used in
+        place of its own.
 
         Raises BadModelFile, UnsupportedModel. O(tokens), about 0.15 s for 49,152.
         """
         fields = Fields(source, metadata)
         vocabulary = build_vocabulary(fields)
-        last = len(vocabulary.tokens) - 1
+        last = vocabulary.size - 1
         named = {
             name: fields.integer(f"tokenizer.ggml.{name}_token_id", 0, last)
             for name in ("bos", "eos", "eot", "eom")
             if fields.has(f"tokenizer.ggml.{name}_token_id")
         }
-        turn_ends = map(vocabulary.backend.token_to_id, _END_OF_TURN)
-        stop_ids = {token for token in turn_ends if token is not None and token in vocabulary.special_ids}
+        stop_ids = set(ends_of_turn(vocabulary.backend, vocabulary.special_ids))
         stop_ids |= {named[name] for name in ("eos", "eot", "eom") if name in named}
         padding = metadata.get("tokenizer.ggml.padding_token_id")  # only told: a wrong one does no harm
-        bos_id = named.get("bos")
-        byte_level = fields.text("tokenizer.ggml.model", "") == "gpt2"
+        byte_level, strips = _decoder_style(vocabulary.backend, source)
         special = SpecialTokens(
-            bos_id,
+            named.get("bos"),
             named.get("eos"),
             frozenset(stop_ids),
             vocabulary.special_ids,
-            bos_id if vocabulary.add_bos else None,
+            vocabulary.begin_ids,
             padding if type(padding) is int and 0 <= padding <= last else None,
         )
+        templates = ModelTemplates(chat_template) if chat_template else templates_of_gguf(fields)
         return cls(
             vocabulary.backend,
             special,
             byte_level=byte_level,
-            strips_leading_space=not byte_level and fields.flag("tokenizer.ggml.add_space_prefix", True),
-            chat_template=fields.text("tokenizer.chat_template", "") or None,
+            strips_leading_space=strips,
+            templates=templates,
         )
 
     @classmethod
-    def from_folder(cls, folder: Path) -> Tokenizer:
-        """From tokenizer.json, with the tokens and the template that the files beside it name.
+    def from_folder(cls, folder: Path, chat_template: str | None = None) -> Tokenizer:
+        """From tokenizer.json, or what a folder has instead, with the tokens and the template that the files
+        beside it name; `chat_template` is used in place of theirs.
 
         Raises ModelNotFound, BadModelFile, UnsupportedModel.
         """
-        backend = _read_backend(folder / "tokenizer.json")
-        settings = _optional_fields(folder / "tokenizer_config.json")
-        bos_id = _named_token(backend, settings, "bos_token")
-        eos_id = _named_token(backend, settings, "eos_token")
-        stop_ids = _stop_ids(folder)
-        if not stop_ids and eos_id is not None:
-            stop_ids = frozenset((eos_id,))
-        byte_level, strips = _decoder_style(backend, str(folder / "tokenizer.json"))
+        vocabulary = read_vocabulary(folder)
+        backend = vocabulary.backend
+        settings = optional_fields(folder / "tokenizer_config.json")
+        bos_id = _named_token(backend, settings, "bos_token", vocabulary.bos_id)
+        eos_id = _named_token(backend, settings, "eos_token", vocabulary.eos_id)
+        byte_level, strips = _decoder_style(backend, vocabulary.source)
         added = backend.get_added_tokens_decoder()
         special_ids = frozenset(id_ for id_, token in added.items() if token.special)
-        # Its own post-processor adds the begin token, as Hugging Face does: nothing to prepend here.
+        stop_ids = _stop_ids(folder)
+        if not stop_ids:
+            stop_ids = ends_of_turn(backend, special_ids) | (frozenset() if eos_id is None else {eos_id})
         pad_id = _named_token(backend, settings, "pad_token")
-        named_ids = _named_ids(backend, settings, _optional_fields(folder / "special_tokens_map.json"))
-        special = SpecialTokens(bos_id, eos_id, stop_ids, special_ids, None, pad_id, named_ids)
-        return cls(
-            backend,
-            special,
-            byte_level=byte_level,
-            strips_leading_space=strips,
-            chat_template=_folder_template(folder, settings),
+        named_ids = _named_ids(backend, settings, optional_fields(folder / "special_tokens_map.json"))
+        # The post-processor of a tokenizer.json adds the begin token, as Hugging Face does.
+        special = SpecialTokens(
+            bos_id, eos_id, stop_ids, special_ids, vocabulary.begin_ids, pad_id, named_ids
         )
+        templates = ModelTemplates(chat_template) if chat_template else templates_of_folder(folder, settings)
+        return cls(backend, special, byte_level=byte_level, strips_leading_space=strips, templates=templates)
 
     @property
     def vocab_size(self) -> int:
@@ -190,9 +185,7 @@ class Tokenizer:
         it. Raises InvalidRequest for text that is no Unicode (a lone surrogate).
         """
         ids = encode_text(self._backend, text, add_bos)
-        if add_bos and self._special.add_bos_id is not None:
-            return [self._special.add_bos_id, *ids]
-        return ids
+        return [*self._special.begin_ids, *ids] if add_bos else ids
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
         """Token ids of text, control token, text, ... (`Rendered.parts`): nothing in a text becomes a control
@@ -232,20 +225,31 @@ class Tokenizer:
         bos = self._special.bos_id
         return bos is not None and self.encode("")[:1] == [bos]
 
+    def _template(self, templates: ModelTemplates, controls: ControlTokens) -> ChatTemplate | None:
+        """The template with the tokens that it may write, and with it the one for tools, if there is one."""
+        if templates.default is None:
+            return None
+        bos, eos = self._content(self._special.bos_id), self._content(self._special.eos_id)
+        tools = templates.with_tools
+        with_tools = None if tools is None else ChatTemplate(tools, bos, eos, controls)
+        return ChatTemplate(templates.default, bos, eos, controls, with_tools)
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for, b"" for an id without a token."""
         return self._remembered_bytes(token)
 
     def _bytes_of(self, token: int) -> bytes:
         if token in self._added:
-            return self._added[token].encode()
+            content, is_special = self._added[token], token in self._special.special_ids
+            # SentencePiece's user-defined pieces spell spaces like the others.
+            return (content if self._byte_level or is_special else content.replace(SPACE, " ")).encode()
         piece = self._backend.id_to_token(token) if 0 <= token < _IDS_MAX else None
         if piece is None:
             return b""
         if self._byte_level:
             return byte_level_bytes(piece)
         byte = _BYTE_PIECE.fullmatch(piece)
-        return bytes.fromhex(byte.group(1)) if byte else piece.replace("▁", " ").encode()
+        return bytes.fromhex(byte.group(1)) if byte else piece.replace(SPACE, " ").encode()
 
     def decode(self, tokens: Iterable[int], skip_special: bool = True) -> str:
         """The text of tokens that begin a text (so a SentencePiece model's first space is dropped)."""
@@ -268,49 +272,13 @@ class Tokenizer:
         return piece or ""
 
 
-def byte_level_bytes(piece: str) -> bytes:
-    """The bytes of a byte-level token, whose every letter stands for one byte (GPT-2's alphabet)."""
-    try:
-        return piece.translate(_LETTER_TO_BYTE).encode("latin-1")
-    except UnicodeEncodeError:
-        return piece.encode()  # letters outside the alphabet: not a byte-level token, so it is its own text
-
-
-def _letter_to_byte() -> Mapping[int, int]:
-    """Printable Latin-1 stands for itself; the other 68 bytes follow in order from U+0100 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {256 + index: byte for index, byte in enumerate(others)}
-
-
-_LETTER_TO_BYTE = _letter_to_byte()
-
-
-def _read_backend(path: Path) -> tokenizers.Tokenizer:
-    if not path.is_file():
-        raise ModelNotFound(f"{path} does not exist; a folder needs it (tokenizer.model alone is not enough)")
-    if path.stat().st_size > TOKENIZER_BYTES_MAX:
-        raise BadModelFile(
-            f"{path} has {path.stat().st_size:,} bytes; allowed: up to {TOKENIZER_BYTES_MAX:,}"
-        )
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise BadModelFile(f"{path} is not a sound tokenizer: {error!s:.300}") from error
-    backend.no_truncation()
-    backend.no_padding()
-    return backend
-
-
-def _optional_fields(path: Path) -> Fields:
-    return read_json_fields(path) if path.is_file() else Fields(str(path), {})
-
-
-def _named_token(backend: tokenizers.Tokenizer, settings: Fields, key: str) -> int | None:
+def _named_token(
+    backend: tokenizers.Tokenizer, settings: Fields, key: str, default: int | None = None
+) -> int | None:
     """The id of bos_token or eos_token, written as a string or as an object with its content."""
     value = settings.values.get(key)
     content = value.get("content") if isinstance(value, dict) else value
-    token: int | None = backend.token_to_id(content) if isinstance(content, str) else None
+    token: int | None = backend.token_to_id(content) if isinstance(content, str) else default
     return token
 
 
@@ -329,7 +297,7 @@ def _named_ids(backend: tokenizers.Tokenizer, *files: Fields) -> frozenset[int]:
 def _stop_ids(folder: Path) -> frozenset[int]:
     """All end tokens of generation_config.json, else of config.json."""
     for name in ("generation_config.json", "config.json"):
-        fields = _optional_fields(folder / name)
+        fields = optional_fields(folder / name)
         value = fields.values.get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(token) is int and 0 <= token < _IDS_MAX for token in ids):
@@ -354,18 +322,3 @@ def _decoder_style(backend: tokenizers.Tokenizer, source: str) -> tuple[bool, bo
     if kinds & {"ByteFallback", "Metaspace"}:
         return False, strips or metaspace
     raise UnsupportedModel(f"{source}: a decoder of {kinds}; allowed: ByteLevel, ByteFallback, Metaspace")
-
-
-def _folder_template(folder: Path, settings: Fields) -> str | None:
-    """chat_template.jinja, else the setting: a text, or a list of named ones of which "default" is taken."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise BadModelFile(f"{path} is not UTF-8") from error
-    value = settings.values.get("chat_template")
-    if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
-    return value if isinstance(value, str) else None
