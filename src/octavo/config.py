@@ -65,6 +65,7 @@ class StartOptions:
     prefix_caching: bool = True  # share the blocks of equal prefixes
     speculate: str = "auto"  # guess tokens: off, auto (where it pays), ngram (wherever text repeats itself)
     pace: bool | None = None  # hold prompts back while others decode; None: in a server yes, in scripts no
+    chat_template: str | None = None  # a file, a name, or the Jinja text itself; None: the model's own
     tool_parser: str | None = None  # how the model writes calls; None: as its template tells
     pooling: str = "last"  # what embeddings are made of where a client does not say: last, mean
     served_name: str | None = None  # the name in /v1/models; None: the model's own

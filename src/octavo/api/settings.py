@@ -48,6 +48,7 @@ class OwnSettings(TypedDict, total=False):
     prefix_caching: bool | None
     speculate: str | None
     pace: bool | None
+    chat_template: str | None
     tool_parser: str | None
     pooling: str | None
     served_name: str | None
@@ -118,7 +119,6 @@ class Settings(OwnSettings, total=False):
     enable_prompt_embeds: bool | None
     enable_sleep_mode: bool | None
     kv_transfer_config: object
-    chat_template: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,6 @@ VLLM_SETTINGS: tuple[VllmSetting, ...] = (
     VllmSetting("enable_prompt_embeds", _TEXT_ONLY, only=(False,)),
     VllmSetting("enable_sleep_mode", "close() the LLM, and make another one", only=(False,)),
     VllmSetting("kv_transfer_config", "disk_cache keeps blocks for other processes to come", only=()),
-    VllmSetting("chat_template", "the model's own is used; see chat_template_kwargs", only=()),
 )
 _OF_VLLM = {setting.name: setting for setting in VLLM_SETTINGS}
 _TYPES = {own.name: str(own.type) for own in dataclasses.fields(StartOptions)}

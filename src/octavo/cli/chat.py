@@ -16,6 +16,7 @@ from octavo.cli.place import Place, answering
 from octavo.cli.terminal import write
 from octavo.errors import ConfigError, OctavoError, RequestTooLarge
 from octavo.params import SamplerParams
+from octavo.text.named_templates import GIVE_ONE
 from octavo.types import ChatMessage, Usage
 
 HELP = """/help   this list
@@ -29,7 +30,7 @@ def run(place: Place, params: SamplerParams, system: str | None) -> None:
     """Talk until the person leaves. Raises ConfigError for a model that cannot chat."""
     with answering(place, params) as answerer:
         if not answerer.has_chat_template():
-            raise ConfigError(f"{answerer.name} has no chat template; use octavo generate")
+            raise ConfigError(f"{answerer.name} has no chat template; use octavo generate, {GIVE_ONE}")
         console, size = Console(highlight=False), f"context {answerer.context_length:,} tokens"
         console.print(f"[bold]{escape(answerer.name)}[/], {size}. /help lists commands.")
         talk(Conversation(answerer, system), _read_line, console)

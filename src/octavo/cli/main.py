@@ -72,6 +72,7 @@ def serve(
     allowed_origin: opt.AllowedOrigin = None,
     log_level: opt.LogLevel = "info",
     log_format: opt.LogFormat = "text",
+    chat_template: opt.ChatTemplate = None,
     tool_parser: opt.ToolParser = None,
     served_name: opt.ServedName = None,
     pooling: opt.Pooling = "last",
@@ -112,20 +113,18 @@ def serve(
         context_length=context_length,
         kv_memory=kv_memory,
         kv_ready=kv_ready,
-        pin_memory=pin_memory,
         returned=opt.ReturnOptions(idle_return, memory_reserve),
         tiers=opt.TierOptions(host_cache, disk_cache, disk_size, disk_max_age),
-        session_ttl=session_ttl,
+        kept=opt.KeptOptions(pin_memory, session_ttl, prefix_caching),
         block_size=block_size,
         max_seqs=max_seqs,
         step_tokens=step_tokens,
         max_queue=max_queue,
         threads=threads,
         overlap=overlap,
-        prefix_caching=prefix_caching,
         speculate=speculate,
         pace=pace,
-        served=opt.ServedOptions(tool_parser, served_name, pooling),
+        served=opt.ServedOptions(tool_parser, served_name, pooling, chat_template),
     )
     access = opt.AccessOptions(api_key, api_key_file, tenants, insecure, allowed_host, allowed_origin)
     run(model, engine, opt.server_settings(host, access, drain_timeout), port, log_level, log_format)
@@ -149,6 +148,7 @@ def chat(
     device: opt.Device = "auto",
     context_length: opt.ContextLength = None,
     kv_memory: opt.KvMemory = None,
+    chat_template: opt.ChatTemplate = None,
     threads: opt.Threads = None,
 ) -> None:
     """Talk in the terminal to a model that is loaded here, or to a running server's (--url)."""
@@ -163,6 +163,7 @@ def chat(
         context_length=context_length,
         kv_memory=kv_memory,
         threads=threads,
+        served=opt.ServedOptions(chat_template=chat_template),
     )
     params = SamplerParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed

@@ -104,6 +104,16 @@ HostCache = Annotated[
 ]
 Host = Annotated[str, typer.Option(help="Address to listen on; loopback by default.")]
 Port = Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65_535)]
+ChatTemplate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|NAME",
+        help="Write chats with this Jinja file, or a well-known template (chatml, llama3, mistral, gemma, "
+        "phi3, zephyr, granite and others; docs/chat.md). Default: the model's own.",
+        show_default=False,
+        rich_help_panel=_ENGINE,
+    ),
+]
 ToolParser = Annotated[
     str | None,
     typer.Option(
@@ -279,6 +289,7 @@ class ServedOptions:
     tool_parser: str | None = None
     name: str | None = None
     pooling: str = "last"
+    chat_template: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +298,15 @@ class ReturnOptions:
 
     idle: int = 300
     reserve: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOptions:
+    """What is kept of what was computed, as the command line has it."""
+
+    pin_memory: str | None = None
+    session_ttl: int = 86_400
+    prefix_caching: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,15 +354,13 @@ def start_options(
     kv: str = "bf16",
     kv_ready: str | None = None,
     block_size: int = 16,
-    pin_memory: str | None = None,
+    kept: KeptOptions | None = None,
     returned: ReturnOptions | None = None,
     tiers: TierOptions | None = None,
-    session_ttl: int = 86_400,
     max_seqs: int = 64,
     step_tokens: int = 512,
     max_queue: int = 1024,
     overlap: int | None = None,
-    prefix_caching: bool = True,
     speculate: str = "auto",
     pace: bool = True,
     served: ServedOptions | None = None,
@@ -351,6 +369,7 @@ def start_options(
     from octavo.config import StartOptions
 
     tiers, served, returned = tiers or TierOptions(), served or ServedOptions(), returned or ReturnOptions()
+    kept = kept or KeptOptions()
     return StartOptions(
         weights=weights,
         kv=kv,
@@ -367,16 +386,17 @@ def start_options(
         disk_size_bytes=_bytes(tiers.disk_size, "--disk-size") or 0,
         idle_return_s=returned.idle,
         memory_reserve_bytes=_bytes(returned.reserve, "--memory-reserve"),
-        pin_memory_bytes=_bytes(pin_memory, "--pin-memory"),
-        session_ttl_s=session_ttl,
+        pin_memory_bytes=_bytes(kept.pin_memory, "--pin-memory"),
+        session_ttl_s=kept.session_ttl,
         max_seqs=max_seqs,
         step_tokens=step_tokens,
         max_queue=max_queue,
         threads=threads,
         overlap=overlap,
-        prefix_caching=prefix_caching,
+        prefix_caching=kept.prefix_caching,
         speculate=speculate,
         pace=pace,
+        chat_template=served.chat_template,
         tool_parser=served.tool_parser,
         served_name=served.name,
         pooling=served.pooling,

@@ -19,6 +19,7 @@ from octavo.retention.limits import check_fits, tokens_that_fit
 from octavo.sampling.grammars import Grammars
 from octavo.sampling.guides import needs_guide
 from octavo.text.control import Rendered
+from octavo.text.named_templates import GIVE_ONE
 from octavo.text.tokenizer import Tokenizer
 from octavo.tools.answer import state_of_prompt
 from octavo.types import DEFAULT_CHAT, ChatOptions, Request
@@ -41,7 +42,8 @@ def render_chat(
     """The chat as the model's own template writes it. Raises InvalidRequest as that does, or without one."""
     if tokenizer.chat_template is None:
         raise InvalidRequest(
-            "this model has no chat template; allowed: plain prompts (/v1/completions)", param="messages"
+            f"this model has no chat template; allowed: plain prompts (/v1/completions), {GIVE_ONE}",
+            param="messages",
         )
     return tokenizer.chat_template.render(messages, options)
 

@@ -39,6 +39,7 @@ from octavo.scheduler.pressure import PressureConfig, PressurePolicy
 from octavo.scheduler.scheduler import Scheduler
 from octavo.speculation.speculator import Speculation, Speculator
 from octavo.step.config import SchedulerConfig
+from octavo.text.named_templates import load_template
 from octavo.text.tokenizer import Tokenizer
 from octavo.tools.formats import FORMATS
 from octavo.types import ChatMessage
@@ -132,10 +133,13 @@ def build_engine(
     model: str | None, options: StartOptions, progress: Progress, policies_of: PoliciesOf | None = None
 ) -> Started:
     """The same without a thread: the caller of `engine.step()` turns it."""
+    template = None if options.chat_template is None else load_template(options.chat_template)
     _native.set_num_threads(options.threads or available_cores())
     chosen = choose_backend(options)
     log.info("backend %s on %s: %s", chosen.backend.name, chosen.backend.device, chosen.reason)
     loaded = load_model(resolve(model, progress), chosen.backend.weights, options.context_length, progress)
+    if template is not None:
+        loaded = replace(loaded, tokenizer=loaded.tokenizer.with_template(template))
     if options.tool_parser is not None and loaded.tokenizer.chat_template is not None:
         loaded.tokenizer.chat_template.tool_format = FORMATS[options.tool_parser]
     own = loaded.model.spec.context_length

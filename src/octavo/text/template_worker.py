@@ -38,7 +38,7 @@ def main() -> None:
     sys.path += sys.argv[_PATHS_FROM:]
     asked, told = sys.stdin.buffer, sys.stdout.buffer
     settings = json.loads(asked.readline())
-    environment = _environment()
+    environment = sandbox()
     _bound_memory(settings["memory_bytes"])
     template: jinja2.Template | None = None
 
@@ -121,7 +121,7 @@ def _bound_memory(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _environment() -> jinja2.Environment:
+def sandbox() -> jinja2.Environment:
     """The sandbox, with what Hugging Face's templates expect to find in it."""
     from jinja2.ext import Extension, loopcontrols
     from jinja2.nodes import Node

@@ -8,6 +8,7 @@ of stand for no bytes.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,14 +76,11 @@ class Tokenizer:
         control_texts = {i: self._content(i) for i in {*special.special_ids, *special.stop_ids, *named}}
         self._controls = {i: text for i, text in control_texts.items() if i in added and text.strip()}
         self._aliases = AliasEncoder(backend, self._controls)
-        self.chat_template = self._template(templates, self._control_tokens(added))
+        self.chat_template = self._template(templates)
 
     @classmethod
-    def from_gguf(
-        cls, metadata: Mapping[str, object], source: str, chat_template: str | None = None
-    ) -> Tokenizer:
-        """From the metadata of a GGUF file; `source` names it in messages, and `chat_template` is used in
-        place of its own.
+    def from_gguf(cls, metadata: Mapping[str, object], source: str) -> Tokenizer:
+        """From the metadata of a GGUF file; `source` names it in messages.
 
         Raises BadModelFile, UnsupportedModel. O(tokens), about 0.15 s for 49,152.
         """
@@ -106,19 +104,18 @@ class Tokenizer:
             vocabulary.begin_ids,
             padding if type(padding) is int and 0 <= padding <= last else None,
         )
-        templates = ModelTemplates(chat_template) if chat_template else templates_of_gguf(fields)
         return cls(
             vocabulary.backend,
             special,
             byte_level=byte_level,
             strips_leading_space=strips,
-            templates=templates,
+            templates=templates_of_gguf(fields),
         )
 
     @classmethod
-    def from_folder(cls, folder: Path, chat_template: str | None = None) -> Tokenizer:
+    def from_folder(cls, folder: Path) -> Tokenizer:
         """From tokenizer.json, or what a folder has instead, with the tokens and the template that the files
-        beside it name; `chat_template` is used in place of theirs.
+        beside it name.
 
         Raises ModelNotFound, BadModelFile, UnsupportedModel.
         """
@@ -139,8 +136,19 @@ class Tokenizer:
         special = SpecialTokens(
             bos_id, eos_id, stop_ids, special_ids, vocabulary.begin_ids, pad_id, named_ids
         )
-        templates = ModelTemplates(chat_template) if chat_template else templates_of_folder(folder, settings)
-        return cls(backend, special, byte_level=byte_level, strips_leading_space=strips, templates=templates)
+        return cls(
+            backend,
+            special,
+            byte_level=byte_level,
+            strips_leading_space=strips,
+            templates=templates_of_folder(folder, settings),
+        )
+
+    def with_template(self, source: str) -> Tokenizer:
+        """The same tokenizer, whose chats are written by another template, a Jinja text."""
+        other = copy.copy(self)
+        other.chat_template = self._template(ModelTemplates(source))
+        return other
 
     @property
     def vocab_size(self) -> int:
@@ -225,11 +233,12 @@ class Tokenizer:
         bos = self._special.bos_id
         return bos is not None and self.encode("")[:1] == [bos]
 
-    def _template(self, templates: ModelTemplates, controls: ControlTokens) -> ChatTemplate | None:
+    def _template(self, templates: ModelTemplates) -> ChatTemplate | None:
         """The template with the tokens that it may write, and with it the one for tools, if there is one."""
         if templates.default is None:
             return None
         bos, eos = self._content(self._special.bos_id), self._content(self._special.eos_id)
+        controls = self._control_tokens(self._backend.get_added_tokens_decoder())
         tools = templates.with_tools
         with_tools = None if tools is None else ChatTemplate(tools, bos, eos, controls)
         return ChatTemplate(templates.default, bos, eos, controls, with_tools)
