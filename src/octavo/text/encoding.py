@@ -37,6 +37,12 @@ def encode_text(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bo
         [ids] = [one.ids for one in backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)]
     except (UnicodeEncodeError, TypeError) as error:
         raise InvalidRequest(f"the text is not valid Unicode: {_why(text, error)}", param="prompt") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # the library's, which is no Exception and has no module
+            raise
+        raise InvalidRequest(
+            f"the tokenizer library gave up on this text: {error!s:.200}", param="prompt"
+        ) from None
     if len(text) >= VERY_LONG_CHARS:
         give_memory_back()
     return ids

@@ -27,6 +27,8 @@ SPACE = "▁"
 CHARSMAP_BYTES_MAX = 16 << 20
 # Of the lengths of all tokens; real vocabularies have a hundredth of it.
 SQUARES_MAX = 1 << 30
+_USER_SCORE = -0.1  # SentencePiece's: logarithms of probabilities are far below
+_BYTE_NAME = "<(?=0x[0-9A-F]{2}>)"
 _NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -53,6 +55,7 @@ class Pieces:
     collapses_spaces: bool = False
     charsmap: bytes = b""  # SentencePiece's own, of characters to others
     strips_behind: bool = False  # blanks behind a control token are taken with it, as Phi-3 does
+    isolates: bool = False  # user-defined pieces are of the model's own text, not tokens added later
     begin: int | None = None  # of a text
     end: int | None = None
 
@@ -63,17 +66,8 @@ def sentencepiece_backend(
     """The library's tokenizer, with control and user-defined pieces as added tokens; `added` stand before
     these, and may be new ones, whose ids follow those of the pieces. Raises BadModelFile."""
     backend = tokenizers.Tokenizer(_unigram(pieces) if pieces.is_unigram else _bpe(pieces, ids))
-    steps = _normalizers(pieces)
-    if pieces.prefix is Prefix.EACH:
-        steps.append(normalizers.Prepend(SPACE))
-    backend.normalizer = normalizers.Sequence(steps)
-    cuts: list[pre_tokenizers.PreTokenizer] = []
-    if pieces.prefix is Prefix.FIRST:
-        cuts.append(pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False))
-    isolated = _isolated(pieces)
-    if isolated:
-        longest = sorted(isolated, key=len, reverse=True)
-        cuts.append(pre_tokenizers.Split(Regex("|".join(map(re.escape, longest))), "isolated"))
+    backend.normalizer = normalizers.Sequence(_normalizers(pieces))
+    cuts = _cuts(pieces)
     if cuts:
         backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     strip = [] if pieces.prefix is Prefix.NONE else [decoders.Strip(" ", 1, 0)]
@@ -104,10 +98,14 @@ def _bpe(pieces: Pieces, ids: Mapping[str, int]) -> models.BPE:
 
 
 def _unigram(pieces: Pieces) -> models.Unigram:
-    """Pieces that no text becomes have the least score, so that they are never the likeliest."""
-    usable = (pieces.types == NORMAL) | (pieces.types == USER_DEFINED)
-    scores = np.where(usable, pieces.scores, -1e30).tolist()
-    vocabulary = list(zip(pieces.tokens, scores, strict=True))
+    """User-defined pieces are likelier than all that could stand for them; those that no text becomes are as
+    unlikely as any, and no less: the library rates an unknown character by the least of all scores."""
+    normal = pieces.types == NORMAL
+    if not normal.any():
+        raise BadModelFile(f"{pieces.source} has no ordinary pieces")
+    scores = np.where(normal, pieces.scores, pieces.scores[normal].min())
+    scores[pieces.types == USER_DEFINED] = _USER_SCORE
+    vocabulary = list(zip(pieces.tokens, scores.tolist(), strict=True))
     has_bytes = bool((pieces.types == BYTE).any())
     try:
         return models.Unigram(vocabulary, pieces.unknown, has_bytes)
@@ -128,17 +126,40 @@ def _normalizers(pieces: Pieces) -> list[normalizers.Normalizer]:
         except Exception as error:  # the library raises nothing narrower
             raise BadModelFile(f"{pieces.source}: its character map is not sound: {error!s:.200}") from error
     if pieces.collapses_spaces:
-        steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
+        steps.append(normalizers.Replace(Regex(r"\A +"), ""))
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
-    return [*steps, normalizers.Replace(" ", SPACE)]
+    steps.append(normalizers.Replace(" ", SPACE))
+    if pieces.prefix is Prefix.EACH:
+        steps.append(normalizers.Prepend(SPACE))
+    if pieces.collapses_spaces:
+        steps.append(normalizers.Replace(Regex(rf"{SPACE}+\z"), ""))  # one that the text has as a marker too
+    return steps
+
+
+def _cuts(pieces: Pieces) -> list[pre_tokenizers.PreTokenizer]:
+    """Where pieces end, whatever their scores."""
+    cuts: list[pre_tokenizers.PreTokenizer] = []
+    if pieces.prefix is Prefix.FIRST:
+        cuts.append(pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False))
+    isolated = _isolated(pieces)
+    if pieces.is_unigram or isolated:
+        # Else the library would take the name of a byte in a text for the byte.
+        cuts.append(pre_tokenizers.Split(Regex(_BYTE_NAME), "merged_with_previous"))
+    if isolated:
+        longest = sorted(isolated, key=len, reverse=True)
+        cuts.append(pre_tokenizers.Split(Regex("|".join(map(re.escape, longest))), "isolated"))
+    return cuts
 
 
 def _isolated(pieces: Pieces) -> list[str]:
-    """User-defined pieces with a space in them, where a space in front makes it impossible to look for them
-    before."""
-    if pieces.prefix is Prefix.NONE:
+    """User-defined pieces that are looked for when all is done to a text: before, those with a space could
+    not be found, and what follows one would get another space in front. The library can look for added tokens
+    in between, but not where more is done than to mark spaces."""
+    if pieces.is_unigram:
+        return []  # their scores are enough
+    if pieces.prefix is Prefix.NONE and not pieces.collapses_spaces and not pieces.charsmap:
         return []
-    return [piece for piece in _user_defined(pieces) if SPACE in piece]
+    return [piece for piece in _user_defined(pieces) if pieces.isolates or SPACE in piece]
 
 
 def _user_defined(pieces: Pieces) -> list[str]:
@@ -167,13 +188,15 @@ def _add_pieces(backend: tokenizers.Tokenizer, pieces: Pieces) -> None:
             for text in special
         ]
     )
-    isolated = set(_isolated(pieces))
+    others = set(_user_defined(pieces)) - set(_isolated(pieces))
+    if pieces.is_unigram:
+        others = set() if pieces.isolates else {text for text in others if SPACE not in text}
     # Spaces are already markers when SentencePiece looks for its own symbols, such as runs of spaces.
     backend.add_tokens(
         [
             AddedToken(text, normalized=SPACE in text, rstrip=pieces.strips_behind and text == "</s>")
             for text in _user_defined(pieces)
-            if text not in isolated
+            if text in others
         ]
     )
 

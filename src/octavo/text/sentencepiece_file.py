@@ -97,6 +97,7 @@ def _read(data: memoryview, source: str) -> Pieces:
         Prefix.EACH if _integer(normalizer, 3, 1) else Prefix.NONE,
         bool(_integer(normalizer, 4, 1)),
         bytes(_bytes(normalizer, 2)),
+        isolates=True,
         begin=_control(types, _integer(trainer, 41, 1)),
         end=_control(types, _integer(trainer, 42, 2)),
     )
