@@ -1,5 +1,5 @@
-"""Texts that tokenizers find hard, the same ones every time: Unicode of all planes, digits of many scripts, all
-kinds of space, code, marks on letters, emoji, control tokens, nothing at all."""
+"""Texts that tokenizers find hard, the same ones every time: Unicode of all planes, digits of many scripts,
+all kinds of space, code, marks on letters, emoji, control tokens, nothing at all."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import random
 
 NUM_TEXTS = 2000
 _WORDS = (
-    "the quick brown fox HelloWorld camelCase XMLHttpRequest don't they'LL I'M WE'VE it's 'tis isn't "
-    "été déjà naïve Straße ΣΊΣΥΦΟΣ Ὀδυσσεύς привет мир שלום مرحبا नमस्ते สวัสดี こんにちは カタカナ 世界和平 안녕하세요 "
-    "e\u0301te\u0301 A\u030a ﬁne ﬀ ½ ³ Ⅷ №5 ㈱ ｆｕｌｌ Ⅻ ǅ ʰa"
-).split(" ")
+    *("the", "quick", "brown", "fox", "HelloWorld", "camelCase", "XMLHttpRequest", "naïve", "Straße"),
+    *("don't", "they'LL", "I'M", "WE'VE", "it's", "'tis", "isn't", "été", "déjà", "ΣΊΣΥΦΟΣ", "Ὀδυσσεύς"),
+    *("привет", "мир", "שלום", "مرحبا", "नमस्ते", "สวัสดี", "こんにちは", "カタカナ", "世界和平", "안녕하세요"),
+    *("e\u0301te\u0301", "A\u030a", "ﬁne", "ﬀ", "½", "³", "Ⅷ", "№5", "㈱", "ｆｕｌｌ", "ǅ", "ʰa"),
+)
 _CODE = (
     "def f(x):\n    return x**2  # ok",
     "for (int i=0;i<10;++i) {\n\t\tsum += a[i];\r\n}",
