@@ -90,3 +90,20 @@ print([os.getpriority(os.PRIO_PROCESS, int(one)) - usual for one in new])
     assert run.returncode == 0, run.stderr
     differences = run.stdout.split("]")[0].strip("[").split(", ")
     assert set(differences) == {"10"}, run.stdout
+
+
+def test_a_panic_of_the_library_refuses_the_text_and_nothing_else():
+    class PanicException(BaseException):  # as the library's: no Exception, and of no module
+        pass
+
+    class Broken:
+        def __init__(self, error):
+            self.error = error
+
+        def encode(self, text, add_special_tokens):
+            raise self.error
+
+    with pytest.raises(InvalidRequest, match="gave up on this text: bad split"):
+        encode_text(Broken(PanicException("bad split")), "a")
+    with pytest.raises(KeyboardInterrupt):
+        encode_text(Broken(KeyboardInterrupt()), "a")

@@ -4,6 +4,7 @@ before anything is loaded."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -226,3 +227,9 @@ def test_a_template_file_that_is_too_large_is_no_sound_model(folder):
     (folder / "chat_template.jinja").write_text("x" * (4 * TEMPLATE_CHARS_MAX + 1))
     with pytest.raises(BadModelFile, match="4,194,305 bytes; allowed for a template"):
         Tokenizer.from_folder(folder)
+
+
+def test_the_documentation_names_every_template():
+    text = (Path(__file__).parents[2] / "docs" / "chat.md").read_text()
+    table = text[text.index("| name | of |") : text.index("They know no tools")]
+    assert sorted(re.findall(r"`([\w-]+)`", table)) == sorted(NAMES)

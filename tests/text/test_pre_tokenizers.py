@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 import tokenizers
@@ -170,3 +171,9 @@ def test_without_patterns_the_cut_is_gpt_2s():
         "Ġ12",
         "Ġx",
     ]
+
+
+def test_the_documentation_names_every_cut():
+    text = (Path(__file__).parents[2] / "docs" / "chat.md").read_text()
+    told = text[text.index("that are known: ") + 16 : text.index(". Another one is refused")].split()
+    assert [name.rstrip(",") for name in told] == list(PRE_TOKENIZERS)

