@@ -143,13 +143,6 @@ def test_each_lie_is_refused_by_name(data, message, tmp_path):
         read_gguf(path)
 
 
-def test_a_part_of_a_split_file_is_refused(tmp_path):
-    path = tmp_path / "part.gguf"
-    path.write_bytes(head(0, 1) + text(b"split.count") + struct.pack("<IH", 2, 3))
-    with pytest.raises(UnsupportedModel, match="split"):
-        read_gguf(path)
-
-
 def test_nested_arrays_are_read(tmp_path):
     path = tmp_path / "nested.gguf"
     inner = struct.pack("<IQHH", 2, 2, 5, 6)

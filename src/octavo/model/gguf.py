@@ -1,4 +1,4 @@
-"""GGUF files: a header parser that trusts nothing, over a mapped file.
+"""GGUF files: a header parser that trusts nothing, over one mapped file, or one for each part of a split one.
 
     "GGUF" | u32 version | u64 tensors | u64 pairs | pairs ... | infos ... | padding | tensor data
         pair: key, u32 type, value
@@ -25,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo import _native
-from octavo.errors import BadModelFile, UnsupportedModel
+from octavo.errors import BadModelFile, ModelNotFound, UnsupportedModel
 from octavo.kernels.contract import Bytes, RawTensor
+from octavo.model.gguf_split import SplitMark, foreign_key, part_paths, read_split_mark
 from octavo.model.mapped import MappedFile
 
 NumberArray = npt.NDArray[np.generic]
@@ -112,25 +113,89 @@ _DTYPES: Mapping[int, np.dtype[np.generic]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A parsed header. Tensors are views of the mapped file; `release` gives their pages back."""
+    """The parsed headers of all parts, which are one but for split files. Tensors are views of the mapped
+    files; `release` gives their pages back.
+    """
 
-    path: Path
+    paths: tuple[Path, ...]
     version: int
-    metadata: Mapping[str, MetaValue]
+    metadata: Mapping[str, MetaValue]  # the first part's
     tensors: Mapping[str, RawTensor]
-    header_bytes: int  # everything before the tensor data
-    file: MappedFile = field(repr=False)
+    header_bytes: int  # everything before the tensor data, in the part where that is most
+    files: Mapping[str, MappedFile] = field(repr=False)  # by tensor name
+
+    @property
+    def path(self) -> Path:
+        """The first part: what messages name."""
+        return self.paths[0]
 
     def release(self, raw: RawTensor) -> None:
-        """Give back the resident pages under a tensor of this file."""
-        self.file.release(raw.data)
+        """Give back the resident pages under a tensor of these files."""
+        self.files[raw.name].release(raw.data)
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Parse the header. Raises BadModelFile (damaged, lying), UnsupportedModel (version, kind, split).
+    """Parse the header; of a split file, of which `path` is any part, the headers of all parts.
 
-    O(header bytes); the tensor data is not touched.
+    Raises ModelNotFound (a part is missing), BadModelFile (damaged, lying, parts that are not of one set),
+    UnsupportedModel (version, kind). O(header bytes); the tensor data is not touched.
     """
+    given = _read_part(path)
+    mark = read_split_mark(str(path), given.metadata, TENSORS_MAX)
+    if mark is None:
+        return given
+    paths = part_paths(path, mark)
+    missing = [each.name for each in paths if not each.is_file()]
+    if missing:
+        more = f" ({len(missing)} of its parts are missing)" if len(missing) > 1 else ""
+        raise ModelNotFound(f"{path.with_name(missing[0])} does not exist, but {path} is split{more}")
+    parts = [given if each == path else _read_part(each) for each in paths]
+    for index, part in enumerate(parts):
+        _check_part(parts[0], part, SplitMark(index, mark.count, mark.num_tensors))
+    return _joined(parts, mark)
+
+
+def _check_part(first: GgufFile, part: GgufFile, expected: SplitMark) -> None:
+    found = read_split_mark(str(part.path), part.metadata, TENSORS_MAX)
+    if found != expected:
+        says = "it is a whole file" if found is None else _in_words(found)
+        raise BadModelFile(f"{part.path}: its header says {says}; expected: {_in_words(expected)}")
+    key = foreign_key(first.metadata, part.metadata)
+    if key is not None:
+        raise BadModelFile(f"{part.path} is a part of another model than {first.path}: their {key} differ")
+
+
+def _in_words(mark: SplitMark) -> str:
+    return f"part {mark.index + 1} of {mark.count}, {mark.num_tensors:,} tensors in all"
+
+
+def _joined(parts: list[GgufFile], mark: SplitMark) -> GgufFile:
+    tensors: dict[str, RawTensor] = {}
+    files: dict[str, MappedFile] = {}
+    for part in parts:
+        twice = tensors.keys() & part.tensors.keys()
+        if twice:
+            where = files[min(twice)].path
+            raise BadModelFile(f"{part.path}: tensor {min(twice)!r} is in {where} as well")
+        tensors.update(part.tensors)
+        files.update(part.files)
+    if len(tensors) != mark.num_tensors:
+        raise BadModelFile(
+            f"{parts[0].path} and its other parts hold {len(tensors):,} tensors; their headers promise"
+            f" {mark.num_tensors:,} (is a part of another download?)"
+        )
+    return GgufFile(
+        tuple(part.path for part in parts),
+        parts[0].version,
+        parts[0].metadata,
+        MappingProxyType(tensors),
+        max(part.header_bytes for part in parts),
+        MappingProxyType(files),
+    )
+
+
+def _read_part(path: Path) -> GgufFile:
+    """One file by itself."""
     file = MappedFile(path)
     reader = _Reader(file)
     version = _read_version(reader)
@@ -142,13 +207,12 @@ def read_gguf(path: Path) -> GgufFile:
         if key in metadata:
             raise reader.bad(f"metadata key {key!r} appears twice")
         metadata[key] = reader.value(reader.u32(f"type of {key!r}"), f"metadata {key!r}")
-    if metadata.get("split.count", 1) not in (0, 1):
-        raise UnsupportedModel(f"{path} is one part of a split GGUF; merge the parts into one file first")
     alignment = _read_alignment(reader, metadata)
     infos = [_read_info(reader) for _ in range(num_tensors)]
     data_start = -(-reader.position // alignment) * alignment
-    tensors = _place_tensors(reader, infos, data_start, alignment)
-    return GgufFile(path, version, MappingProxyType(metadata), MappingProxyType(tensors), data_start, file)
+    tensors = MappingProxyType(_place_tensors(reader, infos, data_start, alignment))
+    files = MappingProxyType(dict.fromkeys(tensors, file))
+    return GgufFile((path,), version, MappingProxyType(metadata), tensors, data_start, files)
 
 
 @dataclass(frozen=True, slots=True)

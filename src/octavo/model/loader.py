@@ -55,7 +55,7 @@ def load_model(
     if path.kind == "gguf":
         gguf = read_gguf(path.path)
         description = _describe_gguf(gguf)
-        return _load(path, gguf, [gguf.path], description, ops, context_length, report)
+        return _load(path, gguf, gguf.paths, description, ops, context_length, report)
     files = read_safetensors(path.path)
     description = describe_config(read_json_fields(path.path / "config.json"))
     return _load(path, files, files.paths, description, ops, context_length, report)
