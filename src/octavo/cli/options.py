@@ -19,8 +19,18 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="Alias, .gguf file, folder with safetensors, or Hugging Face id. Default: smollm2-135m.",
+        help="Alias, .gguf file, folder, or Hugging Face id; folder:Q4_K_M and owner/name:Q4_K_M name one of "
+        "several. Default: smollm2-135m.",
         show_default=False,
+    ),
+]
+File = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME.gguf",
+        help="The file to take, where MODEL is a folder or repository with several.",
+        show_default=False,
+        rich_help_panel=_ENGINE,
     ),
 ]
 Weights = Annotated[
@@ -241,6 +251,21 @@ Stop = Annotated[
 ]
 
 
+def named(model: str | None, file: str | None) -> str | None:
+    """The model, with the file that `--file` names. Raises ConfigError where it could not be one of its."""
+    if file is None:
+        return model
+    from octavo.model.hub import with_file
+
+    return with_file(model, file)
+
+
+def words_of(model: str | None, file: str | None) -> list[str]:
+    """The same as words of another command line; none for the default model. Raises ConfigError."""
+    found = named(model, file)
+    return [] if found is None else [found]
+
+
 def numbers(text: str, setting: str) -> tuple[int, ...]:
     """ "1,8,32" as (1, 8, 32). Raises ConfigError unless all are integers from 1 to 999,999,999."""
     from octavo.errors import ConfigError, shown
@@ -274,11 +299,14 @@ class BackendOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServedOptions:
-    """How clients see the model, as the command line has it."""
+    """How clients meet the model, and what they may leave behind, as the command line has it."""
 
     tool_parser: str | None = None
     name: str | None = None
     pooling: str = "last"
+    session_ttl: int = 86_400
+    max_queue: int = 1024
+    pin_memory: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,13 +362,10 @@ def start_options(
     kv: str = "bf16",
     kv_ready: str | None = None,
     block_size: int = 16,
-    pin_memory: str | None = None,
     returned: ReturnOptions | None = None,
     tiers: TierOptions | None = None,
-    session_ttl: int = 86_400,
     max_seqs: int = 64,
     step_tokens: int = 512,
-    max_queue: int = 1024,
     overlap: int | None = None,
     prefix_caching: bool = True,
     speculate: str = "auto",
@@ -367,11 +392,11 @@ def start_options(
         disk_size_bytes=_bytes(tiers.disk_size, "--disk-size") or 0,
         idle_return_s=returned.idle,
         memory_reserve_bytes=_bytes(returned.reserve, "--memory-reserve"),
-        pin_memory_bytes=_bytes(pin_memory, "--pin-memory"),
-        session_ttl_s=session_ttl,
+        pin_memory_bytes=_bytes(served.pin_memory, "--pin-memory"),
+        session_ttl_s=served.session_ttl,
         max_seqs=max_seqs,
         step_tokens=step_tokens,
-        max_queue=max_queue,
+        max_queue=served.max_queue,
         threads=threads,
         overlap=overlap,
         prefix_caching=prefix_caching,

@@ -24,6 +24,7 @@ from octavo.model.gguf_split import parse_part_name
 from octavo.model.hub_alias import ALIASES, CACHE_VARIABLE, DEFAULT_ALIAS, Progress, fetch_alias
 from octavo.model.hub_repository import fetch_repository
 from octavo.model.variants import pick
+from octavo.types import Notice
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
@@ -126,7 +127,7 @@ def _folder(name: str, folder: Path, wanted: str | None, progress: Progress) -> 
     if choice is None:
         return ModelPath(name, folder, "safetensors")
     if choice.why:
-        progress(f"{name}: {choice.chosen.names[0]} is taken, {choice.why}")
+        progress(Notice(f"{name}: {choice.chosen.names[0]} is taken, {choice.why}"))
     path = folder / choice.chosen.names[0]
     alone = wanted is None and not choice.why
     return ModelPath(_stem(path) if alone else name, path, "gguf")

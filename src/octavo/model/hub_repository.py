@@ -25,6 +25,7 @@ from octavo.model.hub_download import Download, RemoteFile, watch
 from octavo.model.hub_snapshots import PART_SUFFIX, Snapshot
 from octavo.model.safetensors_file import INDEX_NAME, SINGLE_NAME
 from octavo.model.variants import Choice, pick
+from octavo.types import Notice
 from octavo.units import format_age, format_bytes
 
 # What a folder of safetensors has beside its weights: settings, tokenizers, templates.
@@ -91,7 +92,7 @@ def _fetch(repository: Repository, choice: Choice | None, progress: Progress) ->
     name, folder = repository.name, repository.snapshot
     if choice is not None:
         if choice.why:
-            progress(f"{name}: {choice.chosen.names[0]} is taken, {choice.why}")
+            progress(Notice(f"{name}: {choice.chosen.names[0]} is taken, {choice.why}"))
         _bring(repository, choice.chosen.names, progress)
         found = folder / choice.chosen.names[0]
     else:
@@ -245,10 +246,8 @@ def _from_cache(name: str, wanted: str | None, error: Exception, progress: Progr
             refused = ModelNotFound(f"{why}; and of what is in the cache: {missing}")
             continue
         age = format_age(time.time() - snapshot.folder.stat().st_mtime)
-        progress(
-            f"{name}: Hugging Face cannot be asked ({_first_line(error)}); the copy of {age} ago in the cache"
-            " is used"
-        )
+        why_cached = f"Hugging Face cannot be asked ({_first_line(error)})"
+        progress(Notice(f"{name}: {why_cached}; the copy of {age} ago in the cache is used"))
         return found
     raise refused from error
 
@@ -263,6 +262,14 @@ def _whole(snapshot: Snapshot, wanted: str | None) -> Path:
         if name not in snapshot.files:
             raise ModelNotFound(f"{where} has no {name}")
     return snapshot.folder
+
+
+def is_whole(snapshot: Snapshot) -> bool:
+    """Whether nothing is missing of a commit's safetensors."""
+    try:
+        return _whole(snapshot, None) == snapshot.folder
+    except ModelError:
+        return False
 
 
 def _in_words(name: str, error: Exception) -> ModelNotFound:

@@ -71,7 +71,12 @@ def pick(files: Mapping[str, int], wanted: str | None, where: str) -> Choice | N
         return None
     sets = gguf_sets(files)
     if sets:
-        return choose(sets, wanted, where)
+        choice = choose(sets, wanted, where)
+        one = choice.chosen
+        if not one.is_complete:
+            parts = f"{len(one.names)} of the {one.num_parts} parts of {one.names[0]}"
+            raise ModelNotFound(f"{where} has {parts}; allowed: all of them, in one folder")
+        return choice
     if has_safetensors:
         raise ModelNotFound(
             f"{where} has no GGUF file for {shown(wanted)}: its safetensors are one model; leave out what"
@@ -95,7 +100,7 @@ def gguf_sets(files: Mapping[str, int]) -> tuple[GgufSet, ...]:
         elif base.lower().endswith(".gguf"):
             parts[name, 1] = [name]
     return tuple(
-        GgufSet(tuple(names), sum(files[name] for name in names), quant_of(names[0]), count)
+        GgufSet(tuple(names), sum(files[name] for name in names), _quant_of_model(names[0]), count)
         for (_, count), names in parts.items()
     )
 
@@ -116,13 +121,13 @@ def choose(sets: Sequence[GgufSet], wanted: str | None, where: str) -> Choice:
     """
     if wanted is not None and wanted.lower().endswith(".gguf"):
         return Choice(_by_file(sets, wanted, where), "")
-    models = [each for each in sets if not _NO_MODEL.search(each.names[0].rpartition("/")[2].lower())]
+    models = [each for each in sets if not _NO_MODEL.search(_base(each.names[0]))]
     if not models:
         raise ModelNotFound(f"{where} has no GGUF file" + (f" for {shown(wanted)}" if wanted else ""))
     if wanted is not None:
         return Choice(_only(_by_quant(models, wanted), models, f"for {shown(wanted)}", where), "")
     if len(models) == 1:
-        return Choice(_only(models, models, "", where), "")
+        return Choice(models[0], "")
     for quant in DEFAULT_ORDER:
         found = [each for each in models if each.quant == quant]
         if found:
@@ -143,6 +148,15 @@ def listing(sets: Iterable[GgufSet]) -> str:
     return ", ".join(words) + (f" and {more:,} more" if more > 0 else "")
 
 
+def _base(name: str) -> str:
+    return name.rpartition("/")[2].lower()
+
+
+def _quant_of_model(name: str) -> str | None:
+    """A projector's or an importance matrix's is no quantisation of the model."""
+    return None if _NO_MODEL.search(_base(name)) else quant_of(name)
+
+
 def _by_file(sets: Sequence[GgufSet], wanted: str, where: str) -> GgufSet:
     """The set that holds the file of that path, or of that name in any folder."""
     exact = [each for each in sets if wanted in each.names]
@@ -160,14 +174,10 @@ def _by_quant(models: Sequence[GgufSet], wanted: str) -> list[GgufSet]:
 
 
 def _only(found: Sequence[GgufSet], among: Sequence[GgufSet], what: str, where: str) -> GgufSet:
-    """The one that was found, whole. Raises ModelNotFound for none, several, or one with missing parts."""
+    """The one that was found. Raises ModelNotFound for none and for several."""
     if not found:
         raise ModelNotFound(f"{where} has no GGUF file {what}; allowed: {listing(among) or 'none'}")
     if len(found) > 1:
         names = ", ".join(f"{each.names[0]} ({format_bytes(each.num_bytes)})" for each in found[:_LISTED_MAX])
         raise ModelNotFound(f"{where} has {len(found)} GGUF files {what}; name one with --file: {names}")
-    if not found[0].is_complete:
-        raise ModelNotFound(
-            f"{where} has {len(found[0].names)} of the {found[0].num_parts} parts of {found[0].names[0]}"
-        )
     return found[0]
