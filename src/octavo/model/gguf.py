@@ -176,7 +176,7 @@ def _joined(parts: list[GgufFile], mark: SplitMark) -> GgufFile:
         twice = tensors.keys() & part.tensors.keys()
         if twice:
             where = files[min(twice)].path
-            raise BadModelFile(f"{part.path}: tensor {min(twice)!r} is in {where} as well")
+            raise BadModelFile(f"{part.path}: tensor {min(twice)!r:.100} is in {where} as well")
         tensors.update(part.tensors)
         files.update(part.files)
     if len(tensors) != mark.num_tensors:
@@ -205,8 +205,8 @@ def _read_part(path: Path) -> GgufFile:
     for _ in range(num_pairs):
         key = reader.text("metadata key", NAME_BYTES_MAX)
         if key in metadata:
-            raise reader.bad(f"metadata key {key!r} appears twice")
-        metadata[key] = reader.value(reader.u32(f"type of {key!r}"), f"metadata {key!r}")
+            raise reader.bad(f"metadata key {key!r:.100} appears twice")
+        metadata[key] = reader.value(reader.u32(f"type of {key!r:.100}"), f"metadata {key!r:.100}")
     alignment = _read_alignment(reader, metadata)
     infos = [_read_info(reader) for _ in range(num_tensors)]
     data_start = -(-reader.position // alignment) * alignment
@@ -316,29 +316,34 @@ def _read_alignment(reader: _Reader, metadata: Mapping[str, MetaValue]) -> int:
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 8 <= alignment <= ALIGNMENT_MAX or alignment & (alignment - 1):
         raise reader.bad(
-            f"general.alignment is {alignment!r}; allowed: a power of two from 8 to {ALIGNMENT_MAX:,}"
+            f"general.alignment is {alignment!r:.100}; allowed: a power of two from 8 to {ALIGNMENT_MAX:,}"
         )
     return alignment
 
 
 def _read_info(reader: _Reader) -> _TensorInfo:
     name = reader.text("tensor name", NAME_BYTES_MAX)
-    num_dimensions = reader.u32(f"dimensions of {name!r}")
+    num_dimensions = reader.u32(f"dimensions of {name!r:.100}")
     if not 1 <= num_dimensions <= DIMENSIONS_MAX:
-        raise reader.bad(f"tensor {name!r} has {num_dimensions:,} dimensions; allowed: 1 to {DIMENSIONS_MAX}")
-    dimensions = [reader.u64(f"dimension of {name!r}") for _ in range(num_dimensions)]
+        raise reader.bad(
+            f"tensor {name!r:.100} has {num_dimensions:,} dimensions; allowed: 1 to {DIMENSIONS_MAX}"
+        )
+    dimensions = [reader.u64(f"dimension of {name!r:.100}") for _ in range(num_dimensions)]
     if not all(1 <= dimension <= DIMENSION_MAX for dimension in dimensions):
-        raise reader.bad(f"tensor {name!r} has dimensions {dimensions}; allowed: 1 to {DIMENSION_MAX:,}")
-    code = reader.u32(f"kind of {name!r}")
-    offset = reader.u64(f"offset of {name!r}")
+        raise reader.bad(f"tensor {name!r:.100} has dimensions {dimensions}; allowed: 1 to {DIMENSION_MAX:,}")
+    code = reader.u32(f"kind of {name!r:.100}")
+    offset = reader.u64(f"offset of {name!r:.100}")
     kind = KINDS.get(code)
     if kind is None:
         allowed = ", ".join(sorted(known.name for known in KINDS.values()))
         found = OTHER_KINDS.get(code, f"number {code}")
-        raise UnsupportedModel(f"{reader.path}: tensor {name!r} is stored as {found}; allowed: {allowed}")
+        raise UnsupportedModel(
+            f"{reader.path}: tensor {name!r:.100} is stored as {found}; allowed: {allowed}"
+        )
     if dimensions[0] % kind.group:
         raise reader.bad(
-            f"rows of {name!r} have {dimensions[0]:,} weights, not a multiple of {kind.group} ({kind.name})"
+            f"rows of {name!r:.100} have {dimensions[0]:,} weights, not a multiple of {kind.group}"
+            f" ({kind.name})"
         )
     num_bytes = math.prod(dimensions) // kind.group * kind.num_bytes
     return _TensorInfo(name, tuple(reversed(dimensions)), kind, offset, num_bytes)
@@ -352,18 +357,20 @@ def _place_tensors(
     for info in infos:
         start = data_start + info.offset
         if info.name in tensors:
-            raise reader.bad(f"tensor {info.name!r} appears twice")
+            raise reader.bad(f"tensor {info.name!r:.100} appears twice")
         if info.offset % alignment:
-            raise reader.bad(f"tensor {info.name!r} starts at {info.offset:,}, not a multiple of {alignment}")
+            raise reader.bad(
+                f"tensor {info.name!r:.100} starts at {info.offset:,}, not a multiple of {alignment}"
+            )
         if start + info.num_bytes > reader.size:
             raise reader.bad(
-                f"tensor {info.name!r} ends at byte {start + info.num_bytes:,} of a file of {reader.size:,}"
-                " (was it downloaded to its end?)"
+                f"tensor {info.name!r:.100} ends at byte {start + info.num_bytes:,} of a file of"
+                f" {reader.size:,} (was it downloaded to its end?)"
             )
         data = reader.data[start : start + info.num_bytes]
         tensors[info.name] = RawTensor(info.name, info.kind.name, info.shape, data)
     ordered = sorted(infos, key=lambda info: info.offset)
     for before, after in itertools.pairwise(ordered):
         if before.offset + before.num_bytes > after.offset:
-            raise reader.bad(f"tensors {before.name!r} and {after.name!r} overlap")
+            raise reader.bad(f"tensors {before.name!r:.100} and {after.name!r:.100} overlap")
     return tensors
