@@ -184,13 +184,14 @@ def serving_hub() -> Iterator[FakeHub]:
 
 def use_hub(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, cache: object) -> None:
     """Have huggingface_hub ask this hub, and keep what it fetches in that folder."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, file_download
 
     from octavo.model import hub_download
 
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    for module in (constants, file_download):  # older versions have it by value
+        monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub_download, "RETRY_WAITS_S", (0.0, 0.0, 0.0))
