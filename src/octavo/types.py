@@ -23,6 +23,12 @@ from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 RESPONSE_PREFIX = "resp_"
 
 
+class Notice(str):
+    """A line of progress that stays to be read; other lines may replace each other."""
+
+    __slots__ = ()
+
+
 class FinishReason(enum.StrEnum):
     """Why a sequence ended; the first two are OpenAI's words."""
 

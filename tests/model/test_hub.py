@@ -8,13 +8,13 @@ import sys
 import threading
 import zipfile
 
-import huggingface_hub
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
-from octavo.errors import BadModelFile, ModelNotFound, UnsupportedModel
+from octavo.errors import BadModelFile, ConfigError, ModelNotFound, UnsupportedModel
 from octavo.model import hub
-from octavo.model.hub import Alias, cache_folder, resolve
+from octavo.model.hub import cache_folder, resolve, with_file
+from octavo.model.hub_alias import Alias
+from octavo.model.variants import quant_of
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 
@@ -169,44 +169,107 @@ def test_a_file_of_another_kind_is_unsupported(tmp_path):
         resolve(str(tmp_path / "weights.bin"))
 
 
-def test_a_repository_is_fetched_without_pickles(tmp_path, monkeypatch):
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    asked = {}
+def sparse(path, num_bytes):
+    """A file of that size, which takes no room."""
+    with path.open("wb") as file:
+        file.truncate(num_bytes)
 
-    def download(name, *, allow_patterns):
-        asked[name] = allow_patterns
-        return str(tmp_path)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert resolve("owner/name") == hub.ModelPath("owner/name", tmp_path, "safetensors")
-    assert asked == {"owner/name": list(hub._REPOSITORY_FILES)}
-    assert not any(pattern.endswith((".bin", ".pt", ".py")) for pattern in asked["owner/name"])
+@pytest.fixture
+def folder(tmp_path):
+    """Two quantisations, one of them split, and what is no model."""
+    made = tmp_path / "models"
+    made.mkdir()
+    for name in ("X-Q8_0-00001-of-00002.gguf", "X-Q8_0-00002-of-00002.gguf", "X-Q4_K_M.gguf"):
+        sparse(made / name, 1 << 30)
+    sparse(made / "mmproj-X-f16.gguf", 1 << 20)
+    return made
 
 
 @pytest.mark.parametrize(
-    "error,message",
+    "wanted,file",
     [
-        (LocalEntryNotFoundError("cannot find the files, check your connection"), "could not be fetched"),
-        (ConnectionError("unreachable"), "Check the network"),
-        (ValueError("bad"), "ValueError: bad"),
+        ("", "X-Q4_K_M.gguf"),
+        (":q8_0", "X-Q8_0-00001-of-00002.gguf"),
+        (":X-Q8_0-00002-of-00002.gguf", "X-Q8_0-00001-of-00002.gguf"),
+        (":mmproj-X-f16.gguf", "mmproj-X-f16.gguf"),
     ],
 )
-def test_an_unreachable_hub_is_a_clear_error(error, message, monkeypatch):
-    def download(*_arguments, **_options):
-        raise error
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(ModelNotFound, match=message):
-        resolve("owner/name")
+def test_a_folder_of_several_files_has_a_usual_one_and_the_others_by_name(wanted, file, folder):
+    said: list[str] = []
+    found = resolve(f"{folder}{wanted}", said.append)
+    assert found == hub.ModelPath(f"models{wanted}", folder / file, "gguf")
+    assert ("X-Q4_K_M.gguf is taken" in "".join(said)) is not bool(wanted)
 
 
-def test_a_repository_that_does_not_exist_is_a_clear_error(monkeypatch):
-    def download(*_arguments, **_options):
-        raise RepositoryNotFoundError.__new__(RepositoryNotFoundError)
+def test_a_folder_without_what_is_named_lists_what_it_has(folder):
+    with pytest.raises(ModelNotFound, match=r"for 'Q5_K'; allowed: Q4_K_M \(1.0 GiB\), Q8_0 \(2.0 GiB\)$"):
+        resolve(f"{folder}:Q5_K")
+    with pytest.raises(ModelNotFound, match=r"of the name 'Y\.gguf'; allowed: "):
+        resolve(f"{folder}:Y.gguf")
+    for outside in ("../X.gguf", "/etc/X.gguf"):
+        with pytest.raises(ModelNotFound, match="allowed: a file of that folder"):
+            resolve(f"{folder}:{outside}")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(ModelNotFound, match="no such repository"):
-        resolve("owner/name")
+
+def test_a_folder_of_only_the_parts_of_one_model_is_that_model(folder):
+    for name in ("X-Q4_K_M.gguf", "mmproj-X-f16.gguf"):
+        (folder / name).unlink()
+    part = folder / "X-Q8_0-00001-of-00002.gguf"
+    assert resolve(str(folder)) == hub.ModelPath("X-Q8_0", part, "gguf")
+    assert resolve(str(part)).name == "X-Q8_0"
+    part.unlink()
+    with pytest.raises(ModelNotFound, match="has 1 of the 2 parts of X-Q8_0-00002-of-00002"):
+        resolve(str(folder))
+
+
+def test_a_file_in_a_folder_of_the_folder_is_found_by_its_path(folder):
+    (folder / "more").mkdir()
+    sparse(folder / "more" / "Y.gguf", 10)
+    assert resolve(f"{folder}:more/Y.gguf").path == folder / "more" / "Y.gguf"
+
+
+def test_files_that_differ_in_more_than_their_quantisation_are_named_by_file(folder):
+    sparse(folder / "Y-Q4_K_M.gguf", 1 << 30)
+    for given in (str(folder), f"{folder}:Q4_K_M"):
+        with pytest.raises(ModelNotFound, match=r"2 GGUF files .* --file: X-Q4_K_M\.gguf .* Y-Q4_K_M\.gguf"):
+            resolve(given)
+
+
+@pytest.mark.parametrize("given", ["tiny:Q4_1", "{path}:Q4_1"])
+def test_a_quantisation_of_what_is_one_file_is_refused(given, alias, tmp_path):
+    path = tmp_path / "x.gguf"
+    sparse(path, 10)
+    with pytest.raises(ModelNotFound, match="one file; leave out ':Q4_1'"):
+        resolve(given.format(path=path))
+
+
+def test_a_file_beside_a_model_is_part_of_its_name():
+    assert with_file("owner/name", "F.gguf") == "owner/name:F.gguf"
+    assert with_file("owner/name", None) == "owner/name"
+    for model, file in ((None, "F.gguf"), (hub.DEFAULT_ALIAS, "F.gguf"), ("owner/name", "F.bin")):
+        with pytest.raises(ConfigError, match="--file"):
+            with_file(model, file)
+
+
+@pytest.mark.parametrize(
+    "name,quant",
+    [
+        ("X-Q4_K_M.gguf", "Q4_K_M"),
+        ("X-q4_k_m-00001-of-00002.gguf", "Q4_K_M"),
+        ("model_q4_0.gguf", "Q4_0"),
+        ("X.i1-IQ3_XXS.gguf", "IQ3_XXS"),
+        ("X-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
+        ("X-fp16.gguf", "F16"),
+        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("BF16/X-00001-of-00003.gguf", "BF16"),
+        ("X-Q4_0_4_4.gguf", "Q4_0_4_4"),
+        ("Qwen3-8B.gguf", None),
+        ("q4_tales.gguf", None),
+    ],
+)
+def test_the_quantisation_is_read_from_the_name(name, quant):
+    assert quant_of(name) == quant
 
 
 @pytest.mark.real_model

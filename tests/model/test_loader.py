@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from gguf_bench import KINDS, write_model, write_sample
-from model_bench import BACKENDS, expected_logits, load, make_model, random_prompt, run_chunks
+from model_bench import BACKENDS, CONFIGS, SMALL, expected_logits, load, make_model, random_prompt, run_chunks
 from tests.blocks import SUPER_KINDS, dequantised, encoded, floats_tensor
 
 from octavo.errors import BadModelFile, ConfigError, ModelError, ModelNotFound, UnsupportedModel
@@ -169,6 +169,17 @@ def test_unknown_settings_of_a_gguf_are_refused_by_name(key, value, error, messa
 def test_a_context_below_one_is_a_setting_error(tmp_path):
     with pytest.raises(ConfigError, match="context_length is 0"):
         load_model(ModelPath("tiny", tmp_path / "none.gguf", "gguf"), ReferenceOps(), context_length=0)
+
+
+def test_a_header_does_not_make_tables_larger_than_the_model(tmp_path, monkeypatch):
+    huge = {**SMALL, "max_position_embeddings": 1 << 24}
+    monkeypatch.setitem(CONFIGS, "llama-huge", lambda: transformers.LlamaConfig(**huge))
+    path = write_model(make_model("llama-huge"), tmp_path / "tiny.gguf")
+    with pytest.raises(
+        UnsupportedModel, match=r"tiny\.gguf: a context of 16,777,216 tokens needs tables of 1"
+    ):
+        load_model(path, NativeOps())
+    assert load_model(path, NativeOps(), context_length=64).model.spec.context_length == 64
 
 
 def test_a_missing_file_is_not_found(tmp_path):

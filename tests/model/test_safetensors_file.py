@@ -97,6 +97,17 @@ def test_an_index_that_leaves_the_folder_is_refused(name, tmp_path):
         read_safetensors(tmp_path)
 
 
+def test_a_name_of_any_length_makes_a_short_message(tmp_path):
+    name = "w" * 60_000
+    with pytest.raises(BadModelFile) as caught:
+        read_safetensors(write(tmp_path, {name: {}}))
+    assert len(str(caught.value)) < 600
+    (tmp_path / INDEX_NAME).write_text(json.dumps({"weight_map": {name: name}}))
+    with pytest.raises(BadModelFile) as caught:
+        read_safetensors(tmp_path)
+    assert len(str(caught.value)) < 600
+
+
 def test_an_index_that_contradicts_its_files_is_refused(tmp_path):
     write(tmp_path, {"w": entry(), "x": entry()}, bytes(8), name="1.safetensors")
     (tmp_path / INDEX_NAME).write_text(json.dumps({"weight_map": {"w": "1.safetensors"}}))

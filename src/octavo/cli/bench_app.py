@@ -17,6 +17,7 @@ bench_app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 @bench_app.command()
 def offline(
     model: opt.Model = None,
+    file: opt.File = None,
     workload: Annotated[
         list[str] | None,
         typer.Option(help="W1, W2 or W3; repeatable. Default: W1 and W2.", show_default=False),
@@ -82,12 +83,13 @@ def offline(
         w2_prefix=prefix,
         w3_tokens=(prompt, long_out),
     )
-    run(model, options, workloads, as_json=as_json)
+    run(opt.named(model, file), options, workloads, as_json=as_json)
 
 
 @bench_app.command()
 def latency(
     model: opt.Model = None,
+    file: opt.File = None,
     streams: Annotated[int, typer.Option(help="Answers that run when the long prompt comes.", min=1)] = 8,
     prompt: Annotated[int, typer.Option(help="Tokens of the long prompt.", min=2)] = 2000,
     before: Annotated[int, typer.Option(help="Tokens of each answer before it comes.", min=16)] = 48,
@@ -121,13 +123,18 @@ def latency(
         speculate="off",
     )
     run_latency(
-        model, options, Scenario(streams=streams, before=before, prompt=prompt), rounds, as_json=as_json
+        opt.named(model, file),
+        options,
+        Scenario(streams=streams, before=before, prompt=prompt),
+        rounds,
+        as_json=as_json,
     )
 
 
 @bench_app.command()
 def fairness(
     model: opt.Model = None,
+    file: opt.File = None,
     clients: Annotated[int, typer.Option(help="Clients of the tenant that floods.", min=1)] = 48,
     requests: Annotated[int, typer.Option(help="Requests of the quiet tenant.", min=1)] = 40,
     as_json: opt.AsJson = False,
@@ -148,12 +155,13 @@ def fairness(
         threads=threads,
         speculate="off",
     )
-    run(model, options, Scenario(clients=clients, requests=requests), as_json=as_json)
+    run(opt.named(model, file), options, Scenario(clients=clients, requests=requests), as_json=as_json)
 
 
 @bench_app.command()
 def steady(
     model: opt.Model = None,
+    file: opt.File = None,
     requests: Annotated[int, typer.Option(help="Requests of mixed kinds.", min=10)] = 10_000,
     as_json: opt.AsJson = False,
     kv_memory: opt.KvMemory = "8MiB",
@@ -175,7 +183,7 @@ def steady(
         threads=threads,
         speculate="off",
     )
-    run(model, options, requests, as_json=as_json)
+    run(opt.named(model, file), options, requests, as_json=as_json)
 
 
 @bench_app.command()
@@ -232,6 +240,7 @@ def serve(
 @bench_app.command()
 def quality(
     model: opt.Model = None,
+    file: opt.File = None,
     weights: Annotated[
         str, typer.Option(help="How weights are held: choices to measure against f32.")
     ] = "f32,auto,int8",
@@ -257,7 +266,16 @@ def quality(
     if write_text is not None:
         save_text(text, write_text)
         return
-    run(model, base, weights.split(","), kv.split(","), text, chunks, threads, as_json=as_json)
+    run(
+        opt.named(model, file),
+        base,
+        weights.split(","),
+        kv.split(","),
+        text,
+        chunks,
+        threads,
+        as_json=as_json,
+    )
 
 
 @bench_app.command()
@@ -270,6 +288,7 @@ def kernels(
         bool, typer.Option("--rows", help="The whole step of 1 to 17 rows of a model, and nothing else.")
     ] = False,
     model: opt.Model = None,
+    file: opt.File = None,
     weights: opt.Weights = "auto",
     kv: opt.Kv = "bf16",
     context: Annotated[int, typer.Option(help="With --rows: positions before them.", min=1)] = 256,
@@ -284,7 +303,7 @@ def kernels(
     if device != "cpu":
         run_on_device(device, as_json=as_json)
     elif rows:
-        run_rows(model, weights, kv, context, threads, as_json=as_json)
+        run_rows(opt.named(model, file), weights, kv, context, threads, as_json=as_json)
     elif paging:
         run_paging(seconds, threads, as_json=as_json)
     else:
@@ -326,6 +345,7 @@ def memory(
 @bench_app.command()
 def sessions(
     model: opt.Model = None,
+    file: opt.File = None,
     n: Annotated[int, typer.Option("--n", help="Chats that are suspended.", min=1, max=1000)] = 50,
     lines: Annotated[
         int, typer.Option(help="Lines of the first question, 12 tokens or so each.", min=1)
@@ -343,13 +363,14 @@ def sessions(
     from octavo.bench.sessions import Scenario
     from octavo.cli.bench_sessions import run
 
-    words = [*([model] if model else []), "--kv-memory", kv_memory, "--disk-size", disk_size]
+    words = [*opt.words_of(model, file), "--kv-memory", kv_memory, "--disk-size", disk_size]
     run(words, folder, Scenario(n, lines, out), as_json=as_json)
 
 
 @bench_app.command()
 def watch(
     model: opt.Model = None,
+    file: opt.File = None,
     rounds: Annotated[
         int, typer.Option(help="Rounds over HTTP, with a reader and without in each; 0: none.", min=0)
     ] = 5,
@@ -363,13 +384,14 @@ def watch(
     from octavo.bench.watching import Scene
     from octavo.cli.bench_watching import run
 
-    words = [*([model] if model else []), "--speculate", "off"]
+    words = [*opt.words_of(model, file), "--speculate", "off"]
     run(words, Scene(blocks), tokens, rounds, as_json=as_json)
 
 
 @bench_app.command()
 def embeddings(
     model: opt.Model = None,
+    file: opt.File = None,
     texts: Annotated[int, typer.Option(help="Texts of a round.", min=1, max=100_000)] = 256,
     words: Annotated[int, typer.Option(help="Words of a text at most.", min=4, max=100_000)] = 300,
     pooling: Annotated[
@@ -410,12 +432,15 @@ def embeddings(
         speculate="off",
     )
     given = fixed_texts(texts, words)
-    bench_embeddings.run(model, options, given, pooling or ("last", "mean"), rounds, as_json=as_json)
+    bench_embeddings.run(
+        opt.named(model, file), options, given, pooling or ("last", "mean"), rounds, as_json=as_json
+    )
 
 
 @bench_app.command()
 def structured(
     model: opt.Model = None,
+    file: opt.File = None,
     rows: Annotated[int, typer.Option(help="Requests at once.", min=1, max=1024)] = 32,
     tokens: Annotated[
         int, typer.Option(help="Output tokens of a row, where they are compared.", min=1, max=900)
@@ -426,12 +451,13 @@ def structured(
     """Show what it costs to follow schemas, and what tokens that they force save."""
     from octavo.cli.bench_structured import run
 
-    run(model, rows, tokens, rounds, as_json=as_json)
+    run(opt.named(model, file), rows, tokens, rounds, as_json=as_json)
 
 
 @bench_app.command()
 def speculation(
     model: opt.Model = None,
+    file: opt.File = None,
     task: Annotated[
         list[str] | None,
         typer.Option(
@@ -468,6 +494,6 @@ def speculation(
         weights=weights,
     )
     if write_prompts is not None:
-        bench_speculation.write_prompts(model, scenario, write_prompts)
+        bench_speculation.write_prompts(opt.named(model, file), scenario, write_prompts)
         return
-    bench_speculation.run(model, scenario, as_json=as_json)
+    bench_speculation.run(opt.named(model, file), scenario, as_json=as_json)

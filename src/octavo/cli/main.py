@@ -16,6 +16,7 @@ from octavo import __version__
 from octavo.cli import options as opt
 from octavo.cli.bench_app import bench_app
 from octavo.cli.disk_app import disk_app
+from octavo.cli.models_app import models_app
 from octavo.cli.pins_app import pins_app
 from octavo.cli.pool_app import pool_app
 from octavo.cli.remote import DEFAULT_URL, ApiKey, OtherUrl, Url
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(disk_app, name="disk")
+app.add_typer(models_app, name="models")
 app.add_typer(pins_app, name="pins")
 app.add_typer(pool_app, name="pool")
 app.add_typer(sessions_app, name="sessions")
@@ -62,6 +64,7 @@ def root(
 @app.command()
 def serve(
     model: opt.Model = None,
+    file: opt.File = None,
     host: opt.Host = "127.0.0.1",
     port: opt.Port = 8000,
     api_key: opt.ApiKey = None,
@@ -115,11 +118,10 @@ def serve(
         kv_ready=kv_ready,
         returned=opt.ReturnOptions(idle_return, memory_reserve),
         tiers=opt.TierOptions(host_cache, disk_cache, disk_size, disk_max_age),
-        kept=opt.KeptOptions(pin_memory, session_ttl, prefix_caching),
+        kept=opt.KeptOptions(pin_memory, session_ttl, prefix_caching, max_queue),
         block_size=block_size,
         max_seqs=max_seqs,
         step_tokens=step_tokens,
-        max_queue=max_queue,
         threads=threads,
         overlap=overlap,
         speculate=speculate,
@@ -127,13 +129,15 @@ def serve(
         served=opt.ServedOptions(tool_parser, served_name, pooling, chat_template),
     )
     access = opt.AccessOptions(api_key, api_key_file, tenants, insecure, allowed_host, allowed_origin)
-    run(model, engine, opt.server_settings(host, access, drain_timeout), port, log_level, log_format)
+    settings = opt.server_settings(host, access, drain_timeout)
+    run(opt.named(model, file), engine, settings, port, log_level, log_format)
 
 
 @app.command()
 def chat(
     given: typer.Context,
     model: opt.Model = None,
+    file: opt.File = None,
     url: OtherUrl = None,
     api_key: ApiKey = "",
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
@@ -168,7 +172,7 @@ def chat(
     params = SamplerParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
     )
-    run(place_of(given, Here(model, options), url, api_key), params, system)
+    run(place_of(given, Here(opt.named(model, file), options), url, api_key), params, system)
 
 
 @app.command()
@@ -181,6 +185,7 @@ def generate(
             help="A model, as for serve, and the text to continue (- reads standard input).",
         ),
     ],
+    file: opt.File = None,
     url: OtherUrl = None,
     api_key: ApiKey = "",
     max_tokens: opt.MaxTokens = 128,
@@ -221,13 +226,14 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
     )
-    place = place_of(given, Here(model, options), url, api_key)
+    place = place_of(given, Here(opt.named(model, file), options), url, api_key)
     run(place, params, sys.stdin.read() if prompt == "-" else prompt)
 
 
 @app.command()
 def doctor(
     model: opt.Model = None,
+    file: opt.File = None,
     weights: opt.Weights = "auto",
     kv: opt.Kv = "bf16",
     backend: opt.Backend = "auto",
@@ -257,7 +263,7 @@ def doctor(
         max_seqs=max_seqs,
         threads=threads,
     )
-    run(model, options)
+    run(opt.named(model, file), options)
 
 
 @app.command()

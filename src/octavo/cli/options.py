@@ -19,8 +19,18 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="Alias, .gguf file, folder with safetensors, or Hugging Face id. Default: smollm2-135m.",
+        help="Alias, .gguf file, folder, or Hugging Face id; folder:Q4_K_M and owner/name:Q4_K_M name one of "
+        "several. Default: smollm2-135m.",
         show_default=False,
+    ),
+]
+File = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME.gguf",
+        help="The file to take, where MODEL is a folder or repository with several.",
+        show_default=False,
+        rich_help_panel=_ENGINE,
     ),
 ]
 Weights = Annotated[
@@ -251,6 +261,21 @@ Stop = Annotated[
 ]
 
 
+def named(model: str | None, file: str | None) -> str | None:
+    """The model, with the file that `--file` names. Raises ConfigError where it could not be one of its."""
+    if file is None:
+        return model
+    from octavo.model.hub import with_file
+
+    return with_file(model, file)
+
+
+def words_of(model: str | None, file: str | None) -> list[str]:
+    """The same as words of another command line; none for the default model. Raises ConfigError."""
+    found = named(model, file)
+    return [] if found is None else [found]
+
+
 def numbers(text: str, setting: str) -> tuple[int, ...]:
     """ "1,8,32" as (1, 8, 32). Raises ConfigError unless all are integers from 1 to 999,999,999."""
     from octavo.errors import ConfigError, shown
@@ -284,7 +309,7 @@ class BackendOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServedOptions:
-    """How clients see the model, as the command line has it."""
+    """How clients meet the model, and what they may leave behind, as the command line has it."""
 
     tool_parser: str | None = None
     name: str | None = None
@@ -302,11 +327,12 @@ class ReturnOptions:
 
 @dataclass(frozen=True, slots=True)
 class KeptOptions:
-    """What is kept of what was computed, as the command line has it."""
+    """What is kept of what was computed and asked, as the command line has it."""
 
     pin_memory: str | None = None
     session_ttl: int = 86_400
     prefix_caching: bool = True
+    max_queue: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +385,6 @@ def start_options(
     tiers: TierOptions | None = None,
     max_seqs: int = 64,
     step_tokens: int = 512,
-    max_queue: int = 1024,
     overlap: int | None = None,
     speculate: str = "auto",
     pace: bool = True,
@@ -390,7 +415,7 @@ def start_options(
         session_ttl_s=kept.session_ttl,
         max_seqs=max_seqs,
         step_tokens=step_tokens,
-        max_queue=max_queue,
+        max_queue=kept.max_queue,
         threads=threads,
         overlap=overlap,
         prefix_caching=kept.prefix_caching,

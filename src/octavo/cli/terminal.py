@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from octavo.errors import ConfigError
+from octavo.types import Notice
 
 if TYPE_CHECKING:
     from octavo.config import StartOptions
@@ -40,17 +41,20 @@ def running_engine(
 
 @contextmanager
 def phases() -> Iterator[Callable[[str], None]]:
-    """Tell what is going on: a status line in a terminal, in a log a plain line every two seconds."""
+    """Tell what is going on: a status line in a terminal, in a log a plain line every two seconds; a `Notice`
+    is a line of its own in either."""
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     if console.is_terminal:
         with console.status("starting ...") as status:
-            yield status.update
+            yield lambda text: console.print(text) if isinstance(text, Notice) else status.update(text)
         return
     told = time.monotonic()
 
     def tell(text: str) -> None:
         nonlocal told
-        if time.monotonic() - told >= LOG_INTERVAL_S:
+        if isinstance(text, Notice):
+            console.print(text)
+        elif time.monotonic() - told >= LOG_INTERVAL_S:
             told = time.monotonic()
             console.print(text)
 

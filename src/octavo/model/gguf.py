@@ -1,4 +1,4 @@
-"""GGUF files: a header parser that trusts nothing, over a mapped file.
+"""GGUF files: a header parser that trusts nothing, over one mapped file, or one for each part of a split one.
 
     "GGUF" | u32 version | u64 tensors | u64 pairs | pairs ... | infos ... | padding | tensor data
         pair: key, u32 type, value
@@ -25,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo import _native
-from octavo.errors import BadModelFile, UnsupportedModel
+from octavo.errors import BadModelFile, ModelNotFound, UnsupportedModel
 from octavo.kernels.contract import Bytes, RawTensor
+from octavo.model.gguf_split import SplitMark, foreign_key, part_paths, read_split_mark
 from octavo.model.mapped import MappedFile
 
 NumberArray = npt.NDArray[np.generic]
@@ -112,25 +113,89 @@ _DTYPES: Mapping[int, np.dtype[np.generic]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A parsed header. Tensors are views of the mapped file; `release` gives their pages back."""
+    """The parsed headers of all parts, which are one but for split files. Tensors are views of the mapped
+    files; `release` gives their pages back.
+    """
 
-    path: Path
+    paths: tuple[Path, ...]
     version: int
-    metadata: Mapping[str, MetaValue]
+    metadata: Mapping[str, MetaValue]  # the first part's
     tensors: Mapping[str, RawTensor]
-    header_bytes: int  # everything before the tensor data
-    file: MappedFile = field(repr=False)
+    header_bytes: int  # everything before the tensor data, in the part where that is most
+    files: Mapping[str, MappedFile] = field(repr=False)  # by tensor name
+
+    @property
+    def path(self) -> Path:
+        """The first part: what messages name."""
+        return self.paths[0]
 
     def release(self, raw: RawTensor) -> None:
-        """Give back the resident pages under a tensor of this file."""
-        self.file.release(raw.data)
+        """Give back the resident pages under a tensor of these files."""
+        self.files[raw.name].release(raw.data)
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Parse the header. Raises BadModelFile (damaged, lying), UnsupportedModel (version, kind, split).
+    """Parse the header; of a split file, of which `path` is any part, the headers of all parts.
 
-    O(header bytes); the tensor data is not touched.
+    Raises ModelNotFound (a part is missing), BadModelFile (damaged, lying, parts that are not of one set),
+    UnsupportedModel (version, kind). O(header bytes); the tensor data is not touched.
     """
+    given = _read_part(path)
+    mark = read_split_mark(str(path), given.metadata, TENSORS_MAX)
+    if mark is None:
+        return given
+    paths = part_paths(path, mark)
+    missing = [each.name for each in paths if not each.is_file()]
+    if missing:
+        more = f" ({len(missing)} of its parts are missing)" if len(missing) > 1 else ""
+        raise ModelNotFound(f"{path.with_name(missing[0])} does not exist, but {path} is split{more}")
+    parts = [given if each == path else _read_part(each) for each in paths]
+    for index, part in enumerate(parts):
+        _check_part(parts[0], part, SplitMark(index, mark.count, mark.num_tensors))
+    return _joined(parts, mark)
+
+
+def _check_part(first: GgufFile, part: GgufFile, expected: SplitMark) -> None:
+    found = read_split_mark(str(part.path), part.metadata, TENSORS_MAX)
+    if found != expected:
+        says = "it is a whole file" if found is None else _in_words(found)
+        raise BadModelFile(f"{part.path}: its header says {says}; expected: {_in_words(expected)}")
+    key = foreign_key(first.metadata, part.metadata)
+    if key is not None:
+        raise BadModelFile(f"{part.path} is a part of another model than {first.path}: their {key} differ")
+
+
+def _in_words(mark: SplitMark) -> str:
+    return f"part {mark.index + 1} of {mark.count}, {mark.num_tensors:,} tensors in all"
+
+
+def _joined(parts: list[GgufFile], mark: SplitMark) -> GgufFile:
+    tensors: dict[str, RawTensor] = {}
+    files: dict[str, MappedFile] = {}
+    for part in parts:
+        twice = tensors.keys() & part.tensors.keys()
+        if twice:
+            where = files[min(twice)].path
+            raise BadModelFile(f"{part.path}: tensor {min(twice)!r:.100} is in {where} as well")
+        tensors.update(part.tensors)
+        files.update(part.files)
+    if len(tensors) != mark.num_tensors:
+        raise BadModelFile(
+            f"{parts[0].path} and its other parts hold {len(tensors):,} tensors; their headers promise"
+            f" {mark.num_tensors:,} (is a part of another download?)"
+        )
+    return GgufFile(
+        tuple(part.path for part in parts),
+        parts[0].version,
+        parts[0].metadata,
+        MappingProxyType(tensors),
+        max(part.header_bytes for part in parts),
+        MappingProxyType(files),
+    )
+
+
+def _read_part(path: Path) -> GgufFile:
+    """One file by itself."""
     file = MappedFile(path)
     reader = _Reader(file)
     version = _read_version(reader)
@@ -140,15 +205,14 @@ def read_gguf(path: Path) -> GgufFile:
     for _ in range(num_pairs):
         key = reader.text("metadata key", NAME_BYTES_MAX)
         if key in metadata:
-            raise reader.bad(f"metadata key {key!r} appears twice")
-        metadata[key] = reader.value(reader.u32(f"type of {key!r}"), f"metadata {key!r}")
-    if metadata.get("split.count", 1) not in (0, 1):
-        raise UnsupportedModel(f"{path} is one part of a split GGUF; merge the parts into one file first")
+            raise reader.bad(f"metadata key {key!r:.100} appears twice")
+        metadata[key] = reader.value(reader.u32(f"type of {key!r:.100}"), f"metadata {key!r:.100}")
     alignment = _read_alignment(reader, metadata)
     infos = [_read_info(reader) for _ in range(num_tensors)]
     data_start = -(-reader.position // alignment) * alignment
-    tensors = _place_tensors(reader, infos, data_start, alignment)
-    return GgufFile(path, version, MappingProxyType(metadata), MappingProxyType(tensors), data_start, file)
+    tensors = MappingProxyType(_place_tensors(reader, infos, data_start, alignment))
+    files = MappingProxyType(dict.fromkeys(tensors, file))
+    return GgufFile((path,), version, MappingProxyType(metadata), tensors, data_start, files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,29 +316,34 @@ def _read_alignment(reader: _Reader, metadata: Mapping[str, MetaValue]) -> int:
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 8 <= alignment <= ALIGNMENT_MAX or alignment & (alignment - 1):
         raise reader.bad(
-            f"general.alignment is {alignment!r}; allowed: a power of two from 8 to {ALIGNMENT_MAX:,}"
+            f"general.alignment is {alignment!r:.100}; allowed: a power of two from 8 to {ALIGNMENT_MAX:,}"
         )
     return alignment
 
 
 def _read_info(reader: _Reader) -> _TensorInfo:
     name = reader.text("tensor name", NAME_BYTES_MAX)
-    num_dimensions = reader.u32(f"dimensions of {name!r}")
+    num_dimensions = reader.u32(f"dimensions of {name!r:.100}")
     if not 1 <= num_dimensions <= DIMENSIONS_MAX:
-        raise reader.bad(f"tensor {name!r} has {num_dimensions:,} dimensions; allowed: 1 to {DIMENSIONS_MAX}")
-    dimensions = [reader.u64(f"dimension of {name!r}") for _ in range(num_dimensions)]
+        raise reader.bad(
+            f"tensor {name!r:.100} has {num_dimensions:,} dimensions; allowed: 1 to {DIMENSIONS_MAX}"
+        )
+    dimensions = [reader.u64(f"dimension of {name!r:.100}") for _ in range(num_dimensions)]
     if not all(1 <= dimension <= DIMENSION_MAX for dimension in dimensions):
-        raise reader.bad(f"tensor {name!r} has dimensions {dimensions}; allowed: 1 to {DIMENSION_MAX:,}")
-    code = reader.u32(f"kind of {name!r}")
-    offset = reader.u64(f"offset of {name!r}")
+        raise reader.bad(f"tensor {name!r:.100} has dimensions {dimensions}; allowed: 1 to {DIMENSION_MAX:,}")
+    code = reader.u32(f"kind of {name!r:.100}")
+    offset = reader.u64(f"offset of {name!r:.100}")
     kind = KINDS.get(code)
     if kind is None:
         allowed = ", ".join(sorted(known.name for known in KINDS.values()))
         found = OTHER_KINDS.get(code, f"number {code}")
-        raise UnsupportedModel(f"{reader.path}: tensor {name!r} is stored as {found}; allowed: {allowed}")
+        raise UnsupportedModel(
+            f"{reader.path}: tensor {name!r:.100} is stored as {found}; allowed: {allowed}"
+        )
     if dimensions[0] % kind.group:
         raise reader.bad(
-            f"rows of {name!r} have {dimensions[0]:,} weights, not a multiple of {kind.group} ({kind.name})"
+            f"rows of {name!r:.100} have {dimensions[0]:,} weights, not a multiple of {kind.group}"
+            f" ({kind.name})"
         )
     num_bytes = math.prod(dimensions) // kind.group * kind.num_bytes
     return _TensorInfo(name, tuple(reversed(dimensions)), kind, offset, num_bytes)
@@ -288,18 +357,20 @@ def _place_tensors(
     for info in infos:
         start = data_start + info.offset
         if info.name in tensors:
-            raise reader.bad(f"tensor {info.name!r} appears twice")
+            raise reader.bad(f"tensor {info.name!r:.100} appears twice")
         if info.offset % alignment:
-            raise reader.bad(f"tensor {info.name!r} starts at {info.offset:,}, not a multiple of {alignment}")
+            raise reader.bad(
+                f"tensor {info.name!r:.100} starts at {info.offset:,}, not a multiple of {alignment}"
+            )
         if start + info.num_bytes > reader.size:
             raise reader.bad(
-                f"tensor {info.name!r} ends at byte {start + info.num_bytes:,} of a file of {reader.size:,}"
-                " (was it downloaded to its end?)"
+                f"tensor {info.name!r:.100} ends at byte {start + info.num_bytes:,} of a file of"
+                f" {reader.size:,} (was it downloaded to its end?)"
             )
         data = reader.data[start : start + info.num_bytes]
         tensors[info.name] = RawTensor(info.name, info.kind.name, info.shape, data)
     ordered = sorted(infos, key=lambda info: info.offset)
     for before, after in itertools.pairwise(ordered):
         if before.offset + before.num_bytes > after.offset:
-            raise reader.bad(f"tensors {before.name!r} and {after.name!r} overlap")
+            raise reader.bad(f"tensors {before.name!r:.100} and {after.name!r:.100} overlap")
     return tensors

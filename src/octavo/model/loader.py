@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.errors import BadModelFile, ConfigError
+from octavo.errors import BadModelFile, ConfigError, UnsupportedModel
 from octavo.fields import Fields, read_json_fields
 from octavo.kernels.contract import WeightOps
 from octavo.kernels.packed import unpack_vector
@@ -23,11 +23,13 @@ from octavo.model.fingerprint import fingerprint, hash_files
 from octavo.model.gguf import GgufFile, read_gguf
 from octavo.model.hub import ModelPath
 from octavo.model.safetensors_file import SafetensorsFiles, read_safetensors
-from octavo.model.spec import Model, turns_of
+from octavo.model.spec import Model, ModelSpec, turns_of
 from octavo.model.weights import read_weights
 from octavo.text.tokenizer import Tokenizer
+from octavo.units import format_bytes
 
 ROPE_FACTORS = "rope_freqs.weight"
+TABLE_BYTES_LEAST = 32 << 20  # tables of that size are allowed however small the model is
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def load_model(
     if path.kind == "gguf":
         gguf = read_gguf(path.path)
         description = _describe_gguf(gguf)
-        return _load(path, gguf, [gguf.path], description, ops, context_length, report)
+        return _load(path, gguf, gguf.paths, description, ops, context_length, report)
     files = read_safetensors(path.path)
     description = describe_config(read_json_fields(path.path / "config.json"))
     return _load(path, files, files.paths, description, ops, context_length, report)
@@ -86,8 +88,25 @@ def _load(
         )
     if context_length is not None and context_length < spec.context_length:
         spec = dataclasses.replace(spec, context_length=context_length)
+    _check_tables(path, spec, weights.num_bytes)
     model = Model(path.name, spec, weights, name_of_weights, turns_of(spec, ops.vector))
     return LoadedModel(model, tokenizer)
+
+
+def _check_tables(path: ModelPath, spec: ModelSpec, weight_bytes: int) -> None:
+    """A header alone must not make tables of rotations that are larger than the model.
+
+    Raises UnsupportedModel.
+    """
+    kinds = {(spec.rope(layer), spec.temperature(layer)) for layer in range(spec.num_layers)}
+    widths = [rope.dims if rope else spec.head_size for rope, scaled in kinds if rope or scaled]
+    num_bytes, allowed = 4 * spec.context_length * sum(widths), max(weight_bytes, TABLE_BYTES_LEAST)
+    if num_bytes > allowed:
+        raise UnsupportedModel(
+            f"{path.path}: a context of {spec.context_length:,} tokens needs tables of"
+            f" {format_bytes(num_bytes)} for its rotary positions; allowed: up to {format_bytes(allowed)}."
+            " Give a smaller --context-length"
+        )
 
 
 def _describe_gguf(gguf: GgufFile) -> Description:

@@ -133,7 +133,7 @@ class Reader:
             name for name in self._source.tensors if name not in self.used and not _IGNORED.fullmatch(name)
         ]
         if unused:
-            some = ", ".join(unused[:3]) + (" ..." if len(unused) > 3 else "")
+            some = ", ".join(name[:100] for name in unused[:3]) + (" ..." if len(unused) > 3 else "")
             raise UnsupportedModel(
                 f"{self._label} has {len(unused)} tensors unknown to family {self._family.name}: {some}"
             )

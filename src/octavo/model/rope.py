@@ -73,8 +73,10 @@ class RopeSpec:
         inverse = self.inverse_frequencies(context_length)
         angles = np.arange(context_length, dtype=np.float32)[:, None] * inverse[None, :]
         factor = np.float32(self.attention_factor)
-        cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
-        return RopeTable(cos.astype(np.float32), sin.astype(np.float32))
+        # In place: at a million tokens each array has half a GiB.
+        cos: Floats = np.cos(angles)
+        sin: Floats = np.sin(angles, out=angles)
+        return RopeTable(np.multiply(cos, factor, out=cos), np.multiply(sin, factor, out=sin))
 
     def _dynamic(self, context_length: int) -> Floats:
         stretch = self.factor * max(context_length, self.original_context) / self.original_context

@@ -65,7 +65,7 @@ def read_safetensors(folder: Path) -> SafetensorsFiles:
         header_bytes = max(header_bytes, header)
         for raw in found:
             if expected is not None and expected.get(raw.name) != name:
-                raise BadModelFile(f"{path} holds {raw.name!r}, which {index} does not place there")
+                raise BadModelFile(f"{path} holds {raw.name!r:.100}, which {index} does not place there")
             tensors[raw.name] = raw
             files[raw.name] = file
     paths = tuple(folder / name for name in names)
@@ -82,7 +82,8 @@ def _read_index(index: Path) -> dict[str, str]:
         plain = isinstance(name, str) and name.endswith(".safetensors") and not set(name) & set("/\\\0")
         if not isinstance(name, str) or not plain:
             raise BadModelFile(
-                f"{index}: {tensor!r} is in {name!r}; allowed: a .safetensors file of the same folder"
+                f"{index}: {tensor!r:.100} is in {name!r:.100}; allowed: a .safetensors file of the same"
+                " folder"
             )
         checked[tensor] = name
     if len(set(checked.values())) > SHARDS_MAX:
@@ -110,7 +111,7 @@ def _read_shard(file: MappedFile) -> tuple[list[RawTensor], int]:
 
 def _read_entry(file: MappedFile, start: int, name: str, entry: object) -> RawTensor | None:
     """One tensor as a view, or None for a type that is never a weight; the range is checked either way."""
-    where = f"{file.path}: tensor {name!r}"
+    where = f"{file.path}: tensor {name!r:.100}"
     if not isinstance(entry, dict):
         raise BadModelFile(f"{where} is described by {type(entry).__name__}; allowed: an object")
     kind = entry.get("dtype")

@@ -1,0 +1,222 @@
+"""`octavo models` lists, fetches and removes what is in the caches, and never a person's own files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from tests.model.fake_hub import serving_hub, sha256, use_hub
+from typer.testing import CliRunner
+
+from octavo.cli import models_app
+from octavo.cli.main import app
+from octavo.errors import ConfigError, ModelNotFound, OctavoError
+from octavo.model import hub as names
+from octavo.model import hub_alias, hub_cache
+
+Q4, Q8 = "X-Q4_K_M.gguf", ("X-Q8_0-00001-of-00002.gguf", "X-Q8_0-00002-of-00002.gguf")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A repository of two quantisations and a projector; an alias that is in the cache."""
+    noise = np.random.default_rng(0).bytes
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "octavo"))
+    alias = hub_alias.Alias("tiny==1.0", "tiny.whl", "", "tiny/tiny-Q4_0.gguf", 2048)
+    for module in (hub_alias, hub_cache, names):
+        monkeypatch.setattr(module, "ALIASES", {"tiny": alias})
+    (tmp_path / "octavo" / "tiny").mkdir(parents=True)
+    (tmp_path / "octavo" / "tiny" / "tiny-Q4_0.gguf").write_bytes(noise(2048))
+    with serving_hub() as served:
+        use_hub(served, monkeypatch, tmp_path / "cache")
+        served.files = {
+            Q4: noise(102_400),
+            Q8[0]: noise(204_800),
+            Q8[1]: noise(1024),
+            "mmproj-f16.gguf": noise(99),
+        }
+        yield served
+
+
+def run(*words, answer=""):
+    result = CliRunner().invoke(app, ["models", *words], input=answer)
+    if isinstance(result.exception, OctavoError):
+        raise result.exception
+    return result
+
+
+def listed():
+    """What the list tells a program: name to its description."""
+    lines = [json.loads(line) for line in run("list", "--json").output.splitlines()]
+    return {line["name"]: line for line in lines}
+
+
+def blobs(tmp_path):
+    return set(os.listdir(tmp_path / "cache" / "models--owner--name" / "blobs"))
+
+
+def test_a_model_that_is_pulled_is_listed_with_what_there_is_to_know(hub):
+    assert run("pull", "owner/name:Q8_0").exit_code == 0
+    assert "201 KiB, gguf" in run("pull", "owner/name", "--file", Q8[1]).stdout
+    found = listed()
+    assert set(found) == {"tiny", "owner/name:Q8_0"}
+    one = found["owner/name:Q8_0"]
+    assert (one["kind"], one["quant"], one["num_bytes"], one["num_files"]) == ("gguf", "Q8_0", 205_824, 2)
+    assert one["path"].endswith(Q8[0])
+    assert one["is_whole"] is True
+    assert 0 <= time.time() - one["used_at"] < 600
+    assert (found["tiny"]["quant"], found["tiny"]["is_whole"]) == ("Q4_0", True)
+    assert "owner/name:Q8_0: 201 KiB, gguf Q8_0, 2 files, last used 0 s ago, " in run("list").stdout
+
+
+def test_what_was_chosen_is_told_by_a_pull(hub):
+    result = run("pull", "owner/name")
+    assert f"owner/name: {Q4} is taken, the first of Q4_K_M, " in result.stderr
+
+
+def test_an_alias_that_is_not_here_is_offered(hub, tmp_path):
+    run("rm", "tiny", "--yes")
+    assert list((tmp_path / "octavo" / "tiny").iterdir()) == []
+    assert "tiny: 2.0 KiB, not here yet; `octavo models pull tiny` fetches it" in run("list").stdout
+
+
+def test_removing_asks_and_removes_only_what_is_named(hub, tmp_path):
+    run("pull", "owner/name:Q4_K_M")
+    run("pull", "owner/name:Q8_0")
+    result = run("rm", "owner/name:q4_k_m", answer="n\n")
+    assert (result.exit_code, "owner/name:Q4_K_M: 100 KiB" in result.stdout) == (1, True)
+    assert set(listed()) == {"tiny", "owner/name:Q4_K_M", "owner/name:Q8_0"}
+    assert "removed owner/name:q4_k_m; 100 KiB are free now" in run("rm", "owner/name:q4_k_m", "--yes").stdout
+    assert set(listed()) == {"tiny", "owner/name:Q8_0"}
+    assert blobs(tmp_path) == {sha256(hub.files[name]) for name in Q8}
+    assert run("pull", "owner/name:Q4_K_M").exit_code == 0
+
+
+def test_removing_a_repository_removes_all_of_it(hub, tmp_path):
+    for wanted in ("Q4_K_M", "Q8_0"):
+        run("pull", f"owner/name:{wanted}")
+    assert "301 KiB are free now" in run("rm", "owner/name", "--yes").stdout
+    assert set(listed()) == {"tiny"}
+    assert list((tmp_path / "cache").glob("models--*")) == []
+
+
+def test_a_file_of_several_commits_goes_from_all_of_them(hub, tmp_path):
+    run("pull", "owner/name:Q4_K_M")
+    hub.commit = 40 * "b"
+    run("pull", "owner/name:Q4_K_M")
+    run("pull", "owner/name:Q8_0")
+    assert listed()["owner/name:Q4_K_M"]["num_bytes"] == 102_400  # one blob
+    run("rm", "owner/name:Q4_K_M", "--yes")
+    assert [path.name for path in (tmp_path / "cache").rglob(Q4)] == []
+    assert set(listed()) == {"tiny", "owner/name:Q8_0"}
+
+
+def test_bytes_that_another_file_of_the_repository_uses_stay(hub, tmp_path):
+    hub.files["X-IQ4_XS.gguf"] = hub.files[Q4]
+    run("pull", "owner/name:Q4_K_M")
+    run("pull", "owner/name:IQ4_XS")
+    assert "0 B are free now" in run("rm", "owner/name:IQ4_XS", "--yes").stdout
+    [path] = (tmp_path / "cache").rglob(Q4)
+    assert path.read_bytes() == hub.files[Q4]
+
+
+def test_a_projector_is_listed_by_its_file(hub):
+    run("pull", "owner/name", "--file", "mmproj-f16.gguf")
+    assert set(listed()) == {"tiny", "owner/name:mmproj-f16.gguf"}
+    run("rm", "owner/name:mmproj-f16.gguf", "--yes")
+    assert set(listed()) == {"tiny"}
+
+
+def test_safetensors_are_listed_with_their_type_and_whether_they_are_whole(hub, tmp_path):
+    config = {"model_type": "llama", "torch_dtype": "bfloat16"}
+    hub.files = {"config.json": json.dumps(config).encode(), "model.safetensors": bytes(5000)}
+    run("pull", "owner/name")
+    one = listed()["owner/name"]
+    assert (one["kind"], one["quant"], one["is_whole"]) == ("safetensors", "bfloat16", True)
+    [path] = (tmp_path / "cache").rglob("config.json")
+    path.unlink()
+    assert listed()["owner/name"]["is_whole"] is False
+    assert "not whole: `octavo models pull` fetches what is missing" in run("list").stdout
+
+
+@pytest.mark.parametrize("name", ["own.gguf", "own", "./own", "{tmp_path}/own.gguf"])
+def test_a_persons_own_files_are_refused_by_name(name, hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own.gguf").write_bytes(b"x")
+    with pytest.raises(ModelNotFound, match="file or folder of your own, which only you remove"):
+        run("rm", name.format(tmp_path=tmp_path), "--yes")
+    assert (tmp_path / "own").exists()
+    assert (tmp_path / "own.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["../cache", "owner/..", "owner/name:../x.gguf", "", ":Q4_K_M", "owner/name:"]
+)
+def test_a_name_that_is_none_removes_nothing(name, hub, tmp_path):
+    run("pull", "owner/name:Q4_K_M")
+    with pytest.raises(ModelNotFound):
+        run("rm", name, "--yes")
+    assert set(listed()) == {"tiny", "owner/name:Q4_K_M"}
+
+
+def test_a_quantisation_of_an_alias_is_refused(hub):
+    with pytest.raises(ModelNotFound, match="one file"):
+        run("rm", "tiny:Q4_0", "--yes")
+    with pytest.raises(ConfigError, match="--file"):
+        run("pull", "tiny", "--file", "x.gguf")
+
+
+def test_an_unfinished_fetch_is_listed_and_goes_with_its_repository(hub, tmp_path):
+    hub.cuts = [50_000, 0, 0, 0, 0]
+    with pytest.raises(ModelNotFound):
+        run("pull", "owner/name")
+    assert listed()["owner/name"] | {"path": "", "used_at": 0} == {
+        "name": "owner/name", "kind": "unfinished", "quant": None, "num_bytes": 50_000, "path": "",
+        "num_files": 1, "used_at": 0, "is_whole": False,
+    }  # fmt: skip
+    assert "of an interrupted fetch" in run("list").stdout
+    assert "48.8 KiB are free now" in run("rm", "owner/name", "--yes").stdout
+    assert set(listed()) == {"tiny"}
+
+
+def test_empty_caches_are_listed(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "none"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "none either"))
+    assert run("list", "--json").stdout == ""
+    assert "smollm2-135m: 93.8 MiB, not here yet" in run("list").stdout
+
+
+def test_ctrl_c_ends_a_pull_at_once_and_the_next_one_goes_on(hub, tmp_path):
+    hub.stall, hub.cuts = threading.Event(), [60_000]
+    place = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_TOKEN": "", "NO_PROXY": "*"}
+    command = [sys.executable, "-m", "octavo", "models", "pull", "owner/name"]
+    part = tmp_path / "cache/models--owner--name/blobs" / (sha256(hub.files[Q4]) + ".incomplete")
+    with subprocess.Popen(command, env=os.environ | place, stderr=subprocess.PIPE, text=True) as pull:
+        while pull.poll() is None and not (part.is_file() and part.stat().st_size == 60_000):
+            pass
+        pull.send_signal(signal.SIGINT)
+        said = pull.communicate(timeout=30)[1]
+    assert (pull.returncode, said.splitlines()[-1]) == (
+        130,
+        "stopped; what was fetched stays, and the same command goes on from there",
+    )
+    hub.stall.set()
+    assert run("pull", "owner/name").exit_code == 0
+    assert hub.gets() == ["bytes=0-", "bytes=60000-"]
+
+
+def test_a_line_of_the_list_says_what_is_known():
+    model = hub_cache.CachedModel("o/n:Q8_0", "gguf", None, 1 << 30, hub_cache.Path("/x"), 1, 0.0, True)
+    assert models_app.model_line(model, 7200.0) == (
+        "o/n:Q8_0: 1.0 GiB, gguf (quantisation not known), last used 2 hours ago, /x"
+    )
