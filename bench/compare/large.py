@@ -1,6 +1,7 @@
 """Larger shapes with random weights, ours beside llama.cpp on the same file: load, memory, decoding, prefill.
 
     python bench/compare/large.py --estimate              what would run, and about how long it takes
+    python bench/compare/large.py --check                 do both predict the same, on tiny files
     python bench/compare/large.py --shape qwen3-8b --rounds 3 --json large.jsonl
     python bench/compare/large.py --shape qwen3-30b-a3b --only decode --at-once 1,16 --out 16
     python bench/compare/large.py --report large.jsonl    the table of what was measured, perhaps in parts
@@ -27,20 +28,22 @@ import os
 import re
 import statistics
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import large_file
 import peers
-import shape_file
-from shapes import MIXES, SHAPES, Shape, active_weights, file_bytes, kv_bytes, step_bytes, tiny
+from large_shapes import MIXES, SHAPES, Shape, active_weights, file_bytes, kv_bytes, step_bytes, tiny
 from watched import Line, Run, watched_run
 
 OURS, THEIRS = "octavo", "llama.cpp"
 PARTS = ("decode", "prefill")
+_PERPLEXITY = re.compile(r"Final estimate: PPL = (.*)")
 _SLOT = 256  # llama.cpp rounds a sequence's context up to this
 _ROW = re.compile(r"^\|" + r"\s*(\d[\d.]*|inf|-?nan)\s*\|" * 10)  # a tiny step takes no time
-_HEADER = re.compile(r"^\|\s*PP \|")
+_HEADER = re.compile(r"^\|\s*PP\s*\|")
 # What two cores do roughly, for the estimates alone: bytes read and loaded a second, operations a second.
 _READ, _LOADED = 20e9, 0.6e9
 _OPERATIONS = {OURS: 300e9, THEIRS: 120e9}
@@ -91,18 +94,21 @@ def main() -> None:
         cold=given.cold,
     )
     shapes = [SHAPES[name] for name in given.shape.split(",")]
-    shapes = [tiny(shape) for shape in shapes] if given.tiny else shapes
+    shapes = [tiny(shape) for shape in shapes] if given.tiny or given.check else shapes
+    if given.check:
+        print(checked(shapes, given.mix, setup.threads))
+        return
     for shape in shapes:
         peers.say(f"{shape.name} {given.mix}: {estimate_in_words(shape, given.mix, setup, given.rounds)}")
     if given.estimate:
         return
     samples: list[Sample] = []
     for shape in shapes:
-        path = shape_file.path_of(shape, given.mix)
+        path = large_file.path_of(shape, given.mix)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             made(shape, given.mix, path)
-        except shape_file.NoRoom as error:
+        except large_file.NoRoom as error:
             peers.say(f"{shape.name}: left out: {error}")
             continue
         for sample in () if given.write_only else measured(shape, given.mix, path, setup, given.rounds):
@@ -132,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--who", default=f"{OURS},{THEIRS}", help="the programs")
     parser.add_argument("--cold", action="store_true", help="drop the file's pages before each run")
     parser.add_argument("--tiny", action="store_true", help="the same architectures, some megabytes each")
+    parser.add_argument("--check", action="store_true", help="both perplexities on tiny files, and leave")
     parser.add_argument("--estimate", action="store_true", help="say how long it would take, and leave")
     parser.add_argument("--write-only", action="store_true", help="write the files, and leave")
     parser.add_argument("--drop", action="store_true", help="remove each file after it was measured")
@@ -144,7 +151,36 @@ def made(shape: Shape, mix: str, path: Path) -> None:
     """Write the file if it is not there. Raises NoRoom."""
     if not path.exists():
         peers.say(f"writing {path} ({file_bytes(shape, mix) / 1e9:.1f} GB) ...")
-        shape_file.write_file(shape, mix, path)
+        large_file.write_file(shape, mix, path)
+
+
+def checked(shapes: Sequence[Shape], mix: str, threads: int) -> str:
+    """A table of both programs' perplexity on one text: 4 windows of 512, as `quality.py` has them."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "text.txt"
+        peers.write_text(text)
+        for shape in shapes:
+            path = large_file.path_of(shape, mix)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            made(shape, mix, path)
+            command = peers.octavo(
+                "bench", "quality", path, "--weights", "auto", "--text", text, "--chunks", "4",
+                "--threads", str(threads), "--json",
+            )  # fmt: skip
+            told = peers.run_rows(command, f"{OURS} {shape.name}")
+            ours = f"{peers.number(told[0], 'perplexity'):.1f}" if told else "-"
+            rows.append([shape.name, ours, llama_perplexity(path, text, threads)])
+    return peers.table(["shape", OURS, THEIRS], rows)
+
+
+def llama_perplexity(path: Path, text: Path, threads: int) -> str:
+    """The peer's, with its standard error, or "-"."""
+    program = peers.peers_folder() / "llama/bin/llama-perplexity"
+    words = ["-c", "512", "--chunks", "4", "--no-escape", "-t", str(threads)]
+    run = watched_run([program, "-m", path, "-f", text, *words], f"{THEIRS} {path.stem}")
+    found = [_PERPLEXITY.search(line.text) for line in (run.lines if run else ())]
+    return next((match.group(1) for match in found if match is not None), "-")
 
 
 def measured(shape: Shape, mix: str, path: Path, setup: Setup, rounds: int) -> Iterator[Sample]:
@@ -181,8 +217,8 @@ def run_part(shape: Shape, path: Path, setup: Setup, part: str, program: str) ->
 
 
 def our_command(shape: Shape, path: Path, setup: Setup, part: str) -> list[str | Path]:
-    """`shape_ours.py` for one part."""
-    script = Path(__file__).with_name("shape_ours.py")
+    """`large_ours.py` for one part."""
+    script = Path(__file__).with_name("large_ours.py")
     item = {"f32": 4, "int8": 2}.get(setup.kv, 2)
     common: list[str | Path] = [
         sys.executable, script, path, "--threads", str(setup.threads), "--kv", setup.kv,
@@ -216,7 +252,7 @@ def _rounded_up(tokens: int) -> int:
 
 
 def our_figures(lines: Iterable[Line]) -> Figures:
-    """From the JSON lines of `shape_ours.py`."""
+    """From the JSON lines of `large_ours.py`."""
     figures: Figures = []
     for line in lines:
         try:
@@ -256,7 +292,7 @@ def memory_figures(run: Run) -> Figures:
 
 def read_bandwidth(threads: int) -> float:
     """Bytes a second that this machine reads from memory, now; 0 where it could not be measured."""
-    script = Path(__file__).with_name("shape_ours.py")
+    script = Path(__file__).with_name("large_ours.py")
     command: list[str | Path] = [sys.executable, script, "--bandwidth", "--threads", str(threads)]
     rows = peers.run_rows(command, "  bandwidth")
     return peers.number(rows[0], "read_bytes_per_s") if rows else 0.0

@@ -88,11 +88,7 @@ def main() -> None:
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         text = Text(Path(folder) / "text.txt", given.chunks, given.threads, given.kv)
-        subprocess.run(
-            [str(part) for part in peers.octavo("bench", "quality", "--write-text", text.path)],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        peers.write_text(text.path)
         has_base = write_llama_base(text)
         for index, file in enumerate(files):
             peers.say(f"{file} ({index + 1} of {len(files)})")

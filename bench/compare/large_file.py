@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 import peers
-from shapes import BLOCKS, Shape, Tensor, file_bytes, tensors_of
+from large_shapes import BLOCKS, Shape, Tensor, file_bytes, tensors_of
 
 Bytes = npt.NDArray[np.uint8]
 _TILE_BLOCKS = 16_381  # prime; 3.4 MB of Q6_K

@@ -1,8 +1,8 @@
 """Our side of `large.py`, a process of its own: load a file, then decode and prefill; JSON lines.
 
-    python bench/compare/shape_ours.py FILE --at-once 1,4,16 --prompt 32 --out 32
-    python bench/compare/shape_ours.py FILE --prefill 2048
-    python bench/compare/shape_ours.py --bandwidth
+    python bench/compare/large_ours.py FILE --at-once 1,4,16 --prompt 32 --out 32
+    python bench/compare/large_ours.py FILE --prefill 2048
+    python bench/compare/large_ours.py --bandwidth
 
     {"what": "ready", ...}     the model is loaded, its pool is in memory, 16 tokens have run through it
     {"what": "decode", ...}    tokens a second of all sequences together, while no prompt is computed

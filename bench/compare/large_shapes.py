@@ -4,7 +4,7 @@
     mix     how llama.cpp's llama-quantize would store it: Q4_K_M, Q4_0, Q8_0
     Tensor  name, shape and kind of one tensor of the file, in the file's order
 
-It knows no file and no random number: `shape_file` writes what this describes, `large` measures it.
+It knows no file and no random number: `large_file` writes what this describes, `large` measures it.
 """
 
 from __future__ import annotations
