@@ -1,7 +1,8 @@
 """Divergence from float32, ours beside llama.cpp's, on the same files, text and windows.
 
     python bench/compare/quality.py --make --chunks 16                   all kinds, their files made first
-    python bench/compare/quality.py --files Q4_K_M,ffn_down=q2_k --chunks 64 --json quality.jsonl
+    python bench/compare/quality.py --files Q4_K_M,ffn_down=q2_k --who octavo --json quality.jsonl
+    python bench/compare/quality.py --report quality.jsonl               the table of parts put together
 
 Ours is `octavo bench quality FILE --base F32-FILE` for each file, so both sides are set against the same
 float32 weights; llama.cpp's is `llama-perplexity --kl-divergence` against logits that it saved for the F32
@@ -89,11 +90,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         text = Text(Path(folder) / "text.txt", given.chunks, given.threads, given.kv)
         peers.write_text(text.path)
-        has_base = write_llama_base(text)
+        has_base = THEIRS in given.who and write_llama_base(text)
         for index, file in enumerate(files):
             peers.say(f"{file} ({index + 1} of {len(files)})")
             theirs = llama_line(file, text) if has_base else None
-            for line in (*our_lines(file, text), theirs):
+            ours = list(our_lines(file, text)) if OURS in given.who else []
+            for line in (*ours, theirs):
                 if line is not None:
                     lines.append(line)
                     append_line(given.json, line)
@@ -107,6 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--chunks", type=int, default=16, help="windows of 512 tokens (default 16)")
     parser.add_argument("--json", type=Path, help="append every line's figures to this file")
     parser.add_argument("--report", type=Path, help="print the table of such a file, and leave")
+    parser.add_argument(
+        "--who", default=f"{OURS},{THEIRS}", help="the programs; their lines can be put together"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kv", default="f16", help="the peer's KV type (default f16, its own default)")
     return parser
