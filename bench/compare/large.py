@@ -1,146 +1,384 @@
-"""A model of Llama-3.2-1B's shape with random weights, ours beside llama.cpp: speed at eight times the size.
+"""Larger shapes with random weights, ours beside llama.cpp on the same file: load, memory, decoding, prefill.
 
-    python bench/compare/large.py --kinds Q4_0,Q8_0
+    python bench/compare/large.py --estimate              what would run, and about how long it takes
+    python bench/compare/large.py --check                 do both predict the same, on tiny files
+    python bench/compare/large.py --shape qwen3-8b --rounds 3 --json large.jsonl
+    python bench/compare/large.py --shape qwen3-30b-a3b --only decode --at-once 1,16 --out 16
+    python bench/compare/large.py --report large.jsonl    the table of what was measured, perhaps in parts
 
-Writes a GGUF file for each kind (0.8 and 1.3 GB, kept in $OCTAVO_PEERS/models) with random codes, and
-measures 128 tokens in, 32 out, 1 and 16 at once, in turns. Random weights say nothing about quality and
-everything about speed: bytes and operations are those of the real model. Needs the packages numpy and gguf,
-which the environment of Octavo's tests has.
+Writes what is missing of the files (0.8 to 19 GB each, in $OCTAVO_PEERS/models) and measures in rounds; in
+each, for each part, one program after the other, every second round the other way round:
+
+    round 1   decode: octavo, llama.cpp   prefill: octavo, llama.cpp     each a process of its own: it loads,
+    round 2   decode: llama.cpp, octavo   prefill: llama.cpp, octavo     runs 16 tokens, then is measured
+
+Both have the same number of threads, steps of 512 prompt tokens, K and V in 16 bits, llama.cpp with flash
+attention. *Load* is from the start of the process until 16 tokens have run; *peak* what was resident at most,
+mapped pages of the file included, and *own* without them; *decode* tokens a second of all sequences together
+while no prompt is computed; *share* the bytes of weights in the file that one token must read, by tokens a
+second at one sequence, over the bandwidth at which this machine reads memory. Needs the packages numpy and
+gguf, which the environment of Octavo's tests has.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import re
 import statistics
-from collections.abc import Iterator
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import gguf
-import numpy as np
-
+import large_file
 import peers
+from large_shapes import MIXES, SHAPES, Shape, active_weights, file_bytes, kv_bytes, step_bytes, tiny
+from watched import Line, Run, watched_run
 
-LAYERS, HIDDEN, HEADS, KV_HEADS, FFN, VOCABULARY = 16, 2048, 32, 8, 8192, 128_256
-HEAD_SIZE = HIDDEN // HEADS
-IN, OUT, AT_ONCE = 128, 32, (1, 16)
-BLOCK_BYTES = {"Q4_0": 18, "Q8_0": 34}
-OURS = "octavo"
+OURS, THEIRS = "octavo", "llama.cpp"
+PARTS = ("decode", "prefill")
+_PERPLEXITY = re.compile(r"Final estimate: PPL = (.*)")
+_SLOT = 256  # llama.cpp rounds a sequence's context up to this
+_ROW = re.compile(r"^\|" + r"\s*(\d[\d.]*|inf|-?nan)\s*\|" * 10)  # a tiny step takes no time
+_HEADER = re.compile(r"^\|\s*PP\s*\|")
+# What two cores do roughly, for the estimates alone: bytes read and loaded a second, operations a second.
+_READ, _LOADED = 20e9, 0.6e9
+_OPERATIONS = {OURS: 300e9, THEIRS: 120e9}
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is measured of every shape."""
+
+    parts: tuple[str, ...]
+    at_once: tuple[int, ...]
+    prompt: int
+    out: int
+    prefill: int
+    threads: int
+    kv: str  # ours; the peer's is f16
+    programs: tuple[str, ...]
+    cold: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One figure of one run; `at` counts the runs that gave it, so that ours and theirs can be paired."""
+
+    shape: str
+    mix: str
+    program: str
+    what: str  # "load s", "peak GiB", "own GiB", "decode C=4", "prefill 2048", "read GB/s"
+    at: str
+    value: float
 
 
 def main() -> None:
-    """Write what is missing, measure in turns, print medians and ratios."""
+    """Write what is missing, measure in rounds, print medians and ratios."""
+    given = _parser().parse_args()
+    if given.report:
+        print(table_of(read_samples(given.report)))
+        return
+    setup = Setup(
+        parts=tuple(given.only.split(",")),
+        at_once=tuple(int(count) for count in given.at_once.split(",")),
+        prompt=given.prompt,
+        out=given.out,
+        prefill=given.prefill,
+        threads=given.threads,
+        kv=given.kv,
+        programs=tuple(given.who.split(",")),
+        cold=given.cold,
+    )
+    shapes = [SHAPES[name] for name in given.shape.split(",")]
+    shapes = [tiny(shape) for shape in shapes] if given.tiny or given.check else shapes
+    if given.check:
+        print(checked(shapes, given.mix, setup.threads))
+        return
+    for shape in shapes:
+        peers.say(f"{shape.name} {given.mix}: {estimate_in_words(shape, given.mix, setup, given.rounds)}")
+    if given.estimate:
+        return
+    samples: list[Sample] = []
+    for shape in shapes:
+        path = large_file.path_of(shape, given.mix)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            made(shape, given.mix, path)
+        except large_file.NoRoom as error:
+            peers.say(f"{shape.name}: left out: {error}")
+            continue
+        for sample in () if given.write_only else measured(shape, given.mix, path, setup, given.rounds):
+            samples.append(sample)
+            if given.json:
+                append_sample(given.json, sample)
+        if given.drop:
+            path.unlink()
+    if samples:
+        print(table_of(samples))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--kinds", default="Q4_0,Q8_0", help="of the layers' weights (the embedding is Q8_0)")
+    parser.add_argument("--shape", default=",".join(SHAPES), help=f"of {', '.join(SHAPES)}; by commas")
+    parser.add_argument(
+        "--mix", default="Q4_K_M", choices=list(MIXES), help="as llama-quantize would make it"
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--kv", default="bf16", help="ours: passed on as --kv")
-    given = parser.parse_args()
-    speeds: dict[tuple[str, int, str], list[float]] = {}
-    for kind in given.kinds.split(","):
-        path = peers.peers_folder() / "models" / f"random-1b-{kind}.gguf"
-        if not path.exists():
-            peers.say(f"writing {path} ...")
-            write_model(path, kind)
-        for index in range(given.rounds):
-            peers.say(
-                f"{kind}, round {index + 1} of {given.rounds}; {peers.idle_in_words(peers.busy_cores())}"
-            )
-            for name, runs in ((OURS, our_speeds(path, given.kv)), ("llama.cpp", llama_speeds(path))):
-                for concurrency, speed in runs:
-                    speeds.setdefault((kind, concurrency, name), []).append(speed)
-    for (kind, concurrency, name), found in speeds.items():
-        ours = speeds.get((kind, concurrency, OURS), [])
-        ratio = "" if name == OURS or not ours else f"  ours / it {median_ratio(ours, found):.2f}"
-        print(f"{kind} C={concurrency:<3} {name:10} {statistics.median(found):7.1f} tok/s out{ratio}")
+    parser.add_argument("--only", default=",".join(PARTS), help="decode or prefill")
+    parser.add_argument("--at-once", default="1,4,16", help="sequences that decode together")
+    parser.add_argument("--prompt", type=int, default=32, help="tokens in front of what is decoded")
+    parser.add_argument("--out", type=int, default=32, help="tokens that are decoded of each sequence")
+    parser.add_argument("--prefill", type=int, default=2048, help="tokens of the long prompt")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 2)
+    parser.add_argument("--kv", default="bf16", help="ours: how K and V are held (the peer's is f16)")
+    parser.add_argument("--who", default=f"{OURS},{THEIRS}", help="the programs")
+    parser.add_argument("--cold", action="store_true", help="drop the file's pages before each run")
+    parser.add_argument("--tiny", action="store_true", help="the same architectures, some megabytes each")
+    parser.add_argument("--check", action="store_true", help="both perplexities on tiny files, and leave")
+    parser.add_argument("--estimate", action="store_true", help="say how long it would take, and leave")
+    parser.add_argument("--write-only", action="store_true", help="write the files, and leave")
+    parser.add_argument("--drop", action="store_true", help="remove each file after it was measured")
+    parser.add_argument("--json", type=Path, help="append every figure to this file, a line each")
+    parser.add_argument("--report", type=Path, help="print the table of such a file, and leave")
+    return parser
 
 
-def median_ratio(ours: list[float], theirs: list[float]) -> float:
-    """Of runs made one after the other."""
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=False))
+def made(shape: Shape, mix: str, path: Path) -> None:
+    """Write the file if it is not there. Raises NoRoom."""
+    if not path.exists():
+        peers.say(f"writing {path} ({file_bytes(shape, mix) / 1e9:.1f} GB) ...")
+        large_file.write_file(shape, mix, path)
 
 
-def our_speeds(path: Path, kv: str) -> Iterator[tuple[int, float]]:
-    """Output tokens a second of `octavo bench offline`, by requests in flight."""
-    for count in AT_ONCE:
-        sizes = ["--inp", str(IN), "--out", str(OUT), "--conc", str(count), "--n", str(max(2, count))]
-        words = ["--weights", "auto", "--kv", kv, "--workload", "W1", "--no-pace", *sizes, "--json"]
-        for row in peers.run_rows(peers.octavo("bench", "offline", path, *words), f"octavo C={count}"):
-            if "output_tokens_per_s" in row:
-                yield count, peers.number(row, "output_tokens_per_s")
+def checked(shapes: Sequence[Shape], mix: str, threads: int) -> str:
+    """A table of both programs' perplexity on one text: 4 windows of 512, as `quality.py` has them."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "text.txt"
+        peers.write_text(text)
+        for shape in shapes:
+            path = large_file.path_of(shape, mix)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            made(shape, mix, path)
+            command = peers.octavo(
+                "bench", "quality", path, "--weights", "auto", "--text", text, "--chunks", "4",
+                "--threads", str(threads), "--json",
+            )  # fmt: skip
+            told = peers.run_rows(command, f"{OURS} {shape.name}")
+            ours = f"{peers.number(told[0], 'perplexity'):.1f}" if told else "-"
+            rows.append([shape.name, ours, llama_perplexity(path, text, threads)])
+    return peers.table(["shape", OURS, THEIRS], rows)
 
 
-def llama_speeds(path: Path) -> Iterator[tuple[int, float]]:
-    """The same of llama-batched-bench."""
+def llama_perplexity(path: Path, text: Path, threads: int) -> str:
+    """The peer's, with its standard error, or "-"."""
+    program = peers.peers_folder() / "llama/bin/llama-perplexity"
+    words = ["-c", "512", "--chunks", "4", "--no-escape", "-t", str(threads)]
+    run = watched_run([program, "-m", path, "-f", text, *words], f"{THEIRS} {path.stem}")
+    found = [_PERPLEXITY.search(line.text) for line in (run.lines if run else ())]
+    return next((match.group(1) for match in found if match is not None), "-")
+
+
+def measured(shape: Shape, mix: str, path: Path, setup: Setup, rounds: int) -> Iterator[Sample]:
+    """All figures of a shape, as they come."""
+    for index in range(rounds):
+        idle = peers.idle_in_words(peers.busy_cores())
+        peers.say(f"{shape.name}, round {index + 1} of {rounds}; {idle}")
+        bandwidth = read_bandwidth(setup.threads)
+        if bandwidth:
+            yield Sample(shape.name, mix, "machine", "read GB/s", str(index), bandwidth / 1e9)
+        for part in setup.parts:
+            order = setup.programs if index % 2 == 0 else tuple(reversed(setup.programs))
+            for program in order:
+                if setup.cold:
+                    drop_pages(path)
+                figures = run_part(shape, path, setup, part, program)
+                at = f"{index} {part}"
+                yield from (Sample(shape.name, mix, program, what, at, value) for what, value in figures)
+
+
+Figures = list[tuple[str, float]]
+
+
+def run_part(shape: Shape, path: Path, setup: Setup, part: str, program: str) -> Figures:
+    """The figures of one process; none with a line that says why if it fails."""
+    label = f"  {program}, {part}"
+    peers.say(f"{label} ...")
+    command = our_command(shape, path, setup, part) if program == OURS else llama_command(path, setup, part)
+    run = watched_run(command, label)
+    if run is None:
+        return []
+    figures = our_figures(run.lines) if program == OURS else llama_figures(run.lines, part)
+    return figures + memory_figures(run)
+
+
+def our_command(shape: Shape, path: Path, setup: Setup, part: str) -> list[str | Path]:
+    """`large_ours.py` for one part."""
+    script = Path(__file__).with_name("large_ours.py")
+    item = {"f32": 4, "int8": 2}.get(setup.kv, 2)
+    common: list[str | Path] = [
+        sys.executable, script, path, "--threads", str(setup.threads), "--kv", setup.kv,
+        "--kv-bytes-per-token", str(kv_bytes(shape, 1, item)),
+    ]  # fmt: skip
+    if part == "prefill":
+        return [*common, "--prefill", str(setup.prefill)]
+    counts = ",".join(map(str, setup.at_once))
+    return [*common, "--at-once", counts, "--prompt", str(setup.prompt), "--out", str(setup.out)]
+
+
+def llama_command(path: Path, setup: Setup, part: str) -> list[str | Path]:
+    """`llama-batched-bench` for one part, its context as small as the part allows."""
     program = peers.peers_folder() / "llama/bin/llama-batched-bench"
-    sizes = ["-npp", str(IN), "-ntg", str(OUT), "-npl", ",".join(map(str, AT_ONCE))]
-    common = ["-t", "2", "-tb", "2", "-c", "4096", "-b", "2048", "-ub", "512", "-fa", "on"]
-    for row in peers.run_rows(
-        [program, "-m", path, *common, *sizes, "--output-format", "jsonl"], "llama.cpp"
-    ):
-        count = int(peers.number(row, "pl"))
-        yield count, count * OUT / peers.number(row, "t")
+    threads = str(setup.threads)
+    common: list[str | Path] = [
+        program, "-m", path, "-t", threads, "-tb", threads, "-b", "2048", "-ub", "512", "-fa", "on",
+        "-ctk", "f16", "-ctv", "f16",
+    ]  # fmt: skip
+    if part == "prefill":
+        context = _rounded_up(setup.prefill + 1)
+        return [*common, "-c", str(context), "-npp", str(setup.prefill), "-ntg", "1", "-npl", "1"]
+    context = max(setup.at_once) * _rounded_up(setup.prompt + setup.out)
+    counts = ",".join(map(str, setup.at_once))
+    sizes = ["-npp", str(setup.prompt), "-ntg", str(setup.out), "-npl", counts]
+    return [*common, "-c", str(context), *sizes]
 
 
-def write_model(path: Path, kind: str) -> None:
-    """A whole file, written under another name first."""
-    rng = np.random.default_rng(0)
-    unfinished = path.with_suffix(".part")
-    writer = gguf.GGUFWriter(unfinished, "llama")
-    writer.add_name("random-1b")
-    writer.add_context_length(8192)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(FFN)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(500_000.0)
-    writer.add_rope_dimension_count(HEAD_SIZE)
-    writer.add_vocab_size(VOCABULARY)
-    add_tokenizer(writer)
-
-    def matrix(name: str, outputs: int, inputs: int, held: str) -> None:
-        blocks = rng.integers(0, 256, (outputs, inputs // 32, BLOCK_BYTES[held]), np.uint8)
-        scales = np.full((outputs, inputs // 32, 1), 0.02 / inputs**0.5, np.float16)
-        blocks[:, :, :2] = scales.view(np.uint8)
-        data = blocks.reshape(outputs, -1)
-        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[held])
-
-    def norm(name: str) -> None:
-        writer.add_tensor(name, np.ones(HIDDEN, np.float32))
-
-    matrix("token_embd.weight", VOCABULARY, HIDDEN, "Q8_0")
-    norm("output_norm.weight")
-    for layer in range(LAYERS):
-        prefix = f"blk.{layer}"
-        norm(f"{prefix}.attn_norm.weight")
-        norm(f"{prefix}.ffn_norm.weight")
-        matrix(f"{prefix}.attn_q.weight", HIDDEN, HIDDEN, kind)
-        matrix(f"{prefix}.attn_k.weight", KV_HEADS * HEAD_SIZE, HIDDEN, kind)
-        matrix(f"{prefix}.attn_v.weight", KV_HEADS * HEAD_SIZE, HIDDEN, kind)
-        matrix(f"{prefix}.attn_output.weight", HIDDEN, HIDDEN, kind)
-        matrix(f"{prefix}.ffn_gate.weight", FFN, HIDDEN, kind)
-        matrix(f"{prefix}.ffn_up.weight", FFN, HIDDEN, kind)
-        matrix(f"{prefix}.ffn_down.weight", HIDDEN, FFN, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    unfinished.rename(path)
+def _rounded_up(tokens: int) -> int:
+    return -(-tokens // _SLOT) * _SLOT
 
 
-def add_tokenizer(writer: gguf.GGUFWriter) -> None:
-    """Bytes and invented words: enough for a program that wants a vocabulary of this size."""
-    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [256 + i for i in range(256 - len(visible))]
-    tokens = [chr(code) for code in visible + hidden] + ["ab"]
-    tokens += [f"word{i}" for i in range(VOCABULARY - len(tokens))]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(VOCABULARY - 2)
-    writer.add_eos_token_id(VOCABULARY - 1)
+def our_figures(lines: Iterable[Line]) -> Figures:
+    """From the JSON lines of `large_ours.py`."""
+    figures: Figures = []
+    for line in lines:
+        try:
+            row = json.loads(line.text) if line.text.startswith("{") else {}
+        except ValueError:
+            continue
+        match row.get("what"):
+            case "ready":
+                figures.append(("load s", line.at_s))
+            case "decode":
+                figures.append((f"decode C={row['at_once']}", float(row["tokens_per_s"])))
+            case "prefill":
+                figures.append(("prefill", float(row["tokens_per_s"])))
+    return figures
+
+
+def llama_figures(lines: Iterable[Line], part: str) -> Figures:
+    """From the table of `llama-batched-bench`, whose header comes when the model is loaded and has run."""
+    figures: Figures = []
+    for line in lines:
+        if _HEADER.match(line.text):
+            figures.append(("load s", line.at_s))
+        found = _ROW.match(line.text)
+        if found is None:
+            continue
+        _, _, count, _, _, prefill, _, decode, _, _ = map(float, found.groups())
+        figures.append(("prefill", prefill) if part == "prefill" else (f"decode C={count:.0f}", decode))
+    return figures
+
+
+def memory_figures(run: Run) -> Figures:
+    """The peaks, where the system told them."""
+    if not run.peak_bytes:
+        return []
+    return [("peak GiB", run.peak_bytes / 2**30), ("own GiB", run.peak_anonymous_bytes / 2**30)]
+
+
+def read_bandwidth(threads: int) -> float:
+    """Bytes a second that this machine reads from memory, now; 0 where it could not be measured."""
+    script = Path(__file__).with_name("large_ours.py")
+    command: list[str | Path] = [sys.executable, script, "--bandwidth", "--threads", str(threads)]
+    rows = peers.run_rows(command, "  bandwidth")
+    return peers.number(rows[0], "read_bytes_per_s") if rows else 0.0
+
+
+def drop_pages(path: Path) -> None:
+    """Give the file's pages in memory back to the system."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def append_sample(path: Path, sample: Sample) -> None:
+    """One more line."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(sample)) + "\n")
+
+
+def read_samples(path: Path) -> list[Sample]:
+    """What `--json` wrote."""
+    return [Sample(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def table_of(samples: Sequence[Sample]) -> str:
+    """A row for each shape and figure: medians, and the median of the ratios within rounds (how many times
+    faster, sooner or smaller ours is)."""
+    rows = []
+    for shape, mix in dict.fromkeys((sample.shape, sample.mix) for sample in samples):
+        own = [sample for sample in samples if (sample.shape, sample.mix) == (shape, mix)]
+        for what in dict.fromkeys(sample.what for sample in own if sample.program != "machine"):
+            ours, theirs = _values(own, OURS, what), _values(own, THEIRS, what)
+            rows.append([f"{shape} {mix}", what, _median(ours), _median(theirs), _ratio(what, ours, theirs)])
+        rows += _share_rows(shape, mix, own)
+    return peers.table(["shape", "what", OURS, THEIRS, "ours better by"], rows)
+
+
+def _share_rows(shape: str, mix: str, samples: Sequence[Sample]) -> list[list[str]]:
+    """The share of the bandwidth at one sequence, where both were measured."""
+    known = SHAPES | {tiny(each).name: tiny(each) for each in SHAPES.values()}
+    bandwidths = list(_values(samples, "machine", "read GB/s").values())
+    speeds = [list(_values(samples, program, "decode C=1").values()) for program in (OURS, THEIRS)]
+    if not bandwidths or not any(speeds):
+        return []
+    bandwidth, read = statistics.median(bandwidths), step_bytes(known[shape], mix, 1) / 1e9
+    shares = [f"{statistics.median(each) * read / bandwidth:.0%}" if each else "-" for each in speeds]
+    return [[f"{shape} {mix}", f"share of {bandwidth:.1f} GB/s C=1", *shares, ""]]
+
+
+def _values(samples: Iterable[Sample], program: str, what: str) -> dict[str, float]:
+    """By run."""
+    return {each.at: each.value for each in samples if each.program == program and each.what == what}
+
+
+def _median(values: dict[str, float]) -> str:
+    return f"{statistics.median(values.values()):.2f}" if values else "-"
+
+
+def _ratio(what: str, ours: dict[str, float], theirs: dict[str, float]) -> str:
+    pairs = [(ours[at], theirs[at]) for at in ours.keys() & theirs.keys()]
+    if not pairs:
+        return "-"
+    smaller_is_better = what.endswith((" s", " GiB"))
+    return f"{statistics.median(b / a if smaller_is_better else a / b for a, b in pairs):.2f}x"
+
+
+def estimate_in_words(shape: Shape, mix: str, setup: Setup, rounds: int) -> str:
+    """About how long a round and all rounds take, from what two cores do roughly."""
+    parts = {
+        f"{program} {part}": estimate_s(shape, mix, setup, part, program)
+        for program in setup.programs
+        for part in setup.parts
+    }
+    told = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts.items())
+    total = sum(parts.values())
+    return f"about {total / 60:.1f} min a round ({told}), {rounds * total / 60:.0f} min in all"
+
+
+def estimate_s(shape: Shape, mix: str, setup: Setup, part: str, program: str) -> float:
+    """Seconds of one process: loading, then steps bound by memory or by operations."""
+    per_token = 2 * active_weights(shape, mix) / _OPERATIONS[program]
+    seconds = file_bytes(shape, mix) / _LOADED + 2.0
+    if part == "prefill":
+        return seconds + setup.prefill * per_token
+    for count in setup.at_once:
+        step = max(step_bytes(shape, mix, count) / _READ, count * per_token)
+        seconds += setup.out * step + count * setup.prompt * per_token
+    return seconds
 
 
 if __name__ == "__main__":

@@ -86,6 +86,13 @@ def octavo(*words: str | Path) -> list[str | Path]:
     return [sys.executable, "-m", "octavo", *words]
 
 
+def write_text(path: Path) -> None:
+    """Write the text that `octavo bench quality` measures to a file, for both programs. Raises
+    CalledProcessError."""
+    command = [str(part) for part in octavo("bench", "quality", "--write-text", path)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
 def busy_cores() -> float:
     """Cores that were busy over two seconds, while this process sleeps; 0 where the system does not say."""
     before = _ticks()

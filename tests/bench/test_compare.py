@@ -33,6 +33,33 @@ def test_the_peers_divergence_is_read(script):
     assert script("quality").parsed(TOLD.replace("99.0%", "98.0%"), "Q8_0", "Q8_0") is None
 
 
+def test_files_are_made_as_mixes_or_with_one_tensor_in_a_kind_of_its_own(script, tmp_path, monkeypatch):
+    monkeypatch.setenv("OCTAVO_PEERS", str(tmp_path))
+    quality = script("quality")
+    folder = tmp_path / "models/quality"
+    assert quality.path_of("Q4_K_M") == folder / "smollm2-Q4_K_M.gguf"
+    assert quality.path_of("ffn_down=q4_k") == folder / "smollm2-ffn_down-q4_k.gguf"
+    assert quality.path_of("Q8_0") == tmp_path / "models/smollm2-Q8_0.gguf"
+    source, target = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    mix, alone = (quality.quantize_command(file, source, target) for file in ("Q2_K", "ffn_down=q2_k"))
+    assert mix[1:] == ["--allow-requantize", source, target, "Q2_K"]
+    assert alone[1:] == ["--allow-requantize", "--tensor-type", "ffn_down=q2_k", source, target, "Q8_0"]
+
+
+def test_a_divergence_over_the_allowed_one_is_marked(script):
+    quality = script("quality")
+
+    def line(program, file, divergence):
+        return quality.Line(program, file, "150 Q5_0, 30 Q4_K; KV f16", 13.0, divergence, 0.1, 0.95)
+
+    lines = [line("octavo", "A", 0.0103), line("llama.cpp", "A", 0.0100)]
+    lines += [line("octavo", "B", 0.0104), line("llama.cpp", "B", 0.0100), line("llama.cpp", "C", 0.01)]
+    a, b, c = quality.table_of(lines).splitlines()[2:]
+    assert a.endswith("1.030")
+    assert b.endswith("1.040, over 1.03")
+    assert " ".join(c.split()) == "C 150 Q5_0, 30 Q4_K - - - - 13.000 0.01000 0.1000 95.0% -"
+
+
 def test_each_program_s_lines_become_the_same_cases(script):
     speed = script("speed")
     ours = {
@@ -72,10 +99,14 @@ def test_programs_that_are_missing_or_fail_are_left_out_with_a_line(script, monk
     speed, peers = script("speed"), script("peers")
     assert speed.llama_speeds(tmp_path / "no.gguf", "W1", (1,)) == {}
     assert speed.script_speeds("vllm", (), "W1", (1,)) == {}
-    assert script("quality").llama_lines(tmp_path, tmp_path / "text", 1, 1, "f16") == []
+    quality = script("quality")
+    text = quality.Text(tmp_path / "text", 1, 1, "f16")
+    assert quality.write_llama_base(text) is False
+    assert quality.llama_line("Q8_0", text) is None
+    assert list(quality.our_lines("ffn_down=q4_k", text)) == []
     assert peers.run_rows([sys.executable, "-c", "raise SystemExit(3)"], "it") == []
     assert peers.run_rows([tmp_path / "nothing"], "it") == []
-    assert capsys.readouterr().err.count("left out") == 5
+    assert capsys.readouterr().err.count("left out") == 7
 
 
 def test_json_lines_are_found_among_others(script):
