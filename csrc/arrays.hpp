@@ -78,12 +78,11 @@ inline void require_chunks(const IntVector& starts, const IntVector& offsets, co
 // A function of elements by its name.
 Map map_of(const std::string& name);
 
-// The kind of a tensor by its name in a file, and how many elements of a row share a block.
+// The kind of a tensor by its name in a file; the names of all kinds, or of all that are quantised; and how many
+// elements of a row share a block.
 Kind kind_of(const std::string& name);
-inline bool is_grouped(Kind kind) { return kind != Kind::f32 && kind != Kind::f16 && kind != Kind::bf16; }
-inline int64_t block_size_of(Kind kind) {
-  return is_super(kind) ? super_group : is_grouped(kind) ? quant_group : 1;
-}
+std::string kind_names(bool grouped_only);
+inline int64_t block_size_of(Kind kind) { return row_of(kind).elements; }
 
 // The kind of panels whose floats have 16 bits.
 inline Kind half_kind_of(const std::string& name) {

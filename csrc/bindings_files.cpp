@@ -13,17 +13,19 @@
 
 namespace octavo {
 
+std::string kind_names(bool grouped_only) {
+  std::string names;
+  for (const KindRow& row : kind_rows) {
+    if (!grouped_only || row.elements > 1) names += (names.empty() ? "" : ", ") + std::string(row.name);
+  }
+  return names;
+}
+
 Kind kind_of(const std::string& name) {
-  if (name == "F32") return Kind::f32;
-  if (name == "F16") return Kind::f16;
-  if (name == "BF16") return Kind::bf16;
-  if (name == "Q8_0") return Kind::q8_0;
-  if (name == "Q4_0") return Kind::q4_0;
-  if (name == "Q4_1") return Kind::q4_1;
-  if (name == "Q4_K") return Kind::q4_k;
-  if (name == "Q6_K") return Kind::q6_k;
-  throw std::invalid_argument("unknown kind of tensor '" + name +
-                              "'; known: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K");
+  for (const KindRow& row : kind_rows) {
+    if (name == row.name) return static_cast<Kind>(&row - kind_rows);
+  }
+  throw std::invalid_argument("unknown kind of tensor '" + name + "'; known: " + kind_names(false));
 }
 
 namespace {

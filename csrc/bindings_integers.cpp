@@ -17,7 +17,7 @@ constexpr int64_t product_work_min = 1 << 18;   // multiply-adds, likewise
 
 Kind grouped_kind_of(const std::string& name) {
   const Kind kind = kind_of(name);
-  require(is_grouped(kind), "a tensor of kind " + name + " has no integer codes; known: Q8_0, Q4_0, Q4_1, Q4_K, Q6_K");
+  require(is_grouped(kind), "a tensor of kind " + name + " has no integer codes; known: " + kind_names(true));
   return kind;
 }
 

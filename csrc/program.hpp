@@ -44,7 +44,7 @@ struct Weight {
   const uint8_t* panels;
   int64_t outputs, inputs;
 
-  bool has_codes() const { return kind != Kind::f32 && kind != Kind::f16 && kind != Kind::bf16; }
+  bool has_codes() const { return is_grouped(kind); }
 };
 
 enum class Rows { tokens, logits };     // what a buffer has a row for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +34,7 @@ from octavo.types import FinishReason, Request, SampledToken
 from tests.blocks import SUPER_KINDS, encoded
 
 VOCAB, CONTEXT, EOS = 97, 512, 1
+MIXED, MIXTURE = "MIXED", ("Q2_K", "Q3_K", "Q5_K", "IQ4_XS", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4")
 
 
 def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
@@ -229,15 +231,24 @@ def floats(values: object) -> Floats:
 def over_weights_of(kind: str, ops: NativeOps | ReferenceOps) -> NativeOps | ReferenceOps:
     """The same ops, as if every float32 matrix came from a file that holds it in `kind`.
 
-    A kind of super-blocks makes the tiny model 256 wide; its rows of 64 become Q8_0, as in real files.
+    A kind of super-blocks makes the tiny model 256 wide; its rows of 64 become Q8_0, as in real files. MIXED
+    means any kind of `MIXTURE`, by what the matrix holds.
     """
     plain = ops.matrix
+    known: dict[bytes, RawTensor] = {}  # encoding takes longer than many a step
+
+    def kind_of(raw: RawTensor) -> str:
+        fitting = [k for k in (MIXTURE if kind == MIXED else [kind]) if raw.shape[1] % BLOCKS[k].size == 0]
+        return fitting[zlib.adler32(raw.data) % len(fitting)] if fitting else "Q8_0"
 
     def matrix(raw: RawTensor, table: bool = False) -> Matrix:
-        return plain(encoded(raw, kind if raw.shape[1] % BLOCKS[kind].size == 0 else "Q8_0"), table)
+        key = raw.data.tobytes()
+        if key not in known or known[key].shape != raw.shape:
+            known[key] = encoded(raw, kind_of(raw))
+        return plain(known[key], table)
 
     ops.matrix = matrix  # type: ignore[method-assign]
-    if kind in SUPER_KINDS:
+    if kind in SUPER_KINDS or kind == MIXED:
         ops.hidden = 256  # type: ignore[union-attr]
     return ops
 

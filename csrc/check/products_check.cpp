@@ -53,17 +53,28 @@ void float_product(Random& random, int64_t rows, int64_t inputs, int64_t outputs
   }
 }
 
+std::vector<Kind> quantised_kinds() {
+  std::vector<Kind> kinds;
+  for (const KindRow& row : kind_rows) {
+    if (row.elements > 1) kinds.push_back(static_cast<Kind>(&row - kind_rows));
+  }
+  return kinds;
+}
+
 // A matrix of random codes with scales that are ordinary halves.
 std::vector<uint8_t> random_file(Random& random, Kind kind, int64_t count) {
   std::vector<uint8_t> data(static_cast<size_t>(bytes_of(kind, count)));
   for (uint8_t& byte : data) byte = static_cast<uint8_t>(random.bits() >> 16);
-  const size_t stride = static_cast<size_t>(bytes_of(kind, is_super(kind) ? super_group : quant_group));
-  const size_t first = kind == Kind::q6_k ? stride - 2 : 0;  // where a block's halves are
+  const size_t stride = static_cast<size_t>(row_of(kind).bytes);
+  const bool halves_are_last = kind == Kind::q2_k || kind == Kind::q3_k || kind == Kind::q6_k;
+  const size_t first = halves_are_last ? stride - 2 * static_cast<size_t>(row_of(kind).halves) : 0;
   for (size_t i = first; i < data.size(); i += stride) {
-    data[i + 1] = static_cast<uint8_t>(0x2C | (data[i + 1] & 0x83));
-    if (kind == Kind::q4_1 || kind == Kind::q4_k) {
-      data[i + 3] = static_cast<uint8_t>(0x2C | (data[i + 3] & 0x83));
+    if (kind == Kind::mxfp4) {
+      data[i] = static_cast<uint8_t>(122 + data[i] % 4);  // an exponent
+      continue;
     }
+    data[i + 1] = static_cast<uint8_t>(0x2C | (data[i + 1] & 0x83));
+    if (has_minima(kind)) data[i + 3] = static_cast<uint8_t>(0x2C | (data[i + 3] & 0x83));
   }
   return data;
 }
@@ -143,17 +154,19 @@ void check_products() {
   for (const int64_t rows : {1, 2, 3, 5, 7, 8, 9, 13}) {
     float_product(random, rows, 33, 71);
     float_product(random, rows, 64, 400);
-    for (const Kind kind : {Kind::q8_0, Kind::q4_0, Kind::q4_1}) {
-      integer_product(random, kind, rows, 64, 71);
-      integer_product(random, kind, rows, 32, 16 * 9);
+    for (const Kind kind : quantised_kinds()) {
+      if (is_super(kind)) {
+        integer_product(random, kind, rows, 512, 71);
+      } else {
+        integer_product(random, kind, rows, 64, 71);
+        integer_product(random, kind, rows, 32, 16 * 9);
+      }
     }
-    for (const Kind kind : {Kind::q4_k, Kind::q6_k}) integer_product(random, kind, rows, 512, 71);
   }
   for (const int64_t rows : {16, 33, 272}) {  // what matrix registers take, in blocks of rows and of groups
-    for (const Kind kind : {Kind::q8_0, Kind::q4_0, Kind::q4_1}) {
-      integer_product(random, kind, rows, 800, 71);
+    for (const Kind kind : quantised_kinds()) {
+      integer_product(random, kind, rows, is_super(kind) ? 1024 : 800, 71);
     }
-    integer_product(random, Kind::q4_k, rows, 1024, 71);
   }
   for (int64_t size = 1; size < 70; ++size) row_operations(random, size);
 }

@@ -1,7 +1,7 @@
 // Integer products of many rows with matrix registers: 16 rows beside a panel, group by group.
 //
 // A group's sums are the same integers as elsewhere, and what they are multiplied with and added to is in the
-// same order: so bits are those of the tiles of few rows (integer_product.cpp, superblocks.cpp). A panel's
+// same order: so bits are those of the tiles of few rows (integer_product.cpp, super_product.cpp). A panel's
 // codes are unpacked once for a block of rows, as signed bytes; sums pass through memory on their way to the
 // vector registers, some groups at a time.
 #pragma once
@@ -10,6 +10,7 @@
 #include "kernels/amx.hpp"
 #include "kernels/integers.hpp"
 #include "kernels/kernels.hpp"
+#include "kernels/panels.hpp"
 
 namespace octavo::OCTAVO_ISA {
 
@@ -24,9 +25,24 @@ constexpr int64_t group_sums = matrix_rows * panel_width;
 
 // What a kind of weights is to these products is told by a `Format`:
 //   kind
-//   unpack     writes a group's codes as signed bytes
 //   Factors    of a group and 16 outputs, by factors(scales of the panel, group)
 //   add        to a row's outputs what a group adds, given its sums
+
+// Byte by byte.
+OCTAVO_INLINE IntLanes minus_bytes(const IntLanes& x, int8_t zero) {
+  IntLanes out;
+  out.part[0] = (NativeInts)_mm512_sub_epi8((__m512i)x.part[0], _mm512_set1_epi8(zero));
+  return out;
+}
+
+// Writes a group's codes as signed bytes.
+template <Kind kind>
+OCTAVO_INLINE void unpack_signed(const uint8_t* codes, uint8_t* out) {
+  for (int j = 0; j < words_in_group; ++j) {
+    const auto zero = static_cast<int8_t>(code_zero(kind));
+    store_words(out + 64 * j, minus_bytes(code_word<kind>(codes, j), zero));
+  }
+}
 
 // Writes the integer sums of 16 rows, [16][16]. Neighbours use different registers.
 template <int which>
@@ -114,8 +130,8 @@ void product_in_matrices(const IntegerProduct& a, int64_t rows, int64_t first_pa
         const int64_t last = groups - first < groups_at_once ? groups : first + groups_at_once;
         for (int64_t p = 0; p < beside; ++p) {
           for (int64_t g = first; g < last; ++g) {
-            Format::unpack(codes + p * stride + g * code_bytes(Format::kind),
-                           unpacked + p * panel_unpacked + (g - first) * unpacked_bytes);
+            unpack_signed<Format::kind>(codes + p * stride + g * code_bytes(Format::kind),
+                                        unpacked + p * panel_unpacked + (g - first) * unpacked_bytes);
           }
         }
         for (int64_t row = block; row < end; row += matrix_rows) {
@@ -144,13 +160,6 @@ IntegerProduct rest_of(const IntegerProduct& a, int64_t first_panel, int64_t las
   rest.x.shifts += rows;
   rest.y += rows * a.outputs;
   return rest;
-}
-
-// Byte by byte.
-OCTAVO_INLINE IntLanes minus_bytes(const IntLanes& x, int8_t zero) {
-  IntLanes out;
-  out.part[0] = (NativeInts)_mm512_sub_epi8((__m512i)x.part[0], _mm512_set1_epi8(zero));
-  return out;
 }
 
 #endif

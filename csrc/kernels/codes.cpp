@@ -1,20 +1,12 @@
-// Integer codes: the packed form of quantised weights, and the quantised form of activations.
+// Integer codes: the packed form of quantised weights (kinds.hpp draws it), and the quantised form of activations.
 //
-// A panel holds 16 outputs. For each group of 32 inputs it has 64-byte vectors of one 32-bit word per output:
-//
-//   Q8_0          vector j of 8: inputs 4j .. 4j + 3, each as code + 128 in a byte
-//   Q4_0, Q4_1    vector j of 4: inputs 8j .. 8j + 3 in the low half of the bytes, the next four in the high
-//
-// and behind the vectors of all groups, for each group 16 scales as halves, and for Q4_1 16 minima. So a
-// weight takes as many bits as in the file, and a vector is an operand of `accumulate_dots` after at most a
-// shift and a mask. Lanes beyond the last output have scale zero. Super-blocks are drawn in superblocks.cpp.
+// Lanes of a panel beyond its last output have scale zero.
 #include "kernels/lane_reduce.hpp"
 #include "kernels/blocks.hpp"
 #include "kernels/encode.hpp"
 #include "kernels/integers.hpp"
 #include "kernels/panels.hpp"
 #include "kernels/quantise.hpp"
-#include "kernels/superblocks.hpp"
 #include "kernels/table.hpp"
 
 namespace octavo::OCTAVO_ISA {
@@ -22,26 +14,81 @@ namespace {
 
 constexpr int block_bytes_max = 34;  // of what is quantised anew
 
-OCTAVO_INLINE void write_codes(const uint8_t* codes, Kind kind, int64_t lane, uint8_t* group) {
-  if (kind != Kind::q8_0) return write_nibbles(codes, lane, group);
-  for (int i = 0; i < quant_group; ++i) group[word(i / 4, lane) + i % 4] = codes[i];
-}
-
-OCTAVO_INLINE int code_at(const uint8_t* group, Kind kind, int64_t lane, int i) {
-  return kind == Kind::q8_0 ? group[word(i / 4, lane) + i % 4] : nibble_at(group, lane, i);
-}
-
-// Group g of a row as a block of the panels' kind: the file's own, or one quantised anew into `made`.
-OCTAVO_INLINE const uint8_t* block_of(const CodePacking& a, const uint8_t* row, int64_t g, uint8_t* made) {
-  if (a.source == a.kind) return row + g * bytes_of(a.kind, quant_group);
+// Block b of a row, of the panels' kind: the file's own, or one quantised anew into `made`.
+template <Kind kind>
+OCTAVO_INLINE const uint8_t* block_of(const CodePacking& a, const uint8_t* row, int64_t b, uint8_t* made) {
+  if (a.source == kind) return row + b * row_of(kind).bytes;
   float values[quant_group];
-  read_group(row, a.source, g * quant_group, quant_group, values);
-  if (a.kind == Kind::q8_0) {
+  if constexpr (kind == Kind::q8_0) {
+    read_group(row, a.source, b * quant_group, quant_group, values);
     encode_q8_0(values, made);
-  } else {
+  } else if constexpr (kind == Kind::q4_1) {
+    read_group(row, a.source, b * quant_group, quant_group, values);
     encode_q4_1(values, made);
+  } else {
+    __builtin_unreachable();  // the bindings let no other kind through
   }
   return made;
+}
+
+// A block of one output: its codes, at `codes` for the first group, and behind those of the panel its scales.
+template <Kind kind>
+OCTAVO_INLINE void pack_block(const uint8_t* block, int64_t lane, uint8_t* codes, uint8_t* halves) {
+  const uint16_t d = bits_of_d<kind>(block);
+  __builtin_memcpy(halves + 2 * lane, &d, sizeof d);
+  if constexpr (has_minima(kind)) {
+    const uint16_t m = bits_of_m<kind>(block);
+    __builtin_memcpy(halves + 2 * (panel_width + lane), &m, sizeof m);
+  }
+  for (int64_t g = 0; g < groups_in_block(kind); ++g, codes += code_bytes(kind)) {
+    uint8_t own[quant_group];
+    FileBlock<kind>::codes(block, g, own);
+    write_codes<kind>(own, lane, codes);
+    if constexpr (is_super(kind)) {
+      uint8_t scales[2], *to = halves + halves_bytes(kind) + g * group_scale_bytes(kind) + lane;
+      FileBlock<kind>::scales(block, g, scales);
+      for (int i = 0; i < row_of(kind).scale_vectors; ++i) to[i * panel_width] = scales[i];
+    }
+  }
+}
+
+template <Kind kind>
+void pack_panels(const CodePacking& a, int64_t first_panel, int64_t last_panel) {
+  const int64_t groups = a.inputs / quant_group, stride = code_panel_bytes(kind, a.inputs);
+  const int64_t row_bytes = bytes_of(a.source, a.inputs);
+  uint8_t made[block_bytes_max];
+  for (int64_t panel = first_panel; panel < last_panel; ++panel) {
+    uint8_t* out = a.panels + panel * stride;
+    uint8_t* scales = out + groups * code_bytes(kind);
+    __builtin_memset(out, 0, static_cast<uint64_t>(stride));
+    const int64_t row = panel * panel_width;
+    const int64_t lanes = a.outputs - row < panel_width ? a.outputs - row : panel_width;
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      for (int64_t g = 0; g < groups; g += groups_in_block(kind)) {
+        const uint8_t* from = a.data + (row + lane) * row_bytes;
+        const uint8_t* block = block_of<kind>(a, from, g / groups_in_block(kind), made);
+        pack_block<kind>(block, lane, out + g * code_bytes(kind), scales + g * scale_bytes(kind));
+      }
+    }
+  }
+}
+
+template <Kind kind>
+void unpack_row_of_panels(const uint8_t* panels, int64_t inputs, int64_t index, float* out) {
+  const int64_t groups = inputs / quant_group, lane = index % panel_width;
+  const uint8_t* codes = panels + index / panel_width * code_panel_bytes(kind, inputs);
+  const uint8_t* scales = codes + groups * code_bytes(kind);
+  for (int64_t i = 0; i < groups; ++i, codes += code_bytes(kind), out += quant_group) {
+    const int64_t g = i % groups_in_block(kind);
+    const uint8_t* halves = scales + (i - g) * scale_bytes(kind);
+    const float d = value_of_d<kind>(read_u16(halves + 2 * lane));
+    const float m = has_minima(kind) ? float_of_half(read_u16(halves + 2 * (panel_width + lane))) : 0.0f;
+    const uint8_t* from = halves + halves_bytes(kind) + g * group_scale_bytes(kind) + lane;
+    uint8_t own[quant_group], of_group[2] = {};
+    for (int j = 0; j < row_of(kind).scale_vectors; ++j) of_group[j] = from[j * panel_width];
+    read_codes<kind>(codes, lane, own);
+    decode<kind>(own, d, m, of_group, out);
+  }
 }
 
 // A group of a row: its 32 numbers, and where it stands among the activations.
@@ -58,8 +105,7 @@ struct GroupFactors {
 };
 
 // Writes the codes of `count` groups, sixteen at most: scales are divided, and lanes summed up, side by side.
-// Where `in_halves`, the factors are those of half a group: starts of the first, shifts (bits) of the other.
-template <bool in_halves>
+template <CodeSums wanted>
 OCTAVO_INLINE GroupFactors store_codes(const GroupOfRow (&groups)[lane_count], int64_t count, Kind kind,
                                        int8_t* codes) {
   const IntLanes none = broadcast_int(0), zero = broadcast_int(-code_zero(kind));
@@ -77,21 +123,31 @@ OCTAVO_INLINE GroupFactors store_codes(const GroupOfRow (&groups)[lane_count], i
     const IntLanes low = codes_of(load(x), scale), high = codes_of(load(x + lane_count), scale);
     store_bytes(codes + at * quant_group, low);
     store_bytes(codes + at * quant_group + lane_count, high);
-    sums[i] = in_halves ? low : low + high;
-    if constexpr (in_halves) later_sums[i] = high;
+    sums[i] = wanted == CodeSums::whole ? low + high : low;
+    if constexpr (wanted != CodeSums::whole) later_sums[i] = high;
   }
   const Lanes scale = load(scales), origins = broadcast(-origin) * scale;
   const IntLanes sum = lane_reduce(sums, sum_of);
-  if constexpr (in_halves) {
-    return {scale, origins, sum * zero, floats_of(lane_reduce(later_sums, sum_of) * zero)};
+  if constexpr (wanted == CodeSums::halves) {
+    const IntLanes begin = broadcast_int(kind == Kind::q6_k ? 0 : origin_bits);
+    const IntLanes later = lane_reduce(later_sums, sum_of);
+    return {scale, origins, begin + sum * zero, floats_of(begin + later * zero)};
+  }
+  if constexpr (wanted == CodeSums::half_shifts) {
+    const IntLanes later = lane_reduce(later_sums, sum_of);
+    return {scale, origins, bits_of(scale * converted(sum)), scale * converted(later)};
   }
   return {scale, origins, broadcast_int(origin_bits) + sum * zero, scale * converted(sum)};
 }
 
 OCTAVO_INLINE void quantise_groups(const GroupOfRow (&groups)[lane_count], int64_t count, Kind kind,
                                    const Activations& out) {
-  const GroupFactors all = kind == Kind::q6_k ? store_codes<true>(groups, count, kind, out.codes)
-                                              : store_codes<false>(groups, count, kind, out.codes);
+  GroupFactors all;
+  switch (sums_wanted(kind)) {
+    case CodeSums::whole: all = store_codes<CodeSums::whole>(groups, count, kind, out.codes); break;
+    case CodeSums::halves: all = store_codes<CodeSums::halves>(groups, count, kind, out.codes); break;
+    case CodeSums::half_shifts: all = store_codes<CodeSums::half_shifts>(groups, count, kind, out.codes);
+  }
   const int64_t first = groups[0].at;
   if (count == lane_count && groups[lane_count - 1].at == first + lane_count - 1) {
     store(out.scales + first, all.scales);
@@ -118,42 +174,11 @@ OCTAVO_INLINE void quantise_groups(const GroupOfRow (&groups)[lane_count], int64
 }  // namespace
 
 void pack_codes(const CodePacking& a, int64_t first_panel, int64_t last_panel) {
-  if (is_super(a.kind)) return pack_super_codes(a, first_panel, last_panel);
-  const int64_t groups = a.inputs / quant_group, stride = code_panel_bytes(a.kind, a.inputs);
-  const int64_t row_bytes = bytes_of(a.source, a.inputs);
-  uint8_t codes[quant_group], made[block_bytes_max];
-  for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-    uint8_t* out = a.panels + panel * stride;
-    uint8_t* scales = out + groups * code_bytes(a.kind);
-    __builtin_memset(out, 0, static_cast<uint64_t>(stride));
-    const int64_t row = panel * panel_width;
-    const int64_t lanes = a.outputs - row < panel_width ? a.outputs - row : panel_width;
-    for (int64_t lane = 0; lane < lanes; ++lane) {
-      for (int64_t g = 0; g < groups; ++g) {
-        const uint8_t* block = block_of(a, a.data + (row + lane) * row_bytes, g, made);
-        read_codes(block, a.kind, codes);
-        write_codes(codes, a.kind, lane, out + g * code_bytes(a.kind));
-        uint8_t* scale = scales + g * scale_bytes(a.kind) + 2 * lane;
-        __builtin_memcpy(scale, block, 2);
-        if (a.kind == Kind::q4_1) __builtin_memcpy(scale + 2 * panel_width, block + 2, 2);
-      }
-    }
-  }
+  with_kind(a.kind, [&](auto tag) { pack_panels<decltype(tag)::kind>(a, first_panel, last_panel); });
 }
 
 void unpack_codes(const uint8_t* panels, Kind kind, int64_t inputs, int64_t index, float* out) {
-  if (is_super(kind)) return unpack_super_codes(panels, kind, inputs, index, out);
-  const int64_t groups = inputs / quant_group, lane = index % panel_width;
-  const uint8_t* codes = panels + index / panel_width * code_panel_bytes(kind, inputs);
-  const uint8_t* scales = codes + groups * code_bytes(kind) + 2 * lane;
-  for (int64_t g = 0; g < groups; ++g, codes += code_bytes(kind), scales += scale_bytes(kind)) {
-    const float d = float_of_half(read_u16(scales));
-    for (int i = 0; i < quant_group; ++i) {
-      const float code = static_cast<float>(code_at(codes, kind, lane, i) - code_zero(kind));
-      out[g * quant_group + i] =
-          kind == Kind::q4_1 ? d * code + float_of_half(read_u16(scales + 2 * panel_width)) : d * code;
-    }
-  }
+  with_kind(kind, [&](auto tag) { unpack_row_of_panels<decltype(tag)::kind>(panels, inputs, index, out); });
 }
 
 // All rows of a group, then the next group: what rows have for a group lies side by side, in cache lines that

@@ -64,8 +64,8 @@ OCTAVO_INLINE void encode_q4_1(const float* x, uint8_t* block) {
     return write_u16(block + 2, half_nan);
   }
   const Lanes first = load(x), second = load(x + lane_count), zero{};
-  const float high = largest_lane(larger(first, second));
-  const float low = 0.0f - largest_lane(larger(zero - first, zero - second));  // never -0
+  const float high = 0.0f + largest_lane(larger(first, second));  // never -0, both
+  const float low = 0.0f - largest_lane(larger(zero - first, zero - second));
   const float d = (high - low) / 15.0f;
   const float inverse = d > 0.0f ? 1.0f / d : 0.0f;
   write_u16(block, half_of_float(d));

@@ -3,14 +3,16 @@
 //
 //   sum = code_zero-corrected sum of q_w q_x          int32, exact
 //   y   = fma(float(sum) s, d, y)                     s: the activations' scale, d: the weights'
-//   y   = fma(m, s sum(q_x), y)                       Q4_1 only: its minimum m
+//   y   = fma(m, s sum(q_x), y)                       of a kind with minima: m
 //
-// So bits depend on nothing but the row and the output: neither on tiles, nor threads, nor registers.
+// So bits depend on nothing but the row and the output: neither on tiles, nor threads, nor registers. This file
+// has the kinds of blocks of 32 weights, super_product.cpp those of super-blocks.
 #include "kernels/prefetch_cursor.hpp"
 #include "kernels/amx_product.hpp"
 #include "kernels/halves.hpp"
 #include "kernels/integers.hpp"
-#include "kernels/superblocks.hpp"
+#include "kernels/panels.hpp"
+#include "kernels/super_product.hpp"
 #include "kernels/table.hpp"
 
 namespace octavo::OCTAVO_ISA {
@@ -48,8 +50,8 @@ OCTAVO_INLINE void sum_vectors(const IntLanes (&words)[P], const int8_t* x, IntL
 
 constexpr int kv_lines = 8;  // of what attention will read, at most, with each group
 
-// Beside many rows four-bit codes are unpacked once, some groups at a time: the first tile of rows reads them
-// packed and leaves them unpacked for the others.
+// Beside many rows codes of fewer than eight bits are unpacked once, some groups at a time: the first tile of
+// rows reads them packed and leaves them unpacked for the others.
 enum class Form { packed, unpacking, unpacked };
 
 // A group unpacked: codes as bytes, then scales and minima as floats.
@@ -59,20 +61,19 @@ constexpr int64_t wide_groups = 24;  // at a time: two panels of them fit the ne
 constexpr int64_t wide_stride = wide_groups * wide_bytes;
 constexpr int64_t wide_tiles = 3;  // of rows: for fewer, unpacking costs more than it saves
 
+// Unpacked, all that matters of a kind is whether it has minima, and whether its codes are small: one stands
+// for all that are alike.
+constexpr Kind like_unpacked(Kind kind) {
+  if (has_short_sums && !has_small_codes(kind)) return has_minima(kind) ? Kind::q5_1 : Kind::q5_0;
+  return has_minima(kind) ? Kind::q4_1 : Kind::q4_0;
+}
+
 // What a tile walks: groups [first, last) of P panels.
 struct Codes {
   int64_t first, last;
   const uint8_t* packed;  // the first panel
   uint8_t* unpacked;      // these groups alone, wide_stride bytes for each panel
 };
-
-// Words 2 j and 2 j + 1 of a group of four-bit codes, four inputs each.
-OCTAVO_INLINE IntLanes low_codes(const uint8_t* codes) {
-  return load_words(codes) & broadcast_int(0x0F0F0F0F);
-}
-OCTAVO_INLINE IntLanes high_codes(const uint8_t* codes) {
-  return shift_right(load_words(codes), 4) & broadcast_int(0x0F0F0F0F);
-}
 
 // Where a group of P panels is, `stride` bytes apart, and where it is unpacked.
 struct GroupCodes {
@@ -86,10 +87,7 @@ template <Kind kind, Form form>
 OCTAVO_INLINE IntLanes load_codes(const GroupCodes& from, int p, int word) {
   const int64_t at = p * wide_stride + 64 * word;
   if constexpr (form == Form::unpacked) return load_words(from.unpacked + at);
-  const uint8_t* packed = from.codes + p * from.stride;
-  if constexpr (kind == Kind::q8_0) return load_words(packed + 64 * word);
-  const uint8_t* pair = packed + 64 * (word / 2);
-  const IntLanes codes = word % 2 ? high_codes(pair) : low_codes(pair);
+  const IntLanes codes = code_word<kind>(from.codes + p * from.stride, word);
   if constexpr (form == Form::unpacking) store_words(from.unpacked + at, codes);
   return codes;
 }
@@ -97,7 +95,6 @@ OCTAVO_INLINE IntLanes load_codes(const GroupCodes& from, int p, int word) {
 // The integer sums of one group.
 template <Kind kind, Form form, bool brief, int R, int P>
 OCTAVO_INLINE void sum_words(const GroupCodes& from, const int8_t* x, IntLanes (&sum)[R][P]) {
-  constexpr int words_in_group = quant_group / 4;
 #pragma GCC unroll 8
   for (int word = 0; word < words_in_group; ++word) {
     IntLanes words[P];
@@ -110,7 +107,7 @@ OCTAVO_INLINE void sum_words(const GroupCodes& from, const int8_t* x, IntLanes (
 // The same, by the shortest way for what the codes can be.
 template <Kind kind, Form form, int R, int P>
 OCTAVO_INLINE void sum_group(const GroupCodes& from, const int8_t* x, IntLanes (&sum)[R][P]) {
-  if constexpr (has_short_sums && kind != Kind::q8_0) {
+  if constexpr (has_short_sums && has_small_codes(kind)) {
     IntLanes halves[R][P]{};
     sum_words<kind, form, true, R, P>(from, x, halves);
 #pragma GCC unroll 8
@@ -123,12 +120,13 @@ OCTAVO_INLINE void sum_group(const GroupCodes& from, const int8_t* x, IntLanes (
   }
 }
 
-// Scales (index 0) or minima (1) of a group of panel p: halves, or floats in what is unpacked.
-template <Form form>
-OCTAVO_INLINE Lanes load_factors(const GroupCodes& from, int p, int index) {
+// Scales (index 0) or minima (1) of a group of panel p: of 16 bits, or floats in what is unpacked.
+template <Kind kind, Form form, int index>
+OCTAVO_INLINE Lanes load_factors(const GroupCodes& from, int p) {
   const int64_t at = p * wide_stride + wide_codes + index * panel_width * 4;
   if constexpr (form == Form::unpacked) return load(reinterpret_cast<const float*>(from.unpacked + at));
-  const Lanes factors = load_halves(from.scales + p * from.stride + index * 2 * panel_width);
+  const uint8_t* packed = from.scales + p * from.stride + index * 2 * panel_width;
+  const Lanes factors = index == 0 ? load_d<kind>(packed) : load_halves(packed);
   if constexpr (form == Form::unpacking) store(reinterpret_cast<float*>(from.unpacked + at), factors);
   return factors;
 }
@@ -140,15 +138,15 @@ OCTAVO_INLINE void add_groups(const Activations& x, int64_t at, const GroupCodes
   Lanes d[P], m[P];
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) {
-    d[p] = load_factors<form>(from, p, 0);
-    if constexpr (kind == Kind::q4_1) m[p] = load_factors<form>(from, p, 1);
+    d[p] = load_factors<kind, form, 0>(from, p);
+    if constexpr (has_minima(kind)) m[p] = load_factors<kind, form, 1>(from, p);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     const Lanes scale = broadcast(x.scales[at + r]), minus_origin = broadcast(x.origins[at + r]);
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) accumulate(acc[r][p], scaled(sum[r][p], scale, minus_origin), d[p]);
-    if constexpr (kind == Kind::q4_1) {
+    if constexpr (has_minima(kind)) {
       const Lanes shift = broadcast(x.shifts[at + r]);
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) accumulate(acc[r][p], m[p], shift);
@@ -186,7 +184,7 @@ void tile(const IntegerProduct& a, const Codes& given, int64_t row, int64_t pane
     IntLanes sum[R][P];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const IntLanes start = broadcast_int(kind == Kind::q4_1 ? origin_bits : a.x.starts[at + r]);
+      const IntLanes start = broadcast_int(code_zero(kind) == 0 ? origin_bits : a.x.starts[at + r]);
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) sum[r][p] = start;
     }
@@ -233,7 +231,7 @@ void tiles_beside_unpacked(const IntegerProduct& a, const uint8_t* packed, int64
     const int64_t last = first + wide_groups < groups ? first + wide_groups : groups;
     const Codes codes{first, last, packed, unpacked};
     tiles_beside<kind, Form::unpacking, R, P>(a, codes, 0, 1, tiles, panel, next);
-    tiles_beside<kind, Form::unpacked, R, P>(a, codes, 1, tiles, tiles, panel, next);
+    tiles_beside<like_unpacked(kind), Form::unpacked, R, P>(a, codes, 1, tiles, tiles, panel, next);
   }
 }
 
@@ -271,33 +269,21 @@ template <Kind its_kind>
 struct GroupFormat {
   static constexpr Kind kind = its_kind;
 
-  OCTAVO_INLINE void unpack(const uint8_t* codes, uint8_t* out) {
-    for (int64_t i = 0; i < unpacked_bytes; i += 64) {
-      IntLanes words;
-      if constexpr (kind == Kind::q8_0) {
-        words = load_words(codes + i);
-      } else {
-        words = i / 64 % 2 ? high_codes(codes + i / 128 * 64) : low_codes(codes + i / 128 * 64);
-      }
-      store_words(out + i, minus_bytes(words, static_cast<int8_t>(code_zero(kind))));
-    }
-  }
-
   struct Factors {
     Lanes d, m;
   };
 
   OCTAVO_INLINE Factors factors(const uint8_t* scales, int64_t g) {
     const uint8_t* own = scales + g * scale_bytes(kind);
-    if constexpr (kind == Kind::q4_1) return {load_halves(own), load_halves(own + 2 * panel_width)};
-    return {load_halves(own), {}};
+    if constexpr (has_minima(kind)) return {load_d<kind>(own), load_halves(own + 2 * panel_width)};
+    return {load_d<kind>(own), {}};
   }
 
   OCTAVO_INLINE void add(Lanes& acc, const int32_t* sums, const Factors& factors, const Activations& x,
                          int64_t at) {
     const IntLanes sum = load_words(reinterpret_cast<const uint8_t*>(sums));
     accumulate(acc, converted(sum) * broadcast(x.scales[at]), factors.d);
-    if constexpr (kind == Kind::q4_1) accumulate(acc, factors.m, broadcast(x.shifts[at]));
+    if constexpr (has_minima(kind)) accumulate(acc, factors.m, broadcast(x.shifts[at]));
   }
 };
 #endif
@@ -317,14 +303,13 @@ void panels_of(const IntegerProduct& all, int64_t first_panel, int64_t last_pane
 }  // namespace
 
 void integer_product(const IntegerProduct& a, int64_t first_panel, int64_t last_panel) {
-  switch (a.kind) {
-    case Kind::q8_0: return panels_of<Kind::q8_0>(a, first_panel, last_panel);
-    case Kind::q4_0: return panels_of<Kind::q4_0>(a, first_panel, last_panel);
-    case Kind::q4_1: return panels_of<Kind::q4_1>(a, first_panel, last_panel);
-    case Kind::q4_k:
-    case Kind::q6_k: return super_product(a, first_panel, last_panel);
-    default: __builtin_unreachable();  // the bindings let no other kind through
-  }
+  with_kind(a.kind, [&](auto tag) {
+    if constexpr (is_super(tag.kind)) {
+      super_product<tag.kind>(a, first_panel, last_panel);
+    } else {
+      panels_of<tag.kind>(a, first_panel, last_panel);
+    }
+  });
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -125,6 +125,28 @@ OCTAVO_INLINE void accumulate_small(IntLanes& sum, const IntLanes& w, const int8
 OCTAVO_INLINE IntLanes short_sums(const IntLanes& sum) { return sum; }
 #endif
 
+// Each byte, which is below 16, as the table has it.
+OCTAVO_INLINE IntLanes looked_up(const uint8_t (&table)[16], const IntLanes& codes) {
+  IntLanes out;
+#if defined(__AVX512F__)
+  const __m128i values = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
+  out.part[0] =
+      (NativeInts)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), (__m512i)codes.part[0]);
+#elif defined(__AVX2__)
+  const __m128i values = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
+  OCTAVO_EACH_PART {
+    out.part[i] =
+        (NativeInts)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), (__m256i)codes.part[i]);
+  }
+#else
+  uint8_t bytes[4 * lane_count];
+  __builtin_memcpy(bytes, &codes, sizeof bytes);
+  for (uint8_t& byte : bytes) byte = table[byte];
+  __builtin_memcpy(&out, bytes, sizeof bytes);
+#endif
+  return out;
+}
+
 // As floats: exact below 2^24.
 OCTAVO_INLINE Lanes converted(const IntLanes& x) {
   Lanes out;

@@ -7,12 +7,9 @@
 #include <stdint.h>
 
 #include "kernels/attention.hpp"
+#include "kernels/kinds.hpp"
 
 namespace octavo {
-
-constexpr int panel_width = 16;   // outputs side by side in a packed weight matrix
-constexpr int quant_group = 32;   // elements whose codes are summed at a time, in weights and activations
-constexpr int super_group = 256;  // elements of a super-block of Q4_K and Q6_K: eight such groups
 
 // Integer products with AVX-512 take rows in tiles of nearly equal height, and a few panels beside them: work
 // is best cut at multiples of that many panels.
@@ -21,25 +18,6 @@ constexpr int64_t code_tiles(int64_t rows) { return (rows + code_rows_max - 1) /
 constexpr int code_panels_beside(int64_t height) { return height <= 3 ? 4 : height == 4 ? 3 : 2; }
 constexpr int code_panels_unit(int64_t rows) {
   return rows == 0 ? 1 : code_panels_beside((rows + code_tiles(rows) - 1) / code_tiles(rows));
-}
-
-enum class Kind { f32, f16, bf16, q8_0, q4_0, q4_1, q4_k, q6_k };
-
-constexpr bool is_super(Kind kind) { return kind == Kind::q4_k || kind == Kind::q6_k; }
-
-// Bytes of `count` elements: a multiple of 32 for the quantised kinds, of 256 for those of super-blocks.
-static inline int64_t bytes_of(Kind kind, int64_t count) {
-  switch (kind) {
-    case Kind::f32: return 4 * count;
-    case Kind::f16:
-    case Kind::bf16: return 2 * count;
-    case Kind::q8_0: return count / quant_group * 34;
-    case Kind::q4_0: return count / quant_group * 18;
-    case Kind::q4_1: return count / quant_group * 20;
-    case Kind::q4_k: return count / super_group * 144;
-    case Kind::q6_k: return count / super_group * 210;
-  }
-  return 0;
 }
 
 // K and V that are wanted soon: of each block `bytes` bytes from `start` on. A product fetches them beside its own
@@ -74,23 +52,6 @@ struct Packing {
   Kind stored = Kind::f32;  // of the panels: f32, f16 or bf16
 };
 
-// Integer panels (codes.cpp and superblocks.cpp draw them): bytes of one group of 16 outputs x 32 inputs, of
-// its scales, and of
-// a whole panel, which begins at a multiple of 64 bytes; and the code that stands for zero.
-// In super-blocks eight groups share some scales: `scale_bytes` is an eighth of all.
-constexpr int64_t code_bytes(Kind kind) {
-  return panel_width * (kind == Kind::q8_0 ? 32 : kind == Kind::q6_k ? 24 : 16);
-}
-constexpr int64_t scale_bytes(Kind kind) {
-  return kind == Kind::q4_1 ? 64 : kind == Kind::q4_k ? 40 : kind == Kind::q6_k ? 36 : 32;
-}
-constexpr int32_t code_zero(Kind kind) {
-  return kind == Kind::q8_0 ? 128 : kind == Kind::q4_0 ? 8 : kind == Kind::q6_k ? 32 : 0;
-}
-constexpr int64_t code_panel_bytes(Kind kind, int64_t inputs) {
-  return (inputs / quant_group * (code_bytes(kind) + scale_bytes(kind)) + 63) / 64 * 64;
-}
-
 // Rows from one group of a row to its next one. Not a multiple of 16: a tile walks a few rows group by group, and
 // at distances of a power of two all that it reads would fall into the same few sets of the nearest cache.
 constexpr int64_t code_padding = 3;  // rows at most
@@ -107,9 +68,11 @@ struct Activations {
   int8_t* codes;    // round(x / scale), ties to even
   float* scales;    // largest magnitude / 127, of 22 bits; NaN if the group holds what is no number to it
   float* origins;   // minus the origin times the scale: exact
-  int32_t* starts;  // origin_bits - the sum of codes times the weights' code_zero; Q6_K: minus that of the
-                    // first 16 codes, without origin
-  float* shifts;    // scale times the sum of codes; Q6_K: the bits of the start of the other 16 codes
+  // Of weights with one scale for the group: origin_bits - zero times the sum of codes; and scale times that sum.
+  // With one for each half: origin_bits - zero times the sum of the first half, and the bits of the same of the
+  // other (Q6_K: without origin_bits). Q2_K: the bits of scale times the sum of the first half; and of the other.
+  int32_t* starts;
+  float* shifts;
 };
 
 // In one piece of memory.

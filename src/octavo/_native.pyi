@@ -41,7 +41,7 @@ def read_string_array(data: _Bytes, offset: int, count: int) -> tuple[list[bytes
 def dequantise(data: _Bytes, kind: str, count: int, out: _Floats) -> None:
     """`data`, exactly the bytes of `count` elements, to float32.
 
-    kind, here and below: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K or Q6_K.
+    kind, here and below: one of `octavo.kernels.packed.BLOCKS`.
     """
 
 def pack(data: _Bytes, kind: str, outputs: int, inputs: int, panels: _Floats) -> None:
@@ -51,7 +51,7 @@ def pack_halves(data: _Bytes, kind: str, outputs: int, inputs: int, stored: str,
     """The same to panels of 16 bits, rounded to nearest even; stored: F16 or BF16."""
 
 def code_panel_bytes(kind: str, inputs: int) -> int:
-    """Bytes of an integer panel: 16 outputs. inputs: a multiple of 32, or of 256 for Q4_K and Q6_K."""
+    """Bytes of an integer panel: 16 outputs. inputs: whole blocks of the kind."""
 
 def pack_codes(data: _Bytes, kind: str, outputs: int, inputs: int, stored: str, panels: _Bytes) -> None:
     """A matrix as its file stores it to integer panels (ceil(outputs / 16), code_panel_bytes).

@@ -4,11 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from tests.blocks import QUANTISED
 
 from octavo import _native
 from octavo.bench import kernels
 from octavo.bench.kernels import (
     BLOCK_SIZE,
+    SHAPES,
     Case,
     Ready,
     Shape,
@@ -48,6 +50,18 @@ def test_every_kernel_runs_at_a_small_size(no_copies):
         assert (measured.gigaoperations_per_s > 0) == (case.operations > 0)
         names.add(measured.kernel)
     assert {"linear F32", "linear Q4_1", "rms norm", "rope", "argmax", "gumbel noise"} <= names
+
+
+def test_every_quantised_kind_has_cases():
+    kernels_named = {case.kernel for shape in SHAPES for case in linear_cases(shape)}
+    assert {f"linear {kind}" for kind in ("F32", *QUANTISED)} == kernels_named
+
+
+def test_every_kind_runs_at_a_small_size(no_copies):
+    wide = Shape("wide", 256, 256, 4, 2, 16, 48)
+    for case in linear_cases(wide):
+        out = case.prepare().call()
+        assert np.isfinite(np.asarray(out)).all(), case.kernel
 
 
 def test_every_attention_case_runs(no_copies):

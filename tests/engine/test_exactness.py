@@ -12,6 +12,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from tests.tiny import (
+    MIXED,
+    MIXTURE,
     VOCAB,
     Answer,
     over_kv_of,
@@ -34,7 +36,7 @@ from octavo.types import FinishReason, Request
 
 CASES = 200
 # How the tiny model's file would hold its weights.
-KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", MIXED)
 
 
 def backends() -> dict[str, Ops]:
@@ -133,6 +135,11 @@ class Undisturbed:
 @pytest.fixture(scope="module")
 def undisturbed() -> Undisturbed:
     return Undisturbed()
+
+
+def test_the_mixture_holds_every_kind_of_its_own() -> None:
+    held = tiny_model(over_weights_of(MIXED, NativeOps())).weights.bytes_by_kind
+    assert held.keys() == set(MIXTURE)
 
 
 @pytest.mark.usefixtures("threads_restored")

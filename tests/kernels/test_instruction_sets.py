@@ -22,7 +22,7 @@ from octavo import _native
 from octavo.kernels.contract import AttentionSpec, Batch, KvShape, RawTensor
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.packed import unpack_vector
-from tests.blocks import BLOCKS, HALVES_AT, random_tensor
+from tests.blocks import BLOCKS, QUANTISED, SUPER_KINDS, random_tensor, set_halves
 
 rng = np.random.default_rng(5)
 ops = NativeOps()
@@ -36,18 +36,18 @@ matrix = ops.matrix(RawTensor("w", "F32", weight.shape, weight.view(np.uint8).re
 x = floats(13, 96)
 for rows in (1, 2, 3, 6, 13):
     note(ops.linear(x[:rows].copy(), matrix, floats(150)))
-for kind in ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"):
-    inputs = 512 if kind[-1] == "K" else 800  # codes of many rows are unpacked 24 groups at a time
+for kind in QUANTISED:
+    inputs = 512 if kind in SUPER_KINDS else 800  # codes of many rows are unpacked 24 groups at a time
     integers = ops.matrix(random_tensor(kind, 150, inputs, rng))
     wide = floats(33, inputs)
     note(ops.embed(integers, np.arange(150, dtype=np.int32)))
     for rows in (1, 2, 3, 13, 16, 32, 33):  # rows of codes are spread at multiples of 16
         note(ops.linear(wide[:rows].copy(), integers, floats(150)))
     note(unpack_vector(random_tensor(kind, 3, 256, rng)))
-for kind, code in itertools.product(("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"), (0, 0x7F, 0x80, 0xFF)):
-    block, (first, last) = BLOCKS[kind], HALVES_AT[kind]  # no sum of the largest products saturates
+for kind, code in itertools.product(QUANTISED, (0, 0x7F, 0x80, 0xFF)):
+    block = BLOCKS[kind]  # no sum of the largest products saturates
     blocks = np.full((16, 1, block.num_bytes), code, np.uint8)
-    blocks[..., first:last] = np.array([1, 0.5], np.float16).view(np.uint8)[: last - first]
+    set_halves(blocks, kind, [1, 0.5])
     largest = ops.matrix(RawTensor("w", kind, (16, block.size), blocks.reshape(-1)))
     for sign in (-1, 1):
         note(ops.linear(np.full((7, block.size), 127 * sign, np.float32), largest))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tests.blocks import HALVES_AT, random_tensor
+from tests.blocks import QUANTISED, random_tensor, set_halves
 
 from octavo import _native
 from octavo.kernels import integer_reference
@@ -16,10 +16,8 @@ from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.packed import BLOCKS, unpack_vector
 from octavo.kernels.reference import ReferenceOps
 
-KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUANTISED)
 @pytest.mark.parametrize("outputs, groups", [(1, 1), (16, 2), (37, 3), (200, 18)])
 def test_the_product_follows_its_specification_to_the_bit(
     kind: str, outputs: int, groups: int, rng: np.random.Generator
@@ -34,7 +32,7 @@ def test_the_product_follows_its_specification_to_the_bit(
         np.testing.assert_array_equal(native.linear(x, native.matrix(raw), given), expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUANTISED)
 def test_the_product_is_near_that_of_the_same_weights_in_float32(
     ops: Ops, kind: str, rng: np.random.Generator
 ) -> None:
@@ -45,7 +43,7 @@ def test_the_product_is_near_that_of_the_same_weights_in_float32(
     assert np.sqrt(np.mean(error**2)) < 0.01 * np.sqrt(np.mean(expected**2))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUANTISED)
 def test_rows_are_the_same_alone_and_in_every_batch(
     kind: str, threads: Callable[[int], None], rng: np.random.Generator
 ) -> None:
@@ -63,7 +61,16 @@ def test_rows_are_the_same_alone_and_in_every_batch(
             np.testing.assert_array_equal(ops.linear(x[some].copy(), matrix), alone[some])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_rows_of_the_specification_are_the_same_alone(kind: str, rng: np.random.Generator) -> None:
+    ops = ReferenceOps()
+    matrix = ops.matrix(random_tensor(kind, 37, 512, rng))
+    x = rng.standard_normal((19, 512)).astype(np.float32)
+    alone = np.concatenate([ops.linear(row[None].copy(), matrix) for row in x])
+    np.testing.assert_array_equal(ops.linear(x, matrix), alone)
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
 def test_rows_are_the_same_alone_and_among_many(kind: str, rng: np.random.Generator) -> None:
     """More rows, groups and panels than any kernel takes at a time; the last panel is not full."""
     ops = NativeOps()
@@ -73,15 +80,13 @@ def test_rows_are_the_same_alone_and_among_many(kind: str, rng: np.random.Genera
     np.testing.assert_array_equal(ops.linear(x, matrix, bias), alone)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUANTISED)
 @pytest.mark.parametrize("rows", [1, 17])
 @pytest.mark.parametrize("code", [0, 0x7F, 0x80, 0xFF, 0x0F, 0xF0])
 def test_no_extreme_of_codes_scales_and_activations_saturates(kind: str, rows: int, code: int) -> None:
     ops, block = NativeOps(), BLOCKS[kind]
     blocks = np.full((16, 1, block.num_bytes), code, np.uint8)
-    one_and_none = np.array([1, 0], np.float16).view(np.uint8)
-    first, last = HALVES_AT[kind]
-    blocks[..., first:last] = one_and_none[: last - first]
+    set_halves(blocks, kind, [1, 0])
     raw = RawTensor("w", kind, (16, block.size), blocks.reshape(-1))
     for sign in (-127.0, 127.0):  # the activations' scale is 1, every product exact
         x = np.full((rows, block.size), sign, np.float32)
@@ -92,7 +97,7 @@ def test_no_extreme_of_codes_scales_and_activations_saturates(kind: str, rows: i
         np.testing.assert_array_equal(ops.linear(first_32, ops.matrix(raw)), wanted)
 
 
-@pytest.mark.parametrize("kind", ["Q4_1", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q4_1", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 2.0**104])
 def test_a_row_that_is_no_number_says_so_and_harms_no_other(
     ops: Ops, kind: str, poison: float, rng: np.random.Generator
@@ -107,7 +112,7 @@ def test_a_row_that_is_no_number_says_so_and_harms_no_other(
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-45, 3e-43, 1e-38, 2e31, 3e38])
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q6_K"])
 def test_tiny_and_huge_activations_follow_the_specification(
     kind: str, size: float, rng: np.random.Generator
 ) -> None:
@@ -135,15 +140,22 @@ def test_codes_of_activations_are_rounded_to_nearest_even() -> None:
 
 
 def test_a_matrix_takes_the_bytes_of_its_file(rng: np.random.Generator) -> None:
-    for kind in KINDS:
+    for kind in QUANTISED:
         raw = random_tensor(kind, 64, 1024, rng)
         matrix = NativeOps().matrix(raw)
         assert isinstance(matrix, IntegerMatrix)
-        wanted = raw.data.size // 144 * 148 if kind == "Q4_K" else raw.data.size  # 8 bits for scales of 6
-        assert matrix.num_bytes == wanted
+        # In bytes: scales of 6 bits, and MXFP4's exponents of 8.
+        wider = {
+            "Q4_K": 148 / 144,
+            "Q5_K": 180 / 176,
+            "Q3_K": 114 / 110,
+            "IQ4_XS": 138 / 136,
+            "MXFP4": 18 / 17,
+        }
+        assert matrix.num_bytes == raw.data.size * wider.get(kind, 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUANTISED)
 def test_no_rows_have_no_product(kind: str, rng: np.random.Generator) -> None:
     # The last layer of a step whose chunks all end in the middle of their prompts.
     ops = NativeOps()

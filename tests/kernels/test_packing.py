@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.blocks import SUPER_KINDS, dequantised, encoded, floats_tensor, random_tensor
+from tests.blocks import QUANTISED, dequantised, encoded, floats_tensor, random_tensor
 
 from octavo import _native
 from octavo.errors import BadModelFile, UnsupportedModel
 from octavo.kernels.contract import Ops, RawTensor
-from octavo.kernels.packed import unpack_vector
+from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.packed import BLOCKS, unpack_vector
 
-KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+KINDS = ("F32", "F16", "BF16", *QUANTISED)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -19,8 +20,8 @@ KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 def test_every_kind_is_read_bit_for_bit(
     ops: Ops, kind: str, shape: tuple[int, int], rng: np.random.Generator
 ) -> None:
-    if kind in SUPER_KINDS:
-        shape = (shape[0], 8 * shape[1])
+    if kind in QUANTISED:
+        shape = (shape[0], shape[1] // 32 * BLOCKS[kind].size)
         raw = random_tensor(kind, *shape, rng)
     else:
         raw = encoded(floats_tensor(rng.standard_normal(shape).astype(np.float32)), kind)
@@ -57,6 +58,24 @@ def test_every_half_has_its_value() -> None:
     assert np.isnan(out[~finite]).all()
 
 
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_every_block_has_the_values_that_the_gguf_package_finds(kind: str, rng: np.random.Generator) -> None:
+    """Whatever the bytes are: subnormal and infinite scales, NaN, every exponent."""
+    block = BLOCKS[kind]
+    blocks = rng.integers(0, 256, (4096, block.num_bytes)).astype(np.uint8)
+    blocks[:256, 0] = np.arange(256)
+    raw = RawTensor("w", kind, (4096, block.size), blocks.reshape(-1))
+    with np.errstate(all="ignore"):
+        expected = dequantised(raw)
+    for given in (
+        unpack_vector(raw),
+        NativeOps().embed(NativeOps().matrix(raw), np.arange(4096, dtype=np.int32)),
+    ):
+        is_number = ~np.isnan(expected)
+        np.testing.assert_array_equal(np.isnan(given), ~is_number)
+        np.testing.assert_array_equal(given.view(np.uint32)[is_number], expected.view(np.uint32)[is_number])
+
+
 def test_unaligned_bytes_are_read(rng: np.random.Generator) -> None:
     values = rng.standard_normal(64).astype(np.float32)
     shifted = np.concatenate([np.zeros(1, np.uint8), values.view(np.uint8)])[1:]
@@ -68,7 +87,7 @@ def test_unaligned_bytes_are_read(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     "kind, shape, size, error",
     [
-        ("Q5_K", (2, 256), 352, UnsupportedModel),
+        ("Q8_K", (2, 256), 584, UnsupportedModel),
         ("F32", (2, 4), 31, BadModelFile),
         ("F32", (2, 4), 33, BadModelFile),
         ("Q4_0", (2, 48), 54, BadModelFile),  # rows are no multiple of 32, their sum is

@@ -19,6 +19,7 @@ import numpy as np
 from octavo.kernels.contract import Batch, KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.model.decoder import hidden_states, project
+from tests.blocks import QUANTISED
 from tests.tiny import CONTEXT, VOCAB, over_kv_of, over_weights_of, tiny_model
 
 PROMPT, MOST, BLOCKS = 37, 17, 4
@@ -31,7 +32,7 @@ def batch(start, stop):
     return Batch(tokens[start:stop], where, where[:1].copy(), np.array([0, stop - start], np.int32), table,
                  np.arange(stop - start, dtype=np.int32))
 
-kinds = [(weights, "f32") for weights in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")]
+kinds = [(weights, "f32") for weights in ("F32", "F16", "BF16", *QUANTISED)]
 kinds += [(weights, kv) for weights in ("F32", "Q4_1") for kv in ("bf16", "int8")]
 for weights, kv in kinds:
     ops = over_kv_of(kv, over_weights_of(weights, NativeOps()))
@@ -70,4 +71,4 @@ def test_positions_computed_together_equal_one_at_a_time(isa: str, threads: str)
     assert run.returncode == 0, run.stderr[-2000:]
     arithmetic_id, num_kinds = run.stdout.split()
     assert arithmetic_id.endswith(isa)
-    assert int(num_kinds) == 12
+    assert int(num_kinds) == 20

@@ -32,6 +32,7 @@ from octavo.kernels.contract import (
     RawTensor,
 )
 from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.packed import BLOCKS, FLOAT_KINDS
 from octavo.kernels.pool import bytes_per_layer
 from octavo.units import blocks_for
 
@@ -46,22 +47,8 @@ _COPIED_BLOCKS = 64
 Call = Callable[[], object]
 
 
-@dataclass(frozen=True, slots=True)
-class WeightKind:
-    """A kind of weights in files: `num_bytes` for `elements`, and whose operations its product takes."""
-
-    name: str
-    elements: int
-    num_bytes: int
-    operations: str  # "f32" or "int8"
-
-
-WEIGHT_KINDS = (
-    WeightKind("F32", 1, 4, "f32"),
-    WeightKind("Q8_0", 32, 34, "int8"),
-    WeightKind("Q4_0", 32, 18, "int8"),
-    WeightKind("Q4_1", 32, 20, "int8"),
-)
+# Sixteen bits are widened and then multiplied as F32 is.
+WEIGHT_KINDS = tuple(kind for kind in BLOCKS if kind not in ("F16", "BF16"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +144,7 @@ def duration(call: Call) -> float:
 
 
 def linear_cases(shape: Shape) -> Iterator[Case]:
-    """Every kind of weights at every matrix and number of rows."""
+    """Every kind of weights at every matrix that it can hold, and number of rows."""
     matrices = (
         ("q, o", shape.heads * shape.head_size, shape.hidden),
         ("gate, up", shape.ffn, shape.hidden),
@@ -165,11 +152,13 @@ def linear_cases(shape: Shape) -> Iterator[Case]:
         ("vocabulary", shape.vocabulary, shape.hidden),
     )
     for (part, outputs, inputs), kind, rows in itertools.product(matrices, WEIGHT_KINDS, ROWS):
+        if inputs % BLOCKS[kind].size:
+            continue
         yield Case(
-            f"linear {kind.name}",
+            f"linear {kind}",
             f"{shape.name} {part} {outputs}x{inputs}, {rows} rows",
             2 * rows * inputs * outputs,
-            kind.operations,
+            "f32" if kind in FLOAT_KINDS else "int8",
             partial(_linear, kind, outputs, inputs, rows),
         )
 
@@ -310,11 +299,12 @@ def _in_turn(calls: Sequence[Call]) -> Call:
     return lambda: next(turns)()
 
 
-def _linear(kind: WeightKind, outputs: int, inputs: int, rows: int) -> Ready:
-    ops = NativeOps("auto")
-    raw = RawTensor(
-        "w", kind.name, (outputs, inputs), random_bytes(outputs * inputs * kind.num_bytes // kind.elements)
-    )
+def _linear(kind: str, outputs: int, inputs: int, rows: int) -> Ready:
+    ops, block = NativeOps("auto"), BLOCKS[kind]
+    data = random_bytes(outputs * inputs // block.size * block.num_bytes)
+    if kind == "MXFP4":
+        data[:: block.num_bytes] = 120  # exponents below 3 are of subnormal numbers, which are slow
+    raw = RawTensor("w", kind, (outputs, inputs), data)
     copies: list[Matrix] = [ops.matrix(raw)]
     while len(copies) * copies[0].num_bytes < COLD_BYTES:
         copies.append(ops.matrix(raw))

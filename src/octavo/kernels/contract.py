@@ -35,12 +35,12 @@ P = TypeVar("P", contravariant=True)  # a pool
 class RawTensor:
     """A tensor as its file stores it. `data` is a flat view of the file's bytes (not a copy).
 
-    `shape` is NumPy order: a matrix is (outputs, inputs), so y = x @ W.T. Quantised kinds are grouped by 32,
-    or 256 (Q4_K, Q6_K), along inputs.
+    `shape` is NumPy order: a matrix is (outputs, inputs), so y = x @ W.T. Quantised kinds are grouped by 32
+    or 256 along inputs: `packed.BLOCKS`.
     """
 
     name: str
-    kind: str  # "F32" | "F16" | "BF16" | "Q8_0" | "Q4_0" | "Q4_1" | "Q4_K" | "Q6_K"
+    kind: str  # of `packed.BLOCKS`
     shape: tuple[int, ...]
     data: Bytes
 

@@ -1,6 +1,6 @@
 """In which kind a matrix is held: what `--weights` means.
 
-    auto    the file's own: integers stay integers, F16 and BF16 keep their 16 bits
+    auto    the file's own: integers stay integers, F16 and BF16 keep their 16 bits; nothing is lost
     f32     float32, de-quantised
     bf16    rounded to 16 bits
     int8    Q8_0
@@ -14,10 +14,7 @@ arrays.
 from __future__ import annotations
 
 from octavo.kernels.contract import RawTensor
-from octavo.kernels.packed import QUANT_GROUP
-
-_FOUR_BITS = frozenset({"Q4_0", "Q4_1", "Q4_K"})
-_EIGHT_BITS = _FOUR_BITS | {"Q6_K", "Q8_0"}
+from octavo.kernels.packed import BLOCKS, QUANT_GROUP
 
 
 def kind_held(raw: RawTensor, weights: str, table: bool = False) -> str:
@@ -36,7 +33,12 @@ def kind_held(raw: RawTensor, weights: str, table: bool = False) -> str:
         case "int8":
             return "Q8_0" if divisible else raw.kind
         case "q4":
-            if not divisible or raw.kind in (_EIGHT_BITS if table else _FOUR_BITS):
-                return raw.kind
-            return "Q8_0" if table else "Q4_1"
+            wanted = "Q8_0" if table else "Q4_1"
+            return wanted if divisible and bits_of(raw.kind) > bits_of(wanted) else raw.kind
     raise ValueError(f"unknown weights {weights!r}; known: auto, f32, bf16, int8, q4")
+
+
+def bits_of(kind: str) -> float:
+    """Bits that a weight of this kind takes in a file, its share of the scales among them."""
+    block = BLOCKS[kind]
+    return 8 * block.num_bytes / block.size

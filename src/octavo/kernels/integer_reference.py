@@ -2,15 +2,18 @@
 
     s[t, g]   = top / 127, the two lowest bits cleared; top = largest magnitude of x[t] in group g of 32
     q[t, i]   = round(x[t, i] * (127 / top)), ties to even; the product is not rounded before
-    y[t, o]   = for g ascending: y = fma(s[t, g] * sum of q * code, d[o, g], y)
-                   with minima:  y = fma(m[o, g], s[t, g] * sum of q, y)
+    y[t, o]   = for p ascending: y = fma(s[t, g] * sum of q * code, d[o, p], y)
+                   with minima:  y = fma(m[o, p], s[t, g] * sum of q, y)
 
-What a kind calls code, d and m:
+A part p is a group g, in Q2_K and Q3_K one half of it. What a kind calls code, d and m:
 
-    Q8_0, Q4_0    its codes, its scale of the group
-    Q4_1          its codes, its scale and its minimum
-    Q4_K          its codes; d times the group's scale; minus dmin times the group's minimum
-    Q6_K          its codes times the scale of their half of the group; d
+    Q8_0, Q4_0, Q5_0         its codes, its scale of the group
+    Q4_1, Q5_1               its codes, its scale and its minimum
+    IQ4_NL, MXFP4            what its table makes of its codes; its scale (MXFP4: half of the power of two)
+    Q2_K, Q4_K, Q5_K         its codes; d times the part's scale; minus dmin times the part's minimum
+    Q3_K                     its codes; d times the part's scale
+    IQ4_XS                   what its table makes of its codes; d times the part's scale
+    Q6_K                     its codes times the scale of their half of the group; d
 
 Sums of codes are integers below 2^24, so float32 holds them exactly whatever the order. A fused step is
 computed in double and rounded once more; that differs from one rounding in about one of 2^29 cases.
@@ -22,7 +25,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from octavo.kernels.contract import Bytes, Floats, Ints, RawTensor
+from octavo.kernels.block_reference import parts_of
+from octavo.kernels.contract import Floats, Ints, RawTensor
 from octavo.kernels.packed import BLOCKS, QUANT_GROUP, unpack_vector
 
 _LARGEST_CODE = np.float32(127)
@@ -32,13 +36,14 @@ _ENDLESS_MAGNITUDE = np.float32(2.0**104)  # from it on, like infinity and NaN, 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceIntegers:
-    """A matrix (outputs, inputs): codes (G, outputs, 32), scales d and minima m (G, outputs); float32."""
+    """A matrix (outputs, inputs) in P parts of 32 or 16 inputs, in float32: codes (P, outputs, size), and d
+    and m (P, outputs)."""
 
     shape: tuple[int, int]
     kind: str
     codes: Floats = field(repr=False)
     scales: Floats = field(repr=False)
-    minima: Floats | None = field(repr=False)  # Q4_1, Q4_K
+    minima: Floats | None = field(repr=False)
 
     @property
     def num_bytes(self) -> int:
@@ -51,19 +56,8 @@ def read(raw: RawTensor) -> ReferenceIntegers:
     outputs, inputs = raw.shape
     block = BLOCKS[raw.kind]
     blocks = raw.data.reshape(outputs, inputs // block.size, block.num_bytes).swapaxes(0, 1)
-    if raw.kind == "Q4_K":
-        return _read_q4_k(raw, blocks)
-    if raw.kind == "Q6_K":
-        return _read_q6_k(raw, blocks)
-    scales = _halves(blocks[..., :2])
-    if raw.kind == "Q8_0":
-        codes = np.ascontiguousarray(blocks[..., 2:]).view(np.int8).astype(np.float32)
-        return ReferenceIntegers((outputs, inputs), raw.kind, codes, scales, None)
-    pairs = blocks[..., -QUANT_GROUP // 2 :]
-    codes = np.concatenate([pairs & 15, pairs >> 4], axis=-1).astype(np.float32)
-    if raw.kind == "Q4_0":
-        return ReferenceIntegers((outputs, inputs), raw.kind, codes - np.float32(8), scales, None)
-    return ReferenceIntegers((outputs, inputs), raw.kind, codes, scales, _halves(blocks[..., 2:4]))
+    parts = parts_of(blocks, raw.kind)
+    return ReferenceIntegers((outputs, inputs), raw.kind, parts.codes, parts.scales, parts.minima)
 
 
 def rows_of(table: ReferenceIntegers, rows: Ints) -> Floats:
@@ -77,13 +71,15 @@ def rows_of(table: ReferenceIntegers, rows: Ints) -> Floats:
 def multiply(x: Floats, weight: ReferenceIntegers, bias: Floats | None) -> Floats:
     """(T, inputs) -> (T, outputs)."""
     groups = x.reshape(x.shape[0], x.shape[1] // QUANT_GROUP, QUANT_GROUP)
+    in_group = QUANT_GROUP // weight.codes.shape[2]
     y = np.zeros((x.shape[0], weight.shape[0]), np.float32)
     with np.errstate(all="ignore"):  # a row that is no number stays none, and says so in its result
         for g in range(groups.shape[1]):
-            scale, codes = quantised(groups[:, g])
-            y = _fused(scale * (codes @ weight.codes[g].T), weight.scales[g], y)
-            if weight.minima is not None:
-                y = _fused(weight.minima[g], scale * codes.sum(axis=1, keepdims=True), y)
+            scale, of_group = quantised(groups[:, g])
+            for p, codes in enumerate(np.split(of_group, in_group, axis=1), in_group * g):
+                y = _fused(scale * (codes @ weight.codes[p].T), weight.scales[p], y)
+                if weight.minima is not None:
+                    y = _fused(weight.minima[p], scale * codes.sum(axis=1, keepdims=True), y)
         return y if bias is None else y + bias
 
 
@@ -130,51 +126,6 @@ def requantised(raw: RawTensor, kind: str) -> RawTensor:
     with np.errstate(over="ignore"):
         halves = np.concatenate(scales, axis=1).astype(np.float16).view(np.uint8)
     return replace(raw, kind=kind, data=np.concatenate([halves, data], axis=1).reshape(-1))
-
-
-def _read_q4_k(raw: RawTensor, blocks: Bytes) -> ReferenceIntegers:
-    """Blocks (B, outputs, 144): d, dmin | scales and minima of 6 bits | two groups in each 32 bytes."""
-    outputs, inputs = raw.shape
-    d, dmin = _halves(blocks[..., 0:2]), _halves(blocks[..., 2:4])
-    first, second, mixed = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
-    scales = np.concatenate([first & 63, mixed & 15 | first >> 6 << 4], axis=-1)
-    minima = np.concatenate([second & 63, mixed >> 4 | second >> 6 << 4], axis=-1)
-    pairs = blocks[..., 16:].reshape(*blocks.shape[:2], 4, 1, QUANT_GROUP)
-    codes = np.concatenate([pairs & 15, pairs >> 4], axis=-2).reshape(*blocks.shape[:2], 8, QUANT_GROUP)
-    return ReferenceIntegers(
-        (outputs, inputs),
-        raw.kind,
-        _by_group(codes.astype(np.float32)),
-        _by_group(d[..., None] * scales.astype(np.float32)),
-        _by_group(-dmin[..., None] * minima.astype(np.float32)),
-    )
-
-
-def _read_q6_k(raw: RawTensor, blocks: Bytes) -> ReferenceIntegers:
-    """Blocks (B, outputs, 210): 128 of low bits, 64 of high | 16 signed scales | d."""
-    outputs, inputs = raw.shape
-    leading = blocks.shape[:2]
-    low = blocks[..., :128].reshape(*leading, 2, 1, 64)
-    high = blocks[..., 128:192].reshape(*leading, 2, 1, 32)
-    low = np.concatenate([low & 15, low >> 4], axis=-2).reshape(*leading, 8, QUANT_GROUP)
-    high = np.concatenate([high >> shift & 3 for shift in (0, 2, 4, 6)], axis=-2)
-    codes = (low | high.reshape(*leading, 8, QUANT_GROUP) << 4).astype(np.float32) - np.float32(32)
-    scales = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8).astype(np.float32)
-    weighted = codes * np.repeat(scales, QUANT_GROUP // 2, axis=-1).reshape(codes.shape)
-    d = np.repeat(_halves(blocks[..., 208:])[..., None], 8, axis=-1)
-    return ReferenceIntegers((outputs, inputs), raw.kind, _by_group(weighted), _by_group(d), None)
-
-
-def _by_group(values: Floats) -> Floats:
-    """(B, outputs, 8, ...) of super-blocks -> (8 B, outputs, ...) of groups."""
-    moved = np.ascontiguousarray(values.swapaxes(1, 2))
-    return moved.reshape(-1, *moved.shape[2:])
-
-
-def _halves(pairs: Bytes) -> Floats:
-    """(..., 2) bytes -> (...,) float32."""
-    halves = np.ascontiguousarray(pairs).view(np.float16).astype(np.float32)
-    return halves.reshape(pairs.shape[:-1])
 
 
 def _fused(x: Floats, y: Floats, z: Floats) -> Floats:

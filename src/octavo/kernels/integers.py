@@ -1,11 +1,15 @@
 """Weight matrices that stay integers: GGUF's groups of 32 in panels of 16 outputs, and their product.
 
-    Q8_0, Q4_0    w = d * code             Q4_1    w = d * code + m
-    Q6_K          w = d * scale * code     Q4_K    w = d * scale * code - dmin * minimum
+    Q8_0, Q4_0, Q5_0          w = d * code
+    Q4_1, Q5_1                w = d * code + m
+    IQ4_NL, MXFP4             w = d * table[code]
+    Q3_K, Q6_K                w = d * scale * code            a scale for each 16
+    Q2_K, Q4_K, Q5_K          w = d * scale * code - dmin * minimum
+    IQ4_XS                    w = d * scale * table[code]
 
-A matrix takes as many bytes as in its file, of Q4_K 3 % more; `csrc/kernels/codes.cpp` and `superblocks.cpp`
-draw a panel, `integer_reference.py` says what the product means. Activations are quantised to 8 bits for each
-token and group of 32 inside the product.
+A matrix takes as many bytes as in its file, up to 6 % more where scales become whole bytes;
+`csrc/kernels/kinds.hpp` draws a panel, `integer_reference.py` says what the product means. Activations are
+quantised to 8 bits for each token and group of 32 inside the product.
 """
 
 from __future__ import annotations

@@ -43,8 +43,16 @@ BLOCKS: Mapping[str, Block] = MappingProxyType(
         "Q8_0": Block(32, 34),
         "Q4_0": Block(32, 18),
         "Q4_1": Block(32, 20),
+        "Q5_0": Block(32, 22),
+        "Q5_1": Block(32, 24),
+        "IQ4_NL": Block(32, 18),
+        "MXFP4": Block(32, 17),
+        "Q2_K": Block(256, 84),
+        "Q3_K": Block(256, 110),
         "Q4_K": Block(256, 144),
+        "Q5_K": Block(256, 176),
         "Q6_K": Block(256, 210),
+        "IQ4_XS": Block(256, 136),
     }
 )
 

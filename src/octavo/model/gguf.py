@@ -27,6 +27,7 @@ import numpy.typing as npt
 from octavo import _native
 from octavo.errors import BadModelFile, ModelNotFound, UnsupportedModel
 from octavo.kernels.contract import Bytes, RawTensor
+from octavo.kernels.packed import BLOCKS
 from octavo.model.gguf_split import SplitMark, foreign_key, part_paths, read_split_mark
 from octavo.model.mapped import MappedFile
 
@@ -54,31 +55,16 @@ class Kind:
     num_bytes: int
 
 
+_NAMES: Mapping[int, str] = MappingProxyType(
+    {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K"}
+    | {12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 20: "IQ4_NL", 23: "IQ4_XS", 30: "BF16", 39: "MXFP4"}
+)
 KINDS: Mapping[int, Kind] = MappingProxyType(
-    {
-        0: Kind("F32", 1, 4),
-        1: Kind("F16", 1, 2),
-        2: Kind("Q4_0", 32, 18),
-        3: Kind("Q4_1", 32, 20),
-        8: Kind("Q8_0", 32, 34),
-        12: Kind("Q4_K", 256, 144),
-        14: Kind("Q6_K", 256, 210),
-        30: Kind("BF16", 1, 2),
-    }
+    {code: Kind(name, BLOCKS[name].size, BLOCKS[name].num_bytes) for code, name in _NAMES.items()}
 )
 # Named only to say what a file holds when we cannot serve it.
 OTHER_KINDS: Mapping[int, str] = MappingProxyType(
-    {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K"}
-    | {
-        16: "IQ2_XXS",
-        17: "IQ2_XS",
-        18: "IQ3_XXS",
-        19: "IQ1_S",
-        20: "IQ4_NL",
-        21: "IQ3_S",
-        22: "IQ2_S",
-        23: "IQ4_XS",
-    }
+    {9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S"}
     | {
         24: "I8",
         25: "I16",
@@ -88,8 +74,9 @@ OTHER_KINDS: Mapping[int, str] = MappingProxyType(
         29: "IQ1_M",
         34: "TQ1_0",
         35: "TQ2_0",
-        39: "MXFP4",
+        40: "NVFP4",
     }
+    | {41: "Q1_0"}
 )
 
 _STRING, _ARRAY = 8, 9
