@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "experts.hpp"
 #include "kernels/kernels.hpp"
 
 namespace octavo {
@@ -75,8 +76,12 @@ inline void require_chunks(const IntVector& starts, const IntVector& offsets, co
   }
 }
 
-// A function of elements by its name.
+// A function of elements by its name; one that gates others.
 Map map_of(const std::string& name);
+Map gate_of(const std::string& name);
+
+// Raise unless the mixture has as many experts as a row chooses.
+void require_complete(const Mixture& mixture);
 
 // The kind of a tensor by its name in a file; the names of all kinds, or of all that are quantised; and how many
 // elements of a row share a block.
@@ -110,6 +115,7 @@ void require_float_panels(const P& panels, int64_t outputs, int64_t inputs) {
   require_size("panels, third axis,", extent(panels, 2), panel_width);
 }
 
+void bind_experts(nb::module_& module);
 void bind_files(nb::module_& module);
 void bind_integers(nb::module_& module);
 void bind_peaks(nb::module_& module);

@@ -42,6 +42,7 @@ NB_MODULE(_native, module) {
   module.def("set_num_threads", set_num_threads, nb::arg("count"),
              "Threads that share an operation, 1 to 256.");
   module.def("num_threads", [] { return Team::instance().size(); });
+  bind_experts(module);
   bind_files(module);
   bind_integers(module);
   bind_peaks(module);

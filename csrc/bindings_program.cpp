@@ -138,9 +138,19 @@ BufferId attend(Program& program, int64_t layer, BufferId q, float scale, std::o
                          sinks ? sinks->data() : nullptr, slopes ? slopes->data() : nullptr, -1});
 }
 
+BufferId experts(Program& program, BufferId x, BufferId logits, const Mixture& mixture) {
+  const Buffer& rows = require_buffer(program, x, "x");
+  const Buffer& of_router = require_buffer(program, logits, "logits");
+  require_complete(mixture);
+  require_size("x, second axis,", rows.width, mixture.hidden_size());
+  require_size("logits, second axis,", of_router.width, static_cast<int64_t>(mixture.experts.size()));
+  require(rows.rows == of_router.rows, "x and logits have different rows");
+  return program.experts(x, logits, &mixture);
+}
+
 BufferId gated(Program& program, BufferId gate, BufferId up, const std::string& function) {
   require_alike(program, gate, up);
-  return program.gated(gate, up, map_of(function));
+  return program.gated(gate, up, gate_of(function));
 }
 
 BufferId activate(Program& program, BufferId x, const std::string& function) {
@@ -269,6 +279,7 @@ void bind_program(nb::module_& m) {
       .def("store", store, nb::arg("layer"), nb::arg("k"), nb::arg("v"))
       .def("attend", attend, nb::arg("layer"), nb::arg("q"), nb::arg("scale"), nb::arg("window").none(),
            nb::arg("soft_cap").none(), nb::arg("sinks").noconvert().none(), nb::arg("slopes").noconvert().none())
+      .def("experts", experts, nb::arg("x"), nb::arg("logits"), nb::arg("mixture"), nb::keep_alive<1, 4>())
       .def("gated", gated, nb::arg("gate"), nb::arg("up"), nb::arg("function"))
       .def("activate", activate, nb::arg("x"), nb::arg("function"))
       .def("add", add, nb::arg("x"), nb::arg("y"))

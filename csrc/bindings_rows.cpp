@@ -84,7 +84,7 @@ void map(const std::string& function_name, const FloatVector& x, const FloatVect
 
 void gated(const std::string& function_name, const FloatVector& gate, const FloatVector& up,
            const FloatVectorOut& out) {
-  const Map function = map_of(function_name);
+  const Map function = gate_of(function_name);
   require_size("up", extent(up, 0), extent(gate, 0));
   require_size("out", extent(out, 0), extent(gate, 0));
   const Kernels& k = kernels();
@@ -131,8 +131,12 @@ Map map_of(const std::string& name) {
   if (name == "silu") return Map::silu;
   if (name == "gelu_tanh") return Map::gelu_tanh;
   if (name == "gelu") return Map::gelu;
-  throw std::invalid_argument("unknown function '" + name + "'; known: exp, tanh, silu, gelu_tanh, gelu");
+  if (name == "relu") return Map::relu;
+  throw std::invalid_argument("unknown function '" + name +
+                              "'; known: exp, tanh, silu, gelu_tanh, gelu, relu, and of two swiglu_clamped");
 }
+
+Map gate_of(const std::string& name) { return name == "swiglu_clamped" ? Map::swiglu_clamped : map_of(name); }
 
 void bind_rows(nb::module_& m) {
   m.def("rms_norm", rms_norm, nb::arg("x").noconvert(), nb::arg("weight").noconvert(), nb::arg("eps"),

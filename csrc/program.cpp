@@ -32,7 +32,7 @@ Phase& Program::phase_for(Phase::Kind kind, Rows rows, int64_t earliest,
   const int64_t count = num_phases();
   while (index < count && !fits(phases_[static_cast<size_t>(index)])) ++index;
   if (index >= count) {
-    phases_.push_back({kind, rows, {}, {}, {}});
+    phases_.push_back({kind, rows, {}, {}, {}, {}});
     index = count;
   }
   for (const BufferId id : read) {
@@ -128,6 +128,14 @@ BufferId Program::attend(Attend op) {
   for (const BufferId id : {op.q, op.out}) buffers_[static_cast<size_t>(id)].is_shared = true;
   phase_for(Phase::Kind::attention, Rows::tokens, earliest, {op.q}, op.out).attention.push_back(op);
   return op.out;
+}
+
+BufferId Program::experts(BufferId x, BufferId logits, const Mixture* mixture) {
+  const BufferId out = new_buffer(buffer(x).rows, buffer(x).width);
+  for (const BufferId id : {x, logits, out}) buffers_[static_cast<size_t>(id)].is_shared = true;
+  phase_for(Phase::Kind::experts, buffer(x).rows, after({x, logits}, Phase::Kind::experts), {x, logits}, out)
+      .experts.push_back({x, logits, mixture, out});
+  return out;
 }
 
 BufferId Program::gated(BufferId gate, BufferId up, Map function) {
@@ -236,6 +244,12 @@ std::vector<Program::PhaseTime> Program::phase_times() const {
       for (const Linear& op : phase.products) {
         what += " " + std::to_string(op.weight.inputs) + "x" + std::to_string(op.weight.outputs);
       }
+    }
+    for (const Route& op : phase.experts) {
+      const Mixture& mixture = *op.mixture;
+      what = "experts " + std::to_string(mixture.routing.top_k) + " of " +
+             std::to_string(mixture.experts.size()) + ", " + std::to_string(mixture.hidden_size()) + "x" +
+             std::to_string(mixture.inner_size());
     }
     times.push_back({what, phase_seconds_[i]});
   }

@@ -2,14 +2,15 @@
 // barriers as its data needs.
 //
 //   recorded          ops in the decoder's order, each writing one fresh buffer
-//   phases            ops that may run side by side, in three kinds:
+//   phases            ops that may run side by side, in four kinds:
 //                       rows       a chain of row operations; each task takes some rows through all of them
 //                       products   linear layers; each task takes some output panels of one of them
 //                       attention  one layer's
+//                       experts    one layer's: experts.hpp
 //                     over the step's tokens or over the rows whose logits are wanted; a barrier stands
 //                     between phases and nowhere else
 //   chains            with many rows each thread keeps its own (team.hpp), and passes through all phases
-//                     between two of attention without waiting for the others
+//                     between two of attention or experts without waiting for the others
 //   arena             every buffer has a place (arena.hpp), which others take once it is needed no more
 //
 // An op joins the earliest phase of its kind that comes after whatever it reads; so q, k and v are one phase,
@@ -31,21 +32,14 @@
 #include <variant>
 #include <vector>
 
+#include "experts.hpp"
 #include "kernels/kernels.hpp"
 #include "kv_prefetch.hpp"
+#include "weight.hpp"
 
 namespace octavo {
 
 using BufferId = int32_t;
-
-// A matrix in panels: of floats (F32, F16, BF16) or of integer codes.
-struct Weight {
-  Kind kind;
-  const uint8_t* panels;
-  int64_t outputs, inputs;
-
-  bool has_codes() const { return is_grouped(kind); }
-};
 
 enum class Rows { tokens, logits };     // what a buffer has a row for
 enum class Source { tokens, positions };  // which of a step's integers choose an embedding's rows
@@ -54,7 +48,7 @@ struct Buffer {
   Rows rows;
   int64_t width;         // floats in a row; of codes: inputs
   bool holds_codes;      // the quantised form of a row
-  bool is_shared;        // read by others than a row's owner: attention, `take`, the caller; never codes
+  bool is_shared;        // read by others than a row's owner: attention, experts, `take`, the caller
   int64_t first_phase, last_phase;
   int64_t place;         // in its part of the arena, in floats for each row
 
@@ -89,6 +83,7 @@ struct Attend {
   const float *sinks, *slopes;  // (H,) or null
   BufferId out;
 };
+struct Route { BufferId x, logits; const Mixture* mixture; BufferId out; };
 struct Gated { BufferId gate, up; Map function; BufferId out; };
 struct Activate { BufferId x; Map function; BufferId out; };
 struct Add { BufferId x, y, out; };
@@ -99,16 +94,20 @@ using RowOp = std::variant<Embed, Take, RmsNorm, LayerNorm, Quantise, Rope, Stor
                            Scale, SoftCap>;
 
 struct Phase {
-  enum class Kind { rows, products, attention } kind;
+  enum class Kind { rows, products, attention, experts } kind;
   Rows rows;  // which all its ops are over
   std::vector<RowOp> row_ops;
   std::vector<Linear> products;
   std::vector<Attend> attention;
+  std::vector<Route> experts;
 
-  // Whether rows that have owners (team.hpp) may pass from `before` to this phase without waiting for others':
-  // nothing reads another row but attention, and what takes the wanted rows.
+  // Whether rows pass through it one by one. Attention reads others; experts gather those that chose them.
+  bool is_by_row() const { return kind == Kind::rows || kind == Kind::products; }
+
+  // Whether rows that have owners (team.hpp) may pass from `before` to this phase without waiting for
+  // others': nothing else reads another row but what takes the wanted ones.
   bool is_chained_to(const Phase& before) const {
-    return kind != Kind::attention && before.kind != Kind::attention && rows == before.rows;
+    return is_by_row() && before.is_by_row() && rows == before.rows;
   }
 };
 
@@ -140,6 +139,8 @@ class Program {
   void store(int64_t layer, BufferId k, BufferId v);
   // All but `out` of the op is given.
   BufferId attend(Attend op);
+  // logits: of the router, (rows, experts). The mixture must outlive the program.
+  BufferId experts(BufferId x, BufferId logits, const Mixture* mixture);
   BufferId gated(BufferId gate, BufferId up, Map function);
   BufferId activate(BufferId x, Map function);
   BufferId add(BufferId x, BufferId y);

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <limits>
 #include <new>
 #include <stdexcept>
 #include <vector>
@@ -14,6 +12,7 @@
 #include "arena.hpp"
 #include "attention_step.hpp"
 #include "dispatch.hpp"
+#include "largest.hpp"
 #include "program.hpp"
 #include "team.hpp"
 
@@ -71,25 +70,6 @@ struct ProductTask {
 // Output panels whose largest is found as soon as they are computed: few enough that they stay in a core's
 // caches, and every tile's width divides their number.
 constexpr int64_t argmax_panels = 24;
-
-// The largest of some of a row's numbers, and the lowest index that has it. With index -1 there is none: the
-// value is -inf where that is all there was, NaN where something was NaN or +inf.
-struct Largest {
-  float value = -std::numeric_limits<float>::infinity();
-  int32_t index = -1;
-
-  void take_in(const Largest& later) {
-    if (!std::isnan(value) && !(later.value <= value)) *this = later;  // also where the later one is NaN
-  }
-};
-
-Largest largest_of(const Kernels& k, const float* x, int64_t count, int64_t first) {
-  const int32_t index = k.argmax(x, count);
-  if (index >= 0) return {x[index], static_cast<int32_t>(first + index)};
-  const auto is_nothing = [](float value) { return value == -std::numeric_limits<float>::infinity(); };
-  if (std::all_of(x, x + count, is_nothing)) return {};
-  return {std::numeric_limits<float>::quiet_NaN(), -1};
-}
 
 // One phase of a chain: its tasks [first_task, first_task + tasks) among those of each owner.
 struct Stage {
@@ -389,6 +369,13 @@ struct Replay {
     }
   }
 
+  void run_experts_phase(const Phase& phase) const {
+    for (const Route& op : phase.experts) {
+      run_experts({*op.mixture, read_shared(op.x, 0), read_shared(op.logits, 0), shared_row(op.out, 0),
+                   owners(phase.rows).rows});
+    }
+  }
+
   // How many of the phases from `first` on, below `end`, are one job.
   int64_t chain_length(const Phase* first, const Phase* end) const {
     if (owners(first->rows).count == 1) return 1;
@@ -399,6 +386,7 @@ struct Replay {
 
   void run_phases(const Phase* first, int64_t count) const {
     if (first->kind == Phase::Kind::attention) return run_attention_phase(*first);
+    if (first->kind == Phase::Kind::experts) return run_experts_phase(*first);
     run_chain(first, count);
   }
 };

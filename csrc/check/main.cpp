@@ -14,6 +14,7 @@ int main(int count, char** arguments) {
   check_team();
   check_products();
   check_attention();
+  check_experts();
   check_program();
-  std::printf("%s: team, products, attention and program are as they should be\n", octavo::kernels().name);
+  std::printf("%s: team, products, attention, experts and program are as they should be\n", octavo::kernels().name);
 }

@@ -130,7 +130,7 @@ void row_operations(Random& random, int64_t size) {
   std::vector<float> out(static_cast<size_t>(size));
   k.rms_norm(x.data(), weight.data(), 1e-5f, size, out.data());
   k.layer_norm(x.data(), weight.data(), bias.data(), 1e-5f, size, out.data());
-  for (const Map map : {Map::exp, Map::tanh, Map::silu, Map::gelu_tanh, Map::gelu}) {
+  for (const Map map : {Map::exp, Map::tanh, Map::silu, Map::gelu_tanh, Map::gelu, Map::relu}) {
     k.map(map, x.data(), size, out.data());
     k.gated(map, x.data(), weight.data(), size, out.data());
     for (const float value : out) CHECK(std::isfinite(value));

@@ -113,8 +113,8 @@ struct CodePacking {
   Kind source;  // of the data
 };
 
-// What happens to each element.
-enum class Map { exp, tanh, silu, gelu_tanh, gelu };
+// What happens to each element; the last one to pairs of them alone, in `gated`.
+enum class Map { exp, tanh, silu, gelu_tanh, gelu, relu, swiglu_clamped };
 
 struct Kernels {
   const char* name;

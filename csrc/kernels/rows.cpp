@@ -46,6 +46,22 @@ OCTAVO_INLINE Lanes gelu(const Lanes& x) {
   return load(lane);
 }
 
+// NaN stays NaN.
+OCTAVO_INLINE Lanes relu(const Lanes& x) {
+  const Lanes zero = broadcast(0.0f);
+  return select(less(x, zero), zero, x);
+}
+
+// gpt-oss: how large gate and up may get, and how steep the sigmoid is.
+constexpr float clamp_limit = 7.0f, sigmoid_slope = 1.702f;
+
+OCTAVO_INLINE Lanes swiglu_clamped(const Lanes& gate, const Lanes& up) {
+  const Lanes one = broadcast(1.0f);
+  const Lanes g = smaller(broadcast(clamp_limit), gate), u = clamped(up, -clamp_limit, clamp_limit);
+  const Lanes steep = broadcast(sigmoid_slope) * g;
+  return g / (one + exponential(broadcast(0.0f) - steep)) * (u + one);
+}
+
 // Calls `use` with the function of a vector that `function` names.
 template <class Use>
 OCTAVO_INLINE void with_function(Map function, Use use) {
@@ -55,6 +71,8 @@ OCTAVO_INLINE void with_function(Map function, Use use) {
     case Map::silu: return use([](const Lanes& v) { return silu(v); });
     case Map::gelu_tanh: return use([](const Lanes& v) { return gelu_tanh(v); });
     case Map::gelu: return use([](const Lanes& v) { return gelu(v); });
+    case Map::relu: return use([](const Lanes& v) { return relu(v); });
+    case Map::swiglu_clamped: __builtin_unreachable();  // a function of two: `gated` knows it
   }
 }
 
@@ -108,6 +126,9 @@ void map(Map function, const float* x, int64_t count, float* out) {
 }
 
 void gated(Map function, const float* gate, const float* up, int64_t count, float* out) {
+  if (function == Map::swiglu_clamped) {
+    return each_pair(gate, up, count, out, [](const Lanes& g, const Lanes& u) { return swiglu_clamped(g, u); });
+  }
   with_function(function, [&](auto f) {
     each_pair(gate, up, count, out, [&](const Lanes& g, const Lanes& u) { return f(g) * u; });
   });

@@ -165,10 +165,10 @@ def rope(x: _Floats, positions: _Ints, cos: _Floats, sin: _Floats, head_size: in
     """Rotate halves of each head of x (T, heads * D); cos and sin (context, dims / 2)."""
 
 def map(function: str, x: _Floats, out: _Floats) -> None:
-    """Elementwise over flat arrays; function: exp, tanh, silu, gelu_tanh, gelu."""
+    """Elementwise over flat arrays; function: exp, tanh, silu, gelu_tanh, gelu, relu."""
 
 def gated(function: str, gate: _Floats, up: _Floats, out: _Floats) -> None:
-    """function(gate) * up over flat arrays."""
+    """function(gate) * up over flat arrays; function: those, and swiglu_clamped, which changes both."""
 
 def add(x: _Floats, y: _Floats, out: _Floats) -> None: ...
 def scale(x: _Floats, factor: float, out: _Floats) -> None: ...
@@ -206,6 +206,28 @@ def half_weight(panels: _Halves, kind: str, outputs: int) -> Weight:
 def code_weight(panels: _Bytes, kind: str, outputs: int, inputs: int) -> Weight:
     """Of integer panels (ceil(outputs / 16), code_panel_bytes)."""
 
+class Mixture:
+    """Experts of one layer, and how rows choose among them: a view, which all panels and biases must outlive."""
+
+    def __init__(
+        self, top_k: int, scoring: str, normalised: bool, weighs_input: bool, activation: str
+    ) -> None:
+        """scoring: softmax, softmax_of_chosen, sigmoid; activation: of `gated`. ValueError otherwise."""
+
+    def add_expert(
+        self,
+        gate: Weight,
+        gate_bias: _Floats | None,
+        up: Weight,
+        up_bias: _Floats | None,
+        down: Weight,
+        down_bias: _Floats | None,
+    ) -> None:
+        """The next one, 1,024 at most. Raises ValueError for sizes that differ from the first one's."""
+
+def experts(x: _Floats, logits: _Floats, mixture: Mixture, out: _Floats) -> None:
+    """out (T, E): each row of x (T, E) through the experts that its logits (T, X) choose; csrc/experts.hpp."""
+
 class Program:
     """Ops over numbered buffers, recorded once and replayed in one call; see csrc/program.hpp.
 
@@ -233,6 +255,7 @@ class Program:
         sinks: _Floats | None,
         slopes: _Floats | None,
     ) -> int: ...
+    def experts(self, x: int, logits: int, mixture: Mixture) -> int: ...
     def gated(self, gate: int, up: int, function: str) -> int: ...
     def activate(self, x: int, function: str) -> int: ...
     def add(self, x: int, y: int) -> int: ...

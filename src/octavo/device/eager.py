@@ -7,18 +7,28 @@ oracle of the Triton kernels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.device import eager_attention
+from octavo.device import eager_attention, eager_experts
 from octavo.device.exact import Codes, coded, multiply, sliced
-from octavo.device.functions import activation_of, sum_in_order, tanh
+from octavo.device.functions import activation_of, gate_of, sum_in_order, tanh
 from octavo.device.layout import DevicePool
 from octavo.device.step import DeviceStep
-from octavo.kernels.contract import AttentionSpec, Batch, Floats, Matrix, RawTensor, Vector
+from octavo.kernels.contract import (
+    AttentionSpec,
+    Batch,
+    Expert,
+    Floats,
+    Matrix,
+    RawTensor,
+    Routing,
+    Vector,
+)
 from octavo.kernels.packed import require_matrix, unpack_vector
 
 _ROWS_AT_ONCE = 1024  # of a matrix that is made ready, so that little is held beside it
@@ -163,12 +173,29 @@ class EagerOps:
 
     def gated(self, gate: Tensor, up: Tensor, activation: str) -> Tensor:
         """activation(gate) * up."""
-        activated = activation_of(activation)(gate.to(torch.float64))
-        return (activated * up.to(torch.float64)).to(torch.float32)
+        return gate_of(activation)(gate.to(torch.float64), up.to(torch.float64)).to(torch.float32)
 
     def activate(self, x: Tensor, activation: str) -> Tensor:
         """activation(x)."""
         return activation_of(activation)(x.to(torch.float64)).to(torch.float32)
+
+    def experts(
+        self,
+        x: Tensor,
+        router_logits: Tensor,
+        experts: Sequence[Expert],
+        routing: Routing,
+        activation: str,
+    ) -> Tensor:
+        """(T, E), (T, X) -> (T, E): each row's weighted sum."""
+
+        def apply(expert: Expert, rows: Tensor) -> Tensor:
+            gate = self.linear(rows, expert.gate.weight, expert.gate.bias)
+            up = self.linear(rows, expert.up.weight, expert.up.bias)
+            return self.linear(self.gated(gate, up, activation), expert.down.weight, expert.down.bias)
+
+        choices = eager_experts.route(router_logits, routing)
+        return eager_experts.mix(x, choices, experts, routing.weighs_input, apply)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + y."""

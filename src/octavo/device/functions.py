@@ -69,8 +69,16 @@ def erf(x: Tensor) -> Tensor:
 
 
 def activation_of(name: str) -> Callable[[Tensor], Tensor]:
-    """ "silu", "gelu_tanh" or "gelu", over float64."""
-    return {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu}[name]
+    """ "silu", "gelu_tanh", "gelu" or "relu", over float64."""
+    return {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu, "relu": torch.relu}[name]
+
+
+def gate_of(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """activation(gate) * up for those, or "swiglu_clamped", over float64."""
+    if name == "swiglu_clamped":
+        return _swiglu_clamped
+    activation = activation_of(name)
+    return lambda gate, up: activation(gate) * up
 
 
 def _silu(x: Tensor) -> Tensor:
@@ -83,3 +91,8 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 def _gelu(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + erf(x / math.sqrt(2.0)))
+
+
+def _swiglu_clamped(gate: Tensor, up: Tensor) -> Tensor:
+    g, u = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return g / (1.0 + exp(-1.702 * g)) * (u + 1.0)

@@ -7,10 +7,12 @@ A node stands for its result. It knows no tensor but weights, so one record serv
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
-from octavo.kernels.contract import AttentionSpec, Batch, Matrix, Vector
+from octavo.errors import UnsupportedModel
+from octavo.kernels.contract import AttentionSpec, Batch, Expert, Matrix, Routing, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,16 @@ class Recorder:
     def activate(self, x: Node, activation: str) -> Activated:
         """activation(x)."""
         return self._note(Activated(x, activation))
+
+    def experts(
+        self, x: Node, router_logits: Node, experts: Sequence[Expert], routing: Routing, activation: str
+    ) -> NoReturn:
+        """Raises UnsupportedModel: how many rows an expert gets is known to the device alone, while launches
+        and captured steps have sizes that the host fixes; a grouped product would have to be a kernel."""
+        raise UnsupportedModel(
+            f"the model is a mixture of {len(experts)} experts, for which the GPU's kernels have no product; "
+            "allowed: --backend native, or --backend torch --device cpu"
+        )
 
     def add(self, x: Node, y: Node) -> Sum:
         """x + y."""

@@ -13,6 +13,7 @@ from octavo import _native
 from octavo.kernels import integers, packed
 from octavo.kernels.contract import (
     AttentionSpec,
+    Expert,
     Floats,
     HostBatch,
     Ints,
@@ -21,11 +22,13 @@ from octavo.kernels.contract import (
     Matrix,
     PreparedRows,
     RawTensor,
+    Routing,
     RowsBody,
     StepBody,
     Vector,
 )
 from octavo.kernels.held import kind_held
+from octavo.kernels.mixture import mixture_of
 from octavo.kernels.pool import allocate_pool, discard_blocks, layout_of
 from octavo.kernels.program import RowsProgram, StepProgram
 
@@ -153,6 +156,19 @@ class NativeOps:
         """activation(x)."""
         out = np.empty_like(x)
         _native.map(activation, x.reshape(-1), out.reshape(-1))
+        return out
+
+    def experts(
+        self,
+        x: Floats,
+        router_logits: Floats,
+        experts: Sequence[Expert],
+        routing: Routing,
+        activation: str,
+    ) -> Floats:
+        """(T, E), (T, X) -> (T, E): each row's weighted sum."""
+        out = np.empty_like(x)
+        _native.experts(x, router_logits, mixture_of(experts, routing, activation), out)
         return out
 
     def add(self, x: Floats, y: Floats) -> Floats:

@@ -9,24 +9,28 @@ of the eager ops, which stay as the program's specification (tests/kernels/test_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from octavo import _native
-from octavo.kernels import integers, packed
+from octavo.kernels import packed
 from octavo.kernels.contract import (
     AttentionSpec,
     Batch,
+    Expert,
     Floats,
     HostBatch,
     Ints,
     KvPool,
     Matrix,
+    Routing,
     RowsBody,
     StepBody,
     Vector,
 )
+from octavo.kernels.mixture import mixture_of, weight_of
 from octavo.kernels.pool import layout_of
 
 # Stands for the step's own arrays while recording: an op is told by identity which of them it was given.
@@ -123,6 +127,14 @@ class Recorder:
         """activation(x)."""
         return Slot(self.program.activate(x.number, activation))
 
+    def experts(
+        self, x: Slot, router_logits: Slot, experts: Sequence[Expert], routing: Routing, activation: str
+    ) -> Slot:
+        """(T, E), (T, X) -> (T, E): each row's weighted sum."""
+        mixture = mixture_of(experts, routing, activation)
+        self.kept += [experts, mixture]
+        return Slot(self.program.experts(x.number, router_logits.number, mixture))
+
     def add(self, x: Slot, y: Slot) -> Slot:
         """x + y."""
         return Slot(self.program.add(x.number, y.number))
@@ -141,12 +153,7 @@ class Recorder:
 
     def _weight(self, matrix: Matrix) -> _native.Weight:
         self.kept.append(matrix)
-        if isinstance(matrix, integers.IntegerMatrix):
-            return _native.code_weight(matrix.panels, matrix.kind, *matrix.shape)
-        if isinstance(matrix, packed.HalfMatrix):
-            return _native.half_weight(matrix.panels, matrix.kind, matrix.shape[0])
-        assert isinstance(matrix, packed.PackedMatrix), "another backend's matrix"
-        return _native.float_weight(matrix.panels, matrix.shape[0])
+        return weight_of(matrix)
 
 
 class StepProgram:

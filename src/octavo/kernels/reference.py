@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from octavo.kernels import attention_reference, integer_reference, packed
+from octavo.kernels import attention_reference, experts_reference, integer_reference, packed
 from octavo.kernels.contract import (
     AttentionSpec,
+    Expert,
     Floats,
     HostBatch,
     Ints,
@@ -28,6 +29,7 @@ from octavo.kernels.contract import (
     Matrix,
     PreparedRows,
     RawTensor,
+    Routing,
     RowsBody,
     StepBody,
     Vector,
@@ -141,6 +143,8 @@ class ReferenceOps:
 
     def gated(self, gate: Floats, up: Floats, activation: str) -> Floats:
         """activation(gate) * up."""
+        if activation == "swiglu_clamped":
+            return _swiglu_clamped(gate, up)
         activated = self.activate(gate, activation)
         return activated * up
 
@@ -158,7 +162,27 @@ class ReferenceOps:
                     [math.erf(value / math.sqrt(2)) for value in x.reshape(-1).tolist()], np.float32
                 )
                 return half * x * (one + erf.reshape(x.shape))
-        raise ValueError(f"unknown activation {activation!r}; known: silu, gelu_tanh, gelu")
+            if activation == "relu":
+                return np.where(x < 0, np.float32(0), x)
+        raise ValueError(f"unknown activation {activation!r}; known: silu, gelu_tanh, gelu, relu")
+
+    def experts(
+        self,
+        x: Floats,
+        router_logits: Floats,
+        experts: Sequence[Expert],
+        routing: Routing,
+        activation: str,
+    ) -> Floats:
+        """(T, E), (T, X) -> (T, E): each row's weighted sum."""
+
+        def apply(expert: Expert, rows: Floats) -> Floats:
+            gate = self.linear(rows, expert.gate.weight, expert.gate.bias)
+            up = self.linear(rows, expert.up.weight, expert.up.bias)
+            return self.linear(self.gated(gate, up, activation), expert.down.weight, expert.down.bias)
+
+        choices = experts_reference.route(router_logits, routing)
+        return experts_reference.mix(x, choices, experts, routing.weighs_input, apply)
 
     def add(self, x: Floats, y: Floats) -> Floats:
         """x + y."""
@@ -193,6 +217,15 @@ class _Rows:
 def _sum(x: Floats) -> Floats:
     """(..., E) -> (..., 1): one element after the other in double, rounded once."""
     return np.add.accumulate(x, axis=-1, dtype=np.float64)[..., -1:].astype(np.float32)
+
+
+def _swiglu_clamped(gate: Floats, up: Floats) -> Floats:
+    """g sigmoid(1.702 g) (u + 1), g at most 7 and u within [-7, 7]; NaN stays NaN."""
+    one, limit = np.float32(1), np.float32(7)
+    g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    with np.errstate(over="ignore"):
+        gated: Floats = g / (one + exp(-(np.float32(1.702) * g))) * (u + one)
+    return gated
 
 
 def _own(matrix: Matrix) -> packed.FloatMatrix:

@@ -16,6 +16,7 @@ ORACLES = {
     "silu": functional.silu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu": functional.gelu,
+    "relu": functional.relu,
 }
 
 

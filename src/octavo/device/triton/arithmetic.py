@@ -37,6 +37,8 @@ def activated(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
     elif ACTIVATION == "gelu_tanh":
         inner = 0.7978845608028654 * (x + 0.044715 * (x * x * x))
         y = 0.5 * x * (1.0 + hyperbolic_tangent(inner))
+    elif ACTIVATION == "relu":
+        y = tl.where(x < 0, 0.0, x)
     else:
         tl.static_assert(ACTIVATION == "gelu")
         y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))

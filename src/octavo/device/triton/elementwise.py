@@ -9,7 +9,7 @@ from octavo.device.triton.arithmetic import activated, capped
 from octavo.device.triton.launch import TRITON_DTYPES, Constant, kernel, launch
 
 _BLOCK = 1024
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
 
 
 def gated(out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> None:
