@@ -9,6 +9,7 @@ holds one tensor of the file at a time.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,11 +23,13 @@ from octavo.model.families import Description, describe_config, describe_gguf
 from octavo.model.fingerprint import fingerprint, hash_files
 from octavo.model.gguf import GgufFile, read_gguf
 from octavo.model.hub import ModelPath
+from octavo.model.quantised import DequantisedFiles, dequantised_source
 from octavo.model.safetensors_file import SafetensorsFiles, read_safetensors
 from octavo.model.spec import Model, turns_of
 from octavo.model.weights import read_weights
 from octavo.text.tokenizer import Tokenizer
 
+log = logging.getLogger("octavo.load")
 ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -57,13 +60,17 @@ def load_model(
         description = _describe_gguf(gguf)
         return _load(path, gguf, [gguf.path], description, ops, context_length, report)
     files = read_safetensors(path.path)
-    description = describe_config(read_json_fields(path.path / "config.json"))
-    return _load(path, files, files.paths, description, ops, context_length, report)
+    config = read_json_fields(path.path / "config.json")
+    source = dequantised_source(files, config)
+    if isinstance(source, DequantisedFiles):
+        log.info("%s", source.in_words())
+    description = describe_config(config)
+    return _load(path, source, files.paths, description, ops, context_length, report)
 
 
 def _load(
     path: ModelPath,
-    source: GgufFile | SafetensorsFiles,
+    source: GgufFile | SafetensorsFiles | DequantisedFiles,
     paths: Sequence[Path],
     description: Description,
     ops: WeightOps,
@@ -78,7 +85,8 @@ def _load(
         else:
             tokenizer = Tokenizer.from_folder(path.path)
         weights = read_weights(source, str(path.path), is_gguf, description, ops, progress)
-        name_of_weights = fingerprint(hashing.result(), repr(description.spec))
+        described = repr(description.spec) + (source.identity if isinstance(source, DequantisedFiles) else "")
+        name_of_weights = fingerprint(hashing.result(), described)
     spec = description.spec
     if is_gguf and tokenizer.vocab_size > spec.vocab_size:
         raise BadModelFile(
