@@ -277,3 +277,12 @@ def test_a_matrix_of_its_own_panels_is_the_matrix(kind, tmp_path):
     assert ops.linear(x, again).tobytes() == ops.linear(x, matrix).tobytes()
     rows = np.array([0, 39, 7], np.int32)
     assert ops.embed(again, rows).tobytes() == ops.embed(matrix, rows).tobytes()
+
+
+@pytest.mark.real_model
+def test_a_gguf_of_interleaved_heads_is_mapped_with_the_same_bits(default_gguf, tmp_path):
+    loader = Loader(ModelPath("smollm2-135m", default_gguf, "gguf"), tmp_path / "packed")
+    first, _ = loader.load()
+    assert loader.packed
+    assert loader.load()[0] == first
+    assert loader.packed == []

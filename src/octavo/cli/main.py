@@ -78,6 +78,7 @@ def serve(
     pooling: opt.Pooling = "last",
     drain_timeout: opt.DrainTimeout = 30.0,
     weights: opt.Weights = "auto",
+    packed_cache: opt.PackedCache = False,
     kv: opt.Kv = "bf16",
     backend: opt.Backend = "auto",
     device: opt.Device = "auto",
@@ -109,7 +110,7 @@ def serve(
     engine = opt.start_options(
         weights=weights,
         kv=kv,
-        where=opt.BackendOptions(backend, device, attention),
+        where=opt.BackendOptions(backend, device, attention, packed_cache),
         context_length=context_length,
         kv_memory=kv_memory,
         kv_ready=kv_ready,
@@ -143,6 +144,7 @@ def chat(
     top_k: opt.TopK = 0,
     seed: opt.Seed = None,
     weights: opt.Weights = "auto",
+    packed_cache: opt.PackedCache = False,
     kv: opt.Kv = "bf16",
     backend: opt.Backend = "auto",
     device: opt.Device = "auto",
@@ -159,7 +161,7 @@ def chat(
     options = opt.start_options(
         weights=weights,
         kv=kv,
-        where=opt.BackendOptions(backend, device),
+        where=opt.BackendOptions(backend, device, packed_cache=packed_cache),
         context_length=context_length,
         kv_memory=kv_memory,
         threads=threads,
@@ -190,6 +192,7 @@ def generate(
     seed: opt.Seed = None,
     stop: opt.Stop = None,
     weights: opt.Weights = "auto",
+    packed_cache: opt.PackedCache = False,
     kv: opt.Kv = "bf16",
     backend: opt.Backend = "auto",
     device: opt.Device = "auto",
@@ -208,7 +211,7 @@ def generate(
     options = opt.start_options(
         weights=weights,
         kv=kv,
-        where=opt.BackendOptions(backend, device),
+        where=opt.BackendOptions(backend, device, packed_cache=packed_cache),
         context_length=context_length,
         kv_memory=kv_memory,
         threads=threads,
@@ -229,6 +232,7 @@ def generate(
 def doctor(
     model: opt.Model = None,
     weights: opt.Weights = "auto",
+    packed_cache: opt.PackedCache = False,
     kv: opt.Kv = "bf16",
     backend: opt.Backend = "auto",
     device: opt.Device = "auto",
@@ -249,7 +253,7 @@ def doctor(
     options = opt.start_options(
         weights=weights,
         kv=kv,
-        where=opt.BackendOptions(backend, device, attention),
+        where=opt.BackendOptions(backend, device, attention, packed_cache),
         context_length=context_length,
         kv_memory=kv_memory,
         tiers=opt.TierOptions(host_cache, disk_cache, disk_size, disk_max_age),

@@ -38,6 +38,7 @@ from octavo.units import format_bytes
 
 log = logging.getLogger("octavo.packed")
 PACKING_VERSION = 1  # raise it whenever panels, or the order or the rows in which they are asked for, change
+PACKED = "packed"  # the folder inside the cache folder
 _PAGE = 4096
 _PAGED_IN_AT_ONCE = 16 << 20
 
