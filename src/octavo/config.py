@@ -41,6 +41,7 @@ class StartOptions:
     """How to start an engine. Raises ConfigError when a value is out of its bounds."""
 
     weights: str = "auto"  # how weights are held: f32, auto (as in the file), bf16, int8, q4
+    packed_cache: bool = False  # keep weights packed on disk, in the cache folder, for later starts
     kv: str = "bf16"  # how K and V are held: f32, bf16, int8 (one scale a token and head), fp16, fp8
     backend: str = "auto"  # native, torch, reference (NumPy, slow); auto: torch on a GPU, else native
     device: str = "auto"  # cpu, cuda, or cuda:1; auto: a GPU where there is one
@@ -88,6 +89,11 @@ class StartOptions:
             raise ConfigError(
                 f"device is {self.device}, and backend is {self.backend}, which knows the processor alone; "
                 "allowed with it: auto, cpu; give --backend torch"
+            )
+        if self.packed_cache and (self.backend in ("torch", "reference") or self.device.startswith("cuda")):
+            raise ConfigError(
+                "packed_cache is on, which the native backend alone knows; allowed with another: off; "
+                "leave --packed-cache out, or give --backend native"
             )
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         _one_of("pooling", self.pooling, POOLINGS)

@@ -4,6 +4,7 @@ import pytest
 from tests.tiny import over_weights_of, tiny_model
 
 from octavo.cli.doctor import run, weights_in_words
+from octavo.cli.packed import packed_lines
 from octavo.config import StartOptions
 from octavo.kernels.native_ops import NativeOps
 
@@ -33,3 +34,15 @@ def test_the_kind_of_kv_and_what_a_token_takes_are_told(capsys):
     run(None, StartOptions(weights="f32", kv="int8", kv_memory_bytes=64 * 720 * 1024))
     said = " ".join(capsys.readouterr().out.split())
     assert "3 KV heads of 64, held as int8; 192 KiB per block, 12.0 KiB per token" in said
+
+
+def test_packed_weights_are_told_where_they_lie_and_how_large_they_are(tmp_path):
+    own, other = tmp_path / "a-1.packed", tmp_path / "b-1.packed"
+    assert packed_lines(tmp_path, own, False)[0][1].startswith("off: --packed-cache")
+    assert "nothing yet" in packed_lines(tmp_path, own, True)[1][1]
+    own.write_bytes(bytes(2048))
+    other.write_bytes(bytes(4096))
+    lines = packed_lines(tmp_path, own, True)
+    assert str(tmp_path) in lines[0][1]
+    assert lines[1][1].startswith(f"{own}: 2.0 KiB, last used")
+    assert lines[2][1].startswith(f"{other}: 4.0 KiB, last used")

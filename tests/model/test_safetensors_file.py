@@ -77,8 +77,8 @@ def test_a_header_length_beyond_the_file_is_refused(length, tmp_path):
 
 
 def test_an_unknown_type_is_named(tmp_path):
-    with pytest.raises(UnsupportedModel, match="'F8_E4M3'; allowed: F32, F16, BF16"):
-        read_safetensors(write(tmp_path, {"w": entry(dtype="F8_E4M3", shape=(8,))}, bytes(8)))
+    with pytest.raises(UnsupportedModel, match="'F4'; allowed: F32, F16, BF16, I8"):
+        read_safetensors(write(tmp_path, {"w": entry(dtype="F4", shape=(16,))}, bytes(8)))
 
 
 @pytest.mark.parametrize("data", [b"", b"1234567"])

@@ -24,6 +24,7 @@ class OwnSettings(TypedDict, total=False):
     """The fields of `StartOptions`, each with its own name."""
 
     weights: str | None
+    packed_cache: bool | None
     kv: str | None
     backend: str | None
     device: str | None

@@ -8,9 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from octavo.cli.disk_app import namespace_line
+from octavo.cli.packed import packed_lines
 from octavo.cli.terminal import look_at_machine
 from octavo.config import StartOptions
-from octavo.engine.start import Budget, Started, build_engine
+from octavo.engine.start import Budget, Started, build_engine, packed_folder
 from octavo.executor.disk import namespace_of
 from octavo.executor.disk_folder import bytes_free, survey
 from octavo.executor.runner import kv_shape
@@ -24,8 +25,8 @@ def run(model: str | None, options: StartOptions) -> None:
     console = Console(highlight=False)
     look_at_machine()
     with Console(stderr=True).status("looking ...") as status:
-        # Without the disk cache: looking at it must not make it.
-        looked_at = replace(options, disk_cache=None)
+        # Without what is kept on disk: looking at it must not make it.
+        looked_at = replace(options, disk_cache=None, packed_cache=False)
         started = build_engine(model, looked_at, lambda text: status.update(text))
         started.engine.executor.close()
     machine = look_at_machine()  # again: it tells the threads that the engine uses
@@ -35,6 +36,7 @@ def run(model: str | None, options: StartOptions) -> None:
         *model_lines(started, options),
         *budget_lines(started.budget, options),
         *disk_lines(options, namespace_of(started.fingerprint)),
+        *packed_lines_of(started, options),
     ]:
         table.add_row(f"[bold]{name}[/]", text)
     console.print(table)
@@ -121,6 +123,15 @@ def disk_lines(options: StartOptions, own: str) -> list[tuple[str, str]]:
         lines += [("  another", namespace_line(namespace)) for namespace in others]
         lines.append(("", f"{age}, or by `octavo disk clean {folder}`"))
     return lines
+
+
+def packed_lines_of(started: Started, options: StartOptions) -> list[tuple[str, str]]:
+    """What is kept of packed weights; nothing for a backend that keeps none."""
+    packed = packed_folder(replace(options, packed_cache=started.backend.name == "native"), started.backend)
+    if packed is None:
+        return []
+    own = packed.path_of(started.loaded.model.fingerprint)
+    return packed_lines(packed.folder, own, options.packed_cache)
 
 
 def advice(started: Started, options: StartOptions, machine: Machine) -> list[str]:

@@ -39,6 +39,14 @@ Weights = Annotated[
         help="How weights are held: f32, auto (as in the file), bf16, int8, q4.", rich_help_panel=_ENGINE
     ),
 ]
+PackedCache = Annotated[
+    bool,
+    typer.Option(
+        "--packed-cache/--no-packed-cache",
+        help="Keep the weights packed on disk beside the first start, so that later ones need not pack them.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 Kv = Annotated[
     str,
     typer.Option(
@@ -305,6 +313,7 @@ class BackendOptions:
     backend: str = "auto"
     device: str = "auto"
     attention: str = "triton"
+    packed_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,6 +406,7 @@ def start_options(
     kept = kept or KeptOptions()
     return StartOptions(
         weights=weights,
+        packed_cache=where.packed_cache,
         kv=kv,
         backend=where.backend,
         device=where.device,

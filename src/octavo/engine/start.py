@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from octavo import _native
@@ -31,8 +32,9 @@ from octavo.executor.transfers import TransferWorker
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.quota import TenantPolicy
-from octavo.model.hub import resolve
+from octavo.model.hub import cache_folder, resolve
 from octavo.model.loader import LoadedModel, load_model
+from octavo.model.packed_cache import PACKED, PackedFolder
 from octavo.params import Pooling
 from octavo.sampling.grammars import Grammars, Words
 from octavo.scheduler.pressure import PressureConfig, PressurePolicy
@@ -137,7 +139,9 @@ def build_engine(
     _native.set_num_threads(options.threads or available_cores())
     chosen = choose_backend(options)
     log.info("backend %s on %s: %s", chosen.backend.name, chosen.backend.device, chosen.reason)
-    loaded = load_model(resolve(model, progress), chosen.backend.weights, options.context_length, progress)
+    packed = packed_folder(options, chosen.backend)
+    weights, context = chosen.backend.weights, options.context_length
+    loaded = load_model(resolve(model, progress), weights, context, progress, packed)
     if template is not None:
         loaded = replace(loaded, tokenizer=loaded.tokenizer.with_template(template))
     if options.tool_parser is not None and loaded.tokenizer.chat_template is not None:
@@ -149,6 +153,18 @@ def build_engine(
         )
     started = engine_over(loaded, chosen.backend, options, policies_of)
     return replace(started, backend_reason=chosen.reason)
+
+
+def packed_folder(options: StartOptions, backend: Backend) -> PackedFolder | None:
+    """Where packed weights are kept, if they are to be. Raises ConfigError for a backend that has none."""
+    if not options.packed_cache:
+        return None
+    if backend.name != "native":
+        raise ConfigError(
+            f"packed_cache is on, and the backend is {backend.name}; allowed with it: off; leave "
+            "--packed-cache out, or give --backend native"
+        )
+    return PackedFolder(cache_folder() / PACKED, backend.arithmetic_id)
 
 
 def engine_over(
@@ -176,7 +192,8 @@ def engine_over(
     fingerprint = root_name(b"disk", *identity, str(budget.block_size).encode())
     inbox, below = Inbox(), open_below(options, budget.bytes_per_block, fingerprint)
     worker = None if below is None else TransferWorker(below.store, inbox.put)
-    ready = ready_blocks(budget, options, available_memory()) if backend.is_host else 0
+    beside = partial(_available_beside, loaded.mapped_bytes)
+    ready = ready_blocks(budget, options, beside()) if backend.is_host else 0
     shape = kv_shape(loaded.model, budget.block_size, options.kv)
     runner = backend.new_runner(
         loaded.model,
@@ -200,7 +217,7 @@ def engine_over(
 
     overlap = options.overlap if options.overlap is not None else int(not backend.is_host)
     executor = backend.new_executor(runner, overlap)
-    watch = watch_memory(options, budget) if backend.is_host else None
+    watch = watch_memory(options, budget, beside) if backend.is_host else None
     engine = Engine(new_scheduler, executor, runner.reset, overlap, time.perf_counter, inbox, watch)
     engine.scheduler.ledger.pool.backing.record_ready(ready)
     sessions = SessionSupport(
@@ -280,10 +297,15 @@ def open_sessions(namespace: Path | None) -> SessionStore:
     return sessions
 
 
-def watch_memory(options: StartOptions, budget: Budget) -> MemoryWatch:
+def watch_memory(options: StartOptions, budget: Budget, available: Callable[[], int]) -> MemoryWatch:
     """What gives the pool's memory back when it is unused, or when the machine is short of it."""
     config = PressureConfig(budget.bytes_per_block, float(options.idle_return_s), _reserve(options))
-    return MemoryWatch(PressurePolicy(config), available_memory)
+    return MemoryWatch(PressurePolicy(config), available)
+
+
+def _available_beside(mapped_bytes: int) -> int:
+    """Bytes to be had while so many of mapped weights stay in memory: the system counts them as available."""
+    return max(0, available_memory() - mapped_bytes)
 
 
 def _reserve(options: StartOptions) -> int:
@@ -298,7 +320,7 @@ def size_pool(loaded: LoadedModel, backend: Backend, options: StartOptions) -> B
     """
     shape, spec = kv_shape(loaded.model, options.block_size, options.kv), loaded.model.spec
     per_block = backend.bytes_per_block(shape)
-    available = backend.memory_available()
+    available = max(0, backend.memory_available() - loaded.mapped_bytes)
     if options.kv_memory_bytes is not None:
         num_bytes, reason = options.kv_memory_bytes, "kv_memory as given"
     else:

@@ -31,7 +31,7 @@ def route(logits: Floats, routing: Routing) -> Choices:
 
     Where a logit is NaN: the first experts, and weights that are NaN.
     """
-    lost = np.isnan(logits).any(axis=1)
+    lost = np.asarray(np.isnan(logits).any(axis=1))
     sound = np.where(lost[:, None], np.float32(0), logits)  # equal logits: the first experts are chosen
     order = np.argsort(-sound, axis=1, kind="stable")[:, : routing.top_k]
     experts = np.sort(order, axis=1)

@@ -9,6 +9,7 @@ holds one tensor of the file at a time.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,12 +23,16 @@ from octavo.model.families import Description, describe_config, describe_gguf
 from octavo.model.fingerprint import fingerprint, hash_files
 from octavo.model.gguf import GgufFile, read_gguf
 from octavo.model.hub import ModelPath
+from octavo.model.packed_cache import PackedFolder, Weights, read_through
+from octavo.model.quantised import DequantisedFiles, dequantised_source
+from octavo.model.reader import TensorSource
 from octavo.model.safetensors_file import SafetensorsFiles, read_safetensors
-from octavo.model.spec import Model, ModelSpec, turns_of
+from octavo.model.spec import Model, ModelSpec, ModelWeights, turns_of
 from octavo.model.weights import read_weights
 from octavo.text.tokenizer import Tokenizer
 from octavo.units import format_bytes
 
+log = logging.getLogger("octavo.load")
 ROPE_FACTORS = "rope_freqs.weight"
 TABLE_BYTES_LEAST = 32 << 20  # tables of that size are allowed however small the model is
 
@@ -38,6 +43,7 @@ class LoadedModel:
 
     model: Model
     tokenizer: Tokenizer
+    mapped_bytes: int = 0  # of weights that are pages of a file, which the system counts as free memory
 
 
 def load_model(
@@ -45,8 +51,10 @@ def load_model(
     ops: WeightOps,
     context_length: int | None = None,
     progress: Callable[[str], None] | None = None,
+    packed: PackedFolder | None = None,
 ) -> LoadedModel:
     """Load weights and tokenizer. The context is the model's own, or `context_length` if that is less.
+    With `packed`, `ops` are native ones, and weights come from a packed copy; without one, it is made.
 
     Raises ModelNotFound, BadModelFile (the message names the tensor, key or byte), UnsupportedModel,
     ConfigError. O(bytes of weights); calls `progress` about once a second.
@@ -57,21 +65,34 @@ def load_model(
     if path.kind == "gguf":
         gguf = read_gguf(path.path)
         description = _describe_gguf(gguf)
-        return _load(path, gguf, gguf.paths, description, ops, context_length, report)
+        return _load(path, gguf, gguf.paths, description, _Loading(ops, context_length, report, packed))
     files = read_safetensors(path.path)
-    description = describe_config(read_json_fields(path.path / "config.json"))
-    return _load(path, files, files.paths, description, ops, context_length, report)
+    config = read_json_fields(path.path / "config.json")
+    source = dequantised_source(files, config)
+    if isinstance(source, DequantisedFiles):
+        log.info("%s", source.in_words())
+    description = describe_config(config)
+    return _load(path, source, files.paths, description, _Loading(ops, context_length, report, packed))
+
+
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """How to load."""
+
+    ops: WeightOps
+    context_length: int | None
+    progress: Callable[[str], None]
+    packed: PackedFolder | None
 
 
 def _load(
     path: ModelPath,
-    source: GgufFile | SafetensorsFiles,
+    source: GgufFile | SafetensorsFiles | DequantisedFiles,
     paths: Sequence[Path],
     description: Description,
-    ops: WeightOps,
-    context_length: int | None,
-    progress: Callable[[str], None],
+    how: _Loading,
 ) -> LoadedModel:
+    ops, context_length = how.ops, how.context_length
     with ThreadPoolExecutor(1, "octavo-fingerprint") as pool:
         hashing = pool.submit(hash_files, paths, source.header_bytes)
         is_gguf = isinstance(source, GgufFile)
@@ -79,8 +100,17 @@ def _load(
             tokenizer = Tokenizer.from_gguf(source.metadata, str(path.path))
         else:
             tokenizer = Tokenizer.from_folder(path.path)
-        weights = read_weights(source, str(path.path), is_gguf, description, ops, progress)
-        name_of_weights = fingerprint(hashing.result(), repr(description.spec))
+        described = repr(description.spec) + (source.identity if isinstance(source, DequantisedFiles) else "")
+
+        def read(tensors: TensorSource, to: WeightOps) -> ModelWeights:
+            return read_weights(tensors, str(path.path), is_gguf, description, to, how.progress)
+
+        if how.packed is None:
+            found = Weights(read(source, ops))
+        else:
+            named = fingerprint(hashing.result(), described)
+            found = read_through(how.packed, named, source, ops, read, how.progress)
+        name_of_weights = fingerprint(hashing.result(), described)
     spec = description.spec
     if is_gguf and tokenizer.vocab_size > spec.vocab_size:
         raise BadModelFile(
@@ -88,9 +118,9 @@ def _load(
         )
     if context_length is not None and context_length < spec.context_length:
         spec = dataclasses.replace(spec, context_length=context_length)
-    _check_tables(path, spec, weights.num_bytes)
-    model = Model(path.name, spec, weights, name_of_weights, turns_of(spec, ops.vector))
-    return LoadedModel(model, tokenizer)
+    _check_tables(path, spec, found.weights.num_bytes)
+    model = Model(path.name, spec, found.weights, name_of_weights, turns_of(spec, ops.vector))
+    return LoadedModel(model, tokenizer, found.mapped_bytes)
 
 
 def _check_tables(path: ModelPath, spec: ModelSpec, weight_bytes: int) -> None:

@@ -28,14 +28,20 @@ SHARDS_MAX = 1 << 10
 DIMENSIONS_MAX = 4
 DIMENSION_MAX = 1 << 40
 ITEM_BYTES: Mapping[str, int] = MappingProxyType({"F32": 4, "F16": 2, "BF16": 2})
+# What quantised weights are made of; floats of 8 bits are never anything else.
+CODE_BYTES: Mapping[str, int] = MappingProxyType({"I8": 1, "I32": 4, "I64": 8, "F8_E4M3": 1, "F8_E5M2": 1})
 
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFiles:
-    """The tensors of all shards. `release` gives a tensor's pages back once it is converted."""
+    """The tensors of all shards. `release` gives a tensor's pages back once it is converted.
+
+    `tensors` are floats; `codes` are of a kind of `CODE_BYTES`, and mean nothing without config.json.
+    """
 
     paths: tuple[Path, ...]
     tensors: Mapping[str, RawTensor]
+    codes: Mapping[str, RawTensor]
     header_bytes: int  # the largest header, its length field included
     files: Mapping[str, MappedFile] = field(repr=False)  # by tensor name
 
@@ -47,13 +53,14 @@ class SafetensorsFiles:
 def read_safetensors(folder: Path) -> SafetensorsFiles:
     """The weights of a folder: the index's shards when there is an index, else model.safetensors.
 
-    Tensors of a type that is never a weight (masks of booleans, position numbers) are left out; asking for
-    one later reports it as missing. Raises ModelNotFound, BadModelFile, UnsupportedModel. O(header bytes).
+    Tensors of a type that is never a weight (masks of booleans) are left out; asking for one later reports it
+    as missing. Raises ModelNotFound, BadModelFile, UnsupportedModel. O(header bytes).
     """
     index = folder / INDEX_NAME
     expected = _read_index(index) if index.is_file() else None
     names = sorted(set(expected.values())) if expected else [SINGLE_NAME]
     tensors: dict[str, RawTensor] = {}
+    codes: dict[str, RawTensor] = {}
     files: dict[str, MappedFile] = {}
     header_bytes = 0
     for name in names:
@@ -66,10 +73,15 @@ def read_safetensors(folder: Path) -> SafetensorsFiles:
         for raw in found:
             if expected is not None and expected.get(raw.name) != name:
                 raise BadModelFile(f"{path} holds {raw.name!r:.100}, which {index} does not place there")
-            tensors[raw.name] = raw
+            (tensors if raw.kind in ITEM_BYTES else codes)[raw.name] = raw
             files[raw.name] = file
-    paths = tuple(folder / name for name in names)
-    return SafetensorsFiles(paths, MappingProxyType(tensors), header_bytes, MappingProxyType(files))
+    return SafetensorsFiles(
+        tuple(folder / name for name in names),
+        MappingProxyType(tensors),
+        MappingProxyType(codes),
+        header_bytes,
+        MappingProxyType(files),
+    )
 
 
 def _read_index(index: Path) -> dict[str, str]:
@@ -123,11 +135,12 @@ def _read_entry(file: MappedFile, start: int, name: str, entry: object) -> RawTe
         raise BadModelFile(
             f"{where} lies at bytes {begin:,} to {end:,} of {file.size - start:,} (a broken download?)"
         )
-    if kind in ("BOOL", "U8", "I8", "I16", "I32", "I64", "U16", "U32", "U64"):
+    if kind in ("BOOL", "U8", "I16", "U16", "U32", "U64"):
         return None
-    if not isinstance(kind, str) or kind not in ITEM_BYTES:
-        raise UnsupportedModel(f"{where} is stored as {kind!r:.40}; allowed: {', '.join(ITEM_BYTES)}")
-    if math.prod(shape) * ITEM_BYTES[kind] != end - begin:
+    known = {**ITEM_BYTES, **CODE_BYTES}
+    if not isinstance(kind, str) or kind not in known:
+        raise UnsupportedModel(f"{where} is stored as {kind!r:.40}; allowed: {', '.join(known)}")
+    if math.prod(shape) * known[kind] != end - begin:
         raise BadModelFile(f"{where} of shape {shape} as {kind} does not take {end - begin:,} bytes")
     return RawTensor(name, kind, shape, file.data[start + begin : start + end])
 
