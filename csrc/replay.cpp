@@ -33,6 +33,9 @@ constexpr int64_t product_work_min = 1 << 17;  // multiply-adds, likewise
 // whose tiles are wide.
 constexpr int64_t code_task_work = 1 << 20, float_task_work = 1 << 23;
 
+// Codes of rows that do not stay in a core's caches are read once for each task: then a task has so many panels.
+constexpr int64_t far_codes = 768 << 10, panels_beside_far_codes = 16;
+
 // Of a thread. With fewer rows all threads would wait for weights, which all of them read: those of six bits
 // or less (the mean of all linear layers) come in time for as few as matrix registers take.
 constexpr int64_t owner_rows_min = 32, owner_rows_min_beside_few_bits = 16;
@@ -254,7 +257,9 @@ struct Replay {
     for (const Linear& op : phase.products) {
       const int64_t panels = (op.weight.outputs + panel_width - 1) / panel_width;
       const int64_t own = op.weight.outputs * op.weight.inputs;
-      const int64_t share = std::max<int64_t>(1, (wanted * own + all / 2) / all);
+      int64_t share = std::max<int64_t>(1, (wanted * own + all / 2) / all);
+      const bool are_far = of_codes && rows * op.weight.inputs > far_codes;
+      if (are_far) share = std::min(share, std::max(sharing.threads, panels / panels_beside_far_codes));
       const int64_t unit = panel_unit(op, rows, panels, share), units = (panels + unit - 1) / unit;
       const int64_t parts = std::min(units, share);
       for (int64_t part = 0; part < parts; ++part) {

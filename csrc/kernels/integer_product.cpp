@@ -300,14 +300,43 @@ void panels_of(const IntegerProduct& all, int64_t first_panel, int64_t last_pane
   tiles_of<kind>(a, (a.x.rows + tiles - 1) / tiles, tiles, first_panel, last_panel);
 }
 
+// Bytes of codes that stay in the second nearest cache while panels pass over them, and of how many rows they
+// are: whole tiles of every kind's height.
+constexpr int64_t near_codes = 384 << 10;
+constexpr int64_t row_unit = 24;
+
+int64_t rows_together(const Activations& x) {
+#if defined(OCTAVO_MATRICES)
+  return x.rows;  // which has blocks of its own (amx_product.hpp)
+#else
+  const int64_t near = near_codes / x.inputs / row_unit * row_unit;
+  return near > row_unit ? near : row_unit;
+#endif
+}
+
+// The product of rows [first, first + count) alone.
+IntegerProduct rows_between(const IntegerProduct& a, int64_t first, int64_t count) {
+  IntegerProduct part = a;
+  part.x.rows = count;
+  part.x.codes += first * quant_group;
+  part.x.scales += first, part.x.origins += first, part.x.starts += first, part.x.shifts += first;
+  part.y += first * a.outputs;
+  return part;
+}
+
 }  // namespace
 
 void integer_product(const IntegerProduct& a, int64_t first_panel, int64_t last_panel) {
+  const int64_t together = rows_together(a.x), blocks = a.x.rows ? (a.x.rows + together - 1) / together : 0;
   with_kind(a.kind, [&](auto tag) {
-    if constexpr (is_super(tag.kind)) {
-      super_product<tag.kind>(a, first_panel, last_panel);
-    } else {
-      panels_of<tag.kind>(a, first_panel, last_panel);
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t first = a.x.rows * block / blocks, last = a.x.rows * (block + 1) / blocks;
+      const IntegerProduct part = rows_between(a, first, last - first);
+      if constexpr (is_super(tag.kind)) {
+        super_product<tag.kind>(part, first_panel, last_panel);
+      } else {
+        panels_of<tag.kind>(part, first_panel, last_panel);
+      }
     }
   });
 }
