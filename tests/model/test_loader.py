@@ -141,7 +141,7 @@ def test_flipped_settings_are_errors_of_the_tree(tmp_path):
         ("general.architecture", "mamba", UnsupportedModel, "family 'mamba'"),
         ("tokenizer.ggml.model", "bert", UnsupportedModel, "tokenizer model 'bert'"),
         ("tokenizer.ggml.pre", "klingon", UnsupportedModel, "pre-tokenizer 'klingon'"),
-        ("llama.rope.scaling.type", "yarn", UnsupportedModel, "rope scaling 'yarn'"),
+        ("llama.rope.scaling.type", "ntk", UnsupportedModel, "rope scaling 'ntk'"),
     ],
 )
 def test_unknown_settings_of_a_gguf_are_refused_by_name(key, value, error, message, tmp_path):
