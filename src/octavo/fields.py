@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from octavo.errors import BadModelFile, ModelNotFound, shown
 
 JSON_BYTES_MAX = 64 << 20
@@ -68,6 +70,24 @@ class Fields:
         if not isinstance(value, str):
             raise self.bad(key, "a string")
         return value
+
+    def is_list(self, key: str) -> bool:
+        """True when the value is a list, or an array of a GGUF file."""
+        return isinstance(self.values.get(key), list | tuple | np.ndarray)
+
+    def numbers(self, key: str, count: int, low: float, high: float) -> tuple[float, ...]:
+        """A list of `count` finite numbers in [low, high], flags counting as 0 and 1."""
+        value = self.values.get(key)
+        items = value.tolist() if isinstance(value, np.ndarray) and value.ndim == 1 else value
+        if not isinstance(items, list) or len(items) != count:
+            raise self.bad(key, f"a list of {count:,} numbers")
+        if not all(isinstance(item, int | float) and low <= item <= high for item in items):
+            raise self.bad(key, f"{count:,} numbers from {low:g} to {high:g}")
+        return tuple(float(item) for item in items)
+
+    def with_defaults(self, defaults: Mapping[str, object]) -> Fields:
+        """The same, where an absent key means what `defaults` say; null stays null."""
+        return Fields(self.source, {**defaults, **self.values})
 
     def inner(self, key: str) -> Fields:
         """The settings nested under a key; none when it is absent."""

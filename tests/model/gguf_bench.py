@@ -7,6 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import transformers
+from gguf_settings import ON_NEIGHBOURS, add_rope_tensors, add_settings, arch_of
 from tests.blocks import encoded, floats_tensor
 
 from octavo.model.hub import ModelPath
@@ -72,9 +73,9 @@ def write_model(
 ) -> ModelPath:
     """A whole model as its GGUF file would have it: names, q and k order, norm offsets, fused qkv."""
     config = theirs.config
-    arch = {"mistral": "llama"}.get(config.model_type, config.model_type)
+    arch = arch_of(config)
     writer = gguf.GGUFWriter(path, arch)
-    _add_settings(writer, config, arch)
+    add_settings(writer, config, arch)
     _add_vocabulary(writer, config.vocab_size)
     names = gguf.get_tensor_name_map(
         {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[arch], config.num_hidden_layers
@@ -82,50 +83,38 @@ def write_model(
     for name, tensor in theirs.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        values = tensor.float().numpy()
-        if name.endswith(("q_proj.weight", "q_proj.bias")) and arch == "llama":
-            values = interleaved(values, config.num_attention_heads)
-        if name.endswith(("k_proj.weight", "k_proj.bias")) and arch == "llama":
-            values = interleaved(values, config.num_key_value_heads)
-        if arch == "gemma2" and name.endswith("norm.weight"):
-            values = values + 1.0
-        if arch == "gpt2" and ".c_" in name and name.endswith(".weight"):
-            values = values.T
+        values = _as_converted(name, tensor.float().numpy(), config, arch)
         stored = gguf.GGMLQuantizationType[kind if values.ndim == 2 else "F32"]
-        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        # The map of names is older than this one of transformers'.
+        older = name.replace("lm_head", "embed_out") if arch == "gptneox" else name
+        target = names.get_name(older, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
         data = encoded(floats_tensor(values), stored.name).data
         rows = data.reshape(*values.shape[:-1], -1)
         writer.add_tensor(target, rows.view(np.float32) if stored.name == "F32" else rows, raw_dtype=stored)
+    add_rope_tensors(writer, config)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors.astype(np.float32))
     finish(writer)
     return ModelPath("tiny", path, "gguf")
 
 
-def _add_settings(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig, arch: str) -> None:
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_head_count(config.num_attention_heads)
-    if arch == "gpt2":
-        writer.add_feed_forward_length(4 * config.hidden_size)
-        writer.add_layer_norm_eps(config.layer_norm_epsilon)
-        return
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_key_length(head_size)
-    writer.add_value_length(head_size)
-    if config.rope_parameters["rope_type"] == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
-    if arch == "gemma2":
-        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
-        writer.add_final_logit_softcapping(config.final_logit_softcapping)
-        writer.add_sliding_window(config.sliding_window)
+def _as_converted(
+    name: str, values: np.ndarray, config: transformers.PreTrainedConfig, arch: str
+) -> np.ndarray:
+    """What llama.cpp's converters make of a tensor of that family."""
+    if arch in ON_NEIGHBOURS and name.endswith(("q_proj.weight", "q_proj.bias")):
+        return interleaved(values, config.num_attention_heads)
+    if arch in ON_NEIGHBOURS and name.endswith(("k_proj.weight", "k_proj.bias")):
+        return interleaved(values, config.num_key_value_heads)
+    if arch.startswith("gemma") and name.endswith("norm.weight"):
+        return values + 1.0
+    if arch == "gpt2" and ".c_" in name and name.endswith(".weight"):
+        return values.T
+    if arch == "gptneox" and ".query_key_value." in name:  # q, k and v of each head, put apart
+        by_head = values.reshape(config.num_attention_heads, 3, -1, *values.shape[1:])
+        return by_head.swapaxes(0, 1).reshape(values.shape)
+    return values
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, count: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from family_configs import FAMILY_CONFIGS, SMALL, VOCABULARY
 
 from octavo.kernels.contract import Batch, KvShape, Ops
 from octavo.kernels.native_ops import NativeOps
@@ -19,13 +20,8 @@ from octavo.model.loader import load_model
 from octavo.model.spec import Model
 
 BLOCK = 16
-VOCABULARY = 96
 # float32 weights: what transformers is compared with
 BACKENDS = {"reference": partial(ReferenceOps, "f32"), "native": partial(NativeOps, "f32")}
-
-# Room for long enough prompts to leave a window of 8 and to cross three blocks.
-SMALL = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
-SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
 
 # Rows of whole super-blocks.
 WIDE = SMALL | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
@@ -56,6 +52,7 @@ CONFIGS = {
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=VOCABULARY, n_embd=64, n_head=4, n_layer=3, n_positions=128
     ),
+    **FAMILY_CONFIGS,
 }  # fmt: skip
 
 

@@ -146,11 +146,6 @@ def build_engine(
         loaded = replace(loaded, tokenizer=loaded.tokenizer.with_template(template))
     if options.tool_parser is not None and loaded.tokenizer.chat_template is not None:
         loaded.tokenizer.chat_template.tool_format = FORMATS[options.tool_parser]
-    own = loaded.model.spec.context_length
-    if options.context_length is not None and options.context_length > own:
-        raise ConfigError(
-            f"context_length is {options.context_length:,}; allowed: up to {own:,}, the model's own"
-        )
     started = engine_over(loaded, chosen.backend, options, policies_of)
     return replace(started, backend_reason=chosen.reason)
 

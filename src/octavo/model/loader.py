@@ -8,7 +8,6 @@ holds one tensor of the file at a time.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from octavo.errors import BadModelFile, ConfigError, UnsupportedModel
 from octavo.fields import Fields, read_json_fields
 from octavo.kernels.contract import WeightOps
 from octavo.kernels.packed import unpack_vector
-from octavo.model.families import Description, describe_config, describe_gguf
+from octavo.model.families import Description, RopeTensors, describe_config, describe_gguf
 from octavo.model.fingerprint import fingerprint, hash_files
 from octavo.model.gguf import GgufFile, read_gguf
 from octavo.model.hub import ModelPath
@@ -33,7 +32,7 @@ from octavo.text.tokenizer import Tokenizer
 from octavo.units import format_bytes
 
 log = logging.getLogger("octavo.load")
-ROPE_FACTORS = "rope_freqs.weight"
+ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 TABLE_BYTES_LEAST = 32 << 20  # tables of that size are allowed however small the model is
 
 
@@ -53,8 +52,9 @@ def load_model(
     progress: Callable[[str], None] | None = None,
     packed: PackedFolder | None = None,
 ) -> LoadedModel:
-    """Load weights and tokenizer. The context is the model's own, or `context_length` if that is less.
-    With `packed`, `ops` are native ones, and weights come from a packed copy; without one, it is made.
+    """Load weights and tokenizer. The context is the model's own, or `context_length`: less, or as much more
+    as the model's configuration scales positions to. With `packed`, `ops` are native ones, and weights come
+    from a packed copy; without one, it is made.
 
     Raises ModelNotFound, BadModelFile (the message names the tensor, key or byte), UnsupportedModel,
     ConfigError. O(bytes of weights); calls `progress` about once a second.
@@ -65,24 +65,42 @@ def load_model(
     if path.kind == "gguf":
         gguf = read_gguf(path.path)
         description = _describe_gguf(gguf)
-        return _load(path, gguf, gguf.paths, description, _Loading(ops, context_length, report, packed))
+        how = _Loading(ops, spec_within(description, context_length, str(gguf.path)), report, packed)
+        return _load(path, gguf, gguf.paths, description, how)
     files = read_safetensors(path.path)
     config = read_json_fields(path.path / "config.json")
     source = dequantised_source(files, config)
     if isinstance(source, DequantisedFiles):
         log.info("%s", source.in_words())
     description = describe_config(config)
-    return _load(path, source, files.paths, description, _Loading(ops, context_length, report, packed))
+    how = _Loading(ops, spec_within(description, context_length, str(path.path)), report, packed)
+    return _load(path, source, files.paths, description, how)
 
 
 @dataclass(frozen=True, slots=True)
 class _Loading:
-    """How to load."""
+    """How to load: for the context of `spec`."""
 
     ops: WeightOps
-    context_length: int | None
+    spec: ModelSpec
     progress: Callable[[str], None]
     packed: PackedFolder | None
+
+
+def spec_within(description: Description, context_length: int | None, source: str) -> ModelSpec:
+    """The spec in the context that was asked for, or in its own. Raises ConfigError: it is too long."""
+    own = description.spec.context_length
+    longest = max(own, description.longest_context)
+    if context_length is not None and context_length > longest:
+        scaled = f", which its scaling of positions extends to {longest:,}" if longest > own else ""
+        why = (
+            "" if scaled else "; only a scaling in its configuration (linear, dynamic, yarn) would allow more"
+        )
+        raise ConfigError(
+            f"context_length is {context_length:,}, but {source} has a context of {own:,} tokens{scaled};"
+            f" allowed: up to {longest:,}{why}"
+        )
+    return description.spec.within(own if context_length is None else context_length)
 
 
 def _load(
@@ -92,7 +110,7 @@ def _load(
     description: Description,
     how: _Loading,
 ) -> LoadedModel:
-    ops, context_length = how.ops, how.context_length
+    ops, spec = how.ops, how.spec
     with ThreadPoolExecutor(1, "octavo-fingerprint") as pool:
         hashing = pool.submit(hash_files, paths, source.header_bytes)
         is_gguf = isinstance(source, GgufFile)
@@ -110,14 +128,13 @@ def _load(
         else:
             named = fingerprint(hashing.result(), described)
             found = read_through(how.packed, named, source, ops, read, how.progress)
-        name_of_weights = fingerprint(hashing.result(), described)
-    spec = description.spec
+        # A rope that the context decides on makes other K of the same weights.
+        fixed = repr(tuple(rope and rope.fixed(spec.context_length) for rope in spec.ropes))
+        name_of_weights = fingerprint(hashing.result(), described + fixed)
     if is_gguf and tokenizer.vocab_size > spec.vocab_size:
         raise BadModelFile(
             f"{path.path} has {tokenizer.vocab_size:,} tokens, but an embedding of {spec.vocab_size:,} rows"
         )
-    if context_length is not None and context_length < spec.context_length:
-        spec = dataclasses.replace(spec, context_length=context_length)
     _check_tables(path, spec, found.weights.num_bytes)
     model = Model(path.name, spec, found.weights, name_of_weights, turns_of(spec, ops.vector))
     return LoadedModel(model, tokenizer, found.mapped_bytes)
@@ -140,20 +157,22 @@ def _check_tables(path: ModelPath, spec: ModelSpec, weight_bytes: int) -> None:
 
 
 def _describe_gguf(gguf: GgufFile) -> Description:
-    """The description, with the three things that only the tensors tell."""
+    """The description, with what only the tensors tell."""
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise BadModelFile(f"{gguf.path} has no matrix token_embd.weight")
-    raw = gguf.tensors.get(ROPE_FACTORS)
-    factors: tuple[float, ...] | None = None
-    if raw is not None:
-        if len(raw.shape) != 1 or raw.shape[0] > 1024:
-            raise BadModelFile(
-                f"{gguf.path}: tensor {ROPE_FACTORS!r} has shape {raw.shape}; expected one dimension"
-            )
-        factors = tuple(float(value) for value in unpack_vector(raw))
+    ropes = RopeTensors(*(_rope_factors(gguf, name) for name in ROPE_FACTORS))
     fields = Fields(str(gguf.path), gguf.metadata)
-    return describe_gguf(fields, embedding.shape[0], factors, "output.weight" in gguf.tensors)
+    return describe_gguf(fields, embedding.shape[0], ropes, "output.weight" in gguf.tensors)
+
+
+def _rope_factors(gguf: GgufFile, name: str) -> tuple[float, ...] | None:
+    raw = gguf.tensors.get(name)
+    if raw is None:
+        return None
+    if len(raw.shape) != 1 or raw.shape[0] > 1024:
+        raise BadModelFile(f"{gguf.path}: tensor {name!r} has shape {raw.shape}; expected one dimension")
+    return tuple(float(value) for value in unpack_vector(raw))
 
 
 def _ignore(_message: str) -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from octavo.errors import BadModelFile, UnsupportedModel
 from octavo.kernels.contract import Bytes, Floats, Linear, Matrix, RawTensor, Vector, WeightOps
 from octavo.kernels.packed import unpack_vector
-from octavo.model.families.names import GGUF_TENSORS
+from octavo.model.families.names import GGUF_TENSORS, Names
 from octavo.model.families.row import Description
 from octavo.model.spec import Norm
 
@@ -26,7 +26,15 @@ RowOrder = npt.NDArray[np.intp]
 
 # Buffers that files carry along and that are no weights: causal masks, tables of frequencies.
 _IGNORED = re.compile(
-    r"(.*\.)?(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias|attn_rot_embd.*|rope_freqs\.weight)"
+    r"(.*\.)?(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias|attn_rot_embd.*)"
+    r"|rope_freqs\.weight|rope_factors_(short|long)\.weight"
+)
+# Of a model for several kinds of input: all but its text part.
+_OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
+# Where such files have what a model of text alone calls "model." and "lm_head.", the older way first.
+_WHOLES = (
+    {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
+    {"model.": "model.language_model."},
 )
 _PROGRESS_EVERY_S = 1.0
 
@@ -57,10 +65,8 @@ class Reader:
         self._source, self._label, self._ops, self._progress = source, label, ops, progress
         self._family = description.family
         self._names = GGUF_TENSORS if is_gguf else self._family.tensors
-        # Some repositories saved the bare decoder, without the prefix of the whole model.
-        prefix = self._names["embedding"].partition(".")[0] + "."
-        bare = self._names["embedding"].removeprefix(prefix) + ".weight"
-        self._drop = prefix if not is_gguf and bare in source.tensors else ""
+        self._is_part = description.is_part
+        self._prefixes = {} if is_gguf else _prefixes_in(source.tensors, self._names, description)
         self._reported = time.monotonic()
 
     @property
@@ -75,7 +81,15 @@ class Reader:
 
     def name(self, role: str, layer: int) -> str:
         """What the file calls a tensor of that role, without ".weight"."""
-        return self._names[role].format(layer).removeprefix(self._drop)
+        usual = self._names[role].format(layer)
+        for prefix, here in self._prefixes.items():
+            if f"{usual}.".startswith(prefix):
+                return (here + f"{usual}.".removeprefix(prefix)).removesuffix(".")
+        return usual
+
+    def has(self, role: str, layer: int) -> bool:
+        """Whether the file has weights of that role."""
+        return role in self._names and self.name(role, layer) + ".weight" in self._source.tensors
 
     def matrix(self, role: str, layer: int, shape: tuple[int, int], skipped: int = 0) -> Matrix:
         """A table, stored (outputs, inputs) in every file, but for its first `skipped` rows."""
@@ -132,6 +146,10 @@ class Reader:
         unused = [
             name for name in self._source.tensors if name not in self.used and not _IGNORED.fullmatch(name)
         ]
+        if self._is_part:
+            others = [name for name in unused if _OTHER_PARTS.fullmatch(name)]
+            unused = [name for name in unused if not _OTHER_PARTS.fullmatch(name)]
+            self._progress(f"left out: {len(others):,} tensors of images; the model is served for text alone")
         if unused:
             some = ", ".join(name[:100] for name in unused[:3]) + (" ..." if len(unused) > 3 else "")
             raise UnsupportedModel(
@@ -178,6 +196,22 @@ class Reader:
     def _release_if_mapped(self, raw: RawTensor) -> None:
         if raw is self._source.tensors.get(raw.name):
             self._source.release(raw)
+
+
+def _prefixes_in(tensors: Mapping[str, RawTensor], names: Names, description: Description) -> dict[str, str]:
+    """What the file has instead of the beginnings of the usual names."""
+    if description.is_part:
+        for whole in _WHOLES:
+            if f"{whole['model.']}{names['embedding'].removeprefix('model.')}.weight" in tensors:
+                return dict(whole)
+    # Some repositories saved the bare decoder, without the prefix of the whole model.
+    prefix = names["embedding"].partition(".")[0] + "."
+    bare = names["embedding"].removeprefix(prefix) + ".weight"
+    prefixes = {prefix: ""} if bare in tensors else {}
+    # GPT-NeoX's output has the name of other families' in newer files.
+    if f"{names['output']}.weight" not in tensors and "lm_head.weight" in tensors:
+        prefixes[names["output"] + "."] = "lm_head."
+    return prefixes
 
 
 def halves_order(num_rows: int, num_heads: int, dims: int) -> RowOrder:

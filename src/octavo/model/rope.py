@@ -50,23 +50,33 @@ class RopeSpec:
 
     def inverse_frequencies(self, context_length: int) -> Floats:
         """(dims / 2,) in float32, computed in float32 as the models were trained."""
-        inverse = _powers(self.theta, self.dims)
-        match self.scaling:
+        fixed = self.fixed(context_length)
+        inverse = _powers(fixed.theta, self.dims)
+        match fixed.scaling:
             case "none":
                 return inverse
             case "linear":
                 return (inverse / np.float32(self.factor)).astype(np.float32)
-            case "dynamic":
-                return self._dynamic(context_length)
             case "llama3":
                 return self._llama3(inverse)
             case "yarn":
                 return self._yarn(inverse)
-            case "factors" | "longrope":
-                is_long = self.long_factors is not None and context_length > self.original_context
-                factors = self.long_factors if is_long else self.factors
-                return (inverse / np.asarray(factors, np.float32)).astype(np.float32)
+            case "factors":
+                return (inverse / np.asarray(fixed.factors, np.float32)).astype(np.float32)
         raise ValueError(f"unknown rope scaling {self.scaling!r}")
+
+    def fixed(self, context_length: int) -> RopeSpec:
+        """What it comes to in that context: the same tables, by a scaling that asks for no context."""
+        if self.scaling == "dynamic":
+            stretch = self.factor * max(context_length, self.original_context) / self.original_context
+            theta = self.theta * (stretch - (self.factor - 1)) ** (self.dims / (self.dims - 2))
+            return RopeSpec(theta, self.dims, attention_factor=self.attention_factor)
+        if self.scaling == "longrope":
+            factors = self.long_factors if context_length > self.original_context else self.factors
+            return RopeSpec(
+                self.theta, self.dims, "factors", factors=factors, attention_factor=self.attention_factor
+            )
+        return self
 
     def table(self, context_length: int) -> RopeTable:
         """For positions 0 to context_length - 1."""
@@ -77,10 +87,6 @@ class RopeSpec:
         cos: Floats = np.cos(angles)
         sin: Floats = np.sin(angles, out=angles)
         return RopeTable(np.multiply(cos, factor, out=cos), np.multiply(sin, factor, out=sin))
-
-    def _dynamic(self, context_length: int) -> Floats:
-        stretch = self.factor * max(context_length, self.original_context) / self.original_context
-        return _powers(self.theta * (stretch - (self.factor - 1)) ** (self.dims / (self.dims - 2)), self.dims)
 
     def _llama3(self, inverse: Floats) -> Floats:
         wavelength = 2 * np.pi / inverse

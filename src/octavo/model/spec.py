@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.kernels.contract import Expert, Floats, Linear, Matrix, Routing, Vector
 from octavo.model.rope import RopeSpec, Temperature, unturned
@@ -49,6 +49,14 @@ class ModelSpec:
     routing: Routing | None = None  # of the layers that have experts
     num_experts: int = 0
     expert_ffn_size: int = 0
+
+    def within(self, context_length: int) -> ModelSpec:
+        """The same in another context; a window that this context cannot outgrow is none."""
+        windows = tuple(
+            window if window is not None and window < context_length else None for window in self.windows
+        )
+        kept = windows if any(window is not None for window in windows) else ()
+        return replace(self, context_length=context_length, windows=kept)
 
     def window(self, layer: int) -> int | None:
         """How many positions layer `layer` sees, itself included; None: all before it."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from octavo.kernels.contract import Linear, WeightOps
 from octavo.model.families.row import Description
 from octavo.model.reader import Reader, TensorSource, by_head_order, halves_order
@@ -37,7 +39,7 @@ def read_weights(
         positions = reader.matrix("positions", 0, shape, 0 if is_gguf else family.positions_skipped)
     layers = tuple(_read_layer(reader, description, layer) for layer in range(spec.num_layers))
     final_norm = reader.norm("final_norm", 0, spec.hidden_size)
-    if description.tied:
+    if description.tied and not (description.is_part and reader.has("output", 0)):
         output = embedding
         reader.used.add(reader.name("output", 0) + ".weight")  # some files repeat it
     else:
@@ -93,15 +95,20 @@ def _read_projections(reader: Reader, description: Description, layer: int) -> _
     spec, family = description.spec, description.family
     hidden, keys = spec.hidden_size, spec.num_kv_heads * spec.head_size
     queries = spec.num_heads * spec.head_size
-    if family.fused_qkv:
-        by_head = family.fused_qkv == "by head" and not reader.is_gguf
-        order = by_head_order(spec.num_heads, spec.head_size) if by_head else None
-        return _Projections(*reader.split_linear("qkv", layer, (queries, keys, keys), hidden, order))
     rope = spec.rope(layer)
     q_order = k_order = None
     if rope is not None and reader.kind in family.interleaved_in:
         q_order = halves_order(queries, spec.num_heads, rope.dims)
         k_order = halves_order(keys, spec.num_kv_heads, rope.dims)
+    # A GGUF file may have fused what another repository of the family has apart.
+    if family.fused_qkv or (reader.is_gguf and reader.has("qkv", layer)):
+        order = None
+        if family.fused_qkv == "by head" and not reader.is_gguf:
+            order = by_head_order(spec.num_heads, spec.head_size)
+        elif q_order is not None and k_order is not None:
+            values = np.arange(keys, dtype=np.intp)
+            order = np.concatenate([q_order, queries + k_order, queries + keys + values])
+        return _Projections(*reader.split_linear("qkv", layer, (queries, keys, keys), hidden, order))
     return _Projections(
         q=reader.linear("q", layer, (queries, hidden), q_order),
         k=reader.linear("k", layer, (keys, hidden), k_order),

@@ -3,7 +3,8 @@
     row.py      what a row says            names.py    what files call sizes and tensors
     dense.py    mixtures.py   the rows     table.py    all of them, by name and by GGUF architecture
     config.py   from config.json           gguf.py     from GGUF metadata
-    scaling.py  rope settings of both      sizes.py    what both check
+    scaling.py  rope settings of both      layers.py   which layers have windows and rope
+    sizes.py    what both check            refusals.py what changes answers and no row reads
 
 A family with a new variation is a new row, and a new fact only if no row had it yet.
 """
@@ -11,6 +12,7 @@ A family with a new variation is a new row, and a new fact only if no row had it
 from octavo.model.families.config import describe_config
 from octavo.model.families.gguf import describe_gguf
 from octavo.model.families.row import Description, Family
+from octavo.model.families.scaling import RopeTensors
 from octavo.model.families.table import FAMILIES
 
-__all__ = ["FAMILIES", "Description", "Family", "describe_config", "describe_gguf"]
+__all__ = ["FAMILIES", "Description", "Family", "RopeTensors", "describe_config", "describe_gguf"]

@@ -6,8 +6,10 @@ import math
 
 from octavo.errors import UnsupportedModel
 from octavo.fields import Fields
+from octavo.model.families.layers import turned_in_config, window_of, windowed_in_config, windows_of
+from octavo.model.families.refusals import refuse_config
 from octavo.model.families.row import Description, Family
-from octavo.model.families.scaling import rope_from_config
+from octavo.model.families.scaling import turning_from_config
 from octavo.model.families.sizes import (
     CONTEXT_MAX,
     FFN_MAX,
@@ -15,26 +17,29 @@ from octavo.model.families.sizes import (
     VOCAB_MAX,
     activation_of,
     heads_of,
-    windows_of,
 )
-from octavo.model.families.table import row_of_config
+from octavo.model.families.table import row_of_config, text_part
 from octavo.model.spec import ModelSpec
+
+MULTIPLIER_MIN, MULTIPLIER_MAX = 1e-6, 1e6
+_TANH_GELUS = ("gelu", "gelu_new", "gelu_pytorch_tanh")
 
 
 def describe_config(config: Fields) -> Description:
     """From config.json. Raises BadModelFile (an absurd size) or UnsupportedModel (an unknown variation)."""
-    family = row_of_config(config)
+    part = text_part(config)
+    is_part = part is not config
+    family = row_of_config(part)
+    config = part.with_defaults(family.config_defaults)
+    refuse_config(family, config)
     keys = family.config_keys
     sizes = heads_of(config, keys)
-    scale = sizes.head_size**-0.5
-    if family.soft_caps:
-        scale = config.number("query_pre_attn_scalar", 1e-3, 1e6, float(sizes.head_size)) ** -0.5
-    if config.flag("scale_attn_by_inverse_layer_idx", False) or not config.flag("scale_attn_weights", True):
-        raise UnsupportedModel(
-            f"{config.source}: attention scores scaled by layer, or not at all; allowed: by head size"
-        )
-    context = config.integer(keys["context"], 1, CONTEXT_MAX)
     layers = config.integer(keys["layers"], 1, LAYERS_MAX)
+    context = config.integer(keys["context"], 1, CONTEXT_MAX)
+    turned = turned_in_config(family, config, layers)
+    window = window_of(family, config, "sliding_window")
+    windowed = windowed_in_config(family, config, turned, window)
+    turning = turning_from_config(family, config, sizes.head_size, turned, windowed, context)
     spec = ModelSpec(
         family=family.name,
         num_layers=layers,
@@ -45,38 +50,53 @@ def describe_config(config: Fields) -> Description:
         ffn_size=config.integer(keys["ffn"], 1, FFN_MAX, None if family.gated else 4 * sizes.hidden),
         vocab_size=config.integer(keys["vocab"], 1, VOCAB_MAX),
         context_length=context,
-        attention_scale=scale,
+        attention_scale=_attention_scale(family, config, sizes.head_size),
         norm=family.norm,
         norm_eps=config.number(keys["eps"], 0.0, 1.0, 1e-6 if family.norm == "rms" else 1e-5),
-        activation=activation_of(config, config.text(keys["activation"], family.activation)),
+        activation=_activation(family, config),
         gated=family.gated,
-        ropes=() if family.learned_positions else (rope_from_config(config, sizes.head_size),) * layers,
-        windows=_windows_from_config(family, config, layers, context),
-        attention_soft_cap=config.optional_number("attn_logit_softcapping", 1e-3, 1e6)
-        if family.soft_caps
-        else None,
-        logit_soft_cap=config.optional_number("final_logit_softcapping", 1e-3, 1e6)
-        if family.soft_caps
-        else None,
-        embedding_scale=math.sqrt(sizes.hidden) if family.scaled_embedding else 1.0,
+        ropes=turning.ropes,
+        temperatures=turning.temperatures,
+        windows=windows_of(window, windowed),
+        attention_soft_cap=config.optional_number("attn_logit_softcapping", 1e-3, 1e6),
+        logit_soft_cap=config.optional_number("final_logit_softcapping", 1e-3, 1e6),
+        embedding_scale=math.sqrt(sizes.hidden)
+        if family.scaled_embedding
+        else _multiplier(family, config, "embedding_multiplier"),
+        residual_scale=_multiplier(family, config, "residual_multiplier"),
+        logit_scale=1.0 / _multiplier(family, config, "logits_scaling"),
+        parallel=config.flag("use_parallel_residual", True) if family.parallel else False,
     )
-    return Description(family, spec, config.flag("tie_word_embeddings", family.tied))
+    return Description(
+        family,
+        spec,
+        config.flag("tie_word_embeddings", family.tied),
+        longest_context=turning.longest_context,
+        is_part=is_part,
+    )
 
 
-def _windows_from_config(family: Family, config: Fields, layers: int, context: int) -> tuple[int | None, ...]:
-    window = config.integer("sliding_window", 0, CONTEXT_MAX, 0)
-    if family.windows == "none" or (
-        family.windows == "late" and not config.flag("use_sliding_window", False)
-    ):
-        return ()
-    kinds = config.values.get("layer_types")
-    if kinds is None or window == 0:
-        late_from = config.integer("max_window_layers", 0, LAYERS_MAX, layers)
-        return windows_of(family, window, layers, context, late_from)
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        raise config.bad("layer_types", f"a list of {layers} kinds")
-    if not all(kind in ("full_attention", "sliding_attention") for kind in kinds):
+def _attention_scale(family: Family, config: Fields, head_size: int) -> float:
+    """What scores are multiplied by."""
+    if family.multipliers:
+        return config.number("attention_multiplier", MULTIPLIER_MIN, MULTIPLIER_MAX, 1.0)
+    size = float(head_size)
+    if family.soft_caps:
+        size = config.number("query_pre_attn_scalar", 1e-3, 1e6, size)
+    scale: float = size**-0.5
+    return scale
+
+
+def _multiplier(family: Family, config: Fields, key: str) -> float:
+    return config.number(key, MULTIPLIER_MIN, MULTIPLIER_MAX, 1.0) if family.multipliers else 1.0
+
+
+def _activation(family: Family, config: Fields) -> str:
+    key = family.config_keys["activation"]
+    older = config.text("hidden_act", family.activation)
+    # Gemma's files name it twice; what they mean by "gelu" under the older key is the approximation.
+    if key == "hidden_activation" and older not in _TANH_GELUS:
         raise UnsupportedModel(
-            f"{config.source}: layer_types other than full_attention and sliding_attention"
+            f"{config.source}: hidden_act is {older!r:.60} beside {key}; allowed: {_TANH_GELUS}"
         )
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return activation_of(config, config.text(key, family.activation))

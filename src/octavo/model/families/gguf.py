@@ -6,31 +6,31 @@ import math
 
 from octavo.errors import UnsupportedModel
 from octavo.fields import Fields
+from octavo.model.families.config import MULTIPLIER_MAX
+from octavo.model.families.layers import turned_in_gguf, window_of, windowed_in_gguf, windows_of
 from octavo.model.families.names import GGUF_KEYS
+from octavo.model.families.refusals import refuse_gguf
 from octavo.model.families.row import Description, Family
-from octavo.model.families.scaling import rope_from_gguf
+from octavo.model.families.scaling import RopeTensors, turning_from_gguf
 from octavo.model.families.sizes import (
     CONTEXT_MAX,
     FFN_MAX,
     HEAD_SIZE_MAX,
     LAYERS_MAX,
+    Heads,
     activation_of,
     heads_of,
-    windows_of,
 )
 from octavo.model.families.table import row_of_gguf
-from octavo.model.rope import RopeSpec
 from octavo.model.spec import ModelSpec
 
-_GEMMA2_27B_LAYERS = 46
 
-
-def describe_gguf(
-    metadata: Fields, vocab_size: int, rope_factors: tuple[float, ...] | None, has_output: bool
-) -> Description:
-    """From GGUF metadata and what tensors tell: rows of the embedding, rope_freqs.weight, an output."""
+def describe_gguf(metadata: Fields, vocab_size: int, ropes: RopeTensors, has_output: bool) -> Description:
+    """From GGUF metadata and what tensors tell: rows of the embedding, factors of rope, an output."""
     arch = metadata.text("general.architecture", "")
     family = row_of_gguf(metadata)
+    metadata = metadata.with_defaults({f"{arch}.{key}": value for key, value in family.gguf_defaults.items()})
+    refuse_gguf(family, metadata, arch)
     keys = {name: f"{arch}.{key}" for name, key in GGUF_KEYS.items()}
     sizes = heads_of(metadata, keys)
     if (
@@ -39,16 +39,12 @@ def describe_gguf(
     ):
         raise UnsupportedModel(f"{metadata.source}: keys and values of different sizes; allowed: equal ones")
     layers = metadata.integer(keys["layers"], 1, LAYERS_MAX)
-    # The format has no key for Gemma 2's query scalar; only the 27B differs from its head size.
-    scalar = (
-        sizes.hidden / sizes.heads if family.soft_caps and layers == _GEMMA2_27B_LAYERS else sizes.head_size
-    )
-    eps_key = f"{arch}.attention.layer_norm{'_rms' if family.norm == 'rms' else ''}_epsilon"
     context = metadata.integer(keys["context"], 1, CONTEXT_MAX)
-    window = metadata.integer(keys["window"], 0, CONTEXT_MAX, 4096 if family.windows == "even" else 0)
-    ropes: tuple[RopeSpec | None, ...] = ()
-    if not family.learned_positions:
-        ropes = (rope_from_gguf(metadata, arch, sizes.head_size, rope_factors),) * layers
+    turned = turned_in_gguf(family, layers)
+    window = window_of(family, metadata, keys["window"])
+    windowed = windowed_in_gguf(family, metadata, arch, turned, window)
+    turning = turning_from_gguf(family, metadata, arch, sizes.head_size, turned, windowed, context, ropes)
+    eps_key = f"{arch}.attention.layer_norm{'_rms' if family.norm == 'rms' else ''}_epsilon"
     spec = ModelSpec(
         family=family.name,
         num_layers=layers,
@@ -59,21 +55,39 @@ def describe_gguf(
         ffn_size=metadata.integer(keys["ffn"], 1, FFN_MAX),
         vocab_size=vocab_size,
         context_length=context,
-        attention_scale=scalar**-0.5,
+        attention_scale=_attention_scale(family, metadata, arch, sizes, layers),
         norm=family.norm,
         norm_eps=metadata.number(eps_key, 0.0, 1.0),
         activation=activation_of(metadata, family.activation),
         gated=family.gated,
-        ropes=ropes,
-        windows=windows_of(family, window, layers, context, late_from=layers),
-        attention_soft_cap=_cap(family, metadata, "attn", 50.0),
-        logit_soft_cap=_cap(family, metadata, "final", 30.0),
-        embedding_scale=math.sqrt(sizes.hidden) if family.scaled_embedding else 1.0,
+        ropes=turning.ropes,
+        temperatures=turning.temperatures,
+        windows=windows_of(window, windowed),
+        attention_soft_cap=_cap(family, metadata, f"{arch}.attn_logit_softcapping"),
+        logit_soft_cap=_cap(family, metadata, f"{arch}.final_logit_softcapping"),
+        embedding_scale=math.sqrt(sizes.hidden)
+        if family.scaled_embedding
+        else _multiplier(family, metadata, f"{arch}.embedding_scale"),
+        residual_scale=_multiplier(family, metadata, f"{arch}.residual_scale"),
+        logit_scale=1.0 / _multiplier(family, metadata, f"{arch}.logit_scale"),
+        parallel=metadata.flag(f"{arch}.use_parallel_residual", True) if family.parallel else False,
     )
-    return Description(family, spec, not has_output)
+    return Description(family, spec, not has_output, longest_context=turning.longest_context)
 
 
-def _cap(family: Family, metadata: Fields, name: str, default: float) -> float | None:
-    if not family.soft_caps:
-        return None
-    return metadata.number(f"{family.name}.{name}_logit_softcapping", 1e-3, 1e6, default)
+def _attention_scale(family: Family, metadata: Fields, arch: str, sizes: Heads, layers: int) -> float:
+    """What scores are multiplied by."""
+    told = metadata.number(f"{arch}.attention.scale", 0.0, MULTIPLIER_MAX, 0.0) if family.multipliers else 0.0
+    # The format has no key for Gemma's query scalar; only one size of each generation has another.
+    usual = sizes.hidden / sizes.heads if layers == family.wide_scalar_layers else sizes.head_size
+    return told or usual**-0.5
+
+
+def _multiplier(family: Family, metadata: Fields, key: str) -> float:
+    if not family.multipliers:
+        return 1.0
+    return metadata.number(key, 0.0, MULTIPLIER_MAX, 0.0) or 1.0  # 0 means none
+
+
+def _cap(family: Family, metadata: Fields, key: str) -> float | None:
+    return (metadata.number(key, 0.0, 1e6, 0.0) or None) if family.soft_caps else None

@@ -26,6 +26,12 @@ CONFIG_KEYS: Names = MappingProxyType(
         "activation": "hidden_act",
     }
 )
+GEMMA_KEYS: Names = MappingProxyType({**CONFIG_KEYS, "activation": "hidden_activation"})
+STARCODER2_KEYS: Names = MappingProxyType({**CONFIG_KEYS, "eps": "norm_epsilon"})
+GPT_NEOX_KEYS: Names = MappingProxyType({**CONFIG_KEYS, "eps": "layer_norm_eps"})
+OPT_KEYS: Names = MappingProxyType(
+    {**CONFIG_KEYS, "ffn": "ffn_dim", "eps": "layer_norm_eps", "activation": "activation_function"}
+)
 GPT2_KEYS: Names = MappingProxyType(
     {
         "layers": "n_layer",
@@ -118,5 +124,60 @@ GPT2_TENSORS: Names = MappingProxyType(
         "ffn_norm": "transformer.h.{}.ln_2",
         "up": "transformer.h.{}.mlp.c_fc",
         "down": "transformer.h.{}.mlp.c_proj",
+    }
+)
+GEMMA3_TENSORS: Names = MappingProxyType(
+    {**GEMMA2_TENSORS, "q_norm": QWEN3_TENSORS["q_norm"], "k_norm": QWEN3_TENSORS["k_norm"]}
+)
+# What is before a branch elsewhere is missing here: norms are on queries, keys and branches only.
+OLMO2_TENSORS: Names = MappingProxyType(
+    {role: name for role, name in GEMMA3_TENSORS.items() if role not in ("attention_norm", "ffn_norm")}
+)
+FUSED_GATE_TENSORS: Names = MappingProxyType(
+    {role: name for role, name in LLAMA_TENSORS.items() if role != "gate"}
+    | {"up": "model.layers.{}.mlp.gate_up_proj"}
+)
+PHI3_TENSORS: Names = MappingProxyType(
+    {role: name for role, name in FUSED_GATE_TENSORS.items() if role not in ("q", "k", "v")}
+    | {"qkv": "model.layers.{}.self_attn.qkv_proj"}
+)
+GLM4_TENSORS: Names = MappingProxyType(
+    {
+        **FUSED_GATE_TENSORS,
+        "attention_post_norm": "model.layers.{}.post_self_attn_layernorm",
+        "ffn_post_norm": "model.layers.{}.post_mlp_layernorm",
+    }
+)
+STARCODER2_TENSORS: Names = MappingProxyType(
+    {role: name for role, name in LLAMA_TENSORS.items() if role != "gate"}
+    | {"up": "model.layers.{}.mlp.c_fc", "down": "model.layers.{}.mlp.c_proj"}
+)
+GPT_NEOX_TENSORS: Names = MappingProxyType(
+    {
+        "embedding": "gpt_neox.embed_in",
+        "final_norm": "gpt_neox.final_layer_norm",
+        "output": "embed_out",
+        "attention_norm": "gpt_neox.layers.{}.input_layernorm",
+        "qkv": "gpt_neox.layers.{}.attention.query_key_value",
+        "o": "gpt_neox.layers.{}.attention.dense",
+        "ffn_norm": "gpt_neox.layers.{}.post_attention_layernorm",
+        "up": "gpt_neox.layers.{}.mlp.dense_h_to_4h",
+        "down": "gpt_neox.layers.{}.mlp.dense_4h_to_h",
+    }
+)
+OPT_TENSORS: Names = MappingProxyType(
+    {
+        "embedding": "model.decoder.embed_tokens",
+        "positions": "model.decoder.embed_positions",
+        "final_norm": "model.decoder.final_layer_norm",
+        "output": "lm_head",
+        "attention_norm": "model.decoder.layers.{}.self_attn_layer_norm",
+        "q": "model.decoder.layers.{}.self_attn.q_proj",
+        "k": "model.decoder.layers.{}.self_attn.k_proj",
+        "v": "model.decoder.layers.{}.self_attn.v_proj",
+        "o": "model.decoder.layers.{}.self_attn.out_proj",
+        "ffn_norm": "model.decoder.layers.{}.final_layer_norm",
+        "up": "model.decoder.layers.{}.fc1",
+        "down": "model.decoder.layers.{}.fc2",
     }
 )

@@ -10,7 +10,13 @@ from octavo.kernels.contract import Routing
 from octavo.model.families.names import CONFIG_KEYS, LLAMA_TENSORS, Names
 from octavo.model.spec import ModelSpec
 
-_NOTHING: Mapping[str, float] = MappingProxyType({})
+
+def _no_names() -> Names:
+    return MappingProxyType({})
+
+
+def _no_settings() -> Mapping[str, object]:
+    return MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +60,15 @@ class Family:
     learned_positions: bool = False
     positions_skipped: int = 0  # rows of that table before position 0 (OPT)
     biases: frozenset[str] = frozenset()  # linears that always have one; others have one when the file does
-    windows: str = "none"  # "all" layers, every "even" one, from max_window_layers on: "late", or "listed"
+    # Which layers have one, where the file does not list them: "none", "all", "even", all but each
+    # `window_period`-th: "periodic", those without rope: "unturned", from max_window_layers on: "late".
+    # "listed": as "all", for families whose files may list them
+    windows: str = "none"
+    window_period: int = 0
     soft_caps: bool = False
+    # Soft caps go with scores scaled by a scalar of their own, which GGUF has no key for: hidden / heads in
+    # the size with so many layers, else the head size
+    wide_scalar_layers: int = 0
     scaled_embedding: bool = False  # times sqrt(hidden)
     multipliers: bool = False  # of embedding, attention, residuals and logits, by the file (Granite)
     norm_offset: float = 0.0  # added to norm weights
@@ -64,11 +77,22 @@ class Family:
     fused_gate_up: bool = False  # gate above up in one tensor of role "up"
     qk_norm: str = "head"  # where q_norm is: of each "head", or of "all" together
     parallel: bool = False  # both branches read the layer's input
-    rope_dims: float = 1.0  # the part of a head that is rotated, where the file does not say
+    partial_rope: bool = False  # the file may say which part of a head is rotated
+    rope_dims: float = 1.0  # that part, where the file does not say
+    rope_kinds: Names = field(default_factory=_no_names)  # scalings that are called otherwise elsewhere
+    # Layers with a window have a rope of their own, unscaled: its theta, where the file does not say; 0: as
+    # the others'
+    local_theta: float | None = None
+    unturned_every: int = 0  # each such layer has no rope, where the file does not list them
+    temperature: bool = False  # queries may be scaled by their position
+    context_is_scaled: bool = False  # the file's context counts a linear factor already
     # In which files q and k rows are ordered for rope on neighbours (i, i + 1): "gguf", "safetensors"
     interleaved_in: frozenset[str] = frozenset()
     sinks: bool = False
     mixture: MixtureFacts | None = None
+    # What files mean that leave a key out; of GGUF, below the architecture
+    config_defaults: Mapping[str, object] = field(default_factory=_no_settings)
+    gguf_defaults: Mapping[str, object] = field(default_factory=_no_settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +103,5 @@ class Description:
     spec: ModelSpec
     tied: bool
     mixed_layers: tuple[bool, ...] = ()  # which layers have experts; (): none
+    longest_context: int = 0  # that the configuration scales positions to; 0: the spec's
+    is_part: bool = False  # of a model for several kinds of input, whose other parts are left out

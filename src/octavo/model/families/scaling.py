@@ -1,76 +1,356 @@
-"""How a file describes its rotary positions: config.json (both spellings) or GGUF metadata, to `RopeSpec`.
+"""How a model tells positions apart, layer by layer: from config.json in both spellings, or GGUF metadata.
 
-Scalings known: none, linear, llama3 (in GGUF as the tensor rope_freqs.weight). Any other is UnsupportedModel.
+    config.json     rope_parameters, one for all layers or one for each kind; or rope_theta and rope_scaling
+    GGUF            ARCH.rope.*, and tensors of factors that divide the frequencies
+
+Every setting of a rope must be known: a key that is not would change the answer, so it is refused by name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 from octavo.errors import UnsupportedModel
 from octavo.fields import Fields
+from octavo.model.families.layers import FULL, WINDOWED, Marks
+from octavo.model.families.row import Family
 from octavo.model.families.sizes import CONTEXT_MAX
-from octavo.model.rope import RopeSpec
+from octavo.model.rope import (
+    RopeSpec,
+    Temperature,
+    longrope_attention_factor,
+    yarn_attention_factor,
+)
 
 THETA_DEFAULT = 10000.0
 THETA_MAX = 1e12
 FACTOR_MAX = 1e6
+FACTOR_MIN = 1e-6
+ATTENTION_FACTOR_MAX = 1e3
 
-
-def rope_from_config(config: Fields, dims: int) -> RopeSpec:
-    """From `rope_parameters` (newer files), or `rope_theta` and `rope_scaling` (older ones)."""
-    scaling = (
-        config.inner("rope_parameters") if config.has("rope_parameters") else config.inner("rope_scaling")
+_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_KEYS = frozenset(
+    (
+        *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "attention_factor"),
+        *("original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+        *("truncate", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor"),
+        # They repeat what is said elsewhere, or how the model was trained.
+        *("max_position_embeddings", "finetuned"),
     )
-    if config.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
+)
+_TEMPERATURE_KEY = "llama_4_scaling_beta"
+
+
+@dataclass(frozen=True, slots=True)
+class Turning:
+    """One rope and one temperature a layer, () where no layer has one, and the longest context that the
+    settings scale positions to."""
+
+    ropes: tuple[RopeSpec | None, ...]
+    temperatures: tuple[Temperature | None, ...]
+    longest_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTensors:
+    """The values of a GGUF file's tensors rope_freqs, rope_factors_short and rope_factors_long."""
+
+    factors: tuple[float, ...] | None = None
+    short: tuple[float, ...] | None = None
+    long: tuple[float, ...] | None = None
+
+
+def turning_from_config(
+    family: Family, config: Fields, head_size: int, turned: Marks, windowed: Marks, context: int
+) -> Turning:
+    """From config.json. `turned` and `windowed` have one mark a layer; `context` is the file's own.
+
+    Raises BadModelFile (an absurd number) or UnsupportedModel (an unknown scaling or setting).
+    """
+    if family.learned_positions:
+        return Turning((), (), context)
+    given = config.inner("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
+    by_kind = any(isinstance(value, dict) for value in given.values.values())
+    if by_kind and family.local_theta is None:
         raise UnsupportedModel(
-            f"{config.source}: partial_rotary_factor is not 1; allowed: heads rotated as a whole"
+            f"{given.source}: rope settings differ by kind of layer; in family {family.name} all are alike"
         )
-    theta = config.number("rope_theta", 1.0, THETA_MAX, THETA_DEFAULT)
-    theta = scaling.number("rope_theta", 1.0, THETA_MAX, theta)
-    kind = scaling.text("rope_type", scaling.text("type", "default"))
-    if kind == "default":
-        if any(isinstance(value, dict) for value in scaling.values.values()):
-            raise UnsupportedModel(
-                f"{scaling.source}: rope settings differ by kind of layer, which is not supported"
-            )
-        return RopeSpec(theta, dims)
-    if kind == "linear":
-        return RopeSpec(theta, dims, "linear", scaling.number("factor", 1.0, FACTOR_MAX))
-    if kind == "llama3":
-        low = scaling.number("low_freq_factor", 1e-3, FACTOR_MAX)
-        return RopeSpec(
-            theta,
-            dims,
-            "llama3",
-            factor=scaling.number("factor", 1.0, FACTOR_MAX),
-            low_freq_factor=low,
-            high_freq_factor=scaling.number("high_freq_factor", low * 1.001, FACTOR_MAX),
-            original_context=scaling.integer("original_max_position_embeddings", 1, CONTEXT_MAX),
-        )
-    raise UnsupportedModel(f"{scaling.source}: rope scaling {kind!r:.40}; allowed: default, linear, llama3")
+    settings = given.inner(FULL) if by_kind else given
+    theta = _theta(config, settings)
+    rope = local = _rope_of_config(family, config, settings, theta, head_size, context)
+    if by_kind:
+        of_local = given.inner(WINDOWED)
+        theta = of_local.number("rope_theta", 1.0, THETA_MAX, family.local_theta or theta)
+        local = _rope_of_config(family, config, of_local, theta, head_size, context)
+    elif family.local_theta is not None:
+        theta = config.number("rope_local_base_freq", 1.0, THETA_MAX, family.local_theta or theta)
+        local = RopeSpec(theta, rope.dims)
+    temperature = _temperature_of_config(family, settings, context)
+    return _turning(family, rope, local, temperature, turned, windowed, context)
 
 
-def rope_from_gguf(metadata: Fields, arch: str, dims: int, factors: tuple[float, ...] | None) -> RopeSpec:
-    """From the architecture's keys; `factors` are the values of rope_freqs.weight, when the file has it."""
+def turning_from_gguf(
+    family: Family,
+    metadata: Fields,
+    arch: str,
+    head_size: int,
+    turned: Marks,
+    windowed: Marks,
+    context: int,
+    tensors: RopeTensors,
+) -> Turning:
+    """The same from the architecture's keys and the tensors of factors."""
+    if family.learned_positions:
+        return Turning((), (), context)
+    rope = local = _rope_of_gguf(family, metadata, arch, head_size, context, tensors)
+    if family.local_theta is not None:
+        key = f"{arch}.rope.freq_base_swa"
+        theta = metadata.number(key, 1.0, THETA_MAX, family.local_theta or rope.theta)
+        local = RopeSpec(theta, rope.dims)
+    temperature = None
+    if family.temperature:
+        beta = metadata.number(f"{arch}.attention.temperature_scale", 0.0, FACTOR_MAX, 0.0)
+        temperature = Temperature(beta, rope.original_context) if beta else None
+    return _turning(family, rope, local, temperature, turned, windowed, context)
+
+
+def _turning(
+    family: Family,
+    rope: RopeSpec,
+    local: RopeSpec,
+    temperature: Temperature | None,
+    turned: Marks,
+    windowed: Marks,
+    context: int,
+) -> Turning:
+    ropes = [local if near else rope for near in windowed]
+    return Turning(
+        tuple(one if turns else None for one, turns in zip(ropes, turned, strict=True)),
+        () if temperature is None else (temperature,) * len(turned),
+        _longest_context(family, rope, context),
+    )
+
+
+def _longest_context(family: Family, rope: RopeSpec, context: int) -> int:
+    """How far the scaling reaches, where the file's context is the one before scaling."""
+    scaled = context
+    if rope.scaling in ("linear", "dynamic") and not family.context_is_scaled:
+        scaled = int(context * rope.factor)
+    elif rope.scaling == "yarn":
+        scaled = int(rope.original_context * rope.factor)
+    return min(max(context, scaled), CONTEXT_MAX)
+
+
+def _theta(config: Fields, settings: Fields) -> float:
+    """The base; an older key of GPT-NeoX's is as good."""
+    base = config.number("rotary_emb_base", 1.0, THETA_MAX, THETA_DEFAULT)
+    return settings.number("rope_theta", 1.0, THETA_MAX, config.number("rope_theta", 1.0, THETA_MAX, base))
+
+
+def _rope_of_config(
+    family: Family, config: Fields, settings: Fields, theta: float, head_size: int, context: int
+) -> RopeSpec:
+    _require_known(family, settings)
+    given = settings.text("rope_type", settings.text("type", "default"))
+    kind = family.rope_kinds.get(given, "longrope" if given == "su" else given)
+    if kind not in _KINDS:
+        raise UnsupportedModel(f"{settings.source}: rope scaling {kind!r:.40}; allowed: {', '.join(_KINDS)}")
+    plain = RopeSpec(theta, _dims_of_config(family, config, settings, head_size))
+    # What the model was trained with; files of some families say it beside the rope's settings.
+    original = settings.integer("original_max_position_embeddings", 1, CONTEXT_MAX, context)
+    original = config.integer("original_max_position_embeddings", 1, CONTEXT_MAX, original)
+    match kind:
+        case "linear":
+            return replace(plain, scaling=kind, factor=settings.number("factor", 1.0, FACTOR_MAX))
+        case "dynamic":
+            if plain.dims < 4:
+                raise UnsupportedModel(
+                    f"{settings.source}: rope scaling dynamic of {plain.dims} elements; allowed: 4 or more"
+                )
+            factor = settings.number("factor", 1.0, FACTOR_MAX)
+            return replace(plain, scaling=kind, factor=factor, original_context=context)
+        case "llama3":
+            return _llama3(plain, settings, original)
+        case "yarn":
+            return _yarn(plain, settings, original, context)
+        case "longrope":
+            return _longrope(plain, settings, original, context)
+    return plain
+
+
+def _require_known(family: Family, settings: Fields) -> None:
+    known = _KEYS | {_TEMPERATURE_KEY} if family.temperature else _KEYS
+    unknown = [key for key in settings.values if key not in known and settings.has(key)]
+    if unknown:
+        raise UnsupportedModel(
+            f"{settings.source}: {', '.join(unknown[:3])!s:.80} is not understood in family {family.name};"
+            f" allowed: {', '.join(sorted(known))}"
+        )
+
+
+def _dims_of_config(family: Family, config: Fields, settings: Fields, head_size: int) -> int:
+    """How many elements of a head are rotated."""
+    part = config.number("rotary_pct", 0.0, 1.0, family.rope_dims)
+    part = settings.number(
+        "partial_rotary_factor", 0.0, 1.0, config.number("partial_rotary_factor", 0.0, 1.0, part)
+    )
+    if part != 1.0 and not family.partial_rope:
+        raise UnsupportedModel(
+            f"{config.source}: partial_rotary_factor is {part:g}; family {family.name} rotates whole heads"
+        )
+    return _sound_dims(config, int(head_size * part), head_size)
+
+
+def _sound_dims(fields: Fields, dims: int, head_size: int) -> int:
+    if dims < 2 or dims % 2:
+        raise UnsupportedModel(
+            f"{fields.source}: {dims} of {head_size} elements of a head are rotated; allowed: an even number"
+        )
+    return dims
+
+
+def _llama3(plain: RopeSpec, settings: Fields, original: int) -> RopeSpec:
+    low = settings.number("low_freq_factor", 1e-3, FACTOR_MAX)
+    return replace(
+        plain,
+        scaling="llama3",
+        factor=settings.number("factor", 1.0, FACTOR_MAX),
+        low_freq_factor=low,
+        high_freq_factor=settings.number("high_freq_factor", low * 1.001, FACTOR_MAX),
+        original_context=original,
+    )
+
+
+def _yarn(plain: RopeSpec, settings: Fields, original: int, context: int) -> RopeSpec:
+    factor = settings.number("factor", 1.0, FACTOR_MAX, max(1.0, context / original))
+    numerator = settings.number("mscale", 0.0, FACTOR_MAX, 0.0)
+    denominator = settings.number("mscale_all_dim", 0.0, FACTOR_MAX, 0.0)
+    told = yarn_attention_factor(factor)
+    if numerator and denominator:
+        told = yarn_attention_factor(factor, numerator) / yarn_attention_factor(factor, denominator)
+    return replace(
+        _require_scalable(plain, settings, "yarn"),
+        scaling="yarn",
+        factor=factor,
+        original_context=original,
+        # 0 means as published
+        beta_fast=settings.number("beta_fast", 0.0, FACTOR_MAX, 0.0) or plain.beta_fast,
+        beta_slow=settings.number("beta_slow", 0.0, FACTOR_MAX, 0.0) or plain.beta_slow,
+        truncate=settings.flag("truncate", True),
+        attention_factor=settings.number("attention_factor", FACTOR_MIN, ATTENTION_FACTOR_MAX, told),
+    )
+
+
+def _require_scalable(plain: RopeSpec, fields: Fields, kind: str) -> RopeSpec:
+    """YaRN asks which dimension turns so many times: with a base of 1 all turn alike."""
+    if plain.theta <= 1.0:
+        raise UnsupportedModel(f"{fields.source}: rope scaling {kind} with rope_theta 1; allowed: above 1")
+    return plain
+
+
+def _longrope(plain: RopeSpec, settings: Fields, original: int, context: int) -> RopeSpec:
+    pairs = plain.dims // 2
+    ratio = settings.number("factor", FACTOR_MIN, FACTOR_MAX, context / original)
+    told = _longrope_attention(settings, ratio, original)
+    return replace(
+        plain,
+        scaling="longrope",
+        original_context=original,
+        factors=settings.numbers("short_factor", pairs, FACTOR_MIN, FACTOR_MAX),
+        long_factors=settings.numbers("long_factor", pairs, FACTOR_MIN, FACTOR_MAX),
+        attention_factor=settings.number("attention_factor", FACTOR_MIN, ATTENTION_FACTOR_MAX, told),
+    )
+
+
+def _longrope_attention(settings: Fields, ratio: float, original: int) -> float:
+    if ratio > 1.0 and original < 2:
+        raise settings.bad("original_max_position_embeddings", "2 or more")
+    return longrope_attention_factor(ratio, original)
+
+
+def _temperature_of_config(family: Family, settings: Fields, context: int) -> Temperature | None:
+    if not family.temperature or not settings.has(_TEMPERATURE_KEY):
+        return None
+    beta = settings.number(_TEMPERATURE_KEY, 0.0, FACTOR_MAX)
+    return Temperature(beta, settings.integer("original_max_position_embeddings", 1, CONTEXT_MAX, context))
+
+
+def _rope_of_gguf(
+    family: Family, metadata: Fields, arch: str, head_size: int, context: int, tensors: RopeTensors
+) -> RopeSpec:
     theta = metadata.number(f"{arch}.rope.freq_base", 1.0, THETA_MAX, THETA_DEFAULT)
-    rotated = metadata.integer(f"{arch}.rope.dimension_count", 2, dims, dims)
-    if rotated != dims:
+    usual = int(head_size * family.rope_dims)
+    dims = metadata.integer(f"{arch}.rope.dimension_count", 1, head_size, usual)
+    if dims != head_size and not family.partial_rope:
         raise UnsupportedModel(
-            f"{metadata.source}: {rotated} of {dims} elements of a head are rotated; allowed: all"
+            f"{metadata.source}: {dims} of {head_size} elements of a head are rotated; allowed: all"
         )
-    factor = metadata.number(f"{arch}.rope.scaling.factor", 1e-3, FACTOR_MAX, 1.0)
+    scaling = f"{arch}.rope.scaling"
+    original = metadata.integer(f"{scaling}.original_context_length", 1, CONTEXT_MAX, context)
+    told = metadata.number(f"{scaling}.attn_factor", FACTOR_MIN, ATTENTION_FACTOR_MAX, 1.0)
+    plain = RopeSpec(
+        theta, _sound_dims(metadata, dims, head_size), original_context=original, attention_factor=told
+    )
     # The oldest files wrote a linear factor under a key of its own.
-    old = metadata.number(f"{arch}.rope.scale_linear", 1e-3, FACTOR_MAX, 1.0)
-    kind = metadata.text(f"{arch}.rope.scaling.type", "linear" if old != 1.0 else "none")
-    if kind not in ("none", "linear"):
+    old = metadata.number(f"{arch}.rope.scale_linear", FACTOR_MIN, FACTOR_MAX, 1.0)
+    factor = metadata.number(f"{scaling}.factor", FACTOR_MIN, FACTOR_MAX, old)
+    kind = metadata.text(f"{scaling}.type", "linear" if old != 1.0 else "none")
+    if kind not in ("none", "linear", "yarn", "longrope"):
         raise UnsupportedModel(
-            f"{metadata.source}: rope scaling {kind!r:.40}; allowed: none, linear, rope_freqs.weight"
+            f"{metadata.source}: rope scaling {kind!r:.40}; allowed: none, linear, yarn, longrope"
         )
-    if factors is not None:
-        if kind == "linear":
-            raise UnsupportedModel(f"{metadata.source}: both linear rope scaling and rope_freqs.weight")
-        if len(factors) != dims // 2 or not all(0.0 < value <= FACTOR_MAX for value in factors):
-            raise metadata.bad("rope_freqs.weight", f"{dims // 2} factors above 0")
-        return RopeSpec(theta, dims, "factors", factors=factors)
-    if kind == "linear":
-        return RopeSpec(theta, dims, "linear", factor if factor != 1.0 else old)
-    return RopeSpec(theta, dims)
+    if tensors != RopeTensors():
+        return _rope_of_tensors(metadata, plain, kind, tensors)
+    if kind == "longrope":
+        raise UnsupportedModel(f"{metadata.source}: rope scaling longrope without rope_factors_*.weight")
+    if kind == "yarn":
+        return _yarn_of_gguf(metadata, scaling, plain, factor)
+    return replace(plain, scaling="linear", factor=factor) if kind == "linear" and factor != 1.0 else plain
+
+
+def _rope_of_tensors(metadata: Fields, plain: RopeSpec, kind: str, tensors: RopeTensors) -> RopeSpec:
+    if kind in ("linear", "yarn"):
+        raise UnsupportedModel(f"{metadata.source}: both {kind} rope scaling and a tensor of rope's factors")
+    if tensors.short is None and tensors.long is None:
+        factors = _sound_factors(metadata, "rope_freqs.weight", tensors.factors, plain.dims)
+        return replace(plain, scaling="factors", factors=factors)
+    if tensors.factors is not None:
+        raise UnsupportedModel(f"{metadata.source}: both rope_freqs.weight and rope_factors_*.weight")
+    return replace(
+        plain,
+        scaling="longrope",
+        factors=_sound_factors(metadata, "rope_factors_short.weight", tensors.short, plain.dims),
+        long_factors=_sound_factors(metadata, "rope_factors_long.weight", tensors.long, plain.dims),
+    )
+
+
+def _sound_factors(
+    metadata: Fields, name: str, factors: Sequence[float] | None, dims: int
+) -> tuple[float, ...]:
+    if (
+        factors is None
+        or len(factors) != dims // 2
+        or not all(0.0 < value <= FACTOR_MAX for value in factors)
+    ):
+        raise metadata.bad(name, f"{dims // 2} factors above 0")
+    return tuple(factors)
+
+
+def _yarn_of_gguf(metadata: Fields, scaling: str, plain: RopeSpec, factor: float) -> RopeSpec:
+    key = f"{scaling}.yarn_ext_factor"
+    if metadata.has(key) and metadata.number(key, -1.0, FACTOR_MAX) not in (-1.0, 1.0):
+        raise UnsupportedModel(f"{metadata.source}: {key} is {metadata.values[key]}; allowed: 1")
+    log_multiplier = metadata.number(f"{scaling}.yarn_log_multiplier", 0.0, FACTOR_MAX, 0.0)
+    told = yarn_attention_factor(factor)
+    if log_multiplier:
+        told /= yarn_attention_factor(factor, log_multiplier)
+    told = metadata.number(f"{scaling}.yarn_attn_factor", FACTOR_MIN, ATTENTION_FACTOR_MAX, told)
+    return replace(
+        _require_scalable(plain, metadata, "yarn"),
+        scaling="yarn",
+        factor=factor,
+        beta_fast=metadata.number(f"{scaling}.yarn_beta_fast", FACTOR_MIN, FACTOR_MAX, plain.beta_fast),
+        beta_slow=metadata.number(f"{scaling}.yarn_beta_slow", FACTOR_MIN, FACTOR_MAX, plain.beta_slow),
+        attention_factor=told * plain.attention_factor,
+    )

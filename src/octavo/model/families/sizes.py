@@ -9,7 +9,6 @@ from types import MappingProxyType
 from octavo.errors import UnsupportedModel
 from octavo.fields import Fields
 from octavo.model.families.names import Names
-from octavo.model.families.row import Family
 
 LAYERS_MAX = 1024
 HIDDEN_MAX = 1 << 17
@@ -69,20 +68,3 @@ def activation_of(fields: Fields, name: str) -> str:
             f"{fields.source}: activation {name!r:.60}; allowed: {', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[name]
-
-
-def windows_of(
-    family: Family, window: int, layers: int, context: int, late_from: int
-) -> tuple[int | None, ...]:
-    """One entry a layer; () when no layer has a window that the context could outgrow."""
-    if window == 0 or window >= context:
-        return ()
-    rules = {
-        "none": [False] * layers,
-        "listed": [False] * layers,
-        "all": [True] * layers,
-        "even": [layer % 2 == 0 for layer in range(layers)],
-        "late": [layer >= late_from for layer in range(layers)],
-    }
-    windowed = rules[family.windows]
-    return tuple(window if here else None for here in windowed) if any(windowed) else ()

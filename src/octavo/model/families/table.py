@@ -13,12 +13,32 @@ from octavo.model.families.row import Family
 
 FAMILIES: Mapping[str, Family] = MappingProxyType({row.name: row for row in (*DENSE, *MIXTURES)})
 
+# Models for several kinds of input, by model_type: which rows their text part may be of.
+WRAPPERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"gemma3": ("gemma3_text",), "mistral3": ("mistral", "ministral3")}
+)
+
+
+def text_part(config: Fields) -> Fields:
+    """The settings of the text part, which are all of them in most models. Raises UnsupportedModel."""
+    name = config.text("model_type", "")
+    if name not in WRAPPERS:
+        return config
+    inner, allowed = config.inner("text_config"), WRAPPERS[name]
+    kind = inner.text("model_type", allowed[0])
+    if kind not in allowed:
+        raise UnsupportedModel(
+            f"{inner.source}: family {kind!r:.60} in {name}; allowed: {', '.join(allowed)}"
+        )
+    outer = {key: config.values[key] for key in ("tie_word_embeddings",) if config.has(key)}
+    return Fields(inner.source, {**inner.values, "model_type": kind, **outer})
+
 
 def row_of_config(config: Fields) -> Family:
     """The row of config.json's model_type. Raises UnsupportedModel, which lists what there is."""
     name = config.text("model_type", "")
     if name not in FAMILIES:
-        raise _unknown(config, name, list(FAMILIES))
+        raise _unknown(config, name, [*FAMILIES, *WRAPPERS])
     return FAMILIES[name]
 
 

@@ -1,0 +1,104 @@
+"""Which layers have a window, and which turn queries and keys by their position: by the row, or as listed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.errors import UnsupportedModel
+from octavo.fields import Fields
+from octavo.model.families.row import Family
+from octavo.model.families.sizes import CONTEXT_MAX, LAYERS_MAX
+
+Marks = tuple[bool, ...]  # one a layer
+
+FULL, WINDOWED = "full_attention", "sliding_attention"
+
+
+def turned_in_config(family: Family, config: Fields, layers: int) -> Marks:
+    """Which layers have rope. `no_rope_layers` has a 1 for each that has."""
+    if family.unturned_every == 0:
+        return (True,) * layers
+    if config.values.get("no_rope_layers"):
+        return tuple(mark != 0 for mark in config.numbers("no_rope_layers", layers, 0, 1))
+    return _all_but_every(
+        config.integer("no_rope_layer_interval", 1, LAYERS_MAX, family.unturned_every), layers
+    )
+
+
+def turned_in_gguf(family: Family, layers: int) -> Marks:
+    """Which layers have rope; the format has no key for it."""
+    return _all_but_every(family.unturned_every, layers) if family.unturned_every else (True,) * layers
+
+
+def windowed_in_config(family: Family, config: Fields, turned: Marks, window: int) -> Marks:
+    """Which layers have the window; 0: none. Raises UnsupportedModel for layers of another kind."""
+    layers = len(turned)
+    listed = _listed(config, layers)
+    off = family.windows in ("late", "unturned") and not config.flag("use_sliding_window", False)
+    if off or window == 0:
+        return (False,) * layers
+    if listed is None:
+        late_from = config.integer("max_window_layers", 0, LAYERS_MAX, layers)
+        period = config.integer("sliding_window_pattern", 1, LAYERS_MAX, family.window_period or 1)
+        return _by_rule(family, turned, late_from, period)
+    if family.windows == "none" and any(listed):
+        raise UnsupportedModel(f"{config.source}: layer_types with {WINDOWED}; family {family.name} has none")
+    if family.windows == "all" and len(set(listed)) > 1:
+        raise UnsupportedModel(f"{config.source}: layer_types differ; in family {family.name} all are alike")
+    return (True,) * layers if family.windows == "all" else listed
+
+
+def windowed_in_gguf(family: Family, metadata: Fields, arch: str, turned: Marks, window: int) -> Marks:
+    """Which layers have the window; 0: none. By the file's pattern, or by the row."""
+    if window == 0:
+        return (False,) * len(turned)
+    key = f"{arch}.attention.sliding_window_pattern"
+    if family.windows == "periodic" and metadata.is_list(key):
+        return tuple(mark != 0 for mark in metadata.numbers(key, len(turned), 0, 1))
+    period = family.window_period or 1
+    if family.windows == "periodic":
+        period = metadata.integer(key, 1, LAYERS_MAX, period)
+    return _by_rule(family, turned, len(turned), period)
+
+
+def window_of(family: Family, fields: Fields, key: str) -> int:
+    """How many positions a layer with a window sees; 0: all. Raises UnsupportedModel: a row without."""
+    window = fields.integer(key, 0, CONTEXT_MAX, 0)
+    gated = "use_sliding_window" in fields.values and not fields.flag("use_sliding_window", False)
+    if window and family.windows == "none" and not gated:
+        raise UnsupportedModel(f"{fields.source}: {key} is {window:,}; family {family.name} has no windows")
+    return window
+
+
+def windows_of(window: int, windowed: Marks) -> tuple[int | None, ...]:
+    """One entry a layer; () when no layer has a window."""
+    return tuple(window if here else None for here in windowed) if any(windowed) else ()
+
+
+def _listed(config: Fields, layers: int) -> Marks | None:
+    kinds = config.values.get("layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise config.bad("layer_types", f"a list of {layers} kinds")
+    if not all(kind in (FULL, WINDOWED) for kind in kinds):
+        raise UnsupportedModel(f"{config.source}: layer_types other than {FULL} and {WINDOWED}")
+    return tuple(kind == WINDOWED for kind in kinds)
+
+
+def _by_rule(family: Family, turned: Sequence[bool], late_from: int, period: int) -> Marks:
+    layers = len(turned)
+    rules: dict[str, Marks] = {
+        "none": (False,) * layers,
+        "all": (True,) * layers,
+        "listed": (True,) * layers,
+        "even": tuple(layer % 2 == 0 for layer in range(layers)),
+        "periodic": _all_but_every(period, layers),
+        "unturned": tuple(not turns for turns in turned),
+        "late": tuple(layer >= late_from for layer in range(layers)),
+    }
+    return rules[family.windows]
+
+
+def _all_but_every(period: int, layers: int) -> Marks:
+    return tuple((layer + 1) % period != 0 for layer in range(layers))
