@@ -86,6 +86,7 @@ def _add_rope(
             writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
         if "beta_fast" in rope:
             writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
         if "mscale_all_dim" in rope:
             writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
     if rope["rope_type"] == "longrope":

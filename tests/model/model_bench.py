@@ -61,12 +61,19 @@ def make_model(name: str, seed: int = 0) -> transformers.PreTrainedModel:
     torch.manual_seed(seed)
     config = CONFIGS[name]()
     config._attn_implementation = "eager"
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return with_random_weights(model.float().eval(), "gemma" in name)
+
+
+def with_random_weights(
+    model: transformers.PreTrainedModel, norms_on_zero: bool
+) -> transformers.PreTrainedModel:
+    """The model, filled; norms of Gemma's are stored less 1."""
     with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
+        for name, parameter in model.named_parameters():
             spread = 0.2 if parameter.dim() == 1 else 0.15
-            is_norm = "norm" in parameter_name or "ln_" in parameter_name
-            centre = 1.0 if is_norm and parameter_name.endswith("weight") and "gemma" not in name else 0.0
+            is_norm = "norm" in name or "ln_" in name
+            centre = 1.0 if is_norm and name.endswith("weight") and not norms_on_zero else 0.0
             parameter.copy_(centre + spread * torch.randn_like(parameter))
     return model
 
