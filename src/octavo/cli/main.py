@@ -113,7 +113,7 @@ def serve(
     engine = opt.start_options(
         weights=weights,
         kv=kv,
-        where=opt.BackendOptions(backend, device, attention, packed_cache),
+        where=opt.BackendOptions(backend, device, attention, packed_cache, overlap),
         context_length=context_length,
         kv_memory=kv_memory,
         kv_ready=kv_ready,
@@ -124,14 +124,13 @@ def serve(
         max_seqs=max_seqs,
         step_tokens=step_tokens,
         threads=threads,
-        overlap=overlap,
         speculate=speculate,
         pace=pace,
         served=opt.ServedOptions(tool_parser, served_name, pooling, chat_template),
     )
     access = opt.AccessOptions(api_key, api_key_file, tenants, insecure, allowed_host, allowed_origin)
-    settings = opt.server_settings(host, access, drain_timeout)
-    run(opt.named(model, file), engine, settings, port, log_level, log_format)
+    edge = opt.server_settings(host, access, drain_timeout)
+    run(opt.named(model, file), engine, edge, port, log_level, log_format)
 
 
 @app.command()
