@@ -8,6 +8,7 @@ can meet ends the process with its message and no traceback: 2 for a wrong setti
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -230,6 +231,23 @@ def generate(
     )
     place = place_of(given, Here(opt.named(model, file), options), url, api_key)
     run(place, params, sys.stdin.read() if prompt == "-" else prompt)
+
+
+@app.command()
+def convert(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for serve.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The .gguf file to write.", show_default=False)],
+    file: opt.File = None,
+    weights: Annotated[
+        str,
+        typer.Option(help="What matrices become: q4, int8, bf16, f32; auto (safetensors): as in the file."),
+    ] = "q4",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT where it exists.")] = False,
+) -> None:
+    """Write a model's weights in another kind, as a GGUF file."""
+    from octavo.cli.convert import run
+
+    run(opt.named(model, file), out, weights, overwrite=overwrite)
 
 
 @app.command()
