@@ -65,14 +65,12 @@ def offline(
     options = opt.start_options(
         weights=weights,
         kv=kv,
-        where=opt.BackendOptions(backend, device, attention, packed_cache),
-        context_length=None,
+        where=opt.BackendOptions(backend, device, attention, packed_cache, overlap),
         kv_memory=kv_memory,
         kv_ready=kv_ready,
         max_seqs=max_seqs,
         step_tokens=step_tokens,
         threads=threads,
-        overlap=overlap,
         pace=pace,
         speculate="off",
     )
@@ -115,13 +113,11 @@ def latency(
     options = opt.start_options(
         weights=weights,
         kv=kv,
-        where=opt.BackendOptions(backend, device, attention, packed_cache),
-        context_length=None,
+        where=opt.BackendOptions(backend, device, attention, packed_cache, overlap),
         kv_memory=kv_memory,
         max_seqs=max_seqs,
         step_tokens=step_tokens,
         threads=threads,
-        overlap=overlap,
         speculate="off",
     )
     run_latency(
@@ -151,7 +147,6 @@ def fairness(
     options = opt.start_options(
         weights="auto",
         where=opt.BackendOptions("native"),
-        context_length=None,
         kv_memory=kv_memory,
         max_seqs=max_seqs,
         threads=threads,
@@ -178,7 +173,6 @@ def steady(
     options = opt.start_options(
         weights="auto",
         where=opt.BackendOptions("native"),
-        context_length=None,
         kv_memory=kv_memory,
         tiers=opt.TierOptions(disk_cache=disk_cache, disk_size=disk_size),
         max_seqs=max_seqs,
@@ -425,8 +419,6 @@ def embeddings(
         weights=weights,
         kv=kv,
         where=opt.BackendOptions(backend, device, packed_cache=packed_cache),
-        context_length=None,
-        kv_memory=None,
         kv_ready=opt.KV_READY,
         max_seqs=max_seqs,
         step_tokens=step_tokens,

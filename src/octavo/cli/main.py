@@ -8,6 +8,7 @@ can meet ends the process with its message and no traceback: 2 for a wrong setti
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -113,7 +114,7 @@ def serve(
     engine = opt.start_options(
         weights=weights,
         kv=kv,
-        where=opt.BackendOptions(backend, device, attention, packed_cache),
+        where=opt.BackendOptions(backend, device, attention, packed_cache, overlap),
         context_length=context_length,
         kv_memory=kv_memory,
         kv_ready=kv_ready,
@@ -124,14 +125,13 @@ def serve(
         max_seqs=max_seqs,
         step_tokens=step_tokens,
         threads=threads,
-        overlap=overlap,
         speculate=speculate,
         pace=pace,
         served=opt.ServedOptions(tool_parser, served_name, pooling, chat_template),
     )
     access = opt.AccessOptions(api_key, api_key_file, tenants, insecure, allowed_host, allowed_origin)
-    settings = opt.server_settings(host, access, drain_timeout)
-    run(opt.named(model, file), engine, settings, port, log_level, log_format)
+    edge = opt.server_settings(host, access, drain_timeout)
+    run(opt.named(model, file), engine, edge, port, log_level, log_format)
 
 
 @app.command()
@@ -231,6 +231,23 @@ def generate(
     )
     place = place_of(given, Here(opt.named(model, file), options), url, api_key)
     run(place, params, sys.stdin.read() if prompt == "-" else prompt)
+
+
+@app.command()
+def convert(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for serve.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The .gguf file to write.", show_default=False)],
+    file: opt.File = None,
+    weights: Annotated[
+        str,
+        typer.Option(help="What matrices become: q4, int8, bf16, f32; auto (safetensors): as in the file."),
+    ] = "q4",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT where it exists.")] = False,
+) -> None:
+    """Write a model's weights in another kind, as a GGUF file."""
+    from octavo.cli.convert import run
+
+    run(opt.named(model, file), out, weights, overwrite=overwrite)
 
 
 @app.command()

@@ -314,6 +314,7 @@ class BackendOptions:
     device: str = "auto"
     attention: str = "triton"
     packed_cache: bool = False
+    overlap: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,9 +384,9 @@ def start_options(
     *,
     weights: str,
     where: BackendOptions,
-    context_length: int | None,
-    kv_memory: str | None,
-    threads: int | None,
+    context_length: int | None = None,
+    kv_memory: str | None = None,
+    threads: int | None = None,
     kv: str = "bf16",
     kv_ready: str | None = None,
     block_size: int = 16,
@@ -394,7 +395,6 @@ def start_options(
     tiers: TierOptions | None = None,
     max_seqs: int = 64,
     step_tokens: int = 512,
-    overlap: int | None = None,
     speculate: str = "auto",
     pace: bool = True,
     served: ServedOptions | None = None,
@@ -427,7 +427,7 @@ def start_options(
         step_tokens=step_tokens,
         max_queue=kept.max_queue,
         threads=threads,
-        overlap=overlap,
+        overlap=where.overlap,
         prefix_caching=kept.prefix_caching,
         speculate=speculate,
         pace=pace,

@@ -110,6 +110,7 @@ class GgufFile:
     tensors: Mapping[str, RawTensor]
     header_bytes: int  # everything before the tensor data, in the part where that is most
     files: Mapping[str, MappedFile] = field(repr=False)  # by tensor name
+    pairs: Mapping[str, Bytes] = field(repr=False)  # type and value of each key, as the first part has them
 
     @property
     def path(self) -> Path:
@@ -178,6 +179,7 @@ def _joined(parts: list[GgufFile], mark: SplitMark) -> GgufFile:
         MappingProxyType(tensors),
         max(part.header_bytes for part in parts),
         MappingProxyType(files),
+        parts[0].pairs,
     )
 
 
@@ -189,17 +191,22 @@ def _read_part(path: Path) -> GgufFile:
     num_tensors = reader.count("number of tensors", TENSORS_MAX, least_bytes=24)
     num_pairs = reader.count("number of metadata pairs", PAIRS_MAX, least_bytes=13)
     metadata: dict[str, MetaValue] = {}
+    pairs: dict[str, Bytes] = {}
     for _ in range(num_pairs):
         key = reader.text("metadata key", NAME_BYTES_MAX)
         if key in metadata:
             raise reader.bad(f"metadata key {key!r:.100} appears twice")
+        start = reader.position
         metadata[key] = reader.value(reader.u32(f"type of {key!r:.100}"), f"metadata {key!r:.100}")
+        pairs[key] = reader.data[start : reader.position]
     alignment = _read_alignment(reader, metadata)
     infos = [_read_info(reader) for _ in range(num_tensors)]
     data_start = -(-reader.position // alignment) * alignment
     tensors = MappingProxyType(_place_tensors(reader, infos, data_start, alignment))
     files = MappingProxyType(dict.fromkeys(tensors, file))
-    return GgufFile((path,), version, MappingProxyType(metadata), tensors, data_start, files)
+    return GgufFile(
+        (path,), version, MappingProxyType(metadata), tensors, data_start, files, MappingProxyType(pairs)
+    )
 
 
 @dataclass(frozen=True, slots=True)
