@@ -24,7 +24,7 @@ from octavo.kernels.contract import Floats, Matrix, RawTensor
 from octavo.kernels.file_order import encoded
 from octavo.kernels.held import kind_held
 from octavo.model.convert import SLAB_ELEMENTS, Progress, Reporter, Target, quantisation_pairs, writing
-from octavo.model.families import Description, describe_config, describe_gguf
+from octavo.model.families import Description, RopeTensors, describe_config, describe_gguf
 from octavo.model.folder_layout import FolderLayout, Part, PlannedMatrix, lay_out
 from octavo.model.gguf_metadata import Metadata, Value, describe, describe_tokenizer, factors_of
 from octavo.model.gguf_writer import GgufWriter, Planned
@@ -74,7 +74,7 @@ def require_same_model(
     """Raise UnsupportedModel unless the metadata describe this very model when they are read back."""
     fields = Fields(f"{label} as GGUF", metadata.values)
     given = None if factors is None else tuple(float(value) for value in factors)
-    again = describe_gguf(fields, description.spec.vocab_size, given, not description.tied)
+    again = describe_gguf(fields, description.spec.vocab_size, RopeTensors(given), not description.tied)
     differing = differences(description.spec, again.spec)
     if again.family is not description.family:
         differing = ["family", *differing]
