@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tests.blocks import QUANTISED, dequantised, encoded, floats_tensor, random_tensor
@@ -9,8 +12,10 @@ from tests.blocks import QUANTISED, dequantised, encoded, floats_tensor, random_
 from octavo import _native
 from octavo.kernels import integer_reference
 from octavo.kernels.contract import Floats, RawTensor
+from octavo.kernels.holding import panel_bytes
 from octavo.kernels.integers import pack
 from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.packed import BLOCKS
 from octavo.kernels.reference import ReferenceOps
 
 MODES = ("auto", "f32", "bf16", "int8", "q4")
@@ -43,6 +48,19 @@ def test_the_mode_decides_how_a_matrix_is_held(
 @pytest.mark.parametrize("backend", [NativeOps, ReferenceOps])
 def test_modes_have_different_arithmetic(backend: type[NativeOps] | type[ReferenceOps]) -> None:
     assert len({backend(weights).arithmetic_id for weights in MODES}) == len(MODES)
+
+
+def test_the_settings_page_tells_what_each_kind_takes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    told: dict[str, int] = {}
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 3 and cells[0] in ("auto", ""):
+            kinds = re.findall(r"[A-Z0-9]+(?:_[A-Z0-9]+)?", cells[1])
+            told |= dict(
+                zip(kinds, (int(size.replace(",", "")) for size in cells[2].split(", ")), strict=True)
+            )
+    assert told == {kind: panel_bytes(kind, (16, 4096)) // 256 for kind in BLOCKS}
 
 
 def test_an_unknown_mode_is_refused(rng: np.random.Generator) -> None:

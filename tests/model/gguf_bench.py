@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import gguf
@@ -67,11 +68,15 @@ def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
 def write_model(
     theirs: transformers.PreTrainedModel,
     path: Path,
-    kind: str = "F32",
+    kind: str | tuple[str, ...] = "F32",
     *,
     rope_factors: np.ndarray | None = None,
 ) -> ModelPath:
-    """A whole model as its GGUF file would have it: names, q and k order, norm offsets, fused qkv."""
+    """A whole model as its GGUF file would have it: names, q and k order, norm offsets, fused qkv.
+
+    Of several kinds each matrix has the next one.
+    """
+    kinds = itertools.cycle((kind,) if isinstance(kind, str) else kind)
     config = theirs.config
     arch = arch_of(config)
     writer = gguf.GGUFWriter(path, arch)
@@ -84,7 +89,7 @@ def write_model(
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = _as_converted(name, tensor.float().numpy(), config, arch)
-        stored = gguf.GGMLQuantizationType[kind if values.ndim == 2 else "F32"]
+        stored = gguf.GGMLQuantizationType[next(kinds) if values.ndim == 2 else "F32"]
         # The map of names is older than this one of transformers'.
         older = name.replace("lm_head", "embed_out") if arch == "gptneox" else name
         target = names.get_name(older, try_suffixes=(".weight", ".bias"))

@@ -103,6 +103,30 @@ def test_each_mode_holds_a_whole_model_of_super_blocks_near_float32(kind, tmp_pa
     assert len(names) == 5
 
 
+# What llama.cpp's tool makes of a model under these names, and of one whose rows are no multiples of 256.
+MIXES = {
+    "Q2_K": ("Q2_K", "Q3_K", "Q4_K", "Q6_K"),
+    "Q3_K_M": ("Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    "Q4_K_M": ("Q4_K", "Q6_K"),
+    "Q5_K_M": ("Q5_K", "Q6_K"),
+    "IQ4_XS": ("IQ4_XS", "Q5_K", "Q6_K"),
+    "narrow": ("Q5_0", "Q5_1", "IQ4_NL", "Q8_0"),
+}
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_mix_of_kinds_is_held_as_it_is_and_near_float32(mix, tmp_path):
+    name = "llama" if mix == "narrow" else "llama-wide"
+    path = write_model(make_model(name), tmp_path / "tiny.gguf", MIXES[mix])
+    tokens, logits = random_prompt(PROMPT), {}
+    for mode in ("f32", "auto"):
+        ops, model = NativeOps(mode), load_model(path, NativeOps(mode)).model
+        assert model.weights.bytes_by_kind.keys() == ({"F32"} if mode == "f32" else set(MIXES[mix]))
+        logits[mode] = run_chunks(ops, model, tokens, [PROMPT])
+    error = np.sqrt(np.mean((logits["auto"] - logits["f32"]) ** 2) / np.mean(logits["f32"] ** 2))
+    assert error < 0.06
+
+
 def test_rope_factors_of_a_gguf_mean_llama3_scaling(tmp_path):
     theirs = make_model("llama-rope-llama3")
     plain = 1.0 / 10000.0 ** (np.arange(0, 16, 2) / 16)
