@@ -139,7 +139,8 @@ def tiny_engine(
     model = model or tiny_model(ops)
     inbox = Inbox()
     worker = None if store is None else TransferWorker(store, inbox.put)
-    of_runner = RunnerConfig(block_size, rows, CONTEXT, frozenset([EOS]), VOCAB, fast_forward=fast_forward)
+    vocabulary, ends = model.spec.vocab_size, frozenset([EOS])
+    of_runner = RunnerConfig(block_size, rows, CONTEXT, ends, vocabulary, fast_forward=fast_forward)
     shape = kv_shape(model, block_size, kv)
     if hasattr(ops, "new_runner"):  # torch's
         runner = ops.new_runner(model, shape, num_blocks + staging, of_runner, worker, grammars)

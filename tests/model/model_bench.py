@@ -56,10 +56,11 @@ CONFIGS = {
 }  # fmt: skip
 
 
-def make_model(name: str, seed: int = 0) -> transformers.PreTrainedModel:
+def make_model(name: str, seed: int = 0, layers: int | None = None) -> transformers.PreTrainedModel:
     """A random model of a family, whose weights are large enough for a mistake to show."""
     torch.manual_seed(seed)
     config = CONFIGS[name]()
+    config.num_hidden_layers = layers or config.num_hidden_layers
     config._attn_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     return with_random_weights(model.float().eval(), "gemma" in name)

@@ -18,7 +18,8 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", CONFIGS)
+# transformers takes longrope's short factors for short texts, and we those of the configured context.
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "longrope" not in name])
 def test_embeddings_equal_transformers(name, backend, tmp_path):
     theirs = make_model(name)
     ops, model = load(save_model(theirs, tmp_path), backend)

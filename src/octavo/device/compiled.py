@@ -35,6 +35,7 @@ from octavo.device.step import DeviceStep, StepShape
 from octavo.device.triton.attention import AttentionScratch, allocate_scratch
 from octavo.device.triton.attention_work import PARTITION_SIZE, AttentionStep
 from octavo.device.triton.blocks import copy_blocks, independent_runs
+from octavo.device.triton.elementwise import scale
 from octavo.device.triton.plans import scatter
 from octavo.device.triton.vocabulary import allocate_argmax_scratch, argmax, logits
 from octavo.device.weights import own_matrix
@@ -122,17 +123,26 @@ class CompiledArithmetic:
     def logits(self, hidden: Tensor) -> Tensor:
         """(S, E) -> (S, V) float32, raw."""
         out = hidden.new_empty((hidden.shape[0], self._output.shape[0]), dtype=torch.float32)
-        logits(out, hidden, self._output, self._model.spec.logit_soft_cap)
+        logits(out, self._scaled(hidden), self._output, self._model.spec.logit_soft_cap)
         return out
 
     def likeliest(self, hidden: Tensor) -> Tensor:
         """(S, E) -> (S,) int64."""
         parts = []
-        for rows in hidden.split(_CAPTURED_MAX):
+        for rows in self._scaled(hidden).split(_CAPTURED_MAX):
             out = rows.new_empty(rows.shape[0], dtype=torch.int32)
             argmax(out, rows, self._output, self._scratch, self._model.spec.logit_soft_cap)
             parts.append(out)
         return torch.cat(parts).to(torch.int64)
+
+    def _scaled(self, hidden: Tensor) -> Tensor:
+        """The rows times what the model multiplies logits by."""
+        factor = self._model.spec.logit_scale
+        if factor == 1.0:
+            return hidden
+        out = torch.empty_like(hidden)
+        scale(out, hidden, factor)
+        return out
 
     def _allocate_partials(self) -> AttentionScratch | None:
         """For the largest list that is split: graphs hold on to it, so it never moves."""

@@ -1,7 +1,7 @@
 """From recorded nodes to launches of kernels: what is done together is fused here, for every family at once.
 
     q, k, v products of one input                 one product over stacked weights
-    norms of q and k, rope, K and V to slots      one store
+    norms of q and k, rope, K and V to slots      one store; norms over all heads go before it
     gate and up                                   one product over stacked weights, then the gate
     a sum and the norm of it                      one norm, which writes the sum in place
     embedding, its scale, learned positions       one gather
@@ -160,19 +160,19 @@ class _Lowering:
         widths = [matrix.shape[0] for matrix in matrices]
         weight = stacked(matrices)
         bias = stacked_biases([heads.product.bias for heads in (q, k, v)], matrices)
-        transform = HeadTransform(
-            None if q.norm is None else own(q.norm.weight),
-            None if k.norm is None else own(k.norm.weight),
-            1e-6 if q.norm is None else q.norm.eps,
-            None if q.rope is None else own(q.rope.cos),
-            None if q.rope is None else own(q.rope.sin),
-        )
         pool, layer, queries = self.pool, node.layer, attended.q
+        transform = _transform_of(q, k, pool.shape.head_size)
+        whole = [_norm_of_row(heads, pool.shape.head_size) for heads in (q, k)]
+        starts = [0, widths[0]]
 
         def launch(values: Values, step: CompiledStep) -> None:
             rows = values[x]
             qkv = rows.new_empty((rows.shape[0], sum(widths)))
             linear(qkv, rows, weight, bias)
+            for norm, start, width in zip(whole, starts, widths, strict=False):
+                if norm is not None:
+                    part = qkv[:, start : start + width]
+                    rms_norm(part, part, own(norm.weight), norm.eps)
             made = _put(values, queries, rows.new_empty((rows.shape[0], widths[0])))
             store_heads(made, qkv, pool, layer, step.attention, step.token_chunks, step.positions, transform)
 
@@ -272,6 +272,26 @@ def _heads_of(node: Node) -> _Heads:
         nodes.append(node)
     assert isinstance(node, Product), "heads are products"
     return _Heads(node, norm, rope, tuple(nodes))
+
+
+def _norm_of_row(heads: _Heads, head_size: int) -> Normed | None:
+    """The norm, if it is over all heads together."""
+    return heads.norm if heads.norm is not None and heads.norm.weight.shape[0] != head_size else None
+
+
+def _transform_of(q: _Heads, k: _Heads, head_size: int) -> HeadTransform:
+    """What the store does to each head of q and k."""
+    assert (q.rope is None) == (k.rope is None), "queries and keys turn together"
+    q_norm, k_norm = (None if _norm_of_row(heads, head_size) is not None else heads.norm for heads in (q, k))
+    return HeadTransform(
+        None if q_norm is None else own(q_norm.weight),
+        None if k_norm is None else own(k_norm.weight),
+        1e-6 if q_norm is None else q_norm.eps,
+        None if q.rope is None else own(q.rope.cos),
+        None if q.rope is None else own(q.rope.sin),
+        None if k.rope is None else own(k.rope.cos),
+        None if k.rope is None else own(k.rope.sin),
+    )
 
 
 def _are_twins(gate: Node, up: Node) -> bool:

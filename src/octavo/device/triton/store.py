@@ -35,13 +35,15 @@ _ENDLESS_MAGNITUDE = tl.constexpr(2.0**104)  # from it on, like infinity and NaN
 @dataclass(frozen=True, slots=True)
 class HeadTransform:
     """What happens to q and k before they are used. Weights (D,) of RMS norms; rope's cos and sin (context,
-    dims / 2) float32, which rotate halves of the first `dims` elements."""
+    dims / 2) float32, which rotate halves of the first `dims` elements. Keys may have tables of their own."""
 
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     eps: float = 1e-6
     cos: torch.Tensor | None = None
     sin: torch.Tensor | None = None
+    k_cos: torch.Tensor | None = None
+    k_sin: torch.Tensor | None = None
 
 
 def store_heads(
@@ -69,8 +71,11 @@ def store_heads(
     assert token_chunks.dtype == positions.dtype == torch.int32
     assert (transform.cos is None) == (transform.sin is None)
     assert 2 * half <= size
-    for table in (transform.cos, transform.sin):
+    k_cos = transform.cos if transform.k_cos is None else transform.k_cos
+    k_sin = transform.sin if transform.k_sin is None else transform.k_sin
+    for table in (transform.cos, transform.sin, k_cos, k_sin):
         assert table is None or (table.is_contiguous() and table.dtype == torch.float32)
+        assert table is None or table.shape[1] == half
     keys, values = pool.keys(layer), pool.values(layer)
     if pool.shape.kind == "fp8":
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
@@ -79,7 +84,8 @@ def store_heads(
         write_heads,
         (num_tokens, num_heads + 2 * shape.num_kv_heads),
         [
-            *(q, keys, values, scales, qkv, transform.q_norm, transform.k_norm, transform.cos, transform.sin),
+            *(q, keys, values, scales, qkv, transform.q_norm, transform.k_norm),
+            *(transform.cos, transform.sin, k_cos, k_sin),
             *(step.tables, step.table_rows, token_chunks, positions, q.stride(0), qkv.stride(0)),
             *(
                 keys.stride(0),
@@ -113,6 +119,8 @@ def write_heads(
     k_norm: tl.tensor,
     cos: tl.tensor,
     sin: tl.tensor,
+    k_cos: tl.tensor,
+    k_sin: tl.tensor,
     tables: tl.tensor,
     table_rows: tl.tensor,
     token_chunks: tl.tensor,
@@ -153,7 +161,7 @@ def write_heads(
     at = block * block_stride + slot * HEAD_SIZE + dim
     scale_at = block * scale_stride + slot
     if is_key:
-        x = _turned(x_at, dim, k_norm, cos, sin, position, eps, HEAD_SIZE, HALF)
+        x = _turned(x_at, dim, k_norm, k_cos, k_sin, position, eps, HEAD_SIZE, HALF)
         _write(keys, at, scales, scale_at, x, mask, LARGEST_CODE, IS_FP8)
     else:
         x = tl.load(x_at + dim, mask=mask, other=0.0).to(tl.float32)
