@@ -12,8 +12,7 @@ tokenizer is kept whole, as `tokenizer.huggingface.json`, which other programs m
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +23,15 @@ from octavo.kernels.contract import Floats, Matrix, RawTensor
 from octavo.kernels.file_order import encoded
 from octavo.kernels.held import kind_held
 from octavo.model.convert import SLAB_ELEMENTS, Progress, Reporter, Target, quantisation_pairs, writing
-from octavo.model.families import Description, RopeTensors, describe_config, describe_gguf
+from octavo.model.families import Description, describe_config, describe_gguf
+from octavo.model.families.row import Family
+from octavo.model.families.scaling import RopeTensors
 from octavo.model.folder_layout import FolderLayout, Part, PlannedMatrix, lay_out
 from octavo.model.gguf_metadata import Metadata, Value, describe, describe_tokenizer, factors_of
 from octavo.model.gguf_writer import GgufWriter, Planned
+from octavo.model.loader import ROPE_FACTORS
 from octavo.model.quantised import dequantised_source
-from octavo.model.rope import RopeSpec
+from octavo.model.rope import RopeSpec, Temperature
 from octavo.model.safetensors_file import read_safetensors
 from octavo.model.spec import ModelSpec
 from octavo.model.weights import read_weights
@@ -37,8 +39,14 @@ from octavo.text.model_templates import templates_of_folder
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.vocabulary_folder import optional_fields
 
-ROPE_FACTORS = "rope_freqs.weight"
 _SAME_FREQUENCY = 1e-6  # of factors that are rounded to float32
+# What each scaling of rope reads beside theta and dims.
+_USED_BY: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor", "original_context"),
+    "yarn": ("factor", "original_context", "beta_fast", "beta_slow", "truncate", "attention_factor"),
+    "longrope": ("factors", "long_factors", "original_context", "attention_factor"),
+}
 
 
 def convert_folder(folder: Path, target: Target, progress: Progress) -> Sequence[Planned]:
@@ -51,9 +59,8 @@ def convert_folder(folder: Path, target: Target, progress: Progress) -> Sequence
     planning = _PlanningOps(target.weights)
     weights = read_weights(source, str(folder), False, description, planning, progress)
     layout = lay_out(weights, description)
-    factors = factors_of(description.spec.rope(0), description.spec.context_length)
-    if factors is not None:
-        layout.vectors[ROPE_FACTORS] = factors
+    factors = factors_of(description)
+    layout.vectors.update(factors)
     metadata = Metadata(
         describe(description, folder.resolve().name) | _tokenizer_values(folder, description.spec.vocab_size)
     )
@@ -69,15 +76,18 @@ def convert_folder(folder: Path, target: Target, progress: Progress) -> Sequence
 
 
 def require_same_model(
-    description: Description, metadata: Metadata, factors: Floats | None, label: str
+    description: Description, metadata: Metadata, factors: Mapping[str, Floats], label: str
 ) -> None:
     """Raise UnsupportedModel unless the metadata describe this very model when they are read back."""
     fields = Fields(f"{label} as GGUF", metadata.values)
-    given = None if factors is None else tuple(float(value) for value in factors)
-    again = describe_gguf(fields, description.spec.vocab_size, RopeTensors(given), not description.tied)
+    given = (tuple(factors[name].tolist()) if name in factors else None for name in ROPE_FACTORS)
+    again = describe_gguf(fields, description.spec.vocab_size, RopeTensors(*given), not description.tied)
     differing = differences(description.spec, again.spec)
-    if again.family is not description.family:
-        differing = ["family", *differing]
+    longest = [max(each.longest_context, each.spec.context_length) for each in (description, again)]
+    if longest[0] != longest[1]:
+        differing.append("longest_context")
+    if _essence(again.family) != _essence(description.family):
+        differing.append("tensors")
     if differing:
         raise UnsupportedModel(
             f"{label}: GGUF's metadata for family {description.family.name} cannot say its "
@@ -90,31 +100,46 @@ def differences(spec: ModelSpec, again: ModelSpec) -> list[str]:
     """The fields in which two specs do not mean the same; numbers count as float32."""
     found = []
     for field in dataclasses.fields(ModelSpec):
+        if field.name == "family":  # GGUF has one name for several
+            continue
         one, other = getattr(spec, field.name), getattr(again, field.name)
         if field.name == "ropes":
             is_same = len(one) == len(other) and all(
                 _turn_alike(a, b, spec.context_length) for a, b in zip(one, other, strict=True)
             )
-        elif isinstance(one, float) and isinstance(other, float):
-            is_same = np.float32(one) == np.float32(other)
         else:
-            is_same = one == other
+            is_same = _equal(one, other)
         if not is_same:
             found.append(field.name)
     return found
 
 
+def _essence(family: Family) -> Family:
+    """What a row says of the tensors in GGUF."""
+    return dataclasses.replace(family, name="", arch="", config_keys={}, config_defaults={}, gguf_defaults={})
+
+
 def _turn_alike(one: RopeSpec | None, other: RopeSpec | None, context_length: int) -> bool:
     if one is None or other is None:
         return one is other
-    if one.scaling != other.scaling and {one.scaling, other.scaling} - {"llama3", "factors"}:
-        return False
-    theirs, ours = other.inverse_frequencies(context_length), one.inverse_frequencies(context_length)
-    return (
-        one.dims == other.dims
-        and math.isclose(one.attention_factor, other.attention_factor, rel_tol=_SAME_FREQUENCY)
-        and np.allclose(ours, theirs, rtol=_SAME_FREQUENCY, atol=0)
+    if "factors" in (one.scaling, other.scaling) and {one.scaling, other.scaling} <= {"llama3", "factors"}:
+        theirs, ours = other.inverse_frequencies(context_length), one.inverse_frequencies(context_length)
+        return one.dims == other.dims and np.allclose(ours, theirs, rtol=_SAME_FREQUENCY, atol=0)
+    used = _USED_BY.get(one.scaling, ())
+    return all(
+        _equal(getattr(one, name), getattr(other, name)) for name in ("theta", "dims", "scaling", *used)
     )
+
+
+def _equal(one: object, other: object) -> bool:
+    """Equal, and numbers as float32."""
+    if isinstance(one, Temperature) and isinstance(other, Temperature):
+        return _equal(dataclasses.astuple(one), dataclasses.astuple(other))
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        return all(_equal(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, float) and isinstance(other, float):
+        return bool(np.float32(one) == np.float32(other))
+    return one == other
 
 
 def _tokenizer_values(folder: Path, vocab_size: int) -> dict[str, Value]:
@@ -135,7 +160,7 @@ def _tokenizer_values(folder: Path, vocab_size: int) -> dict[str, Value]:
         if had != has:
             raise UnsupportedModel(
                 f"{folder}: the tokenizer's {name}: {shown(had)}, and GGUF's metadata say {shown(has)}; "
-                "allowed to convert: one begin token, and end tokens that they can name. Serve the folder as it is"
+                "allowed to convert: one begin token, and end tokens that they can name. Serve the folder"
             )
     if tokenizer.encode("Hello") != again.encode("Hello"):
         raise UnsupportedModel(

@@ -6,7 +6,7 @@ writes must read back and compare: `convert_folder.py` does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +16,12 @@ from octavo.kernels.contract import Floats
 from octavo.model.families import Description
 from octavo.model.families.names import GGUF_KEYS
 from octavo.model.gguf import STRING_BYTES_MAX
-from octavo.model.gguf_writer import Pair, f32_pair, text_pair, u32_pair
+from octavo.model.gguf_writer import Pair, f32_pair, flag_pair, text_pair, u32_pair
 from octavo.model.rope import RopeSpec
 from octavo.text.model_templates import ModelTemplates
 from octavo.text.tokenizer import Tokenizer
 
-Value = int | float | str
+Value = bool | int | float | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +55,36 @@ def describe(description: Description, name: str) -> dict[str, Value]:
         f"{arch}.vocab_size": spec.vocab_size,
         f"{arch}.attention.layer_norm{suffix}_epsilon": _rounded(spec.norm_eps),
     }
-    windows = {window for window in spec.windows if window is not None}
-    if windows or family.windows != "none":
-        values[keys["window"]] = min(windows, default=spec.context_length)
-    caps = {"attn": spec.attention_soft_cap, "final": spec.logit_soft_cap}
-    values |= {
-        f"{arch}.{which}_logit_softcapping": _rounded(cap) for which, cap in caps.items() if cap is not None
-    }
-    rope = next((rope for rope in spec.ropes if rope is not None), None)
-    return values if rope is None else values | _of_rope(arch, rope)
+    if family.windows != "none":
+        values[keys["window"]] = max((window or 0 for window in spec.windows), default=0)
+    period = _period_of(spec.windows)
+    if family.windows == "periodic" and period is not None and period != family.window_period:
+        values[f"{arch}.attention.sliding_window_pattern"] = period
+    if family.soft_caps:
+        values[f"{arch}.attn_logit_softcapping"] = _rounded(spec.attention_soft_cap or 0.0)
+        values[f"{arch}.final_logit_softcapping"] = _rounded(spec.logit_soft_cap or 0.0)
+    if family.multipliers:
+        values[f"{arch}.attention.scale"] = _rounded(spec.attention_scale)
+        values[f"{arch}.embedding_scale"] = _rounded(spec.embedding_scale)
+        values[f"{arch}.residual_scale"] = _rounded(spec.residual_scale)
+        values[f"{arch}.logit_scale"] = _rounded(1.0 / spec.logit_scale)
+    if family.parallel:
+        values[f"{arch}.use_parallel_residual"] = spec.parallel
+    if spec.temperatures and spec.temperatures[0] is not None:
+        values[f"{arch}.attention.temperature_scale"] = _rounded(spec.temperatures[0].beta)
+    return values | _of_ropes(arch, description)
 
 
-def factors_of(rope: RopeSpec | None, context_length: int) -> Floats | None:
-    """By what each frequency is divided, where the format has no key for how it came to be."""
-    if rope is None or rope.scaling not in ("llama3", "factors"):
-        return None
-    plain = RopeSpec(rope.theta, rope.dims).inverse_frequencies(context_length)
-    return (plain / rope.inverse_frequencies(context_length)).astype(np.float32)
+def factors_of(description: Description) -> dict[str, Floats]:
+    """Tensors of what divides each frequency of rope, where the format has no key for how it came to be."""
+    rope, context = _main_rope(description), description.spec.context_length
+    if rope is not None and rope.scaling in ("llama3", "factors"):
+        plain = RopeSpec(rope.theta, rope.dims).inverse_frequencies(context)
+        return {"rope_freqs.weight": (plain / rope.inverse_frequencies(context)).astype(np.float32)}
+    if rope is not None and rope.scaling == "longrope":
+        named = {"rope_factors_short.weight": rope.factors, "rope_factors_long.weight": rope.long_factors}
+        return {name: np.asarray(factors, np.float32) for name, factors in named.items()}
+    return {}
 
 
 def describe_tokenizer(
@@ -102,19 +115,45 @@ def _special_ids(tokenizer: Tokenizer, stop_ids: Collection[int]) -> Iterator[tu
     yield from zip(("eot", "eom"), sorted(set(stop_ids) - {tokenizer.eos_id}), strict=False)
 
 
-def _of_rope(arch: str, rope: RopeSpec) -> dict[str, Value]:
+def _period_of(windows: Sequence[int | None]) -> int | None:
+    """Which layers have no window: each so many-th; None: another pattern."""
+    marks = [window is not None for window in windows]
+    periods = range(1, len(marks) + 1)
+    return next((p for p in periods if marks == [(i + 1) % p != 0 for i in range(len(marks))]), None)
+
+
+def _main_rope(description: Description) -> RopeSpec | None:
+    """That of the layers without a window, or of all."""
+    spec = description.spec
+    by_window = sorted(range(spec.num_layers), key=lambda layer: spec.window(layer) is not None)
+    return next((rope for layer in by_window if (rope := spec.rope(layer)) is not None), None)
+
+
+def _of_ropes(arch: str, description: Description) -> dict[str, Value]:
+    rope, spec = _main_rope(description), description.spec
+    if rope is None:
+        return {}
     values: dict[str, Value] = {
         f"{arch}.rope.freq_base": _rounded(rope.theta),
         f"{arch}.rope.dimension_count": rope.dims,
     }
+    near = [spec.rope(layer) for layer in range(spec.num_layers) if spec.window(layer) is not None]
+    if description.family.local_theta is not None and near and near[0] is not None:
+        values[f"{arch}.rope.freq_base_swa"] = _rounded(near[0].theta)
+    scaling = f"{arch}.rope.scaling"
+    if spec.temperatures or rope.scaling in ("yarn", "longrope"):
+        values[f"{scaling}.original_context_length"] = rope.original_context
     if rope.scaling in ("none", "llama3", "factors"):
         return values
-    values[f"{arch}.rope.scaling.type"] = rope.scaling
-    values[f"{arch}.rope.scaling.factor"] = _rounded(rope.factor)
+    values[f"{scaling}.type"] = rope.scaling
+    if rope.scaling != "longrope":
+        values[f"{scaling}.factor"] = _rounded(rope.factor)
     if rope.scaling == "yarn":
-        values[f"{arch}.rope.scaling.original_context_length"] = rope.original_context
-        values[f"{arch}.rope.scaling.yarn_beta_fast"] = _rounded(rope.beta_fast)
-        values[f"{arch}.rope.scaling.yarn_beta_slow"] = _rounded(rope.beta_slow)
+        values[f"{scaling}.yarn_beta_fast"] = _rounded(rope.beta_fast)
+        values[f"{scaling}.yarn_beta_slow"] = _rounded(rope.beta_slow)
+        values[f"{scaling}.yarn_attn_factor"] = _rounded(rope.attention_factor)
+    elif rope.attention_factor != 1.0:
+        values[f"{scaling}.attn_factor"] = _rounded(rope.attention_factor)
     return values
 
 
@@ -125,4 +164,6 @@ def _rounded(value: float) -> float:
 def _pair(key: str, value: Value) -> Pair:
     if isinstance(value, str):
         return text_pair(key, value)
+    if isinstance(value, bool):
+        return flag_pair(key, value)
     return f32_pair(key, value) if isinstance(value, float) else u32_pair(key, value)
