@@ -27,7 +27,7 @@ from octavo.engine.session_store import SessionStore
 from octavo.engine.sessions import SessionSupport, restore
 from octavo.errors import ConfigError, OctavoError
 from octavo.executor.backend import Backend, EngineRunner, PoolSize
-from octavo.executor.runner import RunnerConfig, kv_shape
+from octavo.executor.runner import RunnerConfig, kv_shape, kv_shape_of
 from octavo.executor.transfers import TransferWorker
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
@@ -35,6 +35,7 @@ from octavo.memory.quota import TenantPolicy
 from octavo.model.hub import cache_folder, resolve
 from octavo.model.loader import LoadedModel, load_model
 from octavo.model.packed_cache import PACKED, PackedFolder
+from octavo.model.spec import ModelSpec
 from octavo.params import Pooling
 from octavo.sampling.grammars import Grammars, Words
 from octavo.scheduler.pressure import PressureConfig, PressurePolicy
@@ -313,9 +314,13 @@ def size_pool(loaded: LoadedModel, backend: Backend, options: StartOptions) -> B
 
     Raises ConfigError when fewer than 2 blocks fit.
     """
-    shape, spec = kv_shape(loaded.model, options.block_size, options.kv), loaded.model.spec
-    per_block = backend.bytes_per_block(shape)
-    available = max(0, backend.memory_available() - loaded.mapped_bytes)
+    return size_pool_beside(loaded.model.spec, loaded.mapped_bytes, backend, options)
+
+
+def size_pool_beside(spec: ModelSpec, beside: int, backend: Backend, options: StartOptions) -> Budget:
+    """The same beside so many bytes that count as available now, and will be taken."""
+    per_block = backend.bytes_per_block(kv_shape_of(spec, options.block_size, options.kv))
+    available = max(0, backend.memory_available() - beside)
     if options.kv_memory_bytes is not None:
         num_bytes, reason = options.kv_memory_bytes, "kv_memory as given"
     else:
