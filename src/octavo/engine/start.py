@@ -25,6 +25,7 @@ from octavo.engine.requests import ModelFacts, encode_rendered, render_chat
 from octavo.engine.session_file import SESSIONS_FILE
 from octavo.engine.session_store import SessionStore
 from octavo.engine.sessions import SessionSupport, restore
+from octavo.engine.windows import waste_in_words, window_waste
 from octavo.errors import ConfigError, OctavoError
 from octavo.executor.backend import Backend, EngineRunner, PoolSize
 from octavo.executor.runner import RunnerConfig, kv_shape, kv_shape_of
@@ -174,6 +175,9 @@ def engine_over(
     """
     spec = loaded.model.spec
     budget = size_pool(loaded, backend, options)
+    waste = window_waste(spec, budget.bytes_per_block / budget.block_size)
+    if waste is not None:
+        log.info("windows: %s", waste_in_words(spec, waste))
     grammars = Grammars(lambda: words_of(loaded.tokenizer, spec.vocab_size))
     name = options.served_name or loaded.model.name
     facts = ModelFacts(

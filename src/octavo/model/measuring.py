@@ -52,8 +52,8 @@ class MeasuredModel:
 
     @property
     def bytes_read_for_a_token(self) -> int:
-        """Weights that one token passes: of a mixture its chosen experts only; of the embedding one row, which
-        is left out, unless it is the output as well."""
+        """Weights that one token passes: of a mixture its chosen experts only; the embedding only where it is
+        the output as well."""
         return self.weights.output.num_bytes + sum(map(self._read_of_layer, self.weights.layers))
 
     def _read_of_layer(self, layer: LayerWeights) -> int:
