@@ -20,7 +20,7 @@ from octavo.config import StartOptions
 from octavo.engine.backends import Choice
 from octavo.engine.fit import USER_TOKENS, Fit, fit_of
 from octavo.engine.windows import waste_in_words, window_waste
-from octavo.errors import ConfigError, ModelError
+from octavo.errors import ModelError
 from octavo.kernels.probe import Machine
 from octavo.model.hub import resolve
 from octavo.model.loader import OpenedFiles, open_files, read_tokenizer
@@ -83,11 +83,6 @@ def look(
         read_tokenizer(opened)
     except ModelError as error:
         refusals.append(("tokenizer", str(error)))
-    own = opened.description.spec.context_length
-    if options.context_length is not None and options.context_length > own:
-        raise ConfigError(
-            f"context_length is {options.context_length:,}; allowed: up to {own:,}, the model's own"
-        )
     if refusals or measured is None:
         return _refused(refusals)
     fit = fit_of(measured, choice.backend, options, choice.backend.memory_available())

@@ -72,7 +72,7 @@ _WORDS: Mapping[str, str] = MappingProxyType(
         "norm": "LayerNorm with biases",
         "gated": "feed-forward without a gate",
         "learned_positions": "learned positions",
-        "windows": "windows: {}",
+        "windows": "windows (if the file has them) {}",
         "soft_caps": "soft caps",
         "scaled_embedding": "scaled embedding",
         "multipliers": "multipliers",
@@ -90,6 +90,16 @@ _WORDS: Mapping[str, str] = MappingProxyType(
         "sinks": "attention sinks",
         "tied": "output is the embedding",
         "activation": "{}",
+    }
+)
+_WINDOWS: Mapping[str, str] = MappingProxyType(
+    {
+        "all": "in all layers",
+        "even": "in every even layer",
+        "periodic": "in all but every n-th layer",
+        "late": "from `max_window_layers` on",
+        "unturned": "in layers without rope",
+        "listed": "in the layers that the file lists",
     }
 )
 # They say how files are read, not what the model is.
@@ -171,7 +181,7 @@ def variations(row: Family) -> list[str]:
         if item.name in _SILENT or item.default is dataclasses.MISSING or value == item.default:
             continue
         template = _WORDS.get(item.name, item.name.replace("_", " "))
-        words.append(template.format(value))
+        words.append(template.format(_WINDOWS[row.windows] if item.name == "windows" else value))
     return [word for word in words if word]
 
 
