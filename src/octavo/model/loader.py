@@ -167,7 +167,7 @@ def check_tables(path: ModelPath, spec: ModelSpec, weight_bytes: int) -> int:
     The bytes that they take. Raises UnsupportedModel.
     """
     kinds = {(spec.rope(layer), spec.temperature(layer)) for layer in range(spec.num_layers)}
-    widths = [rope.dims if rope else spec.head_size for rope, scaled in kinds if rope or scaled]
+    widths = [rope.dims for rope, _ in kinds if rope] + [spec.head_size for _, scaled in kinds if scaled]
     num_bytes, allowed = 4 * spec.context_length * sum(widths), max(weight_bytes, TABLE_BYTES_LEAST)
     if num_bytes > allowed:
         raise UnsupportedModel(
