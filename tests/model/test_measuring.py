@@ -12,14 +12,16 @@ from tests.model.model_bench import CONFIGS, make_model, save_model
 from tests.model.test_quantised import LAYOUTS, save_quantised
 
 from octavo.errors import UnsupportedModel
+from octavo.kernels.contract import Expert, Linear, Routing
 from octavo.kernels.native_ops import NativeOps
 from octavo.model.gguf import read_gguf
 from octavo.model.hub import ModelPath
 from octavo.model.loader import load_model, open_files
-from octavo.model.measuring import HeaderSource, measure_model
+from octavo.model.measuring import HeaderSource, MeasuredMatrix, MeasuredModel, measure_model
 from octavo.model.packed_cache import hollow
 from octavo.model.quantised import DequantisedFiles
 from octavo.model.reader import take_rows, transpose
+from octavo.model.spec import LayerWeights, Mixture, ModelSpec, ModelWeights, Norm
 
 MODES = ("auto", "f32", "bf16", "int8", "q4")
 
@@ -113,3 +115,19 @@ def test_quantised_safetensors_are_measured_without_decoding(layout, tmp_path, m
     assert measured.weights.num_parameters == loaded.weights.num_parameters
     # Zero points that turn out to be all alike need no minimum: 4 bytes of 20 less.
     assert loaded.weights.num_bytes <= measured.weights.num_bytes <= 1.3 * loaded.weights.num_bytes
+
+
+def test_a_token_reads_the_chosen_experts_only():
+    def linear(num_bytes: int) -> Linear:
+        return Linear(MeasuredMatrix((1, 1), "F32", num_bytes))
+
+    expert = Expert(linear(10), linear(10), linear(10))
+    mixture = Mixture(linear(4), (expert,) * 8)
+    layer = LayerWeights(linear(1), linear(1), linear(1), linear(1), mixture=mixture)
+    table = MeasuredMatrix((1, 1), "F32", 1000)
+    norm = Norm(np.ones(1, np.float32))
+    weights = ModelWeights(table, (layer, layer), norm, MeasuredMatrix((1, 1), "F32", 500))
+    spec = ModelSpec("x", 2, 1, 1, 1, 1, 1, 1, 1, 1.0, routing=Routing(2, "softmax"), num_experts=8)
+    model = MeasuredModel("x", spec, weights, 0, 0, 0)
+    assert weights.num_bytes == 1500 + 2 * (4 + 4 + 8 * 30)
+    assert model.bytes_read_for_a_token == 500 + 2 * (4 + 4 + 2 * 30)
