@@ -242,9 +242,12 @@ def _changes(fit: Fit) -> list[tuple[str, StartOptions]]:
     context, block_size = fit.model.spec.context_length, now.block_size
     if fit.budget is None or fit.users(context) > 0:
         return changes
-    if fit.budget.capacity >= blocks_for(context, block_size):
-        enough = blocks_for(context, block_size) * fit.bytes_per_block
-        mebibytes = -(-enough // 2**20)
+    wanted = [blocks_for(tokens, block_size) for tokens in (context, min(context, USER_TOKENS))]
+    enough = next(
+        (blocks for blocks in wanted if fit.budget.num_blocks < blocks <= fit.budget.capacity), None
+    )
+    if enough is not None:
+        mebibytes = -(-enough * fit.bytes_per_block // 2**20)
         changes.append((f"--kv-memory {mebibytes}MiB", replace(now, kv_memory_bytes=mebibytes * 2**20)))
     tokens = fit.budget.num_blocks * block_size
     shorter = 1 << (tokens.bit_length() - 1)
@@ -259,4 +262,5 @@ def _is_better(fit: Fit, tried: Fit) -> bool:
         return False  # they have no more bits already
     saves = tried.model.num_bytes < fit.model.num_bytes or tried.bytes_per_block < fit.bytes_per_block
     whole, of_tried = fit.model.spec.context_length, tried.model.spec.context_length
-    return saves or tried.users(of_tried) > fit.users(whole)
+    more = tried.users(of_tried) > fit.users(whole) or tried.users(USER_TOKENS) > fit.users(USER_TOKENS)
+    return saves or more
