@@ -43,6 +43,14 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
+def format_part(num_bytes: float, total: float) -> str:
+    """1.2 of 4.6 GiB: both in the unit of the whole."""
+    whole, _, unit = format_bytes(total).rpartition(" ")
+    size = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}[unit]
+    digits = 1 if "." in whole else 0
+    return f"{num_bytes / size:.{digits}f} of {whole} {unit}"
+
+
 def format_age(seconds: float) -> str:
     """40 days, 3 hours, 12 minutes, 5 s: whole units, rounded down."""
     for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):

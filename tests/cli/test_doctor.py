@@ -3,7 +3,8 @@
 import pytest
 from tests.tiny import over_weights_of, tiny_model
 
-from octavo.cli.doctor import run, weights_in_words
+from octavo.cli.doctor import run
+from octavo.cli.doctor_headers import weights_in_words
 from octavo.cli.packed import packed_lines
 from octavo.config import StartOptions
 from octavo.kernels.native_ops import NativeOps
@@ -19,7 +20,7 @@ def test_the_weights_are_told_kind_by_kind():
 
 @pytest.mark.real_model
 def test_the_budget_is_told_in_words_and_what_to_change(capsys):
-    run(None, StartOptions(weights="f32", kv="f32", kv_memory_bytes=64 * 720 * 1024))
+    run(None, StartOptions(weights="f32", kv="f32", kv_memory_bytes=64 * 720 * 1024), load=True)
     said = " ".join(capsys.readouterr().out.split())
     assert "64 blocks of 16 tokens = 1,024 tokens = 45.0 MiB; 0 sequences of 3,000 tokens" in said
     assert "vocabulary 49,152, context 8,192" in said
@@ -31,7 +32,7 @@ def test_the_budget_is_told_in_words_and_what_to_change(capsys):
 
 @pytest.mark.real_model
 def test_the_kind_of_kv_and_what_a_token_takes_are_told(capsys):
-    run(None, StartOptions(weights="f32", kv="int8", kv_memory_bytes=64 * 720 * 1024))
+    run(None, StartOptions(weights="f32", kv="int8", kv_memory_bytes=64 * 720 * 1024), load=True)
     said = " ".join(capsys.readouterr().out.split())
     assert "3 KV heads of 64, held as int8; 192 KiB per block, 12.0 KiB per token" in said
 

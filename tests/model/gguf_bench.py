@@ -8,8 +8,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 import transformers
-from gguf_settings import ON_NEIGHBOURS, add_rope_tensors, add_settings, arch_of
 from tests.blocks import encoded, floats_tensor
+from tests.model.gguf_settings import ON_NEIGHBOURS, add_rope_tensors, add_settings, arch_of
 
 from octavo.model.hub import ModelPath
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from family_configs import FAMILY_CONFIGS, SMALL, VOCABULARY
+from tests.model.family_configs import FAMILY_CONFIGS, SMALL, VOCABULARY
 
 from octavo.kernels.contract import Batch, KvShape, Ops
 from octavo.kernels.native_ops import NativeOps

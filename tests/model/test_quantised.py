@@ -298,8 +298,8 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_logits_of_a_quantised_llama_equal_transformers_on_what_its_weights_mean(layout, tmp_path):
+def save_quantised(layout, folder):
+    """A llama with quantised projections, and the same in transformers with what its weights mean."""
     quantise, settings = LAYOUTS[layout]
     theirs = make_model("llama")
     tensors = {}
@@ -310,10 +310,16 @@ def test_logits_of_a_quantised_llama_equal_transformers_on_what_its_weights_mean
         parts, meant = quantise(value)
         value.copy_(meant)
         tensors |= {f"{name.removesuffix('.weight')}.{part}": data for part, data in parts.items()}
-    path = save_model(theirs, tmp_path)
-    save_file({name: value.contiguous() for name, value in tensors.items()}, tmp_path / SINGLE_NAME)
-    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": settings}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    path = save_model(theirs, folder)
+    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / SINGLE_NAME)
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": settings}
+    (folder / "config.json").write_text(json.dumps(config))
+    return path, theirs
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_logits_of_a_quantised_llama_equal_transformers_on_what_its_weights_mean(layout, tmp_path):
+    path, theirs = save_quantised(layout, tmp_path)
     tokens = random_prompt(41)
     ops, model = load(path, "native")
     np.testing.assert_allclose(

@@ -8,22 +8,35 @@ from rich.console import Console
 from rich.table import Table
 
 from octavo.cli.disk_app import namespace_line
+from octavo.cli.doctor_headers import diagnose, machine_advice, machine_lines, weights_in_words
 from octavo.cli.packed import packed_lines
 from octavo.cli.terminal import look_at_machine
 from octavo.config import StartOptions
+from octavo.engine.backends import choose_backend
 from octavo.engine.start import Budget, Started, build_engine, packed_folder
+from octavo.engine.windows import waste_in_words, window_waste
 from octavo.executor.disk import namespace_of
 from octavo.executor.disk_folder import bytes_free, survey
 from octavo.executor.runner import kv_shape
 from octavo.kernels.probe import Machine
-from octavo.model.spec import ModelWeights
+from octavo.model.spec import ModelSpec
 from octavo.units import blocks_for, format_bytes
 
 
-def run(model: str | None, options: StartOptions) -> None:
-    """Load the model as `serve` would, print what was resolved. Raises ConfigError and ModelError."""
-    console = Console(highlight=False)
+def run(model: str | None, options: StartOptions, *, load: bool = False) -> bool:
+    """Say whether the model runs and fits, from headers; with `load`, or for a GPU, load it as `serve` would
+    and print what was resolved. False: it does not. Raises ConfigError and ModelError."""
     look_at_machine()
+    if not load:
+        backend = choose_backend(options)
+        if backend.backend.is_host:
+            return diagnose(model, options, backend)
+    _run_loaded(model, options)
+    return True
+
+
+def _run_loaded(model: str | None, options: StartOptions) -> None:
+    console = Console(highlight=False)
     with Console(stderr=True).status("looking ...") as status:
         # Without what is kept on disk: looking at it must not make it.
         looked_at = replace(options, disk_cache=None, packed_cache=False)
@@ -35,6 +48,7 @@ def run(model: str | None, options: StartOptions) -> None:
         *machine_lines(machine),
         *model_lines(started, options),
         *budget_lines(started.budget, options),
+        *window_lines(started.loaded.model.spec, started.budget),
         *disk_lines(options, namespace_of(started.fingerprint)),
         *packed_lines_of(started, options),
     ]:
@@ -42,18 +56,6 @@ def run(model: str | None, options: StartOptions) -> None:
     console.print(table)
     for line in advice(started, options, machine):
         console.print(f"- {line}", markup=False)
-
-
-def machine_lines(machine: Machine) -> list[tuple[str, str]]:
-    """The processor and the memory."""
-    return [
-        ("processor", f"{machine.cpu}, {machine.cores} cores for this process, {machine.threads} threads"),
-        ("instructions", f"{machine.chosen} kernels chosen ({', '.join(machine.usable)} run here)"),
-        (
-            "memory",
-            f"{format_bytes(machine.memory_total)}, {format_bytes(machine.memory_available)} available now",
-        ),
-    ]
 
 
 def model_lines(started: Started, options: StartOptions) -> list[tuple[str, str]]:
@@ -79,12 +81,6 @@ def model_lines(started: Started, options: StartOptions) -> list[tuple[str, str]
     ]
 
 
-def weights_in_words(weights: ModelWeights, mode: str) -> str:
-    """ "92.5 MiB with --weights auto: Q4_1 63.3 MiB, Q8_0 29.2 MiB"."""
-    kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in weights.bytes_by_kind.items())
-    return f"{format_bytes(weights.num_bytes)} with --weights {mode}: {kinds}"
-
-
 def budget_lines(budget: Budget, options: StartOptions) -> list[tuple[str, str]]:
     """The blocks, in words."""
     return [
@@ -96,6 +92,12 @@ def budget_lines(budget: Budget, options: StartOptions) -> list[tuple[str, str]]
             f"{options.max_queue:,} requests wait",
         ),
     ]
+
+
+def window_lines(spec: ModelSpec, budget: Budget) -> list[tuple[str, str]]:
+    """What windows leave unused; nothing where layers see all positions."""
+    waste = window_waste(spec, budget.bytes_per_block / budget.block_size)
+    return [] if waste is None else [("windows", waste_in_words(spec, waste))]
 
 
 def disk_lines(options: StartOptions, own: str) -> list[tuple[str, str]]:
@@ -147,14 +149,7 @@ def advice(started: Started, options: StartOptions, machine: Machine) -> list[st
         )
     if budget.num_bytes > machine.memory_available:
         lines.append("the pool is larger than the memory available now; give a smaller --kv-memory.")
-    if machine.chosen == "portable":
-        lines.append(
-            "only portable kernels run here: no AVX2 or AVX-512 was found, so expect a fraction of the speed."
-        )
-    if options.threads is not None and options.threads > machine.cores:
-        lines.append(
-            f"--threads {options.threads} is more than the {machine.cores} cores of this process: slower."
-        )
+    lines += machine_advice(options, machine)
     if options.host_cache_bytes:
         lines.append("--host-cache is slower here than the same memory in --kv-memory: both are host memory.")
     if options.backend == "reference":

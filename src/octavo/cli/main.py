@@ -269,8 +269,11 @@ def doctor(
     block_size: opt.BlockSize = 16,
     max_seqs: opt.MaxSeqs = 64,
     threads: opt.Threads = None,
+    load: Annotated[
+        bool, typer.Option("--load", help="Load the model, then tell; else from headers.")
+    ] = False,
 ) -> None:
-    """Say what would be used, why, and what to change: machine, backend, model, block budget."""
+    """Say before loading whether a model runs and fits here, how fast, and what to change. Status 1: no."""
     from octavo.cli.doctor import run
 
     options = opt.start_options(
@@ -284,7 +287,8 @@ def doctor(
         max_seqs=max_seqs,
         threads=threads,
     )
-    run(opt.named(model, file), options)
+    if not run(opt.named(model, file), options, load=load):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -25,9 +25,10 @@ from octavo.engine.requests import ModelFacts, encode_rendered, render_chat
 from octavo.engine.session_file import SESSIONS_FILE
 from octavo.engine.session_store import SessionStore
 from octavo.engine.sessions import SessionSupport, restore
+from octavo.engine.windows import waste_in_words, window_waste
 from octavo.errors import ConfigError, OctavoError
 from octavo.executor.backend import Backend, EngineRunner, PoolSize
-from octavo.executor.runner import RunnerConfig, kv_shape
+from octavo.executor.runner import RunnerConfig, kv_shape, kv_shape_of
 from octavo.executor.transfers import TransferWorker
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
@@ -35,6 +36,7 @@ from octavo.memory.quota import TenantPolicy
 from octavo.model.hub import cache_folder, resolve
 from octavo.model.loader import LoadedModel, load_model
 from octavo.model.packed_cache import PACKED, PackedFolder
+from octavo.model.spec import ModelSpec
 from octavo.params import Pooling
 from octavo.sampling.grammars import Grammars, Words
 from octavo.scheduler.pressure import PressureConfig, PressurePolicy
@@ -173,6 +175,9 @@ def engine_over(
     """
     spec = loaded.model.spec
     budget = size_pool(loaded, backend, options)
+    waste = window_waste(spec, budget.bytes_per_block / budget.block_size)
+    if waste is not None:
+        log.info("windows: %s", waste_in_words(spec, waste))
     grammars = Grammars(lambda: words_of(loaded.tokenizer, spec.vocab_size))
     name = options.served_name or loaded.model.name
     facts = ModelFacts(
@@ -313,9 +318,13 @@ def size_pool(loaded: LoadedModel, backend: Backend, options: StartOptions) -> B
 
     Raises ConfigError when fewer than 2 blocks fit.
     """
-    shape, spec = kv_shape(loaded.model, options.block_size, options.kv), loaded.model.spec
-    per_block = backend.bytes_per_block(shape)
-    available = max(0, backend.memory_available() - loaded.mapped_bytes)
+    return size_pool_beside(loaded.model.spec, loaded.mapped_bytes, backend, options)
+
+
+def size_pool_beside(spec: ModelSpec, beside: int, backend: Backend, options: StartOptions) -> Budget:
+    """The same beside so many bytes that count as available now, and will be taken."""
+    per_block = backend.bytes_per_block(kv_shape_of(spec, options.block_size, options.kv))
+    available = max(0, backend.memory_available() - beside)
     if options.kv_memory_bytes is not None:
         num_bytes, reason = options.kv_memory_bytes, "kv_memory as given"
     else:

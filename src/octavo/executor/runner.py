@@ -21,7 +21,7 @@ from octavo.executor.rows import Rows
 from octavo.executor.transfers import TransferWorker
 from octavo.executor.walks import Walker
 from octavo.kernels.contract import Batch, HostBatch, KvShape
-from octavo.model.spec import Model
+from octavo.model.spec import Model, ModelSpec
 from octavo.sampling.grammars import Grammars
 from octavo.sampling.sampler import Sampler
 from octavo.types import StepPlan, StepResult
@@ -41,7 +41,11 @@ class RunnerConfig:
 
 def kv_shape(model: Model, block_size: int, kv: str = "f32") -> KvShape:
     """The shape of the model's one KV group."""
-    spec = model.spec
+    return kv_shape_of(model.spec, block_size, kv)
+
+
+def kv_shape_of(spec: ModelSpec, block_size: int, kv: str = "f32") -> KvShape:
+    """The same for a model that is not loaded."""
     return KvShape(spec.num_layers, spec.num_kv_heads, spec.head_size, block_size, kv)
 
 

@@ -57,6 +57,12 @@ BLOCKS: Mapping[str, Block] = MappingProxyType(
 )
 
 
+def stored_bytes(kind: str, shape: tuple[int, ...]) -> int:
+    """What a tensor of a kind of `BLOCKS` takes in a file; its rows must be whole blocks."""
+    block = BLOCKS[kind]
+    return math.prod(shape) // block.size * block.num_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
     """A float32 matrix (outputs, inputs) in panels (ceil(outputs / 16), inputs, 16)."""
@@ -169,7 +175,7 @@ def require_consistent(raw: RawTensor) -> None:
             f"tensor {raw.name} of kind {raw.kind} has shape {raw.shape}; "
             f"its rows must be multiples of {block.size}"
         )
-    needed = math.prod(raw.shape) // block.size * block.num_bytes
+    needed = stored_bytes(raw.kind, raw.shape)
     if raw.data.size != needed:
         raise BadModelFile(
             f"tensor {raw.name} ({raw.kind}, {raw.shape}) has {raw.data.size:,} bytes; {needed:,} are needed"

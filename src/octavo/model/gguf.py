@@ -117,6 +117,11 @@ class GgufFile:
         """The first part: what messages name."""
         return self.paths[0]
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(raw.data.size for raw in self.tensors.values())
+
     def release(self, raw: RawTensor) -> None:
         """Give back the resident pages under a tensor of these files."""
         self.files[raw.name].release(raw.data)

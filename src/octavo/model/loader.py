@@ -61,20 +61,54 @@ def load_model(
     """
     if context_length is not None and context_length < 1:
         raise ConfigError(f"context_length is {context_length}; allowed: 1 or more, up to the model's own")
-    report = progress or _ignore
+    opened = open_files(path)
+    if isinstance(opened.source, DequantisedFiles):
+        log.info("%s", opened.source.in_words())
+    spec = spec_within(opened.description, context_length, opened.label)
+    return _load(opened, _Loading(ops, spec, progress or _ignore, packed))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedFiles:
+    """A model's files with their headers understood, and no weight read."""
+
+    path: ModelPath
+    source: GgufFile | SafetensorsFiles | DequantisedFiles
+    paths: Sequence[Path]
+    description: Description
+
+    @property
+    def label(self) -> str:
+        """What messages name."""
+        return str(self.path.path)
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is a GGUF file, not a folder with safetensors."""
+        return isinstance(self.source, GgufFile)
+
+
+def open_files(path: ModelPath) -> OpenedFiles:
+    """Headers and settings. Raises what `load_model` raises for them. O(header bytes)."""
     if path.kind == "gguf":
         gguf = read_gguf(path.path)
-        description = _describe_gguf(gguf)
-        how = _Loading(ops, spec_within(description, context_length, str(gguf.path)), report, packed)
-        return _load(path, gguf, gguf.paths, description, how)
+        return OpenedFiles(path, gguf, gguf.paths, _describe_gguf(gguf))
     files = read_safetensors(path.path)
     config = read_json_fields(path.path / "config.json")
-    source = dequantised_source(files, config)
-    if isinstance(source, DequantisedFiles):
-        log.info("%s", source.in_words())
-    description = describe_config(config)
-    how = _Loading(ops, spec_within(description, context_length, str(path.path)), report, packed)
-    return _load(path, source, files.paths, description, how)
+    return OpenedFiles(path, dequantised_source(files, config), files.paths, describe_config(config))
+
+
+def read_tokenizer(opened: OpenedFiles) -> Tokenizer:
+    """The tokenizer of the files. Raises BadModelFile, UnsupportedModel."""
+    if not isinstance(opened.source, GgufFile):
+        return Tokenizer.from_folder(opened.path.path)
+    tokenizer = Tokenizer.from_gguf(opened.source.metadata, str(opened.path.path))
+    rows = opened.description.spec.vocab_size
+    if tokenizer.vocab_size > rows:
+        raise BadModelFile(
+            f"{opened.path.path} has {tokenizer.vocab_size:,} tokens, but an embedding of {rows:,} rows"
+        )
+    return tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +137,16 @@ def spec_within(description: Description, context_length: int | None, source: st
     return description.spec.within(own if context_length is None else context_length)
 
 
-def _load(
-    path: ModelPath,
-    source: GgufFile | SafetensorsFiles | DequantisedFiles,
-    paths: Sequence[Path],
-    description: Description,
-    how: _Loading,
-) -> LoadedModel:
+def _load(opened: OpenedFiles, how: _Loading) -> LoadedModel:
+    path, source, description = opened.path, opened.source, opened.description
     ops, spec = how.ops, how.spec
     with ThreadPoolExecutor(1, "octavo-fingerprint") as pool:
-        hashing = pool.submit(hash_files, paths, source.header_bytes)
-        is_gguf = isinstance(source, GgufFile)
-        if isinstance(source, GgufFile):
-            tokenizer = Tokenizer.from_gguf(source.metadata, str(path.path))
-        else:
-            tokenizer = Tokenizer.from_folder(path.path)
+        hashing = pool.submit(hash_files, opened.paths, source.header_bytes)
+        tokenizer = read_tokenizer(opened)
         described = repr(description.spec) + (source.identity if isinstance(source, DequantisedFiles) else "")
 
         def read(tensors: TensorSource, to: WeightOps) -> ModelWeights:
-            return read_weights(tensors, str(path.path), is_gguf, description, to, how.progress)
+            return read_weights(tensors, str(path.path), opened.is_gguf, description, to, how.progress)
 
         if how.packed is None:
             found = Weights(read(source, ops))
@@ -131,22 +156,18 @@ def _load(
         # A rope that the context decides on makes other K of the same weights.
         fixed = repr(tuple(rope and rope.fixed(spec.context_length) for rope in spec.ropes))
         name_of_weights = fingerprint(hashing.result(), described + fixed)
-    if is_gguf and tokenizer.vocab_size > spec.vocab_size:
-        raise BadModelFile(
-            f"{path.path} has {tokenizer.vocab_size:,} tokens, but an embedding of {spec.vocab_size:,} rows"
-        )
-    _check_tables(path, spec, found.weights.num_bytes)
+    check_tables(path, spec, found.weights.num_bytes)
     model = Model(path.name, spec, found.weights, name_of_weights, turns_of(spec, ops.vector))
     return LoadedModel(model, tokenizer, found.mapped_bytes)
 
 
-def _check_tables(path: ModelPath, spec: ModelSpec, weight_bytes: int) -> None:
+def check_tables(path: ModelPath, spec: ModelSpec, weight_bytes: int) -> int:
     """A header alone must not make tables of rotations that are larger than the model.
 
-    Raises UnsupportedModel.
+    The bytes that they take. Raises UnsupportedModel.
     """
     kinds = {(spec.rope(layer), spec.temperature(layer)) for layer in range(spec.num_layers)}
-    widths = [rope.dims if rope else spec.head_size for rope, scaled in kinds if rope or scaled]
+    widths = [rope.dims for rope, _ in kinds if rope] + [spec.head_size for _, scaled in kinds if scaled]
     num_bytes, allowed = 4 * spec.context_length * sum(widths), max(weight_bytes, TABLE_BYTES_LEAST)
     if num_bytes > allowed:
         raise UnsupportedModel(
@@ -154,6 +175,7 @@ def _check_tables(path: ModelPath, spec: ModelSpec, weight_bytes: int) -> None:
             f" {format_bytes(num_bytes)} for its rotary positions; allowed: up to {format_bytes(allowed)}."
             " Give a smaller --context-length"
         )
+    return num_bytes
 
 
 def _describe_gguf(gguf: GgufFile) -> Description:

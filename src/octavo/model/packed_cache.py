@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import threading
 import time
@@ -30,7 +29,7 @@ import numpy as np
 from octavo.errors import ModelError
 from octavo.kernels.contract import Bytes, Floats, Matrix, RawTensor, Vector, WeightOps
 from octavo.kernels.holding import matrix_of, panels_of
-from octavo.kernels.packed import BLOCKS
+from octavo.kernels.packed import BLOCKS, stored_bytes
 from octavo.model.packed_file import SUFFIX, Entry, PackedFile, PackWriter, Source, UnusablePack, open_packed
 from octavo.model.reader import TensorSource
 from octavo.model.spec import ModelWeights
@@ -224,6 +223,11 @@ class _RecordingSource:
         self.seen: dict[str, Source] = {}
         self.tensors: Mapping[str, RawTensor] = _Handed(source.tensors, self._hand_out)
 
+    @property
+    def num_bytes(self) -> int:
+        """The source's own."""
+        return self._source.num_bytes
+
     def release(self, raw: RawTensor) -> None:
         """The source's own."""
         self._source.release(raw)
@@ -242,6 +246,11 @@ class HollowSource:
         self._source, self._known = source, known
         self.tensors: Mapping[str, RawTensor] = _Handed(source.tensors, self._hand_out)
 
+    @property
+    def num_bytes(self) -> int:
+        """The source's own."""
+        return self._source.num_bytes
+
     def release(self, raw: RawTensor) -> None:
         """The source's own; a hollow tensor has nothing to release."""
         if raw.name not in self._known:
@@ -251,11 +260,15 @@ class HollowSource:
         known = self._known.get(name)
         if known is None or name not in self._source.tensors:
             return self._source.tensors[name]
-        block = BLOCKS.get(known.kind)
-        if block is None:
+        if known.kind not in BLOCKS:
             raise UnusablePack(f"tensor {name!r} is of kind {known.kind!r:.40}")
-        size = math.prod(known.shape) // block.size * block.num_bytes
-        return RawTensor(name, known.kind, known.shape, np.broadcast_to(np.zeros(1, np.uint8), (size,)))
+        return hollow(name, known.kind, known.shape)
+
+
+def hollow(name: str, kind: str, shape: tuple[int, ...]) -> RawTensor:
+    """A tensor of a kind of `BLOCKS` whose bytes are all one and the same zero: it takes no memory."""
+    data = np.broadcast_to(np.zeros(1, np.uint8), (stored_bytes(kind, shape),))
+    return RawTensor(name, kind, shape, data)
 
 
 class _Handed(Mapping[str, RawTensor]):

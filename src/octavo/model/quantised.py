@@ -17,6 +17,7 @@ from functools import partial
 from octavo.errors import UnsupportedModel
 from octavo.fields import Fields
 from octavo.kernels.contract import RawTensor
+from octavo.kernels.packed import stored_bytes
 from octavo.model.quantised_layouts import (
     Parts,
     QuantisedMatrix,
@@ -32,6 +33,14 @@ from octavo.model.safetensors_file import SafetensorsFiles
 # Scales of activations, and of K and V: they change no weight.
 _UNUSED = re.compile(r".*\.((input|output|[qkv])_(scale|zero_point|global_scale)|input_scale_ub)")
 _CODES = re.compile(r"(?P<module>.*)\.(qweight|weight_packed|weight)")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a tensor is, without its bytes."""
+
+    kind: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,18 @@ class DequantisedFiles:
         self._kept.clear()
         for part in matrix.parts:
             self.files.release(part)
+
+    @property
+    def stored(self) -> Mapping[str, Stored]:
+        """Kind and shape of every tensor as they are expected from headers alone; nothing is decoded."""
+        found = {name: Stored(matrix.expected.kind, matrix.shape) for name, matrix in self.matrices.items()}
+        plain = [self.files.tensors[name] for name in self.tensors if name not in self.matrices]
+        return found | {raw.name: Stored(raw.kind, raw.shape) for raw in plain}
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors, as they are expected to be decoded."""
+        return sum(stored_bytes(each.kind, each.shape) for each in self.stored.values())
 
     @property
     def header_bytes(self) -> int:

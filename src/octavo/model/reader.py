@@ -21,6 +21,7 @@ from octavo.kernels.packed import unpack_vector
 from octavo.model.families.names import GGUF_TENSORS, Names
 from octavo.model.families.row import Description
 from octavo.model.spec import Norm
+from octavo.units import format_part
 
 RowOrder = npt.NDArray[np.intp]
 
@@ -45,6 +46,10 @@ class TensorSource(Protocol):
     @property
     def tensors(self) -> Mapping[str, RawTensor]: ...
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors: what progress is told against."""
+
     def release(self, raw: RawTensor) -> None: ...
 
 
@@ -67,7 +72,7 @@ class Reader:
         self._names = GGUF_TENSORS if is_gguf else self._family.tensors
         self._is_part = description.is_part
         self._prefixes = {} if is_gguf else _prefixes_in(source.tensors, self._names, description)
-        self._reported = time.monotonic()
+        self._reported, self._bytes_read, self._bytes_all = time.monotonic(), 0, source.num_bytes
 
     @property
     def kind(self) -> str:
@@ -190,7 +195,8 @@ class Reader:
         now = time.monotonic()
         if now - self._reported > _PROGRESS_EVERY_S:
             self._reported = now
-            self._progress(f"loading weights: {len(self.used)} of {len(self._source.tensors)} tensors")
+            self._progress(f"loading weights: {format_part(self._bytes_read, self._bytes_all)}")
+        self._bytes_read += raw.data.size
         return raw
 
     def _release_if_mapped(self, raw: RawTensor) -> None:
@@ -232,7 +238,10 @@ def by_head_order(num_heads: int, head_size: int) -> RowOrder:
 
 
 def take_rows(raw: RawTensor, order: RowOrder) -> RawTensor:
-    """The tensor with its rows in another order: whole rows of bytes, so any kind will do. Copies."""
+    """The tensor with its rows in another order: whole rows of bytes, so any kind will do. Copies, but for a
+    hollow one: all its bytes are one, in any order."""
+    if raw.data.strides == (0,):
+        return raw
     rows = raw.data.reshape(raw.shape[0], -1)
     return dataclasses.replace(raw, data=rows[order].reshape(-1))
 
@@ -244,7 +253,9 @@ def slice_rows(raw: RawTensor, start: int, stop: int) -> RawTensor:
 
 
 def transpose(raw: RawTensor) -> RawTensor:
-    """(a, b) -> (b, a), for kinds that are not grouped. Copies."""
+    """(a, b) -> (b, a), for kinds that are not grouped. Copies, but for a hollow one."""
+    if raw.data.strides == (0,):
+        return dataclasses.replace(raw, shape=(raw.shape[1], raw.shape[0]))
     items: Bytes = raw.data.reshape(*raw.shape, -1)
     return dataclasses.replace(
         raw, shape=(raw.shape[1], raw.shape[0]), data=np.ascontiguousarray(items.swapaxes(0, 1)).reshape(-1)

@@ -45,6 +45,11 @@ class SafetensorsFiles:
     header_bytes: int  # the largest header, its length field included
     files: Mapping[str, MappedFile] = field(repr=False)  # by tensor name
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all `tensors`."""
+        return sum(raw.data.size for raw in self.tensors.values())
+
     def release(self, raw: RawTensor) -> None:
         """Give back the resident pages under a tensor of these files."""
         self.files[raw.name].release(raw.data)

@@ -1,0 +1,266 @@
+"""`octavo doctor` before loading: does the model run, does it fit, how fast, and what would help.
+
+    headers -> measured weights -> Fit -> lines        the same for other settings -> what would help
+
+Only headers and settings are read, so the answer takes a second whatever the file's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from octavo.bench.limits import measure_read
+from octavo.cli.terminal import look_at_machine, phases
+from octavo.config import StartOptions
+from octavo.engine.backends import Choice
+from octavo.engine.fit import USER_TOKENS, Fit, fit_of
+from octavo.engine.windows import waste_in_words, window_waste
+from octavo.errors import ModelError
+from octavo.kernels.probe import Machine
+from octavo.model.hub import resolve
+from octavo.model.loader import OpenedFiles, open_files, read_tokenizer
+from octavo.model.measuring import MeasuredModel, measure_model
+from octavo.model.quantised import DequantisedFiles
+from octavo.model.spec import ModelWeights
+from octavo.units import blocks_for, format_bytes
+
+Lines = list[tuple[str, str]]
+CONTEXT_LEAST = 2048  # shorter ones are not proposed
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found: the parts that do not run, by name, else a fit."""
+
+    refusals: Sequence[tuple[str, str]]
+    lines: Lines
+    fit: Fit | None = None
+    advice: Sequence[str] = ()
+
+
+def diagnose(model: str | None, options: StartOptions, choice: Choice) -> bool:
+    """Print the answer for a processor's backend; whether the model runs and fits. Raises ModelNotFound where
+    there are no files, ConfigError."""
+    with phases() as report:
+        path = resolve(model, report)
+        report("reading headers, and measuring the memory's bandwidth")
+        found = look(lambda: open_files(path), options, choice, measure_read)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    machine = look_at_machine()
+    lines = [*machine_lines(machine), ("backend", f"{choice.backend.name}: {choice.reason}")]
+    for name, text in [*lines, *found.lines]:
+        table.add_row(f"[bold]{name}[/]", escape(text))
+    console = Console(highlight=False)
+    console.print(table)
+    for line in [*found.advice, *machine_advice(options, machine)]:
+        console.print(f"- {line}", markup=False)
+    return found.fit is not None and found.fit.fits
+
+
+def look(
+    read: Callable[[], OpenedFiles],
+    options: StartOptions,
+    choice: Choice,
+    bandwidth: Callable[[], float],
+) -> Diagnosis:
+    """The answer, for files that `read` opens."""
+    try:
+        opened = read()
+    except ModelError as error:
+        return _refused([("files", str(error))])
+    refusals: Lines = []
+    measured: MeasuredModel | None = None
+    try:
+        measured = measure_model(opened, options.weights, options.context_length)
+    except ModelError as error:
+        refusals.append(("weights", str(error)))
+    try:
+        read_tokenizer(opened)
+    except ModelError as error:
+        refusals.append(("tokenizer", str(error)))
+    if refusals or measured is None:
+        return _refused(refusals)
+    fit = fit_of(measured, choice.backend, options, choice.backend.memory_available())
+    speed = bandwidth()
+    lines = [("runs", "yes"), ("fits", verdict(fit)), *model_lines(opened, fit), *memory_lines(fit, speed)]
+    return Diagnosis([], lines, fit, advice(opened, fit, choice, speed))
+
+
+def _refused(refusals: Lines) -> Diagnosis:
+    parts = ", ".join(name for name, _ in refusals)
+    return Diagnosis(refusals, [("runs", f"no, because of its {parts}"), *refusals])
+
+
+def machine_lines(machine: Machine) -> Lines:
+    """The processor and the memory."""
+    return [
+        ("processor", f"{machine.cpu}, {machine.cores} cores for this process, {machine.threads} threads"),
+        ("instructions", f"{machine.chosen} kernels chosen ({', '.join(machine.usable)} run here)"),
+        (
+            "memory",
+            f"{format_bytes(machine.memory_total)}, {format_bytes(machine.memory_available)} available now",
+        ),
+    ]
+
+
+def machine_advice(options: StartOptions, machine: Machine) -> list[str]:
+    """What is slow here, whatever the model."""
+    lines = []
+    if machine.chosen == "portable":
+        lines.append(
+            "only portable kernels run here: no AVX2 or AVX-512 was found, so expect a fraction of the speed."
+        )
+    if options.threads is not None and options.threads > machine.cores:
+        lines.append(
+            f"--threads {options.threads} is more than the {machine.cores} cores of this process: slower."
+        )
+    return lines
+
+
+def weights_in_words(weights: ModelWeights, mode: str) -> str:
+    """ "92.5 MiB with --weights auto: Q4_1 63.3 MiB, Q8_0 29.2 MiB"."""
+    kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in weights.bytes_by_kind.items())
+    return f"{format_bytes(weights.num_bytes)} with --weights {mode}: {kinds}"
+
+
+def verdict(fit: Fit) -> str:
+    """Whether it fits, in words."""
+    sizes = f"{format_bytes(fit.needed)} needed, {format_bytes(fit.available)} available now"
+    what = "weights and the pool" if fit.options.kv_memory_bytes else "weights and one user"
+    return f"{'yes' if fit.fits else 'no'}: {what}, {sizes}"
+
+
+def model_lines(opened: OpenedFiles, fit: Fit) -> Lines:
+    """The model and its weights."""
+    model, source = fit.model, opened.source
+    spec = model.spec
+    lines = [
+        (
+            "model",
+            f"{model.name}: family {spec.family}, {model.weights.num_parameters / 1e9:.2f} billion "
+            f"parameters, {spec.num_layers} layers, vocabulary {spec.vocab_size:,}, "
+            f"context {spec.context_length:,} tokens",
+        ),
+        ("weights", weights_in_words(model.weights, fit.options.weights)),
+        (
+            "loading",
+            f"reads {format_bytes(model.file_bytes)}, and holds one tensor of the file at a time beside the "
+            f"weights: {format_bytes(model.largest_tensor_bytes)} at most",
+        ),
+    ]
+    if isinstance(source, DequantisedFiles):
+        lines.insert(1, ("quantised", source.in_words()))
+    return lines
+
+
+def memory_lines(fit: Fit, bytes_per_s: float) -> Lines:
+    """KV, blocks and users; the speed, with its arithmetic."""
+    model, spec = fit.model, fit.model.spec
+    lines = [
+        (
+            "KV",
+            f"{spec.num_layers} layers, {spec.num_kv_heads} KV heads of {spec.head_size}, held as "
+            f"{fit.options.kv}; {format_bytes(fit.bytes_per_block)} per block, "
+            f"{format_bytes(fit.bytes_per_token)} per token",
+        )
+    ]
+    if fit.budget is None:
+        lines.append(("blocks", f"none: {fit.refusal}"))
+    else:
+        lines += [
+            ("blocks", fit.budget.in_words()),
+            ("why", fit.budget.reason),
+            ("users", users_in_words(fit)),
+        ]
+    waste = window_waste(spec, fit.bytes_per_token)
+    if waste is not None:
+        lines.append(("windows", waste_in_words(spec, waste)))
+    experts = "" if spec.routing is None else f" ({spec.routing.top_k} of {spec.num_experts} experts)"
+    lines.append(
+        (
+            "speed",
+            f"at most {fit.tokens_per_s(bytes_per_s):,.1f} tokens/s for one user: a token reads "
+            f"{format_bytes(model.bytes_read_for_a_token)} of weights{experts}, memory gives "
+            f"{format_bytes(bytes_per_s)} a second (measured now)",
+        )
+    )
+    return lines
+
+
+def users_in_words(fit: Fit) -> str:
+    """ "21 of 2,048 tokens at once, 5 of the whole context of 8,192"."""
+    context = fit.model.spec.context_length
+    whole = f"{fit.users(context):,} of the whole context of {context:,}"
+    if context <= USER_TOKENS:
+        return f"{whole} at once"
+    return f"{fit.users(USER_TOKENS):,} of {USER_TOKENS:,} tokens at once, {whole}"
+
+
+def advice(opened: OpenedFiles, fit: Fit, choice: Choice, bytes_per_s: float) -> list[str]:
+    """What would make it fit, or faster, or serve more: each tried on the same headers."""
+    lines, fits = [], fit.fits
+    for words, changed in _changes(fit):
+        tried = _try(opened, choice, fit, changed)
+        if tried is None or not _is_better(fit, tried):
+            continue
+        fits = fits or tried.fits
+        verb = "" if fit.fits == tried.fits else " it fits;" if tried.fits else " it does not fit;"
+        lines.append(
+            f"{words}:{verb} weights {format_bytes(tried.model.weights.num_bytes)}, "
+            f"{format_bytes(tried.bytes_per_token)} of KV per token, {users_in_words(tried)}, at most "
+            f"{tried.tokens_per_s(bytes_per_s):,.1f} tokens/s"
+        )
+    if not fits:
+        lines.append("none of these makes it fit: take a smaller model, or a machine with more memory")
+    return lines
+
+
+def _try(opened: OpenedFiles, choice: Choice, fit: Fit, changed: StartOptions) -> Fit | None:
+    """The fit of other settings; None where the files do not allow them."""
+    try:
+        model = measure_model(opened, changed.weights, changed.context_length)
+    except ModelError:
+        return None
+    return fit_of(model, choice.backend, changed, fit.available)
+
+
+def _changes(fit: Fit) -> list[tuple[str, StartOptions]]:
+    """Settings to try, in words and as options: fewer bits of weights, of KV, both, a shorter context."""
+    now = fit.options
+    changes = []
+    if now.weights != "q4":
+        changes.append(("--weights q4", replace(now, weights="q4")))
+    if now.kv != "int8":
+        changes.append(("--kv int8", replace(now, kv="int8")))
+    if len(changes) == 2 and not fit.fits:
+        changes.append(("--weights q4 --kv int8", replace(now, weights="q4", kv="int8")))
+    context, block_size = fit.model.spec.context_length, now.block_size
+    if fit.budget is None or fit.users(context) > 0:
+        return changes
+    wanted = [blocks_for(tokens, block_size) for tokens in (context, min(context, USER_TOKENS))]
+    enough = next(
+        (blocks for blocks in wanted if fit.budget.num_blocks < blocks <= fit.budget.capacity), None
+    )
+    if enough is not None:
+        mebibytes = -(-enough * fit.bytes_per_block // 2**20)
+        changes.append((f"--kv-memory {mebibytes}MiB", replace(now, kv_memory_bytes=mebibytes * 2**20)))
+    tokens = fit.budget.num_blocks * block_size
+    shorter = 1 << (tokens.bit_length() - 1)
+    if CONTEXT_LEAST <= shorter < context:
+        changes.append((f"--context-length {shorter}", replace(now, context_length=shorter)))
+    return changes
+
+
+def _is_better(fit: Fit, tried: Fit) -> bool:
+    """Less memory, or more users: a change that saves nothing is not told."""
+    if tried.options.weights != fit.options.weights and tried.model.num_bytes >= fit.model.num_bytes:
+        return False  # they have no more bits already
+    saves = tried.model.num_bytes < fit.model.num_bytes or tried.bytes_per_block < fit.bytes_per_block
+    whole, of_tried = fit.model.spec.context_length, tried.model.spec.context_length
+    more = tried.users(of_tried) > fit.users(whole) or tried.users(USER_TOKENS) > fit.users(USER_TOKENS)
+    return saves or more

@@ -1,0 +1,71 @@
+"""Whether a model fits this machine, and for how many users, before it is loaded: pure arithmetic.
+
+    needed = weights + rotary tables + KV blocks        speed at 1 <= bandwidth / bytes that a token reads
+
+It knows a model that was measured (`model/measuring.py`), the memory that is there and a bandwidth that
+somebody measured; it reads nothing and loads nothing. Blocks are counted by what sizes the pool at start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.config import StartOptions
+from octavo.engine.start import Budget, size_pool_beside
+from octavo.errors import ConfigError
+from octavo.executor.backend import Backend
+from octavo.executor.runner import kv_shape_of
+from octavo.model.measuring import MeasuredModel
+from octavo.units import blocks_for
+
+USER_TOKENS = 2048  # what a user's conversation is taken to hold
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One choice of settings, and what comes of it. `budget` is None where not even two blocks fit."""
+
+    options: StartOptions
+    model: MeasuredModel
+    bytes_per_block: int
+    available: int  # bytes, before the model is loaded
+    budget: Budget | None
+    refusal: str = ""
+
+    @property
+    def bytes_per_token(self) -> float:
+        """K and V of one position."""
+        return self.bytes_per_block / self.options.block_size
+
+    @property
+    def needed(self) -> int:
+        """Bytes for the weights and one user, or for the pool that was asked for."""
+        tokens = min(USER_TOKENS, self.model.spec.context_length)
+        kv = blocks_for(tokens, self.options.block_size) * self.bytes_per_block
+        if self.options.kv_memory_bytes is not None and self.budget is not None:
+            kv = self.budget.num_bytes
+        return self.model.num_bytes + kv
+
+    @property
+    def fits(self) -> bool:
+        """The weights are resident, and beside them one user's K and V, or the pool that was asked for."""
+        return self.budget is not None and self.needed <= self.available
+
+    def users(self, tokens: int) -> int:
+        """How many sequences of that many tokens the pool holds at once."""
+        blocks = 0 if self.budget is None else self.budget.num_blocks
+        return blocks // blocks_for(tokens, self.options.block_size)
+
+    def tokens_per_s(self, bytes_per_s: float) -> float:
+        """For one user with nothing in context: at most, by what a token reads."""
+        return bytes_per_s / max(1, self.model.bytes_read_for_a_token)
+
+
+def fit_of(model: MeasuredModel, backend: Backend, options: StartOptions, available: int) -> Fit:
+    """What comes of these settings, with so many bytes available. `backend`: a processor's."""
+    per_block = backend.bytes_per_block(kv_shape_of(model.spec, options.block_size, options.kv))
+    try:
+        budget = size_pool_beside(model.spec, model.num_bytes, backend, options)
+    except ConfigError as error:
+        return Fit(options, model, per_block, available, None, str(error))
+    return Fit(options, model, per_block, available, budget)

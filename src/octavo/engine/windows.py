@@ -1,0 +1,53 @@
+"""What windows of attention leave unused in KV blocks that hold all layers.
+
+    layer with window w, sequence of n tokens:    holds n positions, reads the last w:    n - w are wasted
+
+A block holds K and V of all layers for its positions, so a layer with a window keeps what it never reads
+again. Layers of one window with a block table and a pool of their own (a KV group) would give it back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.model.spec import ModelSpec
+from octavo.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Waste:
+    """K and V that one sequence of the whole context holds and that no later token sees."""
+
+    num_layers: int  # with a window shorter than the context
+    num_bytes: int
+    all_bytes: int  # what the sequence holds
+
+    def in_words(self) -> str:
+        """ "26 of 30 layers ..." is the caller's to begin; "1.2 GiB of 2.0 GiB (60 %)"."""
+        share = self.num_bytes / self.all_bytes
+        return (
+            f"{format_bytes(self.num_bytes)} of its {format_bytes(self.all_bytes)} of K and V ({share:.0%})"
+        )
+
+
+def window_waste(spec: ModelSpec, bytes_per_token: float) -> Waste | None:
+    """What windows leave unused in blocks that hold all layers; None where no layer has a shorter window.
+
+    A block holds K and V of all layers for its positions, so a layer that sees `window` positions keeps all
+    of them. KV groups with block tables of their own would give them back.
+    """
+    context = spec.context_length
+    unused = [context - window for window in spec.windows if window is not None and window < context]
+    if not unused:
+        return None
+    of_layer = bytes_per_token / spec.num_layers
+    return Waste(len(unused), round(sum(unused) * of_layer), round(context * bytes_per_token))
+
+
+def waste_in_words(spec: ModelSpec, waste: Waste) -> str:
+    """One sentence."""
+    least = min(window for window in spec.windows if window is not None)
+    return (
+        f"{waste.num_layers} of {spec.num_layers} layers see {least:,} positions and keep all: a sequence of "
+        f"{spec.context_length:,} tokens wastes {waste.in_words()}"
+    )

@@ -1,0 +1,134 @@
+"""What a model's weights would take in memory, from headers alone: nothing is loaded, no weight is read.
+
+    OpenedFiles -> HeaderSource -> read_weights -> MeasuringOps -> ModelWeights of matrices without bytes
+
+The same reader, with the same rules, goes over tensors that have their kinds and shapes and no data, so what
+a load refuses is refused here in the same words. Matrices are measured as the processor's backends hold them.
+Safetensors with quantised weights are measured as their headers promise; what is read may allow less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.kernels.contract import Floats, Matrix, RawTensor, Vector
+from octavo.kernels.held import kind_held
+from octavo.kernels.holding import panel_bytes
+from octavo.kernels.packed import require_matrix, stored_bytes
+from octavo.model.loader import OpenedFiles, check_tables, spec_within
+from octavo.model.packed_cache import hollow
+from octavo.model.quantised import DequantisedFiles
+from octavo.model.spec import LayerWeights, ModelSpec, ModelWeights
+from octavo.model.weights import read_weights
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredMatrix:
+    """A matrix that is not there: what it would take."""
+
+    shape: tuple[int, int]
+    kind: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredModel:
+    """A model that is not loaded. `weights` has matrices that tell their bytes, and no numbers."""
+
+    name: str
+    spec: ModelSpec
+    weights: ModelWeights
+    table_bytes: int  # of rotary positions
+    file_bytes: int  # of the tensors
+    largest_tensor_bytes: int  # beside the weights while they load: one tensor at a time
+
+    @property
+    def num_bytes(self) -> int:
+        """What stays in memory but for KV."""
+        return self.weights.num_bytes + self.table_bytes
+
+    @property
+    def bytes_read_for_a_token(self) -> int:
+        """Weights that one token passes: of a mixture its chosen experts only; the embedding only where it is
+        the output as well."""
+        return self.weights.output.num_bytes + sum(map(self._read_of_layer, self.weights.layers))
+
+    def _read_of_layer(self, layer: LayerWeights) -> int:
+        num_bytes = sum(linear.weight.num_bytes for linear in layer.linears)
+        if layer.mixture is None or self.spec.routing is None:
+            return num_bytes
+        experts = num_bytes_of_experts(layer)
+        share = self.spec.routing.top_k / max(1, len(layer.mixture.experts))
+        return num_bytes - experts + round(experts * share)
+
+
+def num_bytes_of_experts(layer: LayerWeights) -> int:
+    """Of those that a router chooses among; 0 for a layer without."""
+    experts = () if layer.mixture is None else layer.mixture.experts
+    parts = [linear for expert in experts for linear in (expert.gate, expert.up, expert.down)]
+    return sum(linear.weight.num_bytes for linear in parts)
+
+
+class MeasuringOps:
+    """The `WeightOps` that make nothing. `weights`: a mode of `held.py`."""
+
+    def __init__(self, weights: str) -> None:
+        self._weights = weights
+
+    def matrix(self, raw: RawTensor, table: bool = False) -> Matrix:
+        """What the matrix would take. Raises what packing it raises."""
+        require_matrix(raw)
+        outputs, inputs = raw.shape
+        kind = kind_held(raw, self._weights, table)
+        return MeasuredMatrix((outputs, inputs), kind, panel_bytes(kind, (outputs, inputs)))
+
+    def vector(self, values: Floats) -> Vector:
+        """The zeros themselves."""
+        return values
+
+
+class HeaderSource:
+    """A `TensorSource` of a model's files whose tensors have no data: nothing of the files is touched."""
+
+    def __init__(self, opened: OpenedFiles) -> None:
+        source = opened.source
+        self.tensors: Mapping[str, RawTensor]
+        if isinstance(source, DequantisedFiles):
+            self.tensors = {
+                name: _without_data(name, at.kind, at.shape) for name, at in source.stored.items()
+            }
+        else:
+            raws = source.tensors.values()
+            self.tensors = {raw.name: _without_data(raw.name, raw.kind, raw.shape) for raw in raws}
+        self.num_bytes = source.num_bytes
+
+    def release(self, _raw: RawTensor) -> None:
+        """Nothing was read."""
+
+
+def _without_data(name: str, kind: str, shape: tuple[int, ...]) -> RawTensor:
+    if len(shape) > 1:
+        return hollow(name, kind, shape)
+    return RawTensor(
+        name, kind, shape, np.zeros(stored_bytes(kind, shape), np.uint8)
+    )  # the reader adds to it
+
+
+def measure_model(opened: OpenedFiles, weights: str, context_length: int | None = None) -> MeasuredModel:
+    """Measure the weights in a mode of `--weights`, with the model's own context or a shorter one.
+
+    Raises BadModelFile, UnsupportedModel or ConfigError, as loading would. O(tensors).
+    """
+    source, ops = HeaderSource(opened), MeasuringOps(weights)
+    spec = spec_within(opened.description, context_length, opened.label)
+    read = read_weights(source, opened.label, opened.is_gguf, opened.description, ops, _ignore)
+    tables = check_tables(opened.path, spec, read.num_bytes)
+    largest = max(raw.data.size for raw in source.tensors.values())
+    return MeasuredModel(opened.path.name, spec, read, tables, source.num_bytes, largest)
+
+
+def _ignore(_message: str) -> None:
+    """It takes no time."""

@@ -1,0 +1,102 @@
+"""`octavo doctor` answers from headers: whether a model runs and fits, how fast, and what would help."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.model.model_bench import make_model, save_model
+
+from octavo.cli.doctor_headers import Diagnosis, look
+from octavo.config import StartOptions
+from octavo.engine.backends import Choice
+from octavo.executor.backend import HostBackend
+from octavo.kernels.native_ops import NativeOps
+from octavo.model.hub import ModelPath
+from octavo.model.loader import open_files
+
+MEBIBYTE = 2**20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> ModelPath:
+    return save_model(make_model("mistral-window"), tmp_path_factory.mktemp("model"))
+
+
+def ask(path: ModelPath, options: StartOptions, available: int) -> Diagnosis:
+    """On a machine with so much memory, which reads 1,000,000 bytes a second."""
+    backend = HostBackend("native", NativeOps(options.weights), lambda: available)
+    return look(lambda: open_files(path), options, Choice(backend, "given"), lambda: 1e6)
+
+
+def test_a_model_that_fits_is_told_with_its_memory_users_and_speed(folder: ModelPath) -> None:
+    found = ask(folder, StartOptions(kv="f32"), 16 * MEBIBYTE)
+    said = dict(found.lines)
+    assert found.fit is not None
+    assert found.fit.fits
+    assert said["runs"] == "yes"
+    assert said["fits"].startswith("yes: weights and one user, ")
+    # 3 layers of 2 KV heads of 16: K and V in float32 take 768 bytes, and blocks whole pages of 4 KiB.
+    assert said["KV"].endswith("held as f32; 12.0 KiB per block, 768 B per token")
+    weights = found.fit.model.weights
+    assert said["speed"].startswith(f"at most {1e6 / (weights.num_bytes - weights.embedding.num_bytes):.1f} ")
+    blocks = (16 * MEBIBYTE - found.fit.model.num_bytes) // 4 // (12 * 1024)
+    assert said["users"] == f"{blocks // 8:,} of the whole context of 128 at once"
+
+
+def test_what_windows_waste_is_told(folder: ModelPath) -> None:
+    said = dict(ask(folder, StartOptions(kv="f32"), 16 * MEBIBYTE).lines)
+    # Of 128 positions all three layers read the last 8.
+    assert said["windows"] == (
+        "3 of 3 layers see 8 positions and keep all: a sequence of 128 tokens wastes 90.0 KiB of its "
+        "96.0 KiB of K and V (94%)"
+    )
+
+
+def test_what_does_not_fit_is_told_with_what_would_make_it_fit(folder: ModelPath) -> None:
+    roomy = ask(folder, StartOptions(weights="f32"), 16 * MEBIBYTE).fit
+    assert roomy is not None
+    found = ask(folder, StartOptions(weights="f32"), roomy.model.num_bytes + 8 * 1024)
+    assert found.fit is not None
+    assert not found.fit.fits
+    assert dict(found.lines)["fits"].startswith("no: weights and one user, ")
+    q4 = next(line for line in found.advice if line.startswith("--weights q4:"))
+    assert "it fits; weights " in q4
+    assert not any("none of these" in line for line in found.advice)
+
+
+def test_what_nothing_makes_fit_is_told(folder: ModelPath) -> None:
+    found = ask(folder, StartOptions(), 16 * 1024)
+    assert found.fit is not None
+    assert not found.fit.fits
+    assert dict(found.lines)["blocks"].startswith("none: ")
+    assert found.advice[-1].startswith("none of these makes it fit")
+
+
+def test_advice_is_what_the_settings_come_to(folder: ModelPath) -> None:
+    now = ask(folder, StartOptions(weights="f32", kv="bf16"), 16 * MEBIBYTE)
+    then = ask(folder, StartOptions(weights="q4", kv="bf16"), 16 * MEBIBYTE)
+    line = next(line for line in now.advice if line.startswith("--weights q4:"))
+    assert dict(then.lines)["users"].removesuffix(" at once") in line
+    assert dict(then.lines)["speed"].partition(" for one")[0] in line
+    assert not any(line.startswith("--weights") for line in then.advice)
+
+
+def test_a_short_pool_is_told_how_to_hold_one_context(folder: ModelPath) -> None:
+    found = ask(folder, StartOptions(kv="f32", kv_memory_bytes=7 * 12 * 1024), 16 * MEBIBYTE)
+    assert found.fit is not None
+    assert found.fit.users(128) == 0
+    assert any(line.startswith("--kv-memory 1MiB: ") for line in found.advice)
+
+
+def test_the_part_that_does_not_run_is_named(folder: ModelPath, tmp_path) -> None:
+    path = save_model(make_model("llama"), tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    found = ask(path, StartOptions(), 16 * MEBIBYTE)
+    assert found.fit is None
+    assert found.lines[0] == ("runs", "no, because of its tokenizer")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
+    found = ask(path, StartOptions(), 16 * MEBIBYTE)
+    assert found.lines[0] == ("runs", "no, because of its files")
+    assert "'mamba'; allowed: " in found.lines[1][1]

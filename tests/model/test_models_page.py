@@ -1,0 +1,74 @@
+"""The pages about models say what the code does: one is printed from it, the other is run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import transformers
+from tests.model import model_bench
+from tests.model.model_bench import (
+    CONFIGS,
+    SMALL,
+    expected_logits,
+    load,
+    make_model,
+    random_prompt,
+    run_chunks,
+)
+from tests.model.model_bench import save_model as save
+
+from octavo.model.families import names, table
+from octavo.model.families.row import Family
+from octavo.model.families.table import FAMILIES
+from octavo.model.models_page import KNOWN_AS, is_scaling_known, known_as, page, variations
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_page_of_models_is_printed_from_the_code():
+    command = "python -m octavo.model.models_page > docs/models.md"
+    assert (DOCS / "models.md").read_text() == page(), f"print it again: {command}"
+
+
+def test_every_family_has_a_tiny_model_against_transformers():
+    tested = {make().model_type for make in CONFIGS.values()}
+    assert sorted(set(FAMILIES) - tested) == []
+
+
+def test_every_family_is_told_by_the_name_that_people_know():
+    assert [row.name for row in FAMILIES.values() if row.name not in KNOWN_AS] == []
+    assert known_as(Family("newcomer")) == "newcomer"
+
+
+def test_a_fact_of_a_row_is_told():
+    assert variations(FAMILIES["llama"]) == []
+    assert "soft caps" in variations(FAMILIES["gemma2"])
+    assert variations(Family("x", norm="layer", sinks=True)) == ["LayerNorm with biases", "attention sinks"]
+
+
+def test_scalings_are_those_that_the_parser_takes():
+    assert is_scaling_known("linear")
+    assert is_scaling_known("llama3")
+
+
+def test_the_row_of_the_page_runs_its_model_as_transformers_does(tmp_path, monkeypatch):
+    text = (DOCS / "adding-a-family.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 3
+    known: dict[str, object] = {**vars(names), "Family": Family, "MappingProxyType": MappingProxyType}
+    for block in blocks[:2]:
+        exec(block, known)
+    row = known["STARCODER2"]
+    assert isinstance(row, Family)
+    monkeypatch.setattr(table, "FAMILIES", {**FAMILIES, row.name: row})
+    config = eval("{" + blocks[2] + "}", {"transformers": transformers, "SMALL": SMALL})
+    monkeypatch.setattr(model_bench, "CONFIGS", config)
+    theirs = make_model("starcoder2")
+    ops, model = load(save(theirs, tmp_path), "native")
+    assert model.spec.windows == (8, 8, 8)
+    tokens = random_prompt(41)
+    ours = run_chunks(ops, model, tokens, [20, 20, 1])
+    np.testing.assert_allclose(ours, expected_logits(theirs, tokens), rtol=0, atol=1e-4)
