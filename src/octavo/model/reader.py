@@ -64,7 +64,8 @@ class Reader:
         self.used: set[str] = set()
         self._source, self._label, self._ops, self._progress = source, label, ops, progress
         self._family = description.family
-        self._names = GGUF_TENSORS if is_gguf else self._family.tensors
+        of_gguf = {**GGUF_TENSORS, **self._family.gguf_tensors}
+        self._names = of_gguf if is_gguf else self._family.tensors
         self._is_part = description.is_part
         self._prefixes = {} if is_gguf else _prefixes_in(source.tensors, self._names, description)
         self._reported = time.monotonic()
@@ -112,14 +113,21 @@ class Reader:
         bias = self._vector(name + ".bias", size) if self._family.norm == "layer" else None
         return Norm(self._ops.vector(weight), self._own(bias))
 
-    def linear(self, role: str, layer: int, shape: tuple[int, int], order: RowOrder | None = None) -> Linear:
-        """A projection, its rows in another order where one is given."""
+    def linear(
+        self,
+        role: str,
+        layer: int,
+        shape: tuple[int, int],
+        order: RowOrder | None = None,
+        table: bool = False,
+    ) -> Linear:
+        """A projection, its rows in another order where one is given; `table` as in `WeightOps.matrix`."""
         raw = self._oriented(role, layer, shape)
         bias = self._bias(role, layer, shape[0])
         if order is not None:
             raw = _detached(self._source, raw, take_rows(raw, order))
             bias = None if bias is None else bias[order]
-        matrix = self._ops.matrix(raw)
+        matrix = self._ops.matrix(raw, table)
         self._release_if_mapped(raw)
         return Linear(matrix, self._own(bias))
 
@@ -140,6 +148,27 @@ class Reader:
             start += size
         self._release_if_mapped(raw)
         return linears
+
+    def converted(self, raw: RawTensor) -> Matrix:
+        """The backend's form of a matrix that was taken, or of a part of one."""
+        return self._ops.matrix(raw)
+
+    def vector_of(self, values: Floats) -> Vector:
+        """The backend's form of these numbers."""
+        return self._ops.vector(values)
+
+    def optional_floats(self, name: str, shape: tuple[int, ...]) -> Floats | None:
+        """A tensor's numbers, of its own shape, where the file has it."""
+        if name not in self._source.tensors:
+            return None
+        raw = self.take(name, shape)
+        values = unpack_vector(raw)
+        self._source.release(raw)
+        return values
+
+    def release(self, raw: RawTensor) -> None:
+        """Its pages are needed no more."""
+        self._source.release(raw)
 
     def refuse_leftovers(self) -> None:
         """Every tensor of the file must have been used, or be known to be no weight."""

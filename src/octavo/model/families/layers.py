@@ -34,7 +34,7 @@ def windowed_in_config(family: Family, config: Fields, turned: Marks, window: in
     """Which layers have the window; 0: none. Raises UnsupportedModel for layers of another kind."""
     layers = len(turned)
     listed = _listed(config, layers)
-    off = family.windows in ("late", "unturned") and not config.flag("use_sliding_window", False)
+    off = not config.flag("use_sliding_window", family.windows not in ("late", "unturned"))
     if off or window == 0:
         return (False,) * layers
     if listed is None:
