@@ -9,6 +9,8 @@ SMALL = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidd
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
 # Some classes think of special tokens beyond so small a vocabulary.
 TOKENS = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
+YARN_AS_IT_IS = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "truncate": False}
+YARN_AS_IT_IS |= {"original_max_position_embeddings": 32, "beta_fast": 8.0, "beta_slow": 1.0}
 # Rows of whole super-blocks, of experts too.
 WIDE = SMALL | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
 
@@ -27,5 +29,24 @@ MIXTURE_CONFIGS = {
     ),
     "olmoe": lambda: transformers.OlmoeConfig(
         **SMALL | {"num_key_value_heads": 4}, **TOKENS, num_experts=9, num_experts_per_tok=8
+    ),
+    **{
+        f"gpt_oss-window-{window}": lambda window=window: transformers.GptOssConfig(
+            **SMALL, **TOKENS, head_dim=32, num_local_experts=5, num_experts_per_tok=2, sliding_window=window,
+            rope_parameters=dict(YARN_AS_IT_IS),
+        )
+        for window in (8, 16, 24)
+    },
+    "llama4_text": lambda: transformers.Llama4TextConfig(
+        **SMALL | {"num_hidden_layers": 4}, **TOKENS, head_dim=32, intermediate_size_mlp=80,
+        num_local_experts=4, interleave_moe_layer_step=2, floor_scale=16, attention_chunk_size=64,
+    ),
+    "llama4_text-no-norm": lambda: transformers.Llama4TextConfig(
+        **SMALL, **TOKENS, head_dim=32, intermediate_size_mlp=80, num_local_experts=3, use_qk_norm=False,
+        moe_layers=[0, 2], no_rope_layers=[1, 0, 1], attn_temperature_tuning=False,
+        rope_parameters={
+            "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 1.0, "original_max_position_embeddings": 32,
+        },
     ),
 }  # fmt: skip

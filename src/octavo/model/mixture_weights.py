@@ -10,6 +10,7 @@ put apart. It knows tensors by role alone.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ def read_mixture(reader: Reader, description: Description, layer: int) -> Mixtur
     sizes = _Sizes(spec.num_experts, spec.expert_ffn_size, spec.hidden_size)
     router = reader.linear("router", layer, (spec.num_experts, spec.hidden_size), table=True)
     if reader.is_gguf:
-        return Mixture(router, tuple(_stacked_by_part(reader, sizes, layer)))
+        return Mixture(router, tuple(_stacked_by_part(reader, facts, sizes, layer)))
     if facts.stored == "apart":
         return Mixture(router, tuple(_apart(reader, sizes, layer)))
     return Mixture(router, tuple(_stacked_in_two(reader, facts, sizes, layer)))
@@ -60,12 +61,12 @@ def _apart(reader: Reader, sizes: _Sizes, layer: int) -> Iterator[Expert]:
         yield Expert(**parts)
 
 
-def _stacked_by_part(reader: Reader, sizes: _Sizes, layer: int) -> Iterator[Expert]:
+def _stacked_by_part(reader: Reader, facts: MixtureFacts, sizes: _Sizes, layer: int) -> Iterator[Expert]:
     linears: dict[str, list[Linear]] = {}
     for part in _PARTS:
         name, shape = reader.name(f"experts_{part}", layer), sizes.shape(part)
         whole = reader.take(name + ".weight", (sizes.experts, *shape))
-        biases = reader.optional_floats(name + ".bias", (sizes.experts, shape[0]))
+        biases = reader.floats(name + ".bias", (sizes.experts, shape[0])) if facts.biased else None
         linears[part] = [
             _linear(reader, _expert_of(whole, expert), None if biases is None else biases[expert])
             for expert in range(sizes.experts)
@@ -84,7 +85,7 @@ def _stacked_in_two(reader: Reader, facts: MixtureFacts, sizes: _Sizes, layer: i
         for name, inputs, count in zip(names, (sizes.hidden, sizes.inner), outputs, strict=True)
     ]
     biases = [
-        reader.optional_floats(name + "_bias", (sizes.experts, count))
+        reader.floats(name + "_bias", (sizes.experts, count)) if facts.biased else None
         for name, count in zip(names, outputs, strict=True)
     ]
     order = np.arange(2 * sizes.inner).reshape(-1, 2).T.reshape(-1) if facts.alternating else None
@@ -105,8 +106,7 @@ def _stacked_in_two(reader: Reader, facts: MixtureFacts, sizes: _Sizes, layer: i
 
 def _expert_of(whole: RawTensor, expert: int) -> RawTensor:
     """One expert's matrix of (X, a, b), as a view."""
-    part = slice_rows(whole, expert, expert + 1)
-    return RawTensor(f"{whole.name}[{expert}]", whole.kind, whole.shape[1:], part.data)
+    return dataclasses.replace(slice_rows(whole, expert, expert + 1), shape=whole.shape[1:])
 
 
 def _rows(reader: Reader, raw: RawTensor, bias: Floats | None, start: int, stop: int) -> Linear:

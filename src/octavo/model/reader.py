@@ -30,7 +30,7 @@ _IGNORED = re.compile(
     r"|rope_freqs\.weight|rope_factors_(short|long)\.weight"
 )
 # Of a model for several kinds of input: all but its text part.
-_OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
+_OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|vision_model|multi_modal_projector)\..*")
 # Where such files have what a model of text alone calls "model." and "lm_head.", the older way first.
 _WHOLES = (
     {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
@@ -157,10 +157,8 @@ class Reader:
         """The backend's form of these numbers."""
         return self._ops.vector(values)
 
-    def optional_floats(self, name: str, shape: tuple[int, ...]) -> Floats | None:
-        """A tensor's numbers, of its own shape, where the file has it."""
-        if name not in self._source.tensors:
-            return None
+    def floats(self, name: str, shape: tuple[int, ...]) -> Floats:
+        """A tensor's numbers, of its own shape."""
         raw = self.take(name, shape)
         values = unpack_vector(raw)
         self._source.release(raw)

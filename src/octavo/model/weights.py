@@ -16,7 +16,7 @@ from octavo.kernels.contract import Linear, WeightOps
 from octavo.model.families.row import Description
 from octavo.model.mixture_weights import read_mixture
 from octavo.model.reader import Reader, TensorSource, by_head_order, halves_order
-from octavo.model.spec import LayerWeights, ModelWeights
+from octavo.model.spec import LayerWeights, ModelWeights, Norm
 
 
 def read_weights(
@@ -72,6 +72,10 @@ def _read_layer(reader: Reader, description: Description, layer: int) -> LayerWe
     hidden, queries = spec.hidden_size, spec.num_heads * spec.head_size
     keys = spec.num_kv_heads * spec.head_size
     of_heads = family.qk_norm == "head"
+    # Norms after rope have no weights, and stand where rope does.
+    unweighted = None
+    if spec.norms_after_rope and spec.rope(layer) is not None:
+        unweighted = Norm(reader.vector_of(np.ones(spec.head_size, np.float32)), is_learned=False)
     projections = _read_projections(reader, description, layer)
     is_mixed = any(description.mixed_layers[layer : layer + 1])
     feed_forward = (_read_shared if is_mixed else _read_feed_forward)(reader, description, layer)
@@ -86,8 +90,8 @@ def _read_layer(reader: Reader, description: Description, layer: int) -> LayerWe
         mixture=read_mixture(reader, description, layer) if is_mixed else None,
         attention_norm=reader.optional_norm("attention_norm", layer, hidden),
         ffn_norm=reader.optional_norm("ffn_norm", layer, hidden),
-        q_norm=reader.optional_norm("q_norm", layer, spec.head_size if of_heads else queries),
-        k_norm=reader.optional_norm("k_norm", layer, spec.head_size if of_heads else keys),
+        q_norm=unweighted or reader.optional_norm("q_norm", layer, spec.head_size if of_heads else queries),
+        k_norm=unweighted or reader.optional_norm("k_norm", layer, spec.head_size if of_heads else keys),
         attention_post_norm=reader.optional_norm("attention_post_norm", layer, hidden),
         ffn_post_norm=reader.optional_norm("ffn_post_norm", layer, hidden),
         sinks=reader.sinks(layer, spec.num_heads) if family.sinks else None,

@@ -6,6 +6,7 @@ import math
 
 from octavo.errors import UnsupportedModel
 from octavo.fields import Fields
+from octavo.model.families.chunked import with_chunks_of_config
 from octavo.model.families.layers import turned_in_config, window_of, windowed_in_config, windows_of
 from octavo.model.families.mixture_settings import with_experts_of_config
 from octavo.model.families.refusals import refuse_config
@@ -75,7 +76,7 @@ def describe_config(config: Fields) -> Description:
         longest_context=turning.longest_context,
         is_part=is_part,
     )
-    return with_experts_of_config(config, description)
+    return with_chunks_of_config(config, with_experts_of_config(config, description))
 
 
 def _attention_scale(family: Family, config: Fields, head_size: int) -> float:

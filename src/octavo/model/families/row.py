@@ -39,6 +39,7 @@ class MixtureFacts:
     normalised_key: str = ""
     stored: str = "apart"
     alternating: bool = False  # stacked gates and ups lie in turns, not one above the other
+    biased: bool = False  # experts always have biases; none has one elsewhere
     shares_one: bool = False  # an expert that all tokens share stands beside the others
     activation: str = ""  # the experts', where it is not what the file says
     constants: Mapping[str, float] = field(default_factory=_no_numbers)  # that the activation has built in
@@ -94,6 +95,9 @@ class Family:
     local_theta: float | None = None
     unturned_every: int = 0  # each such layer has no rope, where the file does not list them
     temperature: bool = False  # queries may be scaled by their position
+    truncates_yarn: bool = True  # the ends of its ramp are whole dimensions, where the file does not say
+    # Llama 4: layers with rope attend in chunks, and norm what it turned; those without scale queries
+    attends_in_chunks: bool = False
     context_is_scaled: bool = False  # the file's context counts a linear factor already
     # In which files q and k rows are ordered for rope on neighbours (i, i + 1): "gguf", "safetensors"
     interleaved_in: frozenset[str] = frozenset()
@@ -113,4 +117,5 @@ class Description:
     tied: bool
     mixed_layers: tuple[bool, ...] = ()  # which layers have experts; (): none
     longest_context: int = 0  # that the configuration scales positions to; 0: the spec's
+    context_note: str = ""  # why the context is less than the file's own
     is_part: bool = False  # of a model for several kinds of input, whose other parts are left out
