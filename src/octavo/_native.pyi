@@ -207,7 +207,7 @@ def code_weight(panels: _Bytes, kind: str, outputs: int, inputs: int) -> Weight:
     """Of integer panels (ceil(outputs / 16), code_panel_bytes)."""
 
 class Mixture:
-    """Experts of one layer, and how rows choose among them: a view, which all panels and biases must outlive."""
+    """Experts of one layer, and how rows choose among them: a view of arrays that must outlive it."""
 
     def __init__(
         self, top_k: int, scoring: str, normalised: bool, weighs_input: bool, activation: str
@@ -226,7 +226,7 @@ class Mixture:
         """The next one, 1,024 at most. Raises ValueError for sizes that differ from the first one's."""
 
 def experts(x: _Floats, logits: _Floats, mixture: Mixture, out: _Floats) -> None:
-    """out (T, E): each row of x (T, E) through the experts that its logits (T, X) choose; csrc/experts.hpp."""
+    """out (T, E): each row of x (T, E) through the experts that its logits (T, X) choose."""
 
 class Program:
     """Ops over numbered buffers, recorded once and replayed in one call; see csrc/program.hpp.

@@ -1,4 +1,4 @@
-"""Mixtures of experts over torch's ops: near the processor's, rows apart, and refused by name where kernels lack them."""
+"""Mixtures over torch's ops: near the processor's, rows apart, refused where kernels lack them."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def test_rows_are_near_the_processors_and_as_if_alone(name: str) -> None:
 
 def test_compiled_kernels_refuse_a_mixture_by_name() -> None:
     experts = make_experts(EagerOps(torch.device("cpu")))
-    with pytest.raises(UnsupportedModel, match="a mixture of 9 experts, .* allowed: --backend native"):
+    with pytest.raises(UnsupportedModel, match=r"a mixture of 9 experts, .* allowed: --backend native"):
         Recorder().experts(Node(), Node(), experts, ROUTINGS["mixtral"], "silu")

@@ -1,4 +1,4 @@
-"""Mixtures of experts: the native op has the bits of its specification, and rows, threads and lost rows keep apart."""
+"""Mixtures of experts: the native op has its specification's bits; rows and threads keep apart."""
 
 from __future__ import annotations
 
@@ -195,8 +195,8 @@ for expert in range(4):
         kept.append(panels)
     mixture.add_expert(*(part for panels in kept[-3:] for part in (_native.float_weight(panels, 32), None)))
     if expert != 2:
-        for panels in kept[-3:]:
-            assert libc.mprotect(ctypes.c_void_p(panels.ctypes.data), 4 * mmap.PAGESIZE, mmap.PROT_READ & 0) == 0
+        for panels in kept[-3:]:  # PROT_NONE
+            assert libc.mprotect(ctypes.c_void_p(panels.ctypes.data), 4 * mmap.PAGESIZE, 0) == 0
 x = np.ones((5, 32), np.float32)
 logits = np.tile(np.array([0, 0, 1, 0], np.float32), (5, 1))
 _native.experts(x, logits, mixture, x)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import transformers
 from tests.model.family_configs import FAMILY_CONFIGS, SMALL, VOCABULARY
+from tests.model.mixture_configs import MIXTURE_CONFIGS
 
 from octavo.kernels.contract import Batch, KvShape, Ops
 from octavo.kernels.native_ops import NativeOps
@@ -53,6 +54,7 @@ CONFIGS = {
         vocab_size=VOCABULARY, n_embd=64, n_head=4, n_layer=3, n_positions=128
     ),
     **FAMILY_CONFIGS,
+    **MIXTURE_CONFIGS,
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from octavo.kernels.contract import Expert, Routing
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Of each row: its experts in ascending order, int64, and how much each counts, float64; (T, top_k) both."""
+    """Of each row: its experts, ascending int64, and how much each counts, float64; (T, top_k) both."""
 
     experts: Tensor
     weights: Tensor
@@ -49,7 +49,7 @@ def mix(
     weighs_input: bool,
     apply: Callable[[Expert, Tensor], Tensor],
 ) -> Tensor:
-    """(T, E) -> (T, E): each row's sum; `apply` is called once for each expert that a row chose, with its rows."""
+    """(T, E) -> (T, E): each row's sum; `apply` is called once for each expert chosen, with its rows."""
     total = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for number in choices.experts.unique().tolist():
         rows, places = torch.nonzero(choices.experts == number, as_tuple=True)

@@ -1,4 +1,4 @@
-"""What a mixture of experts means, in NumPy: who is chosen, how much each counts, in which order they are summed.
+"""What a mixture of experts means, in NumPy: who is chosen, how much each counts, in which order all is.
 
     logits (T, X)  ->  Choices: experts (T, top_k) ascending, weights (T, top_k)
     out = w_1 e_1(x) + w_2 e_2(x) + ...    or   e_1(w_1 x) + e_2(w_2 x) + ...      experts in ascending order
@@ -61,7 +61,7 @@ def mix(
     weighs_input: bool,
     apply: Callable[[Expert, Floats], Floats],
 ) -> Floats:
-    """(T, E) -> (T, E): each row's sum; `apply` is called once for each expert that a row chose, with its rows."""
+    """(T, E) -> (T, E): each row's sum; `apply` is called once for each expert chosen, with its rows."""
     out = np.zeros_like(x)
     begun = np.zeros(len(x), np.bool_)
     for number in np.unique(choices.experts):

@@ -127,13 +127,14 @@ def spec_within(description: Description, context_length: int | None, source: st
     longest = max(own, description.longest_context)
     if context_length is not None and context_length > longest:
         scaled = f", which its scaling of positions extends to {longest:,}" if longest > own else ""
-        why = (
-            "" if scaled else "; only a scaling in its configuration (linear, dynamic, yarn) would allow more"
-        )
+        only = "only a scaling in its configuration (linear, dynamic, yarn) would allow more"
+        why = "" if scaled else f"; {description.context_note or only}"
         raise ConfigError(
             f"context_length is {context_length:,}, but {source} has a context of {own:,} tokens{scaled};"
             f" allowed: up to {longest:,}{why}"
         )
+    if context_length is None and description.context_note:
+        log.warning("the context is %s tokens: %s", f"{own:,}", description.context_note)
     return description.spec.within(own if context_length is None else context_length)
 
 

@@ -31,7 +31,7 @@ _IGNORED = re.compile(
     r"|rope_freqs\.weight|rope_factors_(short|long)\.weight"
 )
 # Of a model for several kinds of input: all but its text part.
-_OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
+_OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|vision_model|multi_modal_projector)\..*")
 # Where such files have what a model of text alone calls "model." and "lm_head.", the older way first.
 _WHOLES = (
     {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
@@ -69,7 +69,8 @@ class Reader:
         self.used: set[str] = set()
         self._source, self._label, self._ops, self._progress = source, label, ops, progress
         self._family = description.family
-        self._names = GGUF_TENSORS if is_gguf else self._family.tensors
+        of_gguf = {**GGUF_TENSORS, **self._family.gguf_tensors}
+        self._names = of_gguf if is_gguf else self._family.tensors
         self._is_part = description.is_part
         self._prefixes = {} if is_gguf else _prefixes_in(source.tensors, self._names, description)
         self._reported, self._bytes_read, self._bytes_all = time.monotonic(), 0, source.num_bytes
@@ -117,14 +118,21 @@ class Reader:
         bias = self._vector(name + ".bias", size) if self._family.norm == "layer" else None
         return Norm(self._ops.vector(weight), self._own(bias))
 
-    def linear(self, role: str, layer: int, shape: tuple[int, int], order: RowOrder | None = None) -> Linear:
-        """A projection, its rows in another order where one is given."""
+    def linear(
+        self,
+        role: str,
+        layer: int,
+        shape: tuple[int, int],
+        order: RowOrder | None = None,
+        table: bool = False,
+    ) -> Linear:
+        """A projection, its rows in another order where one is given; `table` as in `WeightOps.matrix`."""
         raw = self._oriented(role, layer, shape)
         bias = self._bias(role, layer, shape[0])
         if order is not None:
             raw = _detached(self._source, raw, take_rows(raw, order))
             bias = None if bias is None else bias[order]
-        matrix = self._ops.matrix(raw)
+        matrix = self._ops.matrix(raw, table)
         self._release_if_mapped(raw)
         return Linear(matrix, self._own(bias))
 
@@ -145,6 +153,25 @@ class Reader:
             start += size
         self._release_if_mapped(raw)
         return linears
+
+    def converted(self, raw: RawTensor) -> Matrix:
+        """The backend's form of a matrix that was taken, or of a part of one."""
+        return self._ops.matrix(raw)
+
+    def vector_of(self, values: Floats) -> Vector:
+        """The backend's form of these numbers."""
+        return self._ops.vector(values)
+
+    def floats(self, name: str, shape: tuple[int, ...]) -> Floats:
+        """A tensor's numbers, of its own shape."""
+        raw = self.take(name, shape)
+        values = unpack_vector(raw)
+        self._source.release(raw)
+        return values
+
+    def release(self, raw: RawTensor) -> None:
+        """Its pages are needed no more."""
+        self._source.release(raw)
 
     def refuse_leftovers(self) -> None:
         """Every tensor of the file must have been used, or be known to be no weight."""

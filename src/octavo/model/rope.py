@@ -92,9 +92,8 @@ class RopeSpec:
         wavelength = 2 * np.pi / inverse
         low = self.original_context / self.low_freq_factor
         high = self.original_context / self.high_freq_factor
-        smooth = (self.original_context / wavelength - self.low_freq_factor) / (
-            self.high_freq_factor - self.low_freq_factor
-        )
+        width = self.high_freq_factor - self.low_freq_factor or 1.0  # 0: no frequency is between
+        smooth = (self.original_context / wavelength - self.low_freq_factor) / width
         blended = (1 - smooth) * inverse / self.factor + smooth * inverse
         scaled = np.where(wavelength > low, inverse / self.factor, inverse)
         between = (wavelength <= low) & (wavelength >= high)

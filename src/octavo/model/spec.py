@@ -77,6 +77,7 @@ class Norm:
 
     weight: Vector
     bias: Vector | None = None
+    is_learned: bool = True  # else its weights are ones, for an op that wants some
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class ModelWeights:
     def num_parameters(self) -> int:
         """Numbers that were learned, a tied embedding once."""
         norms = [self.final_norm, *(norm for layer in self.layers for norm in layer.norms)]
-        vectors = [vector for norm in norms for vector in (norm.weight, norm.bias)]
+        vectors = [vector for norm in norms if norm.is_learned for vector in (norm.weight, norm.bias)]
         vectors += [linear.bias for layer in self.layers for linear in layer.linears]
         vectors += [layer.sinks for layer in self.layers]
         shapes = [matrix.shape for matrix in self._matrices]

@@ -14,8 +14,9 @@ import numpy as np
 
 from octavo.kernels.contract import Linear, WeightOps
 from octavo.model.families.row import Description
+from octavo.model.mixture_weights import read_mixture
 from octavo.model.reader import Reader, TensorSource, by_head_order, halves_order
-from octavo.model.spec import LayerWeights, ModelWeights
+from octavo.model.spec import LayerWeights, ModelWeights, Norm
 
 
 def read_weights(
@@ -59,11 +60,11 @@ class _Projections:
 
 @dataclass(frozen=True, slots=True)
 class _FeedForward:
-    """What all tokens pass through."""
+    """What all tokens pass through; nothing where a mixture shares no expert."""
 
-    up: Linear
-    down: Linear
-    gate: Linear | None
+    up: Linear | None = None
+    down: Linear | None = None
+    gate: Linear | None = None
 
 
 def _read_layer(reader: Reader, description: Description, layer: int) -> LayerWeights:
@@ -71,8 +72,13 @@ def _read_layer(reader: Reader, description: Description, layer: int) -> LayerWe
     hidden, queries = spec.hidden_size, spec.num_heads * spec.head_size
     keys = spec.num_kv_heads * spec.head_size
     of_heads = family.qk_norm == "head"
+    # Norms after rope have no weights, and stand where rope does.
+    unweighted = None
+    if spec.norms_after_rope and spec.rope(layer) is not None:
+        unweighted = Norm(reader.vector_of(np.ones(spec.head_size, np.float32)), is_learned=False)
     projections = _read_projections(reader, description, layer)
-    feed_forward = _read_feed_forward(reader, description, layer)
+    is_mixed = any(description.mixed_layers[layer : layer + 1])
+    feed_forward = (_read_shared if is_mixed else _read_feed_forward)(reader, description, layer)
     return LayerWeights(
         q=projections.q,
         k=projections.k,
@@ -81,10 +87,11 @@ def _read_layer(reader: Reader, description: Description, layer: int) -> LayerWe
         up=feed_forward.up,
         down=feed_forward.down,
         gate=feed_forward.gate,
+        mixture=read_mixture(reader, description, layer) if is_mixed else None,
         attention_norm=reader.optional_norm("attention_norm", layer, hidden),
         ffn_norm=reader.optional_norm("ffn_norm", layer, hidden),
-        q_norm=reader.optional_norm("q_norm", layer, spec.head_size if of_heads else queries),
-        k_norm=reader.optional_norm("k_norm", layer, spec.head_size if of_heads else keys),
+        q_norm=unweighted or reader.optional_norm("q_norm", layer, spec.head_size if of_heads else queries),
+        k_norm=unweighted or reader.optional_norm("k_norm", layer, spec.head_size if of_heads else keys),
         attention_post_norm=reader.optional_norm("attention_post_norm", layer, hidden),
         ffn_post_norm=reader.optional_norm("ffn_post_norm", layer, hidden),
         sinks=reader.sinks(layer, spec.num_heads) if family.sinks else None,
@@ -126,4 +133,17 @@ def _read_feed_forward(reader: Reader, description: Description, layer: int) -> 
         gate=reader.linear("gate", layer, (ffn, hidden)) if family.gated else None,
         up=reader.linear("up", layer, (ffn, hidden)),
         down=reader.linear("down", layer, (hidden, ffn)),
+    )
+
+
+def _read_shared(reader: Reader, description: Description, layer: int) -> _FeedForward:
+    """The expert of a mixture that all tokens share, if there is one."""
+    spec, facts = description.spec, description.family.mixture
+    if facts is None or not facts.shares_one:
+        return _FeedForward()
+    hidden, ffn = spec.hidden_size, spec.expert_ffn_size
+    return _FeedForward(
+        gate=reader.linear("shared_gate", layer, (ffn, hidden)),
+        up=reader.linear("shared_up", layer, (ffn, hidden)),
+        down=reader.linear("shared_down", layer, (hidden, ffn)),
     )

@@ -6,7 +6,9 @@ import math
 
 from octavo.errors import UnsupportedModel
 from octavo.fields import Fields
+from octavo.model.families.chunked import with_chunks_of_config
 from octavo.model.families.layers import turned_in_config, window_of, windowed_in_config, windows_of
+from octavo.model.families.mixture_settings import with_experts_of_config
 from octavo.model.families.refusals import refuse_config
 from octavo.model.families.row import Description, Family
 from octavo.model.families.scaling import turning_from_config
@@ -67,13 +69,14 @@ def describe_config(config: Fields) -> Description:
         logit_scale=1.0 / _multiplier(family, config, "logits_scaling"),
         parallel=config.flag("use_parallel_residual", True) if family.parallel else False,
     )
-    return Description(
+    description = Description(
         family,
         spec,
         config.flag("tie_word_embeddings", family.tied),
         longest_context=turning.longest_context,
         is_part=is_part,
     )
+    return with_chunks_of_config(config, with_experts_of_config(config, description))
 
 
 def _attention_scale(family: Family, config: Fields, head_size: int) -> float:

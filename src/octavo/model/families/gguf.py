@@ -6,8 +6,10 @@ import math
 
 from octavo.errors import UnsupportedModel
 from octavo.fields import Fields
+from octavo.model.families.chunked import with_chunks_of_gguf
 from octavo.model.families.config import MULTIPLIER_MAX
 from octavo.model.families.layers import turned_in_gguf, window_of, windowed_in_gguf, windows_of
+from octavo.model.families.mixture_settings import with_experts_of_gguf
 from octavo.model.families.names import GGUF_KEYS
 from octavo.model.families.refusals import refuse_gguf
 from octavo.model.families.row import Description, Family
@@ -72,7 +74,8 @@ def describe_gguf(metadata: Fields, vocab_size: int, ropes: RopeTensors, has_out
         logit_scale=1.0 / _multiplier(family, metadata, f"{arch}.logit_scale"),
         parallel=metadata.flag(f"{arch}.use_parallel_residual", True) if family.parallel else False,
     )
-    return Description(family, spec, not has_output, longest_context=turning.longest_context)
+    description = Description(family, spec, not has_output, longest_context=turning.longest_context)
+    return with_chunks_of_gguf(with_experts_of_gguf(metadata, arch, description))
 
 
 def _attention_scale(family: Family, metadata: Fields, arch: str, sizes: Heads, layers: int) -> float:

@@ -11,7 +11,7 @@ from octavo.model.families.sizes import CONTEXT_MAX, LAYERS_MAX
 
 Marks = tuple[bool, ...]  # one a layer
 
-FULL, WINDOWED = "full_attention", "sliding_attention"
+FULL, WINDOWED, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
 def turned_in_config(family: Family, config: Fields, layers: int) -> Marks:
@@ -33,8 +33,8 @@ def turned_in_gguf(family: Family, layers: int) -> Marks:
 def windowed_in_config(family: Family, config: Fields, turned: Marks, window: int) -> Marks:
     """Which layers have the window; 0: none. Raises UnsupportedModel for layers of another kind."""
     layers = len(turned)
-    listed = _listed(config, layers)
-    off = family.windows in ("late", "unturned") and not config.flag("use_sliding_window", False)
+    listed = _listed(family, config, layers)
+    off = not config.flag("use_sliding_window", family.windows not in ("late", "unturned"))
     if off or window == 0:
         return (False,) * layers
     if listed is None:
@@ -75,14 +75,16 @@ def windows_of(window: int, windowed: Marks) -> tuple[int | None, ...]:
     return tuple(window if here else None for here in windowed) if any(windowed) else ()
 
 
-def _listed(config: Fields, layers: int) -> Marks | None:
+def _listed(family: Family, config: Fields, layers: int) -> Marks | None:
     kinds = config.values.get("layer_types")
     if kinds is None:
         return None
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise config.bad("layer_types", f"a list of {layers} kinds")
-    if not all(kind in (FULL, WINDOWED) for kind in kinds):
-        raise UnsupportedModel(f"{config.source}: layer_types other than {FULL} and {WINDOWED}")
+    # The context of a family with chunks ends where the second one would begin.
+    allowed = (FULL, CHUNKED) if family.attends_in_chunks else (FULL, WINDOWED)
+    if not all(kind in allowed for kind in kinds):
+        raise UnsupportedModel(f"{config.source}: layer_types other than {' and '.join(allowed)}")
     return tuple(kind == WINDOWED for kind in kinds)
 
 

@@ -2,6 +2,83 @@
 
 from __future__ import annotations
 
-from octavo.model.families.row import Family
+from types import MappingProxyType
 
-MIXTURES: tuple[Family, ...] = ()
+from octavo.kernels.contract import Routing
+from octavo.model.families.mixture_names import (
+    GPT_OSS_GGUF,
+    GPT_OSS_TENSORS,
+    LLAMA4_KEYS,
+    LLAMA4_TENSORS,
+    MIXTRAL_TENSORS,
+    QWEN3_MOE_TENSORS,
+)
+from octavo.model.families.row import Family, MixtureFacts
+
+_NORMALISED = Routing(1, "softmax", normalised=True)
+
+MIXTURES: tuple[Family, ...] = (
+    Family(
+        "mixtral",
+        arch="llama",
+        tensors=MIXTRAL_TENSORS,
+        windows="all",
+        interleaved_in=frozenset(("gguf",)),
+        mixture=MixtureFacts(_NORMALISED),
+    ),
+    Family(
+        "qwen3_moe",
+        arch="qwen3moe",
+        tensors=QWEN3_MOE_TENSORS,
+        windows="all",
+        mixture=MixtureFacts(
+            _NORMALISED,
+            ffn_key="moe_intermediate_size",
+            normalised_key="norm_topk_prob",
+            step_key="decoder_sparse_step",
+            dense_key="mlp_only_layers",
+        ),
+    ),
+    Family(
+        "olmoe",
+        tensors=QWEN3_MOE_TENSORS,
+        qk_norm="all",
+        mixture=MixtureFacts(Routing(1, "softmax"), normalised_key="norm_topk_prob"),
+    ),
+    Family(
+        "gpt_oss",
+        arch="gpt-oss",
+        tensors=GPT_OSS_TENSORS,
+        gguf_tensors=GPT_OSS_GGUF,
+        windows="even",
+        biases=frozenset(("q", "k", "v", "o", "router")),
+        sinks=True,
+        truncates_yarn=False,
+        mixture=MixtureFacts(
+            Routing(1, "softmax_of_chosen"),
+            stored="stacked",
+            alternating=True,
+            biased=True,
+            activation="swiglu_clamped",
+            constants=MappingProxyType({"swiglu_alpha": 1.702, "swiglu_limit": 7.0}),
+        ),
+        config_defaults=MappingProxyType({"rms_norm_eps": 1e-5, "rope_theta": 150_000.0}),
+    ),
+    Family(
+        "llama4_text",
+        arch="llama4",
+        tensors=LLAMA4_TENSORS,
+        config_keys=LLAMA4_KEYS,
+        interleaved_in=frozenset(("gguf", "safetensors")),
+        unturned_every=4,
+        attends_in_chunks=True,
+        mixture=MixtureFacts(
+            Routing(1, "sigmoid", weighs_input=True),
+            stored="stacked",
+            shares_one=True,
+            step_key="interleave_moe_layer_step",
+            mixed_key="moe_layers",
+        ),
+        config_defaults=MappingProxyType({"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "head_dim": 128}),
+    ),
+)

@@ -78,6 +78,14 @@ GGUF_TENSORS: Names = MappingProxyType(
         "up": "blk.{}.ffn_up",
         "down": "blk.{}.ffn_down",
         "ffn_post_norm": "blk.{}.post_ffw_norm",
+        "sinks": "blk.{}.attn_sinks",
+        "router": "blk.{}.ffn_gate_inp",
+        "experts_gate": "blk.{}.ffn_gate_exps",
+        "experts_up": "blk.{}.ffn_up_exps",
+        "experts_down": "blk.{}.ffn_down_exps",
+        "shared_gate": "blk.{}.ffn_gate_shexp",
+        "shared_up": "blk.{}.ffn_up_shexp",
+        "shared_down": "blk.{}.ffn_down_shexp",
     }
 )
 LLAMA_TENSORS: Names = MappingProxyType(

@@ -33,6 +33,10 @@ def _unturned(family: Family) -> bool:
     return family.unturned_every > 0
 
 
+def _chunked(family: Family) -> bool:
+    return family.attends_in_chunks
+
+
 def _nothing(family: Family) -> bool:
     return False
 
@@ -55,7 +59,7 @@ _OF_CONFIG: Mapping[str, tuple[Callable[[Family], bool], Harmless]] = MappingPro
         "clip_qkv": (_nothing, ()),
         "use_qkv_bias": (_nothing, (False,)),
         "qk_layernorm": (_nothing, (False,)),
-        "use_qk_norm": (_nothing, (False,)),
+        "use_qk_norm": (_chunked, (False,)),
         "alibi": (_nothing, (False,)),
         "use_alibi": (_nothing, (False,)),
         "use_bidirectional_attention": (_nothing, (False,)),

@@ -19,25 +19,34 @@ def _no_settings() -> Mapping[str, object]:
     return MappingProxyType({})
 
 
+def _no_numbers() -> Mapping[str, float]:
+    return MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class MixtureFacts:
-    """How a family's files hold experts, and how its router chooses.
+    """How a family's router chooses, what config.json calls its settings, and how safetensors hold experts.
 
-    safetensors: "apart" (a gate, up and down for each expert, "{}" twice: layer, expert), "stacked" (one
-    tensor of gates above ups, one of downs, for all experts).
+    stored: "apart" (tensors for each expert), or "stacked" (one of gates and ups and one of downs, each
+    (experts, inputs, outputs)). What roles are called stands in the row's tensors: "router", and
+    "expert_gate", "expert_up", "expert_down" (with "{{}}" for the expert) or "experts_gate_up" and
+    "experts_down".
     """
 
-    routing: Routing  # top_k 0: the file says how many
-    tensors: (
-        Names  # "router", and "expert_gate", "expert_up", "expert_down" or "experts_gate_up", "experts_down"
-    )
+    routing: Routing  # its top_k is the file's, and `normalised` too where there is a key
+    count_keys: tuple[str, ...] = ("num_experts", "num_local_experts")
+    ffn_key: str = "intermediate_size"
+    normalised_key: str = ""
     stored: str = "apart"
-    count_key: str = "num_experts"
-    top_k_key: str = "num_experts_per_tok"
-    ffn_key: str = "moe_intermediate_size"
-    normalised_key: str = ""  # where config.json says whether weights are divided by their sum
+    alternating: bool = False  # stacked gates and ups lie in turns, not one above the other
+    biased: bool = False  # experts always have biases; none has one elsewhere
     shares_one: bool = False  # an expert that all tokens share stands beside the others
-    biases: bool = False  # of the router and the experts
+    activation: str = ""  # the experts', where it is not what the file says
+    constants: Mapping[str, float] = field(default_factory=_no_numbers)  # that the activation has built in
+    # Which layers have experts: all, or every so many, or those listed, or all but those listed.
+    step_key: str = ""
+    mixed_key: str = ""
+    dense_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,7 @@ class Family:
     arch: str = ""
     tensors: Names = field(default_factory=lambda: LLAMA_TENSORS)  # in safetensors; a role that is missing
     # here is one that the family lacks, in GGUF too
+    gguf_tensors: Names = field(default_factory=_no_names)  # where they differ from other families'
     config_keys: Names = field(default_factory=lambda: CONFIG_KEYS)
     norm: str = "rms"  # "layer" has biases
     activation: str = "silu"  # where the file does not say
@@ -85,6 +95,9 @@ class Family:
     local_theta: float | None = None
     unturned_every: int = 0  # each such layer has no rope, where the file does not list them
     temperature: bool = False  # queries may be scaled by their position
+    truncates_yarn: bool = True  # the ends of its ramp are whole dimensions, where the file does not say
+    # Llama 4: layers with rope attend in chunks, and norm what it turned; those without scale queries
+    attends_in_chunks: bool = False
     context_is_scaled: bool = False  # the file's context counts a linear factor already
     # In which files q and k rows are ordered for rope on neighbours (i, i + 1): "gguf", "safetensors"
     interleaved_in: frozenset[str] = frozenset()
@@ -104,4 +117,5 @@ class Description:
     tied: bool
     mixed_layers: tuple[bool, ...] = ()  # which layers have experts; (): none
     longest_context: int = 0  # that the configuration scales positions to; 0: the spec's
+    context_note: str = ""  # why the context is less than the file's own
     is_part: bool = False  # of a model for several kinds of input, whose other parts are left out

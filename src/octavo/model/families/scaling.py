@@ -156,7 +156,8 @@ def _rope_of_config(
     kind = family.rope_kinds.get(given, "longrope" if given == "su" else given)
     if kind not in _KINDS:
         raise UnsupportedModel(f"{settings.source}: rope scaling {kind!r:.40}; allowed: {', '.join(_KINDS)}")
-    plain = RopeSpec(theta, _dims_of_config(family, config, settings, head_size))
+    dims = _dims_of_config(family, config, settings, head_size)
+    plain = RopeSpec(theta, dims, truncate=family.truncates_yarn)
     # What the model was trained with; files of some families say it beside the rope's settings.
     original = settings.integer("original_max_position_embeddings", 1, CONTEXT_MAX, context)
     original = config.integer("original_max_position_embeddings", 1, CONTEXT_MAX, original)
@@ -217,7 +218,7 @@ def _llama3(plain: RopeSpec, settings: Fields, original: int) -> RopeSpec:
         scaling="llama3",
         factor=settings.number("factor", 1.0, FACTOR_MAX),
         low_freq_factor=low,
-        high_freq_factor=settings.number("high_freq_factor", low * 1.001, FACTOR_MAX),
+        high_freq_factor=settings.number("high_freq_factor", low, FACTOR_MAX),
         original_context=original,
     )
 
@@ -237,7 +238,7 @@ def _yarn(plain: RopeSpec, settings: Fields, original: int, context: int) -> Rop
         # 0 means as published
         beta_fast=settings.number("beta_fast", 0.0, FACTOR_MAX, 0.0) or plain.beta_fast,
         beta_slow=settings.number("beta_slow", 0.0, FACTOR_MAX, 0.0) or plain.beta_slow,
-        truncate=settings.flag("truncate", True),
+        truncate=settings.flag("truncate", plain.truncate),
         attention_factor=settings.number("attention_factor", FACTOR_MIN, ATTENTION_FACTOR_MAX, told),
     )
 
@@ -290,7 +291,11 @@ def _rope_of_gguf(
     original = metadata.integer(f"{scaling}.original_context_length", 1, CONTEXT_MAX, context)
     told = metadata.number(f"{scaling}.attn_factor", FACTOR_MIN, ATTENTION_FACTOR_MAX, 1.0)
     plain = RopeSpec(
-        theta, _sound_dims(metadata, dims, head_size), original_context=original, attention_factor=told
+        theta,
+        _sound_dims(metadata, dims, head_size),
+        original_context=original,
+        truncate=family.truncates_yarn,
+        attention_factor=told,
     )
     # The oldest files wrote a linear factor under a key of its own.
     old = metadata.number(f"{arch}.rope.scale_linear", FACTOR_MIN, FACTOR_MAX, 1.0)

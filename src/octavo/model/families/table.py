@@ -15,7 +15,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({row.name: row for row in (*DE
 
 # Models for several kinds of input, by model_type: which rows their text part may be of.
 WRAPPERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"gemma3": ("gemma3_text",), "mistral3": ("mistral", "ministral3")}
+    {"gemma3": ("gemma3_text",), "llama4": ("llama4_text",), "mistral3": ("mistral", "ministral3")}
 )
 
 

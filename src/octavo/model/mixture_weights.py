@@ -1,0 +1,118 @@
+"""A layer's experts, from whichever form its file has.
+
+    apart     safetensors of Mixtral, Qwen3-MoE, OLMoE   a gate, an up and a down for each expert
+    stacked   safetensors of Llama 4, gpt-oss            (X, inputs, outputs), gates and ups in one tensor
+    stacked   GGUF                                       (X, outputs, inputs), gates, ups and downs
+
+Of a stacked tensor one expert at a time is cut out, as bytes, and converted. Gates and ups that alternate are
+put apart. It knows tensors by role alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.kernels.contract import Expert, Floats, Linear, RawTensor
+from octavo.model.families.row import Description, MixtureFacts
+from octavo.model.reader import Reader, slice_rows, take_rows, transpose
+from octavo.model.spec import Mixture
+
+_PARTS = ("gate", "up", "down")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """X experts, each (inner, hidden) twice and (hidden, inner)."""
+
+    experts: int
+    inner: int
+    hidden: int
+
+    def shape(self, part: str) -> tuple[int, int]:
+        """(outputs, inputs) of a gate, up or down."""
+        return (self.hidden, self.inner) if part == "down" else (self.inner, self.hidden)
+
+
+def read_mixture(reader: Reader, description: Description, layer: int) -> Mixture:
+    """The router and all experts. Raises BadModelFile: a tensor is missing, or of another shape."""
+    spec, facts = description.spec, description.family.mixture
+    assert facts is not None, "the row has a mixture"
+    sizes = _Sizes(spec.num_experts, spec.expert_ffn_size, spec.hidden_size)
+    router = reader.linear("router", layer, (spec.num_experts, spec.hidden_size), table=True)
+    if reader.is_gguf:
+        return Mixture(router, tuple(_stacked_by_part(reader, facts, sizes, layer)))
+    if facts.stored == "apart":
+        return Mixture(router, tuple(_apart(reader, sizes, layer)))
+    return Mixture(router, tuple(_stacked_in_two(reader, facts, sizes, layer)))
+
+
+def _apart(reader: Reader, sizes: _Sizes, layer: int) -> Iterator[Expert]:
+    for expert in range(sizes.experts):
+        parts = {}
+        for part in _PARTS:
+            name = reader.name(f"expert_{part}", layer).format(expert)
+            raw = reader.take(name + ".weight", sizes.shape(part))
+            parts[part] = Linear(reader.converted(raw))
+            reader.release(raw)
+        yield Expert(**parts)
+
+
+def _stacked_by_part(reader: Reader, facts: MixtureFacts, sizes: _Sizes, layer: int) -> Iterator[Expert]:
+    linears: dict[str, list[Linear]] = {}
+    for part in _PARTS:
+        name, shape = reader.name(f"experts_{part}", layer), sizes.shape(part)
+        whole = reader.take(name + ".weight", (sizes.experts, *shape))
+        biases = reader.floats(name + ".bias", (sizes.experts, shape[0])) if facts.biased else None
+        linears[part] = [
+            _linear(reader, _expert_of(whole, expert), None if biases is None else biases[expert])
+            for expert in range(sizes.experts)
+        ]
+        reader.release(whole)
+    for gate, up, down in zip(*(linears[part] for part in _PARTS), strict=True):
+        yield Expert(gate, up, down)
+
+
+def _stacked_in_two(reader: Reader, facts: MixtureFacts, sizes: _Sizes, layer: int) -> Iterator[Expert]:
+    """Gates and ups in one tensor: one above the other, or in turns."""
+    names = [reader.name(role, layer) for role in ("experts_gate_up", "experts_down")]
+    outputs = (2 * sizes.inner, sizes.hidden)
+    wholes = [
+        reader.take(name, (sizes.experts, inputs, count))
+        for name, inputs, count in zip(names, (sizes.hidden, sizes.inner), outputs, strict=True)
+    ]
+    biases = [
+        reader.floats(name + "_bias", (sizes.experts, count)) if facts.biased else None
+        for name, count in zip(names, outputs, strict=True)
+    ]
+    order = np.arange(2 * sizes.inner).reshape(-1, 2).T.reshape(-1) if facts.alternating else None
+    for expert in range(sizes.experts):
+        gate_up, down = (transpose(_expert_of(whole, expert)) for whole in wholes)
+        gate_up_bias, down_bias = (None if bias is None else bias[expert] for bias in biases)
+        if order is not None:
+            gate_up = take_rows(gate_up, order)
+            gate_up_bias = None if gate_up_bias is None else gate_up_bias[order]
+        yield Expert(
+            _rows(reader, gate_up, gate_up_bias, 0, sizes.inner),
+            _rows(reader, gate_up, gate_up_bias, sizes.inner, 2 * sizes.inner),
+            _linear(reader, down, down_bias),
+        )
+    for whole in wholes:
+        reader.release(whole)
+
+
+def _expert_of(whole: RawTensor, expert: int) -> RawTensor:
+    """One expert's matrix of (X, a, b), as a view."""
+    return dataclasses.replace(slice_rows(whole, expert, expert + 1), shape=whole.shape[1:])
+
+
+def _rows(reader: Reader, raw: RawTensor, bias: Floats | None, start: int, stop: int) -> Linear:
+    return _linear(reader, slice_rows(raw, start, stop), None if bias is None else bias[start:stop])
+
+
+def _linear(reader: Reader, raw: RawTensor, bias: Floats | None) -> Linear:
+    matrix = reader.converted(raw)
+    return Linear(matrix, None if bias is None else reader.vector_of(np.ascontiguousarray(bias)))
