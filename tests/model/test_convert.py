@@ -11,6 +11,7 @@ import pytest
 from model_bench import CONFIGS, make_model, random_prompt, run_chunks, save_model
 from test_quantised import LAYOUTS
 from tests.blocks import dequantised
+from tests.model.mixture_configs import MIXTURE_CONFIGS
 
 from octavo.cli.convert import in_words, run
 from octavo.errors import BadModelFile, ConfigError, UnsupportedModel
@@ -60,7 +61,7 @@ def file(folder, tmp_path):
     return tmp_path / "f32.gguf"
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in MIXTURE_CONFIGS])
 def test_a_folder_as_gguf_gives_its_logits_bit_for_bit(name, tmp_path):
     path = save_model(make_model(name), tmp_path / "model")
     out = tmp_path / "out.gguf"
@@ -269,3 +270,10 @@ def test_the_default_model_in_8_bits_equals_its_setting(default_gguf, tmp_path):
     some = "blk.0.attn_q.weight"
     error = np.abs(dequantised(has.tensors[some]) - dequantised(had.tensors[some])).max()
     assert error < np.abs(dequantised(had.tensors[some])).max() / 200
+
+
+def test_a_mixture_is_not_converted_and_the_message_says_what_to_do(tmp_path):
+    folder = save_model(make_model("mixtral"), tmp_path / "model").path
+    with pytest.raises(UnsupportedModel, match="mixtures of experts are not converted from a folder; serve"):
+        convert_folder(folder, Target(tmp_path / "f32.gguf", "f32"), quiet)
+    assert not list(tmp_path.glob("*.gguf"))

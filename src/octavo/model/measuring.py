@@ -110,11 +110,10 @@ class HeaderSource:
 
 
 def _without_data(name: str, kind: str, shape: tuple[int, ...]) -> RawTensor:
-    if len(shape) > 1:
+    if len(shape) > 1 and not name.endswith("bias"):
         return hollow(name, kind, shape)
-    return RawTensor(
-        name, kind, shape, np.zeros(stored_bytes(kind, shape), np.uint8)
-    )  # the reader adds to it
+    zeros = np.zeros(stored_bytes(kind, shape), np.uint8)  # the reader computes with vectors, and with biases
+    return RawTensor(name, kind, shape, zeros)
 
 
 def measure_model(opened: OpenedFiles, weights: str, context_length: int | None = None) -> MeasuredModel:
