@@ -5,10 +5,7 @@ Every size is as small as it can be for prompts that leave a window of 8 and cro
 
 from __future__ import annotations
 
-import numpy as np
 import transformers
-
-from octavo.kernels.native_ops import NativeOps
 
 VOCABULARY = 96
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
@@ -35,16 +32,6 @@ BY_KIND = {
     NEAR: {"rope_type": "default", "rope_theta": 10000.0},
     FAR: YARN | {"rope_theta": 20000.0},
 }
-
-
-def has_relu() -> bool:
-    """Whether the compiled kernels know OPT's activation."""
-    try:
-        NativeOps("f32").activate(np.zeros((1, 1), np.float32), "relu")
-    except ValueError:
-        return False
-    return True
-
 
 FAMILY_CONFIGS = {
     "ministral": lambda: transformers.MinistralConfig(
@@ -85,5 +72,3 @@ FAMILY_CONFIGS = {
     "glm": lambda: transformers.GlmConfig(**SMALL, **TOKENS, head_dim=16),
     "glm4": lambda: transformers.Glm4Config(**SMALL, **TOKENS, head_dim=16),
 }  # fmt: skip
-if not has_relu():
-    del FAMILY_CONFIGS["opt"]
