@@ -192,6 +192,16 @@ def test_an_index_that_lies_in_its_sizes_is_refused(loader):
             packed_file.open_packed(loader.file, index["identity"])
 
 
+def test_the_file_is_named_by_the_weights_whatever_the_context(loader):
+    _, loaded = loader.load()
+    own = PackedFolder(loader.folder, NativeOps().arithmetic_id)
+    assert loader.file == own.path_of(loaded.weights_fingerprint)
+    ops = NativeOps()
+    shorter = load_model(loader.path, ops, context_length=64, packed=own)
+    assert shorter.mapped_bytes > 0
+    assert len(survey(loader.folder)) == 1
+
+
 def test_another_mode_and_another_model_have_files_of_their_own(loader, tmp_path):
     loader.load()
     loader.weights = "int8"

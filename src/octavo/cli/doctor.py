@@ -132,7 +132,7 @@ def packed_lines_of(started: Started, options: StartOptions) -> list[tuple[str, 
     packed = packed_folder(replace(options, packed_cache=started.backend.name == "native"), started.backend)
     if packed is None:
         return []
-    own = packed.path_of(started.loaded.model.fingerprint)
+    own = packed.path_of(started.loaded.weights_fingerprint)
     return packed_lines(packed.folder, own, options.packed_cache)
 
 

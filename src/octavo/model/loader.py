@@ -43,6 +43,7 @@ class LoadedModel:
     model: Model
     tokenizer: Tokenizer
     mapped_bytes: int = 0  # of weights that are pages of a file, which the system counts as free memory
+    weights_fingerprint: bytes = b""  # the model's own, without what the context decides: names packed copies
 
 
 def load_model(
@@ -151,15 +152,16 @@ def _load(opened: OpenedFiles, how: _Loading) -> LoadedModel:
 
         if how.packed is None:
             found = Weights(read(source, ops))
-        else:
-            named = fingerprint(hashing.result(), described)
-            found = read_through(how.packed, named, source, ops, read, how.progress)
+        else:  # whatever the context: it changes no weight
+            of_weights = fingerprint(hashing.result(), described)
+            found = read_through(how.packed, of_weights, source, ops, read, how.progress)
+        of_weights = fingerprint(hashing.result(), described)
         # A rope that the context decides on makes other K of the same weights.
         fixed = repr(tuple(rope and rope.fixed(spec.context_length) for rope in spec.ropes))
         name_of_weights = fingerprint(hashing.result(), described + fixed)
     check_tables(path, spec, found.weights.num_bytes)
     model = Model(path.name, spec, found.weights, name_of_weights, turns_of(spec, ops.vector))
-    return LoadedModel(model, tokenizer, found.mapped_bytes)
+    return LoadedModel(model, tokenizer, found.mapped_bytes, of_weights)
 
 
 def check_tables(path: ModelPath, spec: ModelSpec, weight_bytes: int) -> int:
