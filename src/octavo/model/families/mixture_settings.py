@@ -102,7 +102,7 @@ def _require_constants(config: Fields, facts: MixtureFacts) -> None:
 
 
 def _require_plain_gguf(metadata: Fields, arch: str) -> None:
-    """Variations that only other architectures have: groups of experts, scaled weights, dense layers first."""
+    """What only other architectures have: groups of experts, scaled weights, dense layers first."""
     scale = metadata.number(f"{arch}.expert_weights_scale", 0.0, 1e6, 1.0)
     if scale not in (0.0, 1.0):  # 0: not written
         raise UnsupportedModel(f"{metadata.source}: {arch}.expert_weights_scale is {scale:g}; allowed: 1")
