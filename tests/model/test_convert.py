@@ -272,10 +272,3 @@ def test_the_default_model_in_8_bits_equals_its_setting(default_gguf, tmp_path):
     some = "blk.0.attn_q.weight"
     error = np.abs(dequantised(has.tensors[some]) - dequantised(had.tensors[some])).max()
     assert error < np.abs(dequantised(had.tensors[some])).max() / 200
-
-
-def test_a_mixture_is_not_converted_and_the_message_says_what_to_do(tmp_path):
-    folder = save_model(make_model("mixtral"), tmp_path / "model").path
-    with pytest.raises(UnsupportedModel, match="mixtures of experts are not converted from a folder; serve"):
-        convert_folder(folder, Target(tmp_path / "f32.gguf", "f32"), quiet)
-    assert not list(tmp_path.glob("*.gguf"))
