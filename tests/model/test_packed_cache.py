@@ -55,7 +55,7 @@ def loader(tmp_path):
     return Loader(save_model(make_model("llama"), tmp_path / "model"), tmp_path / "packed")
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "qwen3_moe", "gpt_oss-window-8"])
 @pytest.mark.parametrize("weights", ["auto", "q4"])
 def test_the_second_load_packs_nothing_and_gives_the_same_bits(name, weights, tmp_path):
     loader = Loader(save_model(make_model(name), tmp_path / "model"), tmp_path / "packed", weights)

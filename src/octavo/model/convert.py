@@ -29,9 +29,8 @@ from octavo.units import format_bytes
 
 WEIGHTS = ("auto", "f32", "bf16", "int8", "q4")
 SLAB_ELEMENTS = 1 << 24  # of a tensor, encoded at a time
-_TABLES = frozenset({"token_embd.weight", "output.weight", "position_embd.weight"})
-# What decides much and takes little: routers stay as they are.
-_KEPT = ("norm", "ffn_gate_inp")
+# What `WeightOps.matrix` is told to be a table: embeddings, the output, routers.
+_TABLES = ("token_embd.weight", "output.weight", "position_embd.weight", "ffn_gate_inp.weight")
 _FILE_TYPES = {"f32": 0, "q4": 3, "int8": 7, "bf16": 32}  # as llama.cpp numbers them
 _QUANTISATION_VERSION = 2  # of ggml's blocks
 _PROGRESS_EVERY_S = 1.0
@@ -151,6 +150,7 @@ def _pairs(source: GgufFile, weights: str) -> Iterator[Pair]:
 def _plan(raw: RawTensor, weights: str) -> Planned:
     require_consistent(raw)
     is_matrix = len(raw.shape) > 1 and raw.name.endswith(".weight")
-    if not is_matrix or any(part in raw.name for part in _KEPT):
+    if not is_matrix or "norm" in raw.name:
         return Planned(raw.name, raw.kind, raw.shape)
-    return Planned(raw.name, kind_held(raw, weights, raw.name in _TABLES), raw.shape)
+    is_table = raw.name.removeprefix("blk.").lstrip("0123456789.") in _TABLES
+    return Planned(raw.name, kind_held(raw, weights, is_table), raw.shape)

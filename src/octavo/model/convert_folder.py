@@ -86,6 +86,8 @@ def require_same_model(
     longest = [max(each.longest_context, each.spec.context_length) for each in (description, again)]
     if longest[0] != longest[1]:
         differing.append("longest_context")
+    if again.mixed_layers != description.mixed_layers:
+        differing.append("mixed_layers")
     if _essence(again.family) != _essence(description.family):
         differing.append("tensors")
     if differing:

@@ -10,7 +10,7 @@ neighbours, and q, k and v, or gate and up, are one tensor where the family has 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,7 @@ from octavo.model.families.names import GGUF_TENSORS
 from octavo.model.families.row import Description
 from octavo.model.gguf_writer import Planned
 from octavo.model.reader import RowOrder, halves_order
-from octavo.model.spec import LayerWeights, ModelWeights, Norm
+from octavo.model.spec import LayerWeights, Mixture, ModelWeights, Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,9 @@ class FolderLayout:
     def add_linear(
         self, name: str, linears: Sequence[Linear], orders: Sequence[RowOrder | None] | None = None
     ) -> None:
-        """The weights and the biases of projections that are one in the file."""
+        """The weights and the biases of projections that are one in the file; nothing for none."""
+        if not linears:
+            return
         orders = orders or [None] * len(linears)
         self.add_matrix(f"{name}.weight", [linear.weight for linear in linears], orders)
         biases = [linear.bias for linear in linears if linear.bias is not None]
@@ -81,9 +83,23 @@ class FolderLayout:
             pieces = [_ordered(bias, order) for bias, order in zip(biases, orders, strict=True)]
             self.vectors[f"{name}.bias"] = np.concatenate(pieces)
 
+    def add_mixture(self, name: Callable[[str], str], mixture: Mixture) -> None:
+        """The router, and each part of all experts in one tensor of three dimensions."""
+        self.add_linear(name("router"), [mixture.router])
+        for part in ("gate", "up", "down"):
+            linears: list[Linear] = [getattr(expert, part) for expert in mixture.experts]
+            tensor = name(f"experts_{part}")
+            self.add_linear(tensor, linears)
+            whole = self.tensors.pop()
+            shape = (len(linears), *linears[0].weight.shape)
+            self.tensors.append(Planned(whole.name, whole.kind, shape))
+            if f"{tensor}.bias" in self.vectors:
+                biases = self.vectors[f"{tensor}.bias"]
+                self.vectors[f"{tensor}.bias"] = biases.reshape(len(linears), -1)
+
     def add_norm(self, name: str, norm: Norm | None) -> None:
-        """Nothing where there is none."""
-        if norm is None:
+        """Nothing where there is none, or nothing of it was learned."""
+        if norm is None or not norm.is_learned:
             return
         self.vectors[f"{name}.weight"] = floats_of(norm.weight)
         if norm.bias is not None:
@@ -91,7 +107,7 @@ class FolderLayout:
 
 
 def lay_out(weights: ModelWeights, description: Description) -> FolderLayout:
-    """`weights` are planned. Raises UnsupportedModel for experts."""
+    """`weights` are planned. Raises UnsupportedModel where parts of one tensor are not alike."""
     layout = FolderLayout()
     layout.add_matrix("token_embd.weight", [weights.embedding], [None])
     if weights.positions is not None:
@@ -106,14 +122,11 @@ def lay_out(weights: ModelWeights, description: Description) -> FolderLayout:
 
 def _lay_out_layer(layout: FolderLayout, layer: LayerWeights, index: int, description: Description) -> None:
     family = description.family
+    names = {**GGUF_TENSORS, **family.gguf_tensors}
 
     def name(role: str) -> str:
-        return GGUF_TENSORS[role].format(index)
+        return names[role].format(index)
 
-    if layer.mixture is not None or layer.up is None or layer.down is None:
-        raise UnsupportedModel(
-            f"{family.name}: mixtures of experts are not converted from a folder; serve it"
-        )
     if family.fused_qkv:
         layout.add_linear(name("qkv"), [layer.q, layer.k, layer.v])
     else:
@@ -122,13 +135,15 @@ def _lay_out_layer(layout: FolderLayout, layer: LayerWeights, index: int, descri
         layout.add_linear(name("k"), [layer.k], [orders[1]])
         layout.add_linear(name("v"), [layer.v])
     layout.add_linear(name("o"), [layer.o])
-    if family.fused_gate_up and layer.gate is not None:
+    if layer.mixture is not None:
+        layout.add_mixture(name, layer.mixture)
+    shared = "" if layer.mixture is None else "shared_"
+    if family.fused_gate_up and layer.gate is not None and layer.up is not None:
         layout.add_linear(name("up"), [layer.gate, layer.up])
     else:
-        if layer.gate is not None:
-            layout.add_linear(name("gate"), [layer.gate])
-        layout.add_linear(name("up"), [layer.up])
-    layout.add_linear(name("down"), [layer.down])
+        for role, linear in (("gate", layer.gate), ("up", layer.up)):
+            layout.add_linear(name(shared + role), [] if linear is None else [linear])
+    layout.add_linear(name(f"{shared}down"), [] if layer.down is None else [layer.down])
     for role in ("attention_norm", "ffn_norm", "q_norm", "k_norm", "attention_post_norm", "ffn_post_norm"):
         norm = getattr(layer, role)
         assert norm is None or isinstance(norm, Norm)

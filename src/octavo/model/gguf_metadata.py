@@ -72,7 +72,7 @@ def describe(description: Description, name: str) -> dict[str, Value]:
         values[f"{arch}.use_parallel_residual"] = spec.parallel
     if spec.temperatures and spec.temperatures[0] is not None:
         values[f"{arch}.attention.temperature_scale"] = _rounded(spec.temperatures[0].beta)
-    return values | _of_ropes(arch, description)
+    return values | _of_ropes(arch, description) | _of_experts(arch, description)
 
 
 def factors_of(description: Description) -> dict[str, Floats]:
@@ -113,6 +113,22 @@ def _special_ids(tokenizer: Tokenizer, stop_ids: Collection[int]) -> Iterator[tu
     named = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
     yield from ((name, token) for name, token in named.items() if token is not None)
     yield from zip(("eot", "eom"), sorted(set(stop_ids) - {tokenizer.eos_id}), strict=False)
+
+
+def _of_experts(arch: str, description: Description) -> dict[str, Value]:
+    spec, facts = description.spec, description.family.mixture
+    if facts is None or spec.routing is None:
+        return {}
+    values: dict[str, Value] = {
+        f"{arch}.expert_count": spec.num_experts,
+        f"{arch}.expert_used_count": spec.routing.top_k,
+        f"{arch}.expert_feed_forward_length": spec.expert_ffn_size,
+        f"{arch}.expert_weights_norm": spec.routing.normalised,
+    }
+    step = _period_of([None if mixed else 1 for mixed in description.mixed_layers])
+    if facts.step_key and step is not None:
+        values[f"{arch}.interleave_moe_layer_step"] = step
+    return values
 
 
 def _period_of(windows: Sequence[int | None]) -> int | None:
