@@ -16,7 +16,17 @@ from octavo.executor.executor import InlineExecutor, ThreadedExecutor
 from octavo.executor.forward import HostForward
 from octavo.executor.runner import Runner, RunnerConfig, kv_shape
 from octavo.executor.transfers import BlockStore, TransferWorker
-from octavo.kernels.contract import Floats, KvPool, KvShape, Linear, Matrix, Ops, RawTensor
+from octavo.kernels.contract import (
+    Expert,
+    Floats,
+    KvPool,
+    KvShape,
+    Linear,
+    Matrix,
+    Ops,
+    RawTensor,
+    Routing,
+)
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.packed import BLOCKS
 from octavo.kernels.reference import ReferenceOps
@@ -24,7 +34,7 @@ from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.tiers import OffloadTier
 from octavo.model.rope import RopeSpec
-from octavo.model.spec import LayerWeights, Model, ModelSpec, ModelWeights, Norm, turns_of
+from octavo.model.spec import LayerWeights, Mixture, Model, ModelSpec, ModelWeights, Norm, turns_of
 from octavo.params import SamplerParams
 from octavo.sampling.grammars import Grammars
 from octavo.scheduler.scheduler import Scheduler
@@ -38,7 +48,10 @@ MIXED, MIXTURE = "MIXED", ("Q2_K", "Q3_K", "Q5_K", "IQ4_XS", "Q5_0", "Q5_1", "IQ
 
 
 def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
-    """Two layers, 4 query and 2 kv heads of 16, hidden 64 or `ops.hidden`, vocabulary 97, random weights."""
+    """Two layers, 4 query and 2 kv heads of 16, hidden 64 or `ops.hidden`, vocabulary 97, random weights.
+
+    Over `ops.routing` both layers have seven experts, the second a part that all tokens share, too.
+    """
     rng = np.random.default_rng(seed)
     hidden: int = getattr(ops, "hidden", 64)
     ffn = 96 if hidden == 64 else hidden
@@ -54,6 +67,9 @@ def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
         vocab_size=VOCAB,
         context_length=CONTEXT,
         attention_scale=0.25,
+        routing=getattr(ops, "routing", None),
+        num_experts=7 if hasattr(ops, "routing") else 0,
+        expert_ffn_size=ffn if hasattr(ops, "routing") else 0,
         ropes=(RopeSpec(10_000.0, 16),) * 2,
         **changes,  # type: ignore[arg-type]
     )
@@ -65,6 +81,21 @@ def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
     def norm() -> Norm:
         return Norm(ops.vector(rng.normal(1, 0.1, hidden).astype(np.float32)))
 
+    def mixture() -> Mixture | None:
+        if not hasattr(ops, "routing"):
+            return None
+        experts = [
+            [matrix(*shape) for shape in ((ffn, hidden), (ffn, hidden), (hidden, ffn))] for _ in range(7)
+        ]
+        router = Linear(matrix(7, hidden))
+        return Mixture(router, tuple(Expert(*map(Linear, parts)) for parts in experts))
+
+    def shared_part(index: int) -> dict[str, Linear]:
+        if hasattr(ops, "routing") and index == 0:
+            return {}
+        up, down, gate = ((ffn, hidden), (hidden, ffn), (ffn, hidden))
+        return {"up": Linear(matrix(*up)), "down": Linear(matrix(*down)), "gate": Linear(matrix(*gate))}
+
     layers = tuple(
         LayerWeights(
             attention_norm=norm(),
@@ -73,11 +104,10 @@ def tiny_model(ops: Ops, seed: int = 0, **changes: object) -> Model:
             v=Linear(matrix(32, hidden)),
             o=Linear(matrix(hidden, 64)),
             ffn_norm=norm(),
-            up=Linear(matrix(ffn, hidden)),
-            down=Linear(matrix(hidden, ffn)),
-            gate=Linear(matrix(ffn, hidden)),
+            **shared_part(index),
+            mixture=mixture(),
         )
-        for _ in range(2)
+        for index in range(2)
     )
     embedding = matrix(VOCAB, hidden, 0.5)
     weights = ModelWeights(embedding, layers, norm(), embedding)
@@ -136,7 +166,8 @@ def tiny_engine(
     speculator: Speculator | None = None,
 ) -> Engine:
     """An engine over the tiny model, turned by the caller."""
-    model = model or tiny_model(ops)
+    if model is None:
+        model = mixed_model(ops) if hasattr(ops, "routing") else tiny_model(ops)
     inbox = Inbox()
     worker = None if store is None else TransferWorker(store, inbox.put)
     vocabulary, ends = model.spec.vocab_size, frozenset([EOS])
@@ -262,4 +293,18 @@ def over_kv_of(kind: str, ops: NativeOps | ReferenceOps) -> NativeOps | Referenc
         return plain(dataclasses.replace(shape, kind=kind), num_blocks)
 
     ops.allocate_kv = allocate_kv  # type: ignore[method-assign]
+    return ops
+
+
+def mixed_model(ops: Ops) -> Model:
+    """The tiny model of ops with a routing, made once: its experts take a while."""
+    if not hasattr(ops, "mixed"):
+        ops.mixed = tiny_model(ops)  # type: ignore[attr-defined]
+    model: Model = ops.mixed
+    return model
+
+
+def over_experts(routing: Routing, ops: NativeOps | ReferenceOps) -> NativeOps | ReferenceOps:
+    """The same ops, over a tiny model whose layers are mixtures."""
+    ops.routing = routing  # type: ignore[union-attr]
     return ops

@@ -16,6 +16,7 @@ from tests.tiny import (
     MIXTURE,
     VOCAB,
     Answer,
+    over_experts,
     over_kv_of,
     over_weights_of,
     pool_bytes,
@@ -28,7 +29,7 @@ from tests.tiny import (
 
 from octavo import _native
 from octavo.engine.core import Engine
-from octavo.kernels.contract import Ops
+from octavo.kernels.contract import Ops, Routing
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.reference import ReferenceOps
 from octavo.sampling.sampler import is_plain
@@ -57,6 +58,15 @@ def backends() -> dict[str, Ops]:
         ops = over_kv_of(kv, over_weights_of(kind, backend()))
         ops.name = f"{ops.name}-{kind}" if kv == "f32" else f"{ops.name}-{kind}-{kv}"
         made[ops.name] = ops
+    mixtures = [
+        (ReferenceOps, "F32", Routing(2, "softmax", normalised=True)),
+        (NativeOps, "Q4_1", Routing(1, "sigmoid", weighs_input=True)),
+        (NativeOps, MIXED, Routing(4, "softmax_of_chosen")),
+    ]
+    for backend, kind, routing in mixtures:
+        ops = over_experts(routing, over_weights_of(kind, backend()))
+        ops.name = f"{ops.name}-{kind}-{routing.top_k}-of-7"
+        made[ops.name] = ops
     return made
 
 
@@ -67,6 +77,8 @@ def cases_for(ops: Ops) -> int:
     """All for float32 on both backends; fewer for kinds that differ from it by a kernel; fewest in NumPy."""
     if ops.name in ("cpu-F32", "reference-F32"):
         return CASES
+    if ops.name.endswith("-of-7"):
+        return 30 if ops.name.startswith("cpu-") else 10
     return 60 if ops.name.startswith("cpu-") else 30
 
 

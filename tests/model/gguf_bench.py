@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import transformers
 from tests.blocks import encoded, floats_tensor
+from tests.model.gguf_mixtures import expert_tensors
 from tests.model.gguf_settings import ON_NEIGHBOURS, add_rope_tensors, add_settings, arch_of
 
 from octavo.model.hub import ModelPath
@@ -71,6 +72,7 @@ def write_model(
     kind: str | tuple[str, ...] = "F32",
     *,
     rope_factors: np.ndarray | None = None,
+    expert_kind: str | None = None,
 ) -> ModelPath:
     """A whole model as its GGUF file would have it: names, q and k order, norm offsets, fused qkv.
 
@@ -88,20 +90,30 @@ def write_model(
     for name, tensor in theirs.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
+        for target, values in expert_tensors(name, tensor.float().numpy(), config).items():
+            is_small = values.ndim == 2  # a router, or biases of experts
+            _add_tensor(writer, target, values, "F32" if is_small else expert_kind or next(kinds))
+        if expert_tensors(name, tensor.numpy(), config):
+            continue
         values = _as_converted(name, tensor.float().numpy(), config, arch)
-        stored = gguf.GGMLQuantizationType[next(kinds) if values.ndim == 2 else "F32"]
         # The map of names is older than this one of transformers'.
         older = name.replace("lm_head", "embed_out") if arch == "gptneox" else name
         target = names.get_name(older, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
-        data = encoded(floats_tensor(values), stored.name).data
-        rows = data.reshape(*values.shape[:-1], -1)
-        writer.add_tensor(target, rows.view(np.float32) if stored.name == "F32" else rows, raw_dtype=stored)
+        _add_tensor(writer, target, values, next(kinds) if values.ndim == 2 else "F32")
     add_rope_tensors(writer, config)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors.astype(np.float32))
     finish(writer)
     return ModelPath("tiny", path, "gguf")
+
+
+def _add_tensor(writer: gguf.GGUFWriter, target: str, values: np.ndarray, kind: str) -> None:
+    """Of that kind, but for vectors."""
+    stored = gguf.GGMLQuantizationType[kind if values.ndim > 1 else "F32"]
+    data = encoded(floats_tensor(values), stored.name).data
+    rows = data.reshape(*values.shape[:-1], -1)
+    writer.add_tensor(target, rows.view(np.float32) if stored.name == "F32" else rows, raw_dtype=stored)
 
 
 def _as_converted(

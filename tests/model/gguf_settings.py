@@ -7,9 +7,11 @@ import math
 import gguf
 import numpy as np
 import transformers
+from tests.model.gguf_mixtures import add_expert_settings
 
 ARCHS = {"mistral": "llama", "ministral3": "mistral3", "gemma3_text": "gemma3", "olmo3": "olmo2"}
-ARCHS |= {"gpt_neox": "gptneox", "glm": "chatglm"}
+ARCHS |= {"gpt_neox": "gptneox", "glm": "chatglm", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+ARCHS |= {"gpt_oss": "gpt-oss", "llama4_text": "llama4"}
 # Their converters put the rows of q and k in the order of rope on neighbours; GLM's have it from the start.
 ON_NEIGHBOURS = ("llama", "mistral3", "smollm3", "granite")
 LAYER_NORMS = ("gpt2", "starcoder2", "gptneox")
@@ -30,7 +32,7 @@ def add_settings(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig,
         writer.add_feed_forward_length(4 * config.hidden_size)
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
         return
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_feed_forward_length(getattr(config, "intermediate_size_mlp", config.intermediate_size))
     if arch == "gptneox":
         writer.add_parallel_residual(config.use_parallel_residual)
     else:
@@ -44,6 +46,8 @@ def add_settings(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig,
     writer.add_value_length(head_size)
     _add_rope(writer, config, arch, head_size)
     _add_variations(writer, config, arch)
+    if hasattr(config, "num_experts_per_tok"):
+        add_expert_settings(writer, config)
 
 
 def _add_variations(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig, arch: str) -> None:

@@ -68,7 +68,7 @@ def _stacked_by_part(reader: Reader, facts: MixtureFacts, sizes: _Sizes, layer: 
         whole = reader.take(name + ".weight", (sizes.experts, *shape))
         biases = reader.floats(name + ".bias", (sizes.experts, shape[0])) if facts.biased else None
         linears[part] = [
-            _linear(reader, _expert_of(whole, expert), None if biases is None else biases[expert])
+            _linear(reader, _expert_of(whole, expert), _row_of(biases, expert))
             for expert in range(sizes.experts)
         ]
         reader.release(whole)
@@ -78,30 +78,44 @@ def _stacked_by_part(reader: Reader, facts: MixtureFacts, sizes: _Sizes, layer: 
 
 def _stacked_in_two(reader: Reader, facts: MixtureFacts, sizes: _Sizes, layer: int) -> Iterator[Expert]:
     """Gates and ups in one tensor: one above the other, or in turns."""
-    names = [reader.name(role, layer) for role in ("experts_gate_up", "experts_down")]
-    outputs = (2 * sizes.inner, sizes.hidden)
-    wholes = [
-        reader.take(name, (sizes.experts, inputs, count))
-        for name, inputs, count in zip(names, (sizes.hidden, sizes.inner), outputs, strict=True)
-    ]
-    biases = [
-        reader.floats(name + "_bias", (sizes.experts, count)) if facts.biased else None
-        for name, count in zip(names, outputs, strict=True)
-    ]
     order = np.arange(2 * sizes.inner).reshape(-1, 2).T.reshape(-1) if facts.alternating else None
-    for expert in range(sizes.experts):
-        gate_up, down = (transpose(_expert_of(whole, expert)) for whole in wholes)
-        gate_up_bias, down_bias = (None if bias is None else bias[expert] for bias in biases)
+    pairs: list[tuple[Linear, Linear]] = []
+    for part in _parts_of(reader, facts, sizes, "experts_gate_up", layer):
+        raw, bias = part.raw, part.bias
         if order is not None:
-            gate_up = take_rows(gate_up, order)
-            gate_up_bias = None if gate_up_bias is None else gate_up_bias[order]
-        yield Expert(
-            _rows(reader, gate_up, gate_up_bias, 0, sizes.inner),
-            _rows(reader, gate_up, gate_up_bias, sizes.inner, 2 * sizes.inner),
-            _linear(reader, down, down_bias),
+            raw, bias = take_rows(raw, order), None if bias is None else bias[order]
+        halves = [(0, sizes.inner), (sizes.inner, 2 * sizes.inner)]
+        gate, up = (
+            _linear(reader, slice_rows(raw, first, last), None if bias is None else bias[first:last])
+            for first, last in halves
         )
-    for whole in wholes:
-        reader.release(whole)
+        pairs.append((gate, up))
+    downs = _parts_of(reader, facts, sizes, "experts_down", layer)
+    for (gate, up), part in zip(pairs, downs, strict=True):
+        yield Expert(gate, up, _linear(reader, part.raw, part.bias))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One expert's part of a stacked tensor, (outputs, inputs), and of its biases."""
+
+    raw: RawTensor
+    bias: Floats | None
+
+
+def _parts_of(reader: Reader, facts: MixtureFacts, sizes: _Sizes, role: str, layer: int) -> Iterator[_Part]:
+    """Expert after expert. Floats lie (X, inputs, outputs) and are turned; codes (X, outputs, inputs)."""
+    name = reader.name(role, layer)
+    outputs, inputs = (
+        (sizes.hidden, sizes.inner) if role == "experts_down" else (2 * sizes.inner, sizes.hidden)
+    )
+    is_coded = reader.is_coded(name)
+    whole = reader.take(name, (sizes.experts, *((outputs, inputs) if is_coded else (inputs, outputs))))
+    biases = reader.floats(name + "_bias", (sizes.experts, outputs)) if facts.biased else None
+    for expert in range(sizes.experts):
+        raw = _expert_of(whole, expert)
+        yield _Part(raw if is_coded else transpose(raw), _row_of(biases, expert))
+    reader.release(whole)
 
 
 def _expert_of(whole: RawTensor, expert: int) -> RawTensor:
@@ -109,8 +123,8 @@ def _expert_of(whole: RawTensor, expert: int) -> RawTensor:
     return dataclasses.replace(slice_rows(whole, expert, expert + 1), shape=whole.shape[1:])
 
 
-def _rows(reader: Reader, raw: RawTensor, bias: Floats | None, start: int, stop: int) -> Linear:
-    return _linear(reader, slice_rows(raw, start, stop), None if bias is None else bias[start:stop])
+def _row_of(biases: Floats | None, expert: int) -> Floats | None:
+    return None if biases is None else biases[expert]
 
 
 def _linear(reader: Reader, raw: RawTensor, bias: Floats | None) -> Linear:

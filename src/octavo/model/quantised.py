@@ -25,6 +25,7 @@ from octavo.model.quantised_layouts import (
     find_float8,
     find_gptq,
     find_int8,
+    find_mxfp4,
     find_packed,
 )
 from octavo.model.quantised_settings import METHODS, Outcome, Quantisation, read_quantisation
@@ -165,6 +166,9 @@ class _Tensors(Mapping[str, RawTensor]):
 
 def _find(parts: Parts, raw: RawTensor, settings: Quantisation) -> QuantisedMatrix | None:
     """The matrix whose codes these are, or None: they belong to another's, or to none."""
+    if settings.method == "mxfp4":
+        name = raw.name.removesuffix("_blocks")
+        return None if name == raw.name else find_mxfp4(parts, name)
     match = _CODES.fullmatch(raw.name)
     if match is None:
         return None

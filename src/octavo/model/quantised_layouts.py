@@ -5,6 +5,7 @@
     packed   weight_packed (outputs, inputs * bits / 32)    weight_scale (outputs, groups)
     int8     weight (outputs, inputs)                       weight_scale (outputs, groups)
     fp8      weight (outputs, inputs)                       scales of the tensor, rows, groups, or blocks
+    mxfp4    X_blocks (experts, outputs, groups, 16)        X_scales (experts, outputs, groups)
 
 `find_*` check every shape from headers, before anything is read; a matrix can then be decoded, some rows at a
 time. Sources: the packing code of AutoGPTQ, AutoAWQ and compressed-tensors.
@@ -45,10 +46,10 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # code k of a word is the output of this 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedMatrix:
-    """A matrix (outputs, inputs) whose parts fit together. `decode` reads them."""
+    """A matrix (outputs, inputs), or some, whose parts fit together. `decode` reads them."""
 
     name: str  # of the weight that they stand for
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     parts: tuple[RawTensor, ...]
     expected: Outcome  # from headers alone; what is read may allow a better one
     decode: Callable[[], RawTensor] = field(repr=False)
@@ -104,7 +105,7 @@ class Parts:
         return shape[0], shape[1]
 
 
-_INT32, _INT8 = frozenset({"I32"}), frozenset({"I8"})
+_INT32, _INT8, _BYTES = frozenset({"I32"}), frozenset({"I8"}), frozenset({"U8"})
 _FLOAT8 = frozenset({"F8_E4M3", "F8_E5M2"})
 
 
@@ -303,6 +304,36 @@ def find_float8(parts: Parts, module: str, blocks: Blocks | None) -> QuantisedMa
         return RawTensor(name, "BF16", shape, data)
 
     return QuantisedMatrix(name, shape, (weight, scales), OUTCOMES["fp8"], decode)
+
+
+# -- floats of 4 bits ----------------------------------------------------------------------------------
+
+
+def find_mxfp4(parts: Parts, name: str) -> QuantisedMatrix:
+    """From NAME_blocks and NAME_scales: the matrices of all experts, (experts, outputs, inputs)."""
+    blocks = parts.take(f"{name}_blocks", _BYTES)
+    if len(blocks.shape) != 4 or blocks.shape[-1] * 2 != QUANT_GROUP:
+        raise parts.bad(blocks.name, f"has shape {blocks.shape}; expected (experts, outputs, groups, 16)")
+    scales = parts.take(f"{name}_scales", _BYTES, blocks.shape[:-1])
+    experts, outputs, groups = scales.shape
+    shape = (experts, outputs, groups * QUANT_GROUP)
+
+    def decode() -> RawTensor:
+        stored, exponents = blocks.data.reshape(experts, -1, 16), scales.data.reshape(experts, -1)
+        out = np.empty((*exponents.shape, BLOCKS["MXFP4"].num_bytes), np.uint8)
+        out[..., 0] = exponents
+        for expert in range(experts):  # one at a time: temporaries stay small
+            out[expert, :, 1:] = _halves_together(stored[expert])
+        return RawTensor(name, "MXFP4", shape, out.reshape(-1))
+
+    return QuantisedMatrix(name, shape, (blocks, scales), OUTCOMES["mxfp4"], decode)
+
+
+def _halves_together(codes: Bytes) -> Bytes:
+    """(N, 16) bytes of codes 2i and 2i + 1, the lower first, to bytes of codes i and i + 16."""
+    each = np.stack([codes & 15, codes >> 4], axis=-1).reshape(-1, QUANT_GROUP)
+    joined: Bytes = each[:, :16] | each[:, 16:] << 4
+    return joined
 
 
 # -- what they share -----------------------------------------------------------------------------------

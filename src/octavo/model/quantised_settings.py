@@ -43,10 +43,11 @@ OUTCOMES: Mapping[str, Outcome] = MappingProxyType(
         "eight-zeros": Outcome("8 bits, zero points", "Q8_0", _ANEW),
         "ordered": Outcome("groups in the order of activations, or of other sizes", "Q8_0", _ANEW),
         "narrow": Outcome("rows that are no multiple of 32", "BF16", _ROUNDED),
+        "mxfp4": Outcome("floats of 4 bits, a power of two for 32", "MXFP4", "nothing"),
         "fp8": Outcome("floats of 8 bits (e4m3 or e5m2), scales of any kind", "BF16", _ROUNDED),
     }
 )
-METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8")
+METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "mxfp4")
 _FORMATS = (
     "pack-quantized",
     "int-quantized",
@@ -90,6 +91,8 @@ def read_quantisation(config: Fields) -> Quantisation | None:
         return _awq(settings)
     if method == "compressed-tensors":
         return _compressed(settings)
+    if method == "mxfp4":
+        return Quantisation("mxfp4")
     if method in ("fp8", "fbgemm_fp8"):
         return _fp8(settings, method)
     raise UnsupportedModel(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from octavo.errors import BadModelFile, UnsupportedModel
 from octavo.kernels.contract import Bytes, Floats, Linear, Matrix, RawTensor, Vector, WeightOps
-from octavo.kernels.packed import unpack_vector
+from octavo.kernels.packed import FLOAT_KINDS, unpack_vector
 from octavo.model.families.names import GGUF_TENSORS, Names
 from octavo.model.families.row import Description
 from octavo.model.spec import Norm
@@ -161,6 +161,11 @@ class Reader:
     def vector_of(self, values: Floats) -> Vector:
         """The backend's form of these numbers."""
         return self._ops.vector(values)
+
+    def is_coded(self, name: str) -> bool:
+        """Whether the tensor is there and of a grouped kind."""
+        raw = self._source.tensors.get(name)
+        return raw is not None and raw.kind not in FLOAT_KINDS
 
     def floats(self, name: str, shape: tuple[int, ...]) -> Floats:
         """A tensor's numbers, of its own shape."""

@@ -29,7 +29,9 @@ DIMENSIONS_MAX = 4
 DIMENSION_MAX = 1 << 40
 ITEM_BYTES: Mapping[str, int] = MappingProxyType({"F32": 4, "F16": 2, "BF16": 2})
 # What quantised weights are made of; floats of 8 bits are never anything else.
-CODE_BYTES: Mapping[str, int] = MappingProxyType({"I8": 1, "I32": 4, "I64": 8, "F8_E4M3": 1, "F8_E5M2": 1})
+CODE_BYTES: Mapping[str, int] = MappingProxyType(
+    {"I8": 1, "U8": 1, "I32": 4, "I64": 8, "F8_E4M3": 1, "F8_E5M2": 1}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ def _read_entry(file: MappedFile, start: int, name: str, entry: object) -> RawTe
         raise BadModelFile(
             f"{where} lies at bytes {begin:,} to {end:,} of {file.size - start:,} (a broken download?)"
         )
-    if kind in ("BOOL", "U8", "I16", "U16", "U32", "U64"):
+    if kind in ("BOOL", "I16", "U16", "U32", "U64"):
         return None
     known = {**ITEM_BYTES, **CODE_BYTES}
     if not isinstance(kind, str) or kind not in known:

@@ -8,13 +8,17 @@ It completes a description whose row has a mixture, and leaves any other as it i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from octavo.errors import UnsupportedModel, shown
 from octavo.fields import Fields
 from octavo.kernels.contract import Routing
 from octavo.model.families.row import Description, MixtureFacts
 from octavo.model.families.sizes import EXPERTS_MAX, FFN_MAX, LAYERS_MAX
+
+# GGUF's numbers of how routers score.
+_GATINGS: Mapping[str, int] = MappingProxyType({"softmax": 1, "sigmoid": 2, "softmax_of_chosen": 3})
 
 
 def with_experts_of_config(config: Fields, description: Description) -> Description:
@@ -43,7 +47,7 @@ def with_experts_of_gguf(metadata: Fields, arch: str, description: Description) 
     top_k = metadata.integer(f"{arch}.expert_used_count", 1, count)
     normalised = metadata.flag(f"{arch}.expert_weights_norm", facts.routing.normalised)
     routing = dataclasses.replace(facts.routing, top_k=top_k, normalised=normalised)
-    _require_plain_gguf(metadata, arch)
+    _require_plain_gguf(metadata, arch, routing)
     ffn = metadata.integer(f"{arch}.expert_feed_forward_length", 1, FFN_MAX, spec.ffn_size)
     step = metadata.integer(f"{arch}.interleave_moe_layer_step", 1, LAYERS_MAX, 1) if facts.step_key else 1
     return _completed(description, facts, routing, count, ffn, _every(step, spec.num_layers))
@@ -101,11 +105,17 @@ def _require_constants(config: Fields, facts: MixtureFacts) -> None:
             raise UnsupportedModel(f"{config.source}: {key} is {value}; allowed: {allowed:g}")
 
 
-def _require_plain_gguf(metadata: Fields, arch: str) -> None:
-    """What only other architectures have: groups of experts, scaled weights, dense layers first."""
+def _require_plain_gguf(metadata: Fields, arch: str, routing: Routing) -> None:
+    """Variations of other architectures: groups of experts, scaled weights, dense layers first."""
     scale = metadata.number(f"{arch}.expert_weights_scale", 0.0, 1e6, 1.0)
     if scale not in (0.0, 1.0):  # 0: not written
         raise UnsupportedModel(f"{metadata.source}: {arch}.expert_weights_scale is {scale:g}; allowed: 1")
-    for key in ("expert_group_count", "leading_dense_block_count"):
-        if metadata.integer(f"{arch}.{key}", 0, 1 << 16, 0) > (key == "expert_group_count"):
-            raise UnsupportedModel(f"{metadata.source}: {arch}.{key} is not supported; allowed: none")
+    gating = _GATINGS[routing.scoring]
+    given = metadata.integer(f"{arch}.expert_gating_func", 0, 1 << 8, gating)
+    if given not in (0, gating):
+        raise UnsupportedModel(
+            f"{metadata.source}: {arch}.expert_gating_func is {given}; allowed: {gating} ({routing.scoring})"
+        )
+    for key, most in (("expert_group_count", 1), ("leading_dense_block_count", 0)):
+        if metadata.integer(f"{arch}.{key}", 0, 1 << 16, 0) > most:
+            raise UnsupportedModel(f"{metadata.source}: {arch}.{key} is not supported; allowed: {most}")
