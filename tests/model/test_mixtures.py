@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 from gguf_bench import write_model
-from tests.model.mixture_configs import MIXTURE_CONFIGS, SMALL
 from model_bench import (
     BACKENDS,
     add_tokenizer,
@@ -23,6 +22,7 @@ from model_bench import (
 )
 from safetensors.torch import load_file, save_file
 from tests.blocks import dequantised, encoded, floats_tensor
+from tests.model.mixture_configs import MIXTURE_CONFIGS, SMALL
 
 from octavo.errors import BadModelFile, ConfigError, UnsupportedModel
 from octavo.fields import Fields, read_json_fields
