@@ -11,7 +11,6 @@ import pytest
 from model_bench import CONFIGS, make_model, random_prompt, run_chunks, save_model
 from test_quantised import LAYOUTS
 from tests.blocks import dequantised
-from tests.model.mixture_configs import MIXTURE_CONFIGS
 
 from octavo.cli.convert import in_words, run
 from octavo.errors import BadModelFile, ConfigError, UnsupportedModel
@@ -63,7 +62,7 @@ def file(folder, tmp_path):
     return tmp_path / "f32.gguf"
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in MIXTURE_CONFIGS])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_folder_as_gguf_gives_its_logits_bit_for_bit(name, tmp_path):
     path = save_model(make_model(name), tmp_path / "model")
     out = tmp_path / "out.gguf"
