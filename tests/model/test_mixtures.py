@@ -209,7 +209,7 @@ def test_the_older_spelling_of_how_many_experts_there_are_means_the_same(tmp_pat
     [
         ("mixtral", {"num_local_experts": 0}, BadModelFile, "num_local_experts is 0; allowed: a whole"),
         ("mixtral", {"num_local_experts": 10**9}, BadModelFile, "num_local_experts is 1000000000"),
-        ("mixtral", {"num_local_experts": None}, BadModelFile, "num_experts is None"),
+        ("mixtral", {"num_local_experts": 2.5}, BadModelFile, "num_local_experts is 2.5"),
         ("mixtral", {"num_experts_per_tok": 6}, BadModelFile, "num_experts_per_tok is 6; .* from 1 to 5"),
         ("qwen3_moe", {"moe_intermediate_size": -1}, BadModelFile, "moe_intermediate_size is -1"),
         ("qwen3_moe", {"mlp_only_layers": [3]}, BadModelFile, "mlp_only_layers is .*layers from 0 to 2"),

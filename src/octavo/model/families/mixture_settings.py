@@ -28,7 +28,7 @@ def with_experts_of_config(config: Fields, description: Description) -> Descript
         return description
     _require_constants(config, facts)
     count_key = next((key for key in facts.count_keys if config.has(key)), facts.count_keys[0])
-    count = config.integer(count_key, 1, EXPERTS_MAX)
+    count = config.integer(count_key, 1, EXPERTS_MAX, facts.usual_count)
     top_k = config.integer("num_experts_per_tok", 1, count)
     normalised = facts.routing.normalised
     if facts.normalised_key:

@@ -24,7 +24,8 @@ MIXTURES: tuple[Family, ...] = (
         tensors=MIXTRAL_TENSORS,
         windows="all",
         interleaved_in=frozenset(("gguf",)),
-        mixture=MixtureFacts(_NORMALISED),
+        mixture=MixtureFacts(_NORMALISED, usual_count=8),
+        config_defaults=MappingProxyType({"rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_experts_per_tok": 2}),
     ),
     Family(
         "qwen3_moe",
@@ -33,17 +34,20 @@ MIXTURES: tuple[Family, ...] = (
         windows="all",
         mixture=MixtureFacts(
             _NORMALISED,
+            usual_count=128,
             ffn_key="moe_intermediate_size",
             normalised_key="norm_topk_prob",
             step_key="decoder_sparse_step",
             dense_key="mlp_only_layers",
         ),
+        config_defaults=MappingProxyType({"num_experts_per_tok": 8, "moe_intermediate_size": 768}),
     ),
     Family(
         "olmoe",
         tensors=QWEN3_MOE_TENSORS,
         qk_norm="all",
-        mixture=MixtureFacts(Routing(1, "softmax"), normalised_key="norm_topk_prob"),
+        mixture=MixtureFacts(Routing(1, "softmax"), usual_count=64, normalised_key="norm_topk_prob"),
+        config_defaults=MappingProxyType({"rms_norm_eps": 1e-5, "num_experts_per_tok": 8}),
     ),
     Family(
         "gpt_oss",
@@ -53,16 +57,19 @@ MIXTURES: tuple[Family, ...] = (
         windows="even",
         biases=frozenset(("q", "k", "v", "o", "router")),
         sinks=True,
-        truncates_yarn=False,
+        fractional_yarn=True,
         mixture=MixtureFacts(
             Routing(1, "softmax_of_chosen"),
+            usual_count=128,
             stored="stacked",
             alternating=True,
             biased=True,
             activation="swiglu_clamped",
             constants=MappingProxyType({"swiglu_alpha": 1.702, "swiglu_limit": 7.0}),
         ),
-        config_defaults=MappingProxyType({"rms_norm_eps": 1e-5, "rope_theta": 150_000.0}),
+        config_defaults=MappingProxyType(
+            {"rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "num_experts_per_tok": 4, "sliding_window": 128}
+        ),
     ),
     Family(
         "llama4_text",
@@ -74,11 +81,14 @@ MIXTURES: tuple[Family, ...] = (
         attends_in_chunks=True,
         mixture=MixtureFacts(
             Routing(1, "sigmoid", weighs_input=True),
+            usual_count=16,
             stored="stacked",
             shares_one=True,
             step_key="interleave_moe_layer_step",
             mixed_key="moe_layers",
         ),
-        config_defaults=MappingProxyType({"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "head_dim": 128}),
+        config_defaults=MappingProxyType(
+            {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "head_dim": 128, "num_experts_per_tok": 1}
+        ),
     ),
 )

@@ -35,6 +35,7 @@ class MixtureFacts:
 
     routing: Routing  # its top_k is the file's, and `normalised` too where there is a key
     count_keys: tuple[str, ...] = ("num_experts", "num_local_experts")
+    usual_count: int | None = None  # where the file does not say
     ffn_key: str = "intermediate_size"
     normalised_key: str = ""
     stored: str = "apart"
@@ -95,7 +96,7 @@ class Family:
     local_theta: float | None = None
     unturned_every: int = 0  # each such layer has no rope, where the file does not list them
     temperature: bool = False  # queries may be scaled by their position
-    truncates_yarn: bool = True  # the ends of its ramp are whole dimensions, where the file does not say
+    fractional_yarn: bool = False  # the ends of its ramp are no whole dimensions, where the file does not say
     # Llama 4: layers with rope attend in chunks, and norm what it turned; those without scale queries
     attends_in_chunks: bool = False
     context_is_scaled: bool = False  # the file's context counts a linear factor already

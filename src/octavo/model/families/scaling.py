@@ -157,7 +157,7 @@ def _rope_of_config(
     if kind not in _KINDS:
         raise UnsupportedModel(f"{settings.source}: rope scaling {kind!r:.40}; allowed: {', '.join(_KINDS)}")
     dims = _dims_of_config(family, config, settings, head_size)
-    plain = RopeSpec(theta, dims, truncate=family.truncates_yarn)
+    plain = RopeSpec(theta, dims, truncate=not family.fractional_yarn)
     # What the model was trained with; files of some families say it beside the rope's settings.
     original = settings.integer("original_max_position_embeddings", 1, CONTEXT_MAX, context)
     original = config.integer("original_max_position_embeddings", 1, CONTEXT_MAX, original)
@@ -294,7 +294,7 @@ def _rope_of_gguf(
         theta,
         _sound_dims(metadata, dims, head_size),
         original_context=original,
-        truncate=family.truncates_yarn,
+        truncate=not family.fractional_yarn,
         attention_factor=told,
     )
     # The oldest files wrote a linear factor under a key of its own.
