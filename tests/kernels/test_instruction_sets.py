@@ -19,7 +19,7 @@ import hashlib
 import itertools
 import numpy as np
 from octavo import _native
-from octavo.kernels.contract import AttentionSpec, Batch, KvShape, RawTensor
+from octavo.kernels.contract import AttentionSpec, Batch, Expert, KvShape, Linear, RawTensor, Routing
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.packed import unpack_vector
 from tests.blocks import BLOCKS, QUANTISED, SUPER_KINDS, random_tensor, set_halves
@@ -63,8 +63,15 @@ note(unpack_vector(RawTensor("q", "Q8_0", (4, 64), quantised)))
 note(ops.rms_norm(x, floats(96), 1e-5))
 note(ops.layer_norm(x, floats(96), floats(96), 1e-5))
 note(ops.rope(x, np.arange(13, dtype=np.int32), floats(20, 12), floats(20, 12), 24))
-for activation in ("silu", "gelu_tanh", "gelu"):
+for activation in ("silu", "gelu_tanh", "gelu", "relu", "swiglu_clamped"):
     note(ops.gated(3 * x, x, activation))
+for kind in ("Q8_0", "Q4_1"):
+    parts = [[ops.matrix(random_tensor(kind, *shape, rng)) for shape in ((160, 96), (160, 96), (96, 160))]
+             for _ in range(5)]
+    experts = [Expert(*map(Linear, own)) for own in parts]
+    for scoring in ("softmax", "softmax_of_chosen", "sigmoid"):
+        routing = Routing(2, scoring, normalised=scoring == "sigmoid")
+        note(ops.experts(x, floats(13, 5), experts, routing, "silu"))
 note(ops.soft_cap(x, 0.3))
 tokens = 300
 batch = Batch(np.zeros(tokens, np.int32), np.arange(tokens, dtype=np.int32), np.zeros(1, np.int32),
