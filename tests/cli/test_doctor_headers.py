@@ -13,7 +13,6 @@ from octavo.engine.backends import Choice
 from octavo.executor.backend import HostBackend
 from octavo.kernels.native_ops import NativeOps
 from octavo.model.hub import ModelPath
-from octavo.model.loader import open_files
 
 MEBIBYTE = 2**20
 
@@ -26,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> ModelPath:
 def ask(path: ModelPath, options: StartOptions, available: int) -> Diagnosis:
     """On a machine with so much memory, which reads 1,000,000 bytes a second."""
     backend = HostBackend("native", NativeOps(options.weights), lambda: available)
-    return look(lambda: open_files(path), options, Choice(backend, "given"), lambda: 1e6)
+    return look(path, options, Choice(backend, "given"), lambda: 1e6)
 
 
 def test_a_model_that_fits_is_told_with_its_memory_users_and_speed(folder: ModelPath) -> None:
@@ -98,5 +97,5 @@ def test_the_part_that_does_not_run_is_named(folder: ModelPath, tmp_path) -> Non
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
     found = ask(path, StartOptions(), 16 * MEBIBYTE)
-    assert found.lines[0] == ("runs", "no, because of its files")
+    assert found.lines[0] == ("runs", "no, because of its settings, tokenizer")
     assert "'mamba'; allowed: " in found.lines[1][1]

@@ -23,14 +23,14 @@ from octavo.model.spec import ModelSpec
 from octavo.units import blocks_for, format_bytes
 
 
-def run(model: str | None, options: StartOptions, *, load: bool = False) -> bool:
+def run(model: str | None, options: StartOptions, *, load: bool = False, as_json: bool = False) -> bool:
     """Say whether the model runs and fits, from headers; with `load`, or for a GPU, load it as `serve` would
     and print what was resolved. False: it does not. Raises ConfigError and ModelError."""
     look_at_machine()
     if not load:
         backend = choose_backend(options)
         if backend.backend.is_host:
-            return diagnose(model, options, backend)
+            return diagnose(model, options, backend, as_json=as_json)
     _run_loaded(model, options)
     return True
 

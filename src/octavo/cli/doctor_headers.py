@@ -7,7 +7,8 @@ Only headers and settings are read, so the answer takes a second whatever the fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rich.console import Console
@@ -15,16 +16,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from octavo.bench.limits import measure_read
-from octavo.cli.terminal import look_at_machine, phases
+from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
 from octavo.engine.backends import Choice
 from octavo.engine.fit import USER_TOKENS, Fit, fit_of
 from octavo.engine.windows import waste_in_words, window_waste
 from octavo.errors import ModelError
 from octavo.kernels.probe import Machine
-from octavo.model.hub import resolve
-from octavo.model.loader import OpenedFiles, open_files, read_tokenizer
-from octavo.model.measuring import MeasuredModel, measure_model
+from octavo.model.checking import Checked, check_model
+from octavo.model.hub import ModelPath, resolve
+from octavo.model.loader import OpenedFiles
+from octavo.model.measuring import measure_model
 from octavo.model.quantised import DequantisedFiles
 from octavo.model.spec import ModelWeights
 from octavo.units import blocks_for, format_bytes
@@ -33,23 +35,42 @@ Lines = list[tuple[str, str]]
 CONTEXT_LEAST = 2048  # shorter ones are not proposed
 
 
+Tried = Sequence[tuple[str, Fit]]  # other settings, in words, and what comes of them
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found: the parts that do not run, by name, else a fit."""
+    """What was found: the problems for which the model does not run, else a fit."""
 
-    refusals: Sequence[tuple[str, str]]
+    name: str
+    checked: Checked
     lines: Lines
     fit: Fit | None = None
+    bytes_per_s: float = 0.0
+    others: Tried = ()
     advice: Sequence[str] = ()
 
+    @property
+    def runs(self) -> bool:
+        """Nothing of it is unsupported."""
+        return self.fit is not None
 
-def diagnose(model: str | None, options: StartOptions, choice: Choice) -> bool:
+    @property
+    def fits(self) -> bool:
+        """It runs, and there is memory for it."""
+        return self.fit is not None and self.fit.fits
+
+
+def diagnose(model: str | None, options: StartOptions, choice: Choice, *, as_json: bool = False) -> bool:
     """Print the answer for a processor's backend; whether the model runs and fits. Raises ModelNotFound where
     there are no files, ConfigError."""
     with phases() as report:
         path = resolve(model, report)
         report("reading headers, and measuring the memory's bandwidth")
-        found = look(lambda: open_files(path), options, choice, measure_read)
+        found = look(path, options, choice, measure_read)
+    if as_json:
+        write(json.dumps(json_of(found), indent=2) + "\n")
+        return found.runs and found.fits
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     machine = look_at_machine()
     lines = [*machine_lines(machine), ("backend", f"{choice.backend.name}: {choice.reason}")]
@@ -59,41 +80,45 @@ def diagnose(model: str | None, options: StartOptions, choice: Choice) -> bool:
     console.print(table)
     for line in [*found.advice, *machine_advice(options, machine)]:
         console.print(f"- {line}", markup=False)
-    return found.fit is not None and found.fit.fits
+    return found.runs and found.fits
 
 
-def look(
-    read: Callable[[], OpenedFiles],
-    options: StartOptions,
-    choice: Choice,
-    bandwidth: Callable[[], float],
-) -> Diagnosis:
-    """The answer, for files that `read` opens."""
-    try:
-        opened = read()
-    except ModelError as error:
-        return _refused([("files", str(error))])
-    refusals: Lines = []
-    measured: MeasuredModel | None = None
-    try:
-        measured = measure_model(opened, options.weights, options.context_length)
-    except ModelError as error:
-        refusals.append(("weights", str(error)))
-    try:
-        read_tokenizer(opened)
-    except ModelError as error:
-        refusals.append(("tokenizer", str(error)))
-    if refusals or measured is None:
-        return _refused(refusals)
-    fit = fit_of(measured, choice.backend, options, choice.backend.memory_available())
+def look(path: ModelPath, options: StartOptions, choice: Choice, bandwidth: Callable[[], float]) -> Diagnosis:
+    """The answer for the files of a model. Raises ConfigError."""
+    checked = check_model(path, options.weights, options.context_length)
+    if checked.problems or checked.opened is None or checked.measured is None:
+        parts = ", ".join(dict.fromkeys(problem.part for problem in checked.problems))
+        told = [(problem.part, problem.text) for problem in checked.problems]
+        return Diagnosis(path.name, checked, [("runs", f"no, because of its {parts}"), *told])
+    fit = fit_of(checked.measured, choice.backend, options, choice.backend.memory_available())
     speed = bandwidth()
-    lines = [("runs", "yes"), ("fits", verdict(fit)), *model_lines(opened, fit), *memory_lines(fit, speed)]
-    return Diagnosis([], lines, fit, advice(opened, fit, choice, speed))
+    lines = [
+        ("runs", "yes"),
+        ("fits", verdict(fit)),
+        *model_lines(checked, checked.opened, fit),
+        *memory_lines(fit, speed),
+    ]
+    others = [
+        (words, tried) for words, tried in _tried(checked.opened, fit, choice) if _is_better(fit, tried)
+    ]
+    return Diagnosis(
+        path.name,
+        checked,
+        lines,
+        fit,
+        speed,
+        others,
+        [*_chats(checked, options), *advice(fit, others, speed)],
+    )
 
 
-def _refused(refusals: Lines) -> Diagnosis:
-    parts = ", ".join(name for name, _ in refusals)
-    return Diagnosis(refusals, [("runs", f"no, because of its {parts}"), *refusals])
+def _chats(checked: Checked, options: StartOptions) -> list[str]:
+    vocabulary = checked.vocabulary
+    if vocabulary is None or vocabulary.has_template or options.chat_template is not None:
+        return []
+    return [
+        "the files have no chat template: chats are refused, unless --chat-template FILE or NAME gives one"
+    ]
 
 
 def machine_lines(machine: Machine) -> Lines:
@@ -135,8 +160,8 @@ def verdict(fit: Fit) -> str:
     return f"{'yes' if fit.fits else 'no'}: {what}, {sizes}"
 
 
-def model_lines(opened: OpenedFiles, fit: Fit) -> Lines:
-    """The model and its weights."""
+def model_lines(checked: Checked, opened: OpenedFiles, fit: Fit) -> Lines:
+    """The model, its files and its weights."""
     model, source = fit.model, opened.source
     spec = model.spec
     lines = [
@@ -146,6 +171,7 @@ def model_lines(opened: OpenedFiles, fit: Fit) -> Lines:
             f"parameters, {spec.num_layers} layers, vocabulary {spec.vocab_size:,}, "
             f"context {spec.context_length:,} tokens",
         ),
+        ("files", ", ".join(f"{kind} {format_bytes(size)}" for kind, size in checked.stored.items())),
         ("weights", weights_in_words(model.weights, fit.options.weights)),
         (
             "loading",
@@ -154,7 +180,11 @@ def model_lines(opened: OpenedFiles, fit: Fit) -> Lines:
         ),
     ]
     if isinstance(source, DequantisedFiles):
-        lines.insert(1, ("quantised", source.in_words()))
+        lines.insert(2, ("quantised", source.in_words()))
+    if checked.vocabulary is not None:
+        words = checked.vocabulary
+        chats = "a chat template" if words.has_template else "no chat template"
+        lines.append(("tokenizer", f"{words.name}, {words.size:,} tokens; {chats}"))
     return lines
 
 
@@ -201,23 +231,27 @@ def users_in_words(fit: Fit) -> str:
     return f"{fit.users(USER_TOKENS):,} of {USER_TOKENS:,} tokens at once, {whole}"
 
 
-def advice(opened: OpenedFiles, fit: Fit, choice: Choice, bytes_per_s: float) -> list[str]:
-    """What would make it fit, or faster, or serve more: each tried on the same headers."""
-    lines, fits = [], fit.fits
-    for words, changed in _changes(fit):
-        tried = _try(opened, choice, fit, changed)
-        if tried is None or not _is_better(fit, tried):
-            continue
-        fits = fits or tried.fits
+def advice(fit: Fit, others: Tried, bytes_per_s: float) -> list[str]:
+    """What would make it fit, or faster, or serve more."""
+    lines = []
+    for words, tried in others:
         verb = "" if fit.fits == tried.fits else " it fits;" if tried.fits else " it does not fit;"
         lines.append(
             f"{words}:{verb} weights {format_bytes(tried.model.weights.num_bytes)}, "
             f"{format_bytes(tried.bytes_per_token)} of KV per token, {users_in_words(tried)}, at most "
             f"{tried.tokens_per_s(bytes_per_s):,.1f} tokens/s"
         )
-    if not fits:
+    if not fit.fits and not any(tried.fits for _, tried in others):
         lines.append("none of these makes it fit: take a smaller model, or a machine with more memory")
     return lines
+
+
+def _tried(opened: OpenedFiles, fit: Fit, choice: Choice) -> Iterator[tuple[str, Fit]]:
+    """Other settings on the same headers, those that the files allow."""
+    for words, changed in _changes(fit):
+        tried = _try(opened, choice, fit, changed)
+        if tried is not None:
+            yield words, tried
 
 
 def _try(opened: OpenedFiles, choice: Choice, fit: Fit, changed: StartOptions) -> Fit | None:
@@ -264,3 +298,41 @@ def _is_better(fit: Fit, tried: Fit) -> bool:
     whole, of_tried = fit.model.spec.context_length, tried.model.spec.context_length
     more = tried.users(of_tried) > fit.users(whole) or tried.users(USER_TOKENS) > fit.users(USER_TOKENS)
     return saves or more
+
+
+def json_of(found: Diagnosis) -> dict[str, object]:
+    """The answer as values, for scripts; sizes are bytes, speeds are for one user and at most."""
+    fit, vocabulary = found.fit, found.checked.vocabulary
+    return {
+        "model": found.name,
+        "runs": found.runs,
+        "fits": found.fits,
+        "problems": [{"part": problem.part, "text": problem.text} for problem in found.checked.problems],
+        "has_chat_template": vocabulary is not None and vocabulary.has_template,
+        "bytes_by_stored_kind": dict(found.checked.stored),
+        "read_bytes_per_s": found.bytes_per_s,
+        "settings": None if fit is None else _json_of_fit(fit, found.bytes_per_s),
+        "others": [
+            {"flags": words} | _json_of_fit(tried, found.bytes_per_s) for words, tried in found.others
+        ],
+    }
+
+
+def _json_of_fit(fit: Fit, bytes_per_s: float) -> dict[str, object]:
+    waste = window_waste(fit.model.spec, fit.bytes_per_token)
+    return {
+        "weights": fit.options.weights,
+        "kv": fit.options.kv,
+        "context_length": fit.model.spec.context_length,
+        "fits": fit.fits,
+        "needed_bytes": fit.needed,
+        "available_bytes": fit.available,
+        "weight_bytes_by_kind": fit.model.weights.bytes_by_kind,
+        "table_bytes": fit.model.table_bytes,
+        "kv_bytes_per_token": fit.bytes_per_token,
+        "blocks": 0 if fit.budget is None else fit.budget.num_blocks,
+        "users": fit.users(USER_TOKENS),
+        "user_tokens": USER_TOKENS,
+        "tokens_per_s": fit.tokens_per_s(bytes_per_s),
+        "window_waste_bytes": 0 if waste is None else waste.num_bytes,
+    }

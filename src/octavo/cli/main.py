@@ -272,6 +272,7 @@ def doctor(
     load: Annotated[
         bool, typer.Option("--load", help="Load the model, then tell; else from headers.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="From headers, as JSON.")] = False,
 ) -> None:
     """Say before loading whether a model runs and fits here, how fast, and what to change. Status 1: no."""
     from octavo.cli.doctor import run
@@ -287,7 +288,7 @@ def doctor(
         max_seqs=max_seqs,
         threads=threads,
     )
-    if not run(opt.named(model, file), options, load=load):
+    if not run(opt.named(model, file), options, load=load, as_json=as_json):
         raise typer.Exit(1)
 
 

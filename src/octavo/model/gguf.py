@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo import _native
-from octavo.errors import BadModelFile, ModelNotFound, UnsupportedModel
+from octavo.errors import BadModelFile, ModelError, ModelNotFound, UnsupportedModel
 from octavo.kernels.contract import Bytes, RawTensor
 from octavo.kernels.packed import BLOCKS
 from octavo.model.gguf_split import SplitMark, foreign_key, part_paths, read_split_mark
@@ -127,13 +127,14 @@ class GgufFile:
         self.files[raw.name].release(raw.data)
 
 
-def read_gguf(path: Path) -> GgufFile:
+def read_gguf(path: Path, problems: list[ModelError] | None = None) -> GgufFile:
     """Parse the header; of a split file, of which `path` is any part, the headers of all parts.
 
     Raises ModelNotFound (a part is missing), BadModelFile (damaged, lying, parts that are not of one set),
-    UnsupportedModel (version, kind). O(header bytes); the tensor data is not touched.
+    UnsupportedModel (version, kind). With a list of `problems`, kinds that are not known are added there, and
+    their tensors have no data. O(header bytes); the tensor data is not touched.
     """
-    given = _read_part(path)
+    given = _read_part(path, problems)
     mark = read_split_mark(str(path), given.metadata, TENSORS_MAX)
     if mark is None:
         return given
@@ -142,7 +143,7 @@ def read_gguf(path: Path) -> GgufFile:
     if missing:
         more = f" ({len(missing)} of its parts are missing)" if len(missing) > 1 else ""
         raise ModelNotFound(f"{path.with_name(missing[0])} does not exist, but {path} is split{more}")
-    parts = [given if each == path else _read_part(each) for each in paths]
+    parts = [given if each == path else _read_part(each, problems) for each in paths]
     for index, part in enumerate(parts):
         _check_part(parts[0], part, SplitMark(index, mark.count, mark.num_tensors))
     return _joined(parts, mark)
@@ -188,7 +189,7 @@ def _joined(parts: list[GgufFile], mark: SplitMark) -> GgufFile:
     )
 
 
-def _read_part(path: Path) -> GgufFile:
+def _read_part(path: Path, problems: list[ModelError] | None) -> GgufFile:
     """One file by itself."""
     file = MappedFile(path)
     reader = _Reader(file)
@@ -206,6 +207,11 @@ def _read_part(path: Path) -> GgufFile:
         pairs[key] = reader.data[start : reader.position]
     alignment = _read_alignment(reader, metadata)
     infos = [_read_info(reader) for _ in range(num_tensors)]
+    unknown = _unknown_kinds(reader)
+    if unknown and problems is None:
+        raise unknown[0]
+    if problems is not None:
+        problems += unknown
     data_start = -(-reader.position // alignment) * alignment
     tensors = MappingProxyType(_place_tensors(reader, infos, data_start, alignment))
     files = MappingProxyType(dict.fromkeys(tensors, file))
@@ -232,6 +238,7 @@ class _Reader:
         self._bytes = file.data.data
         self.size = file.size
         self.position = 0
+        self.unknown_kinds: dict[str, list[str]] = {}  # tensors by kinds that are not in `KINDS`
 
     def bad(self, what: str) -> BadModelFile:
         return BadModelFile(f"{self.path} is not a sound GGUF file: {what} (at byte {self.position:,})")
@@ -334,11 +341,10 @@ def _read_info(reader: _Reader) -> _TensorInfo:
     offset = reader.u64(f"offset of {name!r:.100}")
     kind = KINDS.get(code)
     if kind is None:
-        allowed = ", ".join(sorted(known.name for known in KINDS.values()))
-        found = OTHER_KINDS.get(code, f"number {code}")
-        raise UnsupportedModel(
-            f"{reader.path}: tensor {name!r:.100} is stored as {found}; allowed: {allowed}"
-        )
+        kind = Kind(OTHER_KINDS.get(code, f"number {code}"), 1, 0)
+        if math.prod(dimensions) > 8 * reader.size:  # no kind has less than a bit
+            raise reader.bad(f"tensor {name!r:.100} has more weights than the file has bits")
+        reader.unknown_kinds.setdefault(kind.name, []).append(name)
     if dimensions[0] % kind.group:
         raise reader.bad(
             f"rows of {name!r:.100} have {dimensions[0]:,} weights, not a multiple of {kind.group}"
@@ -346,6 +352,20 @@ def _read_info(reader: _Reader) -> _TensorInfo:
         )
     num_bytes = math.prod(dimensions) // kind.group * kind.num_bytes
     return _TensorInfo(name, tuple(reversed(dimensions)), kind, offset, num_bytes)
+
+
+def _unknown_kinds(reader: _Reader) -> list[ModelError]:
+    """An error for each kind that is not known."""
+    allowed = ", ".join(sorted(known.name for known in KINDS.values()))
+    errors: list[ModelError] = []
+    for kind, names in reader.unknown_kinds.items():
+        others = f" (and {len(names) - 1:,} others)" if len(names) > 1 else ""
+        errors.append(
+            UnsupportedModel(
+                f"{reader.path}: tensor {names[0]!r:.100}{others} is stored as {kind}; allowed: {allowed}"
+            )
+        )
+    return errors
 
 
 def _place_tensors(

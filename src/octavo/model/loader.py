@@ -93,7 +93,7 @@ def open_files(path: ModelPath) -> OpenedFiles:
     """Headers and settings. Raises what `load_model` raises for them. O(header bytes)."""
     if path.kind == "gguf":
         gguf = read_gguf(path.path)
-        return OpenedFiles(path, gguf, gguf.paths, _describe_gguf(gguf))
+        return OpenedFiles(path, gguf, gguf.paths, describe_gguf_file(gguf))
     files = read_safetensors(path.path)
     config = read_json_fields(path.path / "config.json")
     return OpenedFiles(path, dequantised_source(files, config), files.paths, describe_config(config))
@@ -104,12 +104,15 @@ def read_tokenizer(opened: OpenedFiles) -> Tokenizer:
     if not isinstance(opened.source, GgufFile):
         return Tokenizer.from_folder(opened.path.path)
     tokenizer = Tokenizer.from_gguf(opened.source.metadata, str(opened.path.path))
-    rows = opened.description.spec.vocab_size
-    if tokenizer.vocab_size > rows:
-        raise BadModelFile(
-            f"{opened.path.path} has {tokenizer.vocab_size:,} tokens, but an embedding of {rows:,} rows"
-        )
+    require_rows(opened.path, opened.description, tokenizer.vocab_size)
     return tokenizer
+
+
+def require_rows(path: ModelPath, description: Description, num_tokens: int) -> None:
+    """Each token of a GGUF file has a row of the embedding. Raises BadModelFile."""
+    rows = description.spec.vocab_size
+    if num_tokens > rows:
+        raise BadModelFile(f"{path.path} has {num_tokens:,} tokens, but an embedding of {rows:,} rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,7 @@ def check_tables(path: ModelPath, spec: ModelSpec, weight_bytes: int) -> int:
     return num_bytes
 
 
-def _describe_gguf(gguf: GgufFile) -> Description:
+def describe_gguf_file(gguf: GgufFile) -> Description:
     """The description, with what only the tensors tell."""
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:

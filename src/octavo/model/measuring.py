@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
+from octavo.errors import ModelError
 from octavo.kernels.contract import Floats, Matrix, RawTensor, Vector
 from octavo.kernels.held import kind_held
 from octavo.kernels.holding import panel_bytes
-from octavo.kernels.packed import require_matrix, stored_bytes
+from octavo.kernels.packed import BLOCKS, require_matrix
+from octavo.model.hollow import hollow
 from octavo.model.loader import OpenedFiles, check_tables, spec_within
-from octavo.model.packed_cache import hollow
 from octavo.model.quantised import DequantisedFiles
 from octavo.model.spec import LayerWeights, ModelSpec, ModelWeights
 from octavo.model.weights import read_weights
@@ -73,15 +72,20 @@ def num_bytes_of_experts(layer: LayerWeights) -> int:
 
 
 class MeasuringOps:
-    """The `WeightOps` that make nothing. `weights`: a mode of `held.py`."""
+    """The `WeightOps` that make nothing. `weights`: a mode of `held.py`. What packing a matrix would raise
+    becomes one of the `problems`."""
 
-    def __init__(self, weights: str) -> None:
-        self._weights = weights
+    def __init__(self, weights: str, problems: list[ModelError]) -> None:
+        self._weights, self._problems = weights, problems
 
     def matrix(self, raw: RawTensor, table: bool = False) -> Matrix:
-        """What the matrix would take. Raises what packing it raises."""
-        require_matrix(raw)
+        """What the matrix would take."""
         outputs, inputs = raw.shape
+        try:
+            require_matrix(raw)
+        except ModelError as error:
+            self._problems.append(error)
+            return MeasuredMatrix((outputs, inputs), raw.kind, 0)
         kind = kind_held(raw, self._weights, table)
         return MeasuredMatrix((outputs, inputs), kind, panel_bytes(kind, (outputs, inputs)))
 
@@ -110,20 +114,29 @@ class HeaderSource:
 
 
 def _without_data(name: str, kind: str, shape: tuple[int, ...]) -> RawTensor:
-    if len(shape) > 1 and not name.endswith("bias"):
-        return hollow(name, kind, shape)
-    zeros = np.zeros(stored_bytes(kind, shape), np.uint8)  # the reader computes with vectors, and with biases
-    return RawTensor(name, kind, shape, zeros)
+    # A kind that is not known was told, or refused, by the header's reader; another stands for it.
+    return hollow(name, kind if kind in BLOCKS else "F16", shape)
 
 
-def measure_model(opened: OpenedFiles, weights: str, context_length: int | None = None) -> MeasuredModel:
+def measure_model(
+    opened: OpenedFiles,
+    weights: str,
+    context_length: int | None = None,
+    problems: list[ModelError] | None = None,
+) -> MeasuredModel:
     """Measure the weights in a mode of `--weights`, with the model's own context or a shorter one.
 
-    Raises BadModelFile, UnsupportedModel or ConfigError, as loading would. O(tensors).
+    Raises BadModelFile, UnsupportedModel or ConfigError, as loading would; with a list of `problems`, what is
+    wrong with tensors is added there. O(tensors).
     """
-    source, ops = HeaderSource(opened), MeasuringOps(weights)
+    found: list[ModelError] = []
+    source, ops = HeaderSource(opened), MeasuringOps(weights, found)
     spec = spec_within(opened.description, context_length, opened.label)
-    read = read_weights(source, opened.label, opened.is_gguf, opened.description, ops, _ignore)
+    read = read_weights(source, opened.label, opened.is_gguf, opened.description, ops, _ignore, found)
+    if problems is not None:
+        problems += found
+    elif found:
+        raise found[0]
     tables = check_tables(opened.path, spec, read.num_bytes)
     largest = max(raw.data.size for raw in source.tensors.values())
     return MeasuredModel(opened.path.name, spec, read, tables, source.num_bytes, largest)

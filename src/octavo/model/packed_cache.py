@@ -29,7 +29,8 @@ import numpy as np
 from octavo.errors import ModelError
 from octavo.kernels.contract import Bytes, Floats, Matrix, RawTensor, Vector, WeightOps
 from octavo.kernels.holding import matrix_of, panels_of
-from octavo.kernels.packed import BLOCKS, stored_bytes
+from octavo.kernels.packed import BLOCKS
+from octavo.model.hollow import hollow
 from octavo.model.packed_file import SUFFIX, Entry, PackedFile, PackWriter, Source, UnusablePack, open_packed
 from octavo.model.reader import TensorSource
 from octavo.model.spec import ModelWeights
@@ -263,12 +264,6 @@ class HollowSource:
         if known.kind not in BLOCKS:
             raise UnusablePack(f"tensor {name!r} is of kind {known.kind!r:.40}")
         return hollow(name, known.kind, known.shape)
-
-
-def hollow(name: str, kind: str, shape: tuple[int, ...]) -> RawTensor:
-    """A tensor of a kind of `BLOCKS` whose bytes are all one and the same zero: it takes no memory."""
-    data = np.broadcast_to(np.zeros(1, np.uint8), (stored_bytes(kind, shape),))
-    return RawTensor(name, kind, shape, data)
 
 
 class _Handed(Mapping[str, RawTensor]):

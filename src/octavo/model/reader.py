@@ -15,11 +15,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from octavo.errors import BadModelFile, UnsupportedModel
+from octavo.errors import BadModelFile, ModelError, UnsupportedModel
 from octavo.kernels.contract import Bytes, Floats, Linear, Matrix, RawTensor, Vector, WeightOps
 from octavo.kernels.packed import FLOAT_KINDS, unpack_vector
 from octavo.model.families.names import GGUF_TENSORS, Names
 from octavo.model.families.row import Description
+from octavo.model.hollow import hollow, is_hollow
 from octavo.model.spec import Norm
 from octavo.units import format_part
 
@@ -38,6 +39,7 @@ _WHOLES = (
     {"model.": "model.language_model."},
 )
 _PROGRESS_EVERY_S = 1.0
+_PROBLEMS_MAX = 500
 
 
 class TensorSource(Protocol):
@@ -54,7 +56,11 @@ class TensorSource(Protocol):
 
 
 class Reader:
-    """Hands out converted tensors by role, and remembers which names were used."""
+    """Hands out converted tensors by role, and remembers which names were used.
+
+    What is wrong with a tensor is raised. With a list of `problems` it is added there, and zeros stand for a
+    tensor that cannot be had: so all that is wrong with a file is found at once, over hollow tensors.
+    """
 
     def __init__(
         self,
@@ -64,9 +70,11 @@ class Reader:
         description: Description,
         ops: WeightOps,
         progress: Callable[[str], None],
+        problems: list[ModelError] | None = None,
     ) -> None:
         self.is_gguf = is_gguf
         self.used: set[str] = set()
+        self._problems = problems
         self._source, self._label, self._ops, self._progress = source, label, ops, progress
         self._family = description.family
         of_gguf = {**GGUF_TENSORS, **self._family.gguf_tensors}
@@ -170,7 +178,7 @@ class Reader:
     def floats(self, name: str, shape: tuple[int, ...]) -> Floats:
         """A tensor's numbers, of its own shape."""
         raw = self.take(name, shape)
-        values = unpack_vector(raw)
+        values = self._unpacked(raw)
         self._source.release(raw)
         return values
 
@@ -189,8 +197,10 @@ class Reader:
             self._progress(f"left out: {len(others):,} tensors of images; the model is served for text alone")
         if unused:
             some = ", ".join(name[:100] for name in unused[:3]) + (" ..." if len(unused) > 3 else "")
-            raise UnsupportedModel(
-                f"{self._label} has {len(unused)} tensors unknown to family {self._family.name}: {some}"
+            self._refuse(
+                UnsupportedModel(
+                    f"{self._label} has {len(unused)} tensors unknown to family {self._family.name}: {some}"
+                )
             )
 
     def _oriented(self, role: str, layer: int, shape: tuple[int, int]) -> RawTensor:
@@ -212,7 +222,7 @@ class Reader:
 
     def _vector(self, name: str, size: int) -> Floats:
         raw = self.take(name, (size,))
-        vector = unpack_vector(raw)
+        vector = self._unpacked(raw)
         self._source.release(raw)
         return vector
 
@@ -220,16 +230,34 @@ class Reader:
         """The tensor of that name, used from now on. Raises BadModelFile: missing, or of another shape."""
         raw = self._source.tensors.get(name)
         if raw is None:
-            raise BadModelFile(f"{self._label} has no tensor {name!r} (expected shape {shape})")
-        if raw.shape != shape:
-            raise BadModelFile(f"{self._label}: tensor {name!r} has shape {raw.shape}; expected {shape}")
+            error = BadModelFile(f"{self._label} has no tensor {name!r} (expected shape {shape})")
+            return self._stand_in(error, name, shape)
         self.used.add(name)
+        if raw.shape != shape:
+            error = BadModelFile(f"{self._label}: tensor {name!r} has shape {raw.shape}; expected {shape}")
+            return self._stand_in(error, name, shape)
         now = time.monotonic()
         if now - self._reported > _PROGRESS_EVERY_S:
             self._reported = now
             self._progress(f"loading weights: {format_part(self._bytes_read, self._bytes_all)}")
         self._bytes_read += raw.data.size
         return raw
+
+    def _unpacked(self, raw: RawTensor) -> Floats:
+        """A tensor's numbers; zeros for a hollow one, where nothing but problems is looked for."""
+        if self._problems is not None and is_hollow(raw):
+            return np.zeros(raw.shape, np.float32)
+        return unpack_vector(raw)
+
+    def _stand_in(self, error: ModelError, name: str, shape: tuple[int, ...]) -> RawTensor:
+        """For a tensor that cannot be had."""
+        self._refuse(error)
+        return hollow(name, "F32", shape)
+
+    def _refuse(self, error: ModelError) -> None:
+        if self._problems is None or len(self._problems) >= _PROBLEMS_MAX:
+            raise error
+        self._problems.append(error)
 
     def _release_if_mapped(self, raw: RawTensor) -> None:
         if raw is self._source.tensors.get(raw.name):
@@ -272,7 +300,7 @@ def by_head_order(num_heads: int, head_size: int) -> RowOrder:
 def take_rows(raw: RawTensor, order: RowOrder) -> RawTensor:
     """The tensor with its rows in another order: whole rows of bytes, so any kind will do. Copies, but for a
     hollow one: all its bytes are one, in any order."""
-    if raw.data.strides == (0,):
+    if is_hollow(raw):
         return raw
     rows = raw.data.reshape(raw.shape[0], -1)
     return dataclasses.replace(raw, data=rows[order].reshape(-1))
@@ -286,7 +314,7 @@ def slice_rows(raw: RawTensor, start: int, stop: int) -> RawTensor:
 
 def transpose(raw: RawTensor) -> RawTensor:
     """(a, b) -> (b, a), for kinds that are not grouped. Copies, but for a hollow one."""
-    if raw.data.strides == (0,):
+    if is_hollow(raw):
         return dataclasses.replace(raw, shape=(raw.shape[1], raw.shape[0]))
     items: Bytes = raw.data.reshape(*raw.shape, -1)
     return dataclasses.replace(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from octavo.errors import ModelError
 from octavo.kernels.contract import Linear, WeightOps
 from octavo.model.families.row import Description
 from octavo.model.mixture_weights import read_mixture
@@ -26,12 +27,14 @@ def read_weights(
     description: Description,
     ops: WeightOps,
     progress: Callable[[str], None],
+    problems: list[ModelError] | None = None,
 ) -> ModelWeights:
-    """Convert all. Raises BadModelFile (a tensor missing or of a wrong shape), UnsupportedModel (unknown).
+    """Convert all. Raises BadModelFile (a tensor missing or of a wrong shape), UnsupportedModel (unknown);
+    with a list of `problems`, they are added there instead (`Reader`).
 
     `label` names the file in messages. O(weights), one tensor at a time.
     """
-    reader = Reader(source, label, is_gguf, description, ops, progress)
+    reader = Reader(source, label, is_gguf, description, ops, progress, problems)
     spec, family = description.spec, description.family
     embedding = reader.matrix("embedding", 0, (spec.vocab_size, spec.hidden_size))
     positions = None

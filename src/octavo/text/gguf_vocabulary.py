@@ -51,6 +51,14 @@ class Vocabulary:
     begin_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class VocabularyFacts:
+    """A vocabulary in words, and how many tokens it has."""
+
+    name: str
+    size: int
+
+
 def build_vocabulary(metadata: Fields) -> Vocabulary:
     """Raises BadModelFile (lists missing or at odds), UnsupportedModel (unknown kind or pre-tokenizer)."""
     if metadata.has(_WHOLE) and not metadata.has("tokenizer.ggml.tokens"):
@@ -58,14 +66,8 @@ def build_vocabulary(metadata: Fields) -> Vocabulary:
         added = backend.get_added_tokens_decoder()
         special = frozenset(id_ for id_, token in added.items() if token.special)
         return Vocabulary(backend, backend.get_vocab_size(), special, ())
-    kind = metadata.text("tokenizer.ggml.model", "")
-    if kind not in _MODELS:
-        raise UnsupportedModel(
-            f"{metadata.source}: tokenizer model {kind!r:.40}; allowed: {', '.join(_MODELS)}"
-        )
-    tokens = _strings(metadata, "tokenizer.ggml.tokens")
-    ids = checked_ids(f"{metadata.source}: tokenizer.ggml.tokens", tokens)
-    types = _token_types(metadata, len(tokens))
+    lists = _read_lists(metadata)
+    kind, tokens, types, ids = lists.kind, lists.tokens, lists.types, lists.ids
     if kind == "gpt2":
         pre = _pre_tokenizer(metadata)
         source = f"{metadata.source}: tokenizer.ggml.merges"
@@ -86,6 +88,46 @@ def build_vocabulary(metadata: Fields) -> Vocabulary:
     return Vocabulary(
         backend, len(tokens), frozenset(special_ids), _begin_ids(metadata, backend, len(tokens), add_bos)
     )
+
+
+def check_vocabulary(metadata: Fields) -> VocabularyFacts:
+    """What the metadata say of the vocabulary, which is not built: merges take a second in a large one.
+
+    Raises what `build_vocabulary` raises, but for what only building finds: tokens that cannot be told apart,
+    merges that are none.
+    """
+    if metadata.has(_WHOLE) and not metadata.has("tokenizer.ggml.tokens"):
+        return VocabularyFacts(_WHOLE, build_vocabulary(metadata).size)
+    lists = _read_lists(metadata)
+    if lists.kind == "gpt2":
+        _pre_tokenizer(metadata)
+        _strings(metadata, "tokenizer.ggml.merges")
+        name = metadata.text("tokenizer.ggml.pre", "default")
+        return VocabularyFacts(f"byte-level BPE, cut as {name}", len(lists.tokens))
+    is_unigram = lists.kind == "t5"
+    _pieces(metadata, lists.tokens, lists.types, is_unigram=is_unigram)
+    return VocabularyFacts(f"SentencePiece {'unigram' if is_unigram else 'BPE'}", len(lists.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """What each kind of vocabulary has."""
+
+    kind: str
+    tokens: Sequence[str]
+    ids: dict[str, int]
+    types: np.ndarray
+
+
+def _read_lists(metadata: Fields) -> _Lists:
+    kind = metadata.text("tokenizer.ggml.model", "")
+    if kind not in _MODELS:
+        raise UnsupportedModel(
+            f"{metadata.source}: tokenizer model {kind!r:.40}; allowed: {', '.join(_MODELS)}"
+        )
+    tokens = _strings(metadata, "tokenizer.ggml.tokens")
+    ids = checked_ids(f"{metadata.source}: tokenizer.ggml.tokens", tokens)
+    return _Lists(kind, tokens, ids, _token_types(metadata, len(tokens)))
 
 
 def _pre_tokenizer(metadata: Fields) -> PreTokenizer:

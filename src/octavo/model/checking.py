@@ -1,0 +1,164 @@
+"""A model looked at before it is loaded: all that is wrong with it, not only what is met first.
+
+    header -> settings -> tensors    by the rules that load, over hollow tensors
+           -> vocabulary, chat template
+
+Each step that can still be taken is taken. What only the bytes of weights tell (a NaN) is not seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeVar
+
+from octavo.errors import ModelError
+from octavo.fields import Fields, read_json_fields
+from octavo.kernels.contract import RawTensor
+from octavo.model.families import Description, describe_config
+from octavo.model.gguf import GgufFile, read_gguf
+from octavo.model.hub import ModelPath
+from octavo.model.loader import OpenedFiles, describe_gguf_file, require_rows
+from octavo.model.measuring import MeasuredModel, measure_model
+from octavo.model.quantised import DequantisedFiles, dequantised_source
+from octavo.model.safetensors_file import SafetensorsFiles, read_safetensors
+from octavo.text.gguf_vocabulary import check_vocabulary
+from octavo.text.model_templates import templates_of_gguf
+from octavo.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+_LIKE_IT_MAX = 8  # problems of one part that are told
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a model does not run. `part`: "file", "settings", "tensors" or "tokenizer"."""
+
+    part: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokenizer in words, and whether the files have a template for chats."""
+
+    name: str
+    size: int
+    has_template: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found. What a problem hides is None."""
+
+    problems: tuple[Problem, ...]
+    stored: Mapping[str, int]  # bytes of tensors by the files' kinds, the most first
+    opened: OpenedFiles | None
+    measured: MeasuredModel | None
+    vocabulary: Vocabulary | None
+
+
+def check_model(path: ModelPath, weights: str, context_length: int | None = None) -> Checked:
+    """Look at a model whose files are here, as it would be loaded in a mode of `--weights`.
+
+    Raises ConfigError: the context is too long. All else is a problem. O(header bytes).
+    """
+    found = _Problems()
+    source = found.attempt("file", lambda: _open(path, found))
+    description = None if source is None else found.attempt("settings", lambda: _describe(path, source))
+    opened, measured = None, None
+    if source is not None and description is not None:
+        opened = OpenedFiles(path, source, _files(source).paths, description)
+        measured = found.attempt("tensors", lambda: _measure(opened, weights, context_length, found))
+    vocabulary = found.attempt("tokenizer", lambda: _vocabulary_of(path, source, description))
+    stored = {} if source is None else _bytes_by_kind(source)
+    return Checked(tuple(found.all), MappingProxyType(stored), opened, measured, vocabulary)
+
+
+class _Problems:
+    """What has been found so far."""
+
+    def __init__(self) -> None:
+        self.all: list[Problem] = []
+
+    def attempt(self, part: str, work: Callable[[], T]) -> T | None:
+        """The work's result; or None, and its error is a problem."""
+        try:
+            return work()
+        except ModelError as error:
+            self.add(part, [error])
+            return None
+
+    def add(self, part: str, errors: Iterable[ModelError]) -> None:
+        """All of them; those that differ in numbers alone (layers, mostly) are told once."""
+        alike: dict[str, list[str]] = {}
+        for error in errors:
+            alike.setdefault(re.sub(r"\d+", "#", str(error)), []).append(str(error))
+        told = list(alike.values())[:_LIKE_IT_MAX]
+        for first, *others in told:
+            more = f" ({len(others):,} more like it)" if others else ""
+            self.all.append(Problem(part, first + more))
+        if len(alike) > len(told):
+            self.all.append(Problem(part, f"and {len(alike) - len(told):,} others"))
+
+
+_Source = GgufFile | SafetensorsFiles | DequantisedFiles
+
+
+def _open(path: ModelPath, found: _Problems) -> _Source:
+    if path.kind == "gguf":
+        unknown: list[ModelError] = []
+        gguf = read_gguf(path.path, unknown)
+        found.add("tensors", unknown)
+        return gguf
+    files = read_safetensors(path.path)
+    config = read_json_fields(path.path / "config.json")
+    return found.attempt("tensors", lambda: dequantised_source(files, config)) or files
+
+
+def _describe(path: ModelPath, source: _Source) -> Description:
+    if isinstance(source, GgufFile):
+        return describe_gguf_file(source)
+    return describe_config(read_json_fields(path.path / "config.json"))
+
+
+def _measure(
+    opened: OpenedFiles, weights: str, context_length: int | None, found: _Problems
+) -> MeasuredModel:
+    errors: list[ModelError] = []
+    try:
+        return measure_model(opened, weights, context_length, errors)
+    finally:
+        found.add("tensors", errors)
+
+
+def _vocabulary_of(
+    path: ModelPath, source: _Source | None, description: Description | None
+) -> Vocabulary | None:
+    if path.kind != "gguf":
+        tokenizer = Tokenizer.from_folder(path.path)
+        return Vocabulary("the folder's own", tokenizer.vocab_size, tokenizer.chat_template is not None)
+    if not isinstance(source, GgufFile):
+        return None
+    fields = Fields(str(path.path), source.metadata)
+    facts, templates = check_vocabulary(fields), templates_of_gguf(fields)
+    if description is not None:
+        require_rows(path, description, facts.size)
+    return Vocabulary(facts.name, facts.size, templates.default is not None)
+
+
+def _files(source: _Source) -> GgufFile | SafetensorsFiles:
+    return source.files if isinstance(source, DequantisedFiles) else source
+
+
+def _bytes_by_kind(source: _Source) -> dict[str, int]:
+    files = _files(source)
+    raws: list[RawTensor] = list(files.tensors.values())
+    if isinstance(files, SafetensorsFiles):
+        raws += files.codes.values()
+    sizes: dict[str, int] = {}
+    for raw in raws:
+        sizes[raw.kind] = sizes.get(raw.kind, 0) + raw.data.size
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
