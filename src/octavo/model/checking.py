@@ -29,7 +29,7 @@ from octavo.text.model_templates import templates_of_gguf
 from octavo.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-_LIKE_IT_MAX = 8  # problems of one part that are told
+_DIFFERENT_MAX = 16  # problems of one part that are told
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class _Problems:
         alike: dict[str, list[str]] = {}
         for error in errors:
             alike.setdefault(re.sub(r"\d+", "#", str(error)), []).append(str(error))
-        told = list(alike.values())[:_LIKE_IT_MAX]
+        told = list(alike.values())[:_DIFFERENT_MAX]
         for first, *others in told:
             more = f" ({len(others):,} more like it)" if others else ""
             self.all.append(Problem(part, first + more))
