@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from tests.model.model_bench import make_model, save_model
 
-from octavo.cli.doctor_headers import Diagnosis, look
+from octavo.cli.doctor_headers import Diagnosis, json_of, look
 from octavo.config import StartOptions
 from octavo.engine.backends import Choice
 from octavo.executor.backend import HostBackend
@@ -99,3 +100,24 @@ def test_the_part_that_does_not_run_is_named(folder: ModelPath, tmp_path) -> Non
     found = ask(path, StartOptions(), 16 * MEBIBYTE)
     assert found.lines[0] == ("runs", "no, because of its settings, tokenizer")
     assert "'mamba'; allowed: " in found.lines[1][1]
+
+
+def test_scripts_are_told_the_same_as_values(folder: ModelPath, tmp_path: Path) -> None:
+    found = ask(folder, StartOptions(weights="f32"), 16 * MEBIBYTE)
+    told = json.loads(json.dumps(json_of(found)))
+    assert found.fit is not None
+    assert (told["runs"], told["fits"], told["problems"]) == (True, True, [])
+    assert told["settings"]["weight_bytes_by_kind"] == {"F32": found.fit.model.weights.num_bytes}
+    assert told["settings"]["tokens_per_s"] == found.fit.tokens_per_s(1e6)
+    assert [other["flags"] for other in told["others"]] == ["--weights q4", "--kv int8"]
+    save_model(make_model("llama"), tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    told = json_of(ask(ModelPath("tiny", tmp_path, "safetensors"), StartOptions(), 16 * MEBIBYTE))
+    assert (told["runs"], told["fits"], told["settings"]) == (False, False, None)
+    assert "tokenizer" in str(told["problems"])
+
+
+def test_a_model_without_a_template_is_told_to_refuse_chats(folder: ModelPath) -> None:
+    assert any("--chat-template" in line for line in ask(folder, StartOptions(), 16 * MEBIBYTE).advice)
+    given = StartOptions(chat_template="chatml")
+    assert not any("--chat-template" in line for line in ask(folder, given, 16 * MEBIBYTE).advice)

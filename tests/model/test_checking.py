@@ -53,7 +53,9 @@ def test_every_step_tells_its_problems_whatever_the_others_found(tmp_path):
     finish(writer)
     checked = check_model(ModelPath("many", path, "gguf"), "auto")
     told = [problem.text.replace(f"{path}", "FILE") for problem in checked.problems]
-    assert told[0].startswith("FILE: tensor 'blk.0.ffn_up.weight' (and 2 others) is stored as IQ2_XXS; allowed")
+    assert told[0].startswith(
+        "FILE: tensor 'blk.0.ffn_up.weight' (and 2 others) is stored as IQ2_XXS; allowed"
+    )
     assert "FILE has no tensor 'blk.0.attn_norm.weight' (expected shape (256,)) (3 more like it)" in told
     # That of layer 3 is not there at all; the others are not asked for their kind twice.
     assert "FILE has no tensor 'blk.3.ffn_up.weight' (expected shape (512, 256))" in told

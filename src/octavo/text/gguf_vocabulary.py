@@ -93,20 +93,29 @@ def build_vocabulary(metadata: Fields) -> Vocabulary:
 def check_vocabulary(metadata: Fields) -> VocabularyFacts:
     """What the metadata say of the vocabulary, which is not built: merges take a second in a large one.
 
-    Raises what `build_vocabulary` raises, but for what only building finds: tokens that cannot be told apart,
-    merges that are none.
+    Raises what `build_vocabulary` raises, but for what only building finds: tokens that cannot be told apart.
     """
     if metadata.has(_WHOLE) and not metadata.has("tokenizer.ggml.tokens"):
         return VocabularyFacts(_WHOLE, build_vocabulary(metadata).size)
     lists = _read_lists(metadata)
+    named_ids(metadata, len(lists.tokens))
     if lists.kind == "gpt2":
         _pre_tokenizer(metadata)
-        _strings(metadata, "tokenizer.ggml.merges")
+        key = f"{metadata.source}: tokenizer.ggml.merges"
+        for left, right in merges_from_text(key, _strings(metadata, "tokenizer.ggml.merges")):
+            if left + right not in lists.ids:
+                raise BadModelFile(f"{key}: {left + right!r:.80} is no token")
         name = metadata.text("tokenizer.ggml.pre", "default")
         return VocabularyFacts(f"byte-level BPE, cut as {name}", len(lists.tokens))
     is_unigram = lists.kind == "t5"
     _pieces(metadata, lists.tokens, lists.types, is_unigram=is_unigram)
     return VocabularyFacts(f"SentencePiece {'unigram' if is_unigram else 'BPE'}", len(lists.tokens))
+
+
+def named_ids(metadata: Fields, count: int) -> dict[str, int]:
+    """The begin token and those that end something, of `count` tokens. Raises BadModelFile."""
+    keys = {name: f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")}
+    return {name: metadata.integer(key, 0, count - 1) for name, key in keys.items() if metadata.has(key)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from octavo.text.chat import ChatTemplate
 from octavo.text.control import ControlTokens
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.encoding import encode_text, start_library_threads
-from octavo.text.gguf_vocabulary import build_vocabulary
+from octavo.text.gguf_vocabulary import build_vocabulary, named_ids
 from octavo.text.model_templates import ModelTemplates, templates_of_folder, templates_of_gguf
 from octavo.text.sentencepiece import SPACE
 from octavo.text.turns import ends_of_turn
@@ -87,11 +87,7 @@ class Tokenizer:
         fields = Fields(source, metadata)
         vocabulary = build_vocabulary(fields)
         last = vocabulary.size - 1
-        named = {
-            name: fields.integer(f"tokenizer.ggml.{name}_token_id", 0, last)
-            for name in ("bos", "eos", "eot", "eom")
-            if fields.has(f"tokenizer.ggml.{name}_token_id")
-        }
+        named = named_ids(fields, vocabulary.size)
         stop_ids = set(ends_of_turn(vocabulary.backend, vocabulary.special_ids))
         stop_ids |= {named[name] for name in ("eos", "eot", "eom") if name in named}
         padding = metadata.get("tokenizer.ggml.padding_token_id")  # only told: a wrong one does no harm
