@@ -44,6 +44,15 @@ def test_a_model_that_fits_is_told_with_its_memory_users_and_speed(folder: Model
     assert said["users"] == f"{blocks // 8:,} of the whole context of 128 at once"
 
 
+def test_a_token_reads_the_keys_and_values_that_it_sees(folder: ModelPath) -> None:
+    fit = ask(folder, StartOptions(kv="f32"), 16 * MEBIBYTE).fit
+    assert fit is not None
+    assert fit.kv_read(5) == 5 * 768
+    assert fit.kv_read(100) == 8 * 768  # all three layers see 8 positions
+    read = fit.model.bytes_read_for_a_token
+    assert fit.tokens_per_s(1e6, 100) == 1e6 / (read + 8 * 768)
+
+
 def test_what_windows_waste_is_told(folder: ModelPath) -> None:
     said = dict(ask(folder, StartOptions(kv="f32"), 16 * MEBIBYTE).lines)
     # Of 128 positions all three layers read the last 8.

@@ -19,7 +19,8 @@ from octavo.bench.limits import measure_read
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
 from octavo.engine.backends import Choice
-from octavo.engine.fit import USER_TOKENS, Fit, fit_of
+from octavo.engine.fit import Fit, fit_of
+from octavo.engine.start import USER_TOKENS
 from octavo.engine.windows import waste_in_words, window_waste
 from octavo.errors import ModelError
 from octavo.kernels.probe import Machine
@@ -216,14 +217,28 @@ def memory_lines(fit: Fit, bytes_per_s: float) -> Lines:
             "speed",
             f"at most {fit.tokens_per_s(bytes_per_s):,.1f} tokens/s for one user: a token reads "
             f"{format_bytes(model.bytes_read_for_a_token)} of weights{experts}, memory gives "
-            f"{format_bytes(bytes_per_s)} a second (measured now)",
+            f"{format_bytes(bytes_per_s)} a second (measured now); {in_context_in_words(fit, bytes_per_s)}",
         )
     )
     return lines
 
 
+def in_context_in_words(fit: Fit, bytes_per_s: float) -> str:
+    """ "at most 31.2 with 3,000 tokens in context, whose 422 MiB of K and V it reads too"."""
+    tokens = min(USER_TOKENS, fit.model.spec.context_length)
+    return (
+        f"at most {_in_context(fit, bytes_per_s):,.1f} with {tokens:,} tokens in context, whose "
+        f"{format_bytes(fit.kv_read(tokens))} of K and V it reads too"
+    )
+
+
+def _in_context(fit: Fit, bytes_per_s: float) -> float:
+    """Tokens a second with a user's conversation in context."""
+    return fit.tokens_per_s(bytes_per_s, min(USER_TOKENS, fit.model.spec.context_length))
+
+
 def users_in_words(fit: Fit) -> str:
-    """ "21 of 2,048 tokens at once, 5 of the whole context of 8,192"."""
+    """ "21 of 3,000 tokens at once, 5 of the whole context of 8,192"."""
     context = fit.model.spec.context_length
     whole = f"{fit.users(context):,} of the whole context of {context:,}"
     if context <= USER_TOKENS:
@@ -239,7 +254,8 @@ def advice(fit: Fit, others: Tried, bytes_per_s: float) -> list[str]:
         lines.append(
             f"{words}:{verb} weights {format_bytes(tried.model.weights.num_bytes)}, "
             f"{format_bytes(tried.bytes_per_token)} of KV per token, {users_in_words(tried)}, at most "
-            f"{tried.tokens_per_s(bytes_per_s):,.1f} tokens/s"
+            f"{tried.tokens_per_s(bytes_per_s):,.1f} tokens/s, "
+            f"{_in_context(tried, bytes_per_s):,.1f} in context"
         )
     if not fit.fits and not any(tried.fits for _, tried in others):
         lines.append("none of these makes it fit: take a smaller model, or a machine with more memory")
@@ -256,8 +272,12 @@ def _tried(opened: OpenedFiles, fit: Fit, choice: Choice) -> Iterator[tuple[str,
 
 def _try(opened: OpenedFiles, choice: Choice, fit: Fit, changed: StartOptions) -> Fit | None:
     """The fit of other settings; None where the files do not allow them."""
+    now = fit.options
     try:
-        model = measure_model(opened, changed.weights, changed.context_length)
+        if (changed.weights, changed.context_length) == (now.weights, now.context_length):
+            model = fit.model
+        else:
+            model = measure_model(opened, changed.weights, changed.context_length)
     except ModelError:
         return None
     return fit_of(model, choice.backend, changed, fit.available)
@@ -334,5 +354,6 @@ def _json_of_fit(fit: Fit, bytes_per_s: float) -> dict[str, object]:
         "users": fit.users(USER_TOKENS),
         "user_tokens": USER_TOKENS,
         "tokens_per_s": fit.tokens_per_s(bytes_per_s),
+        "tokens_per_s_in_context": _in_context(fit, bytes_per_s),
         "window_waste_bytes": 0 if waste is None else waste.num_bytes,
     }

@@ -1,6 +1,7 @@
 """Whether a model fits this machine, and for how many users, before it is loaded: pure arithmetic.
 
-    needed = weights + rotary tables + KV blocks        speed at 1 <= bandwidth / bytes that a token reads
+    needed = weights + rotary tables + KV blocks
+    speed at 1 <= bandwidth / (weights that a token passes + K and V that it sees)
 
 It knows a model that was measured (`model/measuring.py`), the memory that is there and a bandwidth that
 somebody measured; it reads nothing and loads nothing. Blocks are counted by what sizes the pool at start.
@@ -11,14 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.config import StartOptions
-from octavo.engine.start import Budget, size_pool_beside
+from octavo.engine.start import USER_TOKENS, Budget, size_pool_beside
 from octavo.errors import ConfigError
 from octavo.executor.backend import Backend
 from octavo.executor.runner import kv_shape_of
 from octavo.model.measuring import MeasuredModel
 from octavo.units import blocks_for
-
-USER_TOKENS = 2048  # what a user's conversation is taken to hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +55,15 @@ class Fit:
         blocks = 0 if self.budget is None else self.budget.num_blocks
         return blocks // blocks_for(tokens, self.options.block_size)
 
-    def tokens_per_s(self, bytes_per_s: float) -> float:
-        """For one user with nothing in context: at most, by what a token reads."""
-        return bytes_per_s / max(1, self.model.bytes_read_for_a_token)
+    def kv_read(self, tokens: int) -> int:
+        """Bytes of K and V that a token reads behind so many others: in layers with a window those inside."""
+        spec = self.model.spec
+        seen = sum(min(tokens, spec.window(layer) or tokens) for layer in range(spec.num_layers))
+        return round(seen * self.bytes_per_token / spec.num_layers)
+
+    def tokens_per_s(self, bytes_per_s: float, tokens: int = 0) -> float:
+        """For one user with so many tokens in context: at most, by what a token reads."""
+        return bytes_per_s / max(1, self.model.bytes_read_for_a_token + self.kv_read(tokens))
 
 
 def fit_of(model: MeasuredModel, backend: Backend, options: StartOptions, available: int) -> Fit:

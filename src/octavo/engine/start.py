@@ -53,6 +53,7 @@ Progress = Callable[[str], None]
 PoliciesOf = Callable[[int], Sequence[TenantPolicy]]  # tenants' bounds, for blocks of so many bytes
 log = logging.getLogger("octavo.start")
 DEVICE_SPARE_BYTES = 2 << 30
+USER_TOKENS = 3000  # what a user's conversation is taken to hold
 STAGING_MAX = 64  # blocks: one at a time is written, so more would only wait
 
 
@@ -75,12 +76,12 @@ class Budget:
     def in_words(self) -> str:
         """ "4,096 blocks of 16 tokens = 65,536 tokens = 2.9 GiB; 21 sequences of 3,000 tokens"."""
         tokens = self.num_blocks * self.block_size
-        users = self.num_blocks // blocks_for(3000, self.block_size)
+        users = self.num_blocks // blocks_for(USER_TOKENS, self.block_size)
         staging = self.staging * self.bytes_per_block
         behind = f", and {self.staging:,} to stage in ({format_bytes(staging)})" if staging else ""
         return (
             f"{self.num_blocks:,} blocks of {self.block_size} tokens = {tokens:,} tokens = "
-            f"{format_bytes(self.num_bytes - staging)}; {users:,} sequences of 3,000 tokens{behind}"
+            f"{format_bytes(self.num_bytes - staging)}; {users:,} sequences of {USER_TOKENS:,} tokens{behind}"
         )
 
 
