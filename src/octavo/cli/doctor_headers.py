@@ -74,7 +74,8 @@ def diagnose(model: str | None, options: StartOptions, choice: Choice, *, as_jso
         return found.runs and found.fits
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     machine = look_at_machine()
-    lines = [*machine_lines(machine), ("backend", f"{choice.backend.name}: {choice.reason}")]
+    where = f"{choice.backend.name} on {choice.backend.device}: {choice.reason}"
+    lines = [*machine_lines(machine), ("backend", where)]
     for name, text in [*lines, *found.lines]:
         table.add_row(f"[bold]{name}[/]", escape(text))
     console = Console(highlight=False)
