@@ -109,10 +109,7 @@ def test_a_template_may_be_a_file_or_the_text_itself(tmp_path):
 @pytest.mark.parametrize(
     "content, message",
     [
-        (
-            None,
-            r"is '.*', which is no file here; allowed: a file with a Jinja template, or one of chatml,",
-        ),
+        (None, "is '.*, which is no file here; allowed: a file with a Jinja template, or one of chatml,"),
         (b"\xff", "is not UTF-8"),
         (b" \n", "is empty; allowed"),
         (b"{% if %}", "is no Jinja template: line 1: Expected an expression"),
