@@ -15,7 +15,7 @@ from octavo.text.tokenizer import SpecialTokens, Tokenizer
 def tokenizer() -> Tokenizer:
     """Byte-level BPE that wants a begin token before plain prompts."""
     backend = byte_level_reference(pre_tokenizers.ByteLevel(add_prefix_space=False))
-    special = SpecialTokens(0, 0, frozenset([0]), frozenset([0, 1, 2]), add_bos_id=0)
+    special = SpecialTokens(0, 0, frozenset([0]), frozenset([0, 1, 2]), begin_ids=(0,))
     return Tokenizer(backend, special, byte_level=True, strips_leading_space=False, chat_template=None)
 
 
