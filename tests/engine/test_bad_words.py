@@ -8,6 +8,7 @@ from tokenizers import pre_tokenizers
 
 from octavo.engine.bad_words import BAD_WORDS_MAX, bad_word_ids
 from octavo.errors import InvalidRequest
+from octavo.text.model_templates import ModelTemplates
 from octavo.text.tokenizer import SpecialTokens, Tokenizer
 
 
@@ -16,7 +17,9 @@ def tokenizer() -> Tokenizer:
     """Byte-level BPE that wants a begin token before plain prompts."""
     backend = byte_level_reference(pre_tokenizers.ByteLevel(add_prefix_space=False))
     special = SpecialTokens(0, 0, frozenset([0]), frozenset([0, 1, 2]), begin_ids=(0,))
-    return Tokenizer(backend, special, byte_level=True, strips_leading_space=False, chat_template=None)
+    return Tokenizer(
+        backend, special, byte_level=True, strips_leading_space=False, templates=ModelTemplates()
+    )
 
 
 def banned(tokenizer: Tokenizer, words: list[str]) -> tuple[tuple[int, ...], ...]:
