@@ -295,6 +295,10 @@ def scripted() -> Iterator[Callable[..., str]]:
                     with connection:
                         connection.recv(65536)
                         connection.sendall(answer)
+                        # What it has not read when it closes would make the end a reset.
+                        connection.shutdown(socket.SHUT_WR)
+                        while connection.recv(65536):
+                            pass
 
             thread = threading.Thread(target=serve, daemon=True)
             thread.start()
