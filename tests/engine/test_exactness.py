@@ -59,7 +59,6 @@ def backends() -> dict[str, Ops]:
         ops.name = f"{ops.name}-{kind}" if kv == "f32" else f"{ops.name}-{kind}-{kv}"
         made[ops.name] = ops
     mixtures = [
-        (ReferenceOps, "F32", Routing(2, "softmax", normalised=True)),
         (NativeOps, "Q4_1", Routing(1, "sigmoid", weighs_input=True)),
         (NativeOps, MIXED, Routing(4, "softmax_of_chosen")),
     ]

@@ -22,8 +22,9 @@ import model_bench
 
 LENGTHS = (5, 17, 40, 70)  # within and beyond windows of 8, blocks of 16 and a chunk
 NAMES = ["llama", "mistral-window", "qwen2-window", "qwen3", "gemma2", "gpt2", *model_bench.FAMILY_CONFIGS]
-# One of each kind of layer: no norm before a branch, parallel branches, two ropes, scaled queries, fused.
-IN_NUMPY = ["olmo3", "gpt_neox", "gemma3_text", "ministral3", "glm4"]
+NAMES += ["mixtral", "qwen3_moe-some-dense", "olmoe", "gpt_oss-window-8", "llama4_text-no-norm"]
+# Of each kind of layer: no norm before a branch, parallel branches, two ropes, scaled queries, fused, experts
+IN_NUMPY = ["olmo3", "gpt_neox", "gemma3_text", "ministral3", "glm4", "mixtral"]
 CASES = [("native", name) for name in NAMES] + [("reference", name) for name in IN_NUMPY]
 
 
