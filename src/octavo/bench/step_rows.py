@@ -20,7 +20,7 @@ from octavo.bench.kernels import duration
 from octavo.kernels.contract import Batch, Floats, HostBatch, Ints, KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.model.decoder import hidden_states, project
-from octavo.model.hub import resolve
+from octavo.model.hub.paths import resolve
 from octavo.model.loader import load_model
 from octavo.units import blocks_for
 

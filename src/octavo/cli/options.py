@@ -273,7 +273,7 @@ def named(model: str | None, file: str | None) -> str | None:
     """The model, with the file that `--file` names. Raises ConfigError where it could not be one of its."""
     if file is None:
         return model
-    from octavo.model.hub import with_file
+    from octavo.model.hub.paths import with_file
 
     return with_file(model, file)
 

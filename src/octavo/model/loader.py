@@ -19,13 +19,13 @@ from octavo.fields import Fields, read_json_fields
 from octavo.kernels.contract import WeightOps
 from octavo.kernels.packed import unpack_vector
 from octavo.model.families import Description, RopeTensors, describe_config, describe_gguf
-from octavo.model.fingerprint import fingerprint, hash_files
-from octavo.model.gguf import GgufFile, read_gguf
-from octavo.model.hub import ModelPath
+from octavo.model.files.fingerprint import fingerprint, hash_files
+from octavo.model.files.gguf import GgufFile, read_gguf
+from octavo.model.files.safetensors_file import SafetensorsFiles, read_safetensors
+from octavo.model.hub.paths import ModelPath
 from octavo.model.packed_cache import PackedFolder, Weights, read_through
-from octavo.model.quantised import DequantisedFiles, dequantised_source
+from octavo.model.quantised.source import DequantisedFiles, dequantised_source
 from octavo.model.reader import TensorSource
-from octavo.model.safetensors_file import SafetensorsFiles, read_safetensors
 from octavo.model.spec import Model, ModelSpec, ModelWeights, turns_of
 from octavo.model.weights import read_weights
 from octavo.text.tokenizer import Tokenizer

@@ -17,9 +17,9 @@ from octavo.kernels.contract import Floats, Matrix, RawTensor, Vector
 from octavo.kernels.held import kind_held
 from octavo.kernels.holding import panel_bytes
 from octavo.kernels.packed import BLOCKS, require_matrix
-from octavo.model.hollow import hollow
+from octavo.model.files.hollow import hollow
 from octavo.model.loader import OpenedFiles, check_tables, spec_within
-from octavo.model.quantised import DequantisedFiles
+from octavo.model.quantised.source import DequantisedFiles
 from octavo.model.spec import LayerWeights, ModelSpec, ModelWeights
 from octavo.model.weights import read_weights
 

@@ -21,7 +21,7 @@ from octavo.kernels.packed import BLOCKS, PANEL_WIDTH
 from octavo.model.families import describe_config
 from octavo.model.families.row import Family
 from octavo.model.families.table import FAMILIES
-from octavo.model.quantised_settings import METHODS, OUTCOMES
+from octavo.model.quantised.settings import METHODS, OUTCOMES
 from octavo.text.pre_tokenizers import PRE_TOKENIZERS
 
 HEAD = """\

@@ -20,7 +20,7 @@ from octavo.kernels.contract import Bytes, Floats, Linear, Matrix, RawTensor, Ve
 from octavo.kernels.packed import FLOAT_KINDS, unpack_vector
 from octavo.model.families.names import GGUF_TENSORS, Names
 from octavo.model.families.row import Description
-from octavo.model.hollow import hollow, is_hollow
+from octavo.model.files.hollow import hollow, is_hollow
 from octavo.model.spec import Norm
 from octavo.units import format_part
 

@@ -30,7 +30,7 @@ from octavo.fields import Fields, parse_json_object
 from octavo.kernels.aligned import CACHE_LINE
 from octavo.kernels.contract import Bytes
 from octavo.kernels.holding import panel_bytes
-from octavo.model.mapped import MappedFile
+from octavo.model.files.mapped import MappedFile
 
 MAGIC = b"OCTAVOPK"
 FORMAT_VERSION = 1

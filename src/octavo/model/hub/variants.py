@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from octavo.errors import ModelNotFound, UnsupportedModel, shown
-from octavo.model.gguf_split import parse_part_name
-from octavo.model.safetensors_file import INDEX_NAME, SINGLE_NAME
+from octavo.model.files.gguf_split import parse_part_name
+from octavo.model.files.safetensors_file import INDEX_NAME, SINGLE_NAME
 from octavo.units import format_bytes
 
 # Which one is taken where none is named: what most people take first, then what is near it in size.

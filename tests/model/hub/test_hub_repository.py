@@ -9,12 +9,13 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
-from fake_hub import git_sha1, serving_hub, sha256, use_hub
 from huggingface_hub import constants
+from tests.model.fake_hub import git_sha1, serving_hub, sha256, use_hub
 
 from octavo.errors import BadModelFile, ModelNotFound, UnsupportedModel
-from octavo.model import hub_download, hub_repository
-from octavo.model.hub import ModelPath, resolve
+from octavo.model.hub import download as downloading
+from octavo.model.hub import repository as repositories
+from octavo.model.hub.paths import ModelPath, resolve
 
 
 def noise(num_bytes, seed=0):
@@ -196,14 +197,14 @@ def test_wrong_bytes_of_a_part_left_behind_are_found_out(ggufs, tmp_path):
 
 
 def test_a_small_file_is_checked_by_its_name_in_git(safetensors, tmp_path, monkeypatch):
-    real = hub_download.Download._write
+    real = downloading.Download._write
 
     def spoil(self, answer, fd, start, stop):
         real(self, answer, fd, start, stop)
         if self.file.name == "config.json":
             os.pwrite(fd, b"!", 0)
 
-    monkeypatch.setattr(hub_download.Download, "_write", spoil)
+    monkeypatch.setattr(downloading.Download, "_write", spoil)
     with pytest.raises(
         BadModelFile, match=f"config.json has sha1 .* {git_sha1(safetensors.files['config.json'])}"
     ):
@@ -212,7 +213,7 @@ def test_a_small_file_is_checked_by_its_name_in_git(safetensors, tmp_path, monke
 
 def test_a_full_disk_is_said_before_anything_is_fetched(ggufs, monkeypatch):
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(hub_repository.shutil, "disk_usage", lambda _path: usage(0, 0, 100 << 10))
+    monkeypatch.setattr(repositories.shutil, "disk_usage", lambda _path: usage(0, 0, 100 << 10))
     with pytest.raises(ModelNotFound, match="has 100 KiB free; 293 KiB are needed"):
         resolve("owner/name")
     assert not any("resolve" in path for _, path, _ in ggufs.seen)
@@ -220,7 +221,7 @@ def test_a_full_disk_is_said_before_anything_is_fetched(ggufs, monkeypatch):
 
 def test_what_is_on_the_way_already_needs_no_room(ggufs, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(hub_repository.shutil, "disk_usage", lambda _path: usage(0, 0, 100 << 10))
+    monkeypatch.setattr(repositories.shutil, "disk_usage", lambda _path: usage(0, 0, 100 << 10))
     folder = tmp_path / "cache" / "models--owner--name" / "blobs"
     folder.mkdir(parents=True)
     data = ggufs.files["X-Q4_K_M.gguf"]
@@ -344,10 +345,10 @@ def test_two_fetches_of_one_file_at_once_fetch_it_once(ggufs):
 
 
 def test_progress_tells_bytes_speed_and_what_is_left(ggufs):
-    file = hub_download.RemoteFile("X.gguf", "", {}, 4000 << 10, None, None)
-    download = hub_download.Download(file, ggufs, ggufs)
+    file = downloading.RemoteFile("X.gguf", "", {}, 4000 << 10, None, None)
+    download = downloading.Download(file, ggufs, ggufs)
     said = []
-    meter = hub_repository._Meter("owner/name", 8000 << 10, said.append)
+    meter = repositories._Meter("owner/name", 8000 << 10, said.append)
     meter.before = 2000 << 10
     assert meter._speed(100.0, 2000 << 10) == ""
     assert meter._speed(102.0, 3000 << 10) == ", 500 KiB/s, 10 s left"
@@ -360,7 +361,7 @@ def test_progress_tells_bytes_speed_and_what_is_left(ggufs):
 
 
 def test_somebody_who_looks_once_a_second_is_told_while_nothing_comes(ggufs, monkeypatch):
-    monkeypatch.setattr(hub_download, "TICK_S", 0.01)
+    monkeypatch.setattr(downloading, "TICK_S", 0.01)
     ggufs.stall, ggufs.cuts = threading.Event(), [100_000]
     said = []
 
@@ -374,7 +375,7 @@ def test_somebody_who_looks_once_a_second_is_told_while_nothing_comes(ggufs, mon
 
 
 def test_an_interrupt_leaves_a_part_that_the_next_fetch_goes_on_with(ggufs, tmp_path, monkeypatch):
-    monkeypatch.setattr(hub_download, "TICK_S", 0.01)
+    monkeypatch.setattr(downloading, "TICK_S", 0.01)
     ggufs.stall, ggufs.cuts = threading.Event(), [100_000]
 
     def interrupt(line):

@@ -18,14 +18,20 @@ from pathlib import Path
 
 from octavo.errors import ModelError, ModelNotFound, shown
 from octavo.fields import read_json_fields
-from octavo.model import hub_snapshots
-from octavo.model.gguf_split import parse_part_name
-from octavo.model.hub import ModelPath, cache_folder, is_repository
-from octavo.model.hub_alias import ALIASES
-from octavo.model.hub_repository import is_whole
-from octavo.model.hub_snapshots import Snapshot
-from octavo.model.safetensors_file import INDEX_NAME, SINGLE_NAME
-from octavo.model.variants import GgufSet, choose, gguf_sets
+from octavo.model.files.gguf_split import parse_part_name
+from octavo.model.files.safetensors_file import INDEX_NAME, SINGLE_NAME
+from octavo.model.hub.alias import ALIASES
+from octavo.model.hub.paths import ModelPath, cache_folder, is_repository
+from octavo.model.hub.repository import is_whole
+from octavo.model.hub.snapshots import (
+    Snapshot,
+    hub_folder,
+    repositories,
+    repository_folder,
+    snapshots_of,
+    unfinished_parts,
+)
+from octavo.model.hub.variants import GgufSet, choose, gguf_sets
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,7 @@ class CachedModel:
 def cached_models() -> list[CachedModel]:
     """All that is in the caches, aliases first. Raises ConfigError. O(files in the caches)."""
     found = [model for name in ALIASES if (model := _cached_alias(name)) is not None]
-    for name in hub_snapshots.repositories():
+    for name in repositories():
         found += _cached_repository(name)
     return found
 
@@ -85,10 +91,10 @@ def remove_cached(name: str, models: Iterable[CachedModel]) -> int:
         num_bytes = path.stat().st_size
         path.unlink()
         return num_bytes
-    folder = hub_snapshots.repository_folder(base)
+    folder = repository_folder(base)
     num_bytes = _bytes_of(path for path in folder.rglob("*") if not path.is_symlink())
     shutil.rmtree(folder)
-    shutil.rmtree(hub_snapshots.hub_folder() / ".locks" / folder.name, ignore_errors=True)
+    shutil.rmtree(hub_folder() / ".locks" / folder.name, ignore_errors=True)
     return num_bytes
 
 
@@ -119,7 +125,7 @@ def _cached_alias(name: str) -> CachedModel | None:
 def _cached_repository(name: str) -> list[CachedModel]:
     """The models of one repository; of several commits, the one that was fetched last is shown."""
     found: list[CachedModel] = []
-    snapshots = hub_snapshots.snapshots(name)
+    snapshots = snapshots_of(name)
     sets = gguf_sets(_all_files(name))
     for each in sets:
         paths = _pointers(snapshots, each.names)
@@ -134,9 +140,9 @@ def _cached_repository(name: str) -> list[CachedModel]:
         if SINGLE_NAME in snapshot.files or INDEX_NAME in snapshot.files:
             found.append(_cached_safetensors(name, snapshot, snapshots))
             break
-    parts = hub_snapshots.unfinished_parts(name)
+    parts = unfinished_parts(name)
     if parts:
-        size, used, folder = _bytes_of(parts), _used_at(parts), hub_snapshots.repository_folder(name)
+        size, used, folder = _bytes_of(parts), _used_at(parts), repository_folder(name)
         found.append(CachedModel(name, "unfinished", None, size, folder, len(parts), used, False))
     return found
 
@@ -166,7 +172,7 @@ def _cached_safetensors(name: str, snapshot: Snapshot, snapshots: list[Snapshot]
 def _all_files(name: str) -> dict[str, int]:
     """The files of all commits of a repository that are here."""
     files: dict[str, int] = {}
-    for snapshot in reversed(hub_snapshots.snapshots(name)):
+    for snapshot in reversed(snapshots_of(name)):
         files |= snapshot.files
     return files
 
@@ -189,7 +195,7 @@ def _blobs(pointers: Iterable[Path]) -> set[Path]:
 
 def _remove_files(repository: str, names: Iterable[str]) -> int:
     """Remove files from every commit, and their blobs that no other file of the repository uses."""
-    snapshots = hub_snapshots.snapshots(repository)
+    snapshots = snapshots_of(repository)
     gone = _pointers(snapshots, names)
     others = [each.folder / name for each in snapshots for name in each.files]
     unused = _blobs(gone) - _blobs(path for path in others if path not in set(gone))

@@ -20,7 +20,7 @@ from octavo.kernels.contract import Floats, Linear, Matrix, Vector
 from octavo.kernels.packed import BLOCKS, floats_of
 from octavo.model.families.names import GGUF_TENSORS
 from octavo.model.families.row import Description
-from octavo.model.gguf_writer import Planned
+from octavo.model.files.gguf_writer import Planned
 from octavo.model.reader import RowOrder, halves_order
 from octavo.model.spec import LayerWeights, Mixture, ModelWeights, Norm
 

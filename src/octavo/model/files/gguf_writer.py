@@ -23,7 +23,7 @@ from types import MappingProxyType
 from octavo.errors import ConfigError
 from octavo.kernels.contract import Bytes
 from octavo.kernels.packed import BLOCKS
-from octavo.model.gguf import KINDS
+from octavo.model.files.gguf import KINDS
 
 VERSION = 3
 ALIGNMENT = 32

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from octavo.errors import BadModelFile, ModelNotFound, UnsupportedModel
 from octavo.fields import parse_json_object, read_json_fields
 from octavo.kernels.contract import RawTensor
-from octavo.model.mapped import MappedFile
+from octavo.model.files.mapped import MappedFile
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"

@@ -8,20 +8,20 @@ import os
 import gguf
 import numpy as np
 import pytest
-from model_bench import CONFIGS, make_model, random_prompt, run_chunks, save_model
 from test_quantised import LAYOUTS
 from tests.blocks import dequantised
+from tests.model.model_bench import CONFIGS, make_model, random_prompt, run_chunks, save_model
 
 from octavo.cli.convert import in_words, run
 from octavo.errors import BadModelFile, ConfigError, UnsupportedModel
 from octavo.kernels.integer_reference import requantised
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.packed import unpack_vector
-from octavo.model.convert import Target, convert_gguf
-from octavo.model.convert_folder import convert_folder
-from octavo.model.gguf import read_gguf
-from octavo.model.gguf_writer import Planned
-from octavo.model.hub import ModelPath
+from octavo.model.conversion.convert import Target, convert_gguf
+from octavo.model.conversion.convert_folder import convert_folder
+from octavo.model.files.gguf import read_gguf
+from octavo.model.files.gguf_writer import Planned
+from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
 
 TOKENS = random_prompt(41)
@@ -224,7 +224,7 @@ def test_an_interrupt_leaves_nothing_behind(file, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("octavo.model.convert.Reporter.add", interrupted)
+    monkeypatch.setattr("octavo.model.conversion.convert.Reporter.add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         convert_gguf(file, Target(tmp_path / "out.gguf", "q4"), quiet)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f32.gguf", "model"]

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from octavo.errors import BadModelFile, ModelError, ModelNotFound, UnsupportedModel
 from octavo.kernels.packed import unpack_vector
-from octavo.model.safetensors_file import INDEX_NAME, SINGLE_NAME, read_safetensors
+from octavo.model.files.safetensors_file import INDEX_NAME, SINGLE_NAME, read_safetensors
 
 TENSORS = {
     "f32": torch.randn(4, 6),

@@ -7,8 +7,8 @@
     "owner/name"                   ->  the same choice in a repository, kept in Hugging Face's cache
     ...":Q4_K_M", ...":file.gguf"  ->  of that folder or repository the file of that quantisation or name
 
-The cache folder is OCTAVO_CACHE, else ~/.cache/octavo. Who fetches and who keeps is told by hub_alias,
-hub_repository and hub_cache; this module only decides what a name means.
+The cache folder is OCTAVO_CACHE, else ~/.cache/octavo. Who fetches and who keeps is told by alias.py,
+repository.py and cache.py; this module only decides what a name means.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path, PurePosixPath
 
 from octavo.errors import ConfigError, ModelNotFound, UnsupportedModel, shown
 from octavo.files import folder_of
-from octavo.model.gguf_split import parse_part_name
-from octavo.model.hub_alias import ALIASES, CACHE_VARIABLE, DEFAULT_ALIAS, Progress, fetch_alias
-from octavo.model.hub_repository import fetch_repository
-from octavo.model.variants import pick
+from octavo.model.files.gguf_split import parse_part_name
+from octavo.model.hub.alias import ALIASES, CACHE_VARIABLE, DEFAULT_ALIAS, Progress, fetch_alias
+from octavo.model.hub.repository import fetch_repository
+from octavo.model.hub.variants import pick
 from octavo.types import Notice
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")

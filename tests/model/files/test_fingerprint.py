@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from octavo.errors import ModelNotFound
-from octavo.model import fingerprint
-from octavo.model.fingerprint import hash_files
+from octavo.model.files import fingerprint
+from octavo.model.files.fingerprint import hash_files
 
 
 @pytest.fixture

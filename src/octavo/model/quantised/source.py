@@ -18,7 +18,8 @@ from octavo.errors import UnsupportedModel
 from octavo.fields import Fields
 from octavo.kernels.contract import RawTensor
 from octavo.kernels.packed import stored_bytes
-from octavo.model.quantised_layouts import (
+from octavo.model.files.safetensors_file import SafetensorsFiles
+from octavo.model.quantised.layouts import (
     Parts,
     QuantisedMatrix,
     find_awq,
@@ -28,8 +29,7 @@ from octavo.model.quantised_layouts import (
     find_mxfp4,
     find_packed,
 )
-from octavo.model.quantised_settings import METHODS, Outcome, Quantisation, read_quantisation
-from octavo.model.safetensors_file import SafetensorsFiles
+from octavo.model.quantised.settings import METHODS, Outcome, Quantisation, read_quantisation
 
 # Scales of activations, and of K and V: they change no weight.
 _UNUSED = re.compile(r".*\.((input|output|[qkv])_(scale|zero_point|global_scale)|input_scale_ub)")

@@ -12,17 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from model_bench import expected_logits, load, make_model, random_prompt, run_chunks, save_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tests.model.model_bench import expected_logits, load, make_model, random_prompt, run_chunks, save_model
 
 from octavo.errors import BadModelFile, ModelError, UnsupportedModel
 from octavo.fields import Fields
 from octavo.kernels.packed import unpack_vector
-from octavo.model.quantised import DequantisedFiles, dequantised_source
-from octavo.model.quantised_blocks import float8_values
-from octavo.model.quantised_settings import OUTCOMES
-from octavo.model.safetensors_file import SINGLE_NAME, read_safetensors
+from octavo.model.files.safetensors_file import SINGLE_NAME, read_safetensors
+from octavo.model.quantised.blocks import float8_values
+from octavo.model.quantised.settings import OUTCOMES
+from octavo.model.quantised.source import DequantisedFiles, dequantised_source
 
 VECTORS = Path(__file__).parent / "vectors" / "quantised.safetensors"
 EXACT, MINIMA, ANEW, ROUNDED = "exact", "minima", "anew", "rounded"
@@ -332,6 +332,6 @@ def test_every_outcome_names_its_loss():
 
 
 def test_the_documentation_lists_every_outcome():
-    text = (Path(__file__).parents[2] / "docs" / "files.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "files.md").read_text()
     rows = [f"| {outcome.layout} | {outcome.kind} | {outcome.loss} |" for outcome in OUTCOMES.values()]
     assert [row for row in rows if row not in text] == []

@@ -22,17 +22,24 @@ from octavo.fields import Fields, read_json_fields
 from octavo.kernels.contract import Floats, Matrix, RawTensor
 from octavo.kernels.file_order import encoded
 from octavo.kernels.held import kind_held
-from octavo.model.convert import SLAB_ELEMENTS, Progress, Reporter, Target, quantisation_pairs, writing
+from octavo.model.conversion.convert import (
+    SLAB_ELEMENTS,
+    Progress,
+    Reporter,
+    Target,
+    quantisation_pairs,
+    writing,
+)
+from octavo.model.conversion.folder_layout import FolderLayout, Part, PlannedMatrix, lay_out
+from octavo.model.conversion.gguf_metadata import Metadata, Value, describe, describe_tokenizer, factors_of
 from octavo.model.families import Description, describe_config, describe_gguf
 from octavo.model.families.row import Family
 from octavo.model.families.scaling import RopeTensors
-from octavo.model.folder_layout import FolderLayout, Part, PlannedMatrix, lay_out
-from octavo.model.gguf_metadata import Metadata, Value, describe, describe_tokenizer, factors_of
-from octavo.model.gguf_writer import GgufWriter, Planned
+from octavo.model.files.gguf_writer import GgufWriter, Planned
+from octavo.model.files.safetensors_file import read_safetensors
 from octavo.model.loader import ROPE_FACTORS
-from octavo.model.quantised import dequantised_source
+from octavo.model.quantised.source import dequantised_source
 from octavo.model.rope import RopeSpec, Temperature
-from octavo.model.safetensors_file import read_safetensors
 from octavo.model.spec import ModelSpec
 from octavo.model.weights import read_weights
 from octavo.text.model_templates import templates_of_folder

@@ -8,12 +8,12 @@ import time
 import gguf
 import numpy as np
 import pytest
-from gguf_bench import KINDS, finish, write_sample
 from tests.blocks import QUANTISED, random_tensor
+from tests.model.gguf_bench import KINDS, finish, write_sample
 
 from octavo import _native
 from octavo.errors import BadModelFile, ModelError, UnsupportedModel
-from octavo.model.gguf import read_gguf
+from octavo.model.files.gguf import read_gguf
 
 
 @pytest.fixture(scope="module")

@@ -20,11 +20,16 @@ from pathlib import Path
 
 from octavo.errors import ModelError, ModelNotFound
 from octavo.fields import read_json_fields
-from octavo.model import hub_snapshots
-from octavo.model.hub_download import Download, RemoteFile, watch
-from octavo.model.hub_snapshots import PART_SUFFIX, Snapshot
-from octavo.model.safetensors_file import INDEX_NAME, SINGLE_NAME
-from octavo.model.variants import Choice, pick
+from octavo.model.files.safetensors_file import INDEX_NAME, SINGLE_NAME
+from octavo.model.hub.download import Download, RemoteFile, watch
+from octavo.model.hub.snapshots import (
+    PART_SUFFIX,
+    Snapshot,
+    note_main,
+    repository_folder,
+    snapshots_of,
+)
+from octavo.model.hub.variants import Choice, pick
 from octavo.types import Notice
 from octavo.units import format_age, format_bytes
 
@@ -51,7 +56,7 @@ class Repository:
     @property
     def snapshot(self) -> Path:
         """The folder of this commit, which need not exist yet."""
-        return hub_snapshots.repository_folder(self.name) / "snapshots" / self.commit
+        return repository_folder(self.name) / "snapshots" / self.commit
 
 
 def fetch_repository(name: str, wanted: str | None, progress: Progress) -> Path:
@@ -99,7 +104,7 @@ def _fetch(repository: Repository, choice: Choice | None, progress: Progress) ->
         _bring(repository, _text_files(repository.files), progress)
         _bring(repository, weight_files(folder, repository.files, f"repository {name}"), progress)
         found = folder
-    hub_snapshots.note_main(name, repository.commit)
+    note_main(name, repository.commit)
     return found
 
 
@@ -137,7 +142,7 @@ def _bring(repository: Repository, names: Sequence[str], progress: Progress) -> 
     if not absent:
         return
     sizes = repository.files
-    blobs = hub_snapshots.repository_folder(repository.name) / "blobs"
+    blobs = repository_folder(repository.name) / "blobs"
     _check_room(blobs, sum(sizes[name] - _bytes_here(blobs, repository.sha256[name]) for name in absent))
     meter = _Meter(repository.name, sum(sizes[name] for name in absent), progress)
     blobs.mkdir(parents=True, exist_ok=True)
@@ -239,7 +244,7 @@ def _from_cache(name: str, wanted: str | None, error: Exception, progress: Progr
     """What the cache has, if it is whole; else the reason why the hub could not be asked."""
     why = _in_words(name, error)
     refused: ModelError = why
-    for snapshot in hub_snapshots.snapshots(name):
+    for snapshot in snapshots_of(name):
         try:
             found = _whole(snapshot, wanted)
         except ModelError as missing:

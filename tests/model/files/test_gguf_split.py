@@ -7,13 +7,13 @@ import shutil
 import gguf
 import numpy as np
 import pytest
-from gguf_bench import finish, write_model
-from model_bench import VOCABULARY, load, make_model, random_prompt, run_chunks
+from tests.model.gguf_bench import finish, write_model
+from tests.model.model_bench import VOCABULARY, load, make_model, random_prompt, run_chunks
 
 from octavo.errors import BadModelFile, ModelNotFound
-from octavo.model.gguf import read_gguf
-from octavo.model.gguf_split import parse_part_name
-from octavo.model.hub import ModelPath
+from octavo.model.files.gguf import read_gguf
+from octavo.model.files.gguf_split import parse_part_name
+from octavo.model.hub.paths import ModelPath
 
 NUM_TENSORS = 7
 

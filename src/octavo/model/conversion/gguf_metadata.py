@@ -15,8 +15,8 @@ from octavo.errors import UnsupportedModel
 from octavo.kernels.contract import Floats
 from octavo.model.families import Description
 from octavo.model.families.names import GGUF_KEYS
-from octavo.model.gguf import STRING_BYTES_MAX
-from octavo.model.gguf_writer import Pair, f32_pair, flag_pair, text_pair, u32_pair
+from octavo.model.files.gguf import STRING_BYTES_MAX
+from octavo.model.files.gguf_writer import Pair, f32_pair, flag_pair, text_pair, u32_pair
 from octavo.model.rope import RopeSpec
 from octavo.text.model_templates import ModelTemplates
 from octavo.text.tokenizer import Tokenizer

@@ -23,7 +23,8 @@ import numpy.typing as npt
 from octavo.errors import BadModelFile
 from octavo.kernels.contract import Bytes, Floats, RawTensor
 from octavo.kernels.packed import BLOCKS, FLOAT_KINDS, QUANT_GROUP, unpack_vector
-from octavo.model.quantised_blocks import (
+from octavo.model.files.safetensors_file import SafetensorsFiles
+from octavo.model.quantised.blocks import (
     NotAHalf,
     Zeros,
     anew_rows,
@@ -35,8 +36,7 @@ from octavo.model.quantised_blocks import (
     unpacked,
     values_of,
 )
-from octavo.model.quantised_settings import OUTCOMES, Blocks, Outcome, Quantisation
-from octavo.model.safetensors_file import SafetensorsFiles
+from octavo.model.quantised.settings import OUTCOMES, Blocks, Outcome, Quantisation
 
 SLAB_ELEMENTS = 1 << 18  # decoded at a time: temporaries stay small, and in the caches
 WORD_BITS = 32

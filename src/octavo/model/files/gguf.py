@@ -28,8 +28,8 @@ from octavo import _native
 from octavo.errors import BadModelFile, ModelError, ModelNotFound, UnsupportedModel
 from octavo.kernels.contract import Bytes, RawTensor
 from octavo.kernels.packed import BLOCKS
-from octavo.model.gguf_split import SplitMark, foreign_key, part_paths, read_split_mark
-from octavo.model.mapped import MappedFile
+from octavo.model.files.gguf_split import SplitMark, foreign_key, part_paths, read_split_mark
+from octavo.model.files.mapped import MappedFile
 
 NumberArray = npt.NDArray[np.generic]
 MetaValue = bool | int | float | str | NumberArray | tuple[bytes, ...] | list["MetaValue"]

@@ -56,7 +56,7 @@ def repositories() -> list[str]:
     return ["/".join(parts) for parts in names if len(parts) == 2]
 
 
-def snapshots(name: str) -> list[Snapshot]:
+def snapshots_of(name: str) -> list[Snapshot]:
     """What is here of a repository, the commit that was fetched last first, then the newest."""
     folder = repository_folder(name)
     try:

@@ -23,8 +23,8 @@ from octavo.kernels.file_order import encoded
 from octavo.kernels.held import kind_held
 from octavo.kernels.packed import require_consistent
 from octavo.model.families.table import row_of_gguf
-from octavo.model.gguf import GgufFile, read_gguf
-from octavo.model.gguf_writer import GgufWriter, Pair, Planned, require_target, u32_pair
+from octavo.model.files.gguf import GgufFile, read_gguf
+from octavo.model.files.gguf_writer import GgufWriter, Pair, Planned, require_target, u32_pair
 from octavo.units import format_bytes
 
 WEIGHTS = ("auto", "f32", "bf16", "int8", "q4")

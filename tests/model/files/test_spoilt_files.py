@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 import pytest
 import transformers
-from fuzz_bench import (
+from tests.model.fuzz_bench import (
     GGUF_CODES,
     ODD_VALUES,
     GgufTensor,
@@ -26,12 +26,12 @@ from fuzz_bench import (
     try_each,
     write_safetensors,
 )
-from gguf_bench import write_model
-from model_bench import CONFIGS, make_model, save_model
+from tests.model.gguf_bench import write_model
+from tests.model.model_bench import CONFIGS, make_model, save_model
 
 from octavo.model import families
-from octavo.model.gguf import read_gguf
-from octavo.model.hub import ModelPath
+from octavo.model.files.gguf import read_gguf
+from octavo.model.hub.paths import ModelPath
 
 COUNT = 300
 TINY = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}

