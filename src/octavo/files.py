@@ -1,7 +1,7 @@
 """Files: the few calls by which a lower tier reaches the disk.
 
-A tier goes through `Files` and through nothing else, so that something else may stand there:
-`sim/faults.py` wraps a `Files` and fails on purpose. Every call may raise OSError, and every statement to a
+A tier goes through `Files` and through nothing else, so that something else may stand there
+(the tests have one that fails on purpose). Every call may raise OSError, and every statement to a
 database may raise sqlite3.Error; nothing here retries or hides one.
 
 `folder_of` and `read_regular_file` are for the folders and small files that an operator names.

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.doubles.fake_model import FakeModel
 
 from octavo.bench.load import Arrival, LoadReport, Spread, Targets
 from octavo.bench.watching import BusyScheduler, Read, Round, Scene, draw, reading
@@ -17,7 +18,6 @@ from octavo.errors import ConfigError, RequestFailed
 from octavo.server.frames import FrameReader, FrameWriter
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
-from octavo.server.testing import FakeModel
 
 SMALL = Scene(blocks=200, requests=5, streams=2, prompt=32, frames=4)
 

@@ -10,6 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from tests.doubles.faults import FaultKind, FaultyFiles, seeded
 from tests.tiny import Answer, over_kv_of, random_prompt, request, run, settle, tiny_engine
 
 from octavo.engine.core import Engine
@@ -19,7 +20,6 @@ from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
 from octavo.retention.transfers import Transfers
-from octavo.sim.faults import FaultKind, FaultyFiles, seeded
 from octavo.types import Request
 
 FINGERPRINT = b"f" * 32

@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from tests.doubles.faults import Crashed, Fault, FaultKind, FaultyFiles, scripted, seeded
 from tests.engine.chats import Chat, open_chat, plain
 from tests.engine.test_sessions import HELLO, _copy_as_killed
 
@@ -20,7 +21,6 @@ from octavo.engine.session_store import SessionStore
 from octavo.errors import OctavoError, RequestFailed
 from octavo.files import Database, OsFiles, SqlValue
 from octavo.retention.transfers import Transfers
-from octavo.sim.faults import Crashed, Fault, FaultKind, FaultyFiles, scripted, seeded
 
 QUESTIONS = (HELLO, "and then", "Why")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from tests.doubles.faults import FaultKind, FaultyFiles, seeded
 from tests.engine.chats import BLOCK_BYTES, open_chat, plain
 from tests.engine.served import read
 from tests.engine.test_session_store import Clock
@@ -35,7 +36,6 @@ from octavo.memory.quota import TenantPolicy
 from octavo.params import BeamParams, SamplerParams
 from octavo.retention.session_table import SessionState
 from octavo.scheduler.scheduler import Scheduler
-from octavo.sim.faults import FaultKind, FaultyFiles, seeded
 from octavo.types import ChatMessage, FinishReason
 
 

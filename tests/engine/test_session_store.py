@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from tests.doubles.faults import Fault, FaultKind, FaultyFiles, scripted, seeded
 from tests.engine.chats import open_chat
 
 from octavo.engine.session_store import SESSIONS_MAX, SessionStore
@@ -27,7 +28,6 @@ from octavo.memory.ledger import Ledger
 from octavo.memory.names import NameChain, root_name
 from octavo.memory.tiers import OffloadTier
 from octavo.scheduler.scheduler import Scheduler
-from octavo.sim.faults import Fault, FaultKind, FaultyFiles, scripted, seeded
 from octavo.step.config import SchedulerConfig
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from tests.doubles.faults import FaultKind, FaultyFiles, seeded
 from tests.engine.chats import Chat, PairTokenizer, open_chat, plain
 from tests.engine.served import wait_until
 
@@ -32,7 +33,6 @@ from octavo.params import SamplerParams
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.session_table import SessionState
 from octavo.retention.transfers import Transfers
-from octavo.sim.faults import FaultKind, FaultyFiles, seeded
 from octavo.types import ChatMessage, FinishReason
 
 HELLO = "tell me of the blocks and pages that were bound in leather long ago"

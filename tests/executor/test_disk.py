@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.doubles.faults import Fault, FaultKind, FaultyFiles, at_each
 from tests.executor.store import (
     BLOCK,
     FINGERPRINT,
@@ -27,7 +28,6 @@ from tests.executor.store import (
 from octavo.errors import ConfigError
 from octavo.executor.disk import DiskStore
 from octavo.files import OsFiles
-from octavo.sim.faults import Fault, FaultKind, FaultyFiles, at_each
 
 
 def test_a_block_reads_back_before_and_after_commit_and_after_a_restart(tmp_path: Path) -> None:

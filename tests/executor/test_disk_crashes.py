@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.doubles.faults import Crashed, Fault, FaultKind, FaultyFiles, scripted, seeded
 from tests.executor.store import (
     BLOCK,
     NAMESPACE,
@@ -31,7 +32,6 @@ from tests.executor.store import (
 from octavo.errors import ConfigError
 from octavo.executor.disk import DiskStore
 from octavo.files import Files, OsFiles
-from octavo.sim.faults import Crashed, Fault, FaultKind, FaultyFiles, scripted, seeded
 
 
 class Life:

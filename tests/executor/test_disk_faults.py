@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.doubles.faults import Fault, FaultKind, FaultyFiles, at_each
 from tests.executor.store import (
     BLOCK,
     NAMESPACE,
@@ -27,7 +28,6 @@ from tests.executor.store import (
 )
 
 from octavo.files import Database, OsFiles, SqlValue
-from octavo.sim.faults import Fault, FaultKind, FaultyFiles, at_each
 
 
 @pytest.mark.parametrize("kind", [FaultKind.ENOSPC, FaultKind.EIO])

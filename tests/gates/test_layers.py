@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.executor": VALUES | {"octavo.files", "octavo.kernels", "octavo.model", "octavo.sampling"},
     # The one room that knows torch and Triton; `octavo.engine.backends` opens it, and only on demand.
     "octavo.device": VALUES | {"octavo.executor", "octavo.kernels", "octavo.model", "octavo.sampling"},
-    "octavo.sim": VALUES | {"octavo.files"} | LEDGER,
+    "octavo.sim": VALUES | LEDGER,
     "octavo.engine": VALUES
     | LEDGER
     | BYTES

@@ -3,7 +3,7 @@
     uvicorn -> AccessLog (ids, log, counts) -> CORS (if pages are allowed) -> Guard (keys, hosts) -> routes
             -> ServedModel
 
-It knows the protocol `ServedModel` and nothing of engines, so a double (`octavo.server.testing`) serves in
+It knows the protocol `ServedModel` and nothing of engines, so a double serves in
 tests.
 """
 

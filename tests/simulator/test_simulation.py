@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-
-from octavo.sim.driver import drive
-from octavo.sim.planted import BUGS, NAME_WIDTH, hunt
-from octavo.sim.planting import PlantedBug
+from tests.simulator.lives import drive
+from tests.simulator.planted import BUGS, NAME_WIDTH, hunt
+from tests.simulator.planting import PlantedBug
 
 
 @pytest.mark.parametrize("overlap", [0, 1, 2])
@@ -45,8 +44,8 @@ def test_random_lives_answer_as_without_paging_and_lose_nothing(overlap: int) ->
     assert sum(o.beams_preempted for o in outcomes) > 7
 
 
-# What `python -m octavo.sim.planted` printed last: where to look first. A life that has changed since then is
-# no error: the others follow.
+# What `make planted-bugs` printed last: where to look first. A life that has changed since then is no error:
+# the others follow.
 TABLE = Path(__file__).with_name("planted.txt").read_text(encoding="utf-8")
 SEEN = {
     line[:NAME_WIDTH].rstrip(): (int(found[1]), int(found[2]))

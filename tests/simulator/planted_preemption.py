@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Many
 
+from tests.simulator.planting import PlantedBug
+
 from octavo.memory.holders import Holder
 from octavo.retention.arena import StagingArena
 from octavo.retention.staging import Loss, Staging
 from octavo.retention.transfers import Transfers
 from octavo.scheduler.making_room import MakingRoom
 from octavo.scheduler.sequence import Sequence
-from octavo.sim.planting import PlantedBug
 from octavo.step.headroom import Headroom
 from octavo.step.plan_builder import PlanBuilder
 from octavo.types import BlockCopy, TransferDone

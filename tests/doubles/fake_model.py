@@ -15,6 +15,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from tests.doubles.fake_answers import FakeAnswers
+from tests.doubles.fake_sessions import FakeSessions
+
 from octavo.engine.bad_words import bad_word_ids
 from octavo.engine.model_card import ModelCard
 from octavo.engine.outputs import (
@@ -47,8 +50,6 @@ from octavo.errors import (
 )
 from octavo.params import NO_TIMEOUTS, Pooling, SamplerParams, Timeouts
 from octavo.server.prompts import too_long
-from octavo.server.testing_answers import FakeAnswers
-from octavo.server.testing_sessions import FakeSessions
 from octavo.types import DEFAULT_CHAT, ChatOptions, FinishReason, Usage
 
 VOCAB_SIZE = 300

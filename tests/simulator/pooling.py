@@ -1,21 +1,13 @@
-"""Embeddings in random lives: what stands for one, which requests want one, and what their clients must be
-told."""
+"""Embeddings in random lives: which requests want one, and what their clients must be told."""
 
 from __future__ import annotations
 
-import hashlib
 import random
-from array import array
-from collections.abc import Sequence
 from dataclasses import replace
 
 from octavo.params import Pooling, SamplerParams
+from octavo.sim.oracle import embedding_of
 from octavo.types import FinishReason, Request, Update
-
-
-def embedding_of(prompt: Sequence[int]) -> bytes:
-    """A strong hash of everything that it depends on."""
-    return hashlib.blake2b(array("Q", prompt).tobytes(), digest_size=16).digest()
 
 
 def with_pooling(request: Request, rate: float = 0.08) -> Request:

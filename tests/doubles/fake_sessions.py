@@ -1,9 +1,11 @@
-"""Sessions for tests of the HTTP edge, as `octavo.server.testing.FakeModel` has them."""
+"""Sessions for tests of the HTTP edge, as `tests.doubles.fake_model.FakeModel` has them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+
+from tests.doubles.fake_responses import FakeResponses
 
 from octavo.engine.outputs import (
     ChatMessage,
@@ -15,7 +17,6 @@ from octavo.engine.outputs import (
 )
 from octavo.errors import InvalidRequest, UnknownSession, require_range
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
-from octavo.server.testing_responses import FakeResponses
 from octavo.types import DEFAULT_CHAT, ChatOptions
 
 

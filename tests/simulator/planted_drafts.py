@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence as Many
 from unittest import mock
 
+from tests.simulator.planting import PlantedBug
+
 from octavo.memory.ledger import Ledger
 from octavo.memory.table import BlockTable
 from octavo.scheduler import drafts as drafts_module
@@ -14,7 +16,6 @@ from octavo.scheduler.drafts import Drafts
 from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.sequence import Sequence
-from octavo.sim.planting import PlantedBug
 from octavo.speculation.speculator import DRAFTS_MAX
 from octavo.types import SampledToken
 

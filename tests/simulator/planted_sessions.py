@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
+from tests.simulator.planting import PlantedBug
+
 from octavo.memory.names import NameChain
 from octavo.memory.tiers import OffloadTier
 from octavo.retention.pins import Pin
@@ -13,7 +15,6 @@ from octavo.retention.session_table import Session
 from octavo.retention.soft_holds import SoftHolds
 from octavo.retention.transfers import Transfers
 from octavo.retention.warm_pins import WarmPins
-from octavo.sim.planting import PlantedBug
 from octavo.types import Request
 
 

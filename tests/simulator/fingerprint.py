@@ -1,9 +1,9 @@
 """A fingerprint of behaviour: every plan and every update of many random lives, as one hash.
 
-    python -m octavo.sim.fingerprint                    1,000 seeds, overlap 0 and 1, one hash
-    python -m octavo.sim.fingerprint --save FILE        and the hash of each life, to compare with later
-    python -m octavo.sim.fingerprint --against FILE     the first life that is not the same, if any
-    python -m octavo.sim.fingerprint --trace 7 --overlap 1     that life, a line for each plan and update
+    python -m tests.simulator.fingerprint                    1,000 seeds, overlap 0 and 1, one hash
+    python -m tests.simulator.fingerprint --save FILE        and the hash of each life, to compare with later
+    python -m tests.simulator.fingerprint --against FILE     the first life that is not the same, if any
+    python -m tests.simulator.fingerprint --trace 7 --overlap 1     that life, a line for each plan and update
 
 Two versions with the same hash decide alike, so a change of structure alone prints the hash from before. Only
 values are hashed, in the order in which a type declares its fields: a new name changes nothing.
@@ -23,7 +23,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 
-from octavo.sim.driver import Simulation
+from tests.simulator.lives import Simulation
+
 from octavo.types import Transfer, Update
 
 STEPS = 300

@@ -9,11 +9,11 @@ import sys
 from unittest import mock
 
 import pytest
+from tests.simulator import fingerprint
+from tests.simulator.fingerprint import hash_of
 
 from octavo.memory.ledger import Ledger
 from octavo.memory.table import BlockTable
-from octavo.sim import fingerprint
-from octavo.sim.fingerprint import hash_of
 
 LIVES = ((2, 0), (6, 1), (11, 2))  # with a tier below, and stores that fail; the second one crashes
 
@@ -25,7 +25,9 @@ def here() -> list[str]:
 
 @pytest.mark.parametrize("hash_seed", ["1", "2", "3"])
 def test_a_life_is_the_same_in_every_process(here: list[str], hash_seed: str) -> None:
-    code = "from tests.sim.test_determinism import hash_of, LIVES; print(*map(hash_of, reversed(LIVES)))"
+    code = (
+        "from tests.simulator.test_determinism import hash_of, LIVES; print(*map(hash_of, reversed(LIVES)))"
+    )
     env = {**os.environ, "PYTHONHASHSEED": hash_seed}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
     assert run.returncode == 0, run.stderr

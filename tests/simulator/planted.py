@@ -1,5 +1,5 @@
 """Planted bugs: a suite is judged by the bugs it refuses. Each entry breaks one promise on purpose; the
-simulator must notice every one. `python -m octavo.sim.planted` prints the table.
+simulator must notice every one. `make planted-bugs` prints the table.
 """
 
 from __future__ import annotations
@@ -8,6 +8,13 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+
+from tests.simulator import planted_beams
+from tests.simulator.lives import drive
+from tests.simulator.planted_drafts import DRAFT_BUGS
+from tests.simulator.planted_preemption import PREEMPTION_BUGS
+from tests.simulator.planted_sessions import SESSION_BUGS
+from tests.simulator.planting import PlantedBug
 
 from octavo.inspect import glimpse, own_views
 from octavo.inspect.views import MapView, RequestView, view_map, view_request
@@ -40,12 +47,6 @@ from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.shares import TenantShares
 from octavo.scheduler.waits import Wait
-from octavo.sim import planted_beams
-from octavo.sim.driver import drive
-from octavo.sim.planted_drafts import DRAFT_BUGS
-from octavo.sim.planted_preemption import PREEMPTION_BUGS
-from octavo.sim.planted_sessions import SESSION_BUGS
-from octavo.sim.planting import PlantedBug
 from octavo.step.plan_builder import PlanBuilder
 from octavo.types import FinishReason, Move, TransferDone, Update, Usage
 

@@ -1,4 +1,4 @@
-"""Stored responses for tests of the HTTP edge, as `octavo.server.testing_sessions.FakeSessions` has them."""
+"""Stored responses for tests of the HTTP edge, as `tests.doubles.fake_sessions.FakeSessions` has them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.sim.driver import drive
+from tests.simulator.lives import drive
 
 
 def test_random_lives_step_back_grow_again_and_give_idle_memory_back() -> None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from octavo.sim.beams import BeamBooks
+from tests.simulator.beams import BeamBooks
+from tests.simulator.outcome import Outcome
+from tests.simulator.pooling import check_told
+
 from octavo.sim.oracle import next_token
-from octavo.sim.outcome import Outcome
-from octavo.sim.pooling import check_told
 from octavo.types import FinishReason, Request, Update
 
 Choice = tuple[int, int]  # request id and choice

@@ -13,16 +13,17 @@ import random
 from dataclasses import dataclass
 from typing import Protocol
 
+from tests.simulator.books import Books
+from tests.simulator.outcome import Outcome
+from tests.simulator.tenants import unsalted_seed
+
 from octavo.errors import InvalidRequest, PinRefused, RequestTooLarge, SessionBusy, SessionRefused
 from octavo.params import SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import Session, SessionState
 from octavo.scheduler.scheduler import Scheduler
-from octavo.sim.books import Books
 from octavo.sim.oracle import OracleExecutor
-from octavo.sim.outcome import Outcome
-from octavo.sim.tenants import unsalted_seed
 from octavo.types import FinishReason, Request
 
 _SESSIONS_MAX = 6

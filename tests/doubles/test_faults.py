@@ -9,9 +9,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-
-from octavo.files import OsFiles
-from octavo.sim.faults import (
+from tests.doubles.faults import (
     Crashed,
     Fault,
     FaultKind,
@@ -22,6 +20,8 @@ from octavo.sim.faults import (
     scripted,
     seeded,
 )
+
+from octavo.files import OsFiles
 
 OPERATIONS = ["open", "pwrite", "pread", "fdatasync", "execute"] * 40
 
