@@ -278,12 +278,6 @@ def named(model: str | None, file: str | None) -> str | None:
     return with_file(model, file)
 
 
-def words_of(model: str | None, file: str | None) -> list[str]:
-    """The same as words of another command line; none for the default model. Raises ConfigError."""
-    found = named(model, file)
-    return [] if found is None else [found]
-
-
 def numbers(text: str, setting: str) -> tuple[int, ...]:
     """ "1,8,32" as (1, 8, 32). Raises ConfigError unless all are integers from 1 to 999,999,999."""
     from octavo.errors import ConfigError, shown

@@ -1,4 +1,4 @@
-"""`octavo bench sessions`: what a suspended chat's next turn costs after kill -9."""
+"""`python -m bench.sessions [MODEL]`: what a suspended chat's next turn costs after kill -9."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
+import typer
+from bench.sessions.sessions import Resumed, Scenario, measure
 from rich.console import Console
 
 from octavo.bench.offline import quantile
-from octavo.bench.sessions import Resumed, Scenario, measure
 
 
 def run(words: Sequence[str], folder: str | None, scenario: Scenario, *, as_json: bool) -> None:
@@ -44,3 +46,26 @@ def lines_of(turns: Sequence[Resumed]) -> list[str]:
         f"time to first token, recomputed: p50 {quantile(again, 0.5):8,.1f} ms   "
         f"p95 {quantile(again, 0.95):8,.1f} ms   ({times})",
     ]
+
+
+def main(
+    model: Annotated[str | None, typer.Argument(help="As for `octavo serve`.")] = None,
+    n: Annotated[int, typer.Option("--n", help="Chats that are suspended.", min=1, max=1000)] = 50,
+    lines: Annotated[
+        int, typer.Option(help="Lines of the first question, 12 tokens or so each.", min=1)
+    ] = 60,
+    out: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 32,
+    folder: Annotated[
+        str | None, typer.Option(help="Folder for the disk cache. Default: a temporary one.")
+    ] = None,
+    kv_memory: Annotated[str, typer.Option(help="KV memory of the servers.")] = "256MiB",
+    disk_size: Annotated[str, typer.Option(help="Size of the disk cache's file.")] = "2GiB",
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
+) -> None:
+    """Suspend chats, kill the server with -9, start it again: what the next turns cost."""
+    words = [*([model] if model else []), "--kv-memory", kv_memory, "--disk-size", disk_size]
+    run(words, folder, Scenario(n, lines, out), as_json=as_json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,18 +1,21 @@
-"""`octavo bench fairness`: what a quiet tenant notices of a flood, as a table or JSON lines."""
+"""`python -m bench.fairness [MODEL]`: what a quiet tenant notices of a flood, as a table or JSON lines."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from typing import Annotated
 
+import typer
+from bench.fairness.fairness import Found, Scenario, bound_s, measure
 from rich.console import Console
 from rich.table import Table
 
-from octavo.bench.fairness import Found, Scenario, bound_s, measure
 from octavo.bench.offline import quantile
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
 from octavo.engine.start import start_engine
+from octavo.units import parse_bytes
 
 
 def run(model: str | None, options: StartOptions, scenario: Scenario, *, as_json: bool) -> None:
@@ -68,3 +71,25 @@ def table_of(found: list[Found]) -> Table:
             f"{each.flood_blocks:,}{maximum}" if each.between_s else "",
         )
     return table
+
+
+def main(
+    model: Annotated[str | None, typer.Argument(help="As for `octavo serve`.")] = None,
+    clients: Annotated[int, typer.Option(help="Clients of the tenant that floods.", min=1)] = 48,
+    requests: Annotated[int, typer.Option(help="Requests of the quiet tenant.", min=1)] = 40,
+    kv_memory: Annotated[str, typer.Option(help="KV memory of the engine.")] = "64MiB",
+    max_seqs: Annotated[int, typer.Option(help="Sequences that run at once.", min=1)] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
+) -> None:
+    """Measure what a quiet tenant notices of one that floods, with quotas and turns and without."""
+    options = StartOptions(
+        backend="native",
+        kv_memory_bytes=parse_bytes(kv_memory),
+        max_seqs=max_seqs,
+        speculate="off",
+    )
+    run(model, options, Scenario(clients=clients, requests=requests), as_json=as_json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,17 +1,19 @@
-"""`octavo bench watch`: what a reader of the live map's stream costs, as two tables or JSON lines."""
+"""`python -m bench.watching [MODEL]`: what a reader of the live map's stream costs, as tables or JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Annotated
 
+import typer
+from bench.watching.watching import Drawn, Round, Scene, draw, serve
 from rich.console import Console
 from rich.table import Table
 
 from octavo.bench.load import Load
 from octavo.bench.offline import quantile
-from octavo.bench.watching import Drawn, Round, Scene, draw, serve
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.engine.stats import EngineStats
 from octavo.server.feeds import pause_s
@@ -106,3 +108,23 @@ def line_of(turn: Round) -> dict[str, object]:
         "frames_per_s": turn.read.frames / turn.read.seconds,
         "bytes_per_s": turn.read.bytes / turn.read.seconds,
     }
+
+
+def main(
+    model: Annotated[str | None, typer.Argument(help="As for `octavo serve`.")] = None,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds over HTTP, with a reader and without in each; 0: none.", min=0)
+    ] = 5,
+    tokens: Annotated[int, typer.Option(help="Tokens of an answer over HTTP.", min=1, max=900)] = 128,
+    blocks: Annotated[
+        int, typer.Option(help="Blocks of the pool that is looked at without a server.", max=2_000_000)
+    ] = 100_000,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
+) -> None:
+    """Measure what a client that watches the live map costs: a look, its bytes, and the others' speed."""
+    words = [*([model] if model else []), "--speculate", "off"]
+    run(words, Scene(blocks), tokens, rounds, as_json=as_json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

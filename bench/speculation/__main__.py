@@ -1,4 +1,4 @@
-"""`octavo bench speculation`: what guessed tokens are worth on six tasks, and what trying costs."""
+"""`python -m bench.speculation [MODEL]`: what guessed tokens are worth on six tasks, and their cost."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
-from octavo.bench.speculation import (
+import typer
+from bench.speculation.speculation import (
+    CONCURRENCIES,
+    MODES,
     OFF,
     CellResult,
     Scenario,
@@ -20,6 +20,11 @@ from octavo.bench.speculation import (
     summaries_of,
     written_prompts,
 )
+from bench.speculation.tasks import chosen_tasks
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.errors import ConfigError
 
@@ -106,3 +111,44 @@ def _decoding(result: CellResult) -> str:
     speed = f"{result.decode_tokens_per_second:,.0f}"
     is_compared = result.mode != OFF and result.decode_ratio is not None
     return f"{speed} ({result.decode_ratio:.2f})" if is_compared else speed
+
+
+def main(
+    model: Annotated[str | None, typer.Argument(help="As for `octavo serve`.")] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="editing, quoting, extraction, retrieval, chat, random; repeatable. Default: all."),
+    ] = None,
+    concurrency: Annotated[
+        list[int] | None,
+        typer.Option(help="Requests in flight, at most 32; repeatable. Default: 1, 2, 8, 32.", min=1, max=32),
+    ] = None,
+    mode: Annotated[
+        list[str] | None, typer.Option(help="off, ngram or auto; repeatable. Default: all.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds that are measured, everything in each.", min=1)] = 9,
+    tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.", min=1, max=900)] = 200,
+    weights: Annotated[str, typer.Option(help="How weights are held.")] = "auto",
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--write-prompts", help="Write the prompts as JSON lines to this file, and leave."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
+) -> None:
+    """Measure what guessed tokens are worth: answers that quote their prompts, chats, and random tokens."""
+    scenario = Scenario(
+        tasks=chosen_tasks(task),
+        concurrencies=tuple(dict.fromkeys(concurrency or CONCURRENCIES)),
+        modes=tuple(dict.fromkeys(mode or MODES)),
+        rounds=rounds,
+        tokens=tokens,
+        weights=weights,
+    )
+    if prompts is not None:
+        write_prompts(model, scenario, prompts)
+        return
+    run(model, scenario, as_json=as_json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

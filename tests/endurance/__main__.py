@@ -1,19 +1,22 @@
-"""`octavo bench steady`: many requests of mixed kinds through a small pool, and whether anything grows."""
+"""`python -m tests.endurance [MODEL]`: many mixed requests, a small pool, and whether anything grows."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from dataclasses import asdict
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
+from tests.endurance.steady import Look, grown, spread
+from tests.endurance.steady import run as run_requests
 
-from octavo.bench.steady import Look, grown, spread
-from octavo.bench.steady import run as run_requests
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
 from octavo.engine.start import start_engine
+from octavo.units import parse_bytes
 
 LOOKS = 10
 
@@ -65,3 +68,28 @@ def table_of(looks: list[Look]) -> Table:
             f"{each.evictions:,}",
         )
     return table
+
+
+def main(
+    model: Annotated[str | None, typer.Argument(help="As for `octavo serve`.")] = None,
+    requests: Annotated[int, typer.Option(help="Requests of mixed kinds.", min=10)] = 10_000,
+    kv_memory: Annotated[str, typer.Option(help="KV memory of the engine.")] = "8MiB",
+    disk_cache: Annotated[str | None, typer.Option(help="Folder of the disk cache. Default: none.")] = None,
+    disk_size: Annotated[str, typer.Option(help="Size of the disk cache's file.")] = "64MiB",
+    max_seqs: Annotated[int, typer.Option(help="Sequences that run at once.", min=1)] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
+) -> None:
+    """Send requests of mixed kinds through a small pool; see whether memory or any index grows."""
+    options = StartOptions(
+        backend="native",
+        kv_memory_bytes=parse_bytes(kv_memory),
+        disk_cache=disk_cache,
+        disk_size_bytes=parse_bytes(disk_size),
+        max_seqs=max_seqs,
+        speculate="off",
+    )
+    run(model, options, requests, as_json=as_json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

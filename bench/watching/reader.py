@@ -1,4 +1,4 @@
-"""A reader of the live map's stream that shows nothing: `python -m octavo.bench.watching_reader URL`.
+"""A reader of the live map's stream that shows nothing: `python bench/watching/reader.py URL`.
 
 It says "reading" when the first frame has come, counts frames and bytes until its input ends, and prints what
 it counted as JSON.

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from bench.speculation.tasks import NUM_PROMPTS, TASKS, Prompt, chosen_tasks, prompts_of_task
+
 from octavo.api.llm import LLM
-from octavo.bench.speculation_tasks import NUM_PROMPTS, TASKS, Prompt, chosen_tasks, prompts_of_task
 from octavo.config import StartOptions
 from octavo.engine.requests import encode_rendered, render_chat
 from octavo.engine.stats import EngineStats

@@ -1,14 +1,16 @@
-"""`octavo bench structured`: what schemas cost, and what forced tokens save."""
+"""`python -m bench.structured [MODEL]`: what schemas cost, and what forced tokens save."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import Annotated
 
+import typer
+from bench.structured.structured import StructuredResult, measure_structured
 from rich.console import Console
 from rich.table import Table
 
-from octavo.bench.structured import StructuredResult, measure_structured
 from octavo.cli.terminal import look_at_machine, phases, write
 
 
@@ -39,3 +41,20 @@ def table_of(results: list[StructuredResult]) -> Table:
             f"{each.mask_share:.1%}",
         )
     return table
+
+
+def main(
+    model: Annotated[str | None, typer.Argument(help="As for `octavo serve`.")] = None,
+    rows: Annotated[int, typer.Option(help="Requests at once.", min=1, max=1024)] = 32,
+    tokens: Annotated[
+        int, typer.Option(help="Output tokens of a row, where they are compared.", min=1, max=900)
+    ] = 96,
+    rounds: Annotated[int, typer.Option(help="Rounds that are measured, all variants in each.", min=1)] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
+) -> None:
+    """Show what it costs to follow schemas, and what tokens that they force save."""
+    run(model, rows, tokens, rounds, as_json=as_json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -20,12 +20,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
+
+from bench.sessions.sessions import serving
 
 from octavo.bench.endpoint import Client, Endpoint
 from octavo.bench.load import Arrival, Load, LoadReport, Targets, apply
 from octavo.bench.offline import quantile
-from octavo.bench.sessions import serving
 from octavo.engine.core import inspector_of
 from octavo.errors import ConfigError, RequestFailed
 from octavo.inspect.glimpse import Glimpse
@@ -238,7 +240,7 @@ def serve(
 @contextmanager
 def reading(url: str) -> Iterator[list[Read]]:
     """A reader in a process of its own, which has got its first frame; what it read is in the list behind."""
-    command = [sys.executable, "-m", "octavo.bench.watching_reader", url]
+    command = [sys.executable, str(Path(__file__).with_name("reader.py")), url]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     found: list[Read] = []
     try:
