@@ -8,8 +8,8 @@ request at a time.
     llama-lookup   llama.cpp's example of prompt lookup: 8 guesses beside none
     vLLM           its n-gram proposer, 8 guesses after matches of up to 4 tokens, beside none; float32
 
-Every program gets the prompts of `python -m bench.speculation` as token ids (llama-lookup: as text), two of each
-task for each round. A ratio is that of one program to itself; `changed` counts the prompts whose greedy
+Every program gets the prompts of bench/speculation as token ids (llama-lookup: as text), two of each task for
+each round. A ratio is that of one program to itself; `changed` counts the prompts whose greedy
 output is another one with speculation. Octavo's own count is 0, or its benchmark ends with an error.
 """
 

@@ -63,10 +63,10 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.bench": VALUES
     | LEDGER
     | ENGINE
-    | {"octavo.api", "octavo.config", "octavo.files", "octavo.sim", "octavo.sse_reader", "octavo._native"},
+    | {"octavo.api", "octavo.config", "octavo.sim", "octavo.sse_reader", "octavo._native"},
     "octavo.cli": VALUES
     | ENGINE
-    | {"octavo.bench", "octavo.config", "octavo.files", "octavo.server", "octavo.sim", "octavo.tenants"}
+    | {"octavo.bench", "octavo.config", "octavo.files", "octavo.server", "octavo.tenants"}
     | {"octavo.api", "octavo.memory", "octavo.sse_reader", "octavo._native", "octavo.__version__"},
 }
 # Rooms that decide: no arrays, no clock, no thread, no socket. Time is an argument.
