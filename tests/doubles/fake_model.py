@@ -36,7 +36,6 @@ from octavo.engine.outputs import (
     RequestView,
     SequenceView,
     State,
-    Stream,
     Strength,
     TenantPolicy,
     TenantUse,
@@ -154,7 +153,7 @@ class FakeModel:
         tenant: str = "",
         timeouts: Timeouts = NO_TIMEOUTS,
         cache_salt: str = "",
-    ) -> Stream:
+    ) -> FakeStream:
         """A stream of the answer."""
         if self.refusal is not None:
             raise self.refusal

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from octavo.engine.outputs import ChatMessage, ServedModel, StoredResponse, Turn
+from octavo.engine.outputs import ChatMessage, StoredResponse
+from octavo.engine.stream import Turn
 from octavo.errors import UnknownSession
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.types import DEFAULT_CHAT, ChatOptions
+
+if TYPE_CHECKING:
+    from tests.doubles.fake_model import FakeModel
 
 
 class FakeResponses:
     """Responses in a dictionary; a turn's prompt counts as said at once."""
 
-    def __init__(self, model: ServedModel) -> None:
+    def __init__(self, model: FakeModel) -> None:
         self.dropped: list[str] = []
         self.unstored = FakeUnstored(self)
         self._model = model

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tests.doubles.fake_responses import FakeResponses
 
 from octavo.engine.outputs import (
     ChatMessage,
-    ServedModel,
     SessionBlocks,
     SessionState,
     SessionView,
-    Turn,
 )
+from octavo.engine.stream import Turn
 from octavo.errors import InvalidRequest, UnknownSession, require_range
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.types import DEFAULT_CHAT, ChatOptions
+
+if TYPE_CHECKING:
+    from tests.doubles.fake_model import FakeModel
 
 
 class FakeSessions:
     """Sessions in a dictionary; a turn's answer counts as said at once."""
 
-    def __init__(self, model: ServedModel) -> None:
+    def __init__(self, model: FakeModel) -> None:
         self.responses = FakeResponses(model)
         self._model = model
         self._views: dict[str, SessionView] = {}
