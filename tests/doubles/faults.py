@@ -1,6 +1,6 @@
 """Faults on purpose: a disk that fails by a script or by a seed, in the ways of real ones.
 
-    store -> FaultyFiles -> OsFiles -> the disk
+    store -> FaultyFiles -> Files -> the disk
                   |
              plan(call, operation) -> Fault or None
 
@@ -28,7 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from octavo.files import Database, Files, SqlValue
+from octavo.database import SqlValue
+from octavo.files import Files
 
 
 class Crashed(Exception):
@@ -121,7 +122,7 @@ class _Unsynced:
     before: bytes
 
 
-class FaultyFiles:
+class FaultyFiles(Files):
     """A `Files` that passes every call on, unless its plan strikes it.
 
     `calls` lists the operations so far, `struck` counts what struck. `on_crash` runs once, at the moment of
@@ -260,7 +261,7 @@ class FaultyFiles:
         """As `Files` says. No call: the kernel answers it from memory."""
         return self._files.identity(path)
 
-    def connect(self, path: Path) -> Database:
+    def connect(self, path: Path) -> sqlite3.Connection:
         """As `Files` says, or a fault; every statement to it is a call."""
         with _as_sqlite_says():
             self.meet("connect")
@@ -288,7 +289,7 @@ class FaultyFiles:
 class _FaultyDatabase:
     """A database whose statements are calls of a FaultyFiles."""
 
-    def __init__(self, database: Database, faults: FaultyFiles) -> None:
+    def __init__(self, database: sqlite3.Connection, faults: FaultyFiles) -> None:
         self._database = database
         self._faults = faults
 

@@ -21,7 +21,7 @@ from tests.doubles.faults import (
     seeded,
 )
 
-from octavo.files import OsFiles
+from octavo.files import Files
 
 OPERATIONS = ["open", "pwrite", "pread", "fdatasync", "execute"] * 40
 
@@ -31,7 +31,7 @@ def drawn(plan: FaultPlan) -> list[Fault | None]:
 
 
 def opened(path: Path, plan: FaultPlan = never) -> tuple[FaultyFiles, int]:
-    files = FaultyFiles(OsFiles(), plan)
+    files = FaultyFiles(Files(), plan)
     return files, files.open(path)
 
 
@@ -74,7 +74,7 @@ def test_reads_and_writes_are_short_or_flipped_as_scripted(tmp_path: Path) -> No
 
 
 def test_errors_speak_the_language_of_who_is_asked(tmp_path: Path) -> None:
-    files = FaultyFiles(OsFiles(), lambda call, operation: Fault(FaultKind.ENOSPC) if call % 2 else None)
+    files = FaultyFiles(Files(), lambda call, operation: Fault(FaultKind.ENOSPC) if call % 2 else None)
     fd = files.open(tmp_path / "file")
     with pytest.raises(OSError) as error:
         files.fallocate(fd, 4096)
@@ -90,7 +90,7 @@ def test_errors_speak_the_language_of_who_is_asked(tmp_path: Path) -> None:
 def test_the_dead_do_nothing_more_and_a_torn_write_is_their_last(tmp_path: Path) -> None:
     deaths: list[str] = []
     files = FaultyFiles(
-        OsFiles(), scripted({1: Fault(FaultKind.TORN_WRITE, 2)}), on_crash=lambda: deaths.append("here")
+        Files(), scripted({1: Fault(FaultKind.TORN_WRITE, 2)}), on_crash=lambda: deaths.append("here")
     )
     fd = files.open(tmp_path / "file")
     with pytest.raises(Crashed):

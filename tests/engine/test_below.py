@@ -15,7 +15,7 @@ from tests.tiny import Answer, over_kv_of, random_prompt, request, run, settle, 
 
 from octavo.engine.core import Engine
 from octavo.executor.disk import DiskStore
-from octavo.files import OsFiles
+from octavo.files import Files
 from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
@@ -149,7 +149,7 @@ def test_a_disk_that_fails_costs_time_and_no_answer(house: House) -> None:
     wanted, _ = serve(house.plain(), asks(1, 8))
     is_armed = False
     faults = seeded(3, 0.1, [*FaultKind][:6])  # short, flipped, full, broken: whatever does not kill
-    files = FaultyFiles(OsFiles(), lambda call, operation: faults(call, operation) if is_armed else None)
+    files = FaultyFiles(Files(), lambda call, operation: faults(call, operation) if is_armed else None)
     engine = house.engine(files=files)
     is_armed = True
     for first in (1, 101, 201):

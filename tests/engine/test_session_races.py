@@ -30,7 +30,7 @@ from octavo.errors import (
     UnknownSession,
 )
 from octavo.executor.disk import DiskStore
-from octavo.files import OsFiles
+from octavo.files import Files
 from octavo.inspect.session_views import SessionBlocks
 from octavo.memory.quota import TenantPolicy
 from octavo.params import BeamParams, SamplerParams
@@ -194,7 +194,7 @@ def test_a_suspension_that_nobody_waits_for_leaves_no_session_busy_where_the_dis
     async def work() -> None:
         faults, armed = seeded(1, 1.0, [FaultKind.ENOSPC]), False
         chat = open_chat(
-            tmp_path, files=FaultyFiles(OsFiles(), lambda call, kind: faults(call, kind) if armed else None)
+            tmp_path, files=FaultyFiles(Files(), lambda call, kind: faults(call, kind) if armed else None)
         )
         slept = asyncio.Event()
 

@@ -26,7 +26,7 @@ from octavo.errors import (
     SessionRefused,
     UnknownSession,
 )
-from octavo.files import OsFiles
+from octavo.files import Files
 from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.quota import SHARED
 from octavo.params import SamplerParams
@@ -166,7 +166,7 @@ def test_a_disk_that_fails_costs_time_and_no_answer_and_never_claims_what_is_not
     async def work() -> None:
         armed = False
         faults = seeded(5, 0.15, [*FaultKind][:6])
-        files = FaultyFiles(OsFiles(), lambda call, operation: faults(call, operation) if armed else None)
+        files = FaultyFiles(Files(), lambda call, operation: faults(call, operation) if armed else None)
         chat = open_chat(tmp_path, files=files)
         outcomes = set()
         try:

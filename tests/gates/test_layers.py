@@ -26,7 +26,8 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.units": {"octavo.errors"},
     "octavo.config": {"octavo.errors", "octavo.files"},
     "octavo.fields": {"octavo.errors"},
-    "octavo.files": {"octavo.errors"},
+    "octavo.database": set(),
+    "octavo.files": {"octavo.database", "octavo.errors"},
     "octavo.sse_reader": set(),
     "octavo.tenants": VALUES | {"octavo.files", "octavo.memory"},
     "octavo.memory": VALUES,
@@ -47,14 +48,16 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.sampling": VALUES | {"octavo.kernels", "octavo._native"},
     "octavo.tools": VALUES,
     "octavo.text": VALUES | {"octavo.fields", "octavo.tools"},
-    "octavo.executor": VALUES | {"octavo.files", "octavo.kernels", "octavo.model", "octavo.sampling"},
+    "octavo.executor": VALUES
+    | {"octavo.database", "octavo.files", "octavo.kernels", "octavo.model", "octavo.sampling"},
     # The one room that knows torch and Triton; `octavo.engine.backends` opens it, and only on demand.
     "octavo.device": VALUES | {"octavo.executor", "octavo.kernels", "octavo.model", "octavo.sampling"},
     "octavo.sim": VALUES | LEDGER,
     "octavo.engine": VALUES
     | LEDGER
     | BYTES
-    | {"octavo.config", "octavo.device", "octavo.files", "octavo.tenants", "octavo._native"},
+    | {"octavo.config", "octavo.database", "octavo.device", "octavo.files", "octavo.tenants"}
+    | {"octavo._native"},
     # What programs import; nothing below imports it, and the server is no client of it.
     "octavo.api": VALUES | {"octavo.engine", "octavo.config", "octavo.text", "octavo.tools"},
     "octavo.server": VALUES
