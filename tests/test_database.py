@@ -24,6 +24,12 @@ def rows(path: Path) -> list[object]:
         return database.execute("SELECT * FROM t").fetchall()
 
 
+def write_and_fail(database: sqlite3.Connection) -> None:
+    with transaction(database, durable=False):
+        database.execute("INSERT INTO t VALUES (2)")
+        database.execute("INSERT INTO nothing VALUES (3)")
+
+
 def test_a_new_file_and_its_log_are_this_users_alone(path: Path) -> None:
     before = os.umask(0o022)
     try:
@@ -48,9 +54,8 @@ def test_what_raises_in_a_transaction_is_undone(path: Path) -> None:
         database.execute("CREATE TABLE t (a)")
         with transaction(database, durable=True):
             database.execute("INSERT INTO t VALUES (1)")
-        with pytest.raises(sqlite3.OperationalError), transaction(database, durable=False):
-            database.execute("INSERT INTO t VALUES (2)")
-            database.execute("INSERT INTO nothing VALUES (3)")
+        with pytest.raises(sqlite3.OperationalError):
+            write_and_fail(database)
         assert not database.in_transaction
     assert rows(path) == [(1,)]
 

@@ -25,7 +25,7 @@ from octavo.model.files.safetensors_file import SafetensorsFiles, read_safetenso
 from octavo.model.hub.paths import ModelPath
 from octavo.model.packed_cache import PackedFolder, Weights, read_through
 from octavo.model.quantised.source import DequantisedFiles, dequantised_source
-from octavo.model.reader import TensorSource
+from octavo.model.reader import Reader, TensorSource
 from octavo.model.spec import Model, ModelSpec, ModelWeights, turns_of
 from octavo.model.weights import read_weights
 from octavo.text.tokenizer import Tokenizer
@@ -151,7 +151,9 @@ def _load(opened: OpenedFiles, how: _Loading) -> LoadedModel:
         described = repr(description.spec) + (source.identity if isinstance(source, DequantisedFiles) else "")
 
         def read(tensors: TensorSource, to: WeightOps) -> ModelWeights:
-            return read_weights(tensors, str(path.path), opened.is_gguf, description, to, how.progress)
+            return read_weights(
+                Reader(tensors, str(path.path), opened.is_gguf, description, to, how.progress)
+            )
 
         if how.packed is None:
             found = Weights(read(source, ops))

@@ -59,7 +59,8 @@ class Reader:
     """Hands out converted tensors by role, and remembers which names were used.
 
     What is wrong with a tensor is raised. With a list of `problems` it is added there, and zeros stand for a
-    tensor that cannot be had: so all that is wrong with a file is found at once, over hollow tensors.
+    tensor that cannot be had: so all that is wrong with a file is found at once, over hollow tensors. `label`
+    names the file in messages.
     """
 
     def __init__(
@@ -69,10 +70,10 @@ class Reader:
         is_gguf: bool,
         description: Description,
         ops: WeightOps,
-        progress: Callable[[str], None],
+        progress: Callable[[str], None] = lambda text: None,
         problems: list[ModelError] | None = None,
     ) -> None:
-        self.is_gguf = is_gguf
+        self.is_gguf, self.description = is_gguf, description
         self.used: set[str] = set()
         self._problems = problems
         self._source, self._label, self._ops, self._progress = source, label, ops, progress

@@ -39,6 +39,7 @@ from octavo.model.files.gguf_writer import GgufWriter, Planned
 from octavo.model.files.safetensors_file import read_safetensors
 from octavo.model.loader import ROPE_FACTORS
 from octavo.model.quantised.source import dequantised_source
+from octavo.model.reader import Reader
 from octavo.model.rope import RopeSpec, Temperature
 from octavo.model.spec import ModelSpec
 from octavo.model.weights import read_weights
@@ -64,7 +65,7 @@ def convert_folder(folder: Path, target: Target, progress: Progress) -> Sequence
     source, description = dequantised_source(read_safetensors(folder), config), describe_config(config)
     progress("looking at the weights")
     planning = _PlanningOps(target.weights)
-    weights = read_weights(source, str(folder), False, description, planning, progress)
+    weights = read_weights(Reader(source, str(folder), False, description, planning, progress))
     layout = lay_out(weights, description)
     factors = factors_of(description)
     layout.vectors.update(factors)
@@ -78,7 +79,7 @@ def convert_folder(folder: Path, target: Target, progress: Progress) -> Sequence
         for name, vector in layout.vectors.items():
             writer.write(name, np.ascontiguousarray(vector, np.float32).view(np.uint8).reshape(-1))
         ops = _WritingOps(writer, layout, Reporter(plan, progress))
-        read_weights(source, str(folder), False, description, ops, _ignore)
+        read_weights(Reader(source, str(folder), False, description, ops))
     return plan
 
 
@@ -231,7 +232,3 @@ class _WritingOps:
             data = encoded(slab, part.kind)
             self._writer.write(part.tensor, data, offset)
             offset += data.size
-
-
-def _ignore(_message: str) -> None:
-    """The reporter tells."""
