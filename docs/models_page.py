@@ -1,6 +1,6 @@
 """docs/models.md, printed from the tables that the code follows, so that it cannot say anything else.
 
-    python -m octavo.model.models_page > docs/models.md
+    python docs/models_page.py > docs/models.md
 
 What depends on a parser rather than a table (scalings of rope) is asked of the parser. It knows the words for
 facts that rows may have; a fact without words is told by its name.
@@ -31,7 +31,7 @@ HEAD = """\
 $ octavo doctor path/to/model.gguf       # does it run here, does it fit, how fast: from headers, in a second
 ```
 
-Printed from the code (`python -m octavo.model.models_page > docs/models.md`); a test keeps it true. What is
+Printed from the code (`python docs/models_page.py > docs/models.md`); a test keeps it true. What is
 not here is refused by name, never guessed. A new family is a row: [how to add one](adding-a-family.md). How
 files are named and fetched: [model files](model-files.md)."""
 
