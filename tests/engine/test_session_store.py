@@ -71,7 +71,7 @@ def test_a_session_is_suspended_no_more_when_a_turn_has_ended_well() -> None:
 
 def names_of(root: bytes, tokens: list[int]) -> list[bytes]:
     chain = NameChain(root, 4)
-    chain.extend_with(tokens)
+    chain.extend(array("I", tokens))
     return chain.names
 
 
