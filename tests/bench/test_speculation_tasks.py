@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from bench.speculation import speculation
 from bench.speculation.__main__ import line_of, table_of
 from bench.speculation.speculation import (
     Answers,
@@ -38,7 +39,6 @@ from bench.speculation.tasks import (
     prompts_of_task,
 )
 
-from octavo.bench import speculation
 from octavo.config import StartOptions
 from octavo.engine.outputs import Delta, EngineStats, TokenInfo
 from octavo.errors import ConfigError

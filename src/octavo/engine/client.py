@@ -48,9 +48,7 @@ from octavo.text.template_helpers import HELPERS_MAX
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import DEFAULT_CHAT, ChatOptions, Request, Update
 
-BYTES_PER_TOKEN_MAX = (
-    128  # longer tokens than this exist in no vocabulary that matters: caps text before tokenising
-)
+BYTES_PER_TOKEN_MAX = 128  # no vocabulary that matters has longer tokens: caps text before tokenising
 TOKENIZER_THREADS = 2
 ANSWER_TIMEOUT_S = 60.0  # for a question to the ledger: a step takes less
 
@@ -116,12 +114,8 @@ class EngineClient:
         return self.tokenizer.chat_template is not None
 
     async def encode(self, text: str, *, tenant: str = "", add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a plain prompt (with the model's begin token, if it wants one and `add_special_tokens`
-        lets it); on threads that tenants share fairly.
-
-        Raises RequestTooLarge when the text has more bytes than any prompt that fits could have, QueueFull
-        when too many of the tenant's texts wait.
-        """
+        """Token ids of a plain prompt; its begin token only with `add_special_tokens`. Raises RequestTooLarge
+        for more bytes than any prompt that fits has, QueueFull when too many of the tenant's texts wait."""
         self._check_length(text)
         return await self._on_tokenizer_thread(
             tenant, lambda: self.tokenizer.encode(text, add_special_tokens)
