@@ -11,9 +11,9 @@ from tests.tiny import EOS, tiny_engine
 
 from octavo.engine.client import EngineClient
 from octavo.engine.core import Engine
-from octavo.engine.outputs import Turn
 from octavo.engine.session_store import SessionStore
 from octavo.engine.sessions import SessionSupport, restore
+from octavo.engine.stream import Turn
 from octavo.executor.disk import DiskStore
 from octavo.files import Files
 from octavo.kernels.contract import KvShape

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.model.gguf_bench import write_model
 from tests.model.model_bench import CONFIGS, make_model, save_model
-from tests.model.test_quantised import LAYOUTS, save_quantised
+from tests.model.quantised.test_quantised import LAYOUTS, save_quantised
 
 from octavo.errors import UnsupportedModel
 from octavo.kernels.contract import Expert, Linear, Routing

@@ -8,9 +8,9 @@ import os
 import gguf
 import numpy as np
 import pytest
-from test_quantised import LAYOUTS
 from tests.blocks import dequantised
 from tests.model.model_bench import CONFIGS, make_model, random_prompt, run_chunks, save_model
+from tests.model.quantised.test_quantised import LAYOUTS
 
 from octavo.cli.convert import in_words, run
 from octavo.errors import BadModelFile, ConfigError, UnsupportedModel
