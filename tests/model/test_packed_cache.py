@@ -8,9 +8,9 @@ import os
 
 import numpy as np
 import pytest
-from test_quantised import LAYOUTS
 from tests.blocks import random_tensor
 from tests.model.model_bench import make_model, random_prompt, run_chunks, save_model
+from tests.model.quantised.test_quantised import LAYOUTS
 
 from octavo.kernels.contract import RawTensor
 from octavo.kernels.holding import matrix_of, panel_bytes, panels_of
