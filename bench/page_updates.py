@@ -16,10 +16,10 @@ import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
-from bench.chromium import QUIET, find_chromium
-from bench.watching.watching import BusyScheduler, Scene
 from playwright.sync_api import sync_playwright
 
+from bench.chromium import QUIET, find_chromium
+from bench.watching.watching import BusyScheduler, Scene
 from octavo.engine.core import inspector_of
 from octavo.server.frames import FrameWriter
 from octavo.server.ui import page_file

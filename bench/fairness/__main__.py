@@ -84,7 +84,7 @@ def main(
     """Measure what a quiet tenant notices of one that floods, with quotas and turns and without."""
     options = StartOptions(
         backend="native",
-        kv_memory_bytes=parse_bytes(kv_memory),
+        kv_memory_bytes=parse_bytes(kv_memory, "--kv-memory"),
         max_seqs=max_seqs,
         speculate="off",
     )

@@ -100,7 +100,7 @@ class FakeResponses:
         extends = prompt[: len(said)] == said
         stream = await self._model.submit(prompt, params, tenant=tenant)
         fallback = "" if extends else "the messages do not extend what was said"
-        return Turn(session_id, prompt, len(said) if extends else 0, fallback, stream)
+        return Turn(session_id, prompt, len(said) if extends else 0, fallback, stream)  # type: ignore[arg-type]
 
 
 class FakeUnstored:

@@ -86,7 +86,7 @@ class FakeSessions:
         stream = await self._model.submit(prompt, params, priority=priority, timeouts=timeouts)
         self._say(view, [*self._said[view.session_id], prompt])
         fallback = "" if extends else "the messages do not extend what was said"
-        return Turn(view.session_id, prompt, len(said) if extends else 0, fallback, stream)
+        return Turn(view.session_id, prompt, len(said) if extends else 0, fallback, stream)  # type: ignore[arg-type]
 
     async def fork(
         self, tenant: str, session_id: str, turn: int | None = None, ttl_s: float | None = None

@@ -265,7 +265,7 @@ class FaultyFiles(Files):
         """As `Files` says, or a fault; every statement to it is a call."""
         with _as_sqlite_says():
             self.meet("connect")
-        return _FaultyDatabase(self._files.connect(path), self)
+        return _FaultyDatabase(self._files.connect(path), self)  # type: ignore[return-value]
 
     def _write(self, fd: int, data: memoryview, offset: int) -> int:
         before = bytearray(len(data))

@@ -82,9 +82,9 @@ def main(
     """Send requests of mixed kinds through a small pool; see whether memory or any index grows."""
     options = StartOptions(
         backend="native",
-        kv_memory_bytes=parse_bytes(kv_memory),
+        kv_memory_bytes=parse_bytes(kv_memory, "--kv-memory"),
         disk_cache=disk_cache,
-        disk_size_bytes=parse_bytes(disk_size),
+        disk_size_bytes=parse_bytes(disk_size, "--disk-size"),
         max_seqs=max_seqs,
         speculate="off",
     )

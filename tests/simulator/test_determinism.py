@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -46,7 +47,9 @@ def test_a_block_that_is_given_to_another_changes_the_fingerprint(here: list[str
         assert hash_of(LIVES[0]) != here[0]
 
 
-def test_the_command_saves_compares_and_traces(tmp_path, capsys, monkeypatch):
+def test_the_command_saves_compares_and_traces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved = tmp_path / "lives.json"
     monkeypatch.setattr(fingerprint, "hashes_of", lambda lives: ((life, f"{life}") for life in lives))
     monkeypatch.setattr(sys, "argv", ["fingerprint", "--seeds", "2", "--save", str(saved)])

@@ -233,7 +233,7 @@ def test_an_interrupt_leaves_nothing_behind(file, tmp_path, monkeypatch):
 def test_tensors_are_encoded_in_slabs_of_rows(file, tmp_path, monkeypatch):
     convert_gguf(file, Target(tmp_path / "whole.gguf", "q4"), quiet)
     for module in ("convert", "convert_folder"):
-        monkeypatch.setattr(f"octavo.model.{module}.SLAB_ELEMENTS", 1)
+        monkeypatch.setattr(f"octavo.model.conversion.{module}.SLAB_ELEMENTS", 1)
     convert_gguf(file, Target(tmp_path / "slabs.gguf", "q4"), quiet)
     assert (tmp_path / "slabs.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
 
