@@ -86,6 +86,9 @@ _WORDS: Mapping[str, str] = MappingProxyType(
         "local_theta": "a second rope in windows",
         "unturned_every": "each {}th layer without rope",
         "temperature": "queries scaled by position",
+        "fractional_yarn": "YaRN's ramp between whole dimensions",
+        "attends_in_chunks": "layers with rope attend in chunks: the context ends with the first, "
+        "of 8,192 tokens unless the file says otherwise",
         "context_is_scaled": "",
         "sinks": "attention sinks",
         "tied": "output is the embedding",
@@ -113,6 +116,7 @@ _SILENT |= {
     "rope_kinds",
     "config_defaults",
     "gguf_defaults",
+    "whole_attention_factor",
 }
 
 _SIZES: Mapping[str, object] = MappingProxyType(
