@@ -45,6 +45,7 @@ _OLMO2 = Family(
     windows="periodic",
     window_period=4,
     local_theta=0.0,
+    whole_attention_factor=True,
     config_defaults=MappingProxyType({"rms_norm_eps": 1e-5}),
 )
 _OLMO3_DEFAULTS = MappingProxyType({"rms_norm_eps": 1e-5, "rope_theta": 5e5, "sliding_window": 4096})
