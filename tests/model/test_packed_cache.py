@@ -73,14 +73,42 @@ def test_on_a_second_load_no_weight_of_the_model_is_read(loader, monkeypatch):
     monkeypatch.setattr("octavo.model.loader.fingerprint", lambda *_: b"the same".ljust(32))
     first, _ = loader.load()
     weights = loader.path.path / "model.safetensors"
-    data = bytearray(weights.read_bytes())
+    data, stat = bytearray(weights.read_bytes()), weights.stat()
     header = 8 + int.from_bytes(data[:8], "little")
     for name, entry in json.loads(data[8:header]).items():
         if name != "__metadata__" and len(entry["shape"]) > 1:  # what norms say is still read
             begin, end = entry["data_offsets"]
             data[header + begin : header + end] = b"\xff" * (end - begin)
     weights.write_bytes(data)
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert loader.load()[0] == first
+
+
+def test_a_file_that_changed_where_no_sample_looks_is_packed_anew(loader, monkeypatch, caplog):
+    monkeypatch.setattr("octavo.model.loader.hash_files", lambda *_: b"sampled".ljust(32))
+    first, made = loader.load()
+    weights = loader.path.path / "model.safetensors"
+    data, before = bytearray(weights.read_bytes()), weights.stat().st_mtime_ns
+    data[-4096:] = bytes(4096)  # an edit that keeps the size
+    weights.write_bytes(data)
+    os.utime(weights, ns=(before, before + 1))
+    with caplog.at_level(logging.WARNING, "octavo.packed"):
+        again, changed = loader.load()
+    assert loader.packed, "the copy of the file as it was is used for the file as it is"
+    assert again != first
+    assert "made of another model" in caplog.text
+    assert len(survey(loader.folder)) == 1  # it is replaced
+    assert changed.model.fingerprint == made.model.fingerprint
+
+
+def test_the_name_of_the_weights_does_not_follow_the_time_of_a_file(loader):
+    """KV that was kept on disk stays good when a model is copied or touched; its packed copy is made anew."""
+    _, made = loader.load()
+    os.utime(loader.path.path / "model.safetensors", ns=(1, 1))
+    _, touched = loader.load()
+    assert loader.packed
+    assert touched.model.fingerprint == made.model.fingerprint
+    assert touched.weights_fingerprint == made.weights_fingerprint
 
 
 @pytest.mark.parametrize("layout", ["gptq", "fp8"])

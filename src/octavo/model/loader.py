@@ -19,11 +19,11 @@ from octavo.fields import Fields, read_json_fields
 from octavo.kernels.contract import WeightOps
 from octavo.kernels.packed import unpack_vector
 from octavo.model.families import Description, RopeTensors, describe_config, describe_gguf
-from octavo.model.files.fingerprint import fingerprint, hash_files
+from octavo.model.files.fingerprint import fingerprint, hash_files, stamps_of
 from octavo.model.files.gguf import GgufFile, read_gguf
 from octavo.model.files.safetensors_file import SafetensorsFiles, read_safetensors
 from octavo.model.hub.paths import ModelPath
-from octavo.model.packed_cache import PackedFolder, Weights, read_through
+from octavo.model.packed_cache import Origin, PackedFolder, Weights, read_through
 from octavo.model.quantised.source import DequantisedFiles, dequantised_source
 from octavo.model.reader import Reader, TensorSource
 from octavo.model.spec import Model, ModelSpec, ModelWeights, turns_of
@@ -145,6 +145,7 @@ def spec_within(description: Description, context_length: int | None, source: st
 def _load(opened: OpenedFiles, how: _Loading) -> LoadedModel:
     path, source, description = opened.path, opened.source, opened.description
     ops, spec = how.ops, how.spec
+    stamps = stamps_of(opened.paths)  # before they are read: a change meanwhile makes them differ
     with ThreadPoolExecutor(1, "octavo-fingerprint") as pool:
         hashing = pool.submit(hash_files, opened.paths, source.header_bytes)
         tokenizer = read_tokenizer(opened)
@@ -158,8 +159,8 @@ def _load(opened: OpenedFiles, how: _Loading) -> LoadedModel:
         if how.packed is None:
             found = Weights(read(source, ops))
         else:  # whatever the context: it changes no weight
-            of_weights = fingerprint(hashing.result(), described)
-            found = read_through(how.packed, of_weights, source, ops, read, how.progress)
+            made_of = Origin(fingerprint(hashing.result(), described), stamps)
+            found = read_through(how.packed, made_of, source, ops, read, how.progress)
         of_weights = fingerprint(hashing.result(), described)
         # A rope that the context decides on makes other K of the same weights.
         fixed = repr(tuple(rope and rope.fixed(spec.context_length) for rope in spec.ropes))
