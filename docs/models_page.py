@@ -100,6 +100,7 @@ _WINDOWS: Mapping[str, str] = MappingProxyType(
         "all": "in all layers",
         "even": "in every even layer",
         "periodic": "in all but every n-th layer",
+        "switched": "in all layers, where `use_sliding_window` is true",
         "late": "from `max_window_layers` on",
         "unturned": "in layers without rope",
         "listed": "in the layers that the file lists",

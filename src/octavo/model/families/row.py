@@ -73,7 +73,8 @@ class Family:
     biases: frozenset[str] = frozenset()  # linears that always have one; others have one when the file does
     # Which layers have one, where the file does not list them: "none", "all", "even", all but each
     # `window_period`-th: "periodic", those without rope: "unturned", from max_window_layers on: "late".
-    # "listed": as "all", for families whose files may list them
+    # "listed": as "all", for families whose files may list them; "switched": as "all". The last of these and
+    # "late" and "unturned" are so only where use_sliding_window is true
     windows: str = "none"
     window_period: int = 0
     soft_caps: bool = False
