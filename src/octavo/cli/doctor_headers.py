@@ -159,6 +159,8 @@ def verdict(fit: Fit) -> str:
     """Whether it fits, in words."""
     sizes = f"{format_bytes(fit.needed)} needed, {format_bytes(fit.available)} available now"
     what = "weights and the pool" if fit.options.kv_memory_bytes else "weights and one user"
+    if fit.is_loading_the_most:
+        what = "weights, and the file's largest tensor while they load"
     return f"{'yes' if fit.fits else 'no'}: {what}, {sizes}"
 
 
