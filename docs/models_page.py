@@ -257,8 +257,10 @@ def _tokenizers() -> Iterator[str]:
         "with `merges.txt`, and what GGUF holds of them; tested against transformers and "
         "the `sentencepiece`\n"
         "package. Byte-level vocabularies of a GGUF file are cut as `tokenizer.ggml.pre` "
-        "says, of which these\n"
-        "are known:\n"
+        "says. Where an older\n"
+        "file does not, they are cut as its architecture leaves no doubt (GPT-2, GPT-NeoX, "
+        "StarCoder2, Qwen2,\n"
+        "Llama 3's tokens), else as GPT-2's, and the start and `octavo doctor` say so. Known are:\n"
     )
     yield ", ".join(f"`{name}`" for name in sorted(PRE_TOKENIZERS)) + "."
 

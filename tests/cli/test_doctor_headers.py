@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gguf
 import pytest
+from tests.model.gguf_bench import write_model
 from tests.model.model_bench import make_model, save_model
 
 from octavo.cli.doctor_headers import Diagnosis, json_of, look
@@ -141,6 +143,13 @@ def test_scripts_are_told_the_same_as_values(folder: ModelPath, tmp_path: Path) 
     told = json_of(ask(ModelPath("tiny", tmp_path, "safetensors"), StartOptions(), 16 * MEBIBYTE))
     assert (told["runs"], told["fits"], told["settings"]) == (False, False, None)
     assert "tokenizer" in str(told["problems"])
+
+
+def test_a_guess_of_the_tokenizer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_pre", lambda file, name: None)
+    path = write_model(make_model("llama"), tmp_path / "tiny.gguf")
+    found = ask(path, StartOptions(), 16 * MEBIBYTE)
+    assert any("how texts are cut" in line for line in found.advice)
 
 
 def test_a_model_without_a_template_is_told_to_refuse_chats(folder: ModelPath) -> None:

@@ -110,8 +110,12 @@ def look(path: ModelPath, options: StartOptions, choice: Choice, bandwidth: Call
         fit,
         speed,
         others,
-        [*_chats(checked, options), *advice(fit, others, speed)],
+        [*_doubts(checked), *_chats(checked, options), *advice(fit, others, speed)],
     )
+
+
+def _doubts(checked: Checked) -> list[str]:
+    return [checked.vocabulary.doubt] if checked.vocabulary and checked.vocabulary.doubt else []
 
 
 def _chats(checked: Checked, options: StartOptions) -> list[str]:

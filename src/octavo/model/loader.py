@@ -28,7 +28,9 @@ from octavo.model.quantised.source import DequantisedFiles, dequantised_source
 from octavo.model.reader import Reader, TensorSource
 from octavo.model.spec import Model, ModelSpec, ModelWeights, turns_of
 from octavo.model.weights import read_weights
+from octavo.text.gguf_vocabulary import doubt_of_cut
 from octavo.text.tokenizer import Tokenizer
+from octavo.types import Notice
 from octavo.units import format_bytes
 
 log = logging.getLogger("octavo.load")
@@ -108,6 +110,13 @@ def read_tokenizer(opened: OpenedFiles) -> Tokenizer:
     return tokenizer
 
 
+def doubt_of_tokenizer(opened: OpenedFiles) -> str:
+    """What of the tokenizer is a guess, in words; "": nothing."""
+    if not isinstance(opened.source, GgufFile):
+        return ""
+    return doubt_of_cut(Fields(str(opened.path.path), opened.source.metadata))
+
+
 def require_rows(path: ModelPath, description: Description, num_tokens: int) -> None:
     """Each token of a GGUF file has a row of the embedding. Raises BadModelFile."""
     rows = description.spec.vocab_size
@@ -149,6 +158,8 @@ def _load(opened: OpenedFiles, how: _Loading) -> LoadedModel:
     with ThreadPoolExecutor(1, "octavo-fingerprint") as pool:
         hashing = pool.submit(hash_files, opened.paths, source.header_bytes)
         tokenizer = read_tokenizer(opened)
+        if doubt := doubt_of_tokenizer(opened):
+            how.progress(Notice(f"{path.path}: {doubt}"))
         described = repr(description.spec) + (source.identity if isinstance(source, DequantisedFiles) else "")
 
         def read(tensors: TensorSource, to: WeightOps) -> ModelWeights:
