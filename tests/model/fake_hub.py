@@ -140,16 +140,19 @@ class _Store(_Handler):
             self.send_range(bytes(byte ^ 1 for byte in data) if name in hub.spoilt else data)
 
     def send_range(self, data: bytes) -> None:
-        start = int(self.headers.get("Range", "bytes=0-")[6:-1])
-        start = start if self.hub.ranges else 0
+        first, _, last = self.headers.get("Range", "bytes=0-")[6:].partition("-")
+        start = int(first) if self.hub.ranges else 0
         if start and start >= len(data):
             self.send(416, {"Content-Range": f"bytes */{len(data)}"})
             return
+        whole = len(data)
+        if last and self.hub.ranges:
+            data = data[: int(last) + 1]
         status = 206 if "Range" in self.headers and self.hub.ranges else 200
         self.send_response(status)
         self.send_header("Content-Length", str(len(data) - start))
         if status == 206:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{whole}")
         self.end_headers()
         if not self.hub.cuts:
             self.wfile.write(data[start:])

@@ -194,6 +194,12 @@ def _joined(parts: list[GgufFile], mark: SplitMark) -> GgufFile:
     )
 
 
+def read_gguf_part(path: Path) -> GgufFile:
+    """One file by itself, whatever it is a part of and whatever kinds its tensors have. Raises as
+    `read_gguf`."""
+    return _read_part(path, [], _Budget(HEADER_MEMORY_MAX))
+
+
 @dataclass(slots=True)
 class _Budget:
     """Bytes of memory that headers may still take."""

@@ -62,8 +62,12 @@ class Repository:
         return repository_folder(self.name) / "snapshots" / self.commit
 
 
-def fetch_repository(name: str, wanted: str | None, progress: Progress) -> Path:
+Fetch = Callable[[Repository, Choice | None, Progress], Path]
+
+
+def fetch_repository(name: str, wanted: str | None, progress: Progress, fetch: Fetch | None = None) -> Path:
     """The .gguf file (of a split one, the first part) that `wanted` means, or the folder with safetensors.
+    `fetch` brings what was picked, or less of it; by default all.
 
     Raises ModelNotFound (whatever the reason it could not be had), BadModelFile, UnsupportedModel.
     """
@@ -76,7 +80,7 @@ def fetch_repository(name: str, wanted: str | None, progress: Progress) -> Path:
         return _from_cache(name, wanted, error, progress)
     choice = pick(repository.files, wanted, f"repository {name}")
     try:
-        return _fetch(repository, choice, progress)
+        return (fetch or _fetch)(repository, choice, progress)
     except (OSError, ValueError, RuntimeError, httpx2.HTTPError) as error:
         raise _in_words(name, error) from error
 
@@ -101,19 +105,24 @@ def _fetch(repository: Repository, choice: Choice | None, progress: Progress) ->
     """Bring what was picked here, all of it or an error."""
     name, folder = repository.name, repository.snapshot
     if choice is not None:
-        if choice.why:
-            progress(Notice(f"{name}: {choice.chosen.names[0]} is taken, {choice.why}"))
-        _bring(repository, choice.chosen.names, progress)
+        tell_choice(repository, choice, progress)
+        bring_files(repository, choice.chosen.names, progress)
         found = folder / choice.chosen.names[0]
     else:
-        _bring(repository, _text_files(repository.files), progress)
-        _bring(repository, weight_files(folder, repository.files, f"repository {name}"), progress)
+        bring_files(repository, text_files(repository.files), progress)
+        bring_files(repository, weight_files(folder, repository.files, f"repository {name}"), progress)
         found = folder
     note_main(name, repository.commit)
     return found
 
 
-def _text_files(files: Mapping[str, int]) -> list[str]:
+def tell_choice(repository: Repository, choice: Choice, progress: Progress) -> None:
+    """Which file is taken, where nobody named one."""
+    if choice.why:
+        progress(Notice(f"{repository.name}: {choice.chosen.names[0]} is taken, {choice.why}"))
+
+
+def text_files(files: Mapping[str, int]) -> list[str]:
     """Those of the top folder, and templates wherever they are."""
     return [
         name
@@ -140,7 +149,7 @@ def weight_files(folder: Path, files: Mapping[str, int], where: str) -> list[str
 # -- fetching ------------------------------------------------------------------------------------------
 
 
-def _bring(repository: Repository, names: Sequence[str], progress: Progress) -> None:
+def bring_files(repository: Repository, names: Sequence[str], progress: Progress) -> None:
     """Have these files in the snapshot. Raises ModelNotFound where the disk has no room for them."""
     folder = repository.snapshot
     absent = [name for name in names if not (folder / name).exists()]
@@ -165,7 +174,7 @@ def _bring_one(repository: Repository, name: str, blobs: Path, meter: _Meter) ->
     etag, size = str(known.etag or ""), known.size
     sha256 = repository.sha256[name] or (etag if _SHA256.fullmatch(etag) else None)
     git_sha1 = repository.git_sha1[name] or (etag if _GIT_SHA1.fullmatch(etag) else None)
-    file = RemoteFile(name, url, _headers(), size or repository.files[name], sha256, git_sha1)
+    file = RemoteFile(name, url, token_headers(), size or repository.files[name], sha256, git_sha1)
     is_ours = size is not None and size <= _PLAIN_HTTP_MAX and _ETAG.fullmatch(etag) is not None
     if is_ours and not (blobs / etag).exists():
         download = Download(file, blobs / f"{etag}{PART_SUFFIX}", blobs / etag)
@@ -200,7 +209,7 @@ def _check_linked(file: RemoteFile, pointer: Path, meter: _Meter) -> None:
     watch(check, lambda: meter.tell_checking(checking))
 
 
-def _headers() -> dict[str, str]:
+def token_headers() -> dict[str, str]:
     """A person's token, if there is one. A redirection to another host loses it on the way."""
     from huggingface_hub import constants, get_token
 
