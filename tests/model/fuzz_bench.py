@@ -28,7 +28,8 @@ GROWTH_MAX = 64 << 20
 ADDRESSES_MAX = 1 << 30  # beyond what the process has: an allocation that is never touched counts too
 SECONDS_MAX = 5.0  # for one file: they take 3 ms
 GGUF_CODES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K", 30: "BF16"}
-GGUF_CODES |= {6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 20: "IQ4_NL", 23: "IQ4_XS", 39: "MXFP4"}
+GGUF_CODES |= {6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 20: "IQ4_NL", 23: "IQ4_XS"}
+GGUF_CODES |= {39: "MXFP4"}
 _NUMBERS = {
     "u1": 0,
     "i1": 1,

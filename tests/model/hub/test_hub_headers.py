@@ -1,4 +1,4 @@
-"""A repository is looked at by its headers alone, and what is told of it is what its whole files would tell."""
+"""A repository is looked at by its headers alone, which tell what its whole files would tell."""
 
 from __future__ import annotations
 
