@@ -20,6 +20,7 @@ import httpx2
 
 from octavo.errors import ModelError, ModelNotFound
 from octavo.model.files.gguf import HEADER_MEMORY_MAX, read_gguf_part
+from octavo.model.files.safetensors_file import HEADER_BYTES_MAX
 from octavo.model.hub.repository import (
     Progress,
     Repository,
@@ -29,8 +30,6 @@ from octavo.model.hub.repository import (
     token_headers,
     weight_files,
 )
-from octavo.model.loader import ROPE_FACTORS
-from octavo.model.files.safetensors_file import HEADER_BYTES_MAX
 from octavo.model.hub.variants import Choice
 from octavo.types import Notice
 from octavo.units import format_bytes
@@ -39,6 +38,7 @@ FIRST_BYTES = 4 << 20  # asked for first of a GGUF file; then four times as much
 ROPE_BYTES_MAX = 1 << 16
 _TIMEOUTS = httpx2.Timeout(20.0, connect=10.0)
 _ATTEMPTS = 3
+_FACTORS = re.compile(r"rope_(freqs|factors_(short|long))\.weight")  # they count among a file's settings
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 
@@ -147,9 +147,8 @@ def _write_gguf(remote: _Remote, path: Path) -> None:
             continue
         if gguf.header_bytes > here:
             continue
-        for name in ROPE_FACTORS:
-            raw = gguf.tensors.get(name)
-            if raw is not None and raw.data.size <= ROPE_BYTES_MAX:
+        for name, raw in gguf.tensors.items():
+            if _FACTORS.fullmatch(name) and raw.data.size <= ROPE_BYTES_MAX:
                 first = raw.data.ctypes.data - gguf.files[name].data.ctypes.data
                 remote.copy(path, first, first + raw.data.size)
         return
