@@ -46,7 +46,7 @@ def test_json_is_refused_where_the_model_is_loaded(monkeypatch):
         run("somewhere", StartOptions(), load=True, as_json=True)
     gpu = types.SimpleNamespace(is_host=False, device="cuda:0")
     monkeypatch.setattr("octavo.cli.doctor.choose_backend", lambda _: Choice(gpu, "found"))
-    with pytest.raises(ConfigError, match="--json is given for cuda:0, .*--backend native"):
+    with pytest.raises(ConfigError, match=r"--json is given for cuda:0, .*--backend native"):
         run("somewhere", StartOptions(), as_json=True)
 
 

@@ -120,7 +120,6 @@ class _Handler(BaseHTTPRequestHandler):
             where = {"X-Repo-Commit": hub.commit, "Location": f"{hub.store_url}/{sha256(data)}"}
             self.send(302, linked | where)
 
-
     def etag(self, told: str) -> str:
         return f'"{told[:16]}.odd"' if self.hub.odd_etags else f'"{told}"'
 

@@ -342,9 +342,7 @@ def _sound_factors(
     return tuple(factors)
 
 
-def _yarn_of_gguf(
-    family: Family, metadata: Fields, scaling: str, plain: RopeSpec, factor: float
-) -> RopeSpec:
+def _yarn_of_gguf(family: Family, metadata: Fields, scaling: str, plain: RopeSpec, factor: float) -> RopeSpec:
     key = f"{scaling}.yarn_ext_factor"
     if metadata.has(key) and metadata.number(key, -1.0, FACTOR_MAX) not in (-1.0, 1.0):
         raise UnsupportedModel(f"{metadata.source}: {key} is {metadata.values[key]}; allowed: 1")
