@@ -76,21 +76,23 @@ def test_what_does_not_fit_is_told_with_what_would_make_it_fit(folder: ModelPath
     assert not any("none of these" in line for line in found.advice)
 
 
-def test_the_largest_tensor_is_needed_beside_the_weights_while_they_load(folder: ModelPath) -> None:
-    roomy = ask(folder, StartOptions(), 16 * MEBIBYTE).fit
+def test_the_largest_tensor_is_needed_beside_the_weights_while_they_load(
+    folder: ModelPath, tmp_path: Path
+) -> None:
+    path = save_model(make_model("llama-wide"), tmp_path)  # whose largest tensor has 512 KiB
+    roomy = ask(path, StartOptions(), 16 * MEBIBYTE).fit
     assert roomy is not None
-    options = StartOptions(block_size=16, context_length=16)  # one user takes one block
-    small = ask(folder, options, 16 * MEBIBYTE).fit
-    assert small is not None
-    kv, tensor = small.kv_needed, small.model.largest_tensor_bytes
-    assert tensor > kv
-    assert small.needed == small.model.num_bytes + tensor
-    assert roomy.kv_needed > tensor
-    assert roomy.needed == roomy.model.num_bytes + roomy.kv_needed
-    found = ask(folder, options, small.needed - 1)
+    assert roomy.model.largest_tensor_bytes == 512 << 10 > roomy.kv_needed
+    assert roomy.needed == roomy.model.num_bytes + roomy.model.largest_tensor_bytes
+    found = ask(path, StartOptions(), roomy.needed - 1)
     assert found.fit is not None
+    assert found.fit.budget is not None, "there would be room for K and V"
     assert not found.fit.fits
     assert "largest tensor while they load" in dict(found.lines)["fits"]
+    other = ask(folder, StartOptions(), 16 * MEBIBYTE).fit
+    assert other is not None
+    assert other.kv_needed > other.model.largest_tensor_bytes
+    assert other.needed == other.model.num_bytes + other.kv_needed
 
 
 def test_what_nothing_makes_fit_is_told(folder: ModelPath) -> None:
