@@ -86,6 +86,9 @@ _WORDS: Mapping[str, str] = MappingProxyType(
         "local_theta": "a second rope in windows",
         "unturned_every": "each {}th layer without rope",
         "temperature": "queries scaled by position",
+        "fractional_yarn": "YaRN's ramp between whole dimensions",
+        "attends_in_chunks": "layers with rope attend in chunks: the context ends with the first, "
+        "of 8,192 tokens unless the file says otherwise",
         "context_is_scaled": "",
         "sinks": "attention sinks",
         "tied": "output is the embedding",
@@ -97,6 +100,7 @@ _WINDOWS: Mapping[str, str] = MappingProxyType(
         "all": "in all layers",
         "even": "in every even layer",
         "periodic": "in all but every n-th layer",
+        "switched": "in all layers, where `use_sliding_window` is true",
         "late": "from `max_window_layers` on",
         "unturned": "in layers without rope",
         "listed": "in the layers that the file lists",
@@ -113,6 +117,7 @@ _SILENT |= {
     "rope_kinds",
     "config_defaults",
     "gguf_defaults",
+    "whole_attention_factor",
 }
 
 _SIZES: Mapping[str, object] = MappingProxyType(
@@ -252,8 +257,10 @@ def _tokenizers() -> Iterator[str]:
         "with `merges.txt`, and what GGUF holds of them; tested against transformers and "
         "the `sentencepiece`\n"
         "package. Byte-level vocabularies of a GGUF file are cut as `tokenizer.ggml.pre` "
-        "says, of which these\n"
-        "are known:\n"
+        "says. Where an older\n"
+        "file does not, they are cut as its architecture leaves no doubt (GPT-2, GPT-NeoX, "
+        "StarCoder2, Qwen2,\n"
+        "Llama 3's tokens), else as GPT-2's, and the start and `octavo doctor` say so. Known are:\n"
     )
     yield ", ".join(f"`{name}`" for name in sorted(PRE_TOKENIZERS)) + "."
 

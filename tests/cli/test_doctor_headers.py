@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gguf
 import pytest
+from tests.model.gguf_bench import write_model
 from tests.model.model_bench import make_model, save_model
 
 from octavo.cli.doctor_headers import Diagnosis, json_of, look
@@ -74,6 +76,25 @@ def test_what_does_not_fit_is_told_with_what_would_make_it_fit(folder: ModelPath
     assert not any("none of these" in line for line in found.advice)
 
 
+def test_the_largest_tensor_is_needed_beside_the_weights_while_they_load(
+    folder: ModelPath, tmp_path: Path
+) -> None:
+    path = save_model(make_model("llama-wide"), tmp_path)  # whose largest tensor has 512 KiB
+    roomy = ask(path, StartOptions(), 16 * MEBIBYTE).fit
+    assert roomy is not None
+    assert roomy.model.largest_tensor_bytes == 512 << 10 > roomy.kv_needed
+    assert roomy.needed == roomy.model.num_bytes + roomy.model.largest_tensor_bytes
+    found = ask(path, StartOptions(), roomy.needed - 1)
+    assert found.fit is not None
+    assert found.fit.budget is not None, "there would be room for K and V"
+    assert not found.fit.fits
+    assert "largest tensor while they load" in dict(found.lines)["fits"]
+    other = ask(folder, StartOptions(), 16 * MEBIBYTE).fit
+    assert other is not None
+    assert other.kv_needed > other.model.largest_tensor_bytes
+    assert other.needed == other.model.num_bytes + other.kv_needed
+
+
 def test_what_nothing_makes_fit_is_told(folder: ModelPath) -> None:
     found = ask(folder, StartOptions(), 16 * 1024)
     assert found.fit is not None
@@ -124,6 +145,13 @@ def test_scripts_are_told_the_same_as_values(folder: ModelPath, tmp_path: Path) 
     told = json_of(ask(ModelPath("tiny", tmp_path, "safetensors"), StartOptions(), 16 * MEBIBYTE))
     assert (told["runs"], told["fits"], told["settings"]) == (False, False, None)
     assert "tokenizer" in str(told["problems"])
+
+
+def test_a_guess_of_the_tokenizer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_pre", lambda file, name: None)
+    path = write_model(make_model("llama"), tmp_path / "tiny.gguf")
+    found = ask(path, StartOptions(), 16 * MEBIBYTE)
+    assert any("how texts are cut" in line for line in found.advice)
 
 
 def test_a_model_without_a_template_is_told_to_refuse_chats(folder: ModelPath) -> None:

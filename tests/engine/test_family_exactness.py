@@ -1,5 +1,6 @@
-"""The exactness contract on a tiny random model of every family: alone, in company, in chunks, preempted and
-from the prefix cache, a request's tokens and logprobs are bit-identical."""
+"""The exactness contract on a tiny random model of every family, and over each kind of weights by itself:
+alone, in company, in chunks, preempted and from the prefix cache, a request's tokens and logprobs are
+bit-identical."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 from tests.engine.test_exactness import preempt_at
 from tests.model import model_bench
-from tests.tiny import Answer, request, run, tiny_engine
+from tests.tiny import MIXTURE, Answer, over_weights_of, request, run, tiny_engine, tiny_model
 
 from octavo import _native
 from octavo.kernels.contract import Ops
+from octavo.kernels.native_ops import NativeOps
+from octavo.model.families import FAMILIES
 from octavo.model.spec import Model
 from octavo.types import Request
 
@@ -53,7 +56,24 @@ def test_alone_in_company_chunked_preempted_and_cached_are_equal(
 ) -> None:
     theirs = model_bench.make_model(name)
     ops, model = model_bench.load(model_bench.save_model(theirs, tmp_path), backend)
-    requests = requests_for(len(name))
+    assert_exact(ops, model, requests_for(len(name)))
+
+
+@pytest.mark.parametrize("kind", MIXTURE)
+def test_each_kind_that_is_tested_elsewhere_in_a_mixture_is_exact_by_itself(kind: str) -> None:
+    ops = over_weights_of(kind, NativeOps())
+    model = tiny_model(ops)
+    assert kind in model.weights.bytes_by_kind
+    assert_exact(ops, model, requests_for(len(kind)))
+
+
+def test_every_row_of_the_table_is_among_the_cases() -> None:
+    rows = {model_bench.CONFIGS[name]().model_type for backend, name in CASES if backend == "native"}
+    assert rows == set(FAMILIES)
+
+
+def assert_exact(ops: Ops, model: Model, requests: list[Request]) -> None:
+    """Whatever happens around them, the requests' answers are those that each has alone."""
     _native.set_num_threads(1)
     wanted = [alone(ops, model, one, step_tokens=512).essence for one in requests]
     assert len({tuple(bits) for _, bits, *_ in wanted}) == len(requests)

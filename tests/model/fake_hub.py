@@ -36,6 +36,8 @@ class FakeHub:
     refused: tuple[int, str] | None = None  # every answer's status, and the hub's own code for why
     refused_files: tuple[int, str] | None = None
     spoilt: set[str] = field(default_factory=set)  # its bytes are not what the hub says
+    untold: set[str] = field(default_factory=set)  # neither LFS nor git: nobody tells a checksum
+    odd_etags: bool = False  # that are no names of blobs, so that only huggingface_hub fetches
     ranges: bool = True
     stall: threading.Event | None = None  # a cut waits for it before it ends
     seen: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, range
@@ -94,8 +96,10 @@ class _Handler(BaseHTTPRequestHandler):
     def info(self) -> dict[str, object]:
         siblings = []
         for name, data in self.hub.files.items():
-            one: dict[str, object] = {"rfilename": name, "size": len(data), "blobId": git_sha1(data)}
-            if name not in self.hub.small:
+            one: dict[str, object] = {"rfilename": name, "size": len(data)}
+            if name not in self.hub.untold:
+                one["blobId"] = git_sha1(data)
+            if name not in self.hub.small | self.hub.untold:
                 one["lfs"] = {"sha256": sha256(data), "size": len(data), "pointerSize": 134}
             siblings.append(one)
         return {"id": self.hub.name, "sha": self.hub.commit, "siblings": siblings, "tags": []}
@@ -108,12 +112,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.send(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": hub.commit})
         elif name in hub.small:
             data = hub.files[name]
-            self.send(200, {"X-Repo-Commit": hub.commit, "ETag": f'"{git_sha1(data)}"'}, data)
+            self.send(200, {"X-Repo-Commit": hub.commit, "ETag": self.etag(git_sha1(data))}, data)
         else:
             data = hub.files[name]
-            linked = {"X-Linked-Etag": f'"{sha256(data)}"', "X-Linked-Size": str(len(data))}
+            told = f"mirror-{len(data)}" if name in hub.untold else sha256(data)
+            linked = {"X-Linked-Etag": self.etag(told), "X-Linked-Size": str(len(data))}
             where = {"X-Repo-Commit": hub.commit, "Location": f"{hub.store_url}/{sha256(data)}"}
             self.send(302, linked | where)
+
+    def etag(self, told: str) -> str:
+        return f'"{told[:16]}.odd"' if self.hub.odd_etags else f'"{told}"'
 
 
 class _Store(_Handler):
@@ -131,16 +139,19 @@ class _Store(_Handler):
             self.send_range(bytes(byte ^ 1 for byte in data) if name in hub.spoilt else data)
 
     def send_range(self, data: bytes) -> None:
-        start = int(self.headers.get("Range", "bytes=0-")[6:-1])
-        start = start if self.hub.ranges else 0
+        first, _, last = self.headers.get("Range", "bytes=0-")[6:].partition("-")
+        start = int(first) if self.hub.ranges else 0
         if start and start >= len(data):
             self.send(416, {"Content-Range": f"bytes */{len(data)}"})
             return
+        whole = len(data)
+        if last and self.hub.ranges:
+            data = data[: int(last) + 1]
         status = 206 if "Range" in self.headers and self.hub.ranges else 200
         self.send_response(status)
         self.send_header("Content-Length", str(len(data) - start))
         if status == 206:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{whole}")
         self.end_headers()
         if not self.hub.cuts:
             self.wfile.write(data[start:])

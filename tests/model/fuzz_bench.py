@@ -22,11 +22,14 @@ from octavo.errors import ModelError, OctavoError
 from octavo.kernels.native_ops import NativeOps
 from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
+from octavo.text.tokenizer import Tokenizer
 
 GROWTH_MAX = 64 << 20
 ADDRESSES_MAX = 1 << 30  # beyond what the process has: an allocation that is never touched counts too
 SECONDS_MAX = 5.0  # for one file: they take 3 ms
 GGUF_CODES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K", 30: "BF16"}
+GGUF_CODES |= {6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 20: "IQ4_NL", 23: "IQ4_XS"}
+GGUF_CODES |= {39: "MXFP4"}
 _NUMBERS = {
     "u1": 0,
     "i1": 1,
@@ -70,6 +73,22 @@ def within_bounds() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, limits)
     grown = _status("VmHWM") - before
     assert grown <= GROWTH_MAX, f"{grown >> 20} MiB at the peak"
+
+
+def try_tokenizers(folder: Path, spoil: Callable[[int], object], count: int) -> Tally:
+    """Spoil a folder's files, build its tokenizer, and have it encode if that goes well; as `try_each`."""
+    tally, path = Tally(), ModelPath("tiny", folder, "safetensors")
+    with within_bounds():
+        for trial in range(count):
+            done = spoil(trial)
+            try:
+                Tokenizer.from_folder(folder).encode("words, 123 and \u4e16")
+                tally.num_loaded += 1
+            except OctavoError as error:
+                tally.refused.append(checked(error, path, (trial, done)))
+            except Exception as error:
+                raise AssertionError(f"trial {trial}, {done!r:.300}: {error!r:.300}") from error
+    return tally
 
 
 def try_each(path: ModelPath, spoil: Callable[[int], object], count: int) -> Tally:

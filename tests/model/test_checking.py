@@ -7,6 +7,7 @@ import json
 import gguf
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from tests.model.gguf_bench import finish, write_model
 from tests.model.model_bench import make_model, save_model
 
@@ -82,6 +83,15 @@ def test_a_damaged_file_is_a_problem_and_a_long_context_a_wrong_setting(tmp_path
         check_model(path, "auto", context_length=100_000)
     path.path.write_bytes(path.path.read_bytes()[:-100])
     assert parts_of(check_model(path, "auto")) == ["file"]
+
+
+def test_safetensors_without_a_tensor_lack_every_tensor(tmp_path):
+    path = save_model(make_model("llama"), tmp_path)
+    save_file({}, tmp_path / "model.safetensors")
+    checked = check_model(path, "auto")
+    assert parts_of(checked)
+    assert set(parts_of(checked)) == {"tensors"}
+    assert "has no tensor 'model.embed_tokens.weight'" in checked.problems[0].text
 
 
 def test_a_tensor_of_an_unknown_kind_is_bounded_by_its_file(tmp_path):

@@ -144,6 +144,20 @@ def test_the_parallel_and_the_serial_branches_differ(tmp_path):
     assert np.abs(run_chunks(ops, model, tokens, [9]) - run_chunks(ops, serial, tokens, [9])).max() > 1e-2
 
 
+@pytest.mark.parametrize("name", ["gpt_neox", "opt", "gpt2"])
+def test_families_without_shared_heads_do_not_read_their_number(name, tmp_path):
+    """As transformers' classes, which keep the keys and use neither."""
+    theirs = make_model(name)
+    path = save_model(theirs, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    told = config | {"num_key_value_heads": 2, "head_dim": 8}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    ops, model = load(path, "reference")
+    tokens = random_prompt(9)
+    expected = expected_logits(theirs, tokens)
+    np.testing.assert_allclose(run_chunks(ops, model, tokens, [9]), expected, rtol=0, atol=TOLERANCE)
+
+
 def test_buffers_of_older_gpt_neox_files_are_no_weights(tmp_path):
     path = save_model(make_model("gpt_neox"), tmp_path)
     file = tmp_path / "model.safetensors"

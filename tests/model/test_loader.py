@@ -31,6 +31,7 @@ from octavo.model.files.gguf import read_gguf
 from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
 from octavo.model.reader import halves_order
+from octavo.types import Notice
 
 PROMPT = 41
 GGUF_FAMILIES = [
@@ -222,6 +223,19 @@ def test_unknown_settings_of_a_gguf_are_refused_by_name(key, value, error, messa
     writer.close()
     with pytest.raises(error, match=message):
         load_model(ModelPath("tiny", path, "gguf"), ReferenceOps())
+
+
+def test_a_guess_at_how_texts_are_cut_is_told_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_pre", lambda file, name: None)
+    path = write_model(make_model("llama"), tmp_path / "tiny.gguf")
+    told: list[str] = []
+    load_model(path, ReferenceOps(), progress=told.append)
+    notice = next(line for line in told if "how texts are cut" in line)
+    assert isinstance(notice, Notice)
+    known = write_model(make_model("qwen2"), tmp_path / "known.gguf")
+    told.clear()
+    load_model(known, ReferenceOps(), progress=told.append)
+    assert not any("how texts are cut" in line for line in told)
 
 
 def test_a_context_below_one_is_a_setting_error(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ from octavo.kernels.contract import RawTensor
 from octavo.kernels.holding import matrix_of, panel_bytes, panels_of
 from octavo.kernels.native_ops import NativeOps
 from octavo.model.files.mapped import MappedFile
-from octavo.model.files.packed_file import PREAMBLE_BYTES, survey
+from octavo.model.files.packed_file import PREAMBLE_BYTES, SAMPLE_BYTES, SAMPLE_EVERY, PackWriter, survey
 from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
 from octavo.model.packed_cache import PACKING_VERSION, PackedFolder
@@ -73,14 +74,42 @@ def test_on_a_second_load_no_weight_of_the_model_is_read(loader, monkeypatch):
     monkeypatch.setattr("octavo.model.loader.fingerprint", lambda *_: b"the same".ljust(32))
     first, _ = loader.load()
     weights = loader.path.path / "model.safetensors"
-    data = bytearray(weights.read_bytes())
+    data, stat = bytearray(weights.read_bytes()), weights.stat()
     header = 8 + int.from_bytes(data[:8], "little")
     for name, entry in json.loads(data[8:header]).items():
         if name != "__metadata__" and len(entry["shape"]) > 1:  # what norms say is still read
             begin, end = entry["data_offsets"]
             data[header + begin : header + end] = b"\xff" * (end - begin)
     weights.write_bytes(data)
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert loader.load()[0] == first
+
+
+def test_a_file_that_changed_where_no_sample_looks_is_packed_anew(loader, monkeypatch, caplog):
+    monkeypatch.setattr("octavo.model.loader.hash_files", lambda *_: b"sampled".ljust(32))
+    first, made = loader.load()
+    weights = loader.path.path / "model.safetensors"
+    data, before = bytearray(weights.read_bytes()), weights.stat().st_mtime_ns
+    data[-4096:] = bytes(4096)  # an edit that keeps the size
+    weights.write_bytes(data)
+    os.utime(weights, ns=(before, before + 1))
+    with caplog.at_level(logging.WARNING, "octavo.packed"):
+        again, changed = loader.load()
+    assert loader.packed, "the copy of the file as it was is used for the file as it is"
+    assert again != first
+    assert "made of another model" in caplog.text
+    assert len(survey(loader.folder)) == 1  # it is replaced
+    assert changed.model.fingerprint == made.model.fingerprint
+
+
+def test_the_name_of_the_weights_does_not_follow_the_time_of_a_file(loader):
+    """KV that was kept on disk stays good when a model is copied or touched; its packed copy is made anew."""
+    _, made = loader.load()
+    os.utime(loader.path.path / "model.safetensors", ns=(1, 1))
+    _, touched = loader.load()
+    assert loader.packed
+    assert touched.model.fingerprint == made.model.fingerprint
+    assert touched.weights_fingerprint == made.weights_fingerprint
 
 
 @pytest.mark.parametrize("layout", ["gptq", "fp8"])
@@ -150,7 +179,7 @@ def test_a_damaged_copy_is_told_and_made_anew(damage, loader, caplog):
     assert loader.packed == []
 
 
-def test_random_damage_never_crashes_and_never_changes_an_answer_unseen(loader):
+def test_random_damage_of_length_preamble_and_index_never_crashes_and_is_always_seen(loader):
     first, _ = loader.load()
     path = loader.file
     sound = path.read_bytes()
@@ -166,6 +195,21 @@ def test_random_damage_never_crashes_and_never_changes_an_answer_unseen(loader):
         path.write_bytes(bytes(data))
         assert loader.load()[0] == first
         assert loader.packed
+
+
+def test_a_panels_bit_that_flips_between_samples_is_not_seen(loader):
+    """The limit of what is checked, as in a model's own file: 4 KiB of every 4 MiB of panels."""
+    first, made = loader.load()
+    data = bytearray(loader.file.read_bytes())
+    start = int.from_bytes(data[16:24], "little")
+    sampled_end = PREAMBLE_BYTES + SAMPLE_BYTES
+    assert sampled_end < start < PREAMBLE_BYTES + SAMPLE_EVERY  # so that one sample is all
+    data[sampled_end:start] = bytes(start - sampled_end)
+    loader.file.write_bytes(data)
+    again, mapped = loader.load()
+    assert loader.packed == []
+    assert again != first
+    assert mapped.model.fingerprint == made.model.fingerprint
 
 
 def test_an_index_that_lies_in_its_sizes_is_refused(loader):
@@ -250,8 +294,6 @@ def test_a_disk_that_fills_leaves_nothing_behind(loader, monkeypatch, caplog):
 
 
 def test_a_part_whose_writer_was_killed_is_removed_and_a_living_ones_stays(loader):
-    import fcntl
-
     loader.folder.mkdir()
     (loader.folder / ".dead.part").write_bytes(b"x")
     living = (loader.folder / ".living.part").open("wb")
@@ -261,6 +303,39 @@ def test_a_part_whose_writer_was_killed_is_removed_and_a_living_ones_stays(loade
     living.close()
     assert ".dead.part" not in names
     assert ".living.part" in names
+
+
+def test_a_part_that_another_start_removes_before_it_is_locked_is_begun_again(loader, monkeypatch):
+    removed = []
+
+    def remove_first(file, operation):
+        if not removed:
+            removed.extend(loader.folder.iterdir())
+            removed[0].unlink()
+        own(file, operation)
+
+    own = fcntl.flock
+    monkeypatch.setattr("fcntl.flock", remove_first)
+    first, _ = loader.load()
+    assert removed
+    assert loader.load()[0] == first
+    assert loader.packed == []
+
+
+def test_a_copy_whose_part_is_gone_at_the_end_is_told_and_the_load_goes_on(loader, monkeypatch, caplog):
+    finish = PackWriter.finish
+
+    def cleaned(writer, *made_of):
+        for path in loader.folder.iterdir():
+            path.unlink()
+        return finish(writer, *made_of)
+
+    monkeypatch.setattr(PackWriter, "finish", cleaned)
+    with caplog.at_level(logging.WARNING, "octavo.packed"):
+        _, loaded = loader.load()
+    assert "cannot be kept" in caplog.text
+    assert loaded.mapped_bytes == 0
+    assert list(loader.folder.iterdir()) == []
 
 
 def test_an_interrupted_load_leaves_nothing_behind(loader, monkeypatch):

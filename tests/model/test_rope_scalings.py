@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import gguf
 import numpy as np
 import pytest
 import transformers
-from tests.model.family_configs import FAR, NEAR, SMALL, YARN
+from tests.model.family_configs import FAR, FOUR, NEAR, SMALL, TOKENS, YARN
 from tests.model.gguf_bench import write_model
 from tests.model.model_bench import (
     CONFIGS,
@@ -23,7 +24,7 @@ from tests.model.model_bench import (
 from octavo.errors import BadModelFile, UnsupportedModel
 from octavo.fields import Fields, read_json_fields
 from octavo.kernels.reference import ReferenceOps
-from octavo.model.families import describe_config
+from octavo.model.families import RopeTensors, describe_config, describe_gguf
 from octavo.model.loader import load_model
 from octavo.model.rope import RopeSpec, Temperature
 
@@ -85,6 +86,47 @@ def test_logits_equal_transformers_in_both_spellings(name, llama_with, tmp_path)
 def test_gguf_logits_equal_transformers(name, llama_with, tmp_path):
     theirs = llama_with(ROPES[name])
     assert_equal_logits(theirs, write_model(theirs, tmp_path / "tiny.gguf"))
+
+
+WHOLE, TIMES = "add_rope_scaling_yarn_attn_factor", "add_rope_scaling_attn_factors"
+
+
+@pytest.mark.parametrize("written", [[TIMES], [WHOLE], [WHOLE, TIMES]], ids=["older", "newer", "both"])
+def test_olmo3s_attention_factor_counts_once_under_either_key(written, tmp_path, monkeypatch):
+    """Its converter has written config.json's under attn_factor, yarn_attn_factor, and both."""
+    far = YARN | {"factor": 8.0, "attention_factor": 1.2079441541679836}
+    ropes = {NEAR: PLAIN | {"rope_type": "default"}, FAR: far}
+    config = transformers.Olmo3Config(**FOUR, **TOKENS, sliding_window=8, rope_parameters=ropes)
+    monkeypatch.setitem(CONFIGS, "olmo3-attention", lambda: config)
+    writers = [getattr(gguf.GGUFWriter, name) for name in written]
+    monkeypatch.setattr(gguf.GGUFWriter, WHOLE, lambda file, value: [write(file, value) for write in writers])
+    theirs = make_model("olmo3-attention")
+    path = write_model(theirs, tmp_path / "tiny.gguf")
+    assert_equal_logits(theirs, path)
+    ropes = load_model(path, ReferenceOps("f32")).model.spec.ropes
+    assert [round(rope.attention_factor, 4) for rope in ropes] == [1.0, 1.0, 1.0, 1.2079]
+
+
+@pytest.mark.parametrize(
+    "told,expected",
+    [
+        ({}, 1.2079442),
+        ({"attn_factor": 0.5}, 0.5 * 1.2079442),
+        ({"yarn_attn_factor": 1.3}, 1.3),
+        ({"yarn_log_multiplier": 1.0}, 1.0),
+        ({"yarn_log_multiplier": 0.5}, 1.2079442 / 1.1039721),
+    ],
+    ids=["as published", "attn_factor multiplies", "yarn_attn_factor is whole", "cancelled", "halved"],
+)
+def test_other_families_attention_factor_is_yarns_times_what_the_file_says(told, expected):
+    keys = {"embedding_length": 64, "block_count": 1, "attention.head_count": 4, "context_length": 64}
+    keys |= {"feed_forward_length": 96, "attention.layer_norm_rms_epsilon": 1e-5}
+    scaling = {"type": "yarn", "factor": 8.0, "original_context_length": 32, **told}
+    values = {f"llama.{key}": value for key, value in keys.items()}
+    values |= {f"llama.rope.scaling.{key}": value for key, value in scaling.items()}
+    metadata = Fields("file", {"general.architecture": "llama", **values})
+    rope = describe_gguf(metadata, 96, RopeTensors(), has_output=True).spec.rope(0)
+    assert rope.attention_factor == pytest.approx(expected, abs=1e-6)
 
 
 def test_dynamic_is_fixed_by_the_configured_context(llama_with, tmp_path):

@@ -7,15 +7,18 @@ import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 import transformers
 from tests.text.hard_texts import hard_texts
-from tests.text.vocabularies import CORPUS, SPECIAL, gguf_metadata
+from tests.text.vocabularies import CORPUS, REFERENCES, SPECIAL, gguf_metadata
 from tokenizers import models, pre_tokenizers, trainers
 
 from octavo.errors import UnsupportedModel
+from octavo.fields import Fields
 from octavo.text import pre_tokenizers as ours_module
+from octavo.text.gguf_vocabulary import check_vocabulary
 from octavo.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from octavo.text.tokenizer import Tokenizer
 
@@ -177,3 +180,40 @@ def test_the_documentation_names_every_cut():
     text = (Path(__file__).parents[2] / "docs" / "chat.md").read_text()
     told = text[text.index("that are known: ") + 16 : text.index(". Another one is refused")].split()
     assert [name.rstrip(",") for name in told] == list(PRE_TOKENIZERS)
+
+
+def older_file(architecture: str, *tokens: bytes) -> dict[str, object]:
+    """Metadata from before files said how texts are cut."""
+    metadata = gguf_metadata(REFERENCES["qwen2"](), "", **{"general.architecture": architecture})
+    metadata["tokenizer.ggml.tokens"] = (*metadata["tokenizer.ggml.tokens"], *tokens)
+    types = metadata["tokenizer.ggml.token_type"]
+    metadata["tokenizer.ggml.token_type"] = np.append(types, [3] * len(tokens)).astype(np.int32)
+    del metadata["tokenizer.ggml.pre"]
+    return metadata
+
+
+@pytest.mark.parametrize(
+    "architecture,tokens,cut",
+    [
+        ("gpt2", (), "gpt-2"),
+        ("gptneox", (), "olmo"),
+        ("starcoder2", (), "starcoder"),
+        ("qwen2", (), "qwen2"),
+        ("llama", (b"<|begin_of_text|>",), "llama-bpe"),
+    ],
+)
+def test_an_older_file_is_cut_as_its_architecture_leaves_no_doubt(architecture, tokens, cut):
+    metadata = older_file(architecture, *tokens)
+    facts = check_vocabulary(Fields("old", metadata))
+    assert (facts.name, facts.doubt) == (f"byte-level BPE, cut as {cut}", "")
+    ours = Tokenizer.from_gguf(metadata, "old")
+    told = Tokenizer.from_gguf(metadata | {"tokenizer.ggml.pre": cut}, "new")
+    assert all(ours.encode(text) == told.encode(text) for text in TEXTS[:200])
+
+
+def test_an_older_file_whose_cut_nothing_tells_is_in_doubt_and_says_so():
+    metadata = older_file("llama")
+    assert "tokenizer.ggml.pre" in check_vocabulary(Fields("old", metadata)).doubt
+    assert Tokenizer.from_gguf(metadata, "old").encode("a 123", add_bos=False)
+    known = check_vocabulary(Fields("new", metadata | {"tokenizer.ggml.pre": "smollm"}))
+    assert known.doubt == ""

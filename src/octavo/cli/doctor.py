@@ -15,6 +15,7 @@ from octavo.config import StartOptions
 from octavo.engine.backends import choose_backend
 from octavo.engine.start import Budget, Started, build_engine, packed_folder
 from octavo.engine.windows import waste_in_words, window_waste
+from octavo.errors import ConfigError
 from octavo.executor.disk import namespace_of
 from octavo.executor.disk_folder import bytes_free, survey
 from octavo.executor.runner import kv_shape
@@ -25,12 +26,19 @@ from octavo.units import blocks_for, format_bytes
 
 def run(model: str | None, options: StartOptions, *, load: bool = False, as_json: bool = False) -> bool:
     """Say whether the model runs and fits, from headers; with `load`, or for a GPU, load it as `serve` would
-    and print what was resolved. False: it does not. Raises ConfigError and ModelError."""
+    and print what was resolved, which has no JSON. False: it does not. Raises ConfigError and ModelError."""
+    if load and as_json:
+        raise ConfigError("--json is given with --load; allowed: without, since it tells what headers tell")
     look_at_machine()
     if not load:
         backend = choose_backend(options)
         if backend.backend.is_host:
             return diagnose(model, options, backend, as_json=as_json)
+        if as_json:
+            raise ConfigError(
+                f"--json is given for {backend.backend.device}, where the model is loaded to tell; allowed: "
+                "--backend native or reference, since it tells what headers tell of a processor"
+            )
     _run_loaded(model, options)
     return True
 

@@ -2,14 +2,18 @@
 
     headers -> measured weights -> Fit -> lines        the same for other settings -> what would help
 
-Only headers and settings are read, so the answer takes a second whatever the file's size.
+Only headers and settings are read, so the answer takes a second whatever the file's size; of a repository
+that is not here, only they are fetched.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -25,6 +29,7 @@ from octavo.engine.windows import waste_in_words, window_waste
 from octavo.errors import ModelError
 from octavo.kernels.probe import Machine
 from octavo.model.checking import Checked, check_model
+from octavo.model.hub.headers import fetch_headers
 from octavo.model.hub.paths import ModelPath, resolve
 from octavo.model.loader import OpenedFiles
 from octavo.model.measuring import measure_model
@@ -65,8 +70,8 @@ class Diagnosis:
 def diagnose(model: str | None, options: StartOptions, choice: Choice, *, as_json: bool = False) -> bool:
     """Print the answer for a processor's backend; whether the model runs and fits. Raises ModelNotFound where
     there are no files, ConfigError."""
-    with phases() as report:
-        path = resolve(model, report)
+    with phases() as report, tempfile.TemporaryDirectory(prefix="octavo-headers-") as folder:
+        path = resolve(model, report, partial(fetch_headers, Path(folder)))
         report("reading headers, and measuring the memory's bandwidth")
         found = look(path, options, choice, measure_read)
     if as_json:
@@ -110,8 +115,12 @@ def look(path: ModelPath, options: StartOptions, choice: Choice, bandwidth: Call
         fit,
         speed,
         others,
-        [*_chats(checked, options), *advice(fit, others, speed)],
+        [*_doubts(checked), *_chats(checked, options), *advice(fit, others, speed)],
     )
+
+
+def _doubts(checked: Checked) -> list[str]:
+    return [checked.vocabulary.doubt] if checked.vocabulary and checked.vocabulary.doubt else []
 
 
 def _chats(checked: Checked, options: StartOptions) -> list[str]:
@@ -159,6 +168,8 @@ def verdict(fit: Fit) -> str:
     """Whether it fits, in words."""
     sizes = f"{format_bytes(fit.needed)} needed, {format_bytes(fit.available)} available now"
     what = "weights and the pool" if fit.options.kv_memory_bytes else "weights and one user"
+    if fit.is_loading_the_most:
+        what = "weights, and the file's largest tensor while they load"
     return f"{'yes' if fit.fits else 'no'}: {what}, {sizes}"
 
 

@@ -272,7 +272,7 @@ def doctor(
     load: Annotated[
         bool, typer.Option("--load", help="Load the model, then tell; else from headers.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="From headers, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="From headers, as JSON; not with --load.")] = False,
 ) -> None:
     """Say before loading whether a model runs and fits here, how fast, and what to change. Status 1: no."""
     from octavo.cli.doctor import run

@@ -1,6 +1,6 @@
 """Whether a model fits this machine, and for how many users, before it is loaded: pure arithmetic.
 
-    needed = weights + rotary tables + KV blocks
+    needed = weights + rotary tables + KV blocks, or the largest tensor of the file where that is more
     speed at 1 <= bandwidth / (weights that a token passes + K and V that it sees)
 
 It knows a model that was measured (`model/measuring.py`), the memory that is there and a bandwidth that
@@ -38,12 +38,21 @@ class Fit:
 
     @property
     def needed(self) -> int:
-        """Bytes for the weights and one user, or for the pool that was asked for."""
-        tokens = min(USER_TOKENS, self.model.spec.context_length)
-        kv = blocks_for(tokens, self.options.block_size) * self.bytes_per_block
+        """Bytes for the weights, and beside them for K and V or, while they load, one tensor of the file."""
+        return self.model.num_bytes + max(self.kv_needed, self.model.largest_tensor_bytes)
+
+    @property
+    def kv_needed(self) -> int:
+        """Bytes of K and V of one user, or of the pool that was asked for."""
         if self.options.kv_memory_bytes is not None and self.budget is not None:
-            kv = self.budget.num_bytes
-        return self.model.num_bytes + kv
+            return self.budget.num_bytes
+        tokens = min(USER_TOKENS, self.model.spec.context_length)
+        return blocks_for(tokens, self.options.block_size) * self.bytes_per_block
+
+    @property
+    def is_loading_the_most(self) -> bool:
+        """More is needed while the weights load than once they are served."""
+        return self.model.largest_tensor_bytes > self.kv_needed
 
     @property
     def fits(self) -> bool:

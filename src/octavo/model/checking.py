@@ -42,11 +42,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokenizer in words, and whether the files have a template for chats."""
+    """The tokenizer in words, whether the files have a template for chats, and what is guessed ("":
+    nothing)."""
 
     name: str
     size: int
     has_template: bool
+    doubt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ def _vocabulary_of(
     facts, templates = check_vocabulary(fields), templates_of_gguf(fields)
     if description is not None:
         require_rows(path, description, facts.size)
-    return Vocabulary(facts.name, facts.size, templates.default is not None)
+    return Vocabulary(facts.name, facts.size, templates.default is not None, facts.doubt)
 
 
 def _files(source: _Source) -> GgufFile | SafetensorsFiles:

@@ -19,16 +19,18 @@ from octavo.fields import Fields, read_json_fields
 from octavo.kernels.contract import WeightOps
 from octavo.kernels.packed import unpack_vector
 from octavo.model.families import Description, RopeTensors, describe_config, describe_gguf
-from octavo.model.files.fingerprint import fingerprint, hash_files
+from octavo.model.files.fingerprint import fingerprint, hash_files, stamps_of
 from octavo.model.files.gguf import GgufFile, read_gguf
 from octavo.model.files.safetensors_file import SafetensorsFiles, read_safetensors
 from octavo.model.hub.paths import ModelPath
-from octavo.model.packed_cache import PackedFolder, Weights, read_through
+from octavo.model.packed_cache import Origin, PackedFolder, Weights, read_through
 from octavo.model.quantised.source import DequantisedFiles, dequantised_source
 from octavo.model.reader import Reader, TensorSource
 from octavo.model.spec import Model, ModelSpec, ModelWeights, turns_of
 from octavo.model.weights import read_weights
+from octavo.text.gguf_vocabulary import doubt_of_cut
 from octavo.text.tokenizer import Tokenizer
+from octavo.types import Notice
 from octavo.units import format_bytes
 
 log = logging.getLogger("octavo.load")
@@ -108,6 +110,13 @@ def read_tokenizer(opened: OpenedFiles) -> Tokenizer:
     return tokenizer
 
 
+def doubt_of_tokenizer(opened: OpenedFiles) -> str:
+    """What of the tokenizer is a guess, in words; "": nothing."""
+    if not isinstance(opened.source, GgufFile):
+        return ""
+    return doubt_of_cut(Fields(str(opened.path.path), opened.source.metadata))
+
+
 def require_rows(path: ModelPath, description: Description, num_tokens: int) -> None:
     """Each token of a GGUF file has a row of the embedding. Raises BadModelFile."""
     rows = description.spec.vocab_size
@@ -145,9 +154,12 @@ def spec_within(description: Description, context_length: int | None, source: st
 def _load(opened: OpenedFiles, how: _Loading) -> LoadedModel:
     path, source, description = opened.path, opened.source, opened.description
     ops, spec = how.ops, how.spec
+    stamps = stamps_of(opened.paths)  # before they are read: a change meanwhile makes them differ
     with ThreadPoolExecutor(1, "octavo-fingerprint") as pool:
         hashing = pool.submit(hash_files, opened.paths, source.header_bytes)
         tokenizer = read_tokenizer(opened)
+        if doubt := doubt_of_tokenizer(opened):
+            how.progress(Notice(f"{path.path}: {doubt}"))
         described = repr(description.spec) + (source.identity if isinstance(source, DequantisedFiles) else "")
 
         def read(tensors: TensorSource, to: WeightOps) -> ModelWeights:
@@ -158,8 +170,8 @@ def _load(opened: OpenedFiles, how: _Loading) -> LoadedModel:
         if how.packed is None:
             found = Weights(read(source, ops))
         else:  # whatever the context: it changes no weight
-            of_weights = fingerprint(hashing.result(), described)
-            found = read_through(how.packed, of_weights, source, ops, read, how.progress)
+            made_of = Origin(fingerprint(hashing.result(), described), stamps)
+            found = read_through(how.packed, made_of, source, ops, read, how.progress)
         of_weights = fingerprint(hashing.result(), described)
         # A rope that the context decides on makes other K of the same weights.
         fixed = repr(tuple(rope and rope.fixed(spec.context_length) for rope in spec.ropes))

@@ -140,5 +140,5 @@ def measure_model(
     elif found:
         raise found[0]
     tables = check_tables(opened.path, spec, read.num_bytes)
-    largest = max(raw.data.size for raw in source.tensors.values())
+    largest = max((raw.data.size for raw in source.tensors.values()), default=0)
     return MeasuredModel(opened.path.name, spec, read, tables, source.num_bytes, largest)

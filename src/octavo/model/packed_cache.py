@@ -9,8 +9,9 @@ matrices are made from are then hollow: of the right kind and shape, over one ze
 biases) are read from the model's file either way.
 
 A copy is named by what decides its bytes: the model's fingerprint, the arithmetic (mode of weights and
-instruction set) and `PACKING_VERSION`. One that does not fit is told, left alone and replaced; one that
-cannot be written is told, and the load goes on.
+instruction set) and `PACKING_VERSION`. It also says the size and the time of change of each file that it was
+made of, since a fingerprint samples large files. One that does not fit is told, left alone and replaced; one
+that cannot be written is told, and the load goes on.
 """
 
 from __future__ import annotations
@@ -54,6 +55,14 @@ ReadWeights = Callable[[TensorSource, WeightOps], ModelWeights]
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What a copy is made of: the model's fingerprint, and the stamps of its files."""
+
+    fingerprint: bytes
+    stamps: str
+
+
+@dataclass(frozen=True, slots=True)
 class PackedFolder:
     """Where packed copies lie, and the arithmetic that they are for."""
 
@@ -64,10 +73,11 @@ class PackedFolder:
         """The file of a model."""
         return self.folder / f"{fingerprint.hex()[:32]}-{self.arithmetic_id}-{PACKING_VERSION}{SUFFIX}"
 
-    def identity_of(self, fingerprint: bytes) -> Mapping[str, str]:
+    def identity_of(self, made_of: Origin) -> Mapping[str, str]:
         """What the file must have been made of and for."""
         return {
-            "fingerprint": fingerprint.hex(),
+            "fingerprint": made_of.fingerprint.hex(),
+            "stamps": made_of.stamps,
             "arithmetic": self.arithmetic_id,
             "packing": str(PACKING_VERSION),
         }
@@ -83,7 +93,7 @@ class Weights:
 
 def read_through(
     cache: PackedFolder,
-    fingerprint: bytes,
+    made_of: Origin,
     source: TensorSource,
     ops: WeightOps,
     read: ReadWeights,
@@ -93,7 +103,7 @@ def read_through(
 
     Raises what `read` raises. A hit is O(index); else O(weights), and their bytes written once more.
     """
-    path, identity = cache.path_of(fingerprint), cache.identity_of(fingerprint)
+    path, identity = cache.path_of(made_of.fingerprint), cache.identity_of(made_of)
     try:
         found = open_packed(path, identity)
         if found is not None:

@@ -81,6 +81,7 @@ class Reader:
         of_gguf = {**GGUF_TENSORS, **self._family.gguf_tensors}
         self._names = of_gguf if is_gguf else self._family.tensors
         self._is_part = description.is_part
+        self._copy: RawTensor | None = None  # of a tensor that was turned or reordered
         self._prefixes = {} if is_gguf else _prefixes_in(source.tensors, self._names, description)
         self._reported, self._bytes_read, self._bytes_all = time.monotonic(), 0, source.num_bytes
 
@@ -139,10 +140,10 @@ class Reader:
         raw = self._oriented(role, layer, shape)
         bias = self._bias(role, layer, shape[0])
         if order is not None:
-            raw = _detached(self._source, raw, take_rows(raw, order))
+            raw = self._detached(raw, take_rows(raw, order))
             bias = None if bias is None else bias[order]
         matrix = self._ops.matrix(raw, table)
-        self._release_if_mapped(raw)
+        self._let_go(raw)
         return Linear(matrix, self._own(bias))
 
     def split_linear(
@@ -152,7 +153,7 @@ class Reader:
         raw = self._oriented(role, layer, (sum(sizes), inputs))
         bias = self._bias(role, layer, sum(sizes))
         if order is not None:
-            raw = _detached(self._source, raw, take_rows(raw, order))
+            raw = self._detached(raw, take_rows(raw, order))
             bias = None if bias is None else bias[order]
         linears, start = [], 0
         for size in sizes:
@@ -160,7 +161,7 @@ class Reader:
             part_bias = None if bias is None else np.ascontiguousarray(bias[start : start + size])
             linears.append(Linear(self._ops.matrix(part), self._own(part_bias)))
             start += size
-        self._release_if_mapped(raw)
+        self._let_go(raw)
         return linears
 
     def converted(self, raw: RawTensor) -> Matrix:
@@ -209,7 +210,7 @@ class Reader:
         if not self._family.transposed or self.is_gguf:
             return self.take(name, shape)
         raw = self.take(name, (shape[1], shape[0]))
-        return _detached(self._source, raw, transpose(raw))
+        return self._detached(raw, transpose(raw))
 
     def _bias(self, role: str, layer: int, size: int) -> Floats | None:
         name = self.name(role, layer) + ".bias"
@@ -260,8 +261,18 @@ class Reader:
             raise error
         self._problems.append(error)
 
-    def _release_if_mapped(self, raw: RawTensor) -> None:
-        if raw is self._source.tensors.get(raw.name):
+    def _detached(self, raw: RawTensor, copy: RawTensor) -> RawTensor:
+        """The copy, after what it was made from was let go of."""
+        self._let_go(raw)
+        self._copy = copy
+        return copy
+
+    def _let_go(self, raw: RawTensor) -> None:
+        """Release a tensor of the source; of a copy there is nothing to give back, and asking the source
+        which it is could decode it once more."""
+        if raw is self._copy:
+            self._copy = None
+        else:
             self._source.release(raw)
 
 
@@ -321,9 +332,3 @@ def transpose(raw: RawTensor) -> RawTensor:
     return dataclasses.replace(
         raw, shape=(raw.shape[1], raw.shape[0]), data=np.ascontiguousarray(items.swapaxes(0, 1)).reshape(-1)
     )
-
-
-def _detached(source: TensorSource, raw: RawTensor, copy: RawTensor) -> RawTensor:
-    """The copy, after the pages of what it was made from were given back."""
-    source.release(raw)
-    return copy

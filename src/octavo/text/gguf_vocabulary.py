@@ -40,6 +40,13 @@ _WHOLE = "tokenizer.huggingface.json"
 _BEGINNINGS = {"chatglm": ("[gMASK]", "<sop>"), "glm4": ("[gMASK]", "<sop>")}
 
 
+# What `tokenizer.ggml.pre` would say in files from before the key existed, where only one answer is left:
+# by architecture, and of Llama's by a token that Llama 3 alone has.
+_PRE, _PRE_UNKNOWN = "tokenizer.ggml.pre", "default"
+_CUTS = {"gpt2": "gpt-2", "gptneox": "olmo", "starcoder2": "starcoder", "qwen2": "qwen2"}
+_LLAMA3_BEGIN = b"<|begin_of_text|>"
+
+
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """The library's tokenizer, and what it does not know: the special tokens, and those that begin a text
@@ -53,10 +60,11 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyFacts:
-    """A vocabulary in words, and how many tokens it has."""
+    """A vocabulary in words, how many tokens it has, and what is guessed of it ("": nothing)."""
 
     name: str
     size: int
+    doubt: str = ""
 
 
 def build_vocabulary(metadata: Fields) -> Vocabulary:
@@ -105,11 +113,24 @@ def check_vocabulary(metadata: Fields) -> VocabularyFacts:
         for left, right in merges_from_text(key, _strings(metadata, "tokenizer.ggml.merges")):
             if left + right not in lists.ids:
                 raise BadModelFile(f"{key}: {left + right!r:.80} is no token")
-        name = metadata.text("tokenizer.ggml.pre", "default")
-        return VocabularyFacts(f"byte-level BPE, cut as {name}", len(lists.tokens))
+        name = _cut_of(metadata)
+        return VocabularyFacts(f"byte-level BPE, cut as {name}", len(lists.tokens), doubt_of_cut(metadata))
     is_unigram = lists.kind == "t5"
     _pieces(metadata, lists.tokens, lists.types, is_unigram=is_unigram)
     return VocabularyFacts(f"SentencePiece {'unigram' if is_unigram else 'BPE'}", len(lists.tokens))
+
+
+def doubt_of_cut(metadata: Fields) -> str:
+    """What to tell where a byte-level vocabulary does not say how texts are cut before they are merged, and
+    nothing else does; "" where it is known."""
+    if metadata.text("tokenizer.ggml.model", "") != "gpt2" or metadata.has(_PRE):
+        return ""
+    if not metadata.has("tokenizer.ggml.tokens") or _cut_of(metadata) != _PRE_UNKNOWN:
+        return ""
+    return (
+        f"the file does not say how texts are cut into words ({_PRE}): they are cut as GPT-2's are, and "
+        "answers suffer if the model was trained with another cut; take a newer file of the model"
+    )
 
 
 def named_ids(metadata: Fields, count: int) -> dict[str, int]:
@@ -140,13 +161,23 @@ def _read_lists(metadata: Fields) -> _Lists:
 
 
 def _pre_tokenizer(metadata: Fields) -> PreTokenizer:
-    name = metadata.text("tokenizer.ggml.pre", "default")
+    name = _cut_of(metadata)
     pre = PRE_TOKENIZERS.get(name)
     if pre is None:
         raise UnsupportedModel(
             f"{metadata.source}: pre-tokenizer {name!r:.40}; allowed: {', '.join(PRE_TOKENIZERS)}"
         )
     return pre
+
+
+def _cut_of(metadata: Fields) -> str:
+    """The name of the cut: the file's, or what its architecture leaves."""
+    if metadata.has(_PRE):
+        return metadata.text(_PRE, "")
+    arch, tokens = metadata.text("general.architecture", ""), metadata.values.get("tokenizer.ggml.tokens")
+    if arch == "llama" and isinstance(tokens, tuple) and _LLAMA3_BEGIN in tokens:
+        return "llama-bpe"
+    return _CUTS.get(arch, _PRE_UNKNOWN)
 
 
 def _pieces(metadata: Fields, tokens: Sequence[str], types: np.ndarray, *, is_unigram: bool) -> Pieces:

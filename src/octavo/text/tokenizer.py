@@ -29,7 +29,7 @@ from octavo.text.gguf_vocabulary import build_vocabulary, named_ids
 from octavo.text.model_templates import ModelTemplates, templates_of_folder, templates_of_gguf
 from octavo.text.sentencepiece import SPACE
 from octavo.text.turns import ends_of_turn
-from octavo.text.vocabulary_folder import optional_fields, read_vocabulary
+from octavo.text.vocabulary_folder import named_token, optional_fields, read_vocabulary
 
 _IDS_MAX = 1 << 24
 _BYTES_REMEMBERED = 1 << 15  # tokens
@@ -118,15 +118,15 @@ class Tokenizer:
         vocabulary = read_vocabulary(folder)
         backend = vocabulary.backend
         settings = optional_fields(folder / "tokenizer_config.json")
-        bos_id = _named_token(backend, settings, "bos_token", vocabulary.bos_id)
-        eos_id = _named_token(backend, settings, "eos_token", vocabulary.eos_id)
+        bos_id = named_token(settings, "bos_token", backend, vocabulary.bos_id)
+        eos_id = named_token(settings, "eos_token", backend, vocabulary.eos_id)
         byte_level, strips = _decoder_style(backend, vocabulary.source)
         added = backend.get_added_tokens_decoder()
         special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         stop_ids = _stop_ids(folder)
         if not stop_ids:
             stop_ids = ends_of_turn(backend, special_ids) | (frozenset() if eos_id is None else {eos_id})
-        pad_id = _named_token(backend, settings, "pad_token")
+        pad_id = named_token(settings, "pad_token", backend)
         named_ids = _named_ids(backend, settings, optional_fields(folder / "special_tokens_map.json"))
         # The post-processor of a tokenizer.json adds the begin token, as Hugging Face does.
         special = SpecialTokens(
@@ -280,16 +280,6 @@ class Tokenizer:
     def _content(self, token: int | None) -> str:
         piece: str | None = None if token is None else self._backend.id_to_token(token)
         return piece or ""
-
-
-def _named_token(
-    backend: tokenizers.Tokenizer, settings: Fields, key: str, default: int | None = None
-) -> int | None:
-    """The id of bos_token or eos_token, written as a string or as an object with its content."""
-    value = settings.values.get(key)
-    content = value.get("content") if isinstance(value, dict) else value
-    token: int | None = backend.token_to_id(content) if isinstance(content, str) else default
-    return token
 
 
 def _named_ids(backend: tokenizers.Tokenizer, *files: Fields) -> frozenset[int]:

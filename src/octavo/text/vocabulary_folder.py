@@ -133,6 +133,17 @@ def optional_fields(path: Path) -> Fields:
     return read_json_fields(path) if path.is_file() else Fields(str(path), {})
 
 
+def named_token(
+    settings: Fields, key: str, backend: tokenizers.Tokenizer, default: int | None = None
+) -> int | None:
+    """The id of a token that the settings name, as a text or as an object with its content; `default` where
+    they name none that there is."""
+    value = settings.values.get(key)
+    content = value.get("content") if isinstance(value, dict) else value
+    token: int | None = backend.token_to_id(content) if isinstance(content, str) else None
+    return default if token is None else token
+
+
 # -- SentencePiece ---------------------------------------------------------------------------------------
 
 
@@ -147,7 +158,7 @@ def _of_sentencepiece(path: Path, beside: _Beside) -> FolderVocabulary:
     ids = checked_ids(str(path), tokens)
     backend = sentencepiece_backend(pieces, ids, list(beside.added.values()))
     _check_added(str(path), backend, beside.added)
-    bos = _named(beside.settings, "bos_token", backend, pieces.begin)
+    bos = named_token(beside.settings, "bos_token", backend, pieces.begin)
     wants = beside.settings.flag("add_bos_token", bos is not None)
     return FolderVocabulary(backend, str(path), _begin(backend, beside, bos, wants), bos, pieces.end)
 
@@ -195,7 +206,7 @@ def _of_merges(folder: Path, beside: _Beside) -> FolderVocabulary:
     added = dict(beside.added)
     known = {token.content for token in added.values()}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        id_ = _named(beside.settings, name, backend, None)
+        id_ = named_token(beside.settings, name, backend, None)
         content = None if id_ is None else backend.id_to_token(id_)
         if id_ is not None and content not in known:
             added[id_] = AddedToken(content, special=True, normalized=False)
@@ -208,7 +219,7 @@ def _with_added(
     add_tokens(backend, [added[id_] for id_ in sorted(added)])
     _check_added(str(path), backend, added)
     own = backend.token_to_id("<|begin_of_text|>")
-    bos = _named(beside.settings, "bos_token", backend, own)
+    bos = named_token(beside.settings, "bos_token", backend, own)
     wants = beside.settings.flag("add_bos_token", own is not None and bos == own)
     return FolderVocabulary(backend, str(path), _begin(backend, beside, bos, wants), bos)
 
@@ -284,14 +295,6 @@ def _check_added(source: str, backend: tokenizers.Tokenizer, added: Mapping[int,
                 f"{source}: added token {token.content!r:.40} has id {id_:,}, where "
                 f"{backend.token_to_id(token.content)} is next; allowed: ids that follow the vocabulary's"
             )
-
-
-def _named(settings: Fields, key: str, backend: tokenizers.Tokenizer, default: int | None) -> int | None:
-    """The id of a token that the settings name, as a text or as an object with its content."""
-    value = settings.values.get(key)
-    content = value.get("content") if isinstance(value, dict) else value
-    token: int | None = backend.token_to_id(content) if isinstance(content, str) else None
-    return default if token is None else token
 
 
 def _begin(

@@ -13,6 +13,7 @@ from tests.model.gguf_bench import KINDS, finish, write_sample
 
 from octavo import _native
 from octavo.errors import BadModelFile, ModelError, UnsupportedModel
+from octavo.model.files import gguf as gguf_module
 from octavo.model.files.gguf import read_gguf
 
 
@@ -91,6 +92,42 @@ def test_an_unknown_kind_is_named(tmp_path):
     finish(writer)
     with pytest.raises(UnsupportedModel, match="'w' is stored as IQ2_XXS; allowed: BF16, F16"):
         read_gguf(tmp_path / "k.gguf")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_many_arrays_that_are_each_allowed_are_bounded_together(nested, tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf_module, "HEADER_MEMORY_MAX", 1 << 20)
+
+    def write(count):
+        pairs = b"".join(
+            text(f"key{i}".encode())
+            + (
+                struct.pack("<IIQ", 9, 9, 4000) + struct.pack("<IQ", 4, 0) * 4000
+                if nested
+                else struct.pack("<IIQ", 9, 8, 4000) + text(b"") * 4000
+            )
+            for i in range(count)
+        )
+        (tmp_path / "many.gguf").write_bytes(head(0, count) + pairs + bytes(64))
+        return read_gguf(tmp_path / "many.gguf")
+
+    assert len(write(2).metadata) == 2
+    with pytest.raises(BadModelFile, match=r"'key\d' takes its header beyond 1.0 MiB of memory"):
+        write(6)
+
+
+def test_the_parts_of_a_split_file_share_one_budget_of_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf_module, "HEADER_MEMORY_MAX", 1 << 20)
+    for number in (1, 2):
+        writer = gguf.GGUFWriter(tmp_path / f"m-0000{number}-of-00002.gguf", "llama")
+        writer.add_uint16("split.no", number - 1)
+        writer.add_uint16("split.count", 2)
+        writer.add_int32("split.tensors.count", 2)
+        writer.add_string("note", "x" * 600_000)
+        writer.add_tensor(f"w{number}", np.zeros(8, np.float32))
+        finish(writer)
+    with pytest.raises(BadModelFile, match=r"m-00002-of-00002.gguf .*'note' takes its header beyond 1.0 MiB"):
+        read_gguf(tmp_path / "m-00001-of-00002.gguf")
 
 
 def head(num_tensors, num_pairs):

@@ -16,6 +16,7 @@ from octavo.errors import BadModelFile, ModelNotFound, UnsupportedModel
 from octavo.model.hub import download as downloading
 from octavo.model.hub import repository as repositories
 from octavo.model.hub.paths import ModelPath, resolve
+from octavo.types import Notice
 
 
 def noise(num_bytes, seed=0):
@@ -211,6 +212,31 @@ def test_a_small_file_is_checked_by_its_name_in_git(safetensors, tmp_path, monke
         resolve("owner/name")
 
 
+def test_what_only_the_library_can_fetch_is_checked_too(ggufs, tmp_path):
+    ggufs.odd_etags, ggufs.spoilt = True, {"X-Q4_K_M.gguf"}
+    expected = sha256(ggufs.files["X-Q4_K_M.gguf"])
+    with pytest.raises(BadModelFile, match=rf"X-Q4_K_M\.gguf has sha256 \w+; the hub says {expected}"):
+        resolve("owner/name")
+    assert not any(name.endswith(".odd") for name in blobs(tmp_path))
+    ggufs.spoilt = set()
+    said = []
+    found = resolve("owner/name", said.append)
+    assert found.path.read_bytes() == ggufs.files["X-Q4_K_M.gguf"]
+    assert not any("not checked" in line for line in said)
+
+
+def test_a_file_whose_checksum_nobody_tells_is_named(ggufs):
+    ggufs.untold = {"X-Q4_K_M.gguf"}
+    said = []
+    resolve("owner/name", said.append)
+    told = [line for line in said if "not checked" in line]
+    assert told == ["owner/name: X-Q4_K_M.gguf is not checked: the hub tells no checksum of it"]
+    assert isinstance(told[0], Notice)
+    said.clear()
+    resolve("owner/name:IQ4_XS", said.append)
+    assert not any("not checked" in line for line in said)
+
+
 def test_a_full_disk_is_said_before_anything_is_fetched(ggufs, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(repositories.shutil, "disk_usage", lambda _path: usage(0, 0, 100 << 10))
@@ -354,7 +380,7 @@ def test_progress_tells_bytes_speed_and_what_is_left(ggufs):
     assert meter._speed(102.0, 3000 << 10) == ", 500 KiB/s, 10 s left"
     download.num_bytes = 1000 << 10
     meter.tell(download)
-    download.doing, download.num_checked = "checking", 2000 << 10
+    download.doing, download.checking.num_bytes = "checking", 2000 << 10
     meter.tell(download)
     assert said[0].startswith("owner/name: fetching X.gguf, 2.9 MiB of 7.8 MiB")
     assert said[1] == "owner/name: checking X.gguf, 2.0 MiB of 3.9 MiB"

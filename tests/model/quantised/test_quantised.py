@@ -18,11 +18,16 @@ from tests.model.model_bench import expected_logits, load, make_model, random_pr
 
 from octavo.errors import BadModelFile, ModelError, UnsupportedModel
 from octavo.fields import Fields
+from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.packed import unpack_vector
 from octavo.model.files.safetensors_file import SINGLE_NAME, read_safetensors
+from octavo.model.loader import open_files
+from octavo.model.quantised import layouts
 from octavo.model.quantised.blocks import float8_values
 from octavo.model.quantised.settings import OUTCOMES
 from octavo.model.quantised.source import DequantisedFiles, dequantised_source
+from octavo.model.reader import Reader
+from octavo.model.weights import read_weights
 
 VECTORS = Path(__file__).parent / "vectors" / "quantised.safetensors"
 EXACT, MINIMA, ANEW, ROUNDED = "exact", "minima", "anew", "rounded"
@@ -109,6 +114,31 @@ def test_one_matrix_is_held_decoded_and_a_released_one_is_decoded_again(tmp_path
     again = source.tensors["m.weight"]
     assert again is not first
     assert again.data.tobytes() == first.data.tobytes()
+
+
+@pytest.mark.parametrize("name", ["glm4", "llama"])
+def test_each_matrix_is_decoded_once_and_none_stays_whatever_the_order_of_its_rows(
+    name, tmp_path, monkeypatch
+):
+    """GLM's q and k rows are put in another order, from a copy."""
+    path, decoded = save_model(make_model(name), tmp_path), []
+    quantise, settings = LAYOUTS["gptq"]
+    tensors = {}
+    for key, value in load_file(tmp_path / SINGLE_NAME).items():
+        parts = quantise(value)[0] if key.endswith("_proj.weight") else {"weight": value}
+        stem = key.removesuffix(".weight")
+        tensors |= {f"{stem}.{part}": data for part, data in parts.items()} if stem != key else {key: value}
+    save_file({key: value.contiguous() for key, value in tensors.items()}, tmp_path / SINGLE_NAME)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": settings}))
+    own = layouts._decode
+    monkeypatch.setattr(
+        layouts, "_decode", lambda parts, codes: decoded.append(codes.name) or own(parts, codes)
+    )
+    opened = open_files(path)
+    read_weights(Reader(opened.source, "tiny", False, opened.description, NativeOps()))
+    assert sorted(decoded) == sorted(opened.source.matrices)
+    assert opened.source._kept == {}
 
 
 def test_zero_points_of_gptq_v2_are_stored_as_they_are(tmp_path):

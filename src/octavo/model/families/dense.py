@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -35,7 +36,7 @@ _GLM = Family(
     partial_rope=True,
     rope_dims=0.5,
     interleaved_in=_EVERYWHERE,
-    config_defaults=MappingProxyType({"rms_norm_eps": 1.5625e-07}),
+    config_defaults=MappingProxyType({"rms_norm_eps": 1.5625e-07, "num_key_value_heads": 2, "head_dim": 128}),
 )
 # A GGUF file of OLMo 3 says "olmo2" too, and that it has windows.
 _OLMO2 = Family(
@@ -45,31 +46,57 @@ _OLMO2 = Family(
     windows="periodic",
     window_period=4,
     local_theta=0.0,
+    whole_attention_factor=True,
     config_defaults=MappingProxyType({"rms_norm_eps": 1e-5}),
 )
 _OLMO3_DEFAULTS = MappingProxyType({"rms_norm_eps": 1e-5, "rope_theta": 5e5, "sliding_window": 4096})
+_MISTRAL_DEFAULTS = MappingProxyType({"num_key_value_heads": 8, "sliding_window": 4096})
+_QWEN_DEFAULTS = MappingProxyType(
+    {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
+)
+_MINISTRAL_ROPE: Mapping[str, object] = MappingProxyType(
+    {
+        "type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16_384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    }
+)
 
 _LLAMA_LIKE: tuple[Family, ...] = (
     Family("llama", interleaved_in=_IN_GGUF),
-    Family("mistral", windows="all"),
-    Family("ministral", windows="listed"),
+    Family("mistral", windows="all", config_defaults=_MISTRAL_DEFAULTS),
+    Family("ministral", windows="listed", config_defaults=_MISTRAL_DEFAULTS),
     Family(
         "ministral3",
         arch="mistral3",
         interleaved_in=_IN_GGUF,
         windows="all",
         temperature=True,
-        config_defaults=MappingProxyType({"rms_norm_eps": 1e-5, "head_dim": 128}),
+        config_defaults=MappingProxyType(
+            {"rms_norm_eps": 1e-5, "head_dim": 128, "num_key_value_heads": 8}
+            | {"rope_scaling": dict(_MINISTRAL_ROPE)}
+        ),
     ),
-    Family("qwen2", windows="late", biases=frozenset("qkv")),
-    Family("qwen3", tensors=QWEN3_TENSORS, windows="late"),
+    Family("qwen2", windows="late", biases=frozenset("qkv"), config_defaults=_QWEN_DEFAULTS),
+    Family(
+        "qwen3",
+        tensors=QWEN3_TENSORS,
+        windows="late",
+        config_defaults=MappingProxyType({**_QWEN_DEFAULTS, "head_dim": 128}),
+    ),
     Family(
         "smollm3",
         interleaved_in=_IN_GGUF,
         tied=True,
         windows="unturned",
         unturned_every=4,
-        config_defaults=MappingProxyType({"rope_theta": 2e6}),
+        config_defaults=MappingProxyType({"rope_theta": 2e6, "num_key_value_heads": 4}),
     ),
     Family("granite", interleaved_in=_IN_GGUF, multipliers=True),
     Family(
@@ -80,7 +107,7 @@ _LLAMA_LIKE: tuple[Family, ...] = (
         fused_gate_up=True,
         partial_rope=True,
         rope_kinds=MappingProxyType({"yarn": "longrope"}),
-        config_defaults=MappingProxyType({"rms_norm_eps": 1e-5}),
+        config_defaults=MappingProxyType({"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
     ),
     _GLM,
     replace(_GLM, name="glm4", arch="", tensors=GLM4_TENSORS),
@@ -96,7 +123,7 @@ _GEMMA1 = Family(
     tied=True,
     scaled_embedding=True,
     norm_offset=1.0,
-    config_defaults=MappingProxyType({"head_dim": 256}),
+    config_defaults=MappingProxyType({"head_dim": 256, "num_key_value_heads": 16}),
 )
 _GEMMA: tuple[Family, ...] = (
     _GEMMA1,
@@ -107,6 +134,16 @@ _GEMMA: tuple[Family, ...] = (
         windows="even",
         soft_caps=True,
         wide_scalar_layers=46,
+        config_defaults=MappingProxyType(
+            {
+                "num_key_value_heads": 4,
+                "head_dim": 256,
+                "query_pre_attn_scalar": 256,
+                "sliding_window": 4096,
+                "attn_logit_softcapping": 50.0,
+                "final_logit_softcapping": 30.0,
+            }
+        ),
         gguf_defaults=MappingProxyType(
             {
                 "attn_logit_softcapping": 50.0,
@@ -168,6 +205,7 @@ _WITH_LAYER_NORMS: tuple[Family, ...] = (
         gated=False,
         tied=True,
         windows="all",
+        config_defaults=MappingProxyType({"intermediate_size": 12_288, "num_key_value_heads": 2}),
     ),
     Family(
         "opt",
@@ -179,6 +217,7 @@ _WITH_LAYER_NORMS: tuple[Family, ...] = (
         tied=True,
         learned_positions=True,
         positions_skipped=2,
+        config_defaults=MappingProxyType({"ffn_dim": 3072}),
     ),
     Family(
         "gpt_neox",
@@ -192,6 +231,7 @@ _WITH_LAYER_NORMS: tuple[Family, ...] = (
         partial_rope=True,
         rope_dims=0.25,
         parallel=True,
+        config_defaults=MappingProxyType({"intermediate_size": 24_576}),
     ),
 )
 

@@ -10,6 +10,8 @@ from octavo.model.families.row import Family
 from octavo.model.families.sizes import CONTEXT_MAX, LAYERS_MAX
 
 Marks = tuple[bool, ...]  # one a layer
+# These rows' files turn windows on by use_sliding_window; in others' it says nothing.
+_SWITCHED = ("late", "unturned", "switched")
 
 FULL, WINDOWED, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
@@ -34,7 +36,7 @@ def windowed_in_config(family: Family, config: Fields, turned: Marks, window: in
     """Which layers have the window; 0: none. Raises UnsupportedModel for layers of another kind."""
     layers = len(turned)
     listed = _listed(family, config, layers)
-    off = not config.flag("use_sliding_window", family.windows not in ("late", "unturned"))
+    off = family.windows in _SWITCHED and not config.flag("use_sliding_window", False)
     if off or window == 0:
         return (False,) * layers
     if listed is None:
@@ -43,9 +45,10 @@ def windowed_in_config(family: Family, config: Fields, turned: Marks, window: in
         return _by_rule(family, turned, late_from, period)
     if family.windows == "none" and any(listed):
         raise UnsupportedModel(f"{config.source}: layer_types with {WINDOWED}; family {family.name} has none")
-    if family.windows == "all" and len(set(listed)) > 1:
+    in_all = family.windows in ("all", "switched")
+    if in_all and len(set(listed)) > 1:
         raise UnsupportedModel(f"{config.source}: layer_types differ; in family {family.name} all are alike")
-    return (True,) * layers if family.windows == "all" else listed
+    return (True,) * layers if in_all else listed
 
 
 def windowed_in_gguf(family: Family, metadata: Fields, arch: str, turned: Marks, window: int) -> Marks:
@@ -93,6 +96,7 @@ def _by_rule(family: Family, turned: Sequence[bool], late_from: int, period: int
     rules: dict[str, Marks] = {
         "none": (False,) * layers,
         "all": (True,) * layers,
+        "switched": (True,) * layers,
         "listed": (True,) * layers,
         "even": tuple(layer % 2 == 0 for layer in range(layers)),
         "periodic": _all_but_every(period, layers),

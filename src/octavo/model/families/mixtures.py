@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from octavo.kernels.contract import Routing
@@ -16,6 +17,16 @@ from octavo.model.families.mixture_names import (
 from octavo.model.families.row import Family, MixtureFacts
 
 _NORMALISED = Routing(1, "softmax", normalised=True)
+_GPT_OSS_ROPE: Mapping[str, object] = MappingProxyType(
+    {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+    }
+)
 
 MIXTURES: tuple[Family, ...] = (
     Family(
@@ -25,13 +36,15 @@ MIXTURES: tuple[Family, ...] = (
         windows="all",
         interleaved_in=frozenset(("gguf",)),
         mixture=MixtureFacts(_NORMALISED, usual_count=8),
-        config_defaults=MappingProxyType({"rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_experts_per_tok": 2}),
+        config_defaults=MappingProxyType(
+            {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_experts_per_tok": 2, "num_key_value_heads": 8}
+        ),
     ),
     Family(
         "qwen3_moe",
         arch="qwen3moe",
         tensors=QWEN3_MOE_TENSORS,
-        windows="all",
+        windows="switched",
         mixture=MixtureFacts(
             _NORMALISED,
             usual_count=128,
@@ -40,7 +53,10 @@ MIXTURES: tuple[Family, ...] = (
             step_key="decoder_sparse_step",
             dense_key="mlp_only_layers",
         ),
-        config_defaults=MappingProxyType({"num_experts_per_tok": 8, "moe_intermediate_size": 768}),
+        config_defaults=MappingProxyType(
+            {"num_experts_per_tok": 8, "moe_intermediate_size": 768, "num_key_value_heads": 4}
+            | {"sliding_window": 4096}
+        ),
     ),
     Family(
         "olmoe",
@@ -69,6 +85,7 @@ MIXTURES: tuple[Family, ...] = (
         ),
         config_defaults=MappingProxyType(
             {"rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "num_experts_per_tok": 4, "sliding_window": 128}
+            | {"num_key_value_heads": 8, "head_dim": 64, "rope_scaling": dict(_GPT_OSS_ROPE)}
         ),
     ),
     Family(
@@ -89,6 +106,7 @@ MIXTURES: tuple[Family, ...] = (
         ),
         config_defaults=MappingProxyType(
             {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "head_dim": 128, "num_experts_per_tok": 1}
+            | {"num_key_value_heads": 8}
         ),
     ),
 )

@@ -28,9 +28,13 @@ CONFIG_KEYS: Names = MappingProxyType(
 )
 GEMMA_KEYS: Names = MappingProxyType({**CONFIG_KEYS, "activation": "hidden_activation"})
 STARCODER2_KEYS: Names = MappingProxyType({**CONFIG_KEYS, "eps": "norm_epsilon"})
-GPT_NEOX_KEYS: Names = MappingProxyType({**CONFIG_KEYS, "eps": "layer_norm_eps"})
+# Families whose heads are all alike, each with K and V of its own: what a file says of them is not read.
+_HEADS_ALIKE: Names = MappingProxyType(
+    {size: key for size, key in CONFIG_KEYS.items() if size not in ("kv_heads", "head_size")}
+)
+GPT_NEOX_KEYS: Names = MappingProxyType({**_HEADS_ALIKE, "eps": "layer_norm_eps"})
 OPT_KEYS: Names = MappingProxyType(
-    {**CONFIG_KEYS, "ffn": "ffn_dim", "eps": "layer_norm_eps", "activation": "activation_function"}
+    {**_HEADS_ALIKE, "ffn": "ffn_dim", "eps": "layer_norm_eps", "activation": "activation_function"}
 )
 GPT2_KEYS: Names = MappingProxyType(
     {

@@ -73,7 +73,8 @@ class Family:
     biases: frozenset[str] = frozenset()  # linears that always have one; others have one when the file does
     # Which layers have one, where the file does not list them: "none", "all", "even", all but each
     # `window_period`-th: "periodic", those without rope: "unturned", from max_window_layers on: "late".
-    # "listed": as "all", for families whose files may list them
+    # "listed": as "all", for families whose files may list them; "switched": as "all". The last of these and
+    # "late" and "unturned" are so only where use_sliding_window is true
     windows: str = "none"
     window_period: int = 0
     soft_caps: bool = False
@@ -97,6 +98,8 @@ class Family:
     unturned_every: int = 0  # each such layer has no rope, where the file does not list them
     temperature: bool = False  # queries may be scaled by their position
     fractional_yarn: bool = False  # the ends of its ramp are no whole dimensions, where the file does not say
+    # GGUF's attn_factor is all that YaRN multiplies cos and sin by; elsewhere it is times what YaRN says
+    whole_attention_factor: bool = False
     # Llama 4: layers with rope attend in chunks, and norm what it turned; those without scale queries
     attends_in_chunks: bool = False
     context_is_scaled: bool = False  # the file's context counts a linear factor already

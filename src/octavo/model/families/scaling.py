@@ -310,7 +310,7 @@ def _rope_of_gguf(
     if kind == "longrope":
         raise UnsupportedModel(f"{metadata.source}: rope scaling longrope without rope_factors_*.weight")
     if kind == "yarn":
-        return _yarn_of_gguf(metadata, scaling, plain, factor)
+        return _yarn_of_gguf(family, metadata, scaling, plain, factor)
     return replace(plain, scaling="linear", factor=factor) if kind == "linear" and factor != 1.0 else plain
 
 
@@ -342,20 +342,35 @@ def _sound_factors(
     return tuple(factors)
 
 
-def _yarn_of_gguf(metadata: Fields, scaling: str, plain: RopeSpec, factor: float) -> RopeSpec:
+def _yarn_of_gguf(family: Family, metadata: Fields, scaling: str, plain: RopeSpec, factor: float) -> RopeSpec:
     key = f"{scaling}.yarn_ext_factor"
     if metadata.has(key) and metadata.number(key, -1.0, FACTOR_MAX) not in (-1.0, 1.0):
         raise UnsupportedModel(f"{metadata.source}: {key} is {metadata.values[key]}; allowed: 1")
-    log_multiplier = metadata.number(f"{scaling}.yarn_log_multiplier", 0.0, FACTOR_MAX, 0.0)
-    told = yarn_attention_factor(factor)
-    if log_multiplier:
-        told /= yarn_attention_factor(factor, log_multiplier)
-    told = metadata.number(f"{scaling}.yarn_attn_factor", FACTOR_MIN, ATTENTION_FACTOR_MAX, told)
+    told = _yarn_attention_of_gguf(family, metadata, scaling, plain, factor)
     return replace(
         _require_scalable(plain, metadata, "yarn"),
         scaling="yarn",
         factor=factor,
         beta_fast=metadata.number(f"{scaling}.yarn_beta_fast", FACTOR_MIN, FACTOR_MAX, plain.beta_fast),
         beta_slow=metadata.number(f"{scaling}.yarn_beta_slow", FACTOR_MIN, FACTOR_MAX, plain.beta_slow),
-        attention_factor=told * plain.attention_factor,
+        attention_factor=told,
     )
+
+
+def _yarn_attention_of_gguf(
+    family: Family, metadata: Fields, scaling: str, plain: RopeSpec, factor: float
+) -> float:
+    """What cos and sin are multiplied by; `plain` has the file's attn_factor.
+
+    Converters write config.json's attention_factor under yarn_attn_factor. OLMo's older one wrote it under
+    attn_factor, and its newer ones under yarn_attn_factor as well.
+    """
+    whole = f"{scaling}.yarn_attn_factor"
+    if family.whole_attention_factor and metadata.has(f"{scaling}.attn_factor"):
+        return metadata.number(whole, FACTOR_MIN, ATTENTION_FACTOR_MAX, plain.attention_factor)
+    told = yarn_attention_factor(factor)
+    log_multiplier = metadata.number(f"{scaling}.yarn_log_multiplier", 0.0, FACTOR_MAX, 0.0)
+    if log_multiplier:
+        told /= yarn_attention_factor(factor, log_multiplier)
+    told = metadata.number(whole, FACTOR_MIN, ATTENTION_FACTOR_MAX, told)
+    return told * plain.attention_factor

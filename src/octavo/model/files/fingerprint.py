@@ -3,6 +3,9 @@
 Files up to WHOLE_BYTES_MAX are hashed completely (the default model's 98 MB take 0.15 s). Of larger ones, the
 size, the header and one MiB out of every STRIDE bytes are: enough to tell any two trainings or quantisations
 apart, since they differ everywhere; a file edited by hand elsewhere would go unnoticed.
+
+Stamps (size and time of change) notice that too, but differ between copies of one file: they say whether what
+was made of a file is still of it, and are no part of a fingerprint.
 """
 
 from __future__ import annotations
@@ -28,6 +31,15 @@ def hash_files(paths: Sequence[Path], header_bytes: int, *, whole_bytes_max: int
     except OSError as error:
         raise ModelNotFound(f"{error.filename} cannot be read: {error.strerror}") from error
     return digest.digest()
+
+
+def stamps_of(paths: Sequence[Path]) -> str:
+    """Bytes and time of change of each file in order. Raises ModelNotFound."""
+    try:
+        stats = [path.stat() for path in paths]
+    except OSError as error:
+        raise ModelNotFound(f"{error.filename} cannot be read: {error.strerror}") from error
+    return ",".join(f"{stat.st_size}@{stat.st_mtime_ns}" for stat in stats)
 
 
 def fingerprint(file_hash: bytes, description: str) -> bytes:

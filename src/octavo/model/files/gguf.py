@@ -4,8 +4,9 @@
         pair: key, u32 type, value
         info: name, u32 dims, u64 dim x dims, u32 kind, u64 offset into the tensor data
 
-Every count, length and offset is checked against the file's size before anything is read or allocated, so a
-damaged file is an error that says where, in time proportional to its header. String arrays (vocabularies) are
+Every count, length and offset is checked against the file's size, and against one budget of memory for the
+whole header, before anything is read or allocated, so a damaged file is an error that says where, in time
+proportional to its header. String arrays (vocabularies) are
 read by the native module and numeric arrays by NumPy: nothing loops in Python over tokens.
 
 Source: the GGUF specification, versions 2 and 3 (version 1 had 32-bit lengths and is refused).
@@ -30,6 +31,7 @@ from octavo.kernels.contract import Bytes, RawTensor
 from octavo.kernels.packed import BLOCKS
 from octavo.model.files.gguf_split import SplitMark, foreign_key, part_paths, read_split_mark
 from octavo.model.files.mapped import MappedFile
+from octavo.units import format_bytes
 
 NumberArray = npt.NDArray[np.generic]
 MetaValue = bool | int | float | str | NumberArray | tuple[bytes, ...] | list["MetaValue"]
@@ -44,6 +46,8 @@ NESTED_LENGTH_MAX = 1 << 12
 DIMENSIONS_MAX = 4
 DIMENSION_MAX = 1 << 40
 ALIGNMENT_MAX = 1 << 20
+HEADER_MEMORY_MAX = 256 << 20  # of all that the headers of a model's files become
+_OBJECT_BYTES = 64  # a string or an array beside what it holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,8 @@ def read_gguf(path: Path, problems: list[ModelError] | None = None) -> GgufFile:
     UnsupportedModel (version, kind). With a list of `problems`, kinds that are not known are added there, and
     their tensors have no data. O(header bytes); the tensor data is not touched.
     """
-    given = _read_part(path, problems)
+    budget = _Budget(HEADER_MEMORY_MAX)
+    given = _read_part(path, problems, budget)
     mark = read_split_mark(str(path), given.metadata, TENSORS_MAX)
     if mark is None:
         return given
@@ -143,7 +148,7 @@ def read_gguf(path: Path, problems: list[ModelError] | None = None) -> GgufFile:
     if missing:
         more = f" ({len(missing)} of its parts are missing)" if len(missing) > 1 else ""
         raise ModelNotFound(f"{path.with_name(missing[0])} does not exist, but {path} is split{more}")
-    parts = [given if each == path else _read_part(each, problems) for each in paths]
+    parts = [given if each == path else _read_part(each, problems, budget) for each in paths]
     for index, part in enumerate(parts):
         _check_part(parts[0], part, SplitMark(index, mark.count, mark.num_tensors))
     return _joined(parts, mark)
@@ -189,10 +194,23 @@ def _joined(parts: list[GgufFile], mark: SplitMark) -> GgufFile:
     )
 
 
-def _read_part(path: Path, problems: list[ModelError] | None) -> GgufFile:
+def read_gguf_part(path: Path) -> GgufFile:
+    """One file by itself, whatever it is a part of and whatever kinds its tensors have. Raises as
+    `read_gguf`."""
+    return _read_part(path, [], _Budget(HEADER_MEMORY_MAX))
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Bytes of memory that headers may still take."""
+
+    left: int
+
+
+def _read_part(path: Path, problems: list[ModelError] | None, budget: _Budget) -> GgufFile:
     """One file by itself."""
     file = MappedFile(path)
-    reader = _Reader(file)
+    reader = _Reader(file, budget)
     version = _read_version(reader)
     num_tensors = reader.count("number of tensors", TENSORS_MAX, least_bytes=24)
     num_pairs = reader.count("number of metadata pairs", PAIRS_MAX, least_bytes=13)
@@ -232,7 +250,8 @@ class _TensorInfo:
 class _Reader:
     """A cursor over the header: no read beyond the end, no allocation before it is known to fit."""
 
-    def __init__(self, file: MappedFile) -> None:
+    def __init__(self, file: MappedFile, budget: _Budget) -> None:
+        self._budget = budget
         self.path = file.path
         self.data: Bytes = file.data
         self._bytes = file.data.data
@@ -250,6 +269,13 @@ class _Reader:
             raise self.bad(f"it ends inside {what}: {num_bytes:,} bytes wanted, {self.size - start:,} left")
         self.position = start + num_bytes
         return start
+
+    def charge(self, num_bytes: int, what: str) -> None:
+        """Count memory that is about to be taken."""
+        self._budget.left -= num_bytes
+        if self._budget.left < 0:
+            allowed = format_bytes(HEADER_MEMORY_MAX)
+            raise self.bad(f"{what} takes its header beyond {allowed} of memory; allowed: up to that")
 
     def scalar(self, code: int, what: str) -> int | float | bool:
         layout = _SCALARS[code]
@@ -272,6 +298,7 @@ class _Reader:
 
     def text(self, what: str, most: int = STRING_BYTES_MAX) -> str:
         length = self.count(f"length of {what}", most, least_bytes=1)
+        self.charge(_OBJECT_BYTES + length, what)
         start = self.take(length, what)
         try:
             return self.data[start : start + length].tobytes().decode()
@@ -292,17 +319,24 @@ class _Reader:
         if code in _DTYPES:
             dtype = _DTYPES[code]
             count = self.count(f"length of {what}", ARRAY_LENGTH_MAX, least_bytes=dtype.itemsize)
+            self.charge(_OBJECT_BYTES + count * dtype.itemsize, what)
             start = self.take(count * dtype.itemsize, what)
             numbers = np.frombuffer(self.data[start : self.position].tobytes(), dtype)
             return numbers != 0 if code == 7 else numbers
         if code == _STRING:
             count = self.count(f"length of {what}", ARRAY_LENGTH_MAX, least_bytes=8)
+            self.charge(_OBJECT_BYTES * count, what)
+            # Their texts are no longer than what is left of the budget.
+            end = min(self.size, self.position + 8 * count + self._budget.left)
             try:
-                strings, self.position = _native.read_string_array(self.data, self.position, count)
+                strings, position = _native.read_string_array(self.data[:end], self.position, count)
             except (ValueError, IndexError, OverflowError) as error:
                 raise self.bad(f"{what}: {error}") from error
+            self.charge(position - self.position - 8 * count, what)
+            self.position = position
             return tuple(strings)
         count = self.count(f"length of {what}", NESTED_LENGTH_MAX, least_bytes=12)
+        self.charge(_OBJECT_BYTES * count, what)
         return [self.value(code, what, depth + 1) for _ in range(count)]
 
 

@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import mmap
 import os
 import struct
 import tempfile
@@ -34,7 +35,7 @@ from octavo.model.files.mapped import MappedFile
 
 MAGIC = b"OCTAVOPK"
 FORMAT_VERSION = 1
-SUFFIX = ".packed"
+SUFFIX, PART_SUFFIX = ".packed", ".part"
 PREAMBLE_BYTES = 4096
 INDEX_BYTES_MAX = 64 << 20
 ENTRIES_MAX = 1 << 18
@@ -42,6 +43,7 @@ SIZE_MAX = 1 << 40
 SAMPLE_BYTES = 4096
 SAMPLE_EVERY = 4 << 20
 _PIECE = 4 << 20
+_PARTS_TRIED = 10
 _PREAMBLE = struct.Struct("<8sQQQQ32s")
 
 
@@ -179,9 +181,7 @@ class PackWriter:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_abandoned(path.parent)
         self.path = path
-        self._fd, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
-        self._part = Path(name)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)  # tells others that it is not abandoned
+        self._fd, self._part = _locked_part(path.parent)
         self._entries: list[Entry] = []
         self._position = PREAMBLE_BYTES
 
@@ -203,7 +203,8 @@ class PackWriter:
         text = json.dumps(index, separators=(",", ":")).encode()
         start, total = self._position, self._position + len(text)
         self._write(np.frombuffer(text, np.uint8), start)
-        digest = _digest(text, MappedFile(self._part).data[:start])
+        written = mmap.mmap(self._fd, start, access=mmap.ACCESS_READ)
+        digest = _digest(text, np.frombuffer(written, np.uint8))
         head = _PREAMBLE.pack(MAGIC, FORMAT_VERSION, start, len(text), total, digest)
         self._write(np.frombuffer(head.ljust(PREAMBLE_BYTES, b"\0"), np.uint8), 0)
         os.fsync(self._fd)
@@ -243,9 +244,26 @@ def survey(folder: Path) -> list[Pack]:
     return sorted(found, key=lambda pack: pack.used_at)
 
 
+def _locked_part(folder: Path) -> tuple[int, Path]:
+    """A new open file and its name, locked: which tells others that it is not abandoned."""
+    for _ in range(_PARTS_TRIED):
+        fd, name = tempfile.mkstemp(prefix=".", suffix=PART_SUFFIX, dir=folder)
+        part = Path(name)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        except OSError:
+            part.unlink(missing_ok=True)
+            os.close(fd)
+            raise
+        if part.exists():
+            return fd, part
+        os.close(fd)  # another start took it for abandoned before it was locked
+    raise OSError(f"new files in {folder} are removed at once")
+
+
 def _remove_abandoned(folder: Path) -> None:
     """Parts whose writer was killed: nobody holds their lock."""
-    for path in folder.glob(".*.part"):
+    for path in folder.glob(f".*{PART_SUFFIX}"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()

@@ -46,6 +46,43 @@ class RemoteFile:
     sha256: str | None
     git_sha1: str | None
 
+    @property
+    def checksum(self) -> str | None:
+        """What the whole file must come to."""
+        return self.sha256 or self.git_sha1
+
+
+class Checking:
+    """A whole file compared with what the hub says of it. The thread that runs it writes what others read."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        self.file = file
+        self.num_bytes = 0  # looked at
+
+    def run(self, fd: int, stop: threading.Event) -> bool:
+        """False: it was stopped meanwhile. Of a file whose checksum nobody tells nothing is looked at.
+
+        Raises BadModelFile: it differs, OSError.
+        """
+        expected, size = self.file.checksum, os.fstat(fd).st_size
+        if expected is None:
+            return True
+        digest = hashlib.sha256() if self.file.sha256 else hashlib.sha1(f"blob {size}\0".encode())
+        while self.num_bytes < size and not stop.is_set():
+            data = os.pread(fd, _CHUNK, self.num_bytes)
+            if not data:
+                break
+            digest.update(data)
+            self.num_bytes += len(data)
+        if stop.is_set():
+            return False
+        if digest.hexdigest() != expected:
+            raise BadModelFile(
+                f"{self.file.name} has {digest.name} {digest.hexdigest()}; the hub says {expected}. What was"
+                " fetched is removed; the same command fetches it again"
+            )
+        return True
+
 
 class Download:
     """One file on its way. The thread that runs it writes what others read."""
@@ -53,7 +90,7 @@ class Download:
     def __init__(self, file: RemoteFile, part: Path, blob: Path) -> None:
         self.file = file
         self.num_bytes = 0  # of the part
-        self.num_checked = 0
+        self.checking = Checking(file)
         self.doing = "fetching"
         self._part, self._blob = part, blob
 
@@ -162,26 +199,11 @@ class Download:
     def _check(self, fd: int, stop: threading.Event) -> bool:
         """Compare the whole file with what the hub says of it; False: it was stopped meanwhile."""
         self.doing = "checking"
-        size = self.file.num_bytes
-        digest = hashlib.sha256() if self.file.sha256 else hashlib.sha1(f"blob {size}\0".encode())
-        expected = self.file.sha256 or self.file.git_sha1
-        position = 0
-        while expected and position < size and not stop.is_set():
-            data = os.pread(fd, _CHUNK, position)
-            if not data:
-                break
-            digest.update(data)
-            position += len(data)
-            self.num_checked = position
-        if stop.is_set():
-            return False
-        if expected and digest.hexdigest() != expected:
+        try:
+            return self.checking.run(fd, stop)
+        except BadModelFile:
             self._part.unlink(missing_ok=True)
-            raise BadModelFile(
-                f"{self.file.name} has {digest.name} {digest.hexdigest()}; the hub says {expected}. What was"
-                " fetched is removed; the same command fetches it again"
-            )
-        return True
+            raise
 
 
 def watch(work: Callable[[threading.Event], None], tick: Callable[[], None]) -> None:

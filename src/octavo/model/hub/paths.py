@@ -22,7 +22,7 @@ from octavo.errors import ConfigError, ModelNotFound, UnsupportedModel, shown
 from octavo.files import folder_of
 from octavo.model.files.gguf_split import parse_part_name
 from octavo.model.hub.alias import ALIASES, CACHE_VARIABLE, DEFAULT_ALIAS, Progress, fetch_alias
-from octavo.model.hub.repository import fetch_repository
+from octavo.model.hub.repository import Fetch, fetch_repository
 from octavo.model.hub.variants import pick
 from octavo.types import Notice
 
@@ -40,8 +40,11 @@ class ModelPath:
     kind: str
 
 
-def resolve(model: str | None = None, progress: Progress | None = None) -> ModelPath:
-    """The model on this machine, fetched first if need be. None is the default model.
+def resolve(
+    model: str | None = None, progress: Progress | None = None, fetch: Fetch | None = None
+) -> ModelPath:
+    """The model on this machine, fetched first if need be. None is the default model. `fetch` brings less of
+    a repository (`headers`).
 
     Raises ModelNotFound (the message says what was tried and what to do), BadModelFile (a download is not
     what it should be), UnsupportedModel (pickled weights only).
@@ -60,9 +63,9 @@ def resolve(model: str | None = None, progress: Progress | None = None) -> Model
     if colon and base in ALIASES:
         raise ModelNotFound(f"{shown(name)}: the alias {base} is one file; leave out {shown(colon + wanted)}")
     if is_repository(name):
-        return _of_path(name, fetch_repository(name, None, report))
+        return _of_path(name, fetch_repository(name, None, report, fetch))
     if wanted and is_repository(base):
-        return _of_path(name, fetch_repository(base, wanted, report))
+        return _of_path(name, fetch_repository(base, wanted, report, fetch))
     raise ModelNotFound(
         f"model {name!r:.200} is no file or folder here, and no alias ({', '.join(ALIASES)}); allowed: one of"
         " those, a folder with safetensors, a .gguf file, or a Hugging Face repository as owner/name or"

@@ -9,6 +9,7 @@ huggingface_hub looks things up, brings tokens, and lays the cache out; hub_down
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 import shutil
 import threading
@@ -18,10 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.errors import ModelError, ModelNotFound
+from octavo.errors import BadModelFile, ModelError, ModelNotFound
 from octavo.fields import read_json_fields
 from octavo.model.files.safetensors_file import INDEX_NAME, SINGLE_NAME
-from octavo.model.hub.download import Download, RemoteFile, watch
+from octavo.model.hub.download import Checking, Download, RemoteFile, watch
 from octavo.model.hub.snapshots import (
     PART_SUFFIX,
     Snapshot,
@@ -46,12 +47,14 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """What the hub says: the commit, and its files' sizes and SHA-256 (None where it tells none)."""
+    """What the hub says: the commit, and its files' sizes, their SHA-256 and git's SHA-1 (None where it tells
+    none)."""
 
     name: str
     commit: str
     files: Mapping[str, int]
     sha256: Mapping[str, str | None]
+    git_sha1: Mapping[str, str | None]
 
     @property
     def snapshot(self) -> Path:
@@ -59,8 +62,12 @@ class Repository:
         return repository_folder(self.name) / "snapshots" / self.commit
 
 
-def fetch_repository(name: str, wanted: str | None, progress: Progress) -> Path:
+Fetch = Callable[[Repository, Choice | None, Progress], Path]
+
+
+def fetch_repository(name: str, wanted: str | None, progress: Progress, fetch: Fetch | None = None) -> Path:
     """The .gguf file (of a split one, the first part) that `wanted` means, or the folder with safetensors.
+    `fetch` brings what was picked, or less of it; by default all.
 
     Raises ModelNotFound (whatever the reason it could not be had), BadModelFile, UnsupportedModel.
     """
@@ -73,7 +80,7 @@ def fetch_repository(name: str, wanted: str | None, progress: Progress) -> Path:
         return _from_cache(name, wanted, error, progress)
     choice = pick(repository.files, wanted, f"repository {name}")
     try:
-        return _fetch(repository, choice, progress)
+        return (fetch or _fetch)(repository, choice, progress)
     except (OSError, ValueError, RuntimeError, httpx2.HTTPError) as error:
         raise _in_words(name, error) from error
 
@@ -83,32 +90,39 @@ def _look_up(name: str) -> Repository:
     from huggingface_hub import HfApi
 
     info = HfApi(library_name="octavo").model_info(name, files_metadata=True, timeout=_LOOK_UP_TIMEOUT_S)
-    files, sha256 = dict[str, int](), dict[str, str | None]()
+    files, sha256, git_sha1 = dict[str, int](), dict[str, str | None](), dict[str, str | None]()
     for file in info.siblings or []:
         files[file.rfilename] = file.size or 0
         sha256[file.rfilename] = None if file.lfs is None else file.lfs.sha256
+        # Of a large file it is that of a text that stands for it.
+        git_sha1[file.rfilename] = file.blob_id if file.lfs is None else None
     if not info.sha:
         raise ValueError("the hub names no commit of it")
-    return Repository(name, info.sha, files, sha256)
+    return Repository(name, info.sha, files, sha256, git_sha1)
 
 
 def _fetch(repository: Repository, choice: Choice | None, progress: Progress) -> Path:
     """Bring what was picked here, all of it or an error."""
     name, folder = repository.name, repository.snapshot
     if choice is not None:
-        if choice.why:
-            progress(Notice(f"{name}: {choice.chosen.names[0]} is taken, {choice.why}"))
-        _bring(repository, choice.chosen.names, progress)
+        tell_choice(repository, choice, progress)
+        bring_files(repository, choice.chosen.names, progress)
         found = folder / choice.chosen.names[0]
     else:
-        _bring(repository, _text_files(repository.files), progress)
-        _bring(repository, weight_files(folder, repository.files, f"repository {name}"), progress)
+        bring_files(repository, text_files(repository.files), progress)
+        bring_files(repository, weight_files(folder, repository.files, f"repository {name}"), progress)
         found = folder
     note_main(name, repository.commit)
     return found
 
 
-def _text_files(files: Mapping[str, int]) -> list[str]:
+def tell_choice(repository: Repository, choice: Choice, progress: Progress) -> None:
+    """Which file is taken, where nobody named one."""
+    if choice.why:
+        progress(Notice(f"{repository.name}: {choice.chosen.names[0]} is taken, {choice.why}"))
+
+
+def text_files(files: Mapping[str, int]) -> list[str]:
     """Those of the top folder, and templates wherever they are."""
     return [
         name
@@ -135,7 +149,7 @@ def weight_files(folder: Path, files: Mapping[str, int], where: str) -> list[str
 # -- fetching ------------------------------------------------------------------------------------------
 
 
-def _bring(repository: Repository, names: Sequence[str], progress: Progress) -> None:
+def bring_files(repository: Repository, names: Sequence[str], progress: Progress) -> None:
     """Have these files in the snapshot. Raises ModelNotFound where the disk has no room for them."""
     folder = repository.snapshot
     absent = [name for name in names if not (folder / name).exists()]
@@ -158,21 +172,44 @@ def _bring_one(repository: Repository, name: str, blobs: Path, meter: _Meter) ->
     url = hf_hub_url(repository.name, name, revision=repository.commit)
     known = get_hf_file_metadata(url, timeout=_LOOK_UP_TIMEOUT_S)
     etag, size = str(known.etag or ""), known.size
-    if size is not None and size <= _PLAIN_HTTP_MAX and _ETAG.fullmatch(etag):
-        sha256 = repository.sha256[name] or (etag if _SHA256.fullmatch(etag) else None)
-        git_sha1 = etag if _GIT_SHA1.fullmatch(etag) else None
-        file = RemoteFile(name, url, _headers(), size, sha256, git_sha1)
+    sha256 = repository.sha256[name] or (etag if _SHA256.fullmatch(etag) else None)
+    git_sha1 = repository.git_sha1[name] or (etag if _GIT_SHA1.fullmatch(etag) else None)
+    file = RemoteFile(name, url, token_headers(), size or repository.files[name], sha256, git_sha1)
+    is_ours = size is not None and size <= _PLAIN_HTTP_MAX and _ETAG.fullmatch(etag) is not None
+    if is_ours and not (blobs / etag).exists():
         download = Download(file, blobs / f"{etag}{PART_SUFFIX}", blobs / etag)
-        if not (blobs / etag).exists():
-            watch(download.run, lambda: meter.tell(download))
+        watch(download.run, lambda: meter.tell(download))
 
     def link(_stop: threading.Event) -> None:
         hf_hub_download(repository.name, name, revision=repository.commit)
 
     watch(link, lambda: meter.tell_waiting(name))  # links the blob; fetches what only the library can
+    if not is_ours:
+        _check_linked(file, repository.snapshot / name, meter)
+    if file.checksum is None:
+        meter.tell_unchecked(name)
 
 
-def _headers() -> dict[str, str]:
+def _check_linked(file: RemoteFile, pointer: Path, meter: _Meter) -> None:
+    """Check what huggingface_hub fetched, which compares nothing itself. Raises BadModelFile."""
+    checking = Checking(file)
+
+    def check(stop: threading.Event) -> None:
+        fd = os.open(pointer, os.O_RDONLY)
+        try:
+            checking.run(fd, stop)
+        except BadModelFile:
+            blob = pointer.resolve()
+            pointer.unlink(missing_ok=True)
+            blob.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+
+    watch(check, lambda: meter.tell_checking(checking))
+
+
+def token_headers() -> dict[str, str]:
     """A person's token, if there is one. A redirection to another host loses it on the way."""
     from huggingface_hub import constants, get_token
 
@@ -212,14 +249,22 @@ class _Meter:
         """Report what the download does."""
         file = download.file
         if download.doing == "checking":
-            done, of = download.num_checked, file.num_bytes
-            self._progress(f"{self._name}: checking {file.name}, {format_bytes(done)} of {format_bytes(of)}")
+            self.tell_checking(download.checking)
             return
         done = self.before + download.num_bytes
         words = (
             f"{self._name}: {download.doing} {file.name}, {format_bytes(done)} of {format_bytes(self.total)}"
         )
         self._progress(words + self._speed(time.monotonic(), done))
+
+    def tell_checking(self, checking: Checking) -> None:
+        """Report how far a comparison is."""
+        done, of = format_bytes(checking.num_bytes), format_bytes(checking.file.num_bytes)
+        self._progress(f"{self._name}: checking {checking.file.name}, {done} of {of}")
+
+    def tell_unchecked(self, name: str) -> None:
+        """Say aloud what nothing was compared with."""
+        self._progress(Notice(f"{self._name}: {name} is not checked: the hub tells no checksum of it"))
 
     def tell_waiting(self, name: str) -> None:
         """Report what huggingface_hub does."""

@@ -1,0 +1,165 @@
+"""Of a repository only what `octavo doctor` reads: texts whole, of weights their headers, by range requests.
+
+    X.gguf            bytes 0 to the end of its header, and the tensors of rope's factors
+    X.safetensors     eight bytes, and the header whose length they tell
+
+They are written into a folder of the caller's as files of their full size, with a hole where the weights
+would be: it takes no room on the disk, and what reads headers reads them as any other file's. Weights that
+are in the cache already are taken from there. No checksum can be compared before a file is here as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+
+from octavo.errors import ModelError, ModelNotFound
+from octavo.model.files.gguf import HEADER_MEMORY_MAX, read_gguf_part
+from octavo.model.files.safetensors_file import HEADER_BYTES_MAX
+from octavo.model.hub.repository import (
+    Progress,
+    Repository,
+    bring_files,
+    tell_choice,
+    text_files,
+    token_headers,
+    weight_files,
+)
+from octavo.model.hub.variants import Choice
+from octavo.types import Notice
+from octavo.units import format_bytes
+
+FIRST_BYTES = 4 << 20  # asked for first of a GGUF file; then four times as much, until its header is there
+ROPE_BYTES_MAX = 1 << 16
+_TIMEOUTS = httpx2.Timeout(20.0, connect=10.0)
+_ATTEMPTS = 3
+_FACTORS = re.compile(r"rope_(freqs|factors_(short|long))\.weight")  # they count among a file's settings
+_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+
+
+def fetch_headers(folder: Path, repository: Repository, choice: Choice | None, progress: Progress) -> Path:
+    """The .gguf file (of a split one, the first part) or the folder, below `folder` or in the cache.
+
+    Raises ModelNotFound, BadModelFile (an index that is none), OSError, httpx2.HTTPError.
+    """
+    if choice is None:
+        bring_files(repository, text_files(repository.files), progress)
+        names = weight_files(repository.snapshot, repository.files, f"repository {repository.name}")
+    else:
+        tell_choice(repository, choice, progress)
+        names = list(choice.chosen.names)
+    if all((repository.snapshot / name).exists() for name in names):
+        return repository.snapshot if choice is None else repository.snapshot / names[0]
+    target = folder / repository.name
+    target.mkdir(parents=True, exist_ok=True)
+    with httpx2.Client(follow_redirects=True, timeout=_TIMEOUTS) as client:
+        for name in names:
+            progress(f"{repository.name}: reading the header of {name}")
+            remote = _Remote(client, repository, name, token_headers())
+            (_write_gguf if choice is not None else _write_safetensors)(remote, target / Path(name).name)
+    size = format_bytes(sum(repository.files[name] for name in names))
+    progress(Notice(f"{repository.name}: only headers were read; serving it fetches {size}"))
+    if choice is not None:
+        return target / Path(names[0]).name
+    for name in text_files(repository.files):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).symlink_to(repository.snapshot / name)
+    return target
+
+
+@dataclass(frozen=True, slots=True)
+class _Remote:
+    """One file of the repository, of which ranges can be had."""
+
+    client: httpx2.Client
+    repository: Repository
+    name: str
+    headers: Mapping[str, str]
+
+    @property
+    def num_bytes(self) -> int:
+        """As the hub tells."""
+        return self.repository.files[self.name]
+
+    def copy(self, path: Path, start: int, stop: int) -> None:
+        """Write bytes [start, stop) where they belong. Raises ModelNotFound, httpx2.HTTPError, OSError."""
+        trouble = ""
+        for _ in range(_ATTEMPTS):
+            try:
+                trouble = self._attempt(path, start, stop)
+            except httpx2.TransportError as error:
+                trouble = str(error) or type(error).__name__
+            if not trouble:
+                return
+        raise ModelNotFound(
+            f"{self.name}: its header cannot be read ({trouble}); `octavo models pull` fetches the whole file"
+        )
+
+    def _attempt(self, path: Path, start: int, stop: int) -> str:
+        """What went wrong; "": nothing."""
+        from huggingface_hub import hf_hub_url
+
+        url = hf_hub_url(self.repository.name, self.name, revision=self.repository.commit)
+        wanted = {**self.headers, "Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
+        with self.client.stream("GET", url, headers=wanted) as answer:
+            if answer.status_code not in (200, 206):
+                return f"HTTP {answer.status_code}"
+            # A store without ranges sends the whole file, of which the beginning is as good.
+            begins = 0 if answer.status_code == 200 else _first_byte(answer)
+            if begins != start:
+                return f"bytes from {begins} where {start} was asked for"
+            with path.open("r+b") as file:
+                file.seek(start)
+                for chunk in answer.iter_raw():
+                    file.write(chunk[: stop - file.tell()])
+                    if file.tell() >= stop:
+                        return ""
+        return "an answer that ended early"
+
+
+def _first_byte(answer: httpx2.Response) -> int | None:
+    match = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+    return None if match is None else int(match[1])
+
+
+def _with_hole(remote: _Remote, path: Path) -> None:
+    path.touch()
+    os.truncate(path, remote.num_bytes)
+
+
+def _write_gguf(remote: _Remote, path: Path) -> None:
+    """What follows the bytes that are here reads as zeros: no header ends in them, and one that seems to is
+    not believed. A header that is unsound is left for its reader to tell."""
+    _with_hole(remote, path)
+    here, most = 0, min(remote.num_bytes, HEADER_MEMORY_MAX)
+    while here < most:
+        wanted = min(most, max(FIRST_BYTES, 4 * here))
+        remote.copy(path, here, wanted)
+        here = wanted
+        try:
+            gguf = read_gguf_part(path)
+        except ModelError:
+            continue
+        if gguf.header_bytes > here:
+            continue
+        for name, raw in gguf.tensors.items():
+            if _FACTORS.fullmatch(name) and raw.data.size <= ROPE_BYTES_MAX:
+                first = raw.data.ctypes.data - gguf.files[name].data.ctypes.data
+                remote.copy(path, first, first + raw.data.size)
+        return
+
+
+def _write_safetensors(remote: _Remote, path: Path) -> None:
+    _with_hole(remote, path)
+    if remote.num_bytes < 8:
+        return
+    remote.copy(path, 0, 8)
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if 0 < length <= min(HEADER_BYTES_MAX, remote.num_bytes - 8):
+        remote.copy(path, 8, 8 + length)
