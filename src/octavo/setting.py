@@ -47,8 +47,7 @@ T = TypeVar("T")
 _KEY = "setting"
 _DIGITS_MAX = 4_000  # Python refuses to read more than 4,300
 _YES, _NO = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
-_IN_WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
-_IN_TEXT = _IN_WORDS | {bool: "true or false"}
+_IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
 class Unit(Enum):
@@ -139,12 +138,13 @@ class Described:
                 return float(text)
             except ValueError:
                 pass
-        raise ConfigError(f"{source} is {shown(text)}; allowed: {_IN_TEXT[self.kind]}")
+        raise ConfigError(f"{source} is {shown(text)}; allowed: {_IN_WORDS[self.kind]}")
 
-    def take(self, given: object, source: str) -> object:
+    def take(self, given: object, source: str, on_or_off: str = "True or False") -> object:
         """A value of a config file or of a program, in the field's own type; its bounds are for `check`.
 
-        Raises ConfigError that names the `source`. What `read` reads is text still.
+        Raises ConfigError that names the `source`. What `read` reads is text still. `on_or_off` is how these
+        are written there.
         """
         if self.about.unit is Unit.BYTES and isinstance(given, str):
             return parse_bytes(given, source)
@@ -157,7 +157,10 @@ class Described:
         if self.kind is str and isinstance(given, str | Path):
             return str(given)
         told = "something else" if self.about.secret else shown(given)
-        raise ConfigError(f"{source} is {told}; allowed: {_IN_WORDS[self.kind]}")
+        allowed = on_or_off if self.kind is bool else _IN_WORDS[self.kind]
+        if self.about.unit is Unit.BYTES:
+            allowed = "a size such as 2GiB, or bytes"
+        raise ConfigError(f"{source} is {told}; allowed: {allowed}")
 
     def check(self, value: object, name: str) -> None:
         """Raise ConfigError, under that name, for a value out of the bounds."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 TABLES: Mapping[str, type[DataclassInstance]] = {"engine": StartOptions, "server": ServerSettings}
 _BYTES_MAX = 1 << 20
 _ITEMS_MAX = 1024
+_ON_OR_OFF = "true or false"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +98,11 @@ def _table(path: Path, table: str, given: Mapping[str, object]) -> Mapping[str, 
 def _value(setting: Described, given: object, source: str) -> object:
     """A value, or the list of a repeatable one."""
     if not setting.is_many:
-        return setting.take(given, source)
+        return setting.take(given, source, _ON_OR_OFF)
     items = given if isinstance(given, list) else [given]
     if len(items) > _ITEMS_MAX:
         raise ConfigError(f"{source} has {len(items):,} items; allowed: up to {_ITEMS_MAX:,}")
-    return [setting.take(item, f"{source} number {place}") for place, item in enumerate(items, 1)]
+    return [setting.take(item, f"{source} number {place}", _ON_OR_OFF) for place, item in enumerate(items, 1)]
 
 
 def _elsewhere(name: str, table: str) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeGuard, cast, get_args, get_origin
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 CONFIG = "config"
-_SHORT = 24  # characters of choices that stand behind a flag; more stand in its help
+_OFF = "no_"  # before the field, for the flag that turns it off
+_SHORT = 16  # characters of choices that stand behind a flag; more stand in its help
 _TYPES = {int: "N", float: "NUMBER", str: "TEXT"}
 _UNITS = {Unit.BYTES: "SIZE", Unit.SECONDS: "SECONDS", Unit.DAYS: "DAYS"}
 
@@ -83,7 +84,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         config = None if path is None else read_config(Path(path))
         origins: list[Origin] = []
         for group in groups:
-            flags = {each.field: cast(Flag, given.pop(each.field, None)) for each in group.settings}
+            flags = {each.field: _typed(each.field, given) for each in group.settings}
             beside = None if group.table is None else Beside(group.table, config)
             resolved = resolve(group.default, flags, beside)
             given[group.parameter] = resolved.options
@@ -93,11 +94,17 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         command(**given)
 
     flags = [_config_flag()] if any(group.table for group in groups) else []
-    flags += [_flag(each, group.default) for group in groups for each in group.settings]
+    flags += [flag for group in groups for each in group.settings for flag in _flags(each, group.default)]
     flags += [_gone_flag(name) for name in hidden]
     shown = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*own, *flags)]
     run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # which `inspect` looks for
     return run
+
+
+def parameters_of(cls: type[DataclassInstance]) -> set[str]:
+    """The names of all parameters that stand for settings of a dataclass, as typer's context has them."""
+    fields = [setting.field for setting in settings_of(cls)]
+    return {CONFIG, *fields, *(_OFF + field for field in fields)}
 
 
 def _group_of(parameter: inspect.Parameter) -> _Group | None:
@@ -118,26 +125,46 @@ def _has_settings(hint: object) -> TypeGuard[type[DataclassInstance]]:
     return isinstance(hint, type) and hasattr(hint, "__dataclass_fields__") and bool(settings_of(hint))
 
 
-def _flag(setting: Described, default: DataclassInstance) -> inspect.Parameter:
-    """A parameter of typer's: a text, or on and off; None where it is not typed."""
+def _typed(field: str, given: dict[str, object]) -> Flag:
+    is_off = given.pop(_OFF + field, None)
+    typed = cast(Flag, given.pop(field, None))
+    return False if is_off else typed
+
+
+def _flags(setting: Described, default: DataclassInstance) -> Iterator[inspect.Parameter]:
+    """Parameters of typer's for a setting; their values are texts, or None where they are not typed."""
+    value = getattr(default, setting.field)
+    if setting.kind is bool:
+        yield from _switches(setting, is_on=bool(value))
+        return
     about, choices = setting.about, "|".join(setting.about.choices)
-    is_switch = setting.kind is bool
     behind = about.metavar or (choices if len(choices) <= _SHORT else "KIND")
     words = [about.help]
     if choices and behind != choices:
         words.append(f"One of {', '.join(about.choices)}.")
     if not setting.is_many:
-        words.append(f"Default: {setting.in_words(getattr(default, setting.field))}.")
+        words.append(f"Default: {setting.in_words(value)}.")
     option = typer.Option(
-        f"{setting.flag}/{setting.off}" if is_switch else setting.flag,
+        setting.flag,
         help=" ".join(words),
-        metavar="" if is_switch else behind or _UNITS.get(about.unit) or _TYPES[setting.kind],
+        metavar=behind or _UNITS.get(about.unit) or _TYPES[setting.kind],
         show_default=False,
         rich_help_panel=about.group,
         autocompletion=_completion(about.choices) if choices else None,
     )
-    kind = bool | None if is_switch else list[str] | None if setting.is_many else str | None
-    return _parameter(setting.field, kind, option)
+    yield _parameter(setting.field, list[str] | None if setting.is_many else str | None, option)
+
+
+def _switches(setting: Described, *, is_on: bool) -> Iterator[inspect.Parameter]:
+    """The flag that turns it on and the one that turns it off; shown is the one that changes the default."""
+    sentence, group = setting.about.help, setting.about.group
+    off_words = f"Do not {sentence[0].lower()}{sentence[1:]}"
+    on = typer.Option(setting.flag, help=sentence, hidden=is_on, show_default=False, rich_help_panel=group)
+    off = typer.Option(
+        setting.off, help=off_words, hidden=not is_on, show_default=False, rich_help_panel=group
+    )
+    yield _parameter(setting.field, bool | None, on)
+    yield _parameter(_OFF + setting.field, bool | None, off)
 
 
 def _completion(choices: tuple[str, ...]) -> Callable[[str], list[str]]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from octavo import __version__
 from octavo.cli import options as opt
@@ -66,16 +67,31 @@ def main() -> None:
     """The entry point of the console script."""
     with standard_streams():
         try:
-            app()
+            whole_command()()
         except OctavoError as error:
             typer.echo(f"octavo: {error}", err=True)
             sys.exit(2 if isinstance(error, (ConfigError, InvalidRequest, TenantsRefused)) else 1)
 
 
+def whole_command() -> TyperGroup:
+    """All commands, as typer makes them, but for the <bool> that it writes behind each flag."""
+    whole = cast(TyperGroup, typer.main.get_command(app))
+    _show_flags(whole)
+    return whole
+
+
+def _show_flags(command: TyperGroup | TyperCommand) -> None:
+    for each in command.get_params(typer.Context(command)):
+        if getattr(each, "is_flag", False) and each.metavar is None:
+            each.metavar = ""
+    for inner in getattr(command, "commands", {}).values():
+        _show_flags(inner)
+
+
 @app.callback(invoke_without_command=True)
 def root(
     version: Annotated[
-        bool, typer.Option("--version", "-V", metavar="", help="Print the version and leave.")
+        bool, typer.Option("--version", "-V", help="Print the version and leave.")
     ] = False,
 ) -> None:
     """Serve language models from paged KV memory."""
@@ -178,9 +194,9 @@ def doctor(
     model: opt.Model = None,
     file: opt.File = None,
     load: Annotated[
-        bool, typer.Option("--load", metavar="", help="Load the model, then tell; else from headers.")
+        bool, typer.Option("--load", help="Load the model, then tell; else from headers.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="From headers, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="From headers, as JSON.")] = False,
     *,
     engine: StartOptions = TALKING,
     told: Told,

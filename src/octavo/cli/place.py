@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from octavo.cli.answerer import Answerer, EngineAnswerer
-from octavo.cli.flags import CONFIG
+from octavo.cli.flags import parameters_of
 from octavo.cli.remote import URL_VARIABLE, is_typed
 from octavo.cli.remote_stream import Server
 from octavo.cli.server_answerer import ServerAnswerer
 from octavo.cli.terminal import running_engine
 from octavo.config import StartOptions
 from octavo.errors import ConfigError, shown
-from octavo.setting import settings_of
 
 if TYPE_CHECKING:
     from octavo.params import SamplerParams
@@ -70,7 +69,7 @@ def answering(place: Place, params: SamplerParams) -> Iterator[Answerer]:
 
 
 def _refuse_engine_options(given: typer.Context, named_by: str, url: str) -> None:
-    engine = {setting.field for setting in settings_of(StartOptions)} | {"file", CONFIG}
+    engine = {"file", *parameters_of(StartOptions)}
     params = [each for each in given.command.params if each.name in engine]
     typed = [each.opts[0] for each in params if each.name is not None and is_typed(given, each.name)]
     if typed:
