@@ -92,7 +92,7 @@ def _allowed(setting: Described) -> str:
     if setting.kind is bool:
         return "on, off"
     if about.low is None or about.high is None:
-        return "text"
+        return "a file" if setting.kind is Path else "text"
     bounds = (_number(setting, about.low), _number(setting, about.high))
     return " to ".join(bounds)
 

@@ -47,7 +47,16 @@ T = TypeVar("T")
 _KEY = "setting"
 _DIGITS_MAX = 4_000  # Python refuses to read more than 4,300
 _YES, _NO = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
-_IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+# The types of one value, by their names in annotations, and how messages call what is allowed.
+Kind = type[bool] | type[int] | type[float] | type[str] | type[Path]
+_KINDS: Mapping[str, Kind] = {"bool": bool, "int": int, "float": float, "str": str, "Path": Path}
+_IN_WORDS: Mapping[Kind, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path, as text",
+}
 
 
 class Unit(Enum):
@@ -96,7 +105,7 @@ class Described:
 
     field: str
     about: About
-    kind: type[bool] | type[int] | type[float] | type[str]  # of one value, as it is given
+    kind: Kind  # of one value; text where `About.read` makes it of text
     is_many: bool  # a tuple of such values
     is_optional: bool  # None: as `About.default` says
     default: object
@@ -127,8 +136,8 @@ class Described:
             return self.about.read(text, source)
         if self.about.unit is Unit.BYTES:
             return parse_bytes(text, source)
-        if self.kind is str:
-            return text
+        if self.kind in (str, Path):
+            return self.kind(text)
         if self.kind is bool and text.lower() in _YES + _NO:
             return text.lower() in _YES
         if self.kind is int and re.fullmatch(rf"[+-]?[0-9]{{1,{_DIGITS_MAX}}}", text):
@@ -154,8 +163,8 @@ class Described:
             return int(cast(int, given))
         if self.kind is float and is_number(given):
             return float(cast(float, given))
-        if self.kind is str and isinstance(given, str | Path):
-            return str(given)
+        if self.kind in (str, Path) and isinstance(given, str | Path):
+            return self.kind(given)
         told = "something else" if self.about.secret else shown(given)
         allowed = on_or_off if self.kind is bool else _IN_WORDS[self.kind]
         if self.about.unit is Unit.BYTES:
@@ -220,12 +229,6 @@ def check(options: DataclassInstance, *, by_flag: bool = False) -> None:
 
 def _described(field: dataclasses.Field[object], about: About) -> Described:
     words = re.findall(r"\w+", str(field.type))  # "tuple[str, ...]", "int | None"
-    kinds: dict[str, type[bool] | type[int] | type[float] | type[str]] = {
-        "bool": bool,
-        "int": int,
-        "float": float,
-        "str": str,
-    }
-    found = [kinds[word] for word in words if word in kinds] or [str]
+    found = [_KINDS[word] for word in words if word in _KINDS] or [str]
     assert about.read is not None or len(found) == 1, f"{field.name} has no type of a setting"
     return Described(field.name, about, found[0], "tuple" in words, "None" in words, field.default)

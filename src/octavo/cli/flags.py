@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 CONFIG = "config"
 _OFF = "no_"  # before the field, for the flag that turns it off
 _SHORT = 16  # characters of choices that stand behind a flag; more stand in its help
-_TYPES = {int: "N", float: "NUMBER", str: "TEXT"}
+_TYPES = {int: "N", float: "NUMBER", str: "TEXT", Path: "FILE"}
 _UNITS = {Unit.BYTES: "SIZE", Unit.SECONDS: "SECONDS", Unit.DAYS: "DAYS"}
 
 

@@ -65,7 +65,8 @@ def resolve(default: Options, flags: Mapping[str, Flag], beside: Beside | None) 
 
     `beside` None: flags alone decide.
     """
-    origins, values = [], {}
+    origins: list[Origin] = []
+    values: dict[str, object] = {}
     for setting in settings_of(type(default)):
         if setting.field not in flags:
             continue
