@@ -115,10 +115,11 @@ def _group_of(parameter: inspect.Parameter) -> _Group | None:
         only = next((each for each in rest if isinstance(each, Only)), None)
     if not _has_settings(hint):
         return None
-    settings = {each.field: each for each in settings_of(hint)}
-    fields = settings if only is None else only.fields
+    fields = [each.field for each in settings_of(hint)] if only is None else only.fields
+    settings = tuple(each for each in settings_of(hint) if each.field in fields)
+    assert len(settings) == len(fields), f"{parameter.name} names what is no setting: {fields}"
     default = hint() if parameter.default is parameter.empty else parameter.default
-    return _Group(parameter.name, default, tuple(settings[field] for field in fields))
+    return _Group(parameter.name, default, settings)
 
 
 def _has_settings(hint: object) -> TypeGuard[type[DataclassInstance]]:
