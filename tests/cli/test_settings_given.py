@@ -4,6 +4,7 @@ be meant is refused by name."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -117,6 +118,14 @@ def test_a_file_with_every_setting_is_taken(start, write, tmp_path):
     assert found.model == "m"
     given = [(table, each) for table, each in ALL if each.name not in alone | {"attention"}]
     assert [each.name for table, each in given if found.value(table, each) == each.default] == []
+
+
+def test_the_file_of_the_documentation_is_taken(start, write):
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    [told] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    found = start("--config", str(write(told)))
+    assert (found.model, found.engine.kv_memory_bytes, found.engine.pace) == ("smollm2-135m", 2**31, False)
+    assert found.server.keys == ("one", "two")
 
 
 def test_a_flag_comes_before_a_variable_before_a_file_before_the_default(start, write):
