@@ -180,7 +180,8 @@ class Described:
                 raise ConfigError(f"{name} is {shown(value)}; allowed: {', '.join(map(str, allowed))}")
         if about.low is None or about.high is None or value is None:
             return
-        assert isinstance(value, int | float)
+        if not isinstance(value, int | float):
+            raise ConfigError(f"{name} is {shown(value)}; allowed: {_IN_WORDS[self.kind]}")
         if not about.low <= value <= about.high:
             raise ConfigError(f"{name} is {shown(value)}; allowed: {about.low:,} to {about.high:,}")
 

@@ -309,6 +309,11 @@ def test_choices_are_shown_and_completed_and_flags_have_no_type():
     assert "<bool>" not in told
 
 
+def test_a_value_of_another_type_is_refused_in_python_too():
+    with pytest.raises(ConfigError, match="max_seqs is '8'; allowed: a whole number"):
+        StartOptions(max_seqs="8")  # type: ignore[arg-type]
+
+
 def test_flags_alone_decide_where_nothing_is_beside():
     found = resolve(Small(), {"kind": "b", "size_bytes": None}, None)
     assert found.options == Small(kind="b")
