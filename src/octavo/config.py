@@ -153,9 +153,7 @@ class StartOptions:
             docs="Requests that may wait; more get 429.",
         ),
     )
-    prefix_caching: bool = setting(
-        True, About("Compute what prompts begin with in common once.", COMPUTING)
-    )
+    prefix_caching: bool = setting(True, About("Compute what prompts begin with in common once.", COMPUTING))
     speculate: str = setting(
         "auto",
         About(

@@ -200,12 +200,12 @@ class Described:
 
 def setting(default: T, about: About) -> T:
     """A field that is a setting."""
-    return cast(T, dataclasses.field(default=default, metadata={_KEY: about}))
+    return dataclasses.field(default=default, metadata={_KEY: about})
 
 
 def gone(default: T, about: Gone) -> T:
     """A field that was a setting."""
-    return cast(T, dataclasses.field(default=default, metadata={_KEY: about}))
+    return dataclasses.field(default=default, metadata={_KEY: about})
 
 
 @cache

@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from octavo.cli import doctor, serve
+from octavo.cli import doctor, generate, serve
 from octavo.cli.config_file import TABLES, read_config
 from octavo.cli.flags import Only, Told, with_settings
 from octavo.cli.given import Beside, resolve
@@ -39,7 +39,7 @@ class Serving:
         return getattr(self.engine if table == "engine" else self.server, each.field)
 
 
-@pytest.fixture()
+@pytest.fixture
 def start(monkeypatch):
     """Run `octavo serve` with words and variables, up to where it would start."""
     started = []
@@ -53,7 +53,7 @@ def start(monkeypatch):
     return run
 
 
-@pytest.fixture()
+@pytest.fixture
 def write(tmp_path):
     """Write a config file."""
 
@@ -73,7 +73,12 @@ def example(each: Described, tmp_path: Path) -> str | bool | int | float:
     if each.name == "api_key_file":
         (tmp_path / "keys").write_text("a-key\n")
         return str(tmp_path / "keys")
-    given = {"device": "cpu", "allowed_origin": "https://app.example", "host": "localhost", "attention": "triton"}
+    given = {
+        "device": "cpu",
+        "allowed_origin": "https://app.example",
+        "host": "localhost",
+        "attention": "triton",
+    }
     if each.name in given:
         return given[each.name]
     if each.kind is bool:
@@ -109,7 +114,7 @@ def test_every_setting_arrives_alike_by_flag_variable_and_file(start, write, tmp
 
 def test_a_file_with_every_setting_is_taken(start, write, tmp_path):
     alone = {"tenants", "packed_cache"}  # not beside keys; not beside another backend than the native one
-    told = {table: "" for table in TABLES}
+    told = dict.fromkeys(TABLES, "")
     for table, each in ALL:
         if each.name not in alone:
             told[table] += line(each, example(each, tmp_path))
@@ -166,7 +171,9 @@ def test_a_port_that_kubernetes_sets_is_left_alone(start):
     assert start(OCTAVO_PORT="81").server.port == 81
 
 
-@pytest.mark.parametrize("text, value", [("yes", True), ("ON", True), ("1", True), ("False", False), ("0", False)])
+@pytest.mark.parametrize(
+    "text, value", [("yes", True), ("ON", True), ("1", True), ("False", False), ("0", False)]
+)
 def test_a_variable_says_on_or_off(start, text, value):
     assert start(OCTAVO_PACKED_CACHE=text).engine.packed_cache is value
 
@@ -180,7 +187,10 @@ def test_a_variable_says_on_or_off(start, text, value):
         ({"OCTAVO_KV_MEMORY": "2foo"}, "OCTAVO_KV_MEMORY is '2foo'; allowed: a size such as"),
         ({"OCTAVO_PACE": "maybe"}, "OCTAVO_PACE is 'maybe'; allowed: true or false"),
         ({"OCTAVO_DRAIN_TIMEOUT": "nan"}, "--drain-timeout is nan; allowed: 0 to 3,600"),
-        ({"OCTAVO_DISK_CACHE": ""}, "OCTAVO_DISK_CACHE is set, and empty; allowed: a value, or a variable that"),
+        (
+            {"OCTAVO_DISK_CACHE": ""},
+            "OCTAVO_DISK_CACHE is set, and empty; allowed: a value, or a variable that",
+        ),
         ({"OCTAVO_TENANTS": "/no/such/file"}, "/no/such/file"),
         ({"OCTAVO_CONFIG": "/no/such/file"}, "/no/such/file cannot be read"),
     ],
@@ -199,7 +209,10 @@ def test_a_variable_that_cannot_be_meant_is_refused_by_name(variables, says):
         ("[engine]\nzzz = 8", "there is no setting 'zzz' in [engine]; docs/settings.md lists all"),
         ("[engine]\nport = 8", "there is no setting 'port' in [engine]; it stands in [server]"),
         ("[engine]\noverlap = 1", "[engine] overlap is no setting any more: steps overlap on a GPU"),
-        ("[engin]\nkv = 'f32'", "there is no table 'engin'; near it: engine; allowed: model, [engine], [server]"),
+        (
+            "[engin]\nkv = 'f32'",
+            "there is no table 'engin'; near it: engine; allowed: model, [engine], [server]",
+        ),
         ("max_seqs = 8", "there is no table 'max_seqs'; allowed: model, [engine], [server]"),
         ("engine = 3", "engine is 3; allowed: a table, [engine]"),
         ("model = 3", "model is 3; allowed: a model"),
@@ -254,10 +267,12 @@ def test_doctor_says_what_gave_a_setting(monkeypatch, write):
 
 
 def test_settings_of_a_command_alone_have_no_variable(monkeypatch):
-    monkeypatch.setenv("OCTAVO_TOP_K", "not a number")
-    result = CliRunner().invoke(app, ["generate", "--top-k", "-1", "x"])
-    assert "top_k" in str(result.exception)
-    assert "OCTAVO_TOP_K" not in str(CliRunner().invoke(app, ["chat", "--help"]).output)
+    monkeypatch.setattr(generate, "run", lambda place, params, prompt: taken.append(params))
+    taken = []
+    words = ["generate", "--top-k", "3", "x"]
+    result = CliRunner().invoke(app, words, env={"OCTAVO_TOP_K": "4", "OCTAVO_SEED": "none"})
+    assert result.exit_code == 0, result.output
+    assert (taken[0].top_k, taken[0].seed, taken[0].max_tokens) == (3, None, 128)
 
 
 # -- one definition ------------------------------------------------------------------------------------------
@@ -281,7 +296,9 @@ def test_a_field_is_a_flag_a_check_and_a_help(capsys):
 
     @small.command()
     @with_settings
-    def command(*, given: Annotated[Small, Only("size_bytes", "names")] = Small(kind="b"), told: Told) -> None:
+    def command(
+        *, given: Annotated[Small, Only("size_bytes", "names")] = Small(kind="b"), told: Told
+    ) -> None:
         taken.append((given, [origin.source for origin in told.origins]))
 
     run = CliRunner().invoke
@@ -298,13 +315,14 @@ def test_a_field_is_a_flag_a_check_and_a_help(capsys):
     assert "--config" not in told
 
 
-def test_choices_are_shown_and_completed_and_flags_have_no_type():
+def test_choices_are_shown_and_completed_and_flags_have_no_type(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     command = whole_command().commands["serve"]
     context = typer.Context(command, info_name="serve")
     params = {param.name: param for param in command.get_params(context)}
     assert [item.value for item in params["weights"].shell_complete(context, "")] == list(WEIGHTS)
     assert [item.value for item in params["kv"].shell_complete(context, "fp")] == ["fp16", "fp8"]
-    told = " ".join(command.get_help(context).split())
+    told = command.get_help(context) + capsys.readouterr().out
     assert "One of auto, f32, bf16, int8, q4." in told
     assert "<bool>" not in told
 

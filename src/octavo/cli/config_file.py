@@ -90,7 +90,9 @@ def _table(path: Path, table: str, given: Mapping[str, object]) -> Mapping[str, 
         if name in gone:
             raise gone[name].refusal(f"{path}, [{table}] {name}")
         if name not in known:
-            raise ConfigError(f"{path}: there is no setting {name!r:.80} in [{table}]{_elsewhere(name, table)}")
+            raise ConfigError(
+                f"{path}: there is no setting {name!r:.80} in [{table}]{_elsewhere(name, table)}"
+            )
         found[known[name].field] = _value(known[name], value, f"{path}, [{table}] {name}")
     return found
 

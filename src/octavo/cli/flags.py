@@ -2,9 +2,9 @@
 
     @app.command()
     @with_settings
-    def chat(model: opt.Model = None, *, engine: Annotated[StartOptions, Only("weights", "kv")] = HERE) -> None:
+    def chat(model: opt.Model, *, engine: Annotated[StartOptions, Only("weights", "kv")] = PLAIN) -> None:
 
-    --weights, --kv --> flags, variables, the file of --config, HERE --> engine=StartOptions(...)
+    --weights, --kv --> flags, variables, the file of --config, PLAIN --> engine=StartOptions(...)
 
 Without `Only` a command takes all settings of the dataclass. The parameter's default holds the defaults, also
 of what has no flag. Two more parameters are filled here: a `Told` gets what was given and by what; `--config`
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, TypeGuard, cast, get_args, get_orig
 
 import typer
 
-from octavo.cli.config_file import TABLES, ConfigFile, read_config
+from octavo.cli.config_file import TABLES, read_config
 from octavo.cli.given import CONFIG_VARIABLE, Beside, Flag, Origin, resolve
 from octavo.setting import Described, Unit, gone_of, settings_of
 

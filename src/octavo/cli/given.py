@@ -109,7 +109,11 @@ def _of_file(setting: Described, beside: Beside) -> Origin | None:
     table = beside.config.tables.get(beside.table, {})
     if setting.field not in table:
         return None
-    source, value, read = beside.config.source(beside.table, setting), table[setting.field], setting.about.read
+    source, value, read = (
+        beside.config.source(beside.table, setting),
+        table[setting.field],
+        setting.about.read,
+    )
     if setting.is_many:
         assert isinstance(value, list)
         items = [

@@ -90,9 +90,7 @@ def _show_flags(command: TyperGroup | TyperCommand) -> None:
 
 @app.callback(invoke_without_command=True)
 def root(
-    version: Annotated[
-        bool, typer.Option("--version", "-V", help="Print the version and leave.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and leave.")] = False,
 ) -> None:
     """Serve language models from paged KV memory."""
     if version:
@@ -126,9 +124,7 @@ def chat(
     api_key: ApiKey = "",
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     *,
-    sampling: Annotated[
-        opt.Sampling, Only("max_tokens", "temperature", "top_p", "top_k", "seed")
-    ] = CHATTING,
+    sampling: Annotated[opt.Sampling, Only("max_tokens", "temperature", "top_p", "top_k", "seed")] = CHATTING,
     engine: Annotated[StartOptions, Only(*HERE, "chat_template")] = TALKING,
     told: Told,
 ) -> None:

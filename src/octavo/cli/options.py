@@ -1,6 +1,6 @@
 """What commands share of their command line: the model, how it samples, and a few ways to read words.
 
-The settings of an engine and of a server are no options of a command: `flags.with_settings` makes their flags.
+The settings of an engine and of a server are none of them: `flags.with_settings` makes their flags.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ SAMPLING = "Sampling"
 class Sampling:
     """How a command's tokens are drawn; `SamplerParams` checks the bounds."""
 
-    max_tokens: int | None = setting(None, About("Tokens to generate at most.", SAMPLING, default="until the model ends"))
+    max_tokens: int | None = setting(
+        None, About("Tokens to generate at most.", SAMPLING, default="until the model ends")
+    )
     temperature: float = setting(1.0, About("0 takes the likeliest token.", SAMPLING))
     top_p: float = setting(
         1.0, About("Draw from the likeliest tokens that have this share together; 1 keeps all.", SAMPLING)

@@ -1,7 +1,7 @@
-"""What the HTTP edge is told at start, checked as a whole: where it listens, who may come in, by which names.
+"""What the HTTP edge is told at start, checked as a whole: where it listens, who may come in, how it logs.
 
-A field with `setting(...)` is a flag of `octavo serve`, a variable and a key under [server]; to add one is one
-field (`octavo/setting.py`). The other fields are bounds that no operator had to change.
+A field with `setting(...)` is a flag of `octavo serve`, a variable and a key under [server]: to add one is
+to add its field (`octavo/setting.py`). The other fields are bounds that no operator had to change.
 """
 
 from __future__ import annotations
