@@ -35,7 +35,7 @@ POOLINGS = ("last", "mean")
 SPECULATE = ("off", "auto", "ngram")
 SESSION_TTL_S = 86_400
 
-MODEL, COMPUTING, MEMORY, BELOW = "Model", "Computing", "KV memory", "Below the KV memory"
+MODEL, MEMORY, BELOW, COMPUTING = "Model", "KV memory", "Below the KV memory", "Computing"
 _PIB = 2**50
 
 
@@ -103,74 +103,6 @@ class StartOptions:
     )
     served_name: str | None = setting(
         None, About("The name in /v1/models.", MODEL, metavar="NAME", default="the model's", allowed="text")
-    )
-
-    backend: str = setting(
-        "auto",
-        About(
-            "native (the processor), torch (a GPU), reference (NumPy; slow). auto: torch where it sees a "
-            "GPU, else native.",
-            COMPUTING,
-            choices=BACKENDS,
-            docs="native: the processor's kernels; torch: a GPU ([gpu.md](gpu.md)); reference: NumPy, slow; "
-            "auto: torch where it sees a GPU, else native.",
-        ),
-    )
-    device: str = setting(
-        "auto",
-        About(
-            "Where torch computes: auto, cpu, cuda or cuda:1.",
-            COMPUTING,
-            metavar="NAME",
-            allowed="auto, cpu, cuda, cuda:N",
-            docs="Where torch computes; cpu with torch is slow, and for tests.",
-        ),
-    )
-    attention: str = setting(
-        "triton",
-        About(
-            "A GPU's attention: Octavo's exact kernels, or torch's FlashAttention.",
-            COMPUTING,
-            choices=ATTENTIONS,
-            docs="A GPU's attention: Octavo's kernels (exact), or torch's FlashAttention where it has block "
-            "tables.",
-        ),
-    )
-    threads: int | None = setting(
-        None, About("Threads that compute.", COMPUTING, low=1, high=1024, default="one per core")
-    )
-    max_seqs: int = setting(64, About("Sequences that run at once.", COMPUTING, low=1, high=4096))
-    step_tokens: int = setting(
-        512, About("Tokens computed in one step at most.", COMPUTING, low=1, high=65_536)
-    )
-    max_queue: int = setting(
-        1024,
-        About(
-            "Requests that may wait; more are refused (429).",
-            COMPUTING,
-            low=0,
-            high=1_000_000,
-            docs="Requests that may wait; more get 429.",
-        ),
-    )
-    prefix_caching: bool = setting(True, About("Compute what prompts begin with in common once.", COMPUTING))
-    speculate: str = setting(
-        "auto",
-        About(
-            "Guess tokens and compute several in a step; answers are the same, sooner. auto: where it pays; "
-            "ngram: wherever text repeats itself.",
-            COMPUTING,
-            choices=SPECULATE,
-            docs="Guess tokens and compute several in a step ([speculation.md](speculation.md)).",
-        ),
-    )
-    pace: bool | None = setting(
-        None,
-        About(
-            "Hold prompts back so that running answers keep pace.",
-            COMPUTING,
-            default="on in a server, off in scripts and `bench offline`",
-        ),
     )
 
     kv: str = setting(
@@ -274,6 +206,74 @@ class StartOptions:
             unit=Unit.DAYS,
             docs="Days without use after which blocks on disk, and what other models left in the folder, "
             "are removed; 0: never.",
+        ),
+    )
+
+    backend: str = setting(
+        "auto",
+        About(
+            "native (the processor), torch (a GPU), reference (NumPy; slow). auto: torch where it sees a "
+            "GPU, else native.",
+            COMPUTING,
+            choices=BACKENDS,
+            docs="native: the processor's kernels; torch: a GPU ([gpu.md](gpu.md)); reference: NumPy, slow; "
+            "auto: torch where it sees a GPU, else native.",
+        ),
+    )
+    device: str = setting(
+        "auto",
+        About(
+            "Where torch computes: auto, cpu, cuda or cuda:1.",
+            COMPUTING,
+            metavar="NAME",
+            allowed="auto, cpu, cuda, cuda:N",
+            docs="Where torch computes; cpu with torch is slow, and for tests.",
+        ),
+    )
+    attention: str = setting(
+        "triton",
+        About(
+            "A GPU's attention: Octavo's exact kernels, or torch's FlashAttention.",
+            COMPUTING,
+            choices=ATTENTIONS,
+            docs="A GPU's attention: Octavo's kernels (exact), or torch's FlashAttention where it has block "
+            "tables.",
+        ),
+    )
+    threads: int | None = setting(
+        None, About("Threads that compute.", COMPUTING, low=1, high=1024, default="one per core")
+    )
+    max_seqs: int = setting(64, About("Sequences that run at once.", COMPUTING, low=1, high=4096))
+    step_tokens: int = setting(
+        512, About("Tokens computed in one step at most.", COMPUTING, low=1, high=65_536)
+    )
+    max_queue: int = setting(
+        1024,
+        About(
+            "Requests that may wait; more are refused (429).",
+            COMPUTING,
+            low=0,
+            high=1_000_000,
+            docs="Requests that may wait; more get 429.",
+        ),
+    )
+    prefix_caching: bool = setting(True, About("Compute what prompts begin with in common once.", COMPUTING))
+    speculate: str = setting(
+        "auto",
+        About(
+            "Guess tokens and compute several in a step; answers are the same, sooner. auto: where it pays; "
+            "ngram: wherever text repeats itself.",
+            COMPUTING,
+            choices=SPECULATE,
+            docs="Guess tokens and compute several in a step ([speculation.md](speculation.md)).",
+        ),
+    )
+    pace: bool | None = setting(
+        None,
+        About(
+            "Hold prompts back so that running answers keep pace.",
+            COMPUTING,
+            default="on in a server, off in scripts and `bench offline`",
         ),
     )
 

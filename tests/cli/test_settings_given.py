@@ -259,10 +259,10 @@ def test_doctor_says_what_gave_a_setting(monkeypatch, write):
     words = ["doctor", "--config", str(path), "--max-seqs", "4", "--no-pace"]
     assert CliRunner().invoke(app, words, env={"OCTAVO_KV": "int8"}).exit_code == 0
     assert [f"{each.setting.name} is {each.words} ({each.source})" for each in found] == [
-        "max_seqs is 4 (--max-seqs)",
-        "pace is off (--no-pace)",
         "kv is int8 (OCTAVO_KV)",
         f"kv_memory is 1.5 GiB ({path}, [engine] kv_memory)",
+        "max_seqs is 4 (--max-seqs)",
+        "pace is off (--no-pace)",
     ]
 
 
