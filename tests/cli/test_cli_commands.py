@@ -38,7 +38,11 @@ def test_every_command_explains_itself(monkeypatch, capsys, command):
         (["serve", "--weights", "q9"], 2, "weights"),
         (["serve", "--kv", "fp8"], 2, "kv"),
         (["serve", "--overlap", "1"], 2, "--overlap is no setting any more: steps overlap on a GPU"),
-        (["chat", "--kv-ready", "1GiB"], 2, "--kv-ready is no setting any more: a server takes"),
+        (
+            ["chat", "--kv-ready", "1GiB"],
+            2,
+            "--kv-ready is no setting any more: a server takes the first GiB",
+        ),
         (["bench", "offline", "--block-size", "32"], 2, "--block-size is no setting any more: a block holds"),
         (["serve", "--threads", "two"], 2, "--threads is 'two'; allowed: a whole number"),
         (["serve", "--drain-timeout", "4000"], 2, "--drain-timeout is 4000.0; allowed: 0 to 3,600"),

@@ -67,7 +67,7 @@ def main() -> None:
     """The entry point of the console script."""
     with standard_streams():
         try:
-            whole_command()()
+            whole_command()(prog_name="octavo")  # also as `python -m octavo`: completion asks by this name
         except OctavoError as error:
             typer.echo(f"octavo: {error}", err=True)
             sys.exit(2 if isinstance(error, (ConfigError, InvalidRequest, TenantsRefused)) else 1)
