@@ -85,7 +85,7 @@ sanitize: $(BIN)/python
 	done
 
 planted-bugs: $(VENV)/.installed
-	$(BIN)/python -m octavo.sim.planted
+	$(BIN)/python -m tests.simulator.planted
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Octavo needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12"'

@@ -1,9 +1,9 @@
 """What an update costs the page's main thread: a recorded stream of a busy pool, frame by frame.
 
-    python bench/page_updates.py [BLOCKS]
+    python -m bench.page_updates [BLOCKS]
 
-The stream is of the scene of `octavo bench watch`: 100,000 blocks, 200 requests, 64 of which stream. Timed
-is, in Chromium, everything from a frame's bytes to a page that is laid out: state, map, tables.
+The stream is of the scene of bench/watching: 100,000 blocks, 200 requests, 64 of which stream. Timed is, in
+Chromium, everything from a frame's bytes to a page that is laid out: state, map, tables.
 `make test-ui` installs what it needs.
 """
 
@@ -16,10 +16,10 @@ import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
-from chromium import QUIET, find_chromium
+from bench.chromium import QUIET, find_chromium
+from bench.watching.watching import BusyScheduler, Scene
 from playwright.sync_api import sync_playwright
 
-from octavo.bench.watching import BusyScheduler, Scene
 from octavo.engine.core import inspector_of
 from octavo.server.frames import FrameWriter
 from octavo.server.ui import page_file

@@ -8,7 +8,7 @@ import pytest
 
 from octavo.config import StartOptions
 from octavo.errors import ConfigError, InvalidRequest, require_range, shown
-from octavo.model.hub import cache_folder
+from octavo.model.hub.paths import cache_folder
 from octavo.params import SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 

@@ -46,13 +46,20 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def run_rows(command: Sequence[str | Path], label: str, timeout_s: float = 3600) -> list[Row]:
+def run_rows(
+    command: Sequence[str | Path], label: str, timeout_s: float = 3600, folder: Path | None = None
+) -> list[Row]:
     """Run a program and return the JSON objects among its lines; [] with a line that says why if it fails."""
     begun = time.monotonic()
     say(f"{label} ...")
     try:
         done = subprocess.run(
-            [str(part) for part in command], capture_output=True, text=True, timeout=timeout_s, check=False
+            [str(part) for part in command],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            cwd=folder,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         say(f"{label}: left out: {error}")
@@ -84,6 +91,11 @@ def number(row: Row, name: str) -> float:
 def octavo(*words: str | Path) -> list[str | Path]:
     """The command line of our own program, in the interpreter that runs this script."""
     return [sys.executable, "-m", "octavo", *words]
+
+
+def ours(name: str, *words: str | Path) -> list[str | Path]:
+    """One of the measurements beside this folder, to be run in `REPOSITORY`."""
+    return [sys.executable, "-m", f"bench.{name}", *words]
 
 
 def write_text(path: Path) -> None:

@@ -3,13 +3,13 @@ request at a time.
 
     python bench/compare/speculation.py --rounds 4 --json speculation.json
 
-    octavo         bench speculation: auto and ngram beside off
+    octavo         bench.speculation: auto and ngram beside off
     llama-server   its n-gram kinds (--spec-type) beside none: two servers, each prompt to both
     llama-lookup   llama.cpp's example of prompt lookup: 8 guesses beside none
     vLLM           its n-gram proposer, 8 guesses after matches of up to 4 tokens, beside none; float32
 
-Every program gets the prompts of `octavo bench speculation` as token ids (llama-lookup: as text), two of each
-task for each round. A ratio is that of one program to itself; `changed` counts the prompts whose greedy
+Every program gets the prompts of bench/speculation as token ids (llama-lookup: as text), two of each task for
+each round. A ratio is that of one program to itself; `changed` counts the prompts whose greedy
 output is another one with speculation. Octavo's own count is 0, or its benchmark ends with an error.
 """
 
@@ -129,8 +129,8 @@ def our_model() -> list[str | Path]:
 def prompts_of(path: Path, tasks: Sequence[str], tokens: int, count: int) -> list[peers.Row]:
     """The first `count` prompts of each task, as `path` has them from now on."""
     words = [word for task in tasks for word in ("--task", task)]
-    command = peers.octavo("bench", "speculation", *our_model(), "--tokens", str(tokens), *words)
-    subprocess.run([*map(str, command), "--write-prompts", str(path)], check=True)
+    command = peers.ours("speculation", *our_model(), "--tokens", str(tokens), *words)
+    subprocess.run([*map(str, command), "--write-prompts", str(path)], check=True, cwd=peers.REPOSITORY)
     rows: list[peers.Row] = [json.loads(line) for line in path.read_text().splitlines()]
     kept = [row for row in rows if int(str(row["index"])) < count]
     path.write_text("".join(json.dumps(row) + "\n" for row in kept))
@@ -141,12 +141,12 @@ def our_lines(tasks: Sequence[str], rounds: int, tokens: int, weights: str) -> l
     """Both of our modes, over the same prompts."""
     words = [word for task in tasks for word in ("--task", task)]
     sizes = ["--concurrency", "1", "--rounds", str(rounds), "--tokens", str(tokens), "--weights", weights]
-    command = peers.octavo("bench", "speculation", *our_model(), *sizes, *words, "--json")
-    return our_lines_of(peers.run_rows(command, f"octavo {weights}"))
+    command = peers.ours("speculation", *our_model(), *sizes, *words, "--json")
+    return our_lines_of(peers.run_rows(command, f"octavo {weights}", folder=peers.REPOSITORY))
 
 
 def our_lines_of(rows: Sequence[peers.Row]) -> list[Line]:
-    """A line for each mode and task, from the JSON lines of `octavo bench speculation`."""
+    """A line for each mode and task, from the JSON lines of `python -m bench.speculation`."""
     cells = {(str(row["mode"]), str(row["task"])): row for row in rows if "mode" in row}
     lines = []
     for (mode, task), row in cells.items():

@@ -1,7 +1,7 @@
 """Files: the few calls by which a lower tier reaches the disk.
 
-A tier goes through `Files` and through nothing else, so that something else may stand there:
-`sim/faults.py` wraps a `Files` and fails on purpose. Every call may raise OSError, and every statement to a
+A tier goes through `Files` and through nothing else, so that something else may stand there
+(the tests have one that fails on purpose). Every call may raise OSError, and every statement to a
 database may raise sqlite3.Error; nothing here retries or hides one.
 
 `folder_of` and `read_regular_file` are for the folders and small files that an operator names.
@@ -13,127 +13,59 @@ import errno
 import os
 import sqlite3
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
+from octavo.database import connect
 from octavo.errors import ConfigError
 
-# What a column of ours holds.
-SqlValue = int | str | bytes
 
-
-class Database(Protocol):
-    """The part of sqlite3.Connection that a tier uses; it is in autocommit mode, BEGIN and COMMIT are said
-    aloud.
-    """
-
-    @property
-    def in_transaction(self) -> bool:
-        """True between a BEGIN and its COMMIT or ROLLBACK."""
-
-    def execute(self, sql: str, parameters: Sequence[SqlValue] = ..., /) -> sqlite3.Cursor:
-        """Run one statement."""
-
-    def executemany(self, sql: str, rows: Iterable[Sequence[SqlValue]], /) -> sqlite3.Cursor:
-        """Run one statement for every row."""
-
-    def rollback(self) -> None:
-        """Undo the open transaction."""
-
-    def close(self) -> None:
-        """Let go of the database; an open transaction is undone."""
-
-
-class Files(Protocol):
+class Files:
     """What a tier asks of the operating system."""
 
     def make_folder(self, path: Path) -> None:
         """Make a folder and its parents, for this user only; one that exists is left as it is."""
-
-    def open(self, path: Path) -> int:
-        """Open a file to read and write, made empty if it is not there; returns its descriptor."""
-
-    def close(self, fd: int) -> None:
-        """Close a descriptor."""
-
-    def size(self, fd: int) -> int:
-        """The file's length in bytes."""
-
-    def pread(self, fd: int, into: memoryview, offset: int) -> int:
-        """Read into a buffer; returns how many bytes came, which may be fewer, and is 0 at the end."""
-
-    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        """Write a buffer; returns how many bytes went, which may be fewer."""
-
-    def fdatasync(self, fd: int) -> None:
-        """Wait until what was written is on the medium."""
-
-    def fallocate(self, fd: int, length: int) -> None:
-        """Make the file at least `length` bytes long and own the space for all of them."""
-
-    def truncate(self, fd: int, length: int) -> None:
-        """Make the file `length` bytes long."""
-
-    def remove(self, path: Path) -> None:
-        """Remove a file, if it is there."""
-
-    def sync_folder(self, path: Path) -> None:
-        """Wait until the names in a folder are on the medium."""
-
-    def identity(self, path: Path) -> tuple[int, int] | None:
-        """Device and inode of the file that the path names now; None: there is none."""
-
-    def connect(self, path: Path) -> Database:
-        """Open an SQLite database, made empty if it is not there. It never waits for another's lock."""
-
-
-class OsFiles:
-    """`Files` of the operating system itself."""
-
-    def make_folder(self, path: Path) -> None:
-        """As `Files` says."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
 
     def open(self, path: Path) -> int:
-        """As `Files` says."""
+        """Open a file to read and write, made empty if it is not there; returns its descriptor."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def close(self, fd: int) -> None:
-        """As `Files` says."""
+        """Close a descriptor."""
         os.close(fd)
 
     def size(self, fd: int) -> int:
-        """As `Files` says."""
+        """The file's length in bytes."""
         return os.fstat(fd).st_size
 
     def pread(self, fd: int, into: memoryview, offset: int) -> int:
-        """As `Files` says."""
+        """Read into a buffer; returns how many bytes came, which may be fewer, and is 0 at the end."""
         return os.preadv(fd, [into], offset)
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        """As `Files` says."""
+        """Write a buffer; returns how many bytes went, which may be fewer."""
         return os.pwrite(fd, data, offset)
 
     def fdatasync(self, fd: int) -> None:
-        """As `Files` says."""
+        """Wait until what was written is on the medium."""
         os.fdatasync(fd)
 
     def fallocate(self, fd: int, length: int) -> None:
-        """As `Files` says."""
+        """Make the file at least `length` bytes long and own the space for all of them."""
         os.posix_fallocate(fd, 0, length)
 
     def truncate(self, fd: int, length: int) -> None:
-        """As `Files` says."""
+        """Make the file `length` bytes long."""
         os.ftruncate(fd, length)
 
     def remove(self, path: Path) -> None:
-        """As `Files` says."""
+        """Remove a file, if it is there."""
         path.unlink(missing_ok=True)
 
     def sync_folder(self, path: Path) -> None:
-        """As `Files` says."""
+        """Wait until the names in a folder are on the medium."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -141,16 +73,16 @@ class OsFiles:
             os.close(fd)
 
     def identity(self, path: Path) -> tuple[int, int] | None:
-        """As `Files` says."""
+        """Device and inode of the file that the path names now; None: there is none."""
         try:
             found = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
         return found.st_dev, found.st_ino
 
-    def connect(self, path: Path) -> Database:
-        """As `Files` says. Opened by one thread and used by another, never by two at once."""
-        return sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+    def connect(self, path: Path) -> sqlite3.Connection:
+        """Open an SQLite database, made empty if it is not there. It never waits for another's lock."""
+        return connect(path)
 
 
 class Whereabouts:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.attack.house import House, Probe, serving, stream
 
-from octavo.model.gguf import read_gguf
-from octavo.model.hub import resolve
+from octavo.model.files.gguf import read_gguf
+from octavo.model.hub.paths import resolve
 
 pytestmark = [pytest.mark.real_model, pytest.mark.attack]
 

@@ -6,6 +6,7 @@ import threading
 
 import httpx2
 import pytest
+from tests.doubles.fake_model import FakeModel
 
 from octavo.bench.endpoint import Answer, Client, Endpoint
 from octavo.bench.load import Arrival, Load, Targets, apply, is_good, scripts_of
@@ -13,7 +14,6 @@ from octavo.cli.bench_serve import notes_of, requests_for, run
 from octavo.errors import ConfigError, QueueFull, RequestFailed
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
-from octavo.server.testing import FakeModel
 from octavo.sse_reader import events
 
 LAX = Targets(60_000, 60_000)

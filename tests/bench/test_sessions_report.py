@@ -1,4 +1,4 @@
-"""`octavo bench sessions`: its report, and the server that it starts."""
+"""`python -m bench.sessions`: its report, and the server that it starts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from io import StringIO
 from unittest import mock
 
 import pytest
-
-from octavo.bench.sessions import Resumed, ServerProcess
-from octavo.cli.bench_sessions import lines_of
+from bench.sessions.__main__ import lines_of
+from bench.sessions.sessions import Resumed, ServerProcess
 
 
 def test_the_report_compares_both_ways() -> None:

@@ -1,4 +1,4 @@
-"""`octavo bench speculation`: its prompts are the same every time, and its figures are what it says."""
+"""`python -m bench.speculation`: its prompts are the same every time, and its figures are what it says."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-
-from octavo.bench import speculation
-from octavo.bench.speculation import (
+from bench.speculation import speculation
+from bench.speculation.__main__ import line_of, table_of
+from bench.speculation.speculation import (
     Answers,
     Cell,
     CellResult,
@@ -27,7 +27,7 @@ from octavo.bench.speculation import (
     summaries_of,
     taken_in_round,
 )
-from octavo.bench.speculation_tasks import (
+from bench.speculation.tasks import (
     CODE_CHARS,
     NUM_PROMPTS,
     PASSAGE_CHARS,
@@ -38,7 +38,7 @@ from octavo.bench.speculation_tasks import (
     passages,
     prompts_of_task,
 )
-from octavo.cli.bench_speculation import line_of, table_of
+
 from octavo.config import StartOptions
 from octavo.engine.outputs import Delta, EngineStats, TokenInfo
 from octavo.errors import ConfigError

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from bench.fairness import fairness
+from bench.fairness.fairness import FLOOD, Found, Scenario, bound_s
+from tests.endurance import steady
 from tests.engine.served import Served, serve_tiny
-
-from octavo.bench import fairness, steady
-from octavo.bench.fairness import FLOOD, Found, Scenario, bound_s
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`octavo bench watch`: a scene that is what it says, a reader that counts right, a report."""
+"""`python -m bench.watching`: a scene that is what it says, a reader that counts right, a report."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from bench.watching.__main__ import line_of, told_beside, verdict
+from bench.watching.reader import FrameCounter
+from bench.watching.watching import BusyScheduler, Read, Round, Scene, draw, reading
+from tests.doubles.fake_model import FakeModel
 
 from octavo.bench.load import Arrival, LoadReport, Spread, Targets
-from octavo.bench.watching import BusyScheduler, Read, Round, Scene, draw, reading
-from octavo.bench.watching_reader import FrameCounter
-from octavo.cli.bench_watching import line_of, told_beside, verdict
 from octavo.errors import ConfigError, RequestFailed
 from octavo.server.frames import FrameReader, FrameWriter
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
-from octavo.server.testing import FakeModel
 
 SMALL = Scene(blocks=200, requests=5, streams=2, prompt=32, frames=4)
 

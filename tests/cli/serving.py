@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from octavo.engine.outputs import ServedModel
+from octavo.engine.client import EngineClient
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
 
@@ -15,7 +15,7 @@ OPEN = ServerSettings()
 
 
 @contextlib.contextmanager
-def serving(model: ServedModel, settings: ServerSettings = OPEN) -> Iterator[str]:
+def serving(model: EngineClient, settings: ServerSettings = OPEN) -> Iterator[str]:
     """Its address, while it is there."""
     listener, ready = bind("127.0.0.1", 0), threading.Event()
     server = build_server(model, settings, lambda _: ready.set())

@@ -4,12 +4,12 @@ import asyncio
 import json
 
 import pytest
+from tests.doubles.fake_model import FakeModel
 
 from octavo.bench.latency import Run, Scenario, measure, summarise
 from octavo.cli import bench
 from octavo.config import StartOptions
 from octavo.errors import ConfigError, RequestFailed
-from octavo.server.testing import FakeModel
 
 SCENARIO = Scenario(streams=3, own=8, before=20, prompt=200)
 

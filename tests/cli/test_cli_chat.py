@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from rich.console import Console
 from tests.cli.serving import serving
+from tests.doubles.fake_model import FakeModel
 from tests.engine.served import wait_until
 
 from octavo.cli import chat
@@ -21,7 +22,6 @@ from octavo.cli.remote_stream import Server
 from octavo.cli.server_answerer import ServerAnswerer
 from octavo.errors import QueueFull, RequestFailed, RequestTooLarge
 from octavo.params import SamplerParams
-from octavo.server.testing import FakeModel
 
 PARAMS = SamplerParams()
 

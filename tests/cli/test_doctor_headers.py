@@ -13,7 +13,7 @@ from octavo.config import StartOptions
 from octavo.engine.backends import Choice
 from octavo.executor.backend import HostBackend
 from octavo.kernels.native_ops import NativeOps
-from octavo.model.hub import ModelPath
+from octavo.model.hub.paths import ModelPath
 
 MEBIBYTE = 2**20
 

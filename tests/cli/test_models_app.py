@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from octavo.cli import models_app
 from octavo.cli.main import app
 from octavo.errors import ConfigError, ModelNotFound, OctavoError
-from octavo.model import hub as names
-from octavo.model import hub_alias, hub_cache
+from octavo.model.hub import alias as aliases
+from octavo.model.hub import cache, paths
 
 Q4, Q8 = "X-Q4_K_M.gguf", ("X-Q8_0-00001-of-00002.gguf", "X-Q8_0-00002-of-00002.gguf")
 
@@ -29,8 +29,8 @@ def hub(tmp_path, monkeypatch):
     """A repository of two quantisations and a projector; an alias that is in the cache."""
     noise = np.random.default_rng(0).bytes
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "octavo"))
-    alias = hub_alias.Alias("tiny==1.0", "tiny.whl", "", "tiny/tiny-Q4_0.gguf", 2048)
-    for module in (hub_alias, hub_cache, names):
+    alias = aliases.Alias("tiny==1.0", "tiny.whl", "", "tiny/tiny-Q4_0.gguf", 2048)
+    for module in (aliases, cache, paths):
         monkeypatch.setattr(module, "ALIASES", {"tiny": alias})
     (tmp_path / "octavo" / "tiny").mkdir(parents=True)
     (tmp_path / "octavo" / "tiny" / "tiny-Q4_0.gguf").write_bytes(noise(2048))
@@ -220,7 +220,7 @@ def test_ctrl_c_ends_a_pull_at_once_and_the_next_one_goes_on(hub, tmp_path):
 
 
 def test_a_line_of_the_list_says_what_is_known():
-    model = hub_cache.CachedModel("o/n:Q8_0", "gguf", None, 1 << 30, hub_cache.Path("/x"), 1, 0.0, True)
+    model = cache.CachedModel("o/n:Q8_0", "gguf", None, 1 << 30, cache.Path("/x"), 1, 0.0, True)
     assert models_app.model_line(model, 7200.0) == (
         "o/n:Q8_0: 1.0 GiB, gguf (quantisation not known), last used 2 hours ago, /x"
     )

@@ -8,13 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.cli.serving import serving
+from tests.doubles.fake_model import FakeModel
 from typer.testing import CliRunner
 
 from octavo.cli.main import app
 from octavo.errors import InvalidRequest, RequestFailed
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
-from octavo.server.testing import FakeModel
 from octavo.tenants import digest_of
 
 

@@ -17,6 +17,7 @@ import pytest
 import typer
 from rich.console import Console
 from tests.cli.serving import serving
+from tests.doubles.fake_model import FakeModel
 from tests.engine.served import serve_tiny
 from typer.testing import CliRunner
 
@@ -30,7 +31,6 @@ from octavo.errors import ConfigError, OctavoError, RequestFailed
 from octavo.params import SamplerParams
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
-from octavo.server.testing import FakeModel
 from octavo.tenants import digest_of
 
 NOWHERE = "http://127.0.0.1:9"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.doubles.fake_model import FakeModel
 from typer.testing import CliRunner
 
 from octavo.cli.main import app
@@ -16,7 +17,6 @@ from octavo.errors import ConfigError, InvalidRequest, RequestFailed
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
-from octavo.server.testing import FakeModel
 from octavo.tenants import digest_of, parse_tenants
 
 

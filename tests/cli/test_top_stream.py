@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from rich.console import Console
 from tests.cli.serving import serving
+from tests.doubles.fake_model import FakeModel
 from tests.engine.served import serve_tiny
 from typer.testing import CliRunner
 
@@ -32,7 +33,6 @@ from octavo.inspect.glimpse import (
 from octavo.server.frame_rows import stats_row
 from octavo.server.frames import FrameWriter
 from octavo.server.settings import ServerSettings
-from octavo.server.testing import FakeModel
 
 CHOICE = SequenceGlimpse(0, True, "", 13, 13, 1, 0, 0, 0, 0, 1)
 REQUEST = RequestGlimpse(7, "", 0, 90.0, None, None, "", "", (CHOICE,))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.device.over_torch import CPU
+from tests.model import model_bench
 
 from octavo.device import compiled_step, lowering
 from octavo.device.arithmetic import tokens_of
@@ -24,9 +24,6 @@ from octavo.model.loader import load_model
 from octavo.model.spec import Model
 from octavo.params import SamplerParams
 from octavo.types import AdmittedRow, Chunk, StepPlan, TableWrite
-
-sys.path.append(str(Path(__file__).parents[1] / "model"))  # whose files name each other without a package
-import model_bench
 
 BLOCK, BLOCKS, TOLERANCE = 16, 6, 2e-4
 PROMPT, DECODED = 11, 2

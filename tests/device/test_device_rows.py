@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.simulator import lives
+from tests.simulator.lives import drive
 
 from octavo.device.arithmetic import tokens_of
 from octavo.device.rows import DeviceRows, carry
 from octavo.device.step import shape_of
 from octavo.errors import ConfigError
 from octavo.params import SamplerParams
-from octavo.sim import driver
-from octavo.sim.driver import drive
 from octavo.sim.oracle import OracleExecutor
 from octavo.types import AdmittedRow, Fork, StepPlan, StepResult, TableWrite
 
@@ -63,7 +63,7 @@ class WithDeviceRows(OracleExecutor):
 def test_every_step_of_random_lives_reads_the_tokens_and_tables_that_it_should(
     overlap: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "OracleExecutor", WithDeviceRows)
+    monkeypatch.setattr(lives, "OracleExecutor", WithDeviceRows)
     SEEN.clear()
     for seed in range(6):
         drive(seed, overlap)
@@ -72,7 +72,7 @@ def test_every_step_of_random_lives_reads_the_tokens_and_tables_that_it_should(
 
 
 def test_a_plan_that_forgets_a_write_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "OracleExecutor", WithDeviceRows)
+    monkeypatch.setattr(lives, "OracleExecutor", WithDeviceRows)
     monkeypatch.setattr(DeviceRows, "fork", lambda self, fork: None)
     with pytest.raises(AssertionError):
         drive_all(8)

@@ -3,7 +3,6 @@ of KV that hold less than float32."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,15 +11,12 @@ import pytest
 import torch
 from tests.device.over_torch import TinyTorch
 from tests.device.reusing import step_of
+from tests.model import model_bench, test_families
 
 from octavo.device.arithmetic import EagerArithmetic
 from octavo.device.layout import allocate_pool
 from octavo.kernels.contract import Batch, Floats, KvShape
 from octavo.model.spec import Model
-
-sys.path.append(str(Path(__file__).parents[1] / "model"))  # whose files name each other without a package
-import model_bench
-import test_families
 
 TOLERANCE = 5e-5  # half of the processor's: what is left is mostly the oracle's own error
 # Largest error of a logit; the largest logits are between 1 and 8.

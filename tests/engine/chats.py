@@ -11,11 +11,11 @@ from tests.tiny import EOS, tiny_engine
 
 from octavo.engine.client import EngineClient
 from octavo.engine.core import Engine
-from octavo.engine.outputs import Turn
 from octavo.engine.session_store import SessionStore
 from octavo.engine.sessions import SessionSupport, restore
+from octavo.engine.stream import Turn
 from octavo.executor.disk import DiskStore
-from octavo.files import Files, OsFiles
+from octavo.files import Files
 from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
@@ -93,7 +93,7 @@ def open_chat(
     store = sync = None
     sessions = SessionStore()
     if folder is not None:
-        files = files or OsFiles()
+        files = files or Files()
         size = num_slots * (BLOCK_BYTES + 4096)
         store = DiskStore.open(folder, size, BLOCK_BYTES, b"f" * 32, files)
         sessions = SessionStore.open(store.namespace / "sessions.sqlite", files)

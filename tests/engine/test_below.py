@@ -10,16 +10,16 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from tests.doubles.faults import FaultKind, FaultyFiles, seeded
 from tests.tiny import Answer, over_kv_of, random_prompt, request, run, settle, tiny_engine
 
 from octavo.engine.core import Engine
 from octavo.executor.disk import DiskStore
-from octavo.files import OsFiles
+from octavo.files import Files
 from octavo.kernels.contract import KvShape
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.pool import bytes_per_block
 from octavo.retention.transfers import Transfers
-from octavo.sim.faults import FaultKind, FaultyFiles, seeded
 from octavo.types import Request
 
 FINGERPRINT = b"f" * 32
@@ -149,7 +149,7 @@ def test_a_disk_that_fails_costs_time_and_no_answer(house: House) -> None:
     wanted, _ = serve(house.plain(), asks(1, 8))
     is_armed = False
     faults = seeded(3, 0.1, [*FaultKind][:6])  # short, flipped, full, broken: whatever does not kill
-    files = FaultyFiles(OsFiles(), lambda call, operation: faults(call, operation) if is_armed else None)
+    files = FaultyFiles(Files(), lambda call, operation: faults(call, operation) if is_armed else None)
     engine = house.engine(files=files)
     is_armed = True
     for first in (1, 101, 201):

@@ -3,22 +3,19 @@ from the prefix cache, a request's tokens and logprobs are bit-identical."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.engine.test_exactness import preempt_at
+from tests.model import model_bench
 from tests.tiny import Answer, request, run, tiny_engine
 
 from octavo import _native
 from octavo.kernels.contract import Ops
 from octavo.model.spec import Model
 from octavo.types import Request
-
-sys.path.append(str(Path(__file__).parents[1] / "model"))  # whose files name each other without a package
-import model_bench
 
 LENGTHS = (5, 17, 40, 70)  # within and beyond windows of 8, blocks of 16 and a chunk
 NAMES = ["llama", "mistral-window", "qwen2-window", "qwen3", "gemma2", "gpt2", *model_bench.FAMILY_CONFIGS]

@@ -14,8 +14,9 @@ from tests.engine.chats import Chat, open_chat, plain
 from tests.engine.served import Told, alone, read, wait_until
 from tests.engine.test_sessions import HELLO, _copy_as_killed, clear_pool, run
 
-from octavo.engine.outputs import SessionView, Turn
+from octavo.engine.outputs import SessionView
 from octavo.engine.session_store import SESSIONS_MAX, SessionStore
+from octavo.engine.stream import Turn
 from octavo.errors import (
     InvalidRequest,
     RequestFailed,

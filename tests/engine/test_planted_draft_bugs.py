@@ -1,5 +1,5 @@
 """The random cases with drafts refuse bugs that are planted on purpose in the executor. Those of the
-scheduler are in `octavo.sim.planted_drafts`."""
+scheduler are in `tests.simulator.planted_drafts`."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.doubles.fake_model import FakeModel
 from tests.engine.served import Served, alone, read, serve_tiny, wait_until
 from tests.engine.test_client import LONG, greedy, nothing_is_left, prompt_of
 
@@ -25,7 +26,6 @@ from octavo.executor.executor import Executor
 from octavo.scheduler.scheduler import Scheduler
 from octavo.server.app import create_app
 from octavo.server.settings import ServerSettings
-from octavo.server.testing import FakeModel
 from octavo.types import FinishReason, StepPlan, StepResult, Update
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from tests.engine.test_session_store import Clock
 from octavo.engine.responses import new_response_id
 from octavo.engine.session_store import NewResponse, SessionStore
 from octavo.errors import InvalidRequest, RequestTooLarge, SessionBusy, SessionRefused, UnknownSession
-from octavo.files import Database, OsFiles
+from octavo.files import Files
 from octavo.params import SamplerParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.types import ChatMessage
@@ -316,14 +316,14 @@ def test_a_document_that_outgrows_the_bound_at_its_end_is_kept() -> None:
     run_with(chat, work())
 
 
-class WatchedFiles(OsFiles):
+class WatchedFiles(Files):
     """Notes what is executed; a statement that begins with `fails` fails."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
         self.fails = "-"
 
-    def connect(self, path: Path) -> Database:
+    def connect(self, path: Path) -> sqlite3.Connection:
         database, files = super().connect(path), self
 
         class Watched:
@@ -336,7 +336,7 @@ class WatchedFiles(OsFiles):
                     raise sqlite3.OperationalError("disk I/O error")
                 return database.execute(sql, row)
 
-        return cast("Database", Watched())
+        return cast("sqlite3.Connection", Watched())
 
 
 def test_a_touch_writes_the_time_alone_unless_the_row_was_never_written(tmp_path: Path) -> None:

@@ -12,15 +12,16 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from tests.doubles.faults import Crashed, Fault, FaultKind, FaultyFiles, scripted, seeded
 from tests.engine.chats import Chat, open_chat, plain
 from tests.engine.test_sessions import HELLO, _copy_as_killed
 
+from octavo.database import SqlValue
 from octavo.engine.outputs import SessionView
 from octavo.engine.session_store import SessionStore
 from octavo.errors import OctavoError, RequestFailed
-from octavo.files import Database, OsFiles, SqlValue
+from octavo.files import Files
 from octavo.retention.transfers import Transfers
-from octavo.sim.faults import Crashed, Fault, FaultKind, FaultyFiles, scripted, seeded
 
 QUESTIONS = (HELLO, "and then", "Why")
 
@@ -42,7 +43,7 @@ def calls_of_a_whole_life(folder: Path) -> tuple[int, int]:
     """How many calls opening takes, and how many a whole life."""
 
     async def work() -> tuple[int, int]:
-        files = FaultyFiles(OsFiles(), lambda call, operation: None)
+        files = FaultyFiles(Files(), lambda call, operation: None)
         chat = open_chat(folder, files=files)
         opened = len(files.calls)
         assert (await live(chat))[1] == len(QUESTIONS)
@@ -66,7 +67,7 @@ def test_what_was_answered_is_there_after_a_crash_at_any_call(tmp_path: Path, ki
 
 async def one_death(folder: Path, point: int, kind: FaultKind) -> int:
     """Die at that call; how many suspensions had been answered."""
-    chat = open_chat(folder, files=FaultyFiles(OsFiles(), scripted({point: Fault(kind)})))
+    chat = open_chat(folder, files=FaultyFiles(Files(), scripted({point: Fault(kind)})))
     num_tokens, num_turns = await live(chat)
     copy = folder / "copy"
     _copy_as_killed(chat, copy)
@@ -91,7 +92,7 @@ async def one_death(folder: Path, point: int, kind: FaultKind) -> int:
 class _Watched:
     """A database that writes down what it is told."""
 
-    def __init__(self, inner: Database, told: list[str]) -> None:
+    def __init__(self, inner: sqlite3.Connection, told: list[str]) -> None:
         self._inner = inner
         self._told = told
 
@@ -103,11 +104,11 @@ class _Watched:
         return getattr(self._inner, name)
 
 
-class _WatchedFiles(OsFiles):
+class _WatchedFiles(Files):
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def connect(self, path: Path) -> Database:
+    def connect(self, path: Path) -> sqlite3.Connection:
         return _Watched(super().connect(path), self.told)  # type: ignore[return-value]
 
 
@@ -212,7 +213,7 @@ def test_a_deletion_goes_on_when_its_client_goes_away_before_the_engine_has_look
 def test_a_row_that_could_not_be_deleted_goes_at_the_end(tmp_path: Path) -> None:
     armed = False
     faults = seeded(1, 1.0, [FaultKind.ENOSPC])
-    files = FaultyFiles(OsFiles(), lambda call, operation: faults(call, operation) if armed else None)
+    files = FaultyFiles(Files(), lambda call, operation: faults(call, operation) if armed else None)
     store = SessionStore.open(tmp_path / "sessions.sqlite", files)
     records = [store.create("", 60.0) for _ in range(2)]
     assert store.sync(records[1].session_id).result(10)

@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from tests.doubles.faults import FaultKind, FaultyFiles, seeded
 from tests.engine.chats import BLOCK_BYTES, open_chat, plain
 from tests.engine.served import read
 from tests.engine.test_session_store import Clock
@@ -29,13 +30,12 @@ from octavo.errors import (
     UnknownSession,
 )
 from octavo.executor.disk import DiskStore
-from octavo.files import OsFiles
+from octavo.files import Files
 from octavo.inspect.session_views import SessionBlocks
 from octavo.memory.quota import TenantPolicy
 from octavo.params import BeamParams, SamplerParams
 from octavo.retention.session_table import SessionState
 from octavo.scheduler.scheduler import Scheduler
-from octavo.sim.faults import FaultKind, FaultyFiles, seeded
 from octavo.types import ChatMessage, FinishReason
 
 
@@ -194,7 +194,7 @@ def test_a_suspension_that_nobody_waits_for_leaves_no_session_busy_where_the_dis
     async def work() -> None:
         faults, armed = seeded(1, 1.0, [FaultKind.ENOSPC]), False
         chat = open_chat(
-            tmp_path, files=FaultyFiles(OsFiles(), lambda call, kind: faults(call, kind) if armed else None)
+            tmp_path, files=FaultyFiles(Files(), lambda call, kind: faults(call, kind) if armed else None)
         )
         slept = asyncio.Event()
 

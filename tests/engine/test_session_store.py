@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from tests.doubles.faults import Fault, FaultKind, FaultyFiles, scripted, seeded
 from tests.engine.chats import open_chat
 
 from octavo.engine.session_store import SESSIONS_MAX, SessionStore
@@ -22,12 +23,11 @@ from octavo.errors import (
     SessionRefused,
     UnknownSession,
 )
-from octavo.files import OsFiles
+from octavo.files import Files
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import NameChain, root_name
 from octavo.memory.tiers import OffloadTier
 from octavo.scheduler.scheduler import Scheduler
-from octavo.sim.faults import Fault, FaultKind, FaultyFiles, scripted, seeded
 from octavo.step.config import SchedulerConfig
 
 
@@ -71,7 +71,7 @@ def test_a_session_is_suspended_no_more_when_a_turn_has_ended_well() -> None:
 
 def names_of(root: bytes, tokens: list[int]) -> list[bytes]:
     chain = NameChain(root, 4)
-    chain.extend_with(tokens)
+    chain.extend(array("I", tokens))
     return chain.names
 
 
@@ -201,7 +201,7 @@ def test_a_disk_that_fails_at_start_costs_no_session(tmp_path: Path) -> None:
     store.close()
     refused = 0
     for point in range(6):
-        files = FaultyFiles(OsFiles(), scripted({point: Fault(FaultKind.EIO)}))
+        files = FaultyFiles(Files(), scripted({point: Fault(FaultKind.EIO)}))
         try:
             SessionStore.open(path, files).close()
         except (OSError, sqlite3.OperationalError):
@@ -296,7 +296,7 @@ def test_a_damaged_list_of_turns_costs_the_turns_and_not_the_session(tmp_path: P
 def test_a_write_that_fails_is_told_and_counted(tmp_path: Path) -> None:
     armed = False
     faults = seeded(1, 1.0, [FaultKind.ENOSPC])
-    files = FaultyFiles(OsFiles(), lambda call, operation: faults(call, operation) if armed else None)
+    files = FaultyFiles(Files(), lambda call, operation: faults(call, operation) if armed else None)
     store = SessionStore.open(tmp_path / "sessions.sqlite", files)
     record = store.create("", 60.0)
     assert store.sync(record.session_id).result(10)

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from tests.doubles.faults import FaultKind, FaultyFiles, seeded
 from tests.engine.chats import Chat, PairTokenizer, open_chat, plain
 from tests.engine.served import wait_until
 
@@ -25,14 +26,13 @@ from octavo.errors import (
     SessionRefused,
     UnknownSession,
 )
-from octavo.files import OsFiles
+from octavo.files import Files
 from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.quota import SHARED
 from octavo.params import SamplerParams
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.session_table import SessionState
 from octavo.retention.transfers import Transfers
-from octavo.sim.faults import FaultKind, FaultyFiles, seeded
 from octavo.types import ChatMessage, FinishReason
 
 HELLO = "tell me of the blocks and pages that were bound in leather long ago"
@@ -166,7 +166,7 @@ def test_a_disk_that_fails_costs_time_and_no_answer_and_never_claims_what_is_not
     async def work() -> None:
         armed = False
         faults = seeded(5, 0.15, [*FaultKind][:6])
-        files = FaultyFiles(OsFiles(), lambda call, operation: faults(call, operation) if armed else None)
+        files = FaultyFiles(Files(), lambda call, operation: faults(call, operation) if armed else None)
         chat = open_chat(tmp_path, files=files)
         outcomes = set()
         try:

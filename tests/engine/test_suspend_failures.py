@@ -15,13 +15,14 @@ import pytest
 from tests.engine.chats import Chat, open_chat, plain
 from tests.engine.test_sessions import HELLO, _copy_as_killed, clear_pool
 
+from octavo.database import SqlValue
 from octavo.engine.outputs import SessionView
 from octavo.errors import RequestFailed, SessionRefused
-from octavo.files import Database, OsFiles, SqlValue
+from octavo.files import Files
 from octavo.retention.session_table import SessionState
 
 
-class _Failing(OsFiles):
+class _Failing(Files):
     """A disk of which a part fails, while it is in `failing`: data, full, index, record."""
 
     def __init__(self) -> None:
@@ -37,13 +38,13 @@ class _Failing(OsFiles):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         super().fdatasync(fd)
 
-    def connect(self, path: Path) -> Database:
+    def connect(self, path: Path) -> sqlite3.Connection:
         part = {"index.sqlite": "index", "sessions.sqlite": "record"}[path.name]
         return _FailingDatabase(super().connect(path), part, self.failing)
 
 
 class _FailingDatabase:
-    def __init__(self, inner: Database, part: str, failing: set[str]) -> None:
+    def __init__(self, inner: sqlite3.Connection, part: str, failing: set[str]) -> None:
         self._inner = inner
         self._part = part
         self._failing = failing

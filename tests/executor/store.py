@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from tests.doubles.faults import FaultPlan, FaultyFiles
 
 from octavo.executor.disk import DiskStore
-from octavo.files import Files, OsFiles
-from octavo.sim.faults import FaultPlan, FaultyFiles
+from octavo.files import Files
 
 BLOCK = 5000  # no multiple of a page: a slot is 8192
 SLOT = 8192
@@ -97,5 +97,5 @@ def filled(folder: Path, num_slots: int = 4) -> None:
 
 
 def store_with(folder: Path, plan: FaultPlan) -> tuple[DiskStore, FaultyFiles]:
-    files = FaultyFiles(OsFiles(), plan)
+    files = FaultyFiles(Files(), plan)
     return open_store(folder, files), files

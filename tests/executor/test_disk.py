@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.doubles.faults import Fault, FaultKind, FaultyFiles, at_each
 from tests.executor.store import (
     BLOCK,
     FINGERPRINT,
@@ -26,8 +27,7 @@ from tests.executor.store import (
 
 from octavo.errors import ConfigError
 from octavo.executor.disk import DiskStore
-from octavo.files import OsFiles
-from octavo.sim.faults import Fault, FaultKind, FaultyFiles, at_each
+from octavo.files import Files
 
 
 def test_a_block_reads_back_before_and_after_commit_and_after_a_restart(tmp_path: Path) -> None:
@@ -148,14 +148,14 @@ def test_a_tier_too_small_for_one_block_is_a_config_error(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("operation", ["fallocate", "execute", "connect", "make_folder"])
 def test_a_full_disk_at_open_is_a_config_error_that_names_the_room(tmp_path: Path, operation: str) -> None:
-    files = FaultyFiles(OsFiles(), at_each(operation, Fault(FaultKind.ENOSPC)))
+    files = FaultyFiles(Files(), at_each(operation, Fault(FaultKind.ENOSPC)))
     with pytest.raises(ConfigError, match=r"asks for 32.0 KiB in .* is free there; give the tier less"):
         open_store(tmp_path, files)
     open_store(tmp_path).close()
 
 
 def test_a_store_that_cannot_grow_keeps_its_size_and_its_blocks(tmp_path: Path) -> None:
-    class Filling(OsFiles):
+    class Filling(Files):
         def fallocate(self, fd: int, length: int) -> None:
             os.truncate(fd, length - SLOT)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -195,7 +195,7 @@ def test_a_store_in_this_process_is_refused_as_well_and_a_failed_open_holds_noth
         open_store(tmp_path)
     store.close()
     with pytest.raises(ConfigError):
-        open_store(tmp_path, FaultyFiles(OsFiles(), at_each("fallocate", Fault(FaultKind.EIO))))
+        open_store(tmp_path, FaultyFiles(Files(), at_each("fallocate", Fault(FaultKind.EIO))))
     open_store(tmp_path).close()
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.doubles.faults import Crashed, Fault, FaultKind, FaultyFiles, scripted, seeded
 from tests.executor.store import (
     BLOCK,
     NAMESPACE,
@@ -30,8 +31,7 @@ from tests.executor.store import (
 
 from octavo.errors import ConfigError
 from octavo.executor.disk import DiskStore
-from octavo.files import Files, OsFiles
-from octavo.sim.faults import Crashed, Fault, FaultKind, FaultyFiles, scripted, seeded
+from octavo.files import Files
 
 
 class Life:
@@ -85,7 +85,7 @@ class Life:
 
 
 def calls_of_a_life(folder: Path) -> list[str]:
-    files = FaultyFiles(OsFiles())
+    files = FaultyFiles(Files())
     Life(folder / "life", folder / "aside").run(files)
     return files.calls
 
@@ -95,7 +95,7 @@ def die_at(folder: Path, call: int, fault: Fault) -> Life:
     for name in ("life", "aside", "dead"):
         shutil.rmtree(folder / name, ignore_errors=True)
     files = FaultyFiles(
-        OsFiles(),
+        Files(),
         scripted({call: fault}),
         on_crash=lambda: (
             shutil.copytree(folder / "life", folder / "dead") if (folder / "life").exists() else None
@@ -320,7 +320,7 @@ def test_a_random_life_among_faults_never_reads_wrong_and_lists_what_its_caller_
         folder, dead = tmp_path / str(seed), tmp_path / f"{seed}-dead"
         open_store(folder).close()
         files = FaultyFiles(
-            OsFiles(),
+            Files(),
             seeded(seed, 0.02, kinds),
             on_crash=lambda a=folder, b=dead: shutil.copytree(a, b) and None,
         )

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.doubles.faults import Fault, FaultKind, FaultyFiles, at_each
 from tests.executor.store import (
     BLOCK,
     NAMESPACE,
@@ -26,8 +27,8 @@ from tests.executor.store import (
     store_with,
 )
 
-from octavo.files import Database, OsFiles, SqlValue
-from octavo.sim.faults import Fault, FaultKind, FaultyFiles, at_each
+from octavo.database import SqlValue
+from octavo.files import Files
 
 
 @pytest.mark.parametrize("kind", [FaultKind.ENOSPC, FaultKind.EIO])
@@ -114,7 +115,7 @@ def test_an_index_that_cannot_be_written_lists_nothing_of_the_commit(
     tmp_path: Path, kind: FaultKind, words: str
 ) -> None:
     filled(tmp_path)
-    opening = FaultyFiles(OsFiles())
+    opening = FaultyFiles(Files())
     open_store(tmp_path, opening).close()
     # The deletion that write() makes is seven statements, and commit()'s own transaction follows.
     for statement in range(14):
@@ -136,7 +137,7 @@ def test_an_index_that_cannot_be_written_lists_nothing_of_the_commit(
 
 
 def test_an_index_that_really_is_full_is_a_commit_that_is_false(tmp_path: Path) -> None:
-    class Full(OsFiles):
+    class Full(Files):
         def connect(self, path: Path) -> sqlite3.Connection:
             database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             database.execute("PRAGMA max_page_count = 4")
@@ -160,7 +161,7 @@ class LyingDatabase:
 
     is_lying = False
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: sqlite3.Connection) -> None:
         self.said: list[str] = []
         self.database = database
         self.executemany = database.executemany
@@ -179,13 +180,13 @@ class LyingDatabase:
         return cursor
 
 
-class Lying(OsFiles):
+class Lying(Files):
     """Keeps its databases where a test finds them."""
 
     def __init__(self) -> None:
         self.databases: list[LyingDatabase] = []
 
-    def connect(self, path: Path) -> Database:
+    def connect(self, path: Path) -> sqlite3.Connection:
         self.databases.append(LyingDatabase(super().connect(path)))
         return self.databases[-1]
 
@@ -246,7 +247,7 @@ def test_a_store_is_opened_by_one_thread_and_used_by_another(tmp_path: Path) -> 
 
 def test_a_slow_disk_is_only_slow(tmp_path: Path) -> None:
     slept: list[float] = []
-    files = FaultyFiles(OsFiles(), lambda call, operation: Fault(FaultKind.SLOW, 250), sleep=slept.append)
+    files = FaultyFiles(Files(), lambda call, operation: Fault(FaultKind.SLOW, 250), sleep=slept.append)
     store = open_store(tmp_path, files)
     assert put(store, 0, 1)
     assert check_reads_back(store) == blocks_in((0, 1))

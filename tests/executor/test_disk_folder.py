@@ -103,9 +103,9 @@ def test_a_removal_that_was_killed_half_way_is_finished_by_the_next(tmp_path: Pa
 def test_a_store_that_opens_while_its_namespace_is_removed_is_refused(tmp_path: Path) -> None:
     """It has opened the lock file before that was removed, and locks it afterwards."""
     from octavo.errors import ConfigError
-    from octavo.files import OsFiles
+    from octavo.files import Files
 
-    class Overtaken(OsFiles):
+    class Overtaken(Files):
         def open(self, path: Path) -> int:
             fd = super().open(path)
             if path.name == "lock":

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from tests.doubles.faults import Fault, FaultKind
 from tests.executor.store import BLOCK, ArrayBlocks, name_of, open_store, put, store_with
 
 from octavo.executor.transfers import TransferWorker
-from octavo.sim.faults import Fault, FaultKind
 from octavo.types import Move, Transfer, TransferDone
 
 

@@ -27,7 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.setting": {"octavo.errors", "octavo.units"},
     "octavo.config": {"octavo.errors", "octavo.files", "octavo.setting"},
     "octavo.fields": {"octavo.errors"},
-    "octavo.files": {"octavo.errors"},
+    "octavo.database": set(),
+    "octavo.files": {"octavo.database", "octavo.errors"},
     "octavo.sse_reader": set(),
     "octavo.tenants": VALUES | {"octavo.files", "octavo.memory"},
     "octavo.memory": VALUES,
@@ -37,19 +38,27 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.scheduler": VALUES | {"octavo.memory", "octavo.step", "octavo.retention", "octavo.speculation"},
     "octavo.inspect": VALUES | {"octavo.memory", "octavo.step", "octavo.retention", "octavo.scheduler"},
     "octavo.kernels": VALUES | {"octavo._native"},
+    # Rooms of a room stand before it: the first one that a module is in counts.
+    "octavo.model.files": VALUES | {"octavo.fields", "octavo.kernels", "octavo._native"},
+    "octavo.model.quantised": VALUES | {"octavo.fields", "octavo.kernels", "octavo.model.files"},
+    "octavo.model.hub": VALUES | {"octavo.fields", "octavo.files", "octavo.model.files"},
+    "octavo.model.families": VALUES
+    | {"octavo.fields", "octavo.kernels", "octavo.model.rope", "octavo.model.spec"},
     "octavo.model": VALUES
     | {"octavo.fields", "octavo.files", "octavo.kernels", "octavo.text", "octavo._native"},
     "octavo.sampling": VALUES | {"octavo.kernels", "octavo._native"},
     "octavo.tools": VALUES,
     "octavo.text": VALUES | {"octavo.fields", "octavo.tools"},
-    "octavo.executor": VALUES | {"octavo.files", "octavo.kernels", "octavo.model", "octavo.sampling"},
+    "octavo.executor": VALUES
+    | {"octavo.database", "octavo.files", "octavo.kernels", "octavo.model", "octavo.sampling"},
     # The one room that knows torch and Triton; `octavo.engine.backends` opens it, and only on demand.
     "octavo.device": VALUES | {"octavo.executor", "octavo.kernels", "octavo.model", "octavo.sampling"},
-    "octavo.sim": VALUES | {"octavo.files"} | LEDGER,
+    "octavo.sim": VALUES | LEDGER,
     "octavo.engine": VALUES
     | LEDGER
     | BYTES
-    | {"octavo.config", "octavo.device", "octavo.files", "octavo.tenants", "octavo._native"},
+    | {"octavo.config", "octavo.database", "octavo.device", "octavo.files", "octavo.tenants"}
+    | {"octavo._native"},
     # What programs import; nothing below imports it, and the server is no client of it.
     "octavo.api": VALUES
     | {"octavo.engine", "octavo.config", "octavo.setting", "octavo.text", "octavo.tools"},
@@ -59,12 +68,11 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.bench": VALUES
     | LEDGER
     | ENGINE
-    | {"octavo.api", "octavo.config", "octavo.files", "octavo.sim", "octavo.sse_reader", "octavo._native"},
+    | {"octavo.api", "octavo.config", "octavo.sim", "octavo.sse_reader", "octavo._native"},
     "octavo.cli": VALUES
     | ENGINE
-    | {"octavo.bench", "octavo.config", "octavo.files", "octavo.server", "octavo.setting", "octavo.sim"}
-    | {"octavo.api", "octavo.memory", "octavo.sse_reader", "octavo.tenants", "octavo._native"}
-    | {"octavo.__version__"},
+    | {"octavo.bench", "octavo.config", "octavo.files", "octavo.server", "octavo.setting", "octavo.tenants"}
+    | {"octavo.api", "octavo.memory", "octavo.sse_reader", "octavo._native", "octavo.__version__"},
 }
 # Rooms that decide: no arrays, no clock, no thread, no socket. Time is an argument.
 PURE = (*sorted(LEDGER), "octavo.types", "octavo.errors", "octavo.units")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.model.hub import resolve
+from octavo.model.hub.paths import resolve
 
 
 @pytest.fixture(scope="session")

@@ -186,7 +186,7 @@ def use_hub(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, cache: object) -> Non
     """Have huggingface_hub ask this hub, and keep what it fetches in that folder."""
     from huggingface_hub import constants, file_download
 
-    from octavo.model import hub_download
+    from octavo.model.hub import download
 
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
@@ -194,7 +194,7 @@ def use_hub(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, cache: object) -> Non
         monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub_download, "RETRY_WAITS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(download, "RETRY_WAITS_S", (0.0, 0.0, 0.0))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache) + "-token")
     for variable in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from model_bench import run_chunks
+from tests.model.model_bench import run_chunks
 
 from octavo.errors import ModelError, OctavoError
 from octavo.kernels.native_ops import NativeOps
-from octavo.model.hub import ModelPath
+from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
 
 GROWTH_MAX = 64 << 20

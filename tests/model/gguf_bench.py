@@ -12,7 +12,7 @@ from tests.blocks import encoded, floats_tensor
 from tests.model.gguf_mixtures import expert_tensors
 from tests.model.gguf_settings import ON_NEIGHBOURS, add_rope_tensors, add_settings, arch_of
 
-from octavo.model.hub import ModelPath
+from octavo.model.hub.paths import ModelPath
 
 KINDS = {
     "F32": gguf.GGMLQuantizationType.F32,

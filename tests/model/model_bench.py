@@ -16,7 +16,7 @@ from octavo.kernels.contract import Batch, KvShape, Ops
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.reference import ReferenceOps
 from octavo.model.decoder import hidden_states, project
-from octavo.model.hub import ModelPath
+from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
 from octavo.model.spec import Model
 

@@ -13,8 +13,8 @@ from tests.model.model_bench import make_model, save_model
 from octavo.errors import ConfigError, ModelError
 from octavo.kernels.reference import ReferenceOps
 from octavo.model.checking import check_model
-from octavo.model.gguf import read_gguf
-from octavo.model.hub import ModelPath
+from octavo.model.files.gguf import read_gguf
+from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
 
 

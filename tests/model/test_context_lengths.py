@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from family_configs import LONGROPE, YARN
-from model_bench import make_model, save_model
+from tests.model.family_configs import LONGROPE, YARN
+from tests.model.model_bench import make_model, save_model
 
 from octavo.errors import ConfigError
 from octavo.kernels.reference import ReferenceOps
-from octavo.model.hub import ModelPath
+from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from model_bench import (
+from tests.model.model_bench import (
     BACKENDS,
     CONFIGS,
     add_tokenizer,
@@ -24,7 +24,7 @@ from octavo.errors import BadModelFile, UnsupportedModel
 from octavo.fields import Fields, read_json_fields
 from octavo.kernels.reference import ReferenceOps
 from octavo.model.families import describe_config
-from octavo.model.hub import ModelPath
+from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
 
 TOLERANCE = 1e-4

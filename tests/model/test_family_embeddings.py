@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from model_bench import BACKENDS, CONFIGS, load, make_model, random_prompt, save_model
+from tests.model.model_bench import BACKENDS, CONFIGS, load, make_model, random_prompt, save_model
 from tests.tiny import run, tiny_engine
 
 from octavo.engine.embedding import vector_of

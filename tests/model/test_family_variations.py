@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from family_configs import FAMILY_CONFIGS, FAR, NEAR, SMALL
-from gguf_bench import finish, write_model
-from model_bench import (
+from safetensors.numpy import load_file, save_file
+from tests.model.family_configs import FAMILY_CONFIGS, FAR, NEAR, SMALL
+from tests.model.gguf_bench import finish, write_model
+from tests.model.model_bench import (
     BACKENDS,
     CONFIGS,
     expected_logits,
@@ -22,13 +23,12 @@ from model_bench import (
     save_model,
     with_random_weights,
 )
-from safetensors.numpy import load_file, save_file
 
 from octavo.errors import UnsupportedModel
 from octavo.fields import Fields, read_json_fields
 from octavo.kernels.reference import ReferenceOps
 from octavo.model.families import FAMILIES, describe_config
-from octavo.model.hub import ModelPath
+from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
 
 PROMPT, TOLERANCE = 41, 1e-4

@@ -10,16 +10,25 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from gguf_bench import write_model, write_sample
-from model_bench import BACKENDS, CONFIGS, SMALL, expected_logits, load, make_model, random_prompt, run_chunks
 from tests.blocks import QUANTISED, SUPER_KINDS, dequantised, encoded, floats_tensor
+from tests.model.gguf_bench import write_model, write_sample
+from tests.model.model_bench import (
+    BACKENDS,
+    CONFIGS,
+    SMALL,
+    expected_logits,
+    load,
+    make_model,
+    random_prompt,
+    run_chunks,
+)
 
 from octavo.errors import BadModelFile, ConfigError, ModelError, ModelNotFound, UnsupportedModel
 from octavo.kernels.held import bits_of
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.reference import ReferenceOps
-from octavo.model.gguf import read_gguf
-from octavo.model.hub import ModelPath
+from octavo.model.files.gguf import read_gguf
+from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
 from octavo.model.reader import halves_order
 
@@ -245,7 +254,7 @@ MEASURE = """
 import sys
 from pathlib import Path
 from octavo.kernels.native_ops import NativeOps
-from octavo.model.hub import ModelPath
+from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
 
 loaded = load_model(ModelPath("m", Path(sys.argv[1]), "gguf"), NativeOps())

@@ -13,7 +13,7 @@ from tests.model.model_bench import make_model
 
 from octavo.kernels.native_ops import NativeOps
 from octavo.model import reader
-from octavo.model.hub import ModelPath
+from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model, open_files
 from octavo.model.measuring import measure_model
 
@@ -22,7 +22,7 @@ LOAD = """
 import sys
 from pathlib import Path
 from octavo.kernels.native_ops import NativeOps
-from octavo.model.hub import ModelPath
+from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
 
 def status(name):

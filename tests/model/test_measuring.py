@@ -9,17 +9,17 @@ import pytest
 import torch
 from tests.model.gguf_bench import write_model
 from tests.model.model_bench import CONFIGS, make_model, save_model
-from tests.model.test_quantised import LAYOUTS, save_quantised
+from tests.model.quantised.test_quantised import LAYOUTS, save_quantised
 
 from octavo.errors import UnsupportedModel
 from octavo.kernels.contract import Expert, Linear, Routing
 from octavo.kernels.native_ops import NativeOps
-from octavo.model.gguf import read_gguf
-from octavo.model.hub import ModelPath
+from octavo.model.files.gguf import read_gguf
+from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model, open_files
 from octavo.model.measuring import HeaderSource, MeasuredMatrix, MeasuredModel, measure_model
 from octavo.model.packed_cache import hollow
-from octavo.model.quantised import DequantisedFiles
+from octavo.model.quantised.source import DequantisedFiles
 from octavo.model.reader import take_rows, transpose
 from octavo.model.spec import LayerWeights, Mixture, ModelSpec, ModelWeights, Norm
 

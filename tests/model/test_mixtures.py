@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from gguf_bench import write_model
-from model_bench import (
+from safetensors.torch import load_file, save_file
+from tests.blocks import dequantised, encoded, floats_tensor
+from tests.model.gguf_bench import write_model
+from tests.model.mixture_configs import MIXTURE_CONFIGS, SMALL
+from tests.model.model_bench import (
     BACKENDS,
     add_tokenizer,
     expected_logits,
@@ -20,16 +23,13 @@ from model_bench import (
     run_chunks,
     save_model,
 )
-from safetensors.torch import load_file, save_file
-from tests.blocks import dequantised, encoded, floats_tensor
-from tests.model.mixture_configs import MIXTURE_CONFIGS, SMALL
 
 from octavo.errors import BadModelFile, ConfigError, UnsupportedModel
 from octavo.fields import Fields, read_json_fields
 from octavo.kernels.native_ops import NativeOps
 from octavo.kernels.reference import ReferenceOps
 from octavo.model.families import RopeTensors, describe_config, describe_gguf
-from octavo.model.hub import ModelPath
+from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
 from octavo.model.packed_cache import PackedFolder
 

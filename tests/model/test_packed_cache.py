@@ -8,18 +8,18 @@ import os
 
 import numpy as np
 import pytest
-from model_bench import make_model, random_prompt, run_chunks, save_model
-from test_quantised import LAYOUTS
 from tests.blocks import random_tensor
+from tests.model.model_bench import make_model, random_prompt, run_chunks, save_model
+from tests.model.quantised.test_quantised import LAYOUTS
 
 from octavo.kernels.contract import RawTensor
 from octavo.kernels.holding import matrix_of, panel_bytes, panels_of
 from octavo.kernels.native_ops import NativeOps
-from octavo.model.hub import ModelPath
+from octavo.model.files.mapped import MappedFile
+from octavo.model.files.packed_file import PREAMBLE_BYTES, survey
+from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
-from octavo.model.mapped import MappedFile
 from octavo.model.packed_cache import PACKING_VERSION, PackedFolder
-from octavo.model.packed_file import PREAMBLE_BYTES, survey
 
 TOKENS = random_prompt(41)
 KINDS = ["F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"]
@@ -105,7 +105,7 @@ def test_a_second_load_of_quantised_files_decodes_nothing(layout, tmp_path, monk
     def refuse(*_):
         raise AssertionError("a matrix was decoded")
 
-    monkeypatch.setattr("octavo.model.quantised_layouts._in_slabs", refuse)
+    monkeypatch.setattr("octavo.model.quantised.layouts._in_slabs", refuse)
     assert loader.load()[0] == first
 
 
@@ -171,7 +171,7 @@ def test_random_damage_never_crashes_and_never_changes_an_answer_unseen(loader):
 def test_an_index_that_lies_in_its_sizes_is_refused(loader):
     loader.load()
     data = loader.file.read_bytes()
-    from octavo.model import packed_file
+    from octavo.model.files import packed_file
 
     start = int.from_bytes(data[16:24], "little")
     index = json.loads(data[start:])

@@ -8,9 +8,17 @@ import json
 import numpy as np
 import pytest
 import transformers
-from family_configs import FAR, NEAR, SMALL, YARN
-from gguf_bench import write_model
-from model_bench import CONFIGS, expected_logits, load, make_model, random_prompt, run_chunks, save_model
+from tests.model.family_configs import FAR, NEAR, SMALL, YARN
+from tests.model.gguf_bench import write_model
+from tests.model.model_bench import (
+    CONFIGS,
+    expected_logits,
+    load,
+    make_model,
+    random_prompt,
+    run_chunks,
+    save_model,
+)
 
 from octavo.errors import BadModelFile, UnsupportedModel
 from octavo.fields import Fields, read_json_fields

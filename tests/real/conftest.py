@@ -10,7 +10,7 @@ import pytest
 
 from octavo import LLM
 from octavo.config import StartOptions
-from octavo.model.hub import resolve
+from octavo.model.hub.paths import resolve
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from octavo.config import StartOptions
-from octavo.engine.outputs import Delta, Stream
+from octavo.engine.outputs import Delta
 from octavo.engine.start import start_engine
+from octavo.engine.stream import DeltaStream
 from octavo.grammar import of_schema
 from octavo.params import SamplerParams
 from octavo.types import ChatMessage
@@ -23,7 +24,7 @@ SCHEMA = {
 }
 
 
-async def told(stream: Stream) -> tuple[list[tuple[int, float | None]], str]:
+async def told(stream: DeltaStream) -> tuple[list[tuple[int, float | None]], str]:
     deltas: list[Delta] = [delta async for delta in stream]
     tokens = [(info.token, info.logprob) for delta in deltas for info in delta.tokens]
     return tokens, "".join(delta.text for delta in deltas)

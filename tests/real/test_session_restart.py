@@ -7,8 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-
-from octavo.bench.sessions import Scenario, measure, serving
+from bench.sessions.sessions import Scenario, measure, serving
 
 pytestmark = pytest.mark.real_model
 

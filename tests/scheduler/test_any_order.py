@@ -25,18 +25,18 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.simulator.beams import with_beams
+from tests.simulator.lives import Simulation
+from tests.simulator.outcome import Outcome
+from tests.simulator.planted import BUGS
+from tests.simulator.pooling import with_pooling
+from tests.simulator.pressure import check_resident
+from tests.simulator.sights import check_sights
+from tests.simulator.tenants import TENANTS
 
 from octavo.memory.quota import SHARED
 from octavo.params import Timeouts
 from octavo.retention.session_table import SessionState
-from octavo.sim.beams import with_beams
-from octavo.sim.driver import Simulation
-from octavo.sim.outcome import Outcome
-from octavo.sim.planted import BUGS
-from octavo.sim.pooling import with_pooling
-from octavo.sim.pressure import check_resident
-from octavo.sim.sights import check_sights
-from octavo.sim.tenants import TENANTS
 from octavo.types import Request
 
 SEEDS = 1 << 12

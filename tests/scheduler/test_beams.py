@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.simulator.beams import plain_search
 
 from octavo.errors import InvalidRequest, RequestTooLarge
 from octavo.memory.ledger import Ledger
@@ -13,7 +14,6 @@ from octavo.scheduler.beams import Beam, BeamGroup, Child, PathStep, shared_leng
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import State
 from octavo.scheduler.waits import WaitReason
-from octavo.sim.beams import plain_search
 from octavo.sim.oracle import OracleExecutor
 from octavo.step.config import SchedulerConfig
 from octavo.types import FinishReason, Request, StepPlan, Update

@@ -2,10 +2,10 @@ import asyncio
 
 import httpx
 import pytest
+from tests.doubles.fake_model import FakeModel
 
 from octavo.server.app import create_app
 from octavo.server.settings import ServerSettings
-from octavo.server.testing import FakeModel
 
 
 class Edge:

@@ -7,12 +7,12 @@ import os
 import resource
 
 import pytest
+from tests.doubles.fake_model import FakeModel
 
 from octavo.errors import ConfigError
 from octavo.server.connections import ACCEPT_AT_ONCE, connections_allowed
 from octavo.server.run import bind, build_server
 from octavo.server.settings import ServerSettings
-from octavo.server.testing import FakeModel
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from openai import BadRequestError, OpenAI
+from tests.doubles.fake_model import FAKE_CARD, FakeModel, fake_embedding
 from tests.server.conftest import Edge
 from tests.server.test_tenant_keys import ALICE, BOB, TENANTS, by
 
@@ -19,7 +20,6 @@ from octavo.params import Pooling
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
-from octavo.server.testing import FAKE_CARD, FakeModel, fake_embedding
 
 PATH = "/v1/embeddings"
 SIZE = FAKE_CARD.hidden_size

@@ -14,7 +14,7 @@ import asyncio, sys
 from octavo.server.logs import configure_logging
 from octavo.server.run import bind, serve
 from octavo.server.settings import ServerSettings
-from octavo.server.testing import FakeModel
+from tests.doubles.fake_model import FakeModel
 
 class Never:
     async def wait(self):

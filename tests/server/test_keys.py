@@ -229,7 +229,7 @@ SERVE = """
 import sys
 from octavo.server.run import bind, serve
 from octavo.server.settings import ServerSettings
-from octavo.server.testing import FakeModel
+from tests.doubles.fake_model import FakeModel
 serve(FakeModel(), bind("127.0.0.1", 0), ServerSettings(), lambda url: print(url, flush=True))
 """
 

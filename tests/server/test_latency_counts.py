@@ -6,11 +6,11 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from tests.doubles.fake_model import FakeModel
 
 from octavo.engine.outputs import Delta, TokenInfo
 from octavo.server import metrics as module
 from octavo.server.metrics import Metrics
-from octavo.server.testing import FakeModel
 from octavo.types import Usage
 
 

@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+from tests.doubles.fake_model import FAKE_CARD, FakeModel
 from tests.server.conftest import Edge
 
 from octavo import __version__
@@ -14,7 +15,6 @@ from octavo.server.dialects.ollama_about import API_VERSION, in_words
 from octavo.server.dialects.ollama_routes import OLLAMA_ROUTES
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
-from octavo.server.testing import FAKE_CARD, FakeModel
 from octavo.tenants import digest_of
 
 MODEL = "fake-model"

@@ -10,11 +10,11 @@ import threading
 import httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
+from tests.doubles.fake_model import FakeModel
 
 from octavo.errors import ConfigError
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
-from octavo.server.testing import FakeModel
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ SERVE = """
 import asyncio
 from octavo.server.settings import ServerSettings
 from octavo.server.run import base_url, bind, build_server
-from octavo.server.testing import FakeModel
+from tests.doubles.fake_model import FakeModel
 
 class UntilSignal:
     async def wait(self):

@@ -8,10 +8,10 @@ import threading
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel
+from tests.doubles.fake_model import FakeModel
 
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
-from octavo.server.testing import FakeModel
 from octavo.tools.formats import HERMES
 from octavo.types import ToolCall
 

@@ -13,6 +13,7 @@ import time
 import httpx
 import pytest
 from openai import AuthenticationError, BadRequestError, OpenAI, PermissionDeniedError
+from tests.doubles.fake_model import FakeModel
 from tests.server.conftest import Edge
 
 from octavo.errors import ConfigError, OctavoError
@@ -21,7 +22,6 @@ from octavo.server.routes import ROUTES
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
-from octavo.server.testing import FakeModel
 from octavo.tenants import digest_of, read_tenants
 
 ALICE, BOB, BOSS, NOBODY = (f"octavo-{name}" for name in ("alice", "bob", "boss", "nobody"))
@@ -450,7 +450,7 @@ import asyncio, pathlib, sys
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
 from octavo.server.run import bind, build_server
-from octavo.server.testing import FakeModel
+from tests.doubles.fake_model import FakeModel
 
 class UntilTold:
     async def wait(self):

@@ -8,6 +8,7 @@ import re
 from importlib import resources
 
 import pytest
+from tests.doubles.fake_model import FakeModel
 from tests.server.conftest import Edge
 from tests.server.test_tenant_keys import NOBODY, TENANTS
 from tests.server.viewers import scope_of
@@ -17,7 +18,6 @@ from octavo.server.route import Access
 from octavo.server.routes import ROUTES
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
-from octavo.server.testing import FakeModel
 
 UI = resources.files("octavo.server").joinpath("ui")
 OWN = sorted(entry.name for entry in UI.iterdir() if entry.is_file())

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.doubles.fake_model import FakeModel
 from tests.engine.served import serve_tiny, wait_until
 from tests.server.test_tenant_keys import ALICE, BOB, BOSS, NOBODY, TENANTS
 from tests.server.viewers import Viewer, watching
@@ -20,7 +21,6 @@ from octavo.server.app import create_app
 from octavo.server.frames import SNAPSHOT
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
-from octavo.server.testing import FakeModel
 
 
 class Glimpses:

@@ -6,8 +6,8 @@ import pytest
 
 from octavo.bench.lengths import CHATS, INSTRUCTIONS, LONG_ANSWERS, Source, synthetic
 from octavo.bench.oversubscribed import oversubscribed
+from octavo.sim.driver import Pool, requests_of
 from octavo.sim.oversubscribed import COMPUTE_BOUND, MARGINS, Oversubscription, Setup, best_without_preempting
-from octavo.sim.replay import Pool, requests_of
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from octavo.sim.contiguous import BuddyAllocator, FirstFit, Piece, rounded
+from octavo.sim.driver import Pool, replay_paged, requests_of, serve, slots_of
 from octavo.sim.policies import Job, Policy, replay_reserved, reservation_policies
-from octavo.sim.replay import Pool, replay_paged, requests_of, serve, slots_of
 
 STEP_S = 0.01
 MAX, POW2, ORACLE = "Orca Max", "Orca Pow2", "Orca Oracle"

@@ -463,7 +463,7 @@ def test_values_of_a_client_are_bounded(given, said):
 @pytest.fixture(scope="session")
 def default_pair(default_gguf):
     """(transformers' tokenizer around the same vocabulary and template, ours)."""
-    from octavo.model.gguf import read_gguf
+    from octavo.model.files.gguf import read_gguf
 
     ours = Tokenizer.from_gguf(read_gguf(default_gguf).metadata, str(default_gguf))
     theirs = transformers.PreTrainedTokenizerFast(

@@ -235,7 +235,7 @@ def test_unsound_folders_are_refused(tmp_path):
 @pytest.fixture(scope="session")
 def default_pair(default_gguf):
     """(transformers', ours); theirs with the digit splitting that its GGUF converter drops put back."""
-    from octavo.model.gguf import read_gguf
+    from octavo.model.files.gguf import read_gguf
 
     theirs = transformers.AutoTokenizer.from_pretrained(default_gguf.parent, gguf_file=default_gguf.name)
     theirs.backend_tokenizer.pre_tokenizer = digits_then_words()

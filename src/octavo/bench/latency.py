@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from octavo.bench.offline import FIRST_TOKEN, quantile
-from octavo.engine.outputs import ServedModel, Stream
+from octavo.engine.client import EngineClient
+from octavo.engine.stream import DeltaStream
 from octavo.errors import ConfigError, RequestFailed
 from octavo.params import SamplerParams
 from octavo.types import FinishReason
@@ -88,7 +89,7 @@ class Summary:
 class _Reader:
     """One running stream and the times at which its tokens came."""
 
-    stream: Stream
+    stream: DeltaStream
     before: int
     times: list[float] = field(default_factory=list)
     steady: asyncio.Event = field(default_factory=asyncio.Event)  # `before` tokens have come, or it has ended
@@ -111,7 +112,7 @@ class _Reader:
             self.stream.cancel()
 
 
-async def warm_up(model: ServedModel) -> None:
+async def warm_up(model: EngineClient) -> None:
     """One short request, so that first touches of memory are not measured."""
     stream = await model.submit(
         [FIRST_TOKEN + i for i in range(32)], SamplerParams(max_tokens=8, temperature=0.0, ignore_eos=True)
@@ -121,7 +122,7 @@ async def warm_up(model: ServedModel) -> None:
             raise RequestFailed(delta.error)
 
 
-async def measure(model: ServedModel, scenario: Scenario, configuration: str, round_index: int) -> Run:
+async def measure(model: EngineClient, scenario: Scenario, configuration: str, round_index: int) -> Run:
     """Run the scenario once. Raises RequestFailed, and ConfigError when the streams end too early."""
     generator = random.Random(f"{configuration} {round_index}")
 
@@ -170,7 +171,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
     )
 
 
-async def _first_token(model: ServedModel, prompt: Sequence[int]) -> float:
+async def _first_token(model: EngineClient, prompt: Sequence[int]) -> float:
     """When the first token after a prompt came."""
     stream = await model.submit(prompt, SamplerParams(max_tokens=1, temperature=0.0, ignore_eos=True))
     try:

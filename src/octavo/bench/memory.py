@@ -27,9 +27,9 @@ from octavo.memory.names import NameChain, root_name
 from octavo.memory.table import BlockTable
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.contiguous import FirstFit, rounded
+from octavo.sim.driver import Pool, replay_paged, requests_of, serve
 from octavo.sim.oversubscribed import DEMAND
 from octavo.sim.policies import Replayed, Window, replay_reserved, reservation_policies
-from octavo.sim.replay import Pool, replay_paged, requests_of, serve
 from octavo.types import Request
 from octavo.units import blocks_for
 

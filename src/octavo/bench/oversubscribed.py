@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from octavo.bench.lengths import Trace
+from octavo.sim.driver import Pool, requests_of
 from octavo.sim.oversubscribed import (
     COMPUTE_BOUND,
     DEMAND,
@@ -18,7 +19,6 @@ from octavo.sim.oversubscribed import (
     Setup,
     best_without_preempting,
 )
-from octavo.sim.replay import Pool, requests_of
 
 SLOTS_BELOW = 10  # times the pool
 STAGING_PART = 16  # of the pool, to stage in

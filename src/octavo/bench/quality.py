@@ -28,7 +28,7 @@ from octavo.executor.runner import kv_shape
 from octavo.kernels.contract import Batch, Floats, HostBatch, Ints, Ops
 from octavo.kernels.native_ops import NativeOps
 from octavo.model.decoder import hidden_states, project
-from octavo.model.hub import resolve
+from octavo.model.hub.paths import resolve
 from octavo.model.loader import LoadedModel, load_model
 from octavo.model.spec import Model
 from octavo.units import blocks_for

@@ -17,7 +17,7 @@ from octavo.errors import RequestFailed
 from octavo.types import ChatMessage, FinishReason, Usage
 
 if TYPE_CHECKING:
-    from octavo.engine.outputs import ServedModel
+    from octavo.engine.client import EngineClient
     from octavo.params import SamplerParams
 
 
@@ -55,7 +55,7 @@ class Answerer(Protocol):
 class EngineAnswerer:
     """An engine in this process answers."""
 
-    def __init__(self, model: ServedModel, params: SamplerParams) -> None:
+    def __init__(self, model: EngineClient, params: SamplerParams) -> None:
         self._model = model
         self._params = params
 

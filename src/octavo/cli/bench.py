@@ -16,7 +16,7 @@ from octavo.bench import latency
 from octavo.bench.offline import Report, Workload, measure, warm_up
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
-from octavo.engine.outputs import ServedModel
+from octavo.engine.client import EngineClient
 from octavo.engine.start import Started, build_engine, client_of, engine_over
 from octavo.units import format_bytes
 
@@ -142,7 +142,7 @@ def run_latency(
 
 
 async def _latency_runs(
-    models: Mapping[str, ServedModel], scenario: latency.Scenario, rounds: int, *, as_json: bool
+    models: Mapping[str, EngineClient], scenario: latency.Scenario, rounds: int, *, as_json: bool
 ) -> dict[str, list[latency.Run]]:
     """Runs by configuration, measured in turns."""
     for model in models.values():
@@ -160,7 +160,7 @@ async def _latency_runs(
 @contextmanager
 def _engines(
     model: str | None, configurations: Mapping[str, StartOptions]
-) -> Iterator[dict[str, ServedModel]]:
+) -> Iterator[dict[str, EngineClient]]:
     """An engine for each configuration, over weights that are loaded once."""
     look_at_machine()
     first, *others = configurations.items()

@@ -16,15 +16,6 @@ from octavo.config import StartOptions
 # While a speed is measured nothing is guessed; offline, prompts are not held back for running answers either.
 PLAIN = StartOptions(pace=True, speculate="off")
 OFFLINE = StartOptions(pace=False, speculate="off", kv_ready_bytes=2**30)
-FLOODED = StartOptions(pace=True, speculate="off", backend="native", kv_memory_bytes=2**26, max_seqs=16)
-SMALL = StartOptions(
-    pace=True,
-    speculate="off",
-    backend="native",
-    kv_memory_bytes=2**23,
-    disk_size_bytes=2**26,
-    max_seqs=16,
-)
 HELD = ("weights", "packed_cache", "kv")
 COMPUTED = ("backend", "device", "max_seqs", "step_tokens", "threads")
 
@@ -104,42 +95,6 @@ def latency(
         rounds,
         as_json=as_json,
     )
-
-
-@bench_app.command()
-@with_settings
-def fairness(
-    model: opt.Model = None,
-    file: opt.File = None,
-    clients: Annotated[int, typer.Option(help="Clients of the tenant that floods.", min=1)] = 48,
-    requests: Annotated[int, typer.Option(help="Requests of the quiet tenant.", min=1)] = 40,
-    as_json: opt.AsJson = False,
-    *,
-    engine: Annotated[StartOptions, Only("kv_memory_bytes", "max_seqs", "threads")] = FLOODED,
-) -> None:
-    """Measure what a quiet tenant notices of one that floods, with quotas and turns and without."""
-    from octavo.bench.fairness import Scenario
-    from octavo.cli.bench_fairness import run
-
-    run(opt.named(model, file), engine, Scenario(clients=clients, requests=requests), as_json=as_json)
-
-
-@bench_app.command()
-@with_settings
-def steady(
-    model: opt.Model = None,
-    file: opt.File = None,
-    requests: Annotated[int, typer.Option(help="Requests of mixed kinds.", min=10)] = 10_000,
-    as_json: opt.AsJson = False,
-    *,
-    engine: Annotated[
-        StartOptions, Only("kv_memory_bytes", "disk_cache", "disk_size_bytes", "max_seqs", "threads")
-    ] = SMALL,
-) -> None:
-    """Send requests of mixed kinds through a small pool; see whether memory or any index grows."""
-    from octavo.cli.bench_steady import run
-
-    run(opt.named(model, file), engine, requests, as_json=as_json)
 
 
 @bench_app.command()
@@ -243,25 +198,17 @@ def kernels(
     paging: Annotated[
         bool, typer.Option("--paging", help="Scattered blocks against one contiguous run, and nothing else.")
     ] = False,
-    rows: Annotated[
-        bool, typer.Option("--rows", help="The whole step of 1 to 17 rows of a model, and nothing else.")
-    ] = False,
-    model: opt.Model = None,
-    file: opt.File = None,
-    context: Annotated[int, typer.Option(help="With --rows: positions before them.", min=1)] = 256,
     seconds: Annotated[float, typer.Option(help="Time for each kernel.", min=0.01)] = 0.3,
     device: Annotated[str, typer.Option(help="cpu, or a GPU's kernels: cuda, cuda:1.")] = "cpu",
     as_json: opt.AsJson = False,
     *,
-    engine: Annotated[StartOptions, Only("weights", "kv", "threads")] = PLAIN,
+    engine: Annotated[StartOptions, Only("threads")] = PLAIN,
 ) -> None:
     """Measure each kernel beside the machine's own limits."""
-    from octavo.cli.bench_kernels import run, run_on_device, run_paging, run_rows
+    from octavo.cli.bench_kernels import run, run_on_device, run_paging
 
     if device != "cpu":
         run_on_device(device, as_json=as_json)
-    elif rows:
-        run_rows(opt.named(model, file), engine.weights, engine.kv, context, engine.threads, as_json=as_json)
     elif paging:
         run_paging(seconds, engine.threads, as_json=as_json)
     else:
@@ -301,52 +248,6 @@ def memory(
 
 
 @bench_app.command()
-def sessions(
-    model: opt.Model = None,
-    file: opt.File = None,
-    n: Annotated[int, typer.Option("--n", help="Chats that are suspended.", min=1, max=1000)] = 50,
-    lines: Annotated[
-        int, typer.Option(help="Lines of the first question, 12 tokens or so each.", min=1)
-    ] = 60,
-    out: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 32,
-    folder: Annotated[
-        str | None,
-        typer.Option(help="Folder for the disk cache. Default: a temporary one.", show_default=False),
-    ] = None,
-    kv_memory: Annotated[str, typer.Option(help="KV memory of the servers.")] = "256MiB",
-    disk_size: Annotated[str, typer.Option(help="Size of the disk cache's file.")] = "2GiB",
-    as_json: opt.AsJson = False,
-) -> None:
-    """Suspend chats, kill the server with -9, start it again: what the next turns cost."""
-    from octavo.bench.sessions import Scenario
-    from octavo.cli.bench_sessions import run
-
-    words = [*opt.words_of(model, file), "--kv-memory", kv_memory, "--disk-size", disk_size]
-    run(words, folder, Scenario(n, lines, out), as_json=as_json)
-
-
-@bench_app.command()
-def watch(
-    model: opt.Model = None,
-    file: opt.File = None,
-    rounds: Annotated[
-        int, typer.Option(help="Rounds over HTTP, with a reader and without in each; 0: none.", min=0)
-    ] = 5,
-    tokens: Annotated[int, typer.Option(help="Tokens of an answer over HTTP.", min=1, max=900)] = 128,
-    blocks: Annotated[
-        int, typer.Option(help="Blocks of the pool that is looked at without a server.", max=2_000_000)
-    ] = 100_000,
-    as_json: opt.AsJson = False,
-) -> None:
-    """Measure what a client that watches the live map costs: a look, its bytes, and the others' speed."""
-    from octavo.bench.watching import Scene
-    from octavo.cli.bench_watching import run
-
-    words = [*opt.words_of(model, file), "--speculate", "off"]
-    run(words, Scene(blocks), tokens, rounds, as_json=as_json)
-
-
-@bench_app.command()
 @with_settings
 def embeddings(
     model: opt.Model = None,
@@ -376,67 +277,3 @@ def embeddings(
     bench_embeddings.run(
         opt.named(model, file), engine, given, pooling or ("last", "mean"), rounds, as_json=as_json
     )
-
-
-@bench_app.command()
-def structured(
-    model: opt.Model = None,
-    file: opt.File = None,
-    rows: Annotated[int, typer.Option(help="Requests at once.", min=1, max=1024)] = 32,
-    tokens: Annotated[
-        int, typer.Option(help="Output tokens of a row, where they are compared.", min=1, max=900)
-    ] = 96,
-    rounds: Annotated[int, typer.Option(help="Rounds that are measured, all variants in each.", min=1)] = 5,
-    as_json: opt.AsJson = False,
-) -> None:
-    """Show what it costs to follow schemas, and what tokens that they force save."""
-    from octavo.cli.bench_structured import run
-
-    run(opt.named(model, file), rows, tokens, rounds, as_json=as_json)
-
-
-@bench_app.command()
-@with_settings
-def speculation(
-    model: opt.Model = None,
-    file: opt.File = None,
-    task: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="editing, quoting, extraction, retrieval, chat or random; repeatable. Default: all.",
-            show_default=False,
-        ),
-    ] = None,
-    concurrency: Annotated[str, typer.Option(help="Requests in flight, one run for each; at most 32.")] = (
-        "1,2,8,32"
-    ),
-    mode: Annotated[
-        list[str] | None,
-        typer.Option(help="off, ngram or auto; repeatable. Default: all.", show_default=False),
-    ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds that are measured, everything in each.", min=1)] = 9,
-    tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.", min=1, max=900)] = 200,
-    write_prompts: Annotated[
-        Path | None, typer.Option(help="Write the prompts as JSON lines to this file, and leave.")
-    ] = None,
-    as_json: opt.AsJson = False,
-    *,
-    engine: Annotated[StartOptions, Only("weights")] = PLAIN,
-) -> None:
-    """Measure what guessed tokens are worth: answers that quote their prompts, chats, and random tokens."""
-    from octavo.bench.speculation import MODES, Scenario
-    from octavo.bench.speculation_tasks import chosen_tasks
-    from octavo.cli import bench_speculation
-
-    scenario = Scenario(
-        tasks=chosen_tasks(task),
-        concurrencies=tuple(dict.fromkeys(opt.numbers(concurrency, "--concurrency"))),
-        modes=tuple(dict.fromkeys(mode or MODES)),
-        rounds=rounds,
-        tokens=tokens,
-        weights=engine.weights,
-    )
-    if write_prompts is not None:
-        bench_speculation.write_prompts(opt.named(model, file), scenario, write_prompts)
-        return
-    bench_speculation.run(opt.named(model, file), scenario, as_json=as_json)

@@ -11,7 +11,6 @@ from rich.table import Table
 from octavo import _native
 from octavo.bench import kernels
 from octavo.bench.limits import Limits, measure_limits
-from octavo.bench.step_rows import measure_rows
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.engine.available import available_cores
 from octavo.engine.backends import time_device_kernels
@@ -19,8 +18,6 @@ from octavo.errors import ConfigError
 
 _COLUMNS = ("kernel", "size", "us", "GB/s", "GOP/s", "limit", "share")
 _DEVICE_COLUMNS = ("kernel", "size", "us", "GB/s", "of the copy rate")
-_ROWS_COLUMNS = ("rows", "one chunk", "sequences", "vocabulary", "dearer than more")
-_ROUNDS = 15
 _PAGING_COLUMNS = ("attention", "scattered", "contiguous", "contiguous / scattered", "pairs")
 
 
@@ -77,24 +74,6 @@ def run_paging(seconds: float, threads: int | None, *, as_json: bool) -> None:
                 f"{found.ratio:.3f}",
                 str(found.pairs),
             )
-    if not as_json:
-        Console(highlight=False).print(table)
-
-
-def run_rows(
-    model: str | None, weights: str, kv: str, context: int, threads: int | None, *, as_json: bool
-) -> None:
-    """Measure the step of 1 to 17 rows."""
-    _prepare(threads)
-    title = f"octavo bench kernels --rows, {_native.simd_probe()['chosen']}: medians"
-    table = _table(title, _ROWS_COLUMNS, num_left=0)
-    with phases() as tell:
-        for cost in measure_rows(model, weights, kv, range(1, 18), context, _ROUNDS, tell):
-            if as_json:
-                write(json.dumps(dataclasses.asdict(cost)) + "\n")
-            times = (cost.chunk_s, cost.sequences_s, cost.vocabulary_s)
-            dearer = f"{cost.dearer:.2f}" if cost.dearer > 1 else ""
-            table.add_row(str(cost.rows), *(f"{each * 1000:.2f} ms" for each in times), dearer)
     if not as_json:
         Console(highlight=False).print(table)
 

@@ -9,10 +9,10 @@ from rich.console import Console
 
 from octavo import _native
 from octavo.engine.available import available_cores
-from octavo.model.convert import Target, convert_gguf
-from octavo.model.convert_folder import convert_folder
-from octavo.model.gguf_writer import Planned
-from octavo.model.hub import resolve
+from octavo.model.conversion.convert import Target, convert_gguf
+from octavo.model.conversion.convert_folder import convert_folder
+from octavo.model.files.gguf_writer import Planned
+from octavo.model.hub.paths import resolve
 from octavo.units import format_bytes
 
 

@@ -26,10 +26,10 @@ from octavo.engine.windows import waste_in_words, window_waste
 from octavo.errors import ModelError
 from octavo.kernels.probe import Machine
 from octavo.model.checking import Checked, check_model
-from octavo.model.hub import ModelPath, resolve
+from octavo.model.hub.paths import ModelPath, resolve
 from octavo.model.loader import OpenedFiles
 from octavo.model.measuring import measure_model
-from octavo.model.quantised import DequantisedFiles
+from octavo.model.quantised.source import DequantisedFiles
 from octavo.model.spec import ModelWeights
 from octavo.units import blocks_for, format_bytes
 

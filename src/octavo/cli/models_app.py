@@ -15,7 +15,7 @@ from octavo.errors import ModelNotFound
 from octavo.units import format_age, format_bytes
 
 if TYPE_CHECKING:
-    from octavo.model.hub_cache import CachedModel
+    from octavo.model.hub.cache import CachedModel
 
 models_app = typer.Typer(name="models", help="List, fetch and remove models.", no_args_is_help=True)
 
@@ -28,8 +28,8 @@ Name = Annotated[
 @models_app.command("list")
 def list_models(as_json: opt.AsJson = False) -> None:
     """What was fetched and where it is; and the aliases that can be had."""
-    from octavo.model.hub_alias import ALIASES
-    from octavo.model.hub_cache import cached_models
+    from octavo.model.hub.alias import ALIASES
+    from octavo.model.hub.cache import cached_models
 
     found = cached_models()
     for model in found:
@@ -45,8 +45,8 @@ def list_models(as_json: opt.AsJson = False) -> None:
 @models_app.command("pull")
 def pull(model: opt.Model = None, file: opt.File = None) -> None:
     """Fetch a model, checked and ready to be served; an interrupted fetch goes on where it ended."""
-    from octavo.model.hub import resolve
-    from octavo.model.hub_cache import bytes_of
+    from octavo.model.hub.cache import bytes_of
+    from octavo.model.hub.paths import resolve
 
     try:
         with phases() as report:
@@ -63,7 +63,7 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove a model from the caches: one quantisation, or all that is there of a repository."""
-    from octavo.model.hub_cache import cached_models, find_cached, remove_cached
+    from octavo.model.hub.cache import cached_models, find_cached, remove_cached
 
     found = find_cached(name, cached_models())
     for model in found:

@@ -67,15 +67,9 @@ def named(model: str | None, file: str | None) -> str | None:
     """The model, with the file that `--file` names. Raises ConfigError where it could not be one of its."""
     if file is None:
         return model
-    from octavo.model.hub import with_file
+    from octavo.model.hub.paths import with_file
 
     return with_file(model, file)
-
-
-def words_of(model: str | None, file: str | None) -> list[str]:
-    """The same as words of another command line; none for the default model. Raises ConfigError."""
-    found = named(model, file)
-    return [] if found is None else [found]
 
 
 def numbers(text: str, flag: str) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from octavo.executor.disk_folder import bytes_free
-from octavo.model.packed_file import Pack, survey
+from octavo.model.files.packed_file import Pack, survey
 from octavo.units import format_age, format_bytes
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from octavo.engine.stats import EngineStats
 from octavo.errors import InvalidRequest
@@ -14,34 +13,12 @@ from octavo.sampling.grammars import Grammars
 from octavo.text.tokenizer import Tokenizer
 from octavo.tools.answer import BEGIN, END, state_of_prompt
 from octavo.tools.definitions import ToolUse
-from octavo.tools.formats import HERMES, ToolFormat
+from octavo.tools.formats import HERMES
 from octavo.tools.grammars import calls_grammar
 
 TAIL_TOKENS = 16  # of a prompt: enough to hold what opens or closes the thinking
 
 OnThread = Callable[[str, Callable[[], Grammar | None]], Awaitable[Grammar | None]]
-
-
-class AnswersView(Protocol):
-    """As the HTTP edge sees it."""
-
-    @property
-    def form(self) -> ToolFormat:
-        """How calls are written."""
-
-    @property
-    def thinks(self) -> bool:
-        """Whether the model thinks before it answers."""
-
-    def thinking_state(self, prompt: Sequence[int]) -> ThinkingState:
-        """Where an answer to this prompt begins."""
-
-    def is_hidden(self, *, calls: bool) -> bool:
-        """Whether marks of thinking, or of calls, are special tokens, which are no text unless asked for."""
-
-    async def grammar(self, use: ToolUse, output: Grammar | None, tenant: str) -> Grammar | None:
-        """What an answer follows that may call these tools, and whose content must follow `output`. Raises
-        InvalidRequest for what cannot be followed."""
 
 
 def with_grammars(stats: EngineStats, grammars: Grammars) -> EngineStats:
@@ -73,14 +50,15 @@ class Answers:
         return state_of_prompt(b"".join(map(self._tokenizer.token_bytes, prompt[-TAIL_TOKENS:])))
 
     def is_hidden(self, *, calls: bool) -> bool:
-        """Whether marks of thinking, or of calls, are special tokens."""
+        """Whether marks of thinking, or of calls, are special tokens, which are no text unless asked for."""
         marks = (BEGIN, END) if self.thinks else ()
         return any(
             self._special_id(mark) is not None for mark in (*marks, *(self.form.markers if calls else ()))
         )
 
     async def grammar(self, use: ToolUse, output: Grammar | None, tenant: str) -> Grammar | None:
-        """What an answer with these tools follows."""
+        """What an answer follows that may call these tools, and whose content must follow `output`. Raises
+        InvalidRequest for what cannot be followed."""
         grammars = self._grammars
         if grammars is None:
             raise InvalidRequest(

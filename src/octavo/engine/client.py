@@ -48,9 +48,7 @@ from octavo.text.template_helpers import HELPERS_MAX
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import DEFAULT_CHAT, ChatOptions, Request, Update
 
-BYTES_PER_TOKEN_MAX = (
-    128  # longer tokens than this exist in no vocabulary that matters: caps text before tokenising
-)
+BYTES_PER_TOKEN_MAX = 128  # no vocabulary that matters has longer tokens: caps text before tokenising
 TOKENIZER_THREADS = 2
 ANSWER_TIMEOUT_S = 60.0  # for a question to the ledger: a step takes less
 
@@ -58,7 +56,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class EngineClient:
-    """A served model for asyncio programs, `octavo.engine.outputs.ServedModel`; `start_engine` makes one."""
+    """A served model for asyncio programs, of which the HTTP edge is one; `start_engine` makes one."""
 
     def __init__(
         self,
@@ -82,7 +80,7 @@ class EngineClient:
         self._tokenizers = FairThreads(TOKENIZER_THREADS, self._max_open, "octavo-tokenizer")
         # On threads of their own: a slow template holds up chats alone.
         self._renderers = FairThreads(HELPERS_MAX, self._max_open, "octavo-template")
-        self.gave_up: str | None = None  # why the engine ended by itself
+        self.gave_up: str | None = None  # why the engine ended by itself, after repeated failures
         self.control = Control(self)
         self.answers = Answers(tokenizer, facts.grammars, self._on_tokenizer_thread)
         self._session_support = sessions or SessionSupport()
@@ -116,7 +114,8 @@ class EngineClient:
         return self.tokenizer.chat_template is not None
 
     async def encode(self, text: str, *, tenant: str = "", add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a plain prompt. Raises RequestTooLarge when it is longer than any that fits."""
+        """Token ids of a plain prompt; its begin token only with `add_special_tokens`. Raises RequestTooLarge
+        for more bytes than any prompt that fits has, QueueFull when too many of the tenant's texts wait."""
         self._check_length(text)
         return await self._on_tokenizer_thread(
             tenant, lambda: self.tokenizer.encode(text, add_special_tokens)
@@ -136,7 +135,8 @@ class EngineClient:
     async def encode_chat(
         self, messages: Sequence[ChatMessage], options: ChatOptions = DEFAULT_CHAT, *, tenant: str = ""
     ) -> list[int]:
-        """Token ids of a rendered chat. Raises InvalidRequest without a template, or when it refuses."""
+        """Token ids of a chat rendered with the model's own template, as `options` say. Raises InvalidRequest
+        when there is no template or it refuses the messages; RequestTooLarge and QueueFull as `encode`."""
         rendered = await self._rendered(messages, options, tenant)
         return await self._on_tokenizer_thread(tenant, lambda: encode_rendered(self.tokenizer, rendered))
 
@@ -164,7 +164,7 @@ class EngineClient:
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The `banned_sequences` that keep these words out of an answer; they are few and short enough for
-        the event loop. Raises InvalidRequest."""
+        the event loop. Raises InvalidRequest for too many, too long and empty ones."""
         return bad_word_ids(lambda text: self.tokenizer.encode(text, add_bos=False), words)
 
     def tokenizer_info(self) -> dict[str, object]:
@@ -186,8 +186,9 @@ class EngineClient:
         timeouts: Timeouts = NO_TIMEOUTS,
         cache_salt: str = "",
     ) -> DeltaStream:
-        """Queue a request; `cache_salt`: it shares prefix blocks with the tenant's requests of the same salt
-        alone. Raises InvalidRequest, RequestTooLarge, QueueFull, EngineStopped; then nothing was queued."""
+        """Queue a request. `cache_salt`, of up to 256 characters: it shares prefix blocks with the tenant's
+        requests of the same salt alone, and with nothing that is pinned. Raises InvalidRequest,
+        RequestTooLarge, QueueFull, EngineStopped; then nothing was queued."""
         await self._compile(params, tenant)
         request = make_request(
             next(self._ids),

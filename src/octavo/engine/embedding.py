@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.engine.outputs import Delta, ServedModel, Stream
+from octavo.engine.client import EngineClient
+from octavo.engine.outputs import Delta
+from octavo.engine.stream import DeltaStream
 from octavo.errors import EngineStopped, QueueFull, RequestFailed, TimedOut, require_range
 from octavo.kernels.contract import Floats
 from octavo.params import NO_TIMEOUTS, Pooling, SamplerParams, Timeouts
@@ -63,7 +65,7 @@ def normalised(vector: Floats) -> Floats:
 
 
 async def embed_all(
-    model: ServedModel,
+    model: EngineClient,
     prompts: Sequence[Sequence[int]],
     order: EmbeddingOrder,
     seen: Callable[[int, Delta], None] = lambda index, delta: None,
@@ -82,7 +84,9 @@ async def embed_all(
 class _Batch:
     """The requests of one call."""
 
-    def __init__(self, model: ServedModel, order: EmbeddingOrder, seen: Callable[[int, Delta], None]) -> None:
+    def __init__(
+        self, model: EngineClient, order: EmbeddingOrder, seen: Callable[[int, Delta], None]
+    ) -> None:
         self._model, self._order, self._seen = model, order, seen
         self._params = pooling_params(order.pooling or model.card.pooling)
         self._num_open = 0  # requests that the engine has taken, or is asked to take, and has not ended
@@ -124,7 +128,7 @@ class _Batch:
                 self._ended.clear()
                 await self._ended.wait()
 
-    async def _follow(self, index: int, stream: Stream) -> Embedded:
+    async def _follow(self, index: int, stream: DeltaStream) -> Embedded:
         try:
             async for delta in stream:
                 self._seen(index, delta)
@@ -136,7 +140,7 @@ class _Batch:
             self._num_ended += 1
             self._ended.set()
 
-    async def _submit(self, prompt: Sequence[int]) -> Stream:
+    async def _submit(self, prompt: Sequence[int]) -> DeltaStream:
         order = self._order
         return await self._model.submit(
             prompt,

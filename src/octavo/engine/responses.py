@@ -17,10 +17,11 @@ import contextlib
 import secrets
 from collections.abc import Sequence
 
-from octavo.engine.outputs import StoredResponse, Turn
+from octavo.engine.outputs import StoredResponse
 from octavo.engine.session_record import SessionRecord
 from octavo.engine.session_store import NewResponse, SessionStore
 from octavo.engine.session_turns import TakesTurns, forget, know, know_fork, take_turn
+from octavo.engine.stream import Turn
 from octavo.errors import (
     InvalidRequest,
     RequestFailed,

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from octavo.database import begin_anew, is_trouble, open_database, transaction
 from octavo.engine.session_record import (
     COLUMNS,
     LATER,
@@ -28,8 +29,7 @@ from octavo.engine.session_record import (
     to_row,
 )
 from octavo.errors import SessionRefused
-from octavo.executor.disk_index import is_trouble
-from octavo.files import Database, Files, OsFiles, Whereabouts, vanished_in_words
+from octavo.files import Files, Whereabouts, vanished_in_words
 
 log = logging.getLogger("octavo.sessions")
 
@@ -43,7 +43,7 @@ _TOUCH = "UPDATE sessions SET used_ms = ? WHERE id = ?"
 class SessionFile:
     """An open file. Any thread may call; what it submits runs on the writer's thread."""
 
-    def __init__(self, database: Database, where: Whereabouts, opened_afresh: str = "") -> None:
+    def __init__(self, database: sqlite3.Connection, where: Whereabouts, opened_afresh: str = "") -> None:
         self.opened_afresh = opened_afresh  # why what was in it was given up
         self.errors = 0  # writes that failed
         self._database = database
@@ -128,19 +128,12 @@ class SessionFile:
 
     def _execute(self, sql: str, row: tuple[int | str | bytes, ...], *, durable: bool) -> bool:
         """False: it is not in the file, and the log says why."""
-        database = self._database
         try:
-            if database.in_transaction:  # an earlier one could not even be undone
-                database.rollback()
-            database.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-            database.execute("BEGIN IMMEDIATE")
-            database.execute(sql, row)
-            database.execute("COMMIT")
+            with transaction(self._database, durable=durable):
+                self._database.execute(sql, row)
         except sqlite3.Error as error:
             self.errors += 1
             log.warning("a session could not be written: %s", error)
-            with contextlib.suppress(sqlite3.Error):
-                database.rollback()
             return False
         return True
 
@@ -152,7 +145,7 @@ def open_file(path: Path, files: Files) -> tuple[SessionFile, list[SessionRecord
     database, records, opened_afresh = None, list[SessionRecord](), ""
     if path.exists():
         try:
-            database = _connect(files, path)
+            database = open_database(files.connect, path)
             records = _load(database)
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if database is not None:
@@ -162,9 +155,7 @@ def open_file(path: Path, files: Files) -> tuple[SessionFile, list[SessionRecord
                 raise
             database, opened_afresh = None, f"its file was damaged ({error})"
     if database is None:
-        for suffix in ("-wal", "-shm", "-journal", ""):
-            files.remove(path.with_name(path.name + suffix))
-        database = _connect(files, path)
+        database = begin_anew(files.connect, files.remove, path)
         database.execute(_SCHEMAS[-1])
     where = Whereabouts(files, [path, path.with_name(path.name + "-wal")])
     return SessionFile(database, where, opened_afresh), records
@@ -176,7 +167,7 @@ def longest_ttl(path: Path, now: float, files: Files | None = None) -> float:
     if not path.exists():
         return 0.0
     try:
-        database = _connect(files or OsFiles(), path)
+        database = open_database((files or Files()).connect, path)
         try:
             sql = "SELECT max(ttl_ms) FROM sessions WHERE used_ms + ttl_ms > ?"
             [found] = database.execute(sql, (int(now * 1000),)).fetchone()
@@ -187,7 +178,7 @@ def longest_ttl(path: Path, now: float, files: Files | None = None) -> float:
     return min(found / 1000, TTL_S_MAX) if isinstance(found, int) else 0.0
 
 
-def _load(database: Database) -> list[SessionRecord]:
+def _load(database: sqlite3.Connection) -> list[SessionRecord]:
     """Its records, oldest first. Raises sqlite3.DatabaseError for a file that is not ours."""
     verdict = database.execute("PRAGMA quick_check(1)").fetchone()
     schema = database.execute("SELECT sql FROM sqlite_master WHERE type = 'table'").fetchall()
@@ -198,14 +189,3 @@ def _load(database: Database) -> list[SessionRecord]:
         database.execute(f"ALTER TABLE sessions ADD COLUMN {later}")
     rows = map(from_row, database.execute("SELECT * FROM sessions"))  # in the schema's order
     return sorted((record for record in rows if record is not None), key=lambda record: record.created)
-
-
-def _connect(files: Files, path: Path) -> Database:
-    database = files.connect(path)
-    try:
-        database.execute("PRAGMA locking_mode=EXCLUSIVE")
-        database.execute("PRAGMA journal_mode=WAL")
-    except BaseException:
-        database.close()
-        raise
-    return database

@@ -30,7 +30,7 @@ from octavo.errors import (
     UnknownSession,
     require_range,
 )
-from octavo.files import Files, OsFiles
+from octavo.files import Files
 
 SESSIONS_MAX = 1024  # of a tenant
 RESPONSES_MAX = 1000  # of a tenant
@@ -62,7 +62,7 @@ class SessionStore:
     ) -> SessionStore:
         """The sessions in a file, or a new file. Raises as `open_file`."""
         store = cls(clock)
-        store._file, records = open_file(path, files or OsFiles())
+        store._file, records = open_file(path, files or Files())
         store._records = {record.session_id: record for record in records}
         return store
 

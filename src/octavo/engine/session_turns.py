@@ -11,15 +11,30 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from octavo.engine.control import Asks, Control
-from octavo.engine.outputs import Turn
 from octavo.engine.session_record import SessionRecord
 from octavo.engine.session_store import SessionStore
-from octavo.engine.stream import DeltaStream
+from octavo.engine.stream import DeltaStream, Turn
 from octavo.engine.turns import Composed, TurnRecorder
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step.events import Event, EventKind
 from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, Request
+
+
+class TurnTaker(Protocol):
+    """What takes the turns of conversations that are kept."""
+
+    async def turn(
+        self,
+        tenant: str,
+        session_id: str,
+        messages: Sequence[ChatMessage],
+        params: SamplerParams,
+        *,
+        priority: int = 0,
+        timeouts: Timeouts = NO_TIMEOUTS,
+        options: ChatOptions = DEFAULT_CHAT,
+    ) -> Turn: ...
 
 
 class TakesTurns(Asks, Protocol):

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 
 from octavo.config import SESSION_TTL_S
 from octavo.engine.core import inspector_of
-from octavo.engine.outputs import SessionView, Turn
+from octavo.engine.outputs import SessionView
 from octavo.engine.responses import Responses
 from octavo.engine.session_record import SessionRecord
 from octavo.engine.session_store import SessionStore
 from octavo.engine.session_turns import TakesTurns, forget, know, know_fork, take_turn
+from octavo.engine.stream import Turn
 from octavo.errors import InvalidRequest, RequestFailed, SessionRefused, UnknownSession
 from octavo.inspect.session_views import SessionBlocks
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts

@@ -33,7 +33,7 @@ from octavo.executor.transfers import TransferWorker
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.quota import TenantPolicy
-from octavo.model.hub import cache_folder, resolve
+from octavo.model.hub.paths import cache_folder, resolve
 from octavo.model.loader import LoadedModel, load_model
 from octavo.model.packed_cache import PACKED, PackedFolder
 from octavo.model.spec import ModelSpec

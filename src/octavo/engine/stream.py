@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from octavo.engine.assemble import Assembler
 from octavo.engine.outputs import Delta
@@ -12,7 +13,9 @@ from octavo.types import FinishReason, Update, Usage
 
 
 class DeltaStream:
-    """The deltas of one request. Fed on its event loop; iterate it once, on that loop."""
+    """The deltas of one request, all choices interleaved; it ends after each choice's final one. Fed on its
+    event loop; iterate it once, on that loop. Leaving the iteration early must be followed by `cancel()`,
+    which frees the request's blocks within two steps."""
 
     def __init__(
         self,
@@ -65,6 +68,22 @@ class DeltaStream:
                 self._cancel(self._request_id, update.choice)  # a stop string: the engine need not go on
             if self.assembler.finished:
                 self._deltas.put_nowait(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn of a session that was taken."""
+
+    session_id: str
+    prompt: tuple[int, ...]
+    reused_tokens: int  # of the prompt: they were said before, and were not tokenised again
+    fallback: str  # why there are none, though something was said before
+    stream: DeltaStream
+
+    def told(self) -> dict[str, object]:
+        """As the client is told."""
+        told: dict[str, object] = {"id": self.session_id, "reused_tokens": self.reused_tokens}
+        return told | ({"fallback": self.fallback} if self.fallback else {})
 
 
 def end_all(streams: dict[int, DeltaStream], reason: str) -> None:

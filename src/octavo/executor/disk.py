@@ -46,7 +46,7 @@ from pathlib import Path
 
 from octavo.errors import ConfigError
 from octavo.executor.disk_index import DIGEST_BYTES, NAME_BYTES, Binding, DiskIndex, Row
-from octavo.files import Files, OsFiles, Whereabouts
+from octavo.files import Files, Whereabouts
 from octavo.units import format_bytes
 
 _PAGE = 4096
@@ -81,7 +81,7 @@ class DiskStore:
         for a folder that cannot be used, is in use, or has no room. O(blocks stored), without reading them.
         """
         assert len(fingerprint) >= 16, "a fingerprint is a strong hash"
-        files = files or OsFiles()
+        files = files or Files()
         slot_bytes = -(-block_bytes // _PAGE) * _PAGE
         num_slots = num_bytes // slot_bytes
         if num_slots < 1:

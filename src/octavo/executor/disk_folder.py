@@ -18,7 +18,8 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+
+from octavo.database import connect_unchanged
 
 _NAMESPACE = re.compile(r"[0-9a-f]{32}(\.removed)?")
 _DATABASES = ("sessions.sqlite", "index.sqlite")
@@ -133,8 +134,7 @@ def _count_blocks(index: Path) -> int | None:
     """Rows of an index that no process writes, read without changing it; what only its log knows is left
     out."""
     try:
-        database = sqlite3.connect(f"file:{quote(str(index))}?mode=ro&immutable=1", uri=True)
-        with contextlib.closing(database):
+        with contextlib.closing(connect_unchanged(index)) as database:
             return int(database.execute("SELECT count(*) FROM blocks").fetchone()[0])
     except (sqlite3.Error, UnicodeDecodeError):
         return None

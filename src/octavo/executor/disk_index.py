@@ -7,9 +7,7 @@ It is opened for one binding. A file that SQLite finds damaged, or that is bound
 removed and begun afresh, and `opened_afresh` says why. An error that speaks of the disk and not of the file
 (no space, no permission, in use) removes nothing and is raised.
 
-The write-ahead log is in exclusive mode, so no shared memory file exists. A transaction is `durable` when it
-waits until the medium has the log; one that is not survives the death of the process, and not a power cut.
-It does not know blocks' bytes.
+How the file is opened and changed, `octavo.database` says. It does not know blocks' bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +18,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.files import Database, Files
+from octavo.database import begin_anew, is_trouble, open_database, transaction
+from octavo.files import Files
 
 FORMAT = 2
 NAME_BYTES = 32
@@ -31,23 +30,6 @@ _SCHEMA = (
     "CREATE TABLE meta (format, fingerprint, block_bytes, num_slots)",
     "CREATE TABLE blocks (slot INTEGER PRIMARY KEY, name, digest, used)",
 )
-
-# SQLite's primary error codes that blame the disk, the folder or another process, and not the file's content.
-_TROUBLES = {
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_PERM,
-    sqlite3.SQLITE_AUTH,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_NOMEM,
-}
-
-
-def is_trouble(error: sqlite3.Error) -> bool:
-    """True when it blames the disk, the folder or another process: the file's content may be well."""
-    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _TROUBLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +54,7 @@ class Row:
 class DiskIndex:
     """An open index. `rows` and `unsound` are what it held when it was opened."""
 
-    def __init__(self, database: Database, opened_afresh: str) -> None:
+    def __init__(self, database: sqlite3.Connection, opened_afresh: str) -> None:
         self.opened_afresh = opened_afresh
         self.rows: list[Row] = []
         self.unsound: list[int] = []  # slots whose rows make no sense
@@ -89,19 +71,15 @@ class DiskIndex:
             if isinstance(found, DiskIndex):
                 return found
             why = found
-        # The logs first: a log without its database must never be replayed into a new one.
-        for suffix in ("-wal", "-shm", "-journal", ""):
-            files.remove(path.with_name(path.name + suffix))
-        with _connected(files, path) as (database, keep):
+        with _kept_unless_raised(begin_anew(files.connect, files.remove, path)) as database:
             index = cls(database, why)
-            with index._transaction(durable=True):
+            with transaction(database, durable=True):
                 for table in _SCHEMA:
                     database.execute(table)
                 database.execute(
                     "INSERT INTO meta VALUES (?, ?, ?, ?)",
                     (FORMAT, binding.fingerprint, binding.block_bytes, binding.num_slots),
                 )
-            keep.pop_all()
         return index
 
     def change(
@@ -110,7 +88,7 @@ class DiskIndex:
         """One transaction: rows away, rows in, and (use, slot) for rows that stay. Raises sqlite3.Error, and
         then it is undone, except that a `durable` one may still be found after a crash.
         """
-        with self._transaction(durable=durable):
+        with transaction(self._database, durable=durable):
             self._remove(removed)
             self._database.executemany(
                 "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?)",
@@ -125,46 +103,30 @@ class DiskIndex:
     def _remove(self, slots: Iterable[int]) -> None:
         self._database.executemany("DELETE FROM blocks WHERE slot = ?", [(slot,) for slot in slots])
 
-    @contextlib.contextmanager
-    def _transaction(self, *, durable: bool) -> Iterator[None]:
-        database = self._database
-        if database.in_transaction:  # an earlier one could not even be undone
-            database.rollback()
-        database.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-        database.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            database.execute("COMMIT")
-        except sqlite3.Error:
-            with contextlib.suppress(sqlite3.Error):
-                database.rollback()
-            raise
-
 
 @contextlib.contextmanager
-def _connected(files: Files, path: Path) -> Iterator[tuple[Database, contextlib.ExitStack]]:
-    """A connection that is closed at the end, unless the stack beside it was emptied."""
-    with contextlib.ExitStack() as unless_kept:
-        database = files.connect(path)
-        unless_kept.callback(database.close)
-        database.execute("PRAGMA locking_mode=EXCLUSIVE")
-        database.execute("PRAGMA journal_mode=WAL")
-        yield database, unless_kept
+def _kept_unless_raised(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """It is closed where the block raises."""
+    try:
+        yield database
+    except BaseException:
+        database.close()
+        raise
 
 
 def _continue(files: Files, path: Path, binding: Binding) -> DiskIndex | str:
     """The index as it was left, or why it is of no use."""
     try:
-        with _connected(files, path) as (database, keep):
+        with _kept_unless_raised(open_database(files.connect, path)) as database:
             misfit = _misfit(database, binding)
             if misfit:
+                database.close()
                 return misfit
             index = DiskIndex(database, "")
             _load(index, database)
             # Some damage shows only when something is written.
-            with index._transaction(durable=False):
+            with transaction(database, durable=False):
                 database.execute("UPDATE meta SET num_slots = ?", (binding.num_slots,))
-            keep.pop_all()
             return index
     except UnicodeDecodeError:
         return "its index was damaged (so badly that SQLite's words about it are no text)"
@@ -174,7 +136,7 @@ def _continue(files: Files, path: Path, binding: Binding) -> DiskIndex | str:
         return f"its index was damaged ({error})"
 
 
-def _misfit(database: Database, binding: Binding) -> str:
+def _misfit(database: sqlite3.Connection, binding: Binding) -> str:
     """Why this database is not the binding's, or ""."""
     verdict = database.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != ("ok",):
@@ -195,7 +157,7 @@ def _misfit(database: Database, binding: Binding) -> str:
     return ""
 
 
-def _load(index: DiskIndex, database: Database) -> None:
+def _load(index: DiskIndex, database: sqlite3.Connection) -> None:
     """Fill `rows` and `unsound`."""
     for slot, name, digest, used in database.execute("SELECT slot, name, digest, used FROM blocks"):
         is_name = isinstance(name, bytes) and len(name) == NAME_BYTES

@@ -69,10 +69,6 @@ class NameChain:
                 parent = hashlib.blake2b(parent, digest_size=NAME_BYTES, key=self.root).digest()
             self.names.append(block_name(parent, tokens[index * size : (index + 1) * size]))
 
-    def extend_with(self, tokens: Sequence[int]) -> None:
-        """The same, for tokens in any sequence."""
-        self.extend(array("I", tokens))
-
     def begin_with_shared(self, names: Sequence[bytes]) -> None:
         """Begin with these names, of prefixes that all tenants share; what follows is the tenant's own: its
         root enters the first name after them. The chain was empty."""

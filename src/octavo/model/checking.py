@@ -18,12 +18,12 @@ from octavo.errors import ModelError
 from octavo.fields import Fields, read_json_fields
 from octavo.kernels.contract import RawTensor
 from octavo.model.families import Description, describe_config
-from octavo.model.gguf import GgufFile, read_gguf
-from octavo.model.hub import ModelPath
+from octavo.model.files.gguf import GgufFile, read_gguf
+from octavo.model.files.safetensors_file import SafetensorsFiles, read_safetensors
+from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import OpenedFiles, describe_gguf_file, require_rows
 from octavo.model.measuring import MeasuredModel, measure_model
-from octavo.model.quantised import DequantisedFiles, dequantised_source
-from octavo.model.safetensors_file import SafetensorsFiles, read_safetensors
+from octavo.model.quantised.source import DequantisedFiles, dequantised_source
 from octavo.text.gguf_vocabulary import check_vocabulary
 from octavo.text.model_templates import templates_of_gguf
 from octavo.text.tokenizer import Tokenizer

@@ -19,13 +19,13 @@ from octavo.fields import Fields, read_json_fields
 from octavo.kernels.contract import WeightOps
 from octavo.kernels.packed import unpack_vector
 from octavo.model.families import Description, RopeTensors, describe_config, describe_gguf
-from octavo.model.fingerprint import fingerprint, hash_files
-from octavo.model.gguf import GgufFile, read_gguf
-from octavo.model.hub import ModelPath
+from octavo.model.files.fingerprint import fingerprint, hash_files
+from octavo.model.files.gguf import GgufFile, read_gguf
+from octavo.model.files.safetensors_file import SafetensorsFiles, read_safetensors
+from octavo.model.hub.paths import ModelPath
 from octavo.model.packed_cache import PackedFolder, Weights, read_through
-from octavo.model.quantised import DequantisedFiles, dequantised_source
-from octavo.model.reader import TensorSource
-from octavo.model.safetensors_file import SafetensorsFiles, read_safetensors
+from octavo.model.quantised.source import DequantisedFiles, dequantised_source
+from octavo.model.reader import Reader, TensorSource
 from octavo.model.spec import Model, ModelSpec, ModelWeights, turns_of
 from octavo.model.weights import read_weights
 from octavo.text.tokenizer import Tokenizer
@@ -151,7 +151,9 @@ def _load(opened: OpenedFiles, how: _Loading) -> LoadedModel:
         described = repr(description.spec) + (source.identity if isinstance(source, DequantisedFiles) else "")
 
         def read(tensors: TensorSource, to: WeightOps) -> ModelWeights:
-            return read_weights(tensors, str(path.path), opened.is_gguf, description, to, how.progress)
+            return read_weights(
+                Reader(tensors, str(path.path), opened.is_gguf, description, to, how.progress)
+            )
 
         if how.packed is None:
             found = Weights(read(source, ops))

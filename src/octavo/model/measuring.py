@@ -17,9 +17,10 @@ from octavo.kernels.contract import Floats, Matrix, RawTensor, Vector
 from octavo.kernels.held import kind_held
 from octavo.kernels.holding import panel_bytes
 from octavo.kernels.packed import BLOCKS, require_matrix
-from octavo.model.hollow import hollow
+from octavo.model.files.hollow import hollow
 from octavo.model.loader import OpenedFiles, check_tables, spec_within
-from octavo.model.quantised import DequantisedFiles
+from octavo.model.quantised.source import DequantisedFiles
+from octavo.model.reader import Reader
 from octavo.model.spec import LayerWeights, ModelSpec, ModelWeights
 from octavo.model.weights import read_weights
 
@@ -132,7 +133,8 @@ def measure_model(
     found: list[ModelError] = []
     source, ops = HeaderSource(opened), MeasuringOps(weights, found)
     spec = spec_within(opened.description, context_length, opened.label)
-    read = read_weights(source, opened.label, opened.is_gguf, opened.description, ops, _ignore, found)
+    reader = Reader(source, opened.label, opened.is_gguf, opened.description, ops, problems=found)
+    read = read_weights(reader)
     if problems is not None:
         problems += found
     elif found:
@@ -140,7 +142,3 @@ def measure_model(
     tables = check_tables(opened.path, spec, read.num_bytes)
     largest = max(raw.data.size for raw in source.tensors.values())
     return MeasuredModel(opened.path.name, spec, read, tables, source.num_bytes, largest)
-
-
-def _ignore(_message: str) -> None:
-    """It takes no time."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.kernels.contract import Expert, Floats, Linear, RawTensor
-from octavo.model.families.row import Description, MixtureFacts
+from octavo.model.families.row import MixtureFacts
 from octavo.model.reader import Reader, slice_rows, take_rows, transpose
 from octavo.model.spec import Mixture
 
@@ -37,9 +37,9 @@ class _Sizes:
         return (self.hidden, self.inner) if part == "down" else (self.inner, self.hidden)
 
 
-def read_mixture(reader: Reader, description: Description, layer: int) -> Mixture:
+def read_mixture(reader: Reader, layer: int) -> Mixture:
     """The router and all experts. Raises BadModelFile: a tensor is missing, or of another shape."""
-    spec, facts = description.spec, description.family.mixture
+    spec, facts = reader.description.spec, reader.description.family.mixture
     assert facts is not None, "the row has a mixture"
     sizes = _Sizes(spec.num_experts, spec.expert_ffn_size, spec.hidden_size)
     router = reader.linear("router", layer, (spec.num_experts, spec.hidden_size), table=True)

@@ -30,8 +30,16 @@ from octavo.errors import ModelError
 from octavo.kernels.contract import Bytes, Floats, Matrix, RawTensor, Vector, WeightOps
 from octavo.kernels.holding import matrix_of, panels_of
 from octavo.kernels.packed import BLOCKS
-from octavo.model.hollow import hollow
-from octavo.model.packed_file import SUFFIX, Entry, PackedFile, PackWriter, Source, UnusablePack, open_packed
+from octavo.model.files.hollow import hollow
+from octavo.model.files.packed_file import (
+    SUFFIX,
+    Entry,
+    PackedFile,
+    PackWriter,
+    Source,
+    UnusablePack,
+    open_packed,
+)
 from octavo.model.reader import TensorSource
 from octavo.model.spec import ModelWeights
 from octavo.units import format_bytes

@@ -20,7 +20,7 @@ from octavo.kernels.contract import Bytes, Floats, Linear, Matrix, RawTensor, Ve
 from octavo.kernels.packed import FLOAT_KINDS, unpack_vector
 from octavo.model.families.names import GGUF_TENSORS, Names
 from octavo.model.families.row import Description
-from octavo.model.hollow import hollow, is_hollow
+from octavo.model.files.hollow import hollow, is_hollow
 from octavo.model.spec import Norm
 from octavo.units import format_part
 
@@ -59,7 +59,8 @@ class Reader:
     """Hands out converted tensors by role, and remembers which names were used.
 
     What is wrong with a tensor is raised. With a list of `problems` it is added there, and zeros stand for a
-    tensor that cannot be had: so all that is wrong with a file is found at once, over hollow tensors.
+    tensor that cannot be had: so all that is wrong with a file is found at once, over hollow tensors. `label`
+    names the file in messages.
     """
 
     def __init__(
@@ -69,10 +70,10 @@ class Reader:
         is_gguf: bool,
         description: Description,
         ops: WeightOps,
-        progress: Callable[[str], None],
+        progress: Callable[[str], None] = lambda text: None,
         problems: list[ModelError] | None = None,
     ) -> None:
-        self.is_gguf = is_gguf
+        self.is_gguf, self.description = is_gguf, description
         self.used: set[str] = set()
         self._problems = problems
         self._source, self._label, self._ops, self._progress = source, label, ops, progress

@@ -1,6 +1,6 @@
 """What a model is: one frozen description that the decoder follows, whatever file it came from.
 
-A family is a *row* of the table in `model/families.py` (which names the tensors in a file and says which
+A family is a *row* of the table in `model/families/` (which names the tensors in a file and says which
 variations apply); this module only holds the vocabulary of those variations. It knows no file format and no
 array of weights.
 """

@@ -7,41 +7,27 @@ it were not there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.errors import ModelError
-from octavo.kernels.contract import Linear, WeightOps
-from octavo.model.families.row import Description
+from octavo.kernels.contract import Linear
 from octavo.model.mixture_weights import read_mixture
-from octavo.model.reader import Reader, TensorSource, by_head_order, halves_order
+from octavo.model.reader import Reader, by_head_order, halves_order
 from octavo.model.spec import LayerWeights, ModelWeights, Norm
 
 
-def read_weights(
-    source: TensorSource,
-    label: str,
-    is_gguf: bool,
-    description: Description,
-    ops: WeightOps,
-    progress: Callable[[str], None],
-    problems: list[ModelError] | None = None,
-) -> ModelWeights:
-    """Convert all. Raises BadModelFile (a tensor missing or of a wrong shape), UnsupportedModel (unknown);
-    with a list of `problems`, they are added there instead (`Reader`).
-
-    `label` names the file in messages. O(weights), one tensor at a time.
-    """
-    reader = Reader(source, label, is_gguf, description, ops, progress, problems)
+def read_weights(reader: Reader) -> ModelWeights:
+    """Convert all that `reader` hands out. Raises BadModelFile (a tensor missing or of a wrong shape),
+    UnsupportedModel (unknown), unless the reader collects them. O(weights), one tensor at a time."""
+    description = reader.description
     spec, family = description.spec, description.family
     embedding = reader.matrix("embedding", 0, (spec.vocab_size, spec.hidden_size))
     positions = None
     if family.learned_positions:
         shape = (spec.context_length, spec.hidden_size)
-        positions = reader.matrix("positions", 0, shape, 0 if is_gguf else family.positions_skipped)
-    layers = tuple(_read_layer(reader, description, layer) for layer in range(spec.num_layers))
+        positions = reader.matrix("positions", 0, shape, 0 if reader.is_gguf else family.positions_skipped)
+    layers = tuple(_read_layer(reader, layer) for layer in range(spec.num_layers))
     final_norm = reader.norm("final_norm", 0, spec.hidden_size)
     if description.tied and not (description.is_part and reader.has("output", 0)):
         output = embedding
@@ -70,7 +56,8 @@ class _FeedForward:
     gate: Linear | None = None
 
 
-def _read_layer(reader: Reader, description: Description, layer: int) -> LayerWeights:
+def _read_layer(reader: Reader, layer: int) -> LayerWeights:
+    description = reader.description
     spec, family = description.spec, description.family
     hidden, queries = spec.hidden_size, spec.num_heads * spec.head_size
     keys = spec.num_kv_heads * spec.head_size
@@ -79,9 +66,9 @@ def _read_layer(reader: Reader, description: Description, layer: int) -> LayerWe
     unweighted = None
     if spec.norms_after_rope and spec.rope(layer) is not None:
         unweighted = Norm(reader.vector_of(np.ones(spec.head_size, np.float32)), is_learned=False)
-    projections = _read_projections(reader, description, layer)
+    projections = _read_projections(reader, layer)
     is_mixed = any(description.mixed_layers[layer : layer + 1])
-    feed_forward = (_read_shared if is_mixed else _read_feed_forward)(reader, description, layer)
+    feed_forward = (_read_shared if is_mixed else _read_feed_forward)(reader, layer)
     return LayerWeights(
         q=projections.q,
         k=projections.k,
@@ -90,7 +77,7 @@ def _read_layer(reader: Reader, description: Description, layer: int) -> LayerWe
         up=feed_forward.up,
         down=feed_forward.down,
         gate=feed_forward.gate,
-        mixture=read_mixture(reader, description, layer) if is_mixed else None,
+        mixture=read_mixture(reader, layer) if is_mixed else None,
         attention_norm=reader.optional_norm("attention_norm", layer, hidden),
         ffn_norm=reader.optional_norm("ffn_norm", layer, hidden),
         q_norm=unweighted or reader.optional_norm("q_norm", layer, spec.head_size if of_heads else queries),
@@ -101,8 +88,8 @@ def _read_layer(reader: Reader, description: Description, layer: int) -> LayerWe
     )
 
 
-def _read_projections(reader: Reader, description: Description, layer: int) -> _Projections:
-    spec, family = description.spec, description.family
+def _read_projections(reader: Reader, layer: int) -> _Projections:
+    spec, family = reader.description.spec, reader.description.family
     hidden, keys = spec.hidden_size, spec.num_kv_heads * spec.head_size
     queries = spec.num_heads * spec.head_size
     rope = spec.rope(layer)
@@ -126,8 +113,8 @@ def _read_projections(reader: Reader, description: Description, layer: int) -> _
     )
 
 
-def _read_feed_forward(reader: Reader, description: Description, layer: int) -> _FeedForward:
-    spec, family = description.spec, description.family
+def _read_feed_forward(reader: Reader, layer: int) -> _FeedForward:
+    spec, family = reader.description.spec, reader.description.family
     hidden, ffn = spec.hidden_size, spec.ffn_size
     if family.fused_gate_up:
         gate, up = reader.split_linear("up", layer, (ffn, ffn), hidden)
@@ -139,9 +126,9 @@ def _read_feed_forward(reader: Reader, description: Description, layer: int) -> 
     )
 
 
-def _read_shared(reader: Reader, description: Description, layer: int) -> _FeedForward:
+def _read_shared(reader: Reader, layer: int) -> _FeedForward:
     """The expert of a mixture that all tokens share, if there is one."""
-    spec, facts = description.spec, description.family.mixture
+    spec, facts = reader.description.spec, reader.description.family.mixture
     if facts is None or not facts.shares_one:
         return _FeedForward()
     hidden, ffn = spec.hidden_size, spec.expert_ffn_size

@@ -1,10 +1,9 @@
 """The HTTP application: the table of routes behind the middlewares, and errors in one shape.
 
     uvicorn -> AccessLog (ids, log, counts) -> CORS (if pages are allowed) -> Guard (keys, hosts) -> routes
-            -> ServedModel
+            -> EngineClient
 
-It knows the protocol `ServedModel` and nothing of engines, so a double (`octavo.server.testing`) serves in
-tests.
+It asks the client alone and knows nothing of engines; tests have a double of it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
 from octavo import __version__
-from octavo.engine.outputs import ServedModel
+from octavo.engine.client import EngineClient
 from octavo.errors import OctavoError
 from octavo.server.access import REQUEST_ID_HEADER, AccessLog
 from octavo.server.dialects.error_shapes import on_any_exception, on_http_exception, on_octavo_error
@@ -39,7 +38,7 @@ from octavo.server.sse import encode_json
 _CLIENT_CLOSED = 499
 
 
-def create_app(model: ServedModel, settings: ServerSettings) -> Starlette:
+def create_app(model: EngineClient, settings: ServerSettings) -> Starlette:
     """The application over one model. When it shuts down, the model drains."""
     metrics = Metrics(model.stats)
     begun = int(time.time())
@@ -85,7 +84,7 @@ def create_app(model: ServedModel, settings: ServerSettings) -> Starlette:
     return app
 
 
-def _about(model: ServedModel, begun: int) -> dict[str, object]:
+def _about(model: EngineClient, begun: int) -> dict[str, object]:
     """What the live map says of the server."""
     return {
         "model": model.name,

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from octavo.engine.outputs import ServedModel
+from octavo.engine.client import EngineClient
 from octavo.grammar import Thinking, ThinkingState
 from octavo.params import SamplerParams
 from octavo.server.errors import JsonObject
@@ -31,7 +31,7 @@ class AnswerKind:
 
 
 async def led_params(
-    params: SamplerParams, use: ToolUse | None, wish: ThinkingWish, model: ServedModel, tenant: str
+    params: SamplerParams, use: ToolUse | None, wish: ThinkingWish, model: EngineClient, tenant: str
 ) -> SamplerParams:
     """The parameters with what leads an answer with tools, or thinking. Raises InvalidRequest."""
     answers = model.answers
@@ -54,7 +54,7 @@ async def led_params(
 
 
 def answer_kind(
-    use: ToolUse | None, wish: ThinkingWish, model: ServedModel, prompt: Sequence[int]
+    use: ToolUse | None, wish: ThinkingWish, model: EngineClient, prompt: Sequence[int]
 ) -> AnswerKind:
     """How an answer to this prompt is read."""
     answers = model.answers

@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 
-from octavo.engine.outputs import ChatMessage, ServedModel, TokenInfo, TurnTaker
+from octavo.engine.client import EngineClient
+from octavo.engine.outputs import ChatMessage, TokenInfo
+from octavo.engine.session_turns import TurnTaker
 from octavo.errors import InvalidRequest
 from octavo.params import SamplerParams
 from octavo.server.chat_answer import AnswerKind, answer_kind, led_params
@@ -155,7 +157,7 @@ async def begin_chat(
     return ChatRun(generation, prompt, params, answer_kind(use, wish, edge.model, prompt))
 
 
-def chat_params(body: ChatBody, model: ServedModel) -> SamplerParams:
+def chat_params(body: ChatBody, model: EngineClient) -> SamplerParams:
     """`max_completion_tokens` is the newer name of `max_tokens`, and wins. Raises InvalidRequest."""
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs is only allowed when logprobs is true", param="top_logprobs")

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.outputs import ServedModel, TokenInfo
+from octavo.engine.client import EngineClient
+from octavo.engine.outputs import TokenInfo
 from octavo.errors import InvalidRequest, OctavoError, require_range
 from octavo.params import CHOICES_MAX, SamplerParams
 from octavo.server.body import read_json, validate
@@ -172,7 +173,7 @@ def _mean_logprob(choice: Choice) -> float:
     return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
 
-def _params(body: CompletionBody, model: ServedModel, *, ranks: bool) -> SamplerParams:
+def _params(body: CompletionBody, model: EngineClient, *, ranks: bool) -> SamplerParams:
     """`echo` with `logprobs` tells the prompt's logprobs too, so the engine is asked for them; and for those
     of tokens where choices are ranked by them."""
     prompt_logprobs = body.prompt_logprobs
@@ -188,7 +189,7 @@ def _params(body: CompletionBody, model: ServedModel, *, ranks: bool) -> Sampler
     )
 
 
-def _text_of(prompt: Prompt, model: ServedModel) -> str:
+def _text_of(prompt: Prompt, model: EngineClient) -> str:
     """The prompt as its client wrote it, or its tokens' text where it sent tokens."""
     if prompt.text is not None:
         return prompt.text

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from octavo.engine.outputs import ServedModel
+from octavo.engine.client import EngineClient
 from octavo.errors import InvalidRequest
 from octavo.server.dialects.names import named
 from octavo.server.prompts import token_ids, too_long
@@ -32,7 +32,7 @@ class Cut:
 
 async def read_inputs(
     raw: object,
-    model: ServedModel,
+    model: EngineClient,
     *,
     tenant: str,
     cut: Cut | None = None,
@@ -69,7 +69,7 @@ def _listed(raw: object) -> list[object]:
     return raw
 
 
-def _ids(given: object, where: str, model: ServedModel, cut: Cut | None) -> tuple[int, ...]:
+def _ids(given: object, where: str, model: EngineClient, cut: Cut | None) -> tuple[int, ...]:
     assert isinstance(given, list)
     tokens = given if cut is None else cut.of(given)
     if len(tokens) > model.context_length:

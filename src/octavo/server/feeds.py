@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 
-from octavo.engine.outputs import ServedModel
+from octavo.engine.client import EngineClient
 from octavo.errors import EngineStopped
 from octavo.server.errors import HttpRefusal, JsonObject
 from octavo.server.frame_rows import stats_row
@@ -34,7 +34,7 @@ class Feeds:
 
     def __init__(
         self,
-        model: ServedModel,
+        model: EngineClient,
         latency: Callable[[], JsonObject],
         describe: Callable[[], Mapping[str, object]],
     ) -> None:
@@ -80,7 +80,7 @@ class _Feed:
 
     def __init__(
         self,
-        model: ServedModel,
+        model: EngineClient,
         tenant: str | None,
         latency: Callable[[], JsonObject],
         server: Mapping[str, object],

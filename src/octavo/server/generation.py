@@ -13,7 +13,9 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from octavo.engine.outputs import Delta, ServedModel, Stream, TokenInfo, Turn
+from octavo.engine.client import EngineClient
+from octavo.engine.outputs import Delta, TokenInfo
+from octavo.engine.stream import DeltaStream, Turn
 from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, TimedOut, UnknownModel
 from octavo.params import SamplerParams
 from octavo.server.errors import JsonObject
@@ -39,7 +41,7 @@ class ClientGone(Exception):
 class Edge:
     """What every route needs."""
 
-    model: ServedModel
+    model: EngineClient
     metrics: Metrics
     feeds: Feeds  # of the live map
     body_bytes_max: int
@@ -90,7 +92,7 @@ class Generation:
 
     def __init__(
         self,
-        streams: Sequence[Stream],
+        streams: Sequence[DeltaStream],
         firsts: Sequence[TokenInfo],
         n: int,
         watch: RequestWatch,

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from octavo.engine.bad_words import BAD_WORDS_MAX
-from octavo.engine.outputs import ServedModel
+from octavo.engine.client import EngineClient
 from octavo.errors import InvalidRequest, require_range
 from octavo.params import (
     CACHE_SALT_CHARS_MAX,
@@ -258,7 +258,7 @@ def check_stream_options(body: GenerationBody) -> None:
 
 def sampling_params(
     body: GenerationBody,
-    model: ServedModel,
+    model: EngineClient,
     *,
     max_tokens: int | None,
     logprobs: int | None,

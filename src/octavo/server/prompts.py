@@ -9,8 +9,9 @@ from typing import cast
 
 from starlette.requests import Request
 
+from octavo.engine.client import EngineClient
 from octavo.engine.messages import read_message
-from octavo.engine.outputs import ChatMessage, ServedModel
+from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest, RequestTooLarge
 from octavo.server.errors import HttpRefusal
 from octavo.server.field_list import Place
@@ -51,7 +52,7 @@ def chat_options(request: Request, body: ChatOptionsBody) -> ChatOptions:
     return options
 
 
-async def encode_prompts(raw: object, model: ServedModel, tenant: str) -> list[Prompt]:
+async def encode_prompts(raw: object, model: EngineClient, tenant: str) -> list[Prompt]:
     """The prompts of a completion: text, a list of texts, token ids, or a list of lists of them.
 
     Nothing is encoded before all token ids are known to be right, and no text before all texts are known to
@@ -98,7 +99,7 @@ def _check_count(given: list[object], param: str, context_length: int) -> None:
         raise too_long(f"{param} has {len(given):,} tokens", param, context_length)
 
 
-def token_ids(given: list[object], param: str, model: ServedModel) -> tuple[int, ...]:
+def token_ids(given: list[object], param: str, model: EngineClient) -> tuple[int, ...]:
     """A client's token ids: no more than the context, and all in the vocabulary. Raises InvalidRequest.
 
     O(n), without a Python loop where all is well.

@@ -24,7 +24,7 @@ from types import FrameType
 
 import uvicorn
 
-from octavo.engine.outputs import ServedModel
+from octavo.engine.client import EngineClient
 from octavo.errors import ConfigError, EngineStopped
 from octavo.server.app import create_app
 from octavo.server.connections import (
@@ -68,7 +68,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    model: ServedModel,
+    model: EngineClient,
     listener: socket.socket,
     settings: ServerSettings,
     on_ready: Callable[[str], None] | None = None,
@@ -84,7 +84,7 @@ def serve(
 
 
 def build_server(
-    model: ServedModel, settings: ServerSettings, on_ready: Callable[[str], None] | None = None
+    model: EngineClient, settings: ServerSettings, on_ready: Callable[[str], None] | None = None
 ) -> Server:
     """The server itself, for callers that run their own event loop. Raises ConfigError."""
     connections = Connections(connections_allowed(settings.connections_max), settings.headers_timeout_s)
@@ -110,7 +110,7 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        model: ServedModel,
+        model: EngineClient,
         settings: ServerSettings,
         on_ready: Callable[[str], None] | None,
     ) -> None:

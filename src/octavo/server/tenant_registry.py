@@ -14,7 +14,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from octavo.engine.outputs import ControlView
+from octavo.engine.control import Control
 from octavo.errors import OctavoError
 from octavo.tenants import Tenants, read_tenants
 
@@ -31,11 +31,11 @@ class TenantRegistry:
         self._wanted = False
         self._reloading: asyncio.Task[None] | None = None
 
-    async def begin(self, control: ControlView) -> None:
+    async def begin(self, control: Control) -> None:
         """Give the engine everybody's bounds. Raises ConfigError, or what the engine refuses with."""
         await _enforce(self.tenants, control)
 
-    async def reload(self, control: ControlView) -> bool:
+    async def reload(self, control: Control) -> bool:
         """Read the file again and let it hold; False, with the reason in the log, when the old one stays."""
         try:
             tenants = await asyncio.to_thread(read_tenants, self.path)
@@ -47,18 +47,18 @@ class TenantRegistry:
         _log.warning("%s was read again: %d tenants", self.path, len(tenants.all))
         return True
 
-    def reload_soon(self, control: ControlView) -> None:
+    def reload_soon(self, control: Control) -> None:
         """The same for a signal: however many come while one reload runs, one more follows it."""
         self._wanted = True
         if self._reloading is None or self._reloading.done():
             self._reloading = asyncio.create_task(self._reload_while_wanted(control))
 
-    async def _reload_while_wanted(self, control: ControlView) -> None:
+    async def _reload_while_wanted(self, control: Control) -> None:
         while self._wanted:
             self._wanted = False
             await self.reload(control)
 
 
-async def _enforce(tenants: Tenants, control: ControlView) -> None:
+async def _enforce(tenants: Tenants, control: Control) -> None:
     policies = tenants.policies((await control.kv()).bytes_per_block)
     await control.set_tenants(policies)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from octavo.params import Pooling
-from octavo.sim.pooling import embedding_of
 from octavo.types import AdmittedRow, Chunk, Move, SampledToken, StepPlan, StepResult, Transfer, TransferDone
 from octavo.units import blocks_for
 
@@ -32,6 +31,11 @@ def likeliest(tokens: Sequence[int], seed: int, vocab_size: int, count: int) -> 
     drawn = random.Random(next_token(tokens, seed, 0, 2**63))
     ranked = sorted((drawn.expovariate(0.5), token) for token in range(vocab_size))
     return tuple((token, -value) for value, token in ranked[:count])
+
+
+def embedding_of(prompt: Sequence[int]) -> bytes:
+    """What stands for an embedding: a strong hash of everything that it depends on."""
+    return hashlib.blake2b(array("Q", prompt).tobytes(), digest_size=16).digest()
 
 
 @dataclass(slots=True)

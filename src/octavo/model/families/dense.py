@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 from octavo.model.families.names import (
@@ -26,7 +27,27 @@ from octavo.model.families.row import Family
 
 _IN_GGUF = frozenset(("gguf",))
 _EVERYWHERE = frozenset(("gguf", "safetensors"))
-_GLM_DEFAULTS = MappingProxyType({"rms_norm_eps": 1.5625e-07})
+_GLM = Family(
+    "glm",
+    arch="chatglm",
+    tensors=FUSED_GATE_TENSORS,
+    fused_gate_up=True,
+    partial_rope=True,
+    rope_dims=0.5,
+    interleaved_in=_EVERYWHERE,
+    config_defaults=MappingProxyType({"rms_norm_eps": 1.5625e-07}),
+)
+# A GGUF file of OLMo 3 says "olmo2" too, and that it has windows.
+_OLMO2 = Family(
+    "olmo2",
+    tensors=OLMO2_TENSORS,
+    qk_norm="all",
+    windows="periodic",
+    window_period=4,
+    local_theta=0.0,
+    config_defaults=MappingProxyType({"rms_norm_eps": 1e-5}),
+)
+_OLMO3_DEFAULTS = MappingProxyType({"rms_norm_eps": 1e-5, "rope_theta": 5e5, "sliding_window": 4096})
 
 _LLAMA_LIKE: tuple[Family, ...] = (
     Family("llama", interleaved_in=_IN_GGUF),
@@ -61,70 +82,31 @@ _LLAMA_LIKE: tuple[Family, ...] = (
         rope_kinds=MappingProxyType({"yarn": "longrope"}),
         config_defaults=MappingProxyType({"rms_norm_eps": 1e-5}),
     ),
-    Family(
-        "glm",
-        arch="chatglm",
-        tensors=FUSED_GATE_TENSORS,
-        fused_gate_up=True,
-        partial_rope=True,
-        rope_dims=0.5,
-        interleaved_in=_EVERYWHERE,
-        config_defaults=_GLM_DEFAULTS,
-    ),
-    Family(
-        "glm4",
-        tensors=GLM4_TENSORS,
-        fused_gate_up=True,
-        partial_rope=True,
-        rope_dims=0.5,
-        interleaved_in=_EVERYWHERE,
-        config_defaults=_GLM_DEFAULTS,
-    ),
-    # A GGUF file of OLMo 3 says "olmo2" too, and that it has windows.
-    Family(
-        "olmo2",
-        tensors=OLMO2_TENSORS,
-        qk_norm="all",
-        windows="periodic",
-        window_period=4,
-        local_theta=0.0,
-        config_defaults=MappingProxyType({"rms_norm_eps": 1e-5}),
-    ),
-    Family(
-        "olmo3",
-        arch="olmo2",
-        tensors=OLMO2_TENSORS,
-        qk_norm="all",
-        windows="periodic",
-        window_period=4,
-        local_theta=0.0,
-        config_defaults=MappingProxyType({"rms_norm_eps": 1e-5, "rope_theta": 5e5, "sliding_window": 4096}),
-    ),
+    _GLM,
+    replace(_GLM, name="glm4", arch="", tensors=GLM4_TENSORS),
+    _OLMO2,
+    replace(_OLMO2, name="olmo3", arch="olmo2", config_defaults=_OLMO3_DEFAULTS),
 )
 
 # Their norms are stored less 1, and their embedding is scaled.
+_GEMMA1 = Family(
+    "gemma",
+    config_keys=GEMMA_KEYS,
+    activation="gelu_pytorch_tanh",
+    tied=True,
+    scaled_embedding=True,
+    norm_offset=1.0,
+    config_defaults=MappingProxyType({"head_dim": 256}),
+)
 _GEMMA: tuple[Family, ...] = (
-    Family(
-        "gemma",
-        config_keys=GEMMA_KEYS,
-        activation="gelu_pytorch_tanh",
-        tied=True,
-        scaled_embedding=True,
-        norm_offset=1.0,
-        config_defaults=MappingProxyType({"head_dim": 256}),
-    ),
-    Family(
-        "gemma2",
+    _GEMMA1,
+    replace(
+        _GEMMA1,
+        name="gemma2",
         tensors=GEMMA2_TENSORS,
-        config_keys=GEMMA_KEYS,
-        activation="gelu_pytorch_tanh",
-        tied=True,
         windows="even",
         soft_caps=True,
         wide_scalar_layers=46,
-        scaled_embedding=True,
-        norm_offset=1.0,
-        config_defaults=MappingProxyType({"head_dim": 256}),
         gguf_defaults=MappingProxyType(
             {
                 "attn_logit_softcapping": 50.0,
@@ -133,19 +115,15 @@ _GEMMA: tuple[Family, ...] = (
             }
         ),
     ),
-    Family(
-        "gemma3_text",
+    replace(
+        _GEMMA1,
+        name="gemma3_text",
         arch="gemma3",
         tensors=GEMMA3_TENSORS,
-        config_keys=GEMMA_KEYS,
-        activation="gelu_pytorch_tanh",
-        tied=True,
         windows="periodic",
         window_period=6,
         soft_caps=True,
         wide_scalar_layers=62,
-        scaled_embedding=True,
-        norm_offset=1.0,
         local_theta=10_000.0,
         context_is_scaled=True,
         # The files of those with images leave most keys out.

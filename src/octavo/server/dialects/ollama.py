@@ -16,7 +16,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
-from octavo.engine.outputs import ServedModel
+from octavo.engine.client import EngineClient
 from octavo.errors import InvalidRequest, UnknownModel, is_number, require_range, shown
 from octavo.params import LOGPROBS_MAX, TOKENS_MAX
 from octavo.server.body import validate
@@ -130,7 +130,7 @@ class OllamaGenerateBody(OllamaBody):
     raw: bool | None = None
 
 
-def check_name(given: str | None, model: ServedModel) -> str:
+def check_name(given: str | None, model: EngineClient) -> str:
     """The model's name as the client wrote it; ":latest" may be there or not. Raises UnknownModel, or
     InvalidRequest for none."""
     if not given:
@@ -150,7 +150,7 @@ def is_unload(keep_alive: float | str | None) -> bool:
     return keep_alive in _AT_ONCE if isinstance(keep_alive, str) else keep_alive == 0
 
 
-def chat_body(body: OllamaBody, model: ServedModel, own: Mapping[str, object]) -> ChatBody:
+def chat_body(body: OllamaBody, model: EngineClient, own: Mapping[str, object]) -> ChatBody:
     """The same request in the chat path's words, with the route's `own` fields in these. Raises
     InvalidRequest."""
     options = read_options(body.options or {}, model.context_length)
@@ -217,7 +217,7 @@ def _response_format(given: object) -> JsonObject | None:
     raise InvalidRequest(f'format is {shown(given)}; allowed: "json", or a JSON schema', param="format")
 
 
-def _thinking_fields(think: bool | str | None, model: ServedModel) -> JsonObject:
+def _thinking_fields(think: bool | str | None, model: EngineClient) -> JsonObject:
     """Where it is left out, the model's template decides."""
     if think is None:
         return {}

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.engine.outputs import ServedModel
+from octavo.engine.client import EngineClient
 from octavo.errors import InvalidRequest
 from octavo.server.body import read_json, validate
 from octavo.server.dialects.ollama import check_name, tagged
@@ -110,12 +110,12 @@ def _unbuilt(name: str, instead: str) -> InvalidRequest:
     )
 
 
-def _named(model: ServedModel) -> JsonObject:
+def _named(model: EngineClient) -> JsonObject:
     name, card = tagged(model.name), model.card
     return _known({"name": name, "model": name, "size": card.weight_bytes, "digest": card.fingerprint})
 
 
-def _details(model: ServedModel) -> JsonObject:
+def _details(model: EngineClient) -> JsonObject:
     card = model.card
     known = {
         "family": card.family,
@@ -128,7 +128,7 @@ def _details(model: ServedModel) -> JsonObject:
     return {"details": {"parent_model": "", **_known(known)}}
 
 
-def _info(model: ServedModel) -> JsonObject:
+def _info(model: EngineClient) -> JsonObject:
     """As a GGUF file's metadata names it."""
     card = model.card
     own = {
@@ -150,7 +150,7 @@ def _info(model: ServedModel) -> JsonObject:
     )
 
 
-def _capabilities(model: ServedModel) -> list[str]:
+def _capabilities(model: EngineClient) -> list[str]:
     """What a request may ask for. Tools may be given to every model with a chat template."""
     may = {
         "completion": True,

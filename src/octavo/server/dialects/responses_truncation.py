@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo.engine.outputs import ChatMessage, ServedModel
+from octavo.engine.client import EngineClient
+from octavo.engine.outputs import ChatMessage
 from octavo.errors import RequestTooLarge
 from octavo.types import ChatOptions
 
@@ -16,7 +17,7 @@ _SHARE_OF_AN_ANSWER = 8  # of the context, one eighth, where the client does not
 
 
 async def fitting(
-    model: ServedModel,
+    model: EngineClient,
     messages: Sequence[ChatMessage],
     options: ChatOptions,
     max_output_tokens: int | None,

@@ -1,0 +1,1 @@
+"""What only the maintainers measure; README.md lists it. No part of the wheel."""

@@ -1,0 +1,95 @@
+"""`python -m bench.fairness [MODEL]`: what a quiet tenant notices of a flood, as a table or JSON lines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated
+
+import typer
+from bench.fairness.fairness import Found, Scenario, bound_s, measure
+from rich.console import Console
+from rich.table import Table
+
+from octavo.bench.offline import quantile
+from octavo.cli.terminal import look_at_machine, phases, write
+from octavo.config import StartOptions
+from octavo.engine.start import start_engine
+from octavo.units import parse_bytes
+
+
+def run(model: str | None, options: StartOptions, scenario: Scenario, *, as_json: bool) -> None:
+    """Measure the three situations on one engine and print them."""
+    look_at_machine()
+    with phases() as tell:
+        llm = start_engine(model, options, tell)
+        try:
+            tell("a quiet tenant alone, beside a flood, and beside a flood without tenants")
+            found = asyncio.run(measure(llm, scenario))
+        finally:
+            llm.close()
+    if as_json:
+        for each in found:
+            write(json.dumps(line_of(each, found)) + "\n")
+    else:
+        Console(highlight=False).print(table_of(found))
+
+
+def line_of(found: Found, all_of_them: list[Found]) -> dict[str, object]:
+    """One situation for a program; seconds."""
+    return {
+        "situation": found.situation,
+        "first_token_p50_s": quantile(sorted(found.first_token_s), 0.5),
+        "first_token_p95_s": found.first_token_p95_s,
+        "step_p95_s": found.step_p95_s,
+        "allowed_p95_s": bound_s(all_of_them[0], found),
+        "steps_until_admitted": max(found.admitted_steps, default=0),
+        "flood_tokens_per_s": found.flood_tokens / found.seconds,
+        "flood_blocks": found.flood_blocks,
+        "flood_maximum": found.flood_maximum,
+    }
+
+
+def table_of(found: list[Found]) -> Table:
+    """A row for each situation."""
+    table = Table(title="A quiet tenant beside a flood")
+    for column in (
+        "situation", "first token p50 / p95, ms", "allowed p95, ms", "step p95, ms", "steps until admitted",
+        "flood tok/s", "flood's blocks / maximum",
+    ):  # fmt: skip
+        table.add_column(column, justify="left" if column == "situation" else "right")
+    for each in found:
+        line = line_of(each, found)
+        maximum = "" if each.flood_maximum is None else f" / {each.flood_maximum:,}"
+        table.add_row(
+            each.situation,
+            f"{1000 * quantile(sorted(each.first_token_s), 0.5):,.0f} / {1000 * each.first_token_p95_s:,.0f}",
+            "" if each is found[0] else f"{1000 * bound_s(found[0], each):,.0f}",
+            f"{1000 * each.step_p95_s:,.0f}" if each.between_s else "",
+            f"{line['steps_until_admitted']}",
+            f"{each.flood_tokens / each.seconds:,.0f}" if each.flood_tokens else "",
+            f"{each.flood_blocks:,}{maximum}" if each.between_s else "",
+        )
+    return table
+
+
+def main(
+    model: Annotated[str | None, typer.Argument(help="As for `octavo serve`.")] = None,
+    clients: Annotated[int, typer.Option(help="Clients of the tenant that floods.", min=1)] = 48,
+    requests: Annotated[int, typer.Option(help="Requests of the quiet tenant.", min=1)] = 40,
+    kv_memory: Annotated[str, typer.Option(help="KV memory of the engine.")] = "64MiB",
+    max_seqs: Annotated[int, typer.Option(help="Sequences that run at once.", min=1)] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines.")] = False,
+) -> None:
+    """Measure what a quiet tenant notices of one that floods, with quotas and turns and without."""
+    options = StartOptions(
+        backend="native",
+        kv_memory_bytes=parse_bytes(kv_memory),
+        max_seqs=max_seqs,
+        speculate="off",
+    )
+    run(model, options, Scenario(clients=clients, requests=requests), as_json=as_json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

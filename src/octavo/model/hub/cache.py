@@ -1,0 +1,220 @@
+"""What the caches hold: every model that was fetched, listed and removed by the name it is served by.
+
+    OCTAVO_CACHE/smollm2-135m/*.gguf                  an alias
+    HF_HUB_CACHE/models--owner--name/snapshots/...    owner/name (safetensors), owner/name:Q4_K_M (GGUF)
+                                    /blobs/*.incomplete    what an interrupted download left
+
+A blob that other commits' files use stays until the last of them goes. A person's own files are in neither
+folder, and nothing here reaches them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.errors import ModelError, ModelNotFound, shown
+from octavo.fields import read_json_fields
+from octavo.model.files.gguf_split import parse_part_name
+from octavo.model.files.safetensors_file import INDEX_NAME, SINGLE_NAME
+from octavo.model.hub.alias import ALIASES
+from octavo.model.hub.paths import ModelPath, cache_folder, is_repository
+from octavo.model.hub.repository import is_whole
+from octavo.model.hub.snapshots import (
+    Snapshot,
+    hub_folder,
+    repositories,
+    repository_folder,
+    snapshots_of,
+    unfinished_parts,
+)
+from octavo.model.hub.variants import GgufSet, choose, gguf_sets
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A model in a cache, with the name that serves or removes it."""
+
+    name: str
+    kind: str  # "gguf", "safetensors", or "unfinished": what an interrupted download left
+    quant: str | None  # "Q4_K_M"; of safetensors "bfloat16", "gptq"; None: its files do not tell
+    num_bytes: int
+    path: Path  # the file (of a split one, the first part), or the folder
+    num_files: int
+    used_at: float  # seconds since the epoch
+    is_whole: bool
+
+
+def cached_models() -> list[CachedModel]:
+    """All that is in the caches, aliases first. Raises ConfigError. O(files in the caches)."""
+    found = [model for name in ALIASES if (model := _cached_alias(name)) is not None]
+    for name in repositories():
+        found += _cached_repository(name)
+    return found
+
+
+def find_cached(name: str, among: Iterable[CachedModel]) -> list[CachedModel]:
+    """What removing `name` removes: a whole repository's models, or one of them, or an alias.
+
+    Raises ModelNotFound, that lists what there is.
+    """
+    models = list(among)
+    base, colon, wanted = name.partition(":")
+    if colon and not wanted:
+        raise ModelNotFound(f"{shown(name)} names no quantisation; allowed: {base}:Q4_K_M, or {base} for all")
+    mine = [each for each in models if each.name.partition(":")[0] == base]
+    if not mine:
+        known = ", ".join(each.name for each in models) or "none"
+        own = " It is a file or folder of your own, which only you remove." if os.path.exists(name) else ""
+        raise ModelNotFound(f"{shown(name)} is not in the caches.{own} What is there: {known}")
+    if not wanted:
+        return mine
+    if not is_repository(base):
+        raise ModelNotFound(f"{shown(name)}: the alias {base} is one file; leave out {shown(':' + wanted)}")
+    chosen = choose(gguf_sets(_all_files(base)), wanted, f"the cache of {base}")
+    name_of = _name_of(base, chosen.chosen, gguf_sets(_all_files(base)))
+    return [each for each in mine if each.name == name_of]
+
+
+def remove_cached(name: str, models: Iterable[CachedModel]) -> int:
+    """Remove what `find_cached` found for `name`. Returns the bytes that became free. Raises OSError."""
+    base, _, wanted = name.partition(":")
+    if wanted:
+        names = {each.name for each in models}
+        sets = gguf_sets(_all_files(base))
+        return sum(_remove_files(base, each.names) for each in sets if _name_of(base, each, sets) in names)
+    if base in ALIASES:
+        path = cache_folder() / base / ALIASES[base].file_name
+        num_bytes = path.stat().st_size
+        path.unlink()
+        return num_bytes
+    folder = repository_folder(base)
+    num_bytes = _bytes_of(path for path in folder.rglob("*") if not path.is_symlink())
+    shutil.rmtree(folder)
+    shutil.rmtree(hub_folder() / ".locks" / folder.name, ignore_errors=True)
+    return num_bytes
+
+
+def files_of(model: ModelPath) -> list[Path]:
+    """The files that hold a model's weights."""
+    if model.kind == "safetensors":
+        return sorted(model.path.glob("*.safetensors"))
+    part = parse_part_name(model.path.name)
+    if part is None:
+        return [model.path]
+    return [model.path.with_name(part.of(number)) for number in range(1, part.count + 1)]
+
+
+def bytes_of(model: ModelPath) -> int:
+    """Their bytes."""
+    return _bytes_of(files_of(model))
+
+
+def _cached_alias(name: str) -> CachedModel | None:
+    alias = ALIASES[name]
+    path = cache_folder() / name / alias.file_name
+    if not path.is_file():
+        return None
+    size, quant = path.stat().st_size, gguf_sets({alias.file_name: 0})[0].quant
+    return CachedModel(name, "gguf", quant, size, path, 1, _used_at([path]), size == alias.member_bytes)
+
+
+def _cached_repository(name: str) -> list[CachedModel]:
+    """The models of one repository; of several commits, the one that was fetched last is shown."""
+    found: list[CachedModel] = []
+    snapshots = snapshots_of(name)
+    sets = gguf_sets(_all_files(name))
+    for each in sets:
+        paths = _pointers(snapshots, each.names)
+        label, size = _name_of(name, each, sets), _bytes_of(_blobs(paths))
+        first = next(path for path in paths if path.name == Path(each.names[0]).name)
+        found.append(
+            CachedModel(
+                label, "gguf", each.quant, size, first, len(each.names), _used_at(paths), each.is_complete
+            )
+        )
+    for snapshot in snapshots:
+        if SINGLE_NAME in snapshot.files or INDEX_NAME in snapshot.files:
+            found.append(_cached_safetensors(name, snapshot, snapshots))
+            break
+    parts = unfinished_parts(name)
+    if parts:
+        size, used, folder = _bytes_of(parts), _used_at(parts), repository_folder(name)
+        found.append(CachedModel(name, "unfinished", None, size, folder, len(parts), used, False))
+    return found
+
+
+def _cached_safetensors(name: str, snapshot: Snapshot, snapshots: list[Snapshot]) -> CachedModel:
+    names = [each for each in snapshot.files if not each.lower().endswith(".gguf")]
+    paths = _pointers(snapshots, names)
+    quant: str | None = None
+    try:
+        settings = read_json_fields(snapshot.folder / "config.json")
+        method = settings.inner("quantization_config").text("quant_method", "")
+        quant = method or settings.text("dtype", settings.text("torch_dtype", "")) or None
+    except ModelError:
+        pass  # a listing shows what is there, sound or not
+    return CachedModel(
+        name,
+        "safetensors",
+        quant,
+        _bytes_of(_blobs(paths)),
+        snapshot.folder,
+        len(names),
+        _used_at(paths),
+        is_whole(snapshot),
+    )
+
+
+def _all_files(name: str) -> dict[str, int]:
+    """The files of all commits of a repository that are here."""
+    files: dict[str, int] = {}
+    for snapshot in reversed(snapshots_of(name)):
+        files |= snapshot.files
+    return files
+
+
+def _name_of(repository: str, one: GgufSet, sets: Iterable[GgufSet]) -> str:
+    """By its quantisation where that tells it from the others, else by its file."""
+    unique = one.quant is not None and sum(each.quant == one.quant for each in sets) == 1
+    return f"{repository}:{one.quant if unique else one.names[0]}"
+
+
+def _pointers(snapshots: Iterable[Snapshot], names: Iterable[str]) -> list[Path]:
+    """Where these files are, in all commits."""
+    wanted = list(names)
+    return [each.folder / name for each in snapshots for name in wanted if name in each.files]
+
+
+def _blobs(pointers: Iterable[Path]) -> set[Path]:
+    return {Path(os.path.realpath(path)) for path in pointers}
+
+
+def _remove_files(repository: str, names: Iterable[str]) -> int:
+    """Remove files from every commit, and their blobs that no other file of the repository uses."""
+    snapshots = snapshots_of(repository)
+    gone = _pointers(snapshots, names)
+    others = [each.folder / name for each in snapshots for name in each.files]
+    unused = _blobs(gone) - _blobs(path for path in others if path not in set(gone))
+    num_bytes = _bytes_of(unused)
+    for path in gone:
+        path.unlink()
+    for blob in unused:
+        blob.unlink(missing_ok=True)
+    for snapshot in snapshots:
+        if not any(path.is_file() for path in snapshot.folder.rglob("*")):
+            shutil.rmtree(snapshot.folder)
+    return num_bytes
+
+
+def _bytes_of(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def _used_at(paths: Iterable[Path]) -> float:
+    """When one of them was last read, as far as the file system records it, or written."""
+    times = [max(path.stat().st_atime, path.stat().st_mtime) for path in paths if path.exists()]
+    return max(times, default=0.0)

@@ -1,0 +1,98 @@
+"""Hugging Face's cache on this machine: where a repository's files are, and which of its commits are there.
+
+    HF_HUB_CACHE/models--owner--name/
+        refs/main                          the commit that was fetched last, 40 letters
+        blobs/ETAG                         a file's bytes, named by what the hub calls its ETag
+        blobs/ETAG.incomplete              the first bytes of one; the next attempt goes on behind them
+        snapshots/COMMIT/PATH  ->  blobs/ETAG
+
+The layout is huggingface_hub's, so transformers, llama.cpp and others find what Octavo fetched, and the other
+way round. It knows no network.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PART_SUFFIX = ".incomplete"
+_PREFIX = "models--"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The files of one commit that are here: path inside the repository to bytes."""
+
+    folder: Path
+    files: dict[str, int]
+
+    @property
+    def commit(self) -> str:
+        """Its name."""
+        return self.folder.name
+
+
+def hub_folder() -> Path:
+    """HF_HUB_CACHE, as huggingface_hub has it; it need not exist yet."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def repository_folder(name: str) -> Path:
+    """Where a repository's files are, or will be."""
+    return hub_folder() / (_PREFIX + name.replace("/", "--"))
+
+
+def repositories() -> list[str]:
+    """The names of all repositories of models that have something here."""
+    try:
+        folders = sorted(entry.name for entry in os.scandir(hub_folder()) if entry.is_dir())
+    except OSError:
+        return []
+    names = [name.removeprefix(_PREFIX).split("--", 1) for name in folders if name.startswith(_PREFIX)]
+    return ["/".join(parts) for parts in names if len(parts) == 2]
+
+
+def snapshots_of(name: str) -> list[Snapshot]:
+    """What is here of a repository, the commit that was fetched last first, then the newest."""
+    folder = repository_folder(name)
+    try:
+        main = (folder / "refs" / "main").read_text()[:64].strip()
+    except (OSError, ValueError):
+        main = ""
+    try:
+        found = [Path(entry.path) for entry in os.scandir(folder / "snapshots") if entry.is_dir()]
+    except OSError:
+        return []
+    found.sort(key=lambda each: (each.name == main, each.stat().st_mtime), reverse=True)
+    return [Snapshot(each, dict(_files_of(each))) for each in found]
+
+
+def unfinished_parts(name: str) -> list[Path]:
+    """Files of which only the beginning is here."""
+    try:
+        return sorted((repository_folder(name) / "blobs").glob(f"*{PART_SUFFIX}"))
+    except OSError:
+        return []
+
+
+def note_main(name: str, commit: str) -> None:
+    """Write down that this commit was fetched last; by an atomic rename. Raises OSError."""
+    ref = repository_folder(name) / "refs" / "main"
+    ref.parent.mkdir(parents=True, exist_ok=True)
+    written = ref.with_name(f".main-{os.getpid()}")
+    written.write_text(commit)
+    os.replace(written, ref)
+
+
+def _files_of(folder: Path) -> Iterator[tuple[str, int]]:
+    """Path and bytes of what can be read; a link whose blob is gone is no file."""
+    for path in sorted(folder.rglob("*")):
+        try:
+            if path.is_file():
+                yield path.relative_to(folder).as_posix(), path.stat().st_size
+        except OSError:
+            continue

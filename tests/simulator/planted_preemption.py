@@ -1,0 +1,77 @@
+"""Bugs planted in preemption: whom it takes, and what it keeps below."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Many
+
+from tests.simulator.planting import PlantedBug
+
+from octavo.memory.holders import Holder
+from octavo.retention.arena import StagingArena
+from octavo.retention.staging import Loss, Staging
+from octavo.retention.transfers import Transfers
+from octavo.scheduler.making_room import MakingRoom
+from octavo.scheduler.sequence import Sequence
+from octavo.step.headroom import Headroom
+from octavo.step.plan_builder import PlanBuilder
+from octavo.types import BlockCopy, TransferDone
+
+
+def _reused_before_it_is_stored(self: Staging, members: Many[Holder]) -> Loss:
+    loss = _KEEP(self, members)
+    free = self._arena._free
+    free += [block for block, _ in self._transfers.staged() if block not in free]
+    return loss
+
+
+def _never_free_again(self: StagingArena, block: int, done: TransferDone) -> None:
+    return None
+
+
+def _findable_while_it_is_staged(self: Transfers, block: int, name: bytes) -> bool:
+    stored = _STORE_STAGED(self, block, name)
+    if stored and self.tier is not None:
+        self.tier._slot_of[name] = self.tier._storing[name]
+    return stored
+
+
+def _copied_the_wrong_way(self: PlanBuilder, copy: BlockCopy) -> None:
+    self._copies.append(BlockCopy(copy.target, copy.source))
+
+
+def _stored_from_the_pool(self: Staging, members: Many[Holder]) -> Loss:
+    """The store reads the victim's own block, which the pool gives away at once."""
+    loss, name_of = self.loss_of(members), self._context.ledger.pool.name_of
+    for block in loss.stored:
+        name = name_of[block]
+        assert name is not None
+        if self._transfers.store_staged(block, name):
+            self._arena.take()
+    return loss
+
+
+def _victims_before_the_winner(self: MakingRoom, winner: Sequence) -> list[Sequence]:
+    planned = {chunk.seq_id for chunk in self._context.plan.chunks}
+    return [s for s in self._live.running if s is not winner and s.seq_id not in planned]
+
+
+def _headroom_changes_at_once(self: Headroom, seconds: float) -> None:
+    if self._step_s:
+        self.each = min(16.0, self.each * math.exp(seconds / self._step_s))
+
+
+_KEEP, _STORE_STAGED = Staging.keep, Transfers.store_staged
+
+PREEMPTION_BUGS: tuple[PlantedBug, ...] = (
+    PlantedBug("staged block reused before it is stored", Staging, "keep", _reused_before_it_is_stored),
+    PlantedBug("staged block never free again", StagingArena, "finish", _never_free_again),
+    PlantedBug(
+        "kept block findable before it is stored", Transfers, "store_staged", _findable_while_it_is_staged
+    ),
+    PlantedBug("kept block is not copied", PlanBuilder, "copy", lambda self, copy: None),
+    PlantedBug("kept block is copied the wrong way", PlanBuilder, "copy", _copied_the_wrong_way),
+    PlantedBug("kept block is stored after its reuse", Staging, "keep", _stored_from_the_pool),
+    PlantedBug("victim that ranks before the winner", MakingRoom, "behind", _victims_before_the_winner),
+    PlantedBug("headroom changes while a plan is made", Headroom, "undone", _headroom_changes_at_once),
+)
