@@ -1,8 +1,7 @@
-"""Every setting of an engine, with its default, its bounds, and the words that `octavo doctor` and --help
-print.
+"""Every setting of an engine, each with its default, its bounds and its words, in one place.
 
 A setting that can be computed is None by default, and `engine/start.py` computes it from the machine and
-the model. docs/settings.md lists all of them; a test keeps the two equal.
+the model. `octavo/setting.py` says what a line here becomes, and how to add one.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from octavo.errors import ConfigError, shown
 from octavo.files import folder_of
+from octavo.setting import About, Gone, Unit, check, gone, setting
 
 BLOCK_SIZES = (16, 32, 64)
 BACKENDS = ("auto", "native", "torch", "reference")
@@ -35,49 +35,263 @@ POOLINGS = ("last", "mean")
 SPECULATE = ("off", "auto", "ngram")
 SESSION_TTL_S = 86_400
 
+MODEL, MEMORY, BELOW, COMPUTING = "Model", "KV memory", "Below the KV memory", "Computing"
+_PIB = 2**50
+
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
     """How to start an engine. Raises ConfigError when a value is out of its bounds."""
 
-    weights: str = "auto"  # how weights are held: f32, auto (as in the file), bf16, int8, q4
-    packed_cache: bool = False  # keep weights packed on disk, in the cache folder, for later starts
-    kv: str = "bf16"  # how K and V are held: f32, bf16, int8 (one scale a token and head), fp16, fp8
-    backend: str = "auto"  # native, torch, reference (NumPy, slow); auto: torch on a GPU, else native
-    device: str = "auto"  # cpu, cuda, or cuda:1; auto: a GPU where there is one
-    attention: str = "triton"  # a device's kernels: triton (exact), or flash (of torch, where it has them)
-    context_length: int | None = None  # tokens of prompt and output together; None: the model's own
-    kv_memory_bytes: int | None = None  # bytes of KV blocks; None: a quarter of what is there; on a GPU most
-    kv_ready_bytes: int = 0  # of these, taken from the system at start; the rest when first used
-    block_size: int = 16  # tokens per block
-    host_cache_bytes: int = 0  # of host memory below the pool; 0: none
-    disk_cache: str | None = None  # folder of the tier below; None: there is none
-    disk_size_bytes: int = 20 * 2**30  # of its one file
-    disk_max_age_days: int = 30  # what was not used on disk for so long is removed; 0: it stays
-    idle_return_s: int = 300  # after so long without work unused blocks' memory goes back; 0: never
-    memory_reserve_bytes: int | None = None  # to stay available to others; None: 5 %, at most 512 MiB; 0: any
-    pin_memory_bytes: int | None = None  # bytes that pins may keep; None: half of the pool
-    session_ttl_s: int = SESSION_TTL_S  # seconds that a chat session lives after its last turn
-    max_seqs: int = 64  # sequences that run at once
-    step_tokens: int = 512  # positions computed per step at most
-    max_queue: int = 1024  # requests that may wait
-    threads: int | None = None  # native threads; None: one per core
-    overlap: int | None = None  # 1: the next step is planned while one runs; None: 1 on a GPU, else 0
-    prefix_caching: bool = True  # share the blocks of equal prefixes
-    speculate: str = "auto"  # guess tokens: off, auto (where it pays), ngram (wherever text repeats itself)
-    pace: bool | None = None  # hold prompts back while others decode; None: in a server yes, in scripts no
-    chat_template: str | None = None  # a file, a name, or the Jinja text itself; None: the model's own
-    tool_parser: str | None = None  # how the model writes calls; None: as its template tells
-    pooling: str = "last"  # what embeddings are made of where a client does not say: last, mean
-    served_name: str | None = None  # the name in /v1/models; None: the model's own
+    weights: str = setting(
+        "auto", About("How weights are held; auto: as in the file.", MODEL, choices=WEIGHTS)
+    )
+    packed_cache: bool = setting(
+        False,
+        About(
+            "Keep packed weights on disk, so that later starts need not pack them.",
+            MODEL,
+            docs="Keep the weights packed on disk, in `packed` of the cache folder (`OCTAVO_CACHE`), so that "
+            "later starts map them instead of packing them ([files.md](files.md)); the native backend alone.",
+        ),
+    )
+    context_length: int | None = setting(
+        None,
+        About(
+            "Tokens of prompt and output together.",
+            MODEL,
+            low=16,
+            high=10_000_000,
+            default="the model's",
+            docs="Tokens of prompt and output together; more than the model's own only where its "
+            "configuration scales positions.",
+        ),
+    )
+    chat_template: str | None = setting(
+        None,
+        About(
+            "Write chats with this Jinja file, or a well-known template (chatml, llama3, mistral, gemma, "
+            "phi3, zephyr, granite and others; docs/chat.md).",
+            MODEL,
+            metavar="FILE|NAME",
+            default="the model's",
+            allowed="a file, a name, or (in Python) the Jinja text itself",
+            docs="What writes chats in place of the model's own template; the names are in "
+            "[chat.md](chat.md).",
+        ),
+    )
+    tool_parser: str | None = setting(
+        None,
+        About(
+            "How the model writes tool calls.",
+            MODEL,
+            choices=TOOL_PARSERS,
+            metavar="NAME",
+            default="as its chat template tells, else hermes",
+        ),
+    )
+    pooling: str = setting(
+        "last",
+        About(
+            "What embeddings are made of where a client does not say: the hidden row of the last token, or "
+            "the mean of all.",
+            MODEL,
+            choices=POOLINGS,
+            docs="What [embeddings](embeddings.md) are made of where a client does not say: the hidden row "
+            "of the last token, or the mean of all.",
+        ),
+    )
+    served_name: str | None = setting(
+        None, About("The name in /v1/models.", MODEL, metavar="NAME", default="the model's", allowed="text")
+    )
+
+    kv: str = setting(
+        "bf16",
+        About(
+            "How K and V are held; fp16 and fp8 with torch alone.",
+            MEMORY,
+            choices=KV_KINDS,
+            allowed="f32, bf16, int8; with torch also fp16, fp8",
+            docs="How K and V are held.",
+        ),
+    )
+    kv_memory_bytes: int | None = setting(
+        None,
+        About(
+            "Memory for K and V, such as 2GiB.",
+            MEMORY,
+            low=2**16,
+            high=_PIB,
+            unit=Unit.BYTES,
+            default="a quarter of what is available; of a GPU's nearly all",
+            docs="Memory for blocks of K and V. Of a GPU's by default what is free, less a tenth or 2 GiB.",
+        ),
+    )
+    pin_memory_bytes: int | None = setting(
+        None,
+        About(
+            "Memory that all pins together may keep.",
+            MEMORY,
+            low=0,
+            high=_PIB,
+            unit=Unit.BYTES,
+            default="half of the KV memory",
+        ),
+    )
+    session_ttl_s: int = setting(
+        SESSION_TTL_S,
+        About(
+            "Seconds that a chat session lives after its last turn.",
+            MEMORY,
+            low=1,
+            high=30 * 86_400,
+            unit=Unit.SECONDS,
+        ),
+    )
+    idle_return_s: int = setting(
+        300,
+        About(
+            "Seconds without work until unused memory goes back to the system; 0: never.",
+            MEMORY,
+            low=0,
+            high=10_000_000,
+            unit=Unit.SECONDS,
+        ),
+    )
+    memory_reserve_bytes: int | None = setting(
+        None,
+        About(
+            "Memory to leave to others: with less available the KV memory shrinks; 0: never.",
+            MEMORY,
+            low=0,
+            high=_PIB,
+            unit=Unit.BYTES,
+            default="5 % of the machine, at most 512 MiB",
+        ),
+    )
+
+    host_cache_bytes: int = setting(
+        0,
+        About(
+            "Host memory for what a GPU's KV memory has no room for.",
+            BELOW,
+            low=0,
+            high=_PIB,
+            unit=Unit.BYTES,
+            docs="Host memory for blocks that the KV memory has no room for; before the disk, if there is "
+            "one; 0: none. On a CPU the same memory serves better as `--kv-memory`.",
+        ),
+    )
+    disk_cache: str | None = setting(
+        None,
+        About(
+            "Folder for what memory has no room for; it survives a restart.",
+            BELOW,
+            metavar="FOLDER",
+            allowed="a folder",
+            docs="Folder for blocks that memory has no room for; they survive a restart.",
+        ),
+    )
+    disk_size_bytes: int = setting(
+        20 * 2**30,
+        About("Size of its one file, taken at start.", BELOW, low=2**20, high=_PIB, unit=Unit.BYTES),
+    )
+    disk_max_age_days: int = setting(
+        30,
+        About(
+            "Days without use after which it is removed from disk; 0: never.",
+            BELOW,
+            low=0,
+            high=100_000,
+            unit=Unit.DAYS,
+            docs="Days without use after which blocks on disk, and what other models left in the folder, "
+            "are removed; 0: never.",
+        ),
+    )
+
+    backend: str = setting(
+        "auto",
+        About(
+            "native (the processor), torch (a GPU), reference (NumPy; slow). auto: torch where it sees a "
+            "GPU, else native.",
+            COMPUTING,
+            choices=BACKENDS,
+            docs="native: the processor's kernels; torch: a GPU ([gpu.md](gpu.md)); reference: NumPy, slow; "
+            "auto: torch where it sees a GPU, else native.",
+        ),
+    )
+    device: str = setting(
+        "auto",
+        About(
+            "Where torch computes: auto, cpu, cuda or cuda:1.",
+            COMPUTING,
+            metavar="NAME",
+            allowed="auto, cpu, cuda, cuda:N",
+            docs="Where torch computes; cpu with torch is slow, and for tests.",
+        ),
+    )
+    attention: str = setting(
+        "triton",
+        About(
+            "A GPU's attention: Octavo's exact kernels, or torch's FlashAttention.",
+            COMPUTING,
+            choices=ATTENTIONS,
+            docs="A GPU's attention: Octavo's kernels (exact), or torch's FlashAttention where it has block "
+            "tables.",
+        ),
+    )
+    threads: int | None = setting(
+        None, About("Threads that compute.", COMPUTING, low=1, high=1024, default="one per core")
+    )
+    max_seqs: int = setting(64, About("Sequences that run at once.", COMPUTING, low=1, high=4096))
+    step_tokens: int = setting(
+        512, About("Tokens computed in one step at most.", COMPUTING, low=1, high=65_536)
+    )
+    max_queue: int = setting(
+        1024,
+        About(
+            "Requests that may wait; more are refused (429).",
+            COMPUTING,
+            low=0,
+            high=1_000_000,
+            docs="Requests that may wait; more get 429.",
+        ),
+    )
+    prefix_caching: bool = setting(True, About("Compute what prompts begin with in common once.", COMPUTING))
+    speculate: str = setting(
+        "auto",
+        About(
+            "Guess tokens and compute several in a step; answers are the same, sooner. auto: where it pays; "
+            "ngram: wherever text repeats itself.",
+            COMPUTING,
+            choices=SPECULATE,
+            docs="Guess tokens and compute several in a step ([speculation.md](speculation.md)).",
+        ),
+    )
+    pace: bool | None = setting(
+        None,
+        About(
+            "Hold prompts back so that running answers keep pace.",
+            COMPUTING,
+            default="on in a server, off in scripts and `bench offline`",
+        ),
+    )
+
+    # Bytes of the KV memory that are taken from the system at start, before a prompt has to wait for them.
+    kv_ready_bytes: int = gone(
+        0,
+        Gone("a server takes the first GiB of its KV memory at start, the rest when first used", Unit.BYTES),
+    )
+    block_size: int = gone(16, Gone("a block holds 16 tokens"))
+    # 1: the next step is planned while one runs; None: 1 on a GPU, else 0.
+    overlap: int | None = gone(
+        None, Gone("steps overlap on a GPU, where it pays, and do not on a processor, where it does not")
+    )
 
     def __post_init__(self) -> None:
-        _one_of("weights", self.weights, WEIGHTS)
-        _one_of("kv", self.kv, KV_KINDS)
         if self.backend == "cpu":
             raise ConfigError(f"backend is 'cpu', which is called native now; allowed: {', '.join(BACKENDS)}")
-        _one_of("backend", self.backend, BACKENDS)
-        _one_of("attention", self.attention, ATTENTIONS)
+        check(self)
         if self.attention == "flash" and (self.backend in ("native", "reference") or self.device == "cpu"):
             raise ConfigError(
                 "attention is flash, which is a GPU's; allowed on the processor: triton (its own kernels are "
@@ -95,25 +309,11 @@ class StartOptions:
                 "packed_cache is on, which the native backend alone knows; allowed with another: off; "
                 "leave --packed-cache out, or give --backend native"
             )
-        _one_of("block_size", self.block_size, BLOCK_SIZES)
-        _one_of("pooling", self.pooling, POOLINGS)
-        _one_of("speculate", self.speculate, SPECULATE)
-        _one_of("tool_parser", self.tool_parser, (None, *TOOL_PARSERS))
-        _within("context_length", self.context_length, 16, 10_000_000)
-        _within("kv_memory", self.kv_memory_bytes, 2**16, 2**50)
-        _within("kv_ready", self.kv_ready_bytes, 0, 2**50)
-        _within("disk_size", self.disk_size_bytes, 2**20, 2**50)
-        _within("host_cache", self.host_cache_bytes, 0, 2**50)
-        _within("disk_max_age", self.disk_max_age_days, 0, 100_000)
-        _within("idle_return", self.idle_return_s, 0, 10_000_000)
-        _within("memory_reserve", self.memory_reserve_bytes, 0, 2**50)
-        _within("pin_memory", self.pin_memory_bytes, 0, 2**50)
-        _within("session_ttl", self.session_ttl_s, 1, 30 * 86_400)
-        _within("max_seqs", self.max_seqs, 1, 4096)
-        _within("step_tokens", self.step_tokens, 1, 65_536)
-        _within("max_queue", self.max_queue, 0, 1_000_000)
-        _within("threads", self.threads, 1, 1024)
-        _within("overlap", self.overlap, 0, 1)
+        if self.block_size not in BLOCK_SIZES:
+            raise ConfigError(f"block_size is {shown(self.block_size)}; allowed: 16, 32, 64")
+        for name, given, high in (("kv_ready", self.kv_ready_bytes, _PIB), ("overlap", self.overlap, 1)):
+            if given is not None and not 0 <= given <= high:
+                raise ConfigError(f"{name} is {shown(given)}; allowed: 0 to {high:,}")
         if self.disk_cache is not None:
             folder_of("disk_cache", self.disk_cache)
 
@@ -121,13 +321,3 @@ class StartOptions:
     def disk_folder(self) -> Path | None:
         """Of the disk cache, without ~."""
         return None if self.disk_cache is None else folder_of("disk_cache", self.disk_cache)
-
-
-def _one_of(name: str, given: object, allowed: tuple[object, ...]) -> None:
-    if given not in allowed:
-        raise ConfigError(f"{name} is {shown(given)}; allowed: {', '.join(map(str, allowed))}")
-
-
-def _within(name: str, given: int | None, low: int, high: int) -> None:
-    if given is not None and not low <= given <= high:
-        raise ConfigError(f"{name} is {shown(given)}; allowed: {low:,} to {high:,}")

@@ -12,6 +12,7 @@ import pytest
 from octavo import AsyncEngineArgs, EngineArgs, StartOptions
 from octavo.api.settings import VLLM_SETTINGS, OwnSettings, Settings, resolve_settings
 from octavo.errors import ConfigError
+from octavo.setting import settings_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -21,11 +22,13 @@ def resolved(**given: object) -> StartOptions:
 
 
 def test_every_setting_of_an_engine_has_its_own_name() -> None:
-    fields = {field.name for field in dataclasses.fields(StartOptions)}
-    assert set(OwnSettings.__annotations__) == fields
+    types = {field.name: str(field.type) for field in dataclasses.fields(StartOptions)}
+    named = {setting.field: types[setting.field] for setting in settings_of(StartOptions)}
+    wanted = {field: kind if "None" in kind else f"{kind} | None" for field, kind in named.items()}
+    assert {name: hint.__forward_arg__ for name, hint in OwnSettings.__annotations__.items()} == wanted
     values = {
-        field.name: {"disk_cache": "/tmp/cache", "backend": "native"}.get(field.name, field.default)
-        for field in dataclasses.fields(StartOptions)
+        setting.field: {"disk_cache": "/tmp/cache", "backend": "native"}.get(setting.field, setting.default)
+        for setting in settings_of(StartOptions)
     }
     assert resolved(**values) == StartOptions(**values)  # type: ignore[arg-type]
 
@@ -68,6 +71,7 @@ def test_every_name_of_vllms_has_a_treatment_and_is_documented() -> None:
                 "tokenizer": "m",
                 "tensor_parallel_size": 1,
                 "trust_remote_code": True,
+                "block_size": 32,
                 "gpu_memory_utilization": 0.9,
                 "enforce_eager": True,
                 "swap_space": 4,
@@ -112,6 +116,8 @@ def test_a_type_of_torchs_is_taken_by_its_name() -> None:
         ({"seed": "abc"}, "seed is 'abc'; allowed: a whole number"),
         ({"seed": 2**64}, "seed is .*; allowed: -"),
         ({"max_modellen": 5}, "there is no setting 'max_modellen'; near it: max_model_len"),
+        ({"overlap": 1}, "overlap is no setting any more: steps overlap on a GPU"),
+        ({"kv_ready_bytes": 1}, "kv_ready_bytes is no setting any more: a server takes the first GiB"),
         ({"zzz": 5}, "there is no setting 'zzz'; docs/settings.md lists all"),
     ],
 )

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 
-SMALL = ("--kv-memory", "256MiB", "--kv-ready", "0", "--context-length", "8192")
+SMALL = ("--kv-memory", "256MiB", "--context-length", "8192")
 START_S = 60.0
 
 

@@ -110,7 +110,7 @@ def test_serve_gives_the_engine_its_tenants_before_anything_is_restored(
     before = signal.getsignal(signal.SIGHUP)
     try:
         with pytest.raises(Started):
-            serve.run(None, StartOptions(), ServerSettings(roster=TenantRegistry(path)), 0)
+            serve.run(None, StartOptions(), ServerSettings(port=0, roster=TenantRegistry(path)))
     finally:
         signal.signal(signal.SIGHUP, before)
     [policies_of] = given

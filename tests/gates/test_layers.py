@@ -24,7 +24,8 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.grammar": {"octavo.errors"},
     "octavo.errors": set(),
     "octavo.units": {"octavo.errors"},
-    "octavo.config": {"octavo.errors", "octavo.files"},
+    "octavo.setting": {"octavo.errors", "octavo.units"},
+    "octavo.config": {"octavo.errors", "octavo.files", "octavo.setting"},
     "octavo.fields": {"octavo.errors"},
     "octavo.database": set(),
     "octavo.files": {"octavo.database", "octavo.errors"},
@@ -59,9 +60,10 @@ ALLOWED: dict[str, set[str]] = {
     | {"octavo.config", "octavo.database", "octavo.device", "octavo.files", "octavo.tenants"}
     | {"octavo._native"},
     # What programs import; nothing below imports it, and the server is no client of it.
-    "octavo.api": VALUES | {"octavo.engine", "octavo.config", "octavo.text", "octavo.tools"},
+    "octavo.api": VALUES
+    | {"octavo.engine", "octavo.config", "octavo.setting", "octavo.text", "octavo.tools"},
     "octavo.server": VALUES
-    | {"octavo.engine", "octavo.config", "octavo.tenants", "octavo.tools", "octavo.files"}
+    | {"octavo.engine", "octavo.config", "octavo.setting", "octavo.tenants", "octavo.tools", "octavo.files"}
     | {"octavo.__version__"},
     "octavo.bench": VALUES
     | LEDGER
@@ -69,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"octavo.api", "octavo.config", "octavo.sim", "octavo.sse_reader", "octavo._native"},
     "octavo.cli": VALUES
     | ENGINE
-    | {"octavo.bench", "octavo.config", "octavo.files", "octavo.server", "octavo.tenants"}
+    | {"octavo.bench", "octavo.config", "octavo.files", "octavo.server", "octavo.setting", "octavo.tenants"}
     | {"octavo.api", "octavo.memory", "octavo.sse_reader", "octavo._native", "octavo.__version__"},
 }
 # Rooms that decide: no arrays, no clock, no thread, no socket. Time is an argument.

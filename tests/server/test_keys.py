@@ -8,41 +8,59 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from octavo.cli.config_file import read_config
+from octavo.cli.given import Beside, resolve
 from octavo.cli.main import app
 from octavo.errors import ConfigError
-from octavo.server.keys import collect_keys
 from octavo.server.settings import ServerSettings
 from octavo.tenants import digest_of
 
 BAD = ["", " ", "\t", "a\nb", "a\n", "\nb", "schlüssel", "two words", "a\x00b", "\x7f", "k" * 513, "\u2028"]
 
 
+def keys_of(flags=(), path=None, environment=None):
+    """The keys of a server that was given those: by --api-key, by --api-key-file, by variables."""
+    typed = {"api_keys": list(flags), "key_file": None if path is None else str(path)}
+    beside = Beside("server", None, environment or {})
+    return resolve(ServerSettings(), typed, beside).options.keys
+
+
 @pytest.mark.parametrize("key", BAD)
 def test_a_key_that_is_none_is_refused_wherever_it_comes_from(key, tmp_path):
     with pytest.raises(ConfigError, match="--api-key number 2"):
-        collect_keys(["good", key], None, {})
+        keys_of(["good", key])
     with pytest.raises(ConfigError, match="OCTAVO_API_KEY"):
-        collect_keys([], None, {"OCTAVO_API_KEY": key})
+        keys_of(environment={"OCTAVO_API_KEY": key})
     with pytest.raises(ConfigError, match="API key number 1"):
         ServerSettings(api_keys=(key,))
     if key.strip() and len(key.splitlines()) < 2 and key == key.rstrip("\n"):
         path = tmp_path / "keys"
         path.write_text(f"good\n{key}\n")
         with pytest.raises(ConfigError, match="line 2"):
-            collect_keys([], path, {})
+            keys_of(path=path)
 
 
 @pytest.mark.parametrize("key", [key for key in BAD if len(key.strip()) > 3])
 def test_the_error_never_tells_the_key(key):
     with pytest.raises(ConfigError) as caught:
-        collect_keys([key], None, {})
+        keys_of([key])
     assert key not in str(caught.value)
 
 
-def test_keys_of_a_file_are_one_a_line(tmp_path):
+def test_a_key_that_is_no_text_in_a_config_file_is_not_told(tmp_path):
+    path = tmp_path / "octavo.toml"
+    path.write_text("[server]\napi_key = 123454321\n")
+    with pytest.raises(ConfigError, match=r"api_key number 1 is something else; allowed: text") as caught:
+        read_config(path)
+    assert "123454321" not in str(caught.value)
+
+
+def test_keys_of_a_file_are_one_a_line_and_come_beside_those_of_flags_or_the_environment(tmp_path):
     path = tmp_path / "keys"
     path.write_text("# ours\none\n\ntwo\r\none\n")
-    assert collect_keys(["zero"], path, {"OCTAVO_API_KEY": "env"}) == ("zero", "one", "two")
+    environment = {"OCTAVO_API_KEY": "env"}
+    assert keys_of(["zero"], path, environment) == ("zero", "one", "two")
+    assert keys_of([], path, environment) == ("env", "one", "two")
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "# nothing\n"])
@@ -50,20 +68,26 @@ def test_a_file_without_keys_is_refused(tmp_path, content):
     path = tmp_path / "keys"
     path.write_text(content)
     with pytest.raises(ConfigError, match="no key"):
-        collect_keys([], path, {})
+        keys_of(path=path)
 
 
 def test_a_file_that_is_none_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, tmp_path / "nothing"):
         with pytest.raises(ConfigError, match="--api-key-file"):
-            collect_keys([], path, {})
+            keys_of(path=path)
 
 
 def test_the_environment_counts_where_no_option_is_given():
-    assert collect_keys([], None, {"OCTAVO_API_KEY": "env"}) == ("env",)
-    assert collect_keys(["option"], None, {"OCTAVO_API_KEY": "env"}) == ("option",)
-    assert collect_keys([], None, {}) == ()
+    environment = {"OCTAVO_API_KEY": "env"}
+    assert keys_of(environment=environment) == ("env",)
+    assert keys_of(["option"], environment=environment) == ("option",)
+    assert keys_of() == ()
+
+
+def test_more_keys_than_can_be_compared_are_refused():
+    with pytest.raises(ConfigError, match=r"1,025 API keys; allowed: up to 1,024"):
+        ServerSettings(api_keys=tuple(f"key-{number}" for number in range(1_025)))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ import argparse
 import typing
 from typing import Self, Unpack
 
-from octavo.api.settings import Settings
+from octavo.api.settings import VLLM_SETTINGS, Settings
+from octavo.config import StartOptions
 from octavo.errors import ConfigError
+from octavo.setting import settings_of
 
 _PLAIN = {int: int, float: float, str: str}
 
@@ -24,13 +26,16 @@ class EngineArgs:
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         """Add `--model`, and an option for each setting that is a number, a text, or on or off."""
         parser.add_argument("--model")
+        helps = {own.field: own.about.help for own in settings_of(StartOptions)}
+        helps |= {theirs.name: theirs.words for theirs in VLLM_SETTINGS}
         for name, hint in typing.get_type_hints(Settings).items():
             kinds = set(typing.get_args(hint))
-            flag = f"--{name.replace('_', '-')}"
+            flag, words = f"--{name.replace('_', '-')}", helps.get(name, "").replace("%", "%%")
             if bool in kinds:
-                parser.add_argument(flag, action=argparse.BooleanOptionalAction)
+                parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=words)
             elif kinds & _PLAIN.keys():
-                parser.add_argument(flag, type=next(kind for kind in _PLAIN if kind in kinds))
+                kind = next(kind for kind in _PLAIN if kind in kinds)
+                parser.add_argument(flag, type=kind, help=words)
         return parser
 
     @classmethod

@@ -12,47 +12,45 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypedDict, cast
+from typing import TypedDict
 
 from octavo.config import StartOptions
 from octavo.errors import ConfigError, is_number, shown
 from octavo.params import SEED_MAX
+from octavo.setting import gone_of, settings_of
 
 
 class OwnSettings(TypedDict, total=False):
-    """The fields of `StartOptions`, each with its own name."""
+    """The settings of `StartOptions`, each with its own name: once more, for type checkers, which cannot make
+    them of its fields."""
 
     weights: str | None
     packed_cache: bool | None
-    kv: str | None
-    backend: str | None
-    device: str | None
-    attention: str | None
     context_length: int | None
-    kv_memory_bytes: int | None
-    kv_ready_bytes: int | None
-    block_size: int | None
-    host_cache_bytes: int | None
-    disk_cache: str | None
-    disk_size_bytes: int | None
-    disk_max_age_days: int | None
-    idle_return_s: int | None
-    memory_reserve_bytes: int | None
-    pin_memory_bytes: int | None
-    session_ttl_s: int | None
-    max_seqs: int | None
-    step_tokens: int | None
-    max_queue: int | None
-    threads: int | None
-    overlap: int | None
-    prefix_caching: bool | None
-    speculate: str | None
-    pace: bool | None
     chat_template: str | None
     tool_parser: str | None
     pooling: str | None
     served_name: str | None
+    backend: str | None
+    device: str | None
+    attention: str | None
+    threads: int | None
+    max_seqs: int | None
+    step_tokens: int | None
+    max_queue: int | None
+    prefix_caching: bool | None
+    speculate: str | None
+    pace: bool | None
+    kv: str | None
+    kv_memory_bytes: int | None
+    pin_memory_bytes: int | None
+    session_ttl_s: int | None
+    idle_return_s: int | None
+    memory_reserve_bytes: int | None
+    host_cache_bytes: int | None
+    disk_cache: str | None
+    disk_size_bytes: int | None
+    disk_max_age_days: int | None
 
 
 class Settings(OwnSettings, total=False):
@@ -62,6 +60,7 @@ class Settings(OwnSettings, total=False):
     max_model_len: int | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
+    block_size: int | None
     dtype: str | object  # also torch's own
     quantization: str | None
     kv_cache_dtype: str | None
@@ -201,6 +200,7 @@ VLLM_SETTINGS: tuple[VllmSetting, ...] = (
         "speculate",
         read=_ngram,
     ),
+    VllmSetting("block_size", "a block holds 16 tokens; no answer depends on it"),
     VllmSetting("tokenizer_mode", "the model's own tokenizer is used", only=("auto", "hf", "fast")),
     VllmSetting("skip_tokenizer_init", "detokenize=False in SamplingParams", only=(False,)),
     VllmSetting("tokenizer_revision", "give the folder of the revision as the model", only=()),
@@ -234,7 +234,7 @@ VLLM_SETTINGS: tuple[VllmSetting, ...] = (
     VllmSetting("attention_backend", "attention: triton or flash", only=()),
     VllmSetting("attention_config", "attention: triton or flash", only=({},)),
     VllmSetting("enable_chunked_prefill", "prompts are computed in chunks of step_tokens, always"),
-    VllmSetting("async_scheduling", "overlap; it changes no answer"),
+    VllmSetting("async_scheduling", "steps overlap on a GPU; it changes no answer"),
     VllmSetting("disable_async_output_proc", "it changes no answer"),
     VllmSetting("scheduling_policy", "requests have priorities, always", only=("fcfs", "priority")),
     VllmSetting("disable_log_stats", "statistics are in engine.stats, and logged by no one"),
@@ -255,8 +255,7 @@ VLLM_SETTINGS: tuple[VllmSetting, ...] = (
     VllmSetting("kv_transfer_config", "disk_cache keeps blocks for other processes to come", only=()),
 )
 _OF_VLLM = {setting.name: setting for setting in VLLM_SETTINGS}
-_TYPES = {own.name: str(own.type) for own in dataclasses.fields(StartOptions)}
-_KINDS = {"bool": "True or False", "int": "a whole number", "str": "text"}
+_OWN = {own.field: own for own in settings_of(StartOptions)}
 
 
 def resolve_settings(
@@ -278,30 +277,20 @@ def resolve_settings(
             continue
         if field in found and found[field] != meant:
             raise ConfigError(f"{name} and another name of {field} are given together; allowed: one of them")
-        found[field] = _checked(name, _TYPES[field], meant)
+        found[field] = _OWN[field].take(meant, name)
     return Resolved(dataclasses.replace(options or StartOptions(), **found), seed)  # type: ignore[arg-type]
-
-
-def _checked(name: str, kinds: str, given: object) -> object:
-    """The value as a field of such a type takes it; bounds are `StartOptions`' own to check. Raises
-    ConfigError."""
-    if "bool" in kinds and isinstance(given, bool):
-        return given
-    if "int" in kinds and is_number(given, whole=True):
-        return int(cast(int, given))
-    if "str" in kinds and isinstance(given, str | Path):
-        return str(given)
-    words = next(words for kind, words in _KINDS.items() if kind in kinds)
-    raise ConfigError(f"{name} is {shown(given)}; allowed: {words}")
 
 
 def _meant(name: str, value: object) -> tuple[str, object]:
     """The field of `StartOptions` that is meant, and its value; None: the default. Raises ConfigError."""
-    if name in _TYPES:
+    if name in _OWN:
         return name, value
     setting = _OF_VLLM.get(name)
+    gone = gone_of(StartOptions).get(name.removesuffix("_bytes"))
+    if setting is None and gone is not None:
+        raise gone.refusal(name)
     if setting is None:
-        near = difflib.get_close_matches(name, [*_TYPES, *_OF_VLLM], 3)
+        near = difflib.get_close_matches(name, [*_OWN, *_OF_VLLM], 3)
         hint = f"; near it: {', '.join(near)}" if near else ""
         raise ConfigError(f"there is no setting {name!r:.80}{hint}; docs/settings.md lists all")
     if setting.only is not None and value not in setting.only:

@@ -9,12 +9,21 @@ from typing import Annotated
 import typer
 
 from octavo.cli import options as opt
+from octavo.cli.flags import Only, with_settings
 from octavo.cli.remote import URL_VARIABLE, address_of, is_typed
+from octavo.config import StartOptions
+
+# While a speed is measured nothing is guessed; offline, prompts are not held back for running answers either.
+PLAIN = StartOptions(pace=True, speculate="off")
+OFFLINE = StartOptions(pace=False, speculate="off", kv_ready_bytes=2**30)
+HELD = ("weights", "packed_cache", "kv")
+COMPUTED = ("backend", "device", "max_seqs", "step_tokens", "threads")
 
 bench_app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 
 
 @bench_app.command()
+@with_settings
 def offline(
     model: opt.Model = None,
     file: opt.File = None,
@@ -44,36 +53,13 @@ def offline(
     prompt: Annotated[int, typer.Option(help="W3: prompt tokens.", min=1)] = 7168,
     long_out: Annotated[int, typer.Option(help="W3: output tokens.", min=1)] = 64,
     as_json: opt.AsJson = False,
-    weights: opt.Weights = "auto",
-    packed_cache: opt.PackedCache = False,
-    kv: opt.Kv = "bf16",
-    backend: opt.Backend = "auto",
-    device: opt.Device = "auto",
-    attention: opt.Attention = "triton",
-    kv_memory: opt.KvMemory = None,
-    kv_ready: opt.KvReady = opt.KV_READY,
-    max_seqs: opt.MaxSeqs = 64,
-    step_tokens: opt.StepTokens = 512,
-    threads: opt.Threads = None,
-    overlap: opt.Overlap = None,
-    pace: opt.PrefillBudget = False,
+    *,
+    engine: Annotated[StartOptions, Only(*HELD, *COMPUTED, "attention", "kv_memory_bytes", "pace")] = OFFLINE,
 ) -> None:
     """Run W1 (independent prompts), W2 (a shared prefix) and W3 (a long context) without HTTP."""
     from octavo.bench.offline import chosen
     from octavo.cli.bench import run
 
-    options = opt.start_options(
-        weights=weights,
-        kv=kv,
-        where=opt.BackendOptions(backend, device, attention, packed_cache, overlap),
-        kv_memory=kv_memory,
-        kv_ready=kv_ready,
-        max_seqs=max_seqs,
-        step_tokens=step_tokens,
-        threads=threads,
-        pace=pace,
-        speculate="off",
-    )
     workloads = chosen(
         workload or ("W1", "W2"),
         num_requests=n,
@@ -82,10 +68,11 @@ def offline(
         w2_prefix=prefix,
         w3_tokens=(prompt, long_out),
     )
-    run(opt.named(model, file), options, workloads, as_json=as_json)
+    run(opt.named(model, file), engine, workloads, as_json=as_json)
 
 
 @bench_app.command()
+@with_settings
 def latency(
     model: opt.Model = None,
     file: opt.File = None,
@@ -94,35 +81,16 @@ def latency(
     before: Annotated[int, typer.Option(help="Tokens of each answer before it comes.", min=16)] = 48,
     rounds: Annotated[int, typer.Option(help="Runs of each configuration, in turns.", min=1)] = 3,
     as_json: opt.AsJson = False,
-    weights: opt.Weights = "auto",
-    packed_cache: opt.PackedCache = False,
-    kv: opt.Kv = "bf16",
-    backend: opt.Backend = "auto",
-    device: opt.Device = "auto",
-    attention: opt.Attention = "triton",
-    kv_memory: opt.KvMemory = None,
-    max_seqs: opt.MaxSeqs = 64,
-    step_tokens: opt.StepTokens = 512,
-    threads: opt.Threads = None,
-    overlap: opt.Overlap = None,
+    *,
+    engine: Annotated[StartOptions, Only(*HELD, *COMPUTED, "attention", "kv_memory_bytes")] = PLAIN,
 ) -> None:
     """Measure what running answers notice of a long prompt, computed in chunks or in one step."""
     from octavo.bench.latency import Scenario
     from octavo.cli.bench import run_latency
 
-    options = opt.start_options(
-        weights=weights,
-        kv=kv,
-        where=opt.BackendOptions(backend, device, attention, packed_cache, overlap),
-        kv_memory=kv_memory,
-        max_seqs=max_seqs,
-        step_tokens=step_tokens,
-        threads=threads,
-        speculate="off",
-    )
     run_latency(
         opt.named(model, file),
-        options,
+        engine,
         Scenario(streams=streams, before=before, prompt=prompt),
         rounds,
         as_json=as_json,
@@ -181,6 +149,7 @@ def serve(
 
 
 @bench_app.command()
+@with_settings
 def quality(
     model: opt.Model = None,
     file: opt.File = None,
@@ -200,8 +169,9 @@ def quality(
     write_text: Annotated[
         Path | None, typer.Option(help="Write the text that is measured to this file, and leave.")
     ] = None,
-    threads: opt.Threads = None,
     as_json: opt.AsJson = False,
+    *,
+    engine: Annotated[StartOptions, Only("threads")] = PLAIN,
 ) -> None:
     """Measure perplexity and the divergence from float32 of every way to hold weights and KV."""
     from octavo.cli.bench_quality import run, save_text
@@ -216,12 +186,13 @@ def quality(
         kv.split(","),
         text,
         chunks,
-        threads,
+        engine.threads,
         as_json=as_json,
     )
 
 
 @bench_app.command()
+@with_settings
 def kernels(
     only: Annotated[str, typer.Option(help="Only kernels whose name contains this.")] = "",
     paging: Annotated[
@@ -229,8 +200,9 @@ def kernels(
     ] = False,
     seconds: Annotated[float, typer.Option(help="Time for each kernel.", min=0.01)] = 0.3,
     device: Annotated[str, typer.Option(help="cpu, or a GPU's kernels: cuda, cuda:1.")] = "cpu",
-    threads: opt.Threads = None,
     as_json: opt.AsJson = False,
+    *,
+    engine: Annotated[StartOptions, Only("threads")] = PLAIN,
 ) -> None:
     """Measure each kernel beside the machine's own limits."""
     from octavo.cli.bench_kernels import run, run_on_device, run_paging
@@ -238,9 +210,9 @@ def kernels(
     if device != "cpu":
         run_on_device(device, as_json=as_json)
     elif paging:
-        run_paging(seconds, threads, as_json=as_json)
+        run_paging(seconds, engine.threads, as_json=as_json)
     else:
-        run(only, seconds, threads, as_json=as_json)
+        run(only, seconds, engine.threads, as_json=as_json)
 
 
 @bench_app.command()
@@ -276,6 +248,7 @@ def memory(
 
 
 @bench_app.command()
+@with_settings
 def embeddings(
     model: opt.Model = None,
     file: opt.File = None,
@@ -290,14 +263,8 @@ def embeddings(
         Path | None, typer.Option(help="Write the texts as JSON lines to this file, and leave.")
     ] = None,
     as_json: opt.AsJson = False,
-    weights: opt.Weights = "auto",
-    packed_cache: opt.PackedCache = False,
-    kv: opt.Kv = "bf16",
-    backend: opt.Backend = "auto",
-    device: opt.Device = "auto",
-    max_seqs: opt.MaxSeqs = 64,
-    step_tokens: opt.StepTokens = 512,
-    threads: opt.Threads = None,
+    *,
+    engine: Annotated[StartOptions, Only(*HELD, *COMPUTED)] = OFFLINE,
 ) -> None:
     """Measure how many texts become embeddings in a second."""
     from octavo.bench.embeddings import fixed_texts
@@ -306,18 +273,7 @@ def embeddings(
     if write_texts is not None:
         bench_embeddings.write_texts(write_texts, texts, words)
         return
-    options = opt.start_options(
-        weights=weights,
-        kv=kv,
-        where=opt.BackendOptions(backend, device, packed_cache=packed_cache),
-        kv_ready=opt.KV_READY,
-        max_seqs=max_seqs,
-        step_tokens=step_tokens,
-        threads=threads,
-        pace=False,
-        speculate="off",
-    )
     given = fixed_texts(texts, words)
     bench_embeddings.run(
-        opt.named(model, file), options, given, pooling or ("last", "mean"), rounds, as_json=as_json
+        opt.named(model, file), engine, given, pooling or ("last", "mean"), rounds, as_json=as_json
     )

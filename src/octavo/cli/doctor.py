@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from octavo.cli.disk_app import namespace_line
-from octavo.cli.doctor_headers import diagnose, machine_advice, machine_lines, weights_in_words
+from octavo.cli.doctor_headers import diagnose, given_lines, machine_advice, machine_lines, weights_in_words
+from octavo.cli.given import Origin
 from octavo.cli.packed import packed_lines
 from octavo.cli.terminal import look_at_machine
 from octavo.config import StartOptions
@@ -24,7 +27,14 @@ from octavo.model.spec import ModelSpec
 from octavo.units import blocks_for, format_bytes
 
 
-def run(model: str | None, options: StartOptions, *, load: bool = False, as_json: bool = False) -> bool:
+def run(
+    model: str | None,
+    options: StartOptions,
+    origins: Sequence[Origin] = (),
+    *,
+    load: bool = False,
+    as_json: bool = False,
+) -> bool:
     """Say whether the model runs and fits, from headers; with `load`, or for a GPU, load it as `serve` would
     and print what was resolved, which has no JSON. False: it does not. Raises ConfigError and ModelError."""
     if load and as_json:
@@ -33,17 +43,17 @@ def run(model: str | None, options: StartOptions, *, load: bool = False, as_json
     if not load:
         backend = choose_backend(options)
         if backend.backend.is_host:
-            return diagnose(model, options, backend, as_json=as_json)
+            return diagnose(model, options, backend, origins, as_json=as_json)
         if as_json:
             raise ConfigError(
                 f"--json is given for {backend.backend.device}, where the model is loaded to tell; allowed: "
                 "--backend native or reference, since it tells what headers tell of a processor"
             )
-    _run_loaded(model, options)
+    _run_loaded(model, options, origins)
     return True
 
 
-def _run_loaded(model: str | None, options: StartOptions) -> None:
+def _run_loaded(model: str | None, options: StartOptions, origins: Sequence[Origin]) -> None:
     console = Console(highlight=False)
     with Console(stderr=True).status("looking ...") as status:
         # Without what is kept on disk: looking at it must not make it.
@@ -54,13 +64,14 @@ def _run_loaded(model: str | None, options: StartOptions) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, text in [
         *machine_lines(machine),
+        *given_lines(origins),
         *model_lines(started, options),
         *budget_lines(started.budget, options),
         *window_lines(started.loaded.model.spec, started.budget),
         *disk_lines(options, namespace_of(started.fingerprint)),
         *packed_lines_of(started, options),
     ]:
-        table.add_row(f"[bold]{name}[/]", text)
+        table.add_row(f"[bold]{name}[/]", escape(text))
     console.print(table)
     for line in advice(started, options, machine):
         console.print(f"- {line}", markup=False)

@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from octavo.bench.limits import measure_read
+from octavo.cli.given import Origin
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
 from octavo.engine.backends import Choice
@@ -67,7 +68,14 @@ class Diagnosis:
         return self.fit is not None and self.fit.fits
 
 
-def diagnose(model: str | None, options: StartOptions, choice: Choice, *, as_json: bool = False) -> bool:
+def diagnose(
+    model: str | None,
+    options: StartOptions,
+    choice: Choice,
+    origins: Sequence[Origin] = (),
+    *,
+    as_json: bool = False,
+) -> bool:
     """Print the answer for a processor's backend; whether the model runs and fits. Raises ModelNotFound where
     there are no files, ConfigError."""
     with phases() as report, tempfile.TemporaryDirectory(prefix="octavo-headers-") as folder:
@@ -75,12 +83,12 @@ def diagnose(model: str | None, options: StartOptions, choice: Choice, *, as_jso
         report("reading headers, and measuring the memory's bandwidth")
         found = look(path, options, choice, measure_read)
     if as_json:
-        write(json.dumps(json_of(found), indent=2) + "\n")
+        write(json.dumps(json_of(found) | {"given": json_of_given(origins)}, indent=2) + "\n")
         return found.runs and found.fits
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     machine = look_at_machine()
     where = f"{choice.backend.name} on {choice.backend.device}: {choice.reason}"
-    lines = [*machine_lines(machine), ("backend", where)]
+    lines = [*machine_lines(machine), *given_lines(origins), ("backend", where)]
     for name, text in [*lines, *found.lines]:
         table.add_row(f"[bold]{name}[/]", escape(text))
     console = Console(highlight=False)
@@ -142,6 +150,17 @@ def machine_lines(machine: Machine) -> Lines:
             f"{format_bytes(machine.memory_total)}, {format_bytes(machine.memory_available)} available now",
         ),
     ]
+
+
+def given_lines(origins: Sequence[Origin]) -> Lines:
+    """The settings that were given, and by what; nothing where all are the defaults."""
+    told = [f"{each.setting.name} is {each.words} ({each.source})" for each in origins]
+    return [("" if place else "given", text) for place, text in enumerate(told)]
+
+
+def json_of_given(origins: Sequence[Origin]) -> dict[str, object]:
+    """The same as values."""
+    return {each.setting.name: {"value": each.value, "source": each.source} for each in origins}
 
 
 def machine_advice(options: StartOptions, machine: Machine) -> list[str]:

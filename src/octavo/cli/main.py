@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from octavo import __version__
 from octavo.cli import options as opt
 from octavo.cli.bench_app import bench_app
 from octavo.cli.disk_app import disk_app
+from octavo.cli.flags import Only, Told, with_settings
 from octavo.cli.models_app import models_app
 from octavo.cli.pins_app import pins_app
 from octavo.cli.pool_app import pool_app
@@ -24,7 +26,26 @@ from octavo.cli.remote import DEFAULT_URL, ApiKey, OtherUrl, Url
 from octavo.cli.sessions_app import sessions_app
 from octavo.cli.streams import standard_streams
 from octavo.cli.tenants_app import tenants_app
+from octavo.config import StartOptions
 from octavo.errors import ConfigError, InvalidRequest, OctavoError, TenantsRefused
+from octavo.server.settings import ServerSettings
+
+# What a server's defaults are, where they are not those of a script; `doctor` and the terminal have them too.
+TALKING = StartOptions(pace=True)
+SERVING = StartOptions(pace=True, kv_ready_bytes=2**30)
+CHATTING = opt.Sampling(temperature=0.7, top_p=0.95)
+CONTINUING = opt.Sampling(max_tokens=128)
+# What an engine in a terminal is asked for; a server's other settings have no use there.
+HERE = (
+    "weights",
+    "packed_cache",
+    "context_length",
+    "backend",
+    "device",
+    "threads",
+    "kv",
+    "kv_memory_bytes",
+)
 
 app = typer.Typer(
     name="octavo",
@@ -46,15 +67,30 @@ def main() -> None:
     """The entry point of the console script."""
     with standard_streams():
         try:
-            app()
+            whole_command()(prog_name="octavo")  # also as `python -m octavo`: completion asks by this name
         except OctavoError as error:
             typer.echo(f"octavo: {error}", err=True)
             sys.exit(2 if isinstance(error, (ConfigError, InvalidRequest, TenantsRefused)) else 1)
 
 
+def whole_command() -> TyperGroup:
+    """All commands, as typer makes them, but for the <bool> that it writes behind each flag."""
+    whole = cast(TyperGroup, typer.main.get_command(app))
+    _show_flags(whole)
+    return whole
+
+
+def _show_flags(command: TyperGroup | TyperCommand) -> None:
+    for each in command.get_params(typer.Context(command)):
+        if getattr(each, "is_flag", False) and each.metavar is None:
+            each.metavar = ""
+    for inner in getattr(command, "commands", {}).values():
+        _show_flags(inner)
+
+
 @app.callback(invoke_without_command=True)
 def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and leave.")] = False,
 ) -> None:
     """Serve language models from paged KV memory."""
     if version:
@@ -63,78 +99,23 @@ def root(
 
 
 @app.command()
+@with_settings
 def serve(
     model: opt.Model = None,
     file: opt.File = None,
-    host: opt.Host = "127.0.0.1",
-    port: opt.Port = 8000,
-    api_key: opt.ApiKey = None,
-    api_key_file: opt.ApiKeyFile = None,
-    tenants: opt.Tenants = None,
-    insecure: opt.Insecure = False,
-    allowed_host: opt.AllowedHost = None,
-    allowed_origin: opt.AllowedOrigin = None,
-    log_level: opt.LogLevel = "info",
-    log_format: opt.LogFormat = "text",
-    chat_template: opt.ChatTemplate = None,
-    tool_parser: opt.ToolParser = None,
-    served_name: opt.ServedName = None,
-    pooling: opt.Pooling = "last",
-    drain_timeout: opt.DrainTimeout = 30.0,
-    weights: opt.Weights = "auto",
-    packed_cache: opt.PackedCache = False,
-    kv: opt.Kv = "bf16",
-    backend: opt.Backend = "auto",
-    device: opt.Device = "auto",
-    attention: opt.Attention = "triton",
-    context_length: opt.ContextLength = None,
-    kv_memory: opt.KvMemory = None,
-    kv_ready: opt.KvReady = opt.KV_READY,
-    pin_memory: opt.PinMemory = None,
-    idle_return: opt.IdleReturn = 300,
-    memory_reserve: opt.MemoryReserve = None,
-    host_cache: opt.HostCache = None,
-    disk_cache: opt.DiskCache = None,
-    disk_size: opt.DiskSize = "20GiB",
-    disk_max_age: opt.DiskMaxAge = 30,
-    session_ttl: opt.SessionTtl = 86_400,
-    block_size: opt.BlockSize = 16,
-    max_seqs: opt.MaxSeqs = 64,
-    step_tokens: opt.StepTokens = 512,
-    max_queue: opt.MaxQueue = 1024,
-    threads: opt.Threads = None,
-    overlap: opt.Overlap = None,
-    prefix_caching: opt.PrefixCaching = True,
-    speculate: opt.Speculate = "auto",
-    pace: opt.PrefillBudget = True,
+    *,
+    engine: StartOptions = SERVING,
+    server: ServerSettings,
+    told: Told,
 ) -> None:
     """Serve a model over HTTP, with the APIs of OpenAI, Anthropic and Ollama."""
     from octavo.cli.serve import run
 
-    engine = opt.start_options(
-        weights=weights,
-        kv=kv,
-        where=opt.BackendOptions(backend, device, attention, packed_cache, overlap),
-        context_length=context_length,
-        kv_memory=kv_memory,
-        kv_ready=kv_ready,
-        returned=opt.ReturnOptions(idle_return, memory_reserve),
-        tiers=opt.TierOptions(host_cache, disk_cache, disk_size, disk_max_age),
-        kept=opt.KeptOptions(pin_memory, session_ttl, prefix_caching, max_queue),
-        block_size=block_size,
-        max_seqs=max_seqs,
-        step_tokens=step_tokens,
-        threads=threads,
-        speculate=speculate,
-        pace=pace,
-        served=opt.ServedOptions(tool_parser, served_name, pooling, chat_template),
-    )
-    access = opt.AccessOptions(api_key, api_key_file, tenants, insecure, allowed_host, allowed_origin)
-    edge = opt.server_settings(host, access, drain_timeout)
-    run(opt.named(model, file), engine, edge, port, log_level, log_format)
+    run(opt.named(model or told.model, file), engine, server)
 
 
 @app.command()
+@with_settings
 def chat(
     given: typer.Context,
     model: opt.Model = None,
@@ -142,42 +123,21 @@ def chat(
     url: OtherUrl = None,
     api_key: ApiKey = "",
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
-    max_tokens: opt.MaxTokens = None,
-    temperature: opt.Temperature = 0.7,
-    top_p: opt.TopP = 0.95,
-    top_k: opt.TopK = 0,
-    seed: opt.Seed = None,
-    weights: opt.Weights = "auto",
-    packed_cache: opt.PackedCache = False,
-    kv: opt.Kv = "bf16",
-    backend: opt.Backend = "auto",
-    device: opt.Device = "auto",
-    context_length: opt.ContextLength = None,
-    kv_memory: opt.KvMemory = None,
-    chat_template: opt.ChatTemplate = None,
-    threads: opt.Threads = None,
+    *,
+    sampling: Annotated[opt.Sampling, Only("max_tokens", "temperature", "top_p", "top_k", "seed")] = CHATTING,
+    engine: Annotated[StartOptions, Only(*HERE, "chat_template")] = TALKING,
+    told: Told,
 ) -> None:
     """Talk in the terminal to a model that is loaded here, or to a running server's (--url)."""
     from octavo.cli.chat import run
     from octavo.cli.place import Here, place_of
-    from octavo.params import SamplerParams
 
-    options = opt.start_options(
-        weights=weights,
-        kv=kv,
-        where=opt.BackendOptions(backend, device, packed_cache=packed_cache),
-        context_length=context_length,
-        kv_memory=kv_memory,
-        threads=threads,
-        served=opt.ServedOptions(chat_template=chat_template),
-    )
-    params = SamplerParams(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
-    )
-    run(place_of(given, Here(opt.named(model, file), options), url, api_key), params, system)
+    here = Here(opt.named(model or (None if url else told.model), file), engine)
+    run(place_of(given, here, url, api_key), sampling.params, system)
 
 
 @app.command()
+@with_settings
 def generate(
     given: typer.Context,
     words: Annotated[
@@ -190,20 +150,10 @@ def generate(
     file: opt.File = None,
     url: OtherUrl = None,
     api_key: ApiKey = "",
-    max_tokens: opt.MaxTokens = 128,
-    temperature: opt.Temperature = 1.0,
-    top_p: opt.TopP = 1.0,
-    top_k: opt.TopK = 0,
-    seed: opt.Seed = None,
-    stop: opt.Stop = None,
-    weights: opt.Weights = "auto",
-    packed_cache: opt.PackedCache = False,
-    kv: opt.Kv = "bf16",
-    backend: opt.Backend = "auto",
-    device: opt.Device = "auto",
-    context_length: opt.ContextLength = None,
-    kv_memory: opt.KvMemory = None,
-    threads: opt.Threads = None,
+    *,
+    sampling: opt.Sampling = CONTINUING,
+    engine: Annotated[StartOptions, Only(*HERE)] = TALKING,
+    told: Told,
 ) -> None:
     """Continue a text, streamed to standard output, by a model that is loaded here or a server's (--url)."""
     if len(words) > 2:
@@ -211,26 +161,10 @@ def generate(
     model, prompt = words[0] if len(words) == 2 else None, words[-1]
     from octavo.cli.generate import run
     from octavo.cli.place import Here, place_of
-    from octavo.params import SamplerParams
 
-    options = opt.start_options(
-        weights=weights,
-        kv=kv,
-        where=opt.BackendOptions(backend, device, packed_cache=packed_cache),
-        context_length=context_length,
-        kv_memory=kv_memory,
-        threads=threads,
-    )
-    params = SamplerParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        stop=tuple(stop or ()),
-    )
-    place = place_of(given, Here(opt.named(model, file), options), url, api_key)
-    run(place, params, sys.stdin.read() if prompt == "-" else prompt)
+    here = Here(opt.named(model or (None if url else told.model), file), engine)
+    place = place_of(given, here, url, api_key)
+    run(place, sampling.params, sys.stdin.read() if prompt == "-" else prompt)
 
 
 @app.command()
@@ -251,44 +185,22 @@ def convert(
 
 
 @app.command()
+@with_settings
 def doctor(
     model: opt.Model = None,
     file: opt.File = None,
-    weights: opt.Weights = "auto",
-    packed_cache: opt.PackedCache = False,
-    kv: opt.Kv = "bf16",
-    backend: opt.Backend = "auto",
-    device: opt.Device = "auto",
-    attention: opt.Attention = "triton",
-    context_length: opt.ContextLength = None,
-    kv_memory: opt.KvMemory = None,
-    host_cache: opt.HostCache = None,
-    disk_cache: opt.DiskCache = None,
-    disk_size: opt.DiskSize = "20GiB",
-    disk_max_age: opt.DiskMaxAge = 30,
-    block_size: opt.BlockSize = 16,
-    max_seqs: opt.MaxSeqs = 64,
-    threads: opt.Threads = None,
     load: Annotated[
         bool, typer.Option("--load", help="Load the model, then tell; else from headers.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="From headers, as JSON; not with --load.")] = False,
+    *,
+    engine: StartOptions = TALKING,
+    told: Told,
 ) -> None:
     """Say before loading whether a model runs and fits here, how fast, and what to change. Status 1: no."""
     from octavo.cli.doctor import run
 
-    options = opt.start_options(
-        weights=weights,
-        kv=kv,
-        where=opt.BackendOptions(backend, device, attention, packed_cache),
-        context_length=context_length,
-        kv_memory=kv_memory,
-        tiers=opt.TierOptions(host_cache, disk_cache, disk_size, disk_max_age),
-        block_size=block_size,
-        max_seqs=max_seqs,
-        threads=threads,
-    )
-    if not run(opt.named(model, file), options, load=load, as_json=as_json):
+    if not run(opt.named(model or told.model, file), engine, told.origins, load=load, as_json=as_json):
         raise typer.Exit(1)
 
 

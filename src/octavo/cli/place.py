@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from octavo.cli.answerer import Answerer, EngineAnswerer
-from octavo.cli.options import ENGINE_PANEL
+from octavo.cli.flags import parameters_of
 from octavo.cli.remote import URL_VARIABLE, is_typed
 from octavo.cli.remote_stream import Server
 from octavo.cli.server_answerer import ServerAnswerer
 from octavo.cli.terminal import running_engine
+from octavo.config import StartOptions
 from octavo.errors import ConfigError, shown
 
 if TYPE_CHECKING:
-    from octavo.config import StartOptions
     from octavo.params import SamplerParams
 
 
@@ -69,8 +69,9 @@ def answering(place: Place, params: SamplerParams) -> Iterator[Answerer]:
 
 
 def _refuse_engine_options(given: typer.Context, named_by: str, url: str) -> None:
-    engine = [each for each in given.command.params if getattr(each, "rich_help_panel", "") == ENGINE_PANEL]
-    typed = [each.opts[0] for each in engine if each.name is not None and is_typed(given, each.name)]
+    engine = {"file", *parameters_of(StartOptions)}
+    params = [each for each in given.command.params if each.name in engine]
+    typed = [each.opts[0] for each in params if each.name is not None and is_typed(given, each.name)]
     if typed:
         instead = "leave out --url" if named_by == "--url" else "name a MODEL, which is then loaded here"
         raise ConfigError(

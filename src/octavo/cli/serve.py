@@ -6,26 +6,19 @@ import signal
 
 from rich.console import Console
 
-from octavo.cli.options import configure_logs
 from octavo.cli.terminal import running_engine
 from octavo.config import StartOptions
+from octavo.server.logs import configure_logging
 from octavo.server.run import bind, reach_in_words, serve
 from octavo.server.settings import ServerSettings
 
 
-def run(
-    model: str | None,
-    options: StartOptions,
-    settings: ServerSettings,
-    port: int,
-    log_level: str = "info",
-    log_format: str = "text",
-) -> None:
+def run(model: str | None, options: StartOptions, settings: ServerSettings) -> None:
     """Serve until a signal. The port is taken and the tenants are read before the model is loaded, so what is
     wrong with them is known at once."""
-    configure_logs(log_level, log_format)
+    configure_logging(settings.log_level, settings.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it ends a process that does not expect it; the server will
-    listener = bind(settings.host, port)
+    listener = bind(settings.host, settings.port)
     policies_of = None if settings.roster is None else settings.roster.tenants.policies
     with running_engine(model, options, policies_of) as llm:
         serve(llm, listener, settings, lambda url: show_ready(url, llm.name, settings))

@@ -6,14 +6,12 @@ So a key is printable ASCII without blanks, as it stands in a header, and nothin
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.errors import ConfigError
 from octavo.files import read_regular_file
 
-KEY_VARIABLE = "OCTAVO_API_KEY"
 KEYS_MAX = 1024
 KEY_CHARS_MAX = 512
 _FILE_BYTES_MAX = 1 << 20
@@ -35,31 +33,24 @@ def check_key(key: str, source: str) -> str:
     return key
 
 
-def collect_keys(
-    options: Sequence[str], key_file: Path | None, environment: Mapping[str, str] = os.environ
-) -> tuple[str, ...]:
-    """All keys that were given: by --api-key, by --api-key-file (one a line), else by the environment.
+@dataclass(frozen=True, slots=True)
+class KeyFile:
+    """A file of keys, as it was at start."""
 
-    Raises ConfigError for any that is no key, also for a variable that is set and empty.
+    path: Path
+    keys: tuple[str, ...]
+
+
+def read_key_file(text: str, source: str) -> KeyFile:
+    """The keys of the file that a setting names, one a line; lines that are empty or begin with # are none.
+
+    Raises ConfigError for a file without keys, and for any line that is none.
     """
-    keys = [check_key(key, f"--api-key number {place}") for place, key in enumerate(options, 1)]
-    if key_file is not None:
-        keys += _read(key_file)
-    elif not options and KEY_VARIABLE in environment:
-        keys.append(check_key(environment[KEY_VARIABLE], KEY_VARIABLE))
-    if len(keys) > KEYS_MAX:
-        raise ConfigError(
-            f"{len(keys):,} API keys; allowed: up to {KEYS_MAX:,} (--tenants tells users apart)"
-        )
-    return tuple(dict.fromkeys(keys))
-
-
-def _read(path: Path) -> list[str]:
-    """The keys of a file, one a line; lines that are empty or begin with # are none."""
+    path = Path(text)
     try:
         data = read_regular_file(path, _FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; --api-key-file names another") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; {source} names another") from None
     if len(data) > _FILE_BYTES_MAX:
         raise ConfigError(f"{path} is too large; allowed: up to {_FILE_BYTES_MAX:,} bytes")
     lines = enumerate(data.decode("utf-8", "replace").split("\n"), 1)
@@ -70,4 +61,4 @@ def _read(path: Path) -> list[str]:
     ]
     if not keys:
         raise ConfigError(f"{path} has no key in it, so nobody could come in; allowed: one key a line")
-    return keys
+    return KeyFile(path, tuple(keys))

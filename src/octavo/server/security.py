@@ -40,7 +40,7 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._roster = settings.roster
-        self._digests = tuple(digest_of(key) for key in settings.api_keys)
+        self._digests = tuple(digest_of(key) for key in settings.keys)
         listed = {hostname(name) or "" for name in settings.allowed_hosts}
         self._names = (_LOOPBACK | {settings.host.lower()} | listed) - _WILDCARDS
         self._origins = frozenset(settings.allowed_origins)

@@ -1,13 +1,32 @@
-"""What the HTTP edge is told at start, checked as a whole: who may come in, by which names, how many."""
+"""What the HTTP edge is told at start, checked as a whole: where it listens, who may come in, how it logs.
+
+A field with `setting(...)` is a flag of `octavo serve`, a variable and a key under [server]: to add one is
+to add its field (`octavo/setting.py`). The other fields are bounds that no operator had to change.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo.errors import ConfigError
 from octavo.server.hosts import hostname, is_loopback, origin_host
-from octavo.server.keys import check_key
-from octavo.server.tenant_registry import TenantRegistry
+from octavo.server.keys import KEYS_MAX, KeyFile, check_key, read_key_file
+from octavo.server.logs import FORMATS, LEVELS
+from octavo.setting import About, Unit, check, setting
+
+if TYPE_CHECKING:
+    from octavo.server.tenant_registry import TenantRegistry
+
+SERVER, ACCESS = "Server", "Who may come in"
+
+
+def _read_tenants(text: str, source: str) -> TenantRegistry:
+    """The tenants of a file. Raises ConfigError, which names the file itself."""
+    from octavo.server.tenant_registry import TenantRegistry  # it loads an event loop, which --help has not
+
+    return TenantRegistry(Path(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,21 +38,106 @@ class ServerSettings:
     https://app.example, or "*" beside keys.
     """
 
-    host: str = "127.0.0.1"
-    api_keys: tuple[str, ...] = ()
-    roster: TenantRegistry | None = None  # the tenants; None: there are none
-    insecure: bool = False  # strangers from beyond this machine are welcome
-    allowed_hosts: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
+    host: str = setting(
+        "127.0.0.1",
+        About(
+            "Address to listen on.",
+            SERVER,
+            metavar="ADDRESS",
+            allowed="a name or an address",
+            docs="The address to listen on; one that others can reach wants keys, or `--insecure`.",
+        ),
+    )
+    port: int = setting(8000, About("Port to listen on; 0 takes a free one.", SERVER, low=0, high=65_535))
+    drain_timeout_s: float = setting(
+        30.0,
+        About(
+            "Seconds that running requests may take to end after SIGTERM.",
+            SERVER,
+            low=0,
+            high=3600,
+            unit=Unit.SECONDS,
+        ),
+    )
+    log_level: str = setting("info", About("How much is logged.", SERVER, choices=LEVELS))
+    log_format: str = setting(
+        "text", About("Lines for people, or a JSON object a line.", SERVER, choices=FORMATS)
+    )
+
+    api_keys: tuple[str, ...] = setting(
+        (),
+        About(
+            "A key that clients must send; repeatable.",
+            ACCESS,
+            name="api_key",
+            metavar="KEY",
+            allowed="1 to 512 printable ASCII characters without blanks",
+            docs="A key that clients must send, as `Authorization: Bearer` or `x-api-key`; repeatable. The "
+            "variable does not show it in the list of processes.",
+            secret=True,
+            read=check_key,
+        ),
+    )
+    key_file: KeyFile | None = setting(
+        None,
+        About(
+            "File of such keys, one a line.",
+            ACCESS,
+            name="api_key_file",
+            metavar="FILE",
+            allowed="a file",
+            read=read_key_file,
+        ),
+    )
+    roster: TenantRegistry | None = setting(
+        None,
+        About(
+            "File that says who may use the server, and how much; SIGHUP reads it again.",
+            ACCESS,
+            name="tenants",
+            metavar="FILE",
+            allowed="a file",
+            docs="The [tenants](tenants.md) file: who may use the server, and how much; SIGHUP reads it "
+            "again. Not beside keys.",
+            read=_read_tenants,
+        ),
+    )
+    insecure: bool = setting(False, About("Let everybody in who reaches --host.", ACCESS))
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        About(
+            "Another name of this server, for Host headers, such as octavo; repeatable.",
+            ACCESS,
+            name="allowed_host",
+            metavar="NAME",
+            allowed="a name or an address",
+            docs="Another name of the server in `Host` headers; repeatable. Asked for only without keys.",
+        ),
+    )
+    allowed_origins: tuple[str, ...] = setting(
+        (),
+        About(
+            "A web page that browsers may ask from, such as https://app.example (CORS); repeatable.",
+            ACCESS,
+            name="allowed_origin",
+            metavar="ORIGIN",
+            allowed="scheme and host; `*` only beside keys",
+        ),
+    )
+
     body_bytes_max: int = 8 * 2**20
-    drain_timeout_s: float = 30.0
     headers_timeout_s: float = 15.0  # from a connection's first moment until a request's headers are whole
     connections_max: int | None = None  # None: as many as descriptors allow, up to 4,096
 
     def __post_init__(self) -> None:
+        check(self, by_flag=True)
         for place, key in enumerate(self.api_keys, 1):
             check_key(key, f"API key number {place}")
-        if self.api_keys and self.roster is not None:
+        if len(self.keys) > KEYS_MAX:
+            raise ConfigError(
+                f"{len(self.keys):,} API keys; allowed: up to {KEYS_MAX:,} (--tenants tells users apart)"
+            )
+        if self.keys and self.roster is not None:
             raise ConfigError(
                 "--api-key (or OCTAVO_API_KEY) and --tenants are both given; allowed: one of them (a tenant "
                 "with operator = true may do what a key without tenants may)"
@@ -63,6 +167,12 @@ class ServerSettings:
             )
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys that clients may send, each once; tenants have their own."""
+        of_file = () if self.key_file is None else self.key_file.keys
+        return tuple(dict.fromkeys((*self.api_keys, *of_file)))
+
+    @property
     def has_keys(self) -> bool:
         """Whether a request must bring a key."""
-        return bool(self.api_keys) or self.roster is not None
+        return bool(self.keys) or self.roster is not None

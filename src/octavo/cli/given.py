@@ -1,0 +1,124 @@
+"""What a command was given, and by what: the first of these that says a setting decides it.
+
+    --max-seqs 8               a flag
+    OCTAVO_MAX_SEQS=8          a variable of the environment
+    max_seqs = 8               a key of the file that --config names
+                               the command's own default
+
+A variable that is set and empty is refused: whether it means nothing or "no" cannot be told. Of a repeatable
+setting a variable gives one value. Values become those of the dataclass here, which checks them as a whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from octavo.cli.config_file import ConfigFile
+from octavo.errors import ConfigError
+from octavo.setting import Described, settings_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+CONFIG_VARIABLE = "OCTAVO_CONFIG"
+Options = TypeVar("Options", bound="DataclassInstance")
+Flag = bool | str | Sequence[str] | None  # as it was typed; None: it was not
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A setting that was given, and by what."""
+
+    setting: Described
+    value: object
+    source: str  # "--max-seqs", "OCTAVO_MAX_SEQS" or "octavo.toml, [engine] max_seqs"
+
+    @property
+    def words(self) -> str:
+        """The value, for people."""
+        return self.setting.in_words(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved(Generic[Options]):
+    """Settings, checked, and what of them was given."""
+
+    options: Options
+    origins: tuple[Origin, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What may say a setting that no flag says: a table of the file, and the environment."""
+
+    table: str
+    config: ConfigFile | None
+    environment: Mapping[str, str] = dataclasses.field(default_factory=lambda: os.environ)
+
+
+def resolve(default: Options, flags: Mapping[str, Flag], beside: Beside | None) -> Resolved[Options]:
+    """The settings that `flags` name, by their fields; all others stay as in `default`. Raises ConfigError.
+
+    `beside` None: flags alone decide.
+    """
+    origins: list[Origin] = []
+    values: dict[str, object] = {}
+    for setting in settings_of(type(default)):
+        if setting.field not in flags:
+            continue
+        found = _of_flag(setting, flags[setting.field])
+        if found is None and beside is not None:
+            found = _of_variable(setting, beside.environment) or _of_file(setting, beside)
+        if found is not None:
+            origins.append(found)
+            values[setting.field] = found.value
+    return Resolved(dataclasses.replace(default, **values), tuple(origins))
+
+
+def _of_flag(setting: Described, typed: Flag) -> Origin | None:
+    if typed is None or typed == [] or typed == ():
+        return None
+    flag = setting.flag
+    if isinstance(typed, bool):
+        return Origin(setting, typed, flag if typed else setting.off)
+    if isinstance(typed, str):
+        return Origin(setting, setting.parse(typed, flag), flag)
+    values = [setting.parse(text, f"{flag} number {place}") for place, text in enumerate(typed, 1)]
+    return Origin(setting, tuple(values), flag)
+
+
+def _of_variable(setting: Described, environment: Mapping[str, str]) -> Origin | None:
+    variable = setting.variable
+    text = environment.get(variable)
+    # Kubernetes sets OCTAVO_PORT=tcp://10.0.0.1:8000 in every pod beside a service that is called octavo.
+    if text is None or (setting.name == "port" and text.startswith("tcp://")):
+        return None
+    if not text and setting.about.read is None:
+        raise ConfigError(f"{variable} is set, and empty; allowed: a value, or a variable that is not set")
+    value = setting.parse(text, variable)
+    return Origin(setting, (value,) if setting.is_many else value, variable)
+
+
+def _of_file(setting: Described, beside: Beside) -> Origin | None:
+    if beside.config is None:
+        return None
+    table = beside.config.tables.get(beside.table, {})
+    if setting.field not in table:
+        return None
+    source, value, read = (
+        beside.config.source(beside.table, setting),
+        table[setting.field],
+        setting.about.read,
+    )
+    if setting.is_many:
+        assert isinstance(value, list)
+        items = [
+            item if read is None else read(item, f"{source} number {place}")
+            for place, item in enumerate(value, 1)
+        ]
+        return Origin(setting, tuple(items), source)
+    return Origin(setting, value if read is None else read(str(value), source), source)
