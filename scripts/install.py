@@ -1,11 +1,11 @@
-"""Installs Octavo from this clone into the virtual environment that runs this script: `make serve`, `make test`.
+"""Installs Octavo from this clone into the virtual environment that runs it: `make serve`, `make test`.
 
     lane 1   the build's tools   ->  kernels are compiled  ->  a wheel
     lane 2   Python packages     ->  the model
     then     the wheel is installed
 
 Both lanes go at the same time: one waits for the processor, the other for the network. Tools have a folder of
-their own, because two pips may not write to one; it stays, so that a later build compiles only what has changed.
+their own, because two pips may not write to one; it stays, so that a later build compiles only what changed.
 What programs print goes to build/log, and is shown of a program that failed.
 """
 
@@ -67,11 +67,15 @@ def run(name: str, command: Sequence[str | Path], changed: Mapping[str, str] | N
     env = {**os.environ, **(changed or {})}
     with log.open("wb") as output:
         # In a group of its own, so that all its children can be ended with it.
-        program = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=ROOT, process_group=0)
+        program = subprocess.Popen(
+            words, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=ROOT, process_group=0
+        )
         running.append(program)
         status = program.wait()
     if status > 0:
-        raise Failed(f"{log.read_text(errors='replace')[-8000:]}\n{name}: failed; all that was said is in {log}")
+        raise Failed(
+            f"{log.read_text(errors='replace')[-8000:]}\n{name}: failed; all that was said is in {log}"
+        )
     if status < 0:
         raise Failed(f"{name}: ended by signal {-status}")
 
@@ -110,7 +114,11 @@ def compiled_so_far() -> str:
     """ "kernels: 7 of 30 files are compiled"."""
     log = LOGS / "kernels.log"
     counts = COMPILED.findall(log.read_text(errors="replace")) if log.is_file() else []
-    return f"kernels: {counts[-1][0]} of {counts[-1][1]} files are compiled" if counts else "kernels: configuring"
+    return (
+        f"kernels: {counts[-1][0]} of {counts[-1][1]} files are compiled"
+        if counts
+        else "kernels: configuring"
+    )
 
 
 def compile_kernels(progress: Progress, isas: str) -> None:
@@ -173,7 +181,9 @@ def both(progress: Progress, lanes: Sequence[Callable[[], None]]) -> None:
 def main() -> None:
     """Install, or end with status 1 and what failed."""
     parser = argparse.ArgumentParser(description="Install Octavo from this clone.")
-    parser.add_argument("--isas", default="all", help="instruction sets to compile kernels for: all, native, ...")
+    parser.add_argument(
+        "--isas", default="all", help="instruction sets to compile kernels for: all, native, ..."
+    )
     parser.add_argument("--model", help="a model to fetch meanwhile; an empty name is the default one")
     given = parser.parse_args()
     if shutil.which("c++") is None and "CXX" not in os.environ:

@@ -54,7 +54,9 @@ PoliciesOf = Callable[[int], Sequence[TenantPolicy]]  # tenants' bounds, for blo
 log = logging.getLogger("octavo.start")
 DEVICE_SPARE_BYTES = 2 << 30
 USER_TOKENS = 3000  # what a user's conversation is taken to hold
-READY_WAIT_S = 1.0  # that a start waits for the pool's first blocks: what is not there then comes in idle time
+READY_WAIT_S = (
+    1.0  # that a start waits for the pool's first blocks: what is not there then comes in idle time
+)
 STAGING_MAX = 64  # blocks: one at a time is written, so more would only wait
 
 
