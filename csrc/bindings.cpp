@@ -6,6 +6,7 @@
 
 #include "arrays.hpp"
 #include "dispatch.hpp"
+#include "machine.hpp"
 #include "team.hpp"
 
 namespace octavo {

@@ -2,14 +2,9 @@
 
 #include <cstdlib>
 #include <stdexcept>
+#include <string>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-#endif
+#include "machine.hpp"
 
 namespace octavo {
 
@@ -34,65 +29,61 @@ const Kernels& kernels();
 
 namespace {
 
-#if defined(__x86_64__)
-// Whether bit `bit` of a register of CPUID is set; for what compilers' probes know by several names, or not
-// at all.
-bool has_bit(unsigned leaf, unsigned subleaf, int reg, int bit) {
-  unsigned registers[4] = {0, 0, 0, 0};  // EAX to EDX
-  const int known =
-      __get_cpuid_count(leaf, subleaf, &registers[0], &registers[1], &registers[2], &registers[3]);
-  return known != 0 && (registers[reg] >> bit & 1) != 0;
-}
+struct Built {
+  const char* isa;
+  const Kernels& (*kernels)();
+};
 
-bool has_f16c() { return has_bit(1, 0, 2, 29); }
-
-// The product of bytes, for 32 of them.
-bool has_avx_vnni() { return has_bit(7, 1, 0, 4); }
-
-// GCC's and Clang's probe also asks whether the operating system saves the wide registers.
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
-
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vnni");
-}
-
-bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
-
-// Whether the processor has AMX's products of bfloat16 and of bytes, and the system lets this process use its
-// registers: they are large, so Linux keeps them only for who asks. It asks once, for the whole process,
-// which from then on may have no alternate signal stack that is too small for them (some 11 KiB).
-bool asks_for_amx() {
-#if defined(__linux__)
-  constexpr int edx = 3, amx_bf16 = 22, amx_tile = 24, amx_int8 = 25;
-  if (!has_bit(7, 0, edx, amx_bf16) || !has_bit(7, 0, edx, amx_tile) || !has_bit(7, 0, edx, amx_int8)) {
-    return false;
-  }
-  constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
-#else
-  return false;
+// What the build was told to compile.
+constexpr Built built[] = {
+#if defined(OCTAVO_HAS_portable)
+    {"portable", portable::kernels},
 #endif
-}
-
-bool has_amx() {
-  static const bool granted = asks_for_amx();
-  return granted;
-}
+#if defined(OCTAVO_HAS_avx2)
+    {"avx2", avx2::kernels},
 #endif
+#if defined(OCTAVO_HAS_avx2_vnni)
+    {"avx2_vnni", avx2_vnni::kernels},
+#endif
+#if defined(OCTAVO_HAS_avx512)
+    {"avx512", avx512::kernels},
+#endif
+#if defined(OCTAVO_HAS_avx512_bf16)
+    {"avx512_bf16", avx512_bf16::kernels},
+#endif
+#if defined(OCTAVO_HAS_avx512_amx)
+    {"avx512_amx", avx512_amx::kernels},
+#endif
+};
+
+// "avx2, avx512"
+template <class Names>
+std::string listed(const Names& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
 
 const Kernels& choose() {
   const std::vector<const Kernels*> usable = usable_kernels();
+  std::vector<std::string> names;
+  for (const Kernels* kernels : usable) names.emplace_back(kernels->name);
+  if (usable.empty()) {
+    std::vector<std::string> all;
+    for (const Built& one : built) all.emplace_back(one.isa);
+    throw std::invalid_argument("this build has kernels for " + listed(all) + " alone, and this machine can run: " +
+                                listed(runnable_isas()) +
+                                "; build Octavo again on this machine, or for every machine with OCTAVO_ISAS=all");
+  }
   const char* wanted = std::getenv("OCTAVO_ISA");
   if (wanted == nullptr || *wanted == '\0') return *usable.back();
-  std::string names;
   for (const Kernels* candidate : usable) {
     if (std::string(candidate->name) == wanted) return *candidate;
-    names += (names.empty() ? "" : ", ") + std::string(candidate->name);
   }
-  throw std::invalid_argument("OCTAVO_ISA is '" + std::string(wanted) + "'; this machine can run: " + names +
-                              " (leave it unset to take the last)");
+  const bool has_all = usable.size() == runnable_isas().size();
+  throw std::invalid_argument("OCTAVO_ISA is '" + std::string(wanted) + "'; this machine can run: " +
+                              listed(names) + " (leave it unset to take the last)" +
+                              (has_all ? "" : "; others are built with OCTAVO_ISAS=all"));
 }
 
 }  // namespace
@@ -102,54 +93,14 @@ const Kernels& kernels() {
   return chosen;
 }
 
-// The last one is the fastest. AVX512_BF16 does two multiply-adds in the time of one on AMD's processors; on
-// Intel's it takes four times as long as one, so that they do without it (where AMX is missing).
 std::vector<const Kernels*> usable_kernels() {
-  std::vector<const Kernels*> usable{&portable::kernels()};
-#if defined(OCTAVO_HAS_avx2)
-  if (has_avx2()) usable.push_back(&avx2::kernels());
-#endif
-#if defined(OCTAVO_HAS_avx2_vnni)
-  if (has_avx2() && has_avx_vnni()) usable.push_back(&avx2_vnni::kernels());
-#endif
-#if defined(OCTAVO_HAS_avx512_bf16)
-  if (has_avx512_bf16() && __builtin_cpu_is("intel")) usable.push_back(&avx512_bf16::kernels());
-#endif
-#if defined(OCTAVO_HAS_avx512)
-  if (has_avx512()) usable.push_back(&avx512::kernels());
-#endif
-#if defined(OCTAVO_HAS_avx512_bf16)
-  if (has_avx512_bf16() && !__builtin_cpu_is("intel")) usable.push_back(&avx512_bf16::kernels());
-#endif
-#if defined(OCTAVO_HAS_avx512_amx)
-  if (has_avx512_bf16() && has_amx()) usable.push_back(&avx512_amx::kernels());
-#endif
+  std::vector<const Kernels*> usable;
+  for (const std::string& isa : runnable_isas()) {
+    for (const Built& one : built) {
+      if (isa == one.isa) usable.push_back(&one.kernels());
+    }
+  }
   return usable;
-}
-
-std::vector<std::string> found_instruction_sets() {
-  std::vector<std::string> found;
-#if defined(__x86_64__)
-  const auto note = [&](const char* name, int supported) {
-    if (supported) found.emplace_back(name);
-  };
-  note("sse4.2", __builtin_cpu_supports("sse4.2"));
-  note("avx", __builtin_cpu_supports("avx"));
-  note("avx2", __builtin_cpu_supports("avx2"));
-  note("fma", __builtin_cpu_supports("fma"));
-  note("f16c", has_f16c());
-  note("avxvnni", has_avx_vnni());
-  note("avx512f", __builtin_cpu_supports("avx512f"));
-  note("avx512bw", __builtin_cpu_supports("avx512bw"));
-  note("avx512vl", __builtin_cpu_supports("avx512vl"));
-  note("avx512dq", __builtin_cpu_supports("avx512dq"));
-  note("avx512vnni", __builtin_cpu_supports("avx512vnni"));
-  note("avx512bf16", __builtin_cpu_supports("avx512bf16"));
-  note("amx", has_amx());
-#elif defined(__aarch64__)
-  found.emplace_back("neon");
-#endif
-  return found;
 }
 
 }  // namespace octavo

@@ -1,7 +1,6 @@
 // Which kernels this machine runs.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "kernels/kernels.hpp"
@@ -14,8 +13,5 @@ const Kernels& kernels();
 
 // All kernels that are built in and that this machine can run, worst first.
 std::vector<const Kernels*> usable_kernels();
-
-// The instruction sets of interest that the processor and the operating system offer.
-std::vector<std::string> found_instruction_sets();
 
 }  // namespace octavo

@@ -297,19 +297,7 @@ OCTAVO_INLINE void read_quantised(const uint8_t* row, int64_t first, float* out)
 }
 
 // Elements [first, first + count) of a row as float32. `first` is a multiple of 32, count 32 or, at the end of
-// an unquantised row, less.
-OCTAVO_INLINE void read_group(const uint8_t* row, Kind kind, int64_t first, int64_t count, float* out) {
-  switch (kind) {
-    case Kind::f32: __builtin_memcpy(out, row + 4 * first, static_cast<uint64_t>(count) * 4); break;
-    case Kind::f16:
-      for (int64_t i = 0; i < count; ++i) out[i] = float_of_half(read_u16(row + 2 * (first + i)));
-      break;
-    case Kind::bf16:
-      for (int64_t i = 0; i < count; ++i) out[i] = float_of_brain(read_u16(row + 2 * (first + i)));
-      break;
-    default:
-      with_kind(kind, [&](auto tag) { read_quantised<decltype(tag)::kind>(row, first, out); });
-  }
-}
+// an unquantised row, less. Defined once, in pack.cpp: it is long.
+void read_group(const uint8_t* row, Kind kind, int64_t first, int64_t count, float* out);
 
 }  // namespace octavo::OCTAVO_ISA

@@ -61,6 +61,9 @@ constexpr int64_t wide_groups = 24;  // at a time: two panels of them fit the ne
 constexpr int64_t wide_stride = wide_groups * wide_bytes;
 constexpr int64_t wide_tiles = 3;  // of rows: for fewer, unpacking costs more than it saves
 
+// The height that so many tiles of nearly equal height have at least.
+constexpr int wide_rows_min = static_cast<int>(rows_max * (wide_tiles - 1) / wide_tiles) + 1;
+
 // Unpacked, all that matters of a kind is whether it has minima, and whether its codes are small: one stands
 // for all that are alike.
 constexpr Kind like_unpacked(Kind kind) {
@@ -241,7 +244,8 @@ OCTAVO_INLINE void rows_beside(const IntegerProduct& a, int64_t tiles, int64_t p
   const int64_t stride = code_panel_bytes(kind, a.x.inputs), groups = a.x.inputs / quant_group;
   const uint8_t* codes = a.panels + panel * stride;
   PrefetchCursor next = fetched_within(codes + P * stride, P * stride, tiles * groups);
-  if constexpr (kind != Kind::q8_0 && R > 1) {
+  // Not for a panel that is left over: it is rare, and this is long to compile.
+  if constexpr (kind != Kind::q8_0 && R > 1 && R >= wide_rows_min && P == panels_for(R)) {
     if (tiles >= wide_tiles) return tiles_beside_unpacked<kind, R, P>(a, codes, tiles, panel, next);
   }
   tiles_beside<kind, Form::packed, R, P>(a, {0, groups, codes, nullptr}, 0, tiles, tiles, panel, next);

@@ -133,7 +133,7 @@ struct Kernels {
   // Rows [first, first + rows) of the activations of a product with weights of this kind, from x (rows, inputs).
   void (*quantise_rows)(const float* x, Kind, int64_t first, int64_t rows, const Activations&);
 
-  void (*attend)(const Attention&, const AttentionTask&);
+  void (*attend[3])(const Attention&, const AttentionTask&);  // by KvKind
   // Writes the `out` of a task that was walked in pieces; task.parts holds those of all its partitions.
   void (*merge_parts)(const Attention&, const AttentionTask&);
   // K and V (K * D each) of one token into slot `slot` of block `block`.

@@ -52,6 +52,20 @@ void unpack_as(const void* panels, int64_t inputs, int64_t index, float* out) {
 
 }  // namespace
 
+void read_group(const uint8_t* row, Kind kind, int64_t first, int64_t count, float* out) {
+  switch (kind) {
+    case Kind::f32: __builtin_memcpy(out, row + 4 * first, static_cast<uint64_t>(count) * 4); break;
+    case Kind::f16:
+      for (int64_t i = 0; i < count; ++i) out[i] = float_of_half(read_u16(row + 2 * (first + i)));
+      break;
+    case Kind::bf16:
+      for (int64_t i = 0; i < count; ++i) out[i] = float_of_brain(read_u16(row + 2 * (first + i)));
+      break;
+    default:
+      with_kind(kind, [&](auto tag) { read_quantised<decltype(tag)::kind>(row, first, out); });
+  }
+}
+
 void dequantise(const uint8_t* data, Kind kind, int64_t count, float* out) {
   for (int64_t i = 0; i < count; i += quant_group) {
     const int64_t size = count - i < quant_group ? count - i : quant_group;

@@ -1,4 +1,5 @@
-// The kernels of one instruction set, by name; table.cpp puts them into one `Kernels`.
+// The kernels of one instruction set, by name; table.cpp puts them into one `Kernels`. Where there is a base, an
+// instruction set compiles only what its own instructions change (CMakeLists.txt lists it).
 #pragma once
 
 #include "kernels/kernels.hpp"
@@ -17,7 +18,9 @@ void pack_codes(const CodePacking&, int64_t first_panel, int64_t last_panel);
 void unpack_codes(const uint8_t* panels, Kind kind, int64_t inputs, int64_t index, float* out);
 void quantise_rows(const float* x, Kind kind, int64_t first, int64_t rows, const Activations& out);
 
-void attend(const Attention&, const AttentionTask&);
+void attend_f32(const Attention&, const AttentionTask&);
+void attend_bf16(const Attention&, const AttentionTask&);
+void attend_int8(const Attention&, const AttentionTask&);
 void merge_parts(const Attention&, const AttentionTask&);
 void store_kv(const KvLayer&, int64_t block, int64_t slot, const float* k, const float* v);
 

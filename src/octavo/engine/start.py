@@ -54,6 +54,9 @@ PoliciesOf = Callable[[int], Sequence[TenantPolicy]]  # tenants' bounds, for blo
 log = logging.getLogger("octavo.start")
 DEVICE_SPARE_BYTES = 2 << 30
 USER_TOKENS = 3000  # what a user's conversation is taken to hold
+READY_WAIT_S = (
+    1.0  # that a start waits for the pool's first blocks: what is not there then comes in idle time
+)
 STAGING_MAX = 64  # blocks: one at a time is written, so more would only wait
 
 
@@ -110,6 +113,7 @@ def start_engine(
     tokenizer.start_threads()
     # Beside the rest: its process takes a tenth of a second to begin, and stands ready for the first chat.
     threading.Thread(target=try_template, args=(tokenizer,), name="octavo-template", daemon=True).start()
+    started.runner.wait_ready(READY_WAIT_S)
     return client_of(started, options)
 
 

@@ -44,8 +44,8 @@ class EngineRunner(PlanRunner, Protocol):
     def reset(self) -> None:
         """Forget all rows, and what is below: after a broken invariant, before a new ledger starts."""
 
-    def wait_ready(self) -> None:
-        """Until the memory that was asked for at once is there."""
+    def wait_ready(self, timeout_s: float | None = None) -> bool:
+        """Until the memory that was asked for at once is there, or so long; whether it is."""
 
 
 class Backend(Protocol):

@@ -71,8 +71,8 @@ class Forward(BlockMover, Protocol):
     def run(self, batch: HostBatch) -> Hidden:
         """Compute a step: K and V of its tokens are written. The result lives until the next call."""
 
-    def wait_ready(self) -> None:
-        """Until the memory that was asked for at once is there."""
+    def wait_ready(self, timeout_s: float | None = None) -> bool:
+        """Until the memory that was asked for at once is there, or so long; whether it is."""
 
     def close(self) -> None:
         """Let go of threads. Idempotent."""
@@ -146,9 +146,9 @@ class HostForward:
     def unpin(self) -> None:
         """Nothing to do."""
 
-    def wait_ready(self) -> None:
-        """Until the memory that was asked for at once is there."""
-        self.readying.wait()
+    def wait_ready(self, timeout_s: float | None = None) -> bool:
+        """Until the memory that was asked for at once is there, or so long; whether it is."""
+        return self.readying.wait(timeout_s)
 
     def close(self) -> None:
         """Ask the system for no more memory."""

@@ -113,9 +113,9 @@ class Runner:
             pooled,
         )
 
-    def wait_ready(self) -> None:
-        """Until the memory that was asked for at once is there."""
-        self.forward.wait_ready()
+    def wait_ready(self, timeout_s: float | None = None) -> bool:
+        """Until the memory that was asked for at once is there, or so long; whether it is."""
+        return self.forward.wait_ready(timeout_s)
 
     def reset(self) -> None:
         """Forget all rows: after a broken invariant, before a new ledger starts. The pool's bytes are not

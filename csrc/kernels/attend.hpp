@@ -12,7 +12,11 @@
 // is that of the rounded weights; int8 K meets a query that was quantised alike, in exact integer sums, and
 // V's scales are folded into the weights, after their total.
 // Source: Dao et al. 2022 (the running maximum and sum), Kwon et al. 2023, section 4.3 (block tables).
-#include "kernels/amx_attention.hpp"
+//
+// Each kind of KV has a file of its own, attend_*.cpp: an instruction set compiles those that it changes.
+#pragma once
+
+#include "kernels/amx.hpp"
 #include "kernels/quantise.hpp"
 #include "kernels/softmax.hpp"
 #include "kernels/table.hpp"
@@ -84,8 +88,8 @@ OCTAVO_INLINE void sum_codes(const Rows& rows, int64_t r, const uint8_t* const* 
 }
 
 // From a sum to a score: capped, biased by distance. Rare, and apart, so that what is not pays nothing.
-__attribute__((noinline)) void cap_and_bias(const Attention& a, const Rows& rows, int64_t r, int64_t first,
-                                            float* scores) {
+[[maybe_unused]] __attribute__((noinline)) void cap_and_bias(const Attention& a, const Rows& rows, int64_t r,
+                                                             int64_t first, float* scores) {
   const Lanes cap = broadcast(a.soft_cap);
   Lanes score = load(scores);
   if (a.soft_cap > 0.0f) score = cap * hyperbolic_tangent(score / cap);
@@ -148,7 +152,7 @@ void score_rows(const Attention& a, Rows& rows, int64_t r, const Partition& part
 }
 
 // Weights times the scales of V of one head, the task's first one or a later one.
-void fold_scales(const Partition& part, int64_t head, float* weights, Range range) {
+[[maybe_unused]] void fold_scales(const Partition& part, int64_t head, float* weights, Range range) {
   for (int64_t i = range.first / lane_count; i * lane_count < range.last; ++i) {
     const uint8_t* scales = part.value_scales[i] + head * part.scale_bytes;
     const Lanes scale = load(reinterpret_cast<const float*>(scales));
@@ -307,41 +311,7 @@ void take_partition(const Attention& a, Rows& rows, const Partition& part, Found
   });
 }
 
-#if defined(OCTAVO_MATRICES)
-// The same with matrix registers.
-template <>
-void take_partition<KvKind::bf16>(const Attention& a, Rows& rows, const Partition& part, Found& found) {
-  score_in_matrices(rows, part, a.kv.head_size);
-  const int64_t first = part.first * lane_count, last = part.last * lane_count;
-  for (int64_t r = 0; r < rows.count; ++r) {
-    float* scores = rows.scores[r];
-    const Range range = seen(rows, r, part.base);
-    Range whole{last, last};  // the vectors that hold it
-    if (range.first < range.last) {
-      whole = {range.first / lane_count * lane_count,
-               (range.last + lane_count - 1) / lane_count * lane_count};
-      const Lanes factor = broadcast(rows.factors[r]);
-      const bool finishing = a.soft_cap > 0.0f || a.slopes;
-      const float largest = largest_score(scores, range, [&](int64_t i) {
-        Lanes score = load(scores + i) * factor;
-        store(scores + i, score);
-        if (finishing) {
-          cap_and_bias(a, rows, r, part.base + i, scores + i);
-          score = load(scores + i);
-        }
-        return score;
-      });
-      note(found, r, {largest, weigh_scores<KvKind::bf16>(scores, range, largest)});
-    }
-    __builtin_memset(paired(scores) + first, 0, static_cast<uint64_t>(whole.first - first) * sizeof(Paired));
-    __builtin_memset(paired(scores) + whole.last, 0,
-                     static_cast<uint64_t>(last - whole.last) * sizeof(Paired));
-  }
-  weigh_in_matrices(rows, part, a.kv.head_size);
-}
-#endif
-
-void finish_rows(const Attention& a, Rows& rows) {
+[[maybe_unused]] void finish_rows(const Attention& a, Rows& rows) {
   const int64_t size = a.kv.head_size;
   if (a.sinks) {  // one more partition, of one score whose value is zero
     Found sinks;
@@ -367,6 +337,7 @@ void finish_rows(const Attention& a, Rows& rows) {
   }
 }
 
+// Modes are set around it, which is not inlined: no operation moves out of them.
 template <KvKind kind>
 __attribute__((noinline)) void attend_as(const Attention& a, const AttentionTask& task) {
   Rows rows;
@@ -393,44 +364,6 @@ __attribute__((noinline)) void attend_as(const Attention& a, const AttentionTask
   if (!task.parts) finish_rows(a, rows);
 }
 
-__attribute__((noinline)) void merge_kept(const Attention& a, const AttentionTask& task) {
-  Rows rows;
-  begin_rows(a, task, rows);
-  const int64_t pitch = part_floats(a.kv.head_size);
-  const float* parts = task.parts;
-  for (int64_t index = task.first_partition; index < task.last_partition; ++index) {
-    Found found;
-    for (int64_t r = 0; r < rows.count; ++r) {
-      const Range range = seen(rows, r, index * partition_size);
-      if (range.first < range.last) note(found, r, {parts[r * pitch], parts[r * pitch + 1]});
-    }
-    merge(rows, found, parts + kv_lanes, pitch);
-    parts += rows.count * pitch;
-  }
-  finish_rows(a, rows);
-}
-
 }  // namespace
-
-// Modes are set around functions that are not inlined: no operation moves out of them.
-void attend(const Attention& a, const AttentionTask& task) {
-  switch (a.kv.kind) {
-    case KvKind::f32: return attend_as<KvKind::f32>(a, task);
-    case KvKind::int8: return attend_as<KvKind::int8>(a, task);
-    case KvKind::bf16: {
-      const FlushingMode flushing;
-#if defined(OCTAVO_MATRICES)
-      const MatrixMode matrices(attention_shapes(task.last_row - task.first_row, a.kv.head_size));
-#endif
-      return attend_as<KvKind::bf16>(a, task);
-    }
-  }
-}
-
-void merge_parts(const Attention& a, const AttentionTask& task) {
-  if (a.kv.kind != KvKind::bf16) return merge_kept(a, task);
-  const FlushingMode flushing;
-  merge_kept(a, task);
-}
 
 }  // namespace octavo::OCTAVO_ISA

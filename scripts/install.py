@@ -1,0 +1,212 @@
+"""Installs Octavo from this clone into the virtual environment that runs it: `make serve`, `make test`.
+
+    lane 1   the build's tools   ->  kernels are compiled  ->  a wheel
+    lane 2   Python packages     ->  the model
+    then     the wheel is installed
+
+Both lanes go at the same time: one waits for the processor, the other for the network. Tools have a folder of
+their own, because two pips may not write to one; it stays, so that a later build compiles only what changed.
+What programs print goes to build/log, and is shown of a program that failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOGS, WHEELS = ROOT / "build" / "log", ROOT / "build" / "wheels"
+TOOLS = Path(sys.prefix) / "build-tools"
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+TELL_EVERY_S = 10.0
+CMAKE_LEAST = (3, 19)
+COMPILED = re.compile(r"\[(\d+)/(\d+)\]")  # as ninja counts
+
+
+running: list[subprocess.Popen[bytes]] = []
+
+
+class Failed(Exception):
+    """A program ended with an error: its output."""
+
+
+@dataclass
+class Progress:
+    """What is going on, told on standard error: each change at once, how far it is every ten seconds."""
+
+    started: float = field(default_factory=time.monotonic)
+    now: dict[str, Callable[[], str]] = field(default_factory=dict)  # by lane, what it does at present
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def tell(self, text: str) -> None:
+        """A line, with the time since the start."""
+        with self.lock:
+            print(f"{time.monotonic() - self.started:4.0f} s  {text}", file=sys.stderr, flush=True)
+
+    def tell_all(self) -> None:
+        """What all lanes do."""
+        doing = [text() for text in list(self.now.values())]
+        if doing:
+            self.tell("; ".join(doing))
+
+
+def run(name: str, command: Sequence[str | Path], changed: Mapping[str, str] | None = None) -> None:
+    """Run a program with its output in a log. Raises Failed."""
+    log, words = LOGS / f"{name}.log", list(map(str, command))
+    env = {**os.environ, **(changed or {})}
+    with log.open("wb") as output:
+        # In a group of its own, so that all its children can be ended with it.
+        program = subprocess.Popen(
+            words, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=ROOT, process_group=0
+        )
+        running.append(program)
+        status = program.wait()
+    if status > 0:
+        raise Failed(
+            f"{log.read_text(errors='replace')[-8000:]}\n{name}: failed; all that was said is in {log}"
+        )
+    if status < 0:
+        raise Failed(f"{name}: ended by signal {-status}")
+
+
+def end_all() -> None:
+    """End what still runs, and all that it has started."""
+    for program in running:
+        if program.poll() is None:
+            os.killpg(program.pid, signal.SIGTERM)
+
+
+def project() -> dict[str, dict[str, list[str]]]:
+    """pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def missing_tools() -> list[str]:
+    """CMake and Ninja, as requirements, where the machine has none that will do."""
+    wanted = []
+    cmake = shutil.which("cmake")
+    if cmake is None or version_of(cmake) < CMAKE_LEAST:
+        wanted.append("cmake>=3.19")
+    if shutil.which("ninja") is None:
+        wanted.append("ninja")
+    return wanted
+
+
+def version_of(program: str) -> tuple[int, ...]:
+    """(3, 25) of "cmake version 3.25.1"."""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
+    found = re.search(r"(\d+)\.(\d+)", said)
+    return tuple(map(int, found.groups())) if found else (0,)
+
+
+def compiled_so_far() -> str:
+    """ "kernels: 7 of 30 files are compiled"."""
+    log = LOGS / "kernels.log"
+    counts = COMPILED.findall(log.read_text(errors="replace")) if log.is_file() else []
+    return (
+        f"kernels: {counts[-1][0]} of {counts[-1][1]} files are compiled"
+        if counts
+        else "kernels: configuring"
+    )
+
+
+def compile_kernels(progress: Progress, isas: str) -> None:
+    """Lane 1: a wheel in build/wheels."""
+    progress.now["kernels"] = lambda: "kernels: fetching the build's tools"
+    wanted = [*project()["build-system"]["requires"], *missing_tools()]
+    listed = TOOLS / "wanted.txt"
+    if not listed.is_file() or listed.read_text() != "\n".join(wanted):
+        shutil.rmtree(TOOLS, ignore_errors=True)
+        run("tools", [*PIP, "install", "--target", TOOLS, *wanted])
+        listed.write_text("\n".join(wanted))
+    progress.now["kernels"] = compiled_so_far
+    shutil.rmtree(WHEELS, ignore_errors=True)
+    paths = {"PYTHONPATH": str(TOOLS), "PATH": f"{TOOLS / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    command = [*PIP, "wheel", "-v", "--no-deps", "--no-build-isolation", "--wheel-dir", WHEELS, ROOT]
+    run("kernels", command, {**paths, "OCTAVO_ISAS": isas})
+    del progress.now["kernels"]
+    progress.tell("kernels: compiled")
+
+
+def fetch(progress: Progress, model: str | None) -> None:
+    """Lane 2: the packages that Octavo needs, and a model (an empty name: the default one)."""
+    progress.now["packages"] = lambda: "packages: being fetched"
+    run("packages", [*PIP, "install", *project()["project"]["dependencies"]])
+    del progress.now["packages"]
+    progress.tell("packages: installed")
+    if model is None:
+        return
+    progress.now["model"] = lambda: "model: being fetched"
+    pull = [sys.executable, "-m", "octavo", "models", "pull", *([model] if model else [])]
+    run("model", pull, {"PYTHONPATH": str(ROOT / "src")})
+    del progress.now["model"]
+    progress.tell("model: here")
+
+
+def both(progress: Progress, lanes: Sequence[Callable[[], None]]) -> None:
+    """Run lanes at the same time, to the end. Raises Failed, of the first lane that did."""
+    failures: list[Failed] = []
+
+    def go(lane: Callable[[], None]) -> None:
+        try:
+            lane()
+        except Failed as failed:
+            failures.append(failed)
+
+    threads = [threading.Thread(target=go, args=(lane,), daemon=True) for lane in lanes]
+    for thread in threads:
+        thread.start()
+    told = time.monotonic()
+    for thread in threads:
+        while thread.is_alive() and not failures:
+            thread.join(0.2)
+            if time.monotonic() - told >= TELL_EVERY_S:
+                progress.tell_all()
+                told = time.monotonic()
+    if failures:
+        raise failures[0]
+
+
+def main() -> None:
+    """Install, or end with status 1 and what failed."""
+    parser = argparse.ArgumentParser(description="Install Octavo from this clone.")
+    parser.add_argument(
+        "--isas", default="all", help="instruction sets to compile kernels for: all, native, ..."
+    )
+    parser.add_argument("--model", help="a model to fetch meanwhile; an empty name is the default one")
+    given = parser.parse_args()
+    if shutil.which("c++") is None and "CXX" not in os.environ:
+        sys.exit("Octavo's kernels need a C++ compiler; on Debian: apt-get install g++")
+    LOGS.mkdir(parents=True, exist_ok=True)
+    for old in LOGS.glob("*.log"):
+        old.unlink()
+    progress = Progress()
+    kernels = "for this processor" if given.isas == "native" else f"for instruction sets: {given.isas}"
+    others = "packages and the model" if given.model is not None else "packages"
+    progress.tell(f"compiling kernels {kernels}; {others} are fetched meanwhile")
+    try:
+        both(progress, [lambda: compile_kernels(progress, given.isas), lambda: fetch(progress, given.model)])
+        (wheel,) = WHEELS.glob("octavo-*.whl")
+        run("install", [*PIP, "install", "--no-deps", "--force-reinstall", wheel])
+    except Failed as failed:
+        sys.exit(str(failed))
+    except KeyboardInterrupt:
+        sys.exit("stopped; the same command goes on from here")
+    finally:
+        end_all()
+    progress.tell("Octavo is installed")
+
+
+if __name__ == "__main__":
+    main()
