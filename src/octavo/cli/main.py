@@ -20,10 +20,8 @@ from octavo.cli.bench_app import bench_app
 from octavo.cli.disk_app import disk_app
 from octavo.cli.flags import Only, Told, with_settings
 from octavo.cli.models_app import models_app
-from octavo.cli.pins_app import pins_app
-from octavo.cli.pool_app import pool_app
 from octavo.cli.remote import DEFAULT_URL, ApiKey, OtherUrl, Url
-from octavo.cli.sessions_app import sessions_app
+from octavo.cli.server_apps import pins_app, pool_app, sessions_app
 from octavo.cli.streams import standard_streams
 from octavo.cli.tenants_app import tenants_app
 from octavo.config import StartOptions
