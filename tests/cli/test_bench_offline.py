@@ -12,7 +12,8 @@ from tests.engine.served import started_tiny
 import octavo
 from octavo.bench.offline import chosen, measure, merged, num_outside, prompts_of, quantile, w1, w2, w3
 from octavo.cli import bench
-from octavo.cli.bench import json_line, table_of
+from octavo.cli.bench import table_of
+from octavo.cli.tables import json_line
 from octavo.config import StartOptions
 from octavo.engine.outputs import Delta, EngineStats, TokenInfo
 from octavo.engine.requests import ModelFacts
@@ -204,10 +205,11 @@ def test_workloads_are_chosen_by_name():
         return [(each.name, each.concurrency) for each in found]
 
     assert names("W1", "W2") == [("W1", 1), ("W1", 8), ("W1", 32), ("W2", 32)]
-    assert names("w3") == [("W3", 1), ("W3", 4)]
+    assert names("w3") == names("long") == [("W3", 1), ("W3", 4)]
+    assert names("independent", "shared-prefix") == names("W1", "W2")
     assert names("W1", "W3", conc=[2]) == [("W1", 2), ("W3", 2)]
     assert names("W2", prefix=0) == []
-    with pytest.raises(ConfigError, match="W1, W2, W3"):
+    with pytest.raises(ConfigError, match="allowed: independent, shared-prefix, long"):
         names("W9")
 
 

@@ -23,15 +23,19 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from octavo.api.llm import LLM
 from octavo.engine.outputs import EngineStats
-from octavo.errors import ConfigError, RequestFailed
+from octavo.errors import ConfigError, RequestFailed, shown
 from octavo.params import SamplerParams
 from octavo.types import FinishReason, Usage
 
+# The names of workloads in figures, and the words for them: either chooses one.
+KINDS: Mapping[str, str] = MappingProxyType({"W1": "independent", "W2": "shared-prefix", "W3": "long"})
+_NAMES = MappingProxyType({given.lower(): name for name, word in KINDS.items() for given in (name, word)})
 # The first ids of most vocabularies are control tokens.
 FIRST_TOKEN = 100
 
@@ -122,17 +126,21 @@ def chosen(
     `num_requests` is one number for all runs, or one for each run of W1. A prefix of 0 leaves W2 out. Raises
     ConfigError for an unknown name, or for as many numbers as there are neither.
     """
+    unknown = [name for name in names if name.lower() not in _NAMES]
+    if unknown:
+        raise ConfigError(f"--workload is {shown(unknown[0])}; allowed: {', '.join(KINDS.values())}")
+    kinds = [_NAMES[name.lower()] for name in names]
     workloads: list[Workload] = []
     at_once = in_flight or (1, 8, 32)
     given = tuple(num_requests or ())
-    if len(given) not in (0, 1, len(at_once)) or (len(given) > 1 and {n.upper() for n in names} != {"W1"}):
+    if len(given) not in (0, 1, len(at_once)) or (len(given) > 1 and set(kinds) != {"W1"}):
         raise ConfigError(
-            f"--n is given {len(given)} times; allowed: once, or with W1 alone once for each of the "
-            f"{len(at_once)} --conc"
+            f"--n is given {len(given)} times; allowed: once, or with independent prompts alone once for each "
+            f"of the {len(at_once)} --conc"
         )
     requests = given * len(at_once) if len(given) == 1 else given or [max(4, 2 * count) for count in at_once]
-    for name in names:
-        match name.upper():
+    for kind in kinds:
+        match kind:
             case "W1":
                 workloads += [
                     w1(count, *w1_tokens, together) for count, together in zip(requests, at_once, strict=True)
@@ -141,8 +149,6 @@ def chosen(
                 workloads += [w2(given[0] if given else 32, w2_prefix)] if w2_prefix else []
             case "W3":
                 workloads += [w3(w3_tokens[0], count, w3_tokens[1]) for count in in_flight or (1, 4)]
-            case _:
-                raise ConfigError(f"--workload is {name!r}; allowed: W1, W2, W3")
     return workloads
 
 

@@ -48,8 +48,8 @@ HERE = (
 app = typer.Typer(
     name="octavo",
     help="Serve language models from paged KV memory.",
+    epilog="Exit status: 0 done, 1 failed, 2 a wrong argument or setting, 130 stopped by ctrl-c.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app, name="bench")

@@ -44,7 +44,7 @@ COLUMNS: Columns = {
     "model": text("name"),
     "size": lambda model: format_bytes(number(model, "num_bytes")),
     "kind": lambda model: "" if model["kind"] in (_ABSENT, _UNFINISHED) else str(model["kind"]),
-    "quantised": text("quant"),
+    "quant": text("quant"),
     "files": lambda model: f"{model['num_files']:,}" if number(model, "num_files") > 1 else "",
     "last used": lambda model: (
         f"{format_age(time.time() - number(model, 'used_at'))} ago" if model["used_at"] is not None else ""
