@@ -174,7 +174,7 @@ from rich.console import Console
 from octavo.cli.answerer import EngineAnswerer
 from octavo.cli.chat import Conversation, _read_line, talk
 from octavo.params import SamplerParams
-from octavo.server.testing import FakeModel
+from tests.doubles.fake_model import FakeModel
 answerer = EngineAnswerer(FakeModel(sys.argv[1]), SamplerParams())
 talk(Conversation(answerer, None), _read_line, Console(highlight=False))
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from octavo.cli import completion
-from octavo.model import hub_alias
+from octavo.model.hub import alias
 
 BASH = shutil.which("bash")
 needs_bash = pytest.mark.skipif(BASH is None, reason="there is no bash")
@@ -80,6 +80,6 @@ def test_a_cache_that_cannot_be_read_completes_aliases_alone(monkeypatch: pytest
     def unreadable() -> None:
         raise PermissionError("no")
 
-    monkeypatch.setattr("octavo.model.hub_cache.cached_models", unreadable)
-    assert completion.complete_model("") == list(hub_alias.ALIASES)
+    monkeypatch.setattr("octavo.model.hub.cache.cached_models", unreadable)
+    assert completion.complete_model("") == list(alias.ALIASES)
     assert completion.complete_model("zzz") == []

@@ -13,7 +13,7 @@ from octavo.errors import OctavoError
 
 def complete_model(incomplete: str) -> list[str]:
     """The aliases and the fetched models that a name begins with."""
-    from octavo.model.hub_alias import ALIASES
+    from octavo.model.hub.alias import ALIASES
 
     names = dict.fromkeys([*ALIASES, *complete_cached(incomplete)])
     return [name for name in names if name.startswith(incomplete)]
@@ -21,7 +21,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 def complete_cached(incomplete: str) -> list[str]:
     """The fetched models that a name begins with."""
-    from octavo.model.hub_cache import cached_models
+    from octavo.model.hub.cache import cached_models
 
     with contextlib.suppress(OctavoError, OSError):
         return [model.name for model in cached_models() if model.name.startswith(incomplete)]
