@@ -12,7 +12,7 @@ from bench.watching.watching import Drawn, Round, Scene, draw, serve
 from rich.console import Console
 from rich.table import Table
 
-from octavo.bench.load import Load
+from octavo.bench.workloads import Load
 from octavo.bench.offline import quantile
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.engine.stats import EngineStats

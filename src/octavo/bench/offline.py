@@ -23,19 +23,16 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from octavo.api.llm import LLM
+from octavo.bench.workloads import INDEPENDENT, SHARED, Offline
 from octavo.engine.outputs import EngineStats
-from octavo.errors import ConfigError, RequestFailed, shown
+from octavo.errors import ConfigError, RequestFailed
 from octavo.params import SamplerParams
 from octavo.types import FinishReason, Usage
 
-# The names of workloads in figures, and the words for them: either chooses one.
-KINDS: Mapping[str, str] = MappingProxyType({"W1": "independent", "W2": "shared-prefix", "W3": "long"})
-_NAMES = MappingProxyType({given.lower(): name for name, word in KINDS.items() for given in (name, word)})
 # The first ids of most vocabularies are control tokens.
 FIRST_TOKEN = 100
 
@@ -112,44 +109,20 @@ def w3(prompt: int, concurrency: int, output: int = 64) -> Workload:
     return Workload("W3", concurrency, 0, prompt, output, concurrency)
 
 
-def chosen(
-    names: Sequence[str],
-    *,
-    num_requests: Sequence[int] | None,
-    in_flight: Sequence[int] | None,
-    w1_tokens: tuple[int, int],
-    w2_prefix: int,
-    w3_tokens: tuple[int, int],
-) -> list[Workload]:
-    """The workloads by name, in order; None takes each one's own default. Lengths are (prompt, output).
-
-    `num_requests` is one number for all runs, or one for each run of W1. A prefix of 0 leaves W2 out. Raises
-    ConfigError for an unknown name, or for as many numbers as there are neither.
-    """
-    unknown = [name for name in names if name.lower() not in _NAMES]
-    if unknown:
-        raise ConfigError(f"--workload is {shown(unknown[0])}; allowed: {', '.join(KINDS.values())}")
-    kinds = [_NAMES[name.lower()] for name in names]
-    workloads: list[Workload] = []
-    at_once = in_flight or (1, 8, 32)
-    given = tuple(num_requests or ())
-    if len(given) not in (0, 1, len(at_once)) or (len(given) > 1 and set(kinds) != {"W1"}):
-        raise ConfigError(
-            f"--n is given {len(given)} times; allowed: once, or with independent prompts alone once for each "
-            f"of the {len(at_once)} --conc"
-        )
-    requests = given * len(at_once) if len(given) == 1 else given or [max(4, 2 * count) for count in at_once]
-    for kind in kinds:
-        match kind:
-            case "W1":
-                workloads += [
-                    w1(count, *w1_tokens, together) for count, together in zip(requests, at_once, strict=True)
-                ]
-            case "W2":
-                workloads += [w2(given[0] if given else 32, w2_prefix)] if w2_prefix else []
-            case "W3":
-                workloads += [w3(w3_tokens[0], count, w3_tokens[1]) for count in in_flight or (1, 4)]
-    return workloads
+def workloads_of(wanted: Offline) -> list[Workload]:
+    """The workloads of these prompts, in order. A prefix of 0 leaves the shared one out."""
+    at_once, counts = wanted.conc or (1, 8, 32), wanted.n
+    each = counts * len(at_once) if len(counts) == 1 else counts or [max(4, 2 * count) for count in at_once]
+    found: list[Workload] = []
+    for word in wanted.workload:
+        if word == INDEPENDENT:
+            pairs = zip(each, at_once, strict=True)
+            found += [w1(count, wanted.inp, wanted.out, together) for count, together in pairs]
+        elif word == SHARED:
+            found += [w2(counts[0] if counts else 32, wanted.prefix)] if wanted.prefix else []
+        else:
+            found += [w3(wanted.prompt, together, wanted.long_out) for together in wanted.conc or (1, 4)]
+    return found
 
 
 def warm_up(llm: LLM) -> None:

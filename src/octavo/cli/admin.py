@@ -21,6 +21,7 @@ from typing import Annotated, Concatenate, ParamSpec
 
 import typer
 
+from octavo.cli.options import AsJson
 from octavo.cli.remote import DEFAULT_URL, ApiKey, Tenant, Url, ask, listed, of_tenant
 from octavo.cli.top_text import Column, clean, table
 from octavo.errors import RequestFailed
@@ -29,7 +30,6 @@ P = ParamSpec("P")
 Row = Mapping[str, object]
 Columns = Mapping[str, Callable[[Row], str]]
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, and nothing else.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Remove without asking.")]
 _ENDLESS = 1_000_000  # a line is never cut: what it says can be copied
 

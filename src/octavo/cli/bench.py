@@ -11,7 +11,8 @@ from rich.table import Table
 
 from octavo.api.llm import LLM
 from octavo.bench import latency
-from octavo.bench.offline import KINDS, Report, Workload, measure, warm_up
+from octavo.bench.offline import Report, Workload, measure, warm_up
+from octavo.bench.workloads import WORDS, Latency
 from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
@@ -109,7 +110,7 @@ def _measure_all(
 
 def in_words(workload: Workload) -> str:
     """ "independent prompts, 8 at once"."""
-    return f"{KINDS[workload.name]} prompts, {workload.concurrency} at once"
+    return f"{WORDS[workload.name]} prompts, {workload.concurrency} at once"
 
 
 def table_of(reports: Sequence[Report]) -> Table:
@@ -120,14 +121,14 @@ def table_of(reports: Sequence[Report]) -> Table:
 
 
 def run_latency(
-    model: str | None, options: StartOptions, scenario: latency.Scenario, rounds: int, *, as_json: bool
+    model: str | None, options: StartOptions, scenario: Latency, *, as_json: bool
 ) -> None:
     """Measure `options` and, in turns, the same with whole prompts in one step; print medians and ratios."""
     whole = dataclasses.replace(
         options, step_tokens=max(WHOLE_STEP_TOKENS, scenario.prompt + scenario.streams), pace=False
     )
     with _engines(model, {CHUNKED: options, WHOLE: whole}) as models:
-        runs = asyncio.run(_latency_runs(models, scenario, rounds, as_json=as_json))
+        runs = asyncio.run(_latency_runs(models, scenario, as_json=as_json))
     summaries = [latency.summarise(own) for own in runs.values()]
     if as_json:
         print_json(*summaries, under="summary")
@@ -136,13 +137,13 @@ def run_latency(
 
 
 async def _latency_runs(
-    models: Mapping[str, EngineClient], scenario: latency.Scenario, rounds: int, *, as_json: bool
+    models: Mapping[str, EngineClient], scenario: Latency, rounds: int, *, as_json: bool
 ) -> dict[str, list[latency.Run]]:
     """Runs by configuration, measured in turns."""
     for model in models.values():
         await latency.warm_up(model)
     runs: dict[str, list[latency.Run]] = {name: [] for name in models}
-    for round_index in range(rounds):
+    for round_index in range(scenario.rounds):
         for name, model in models.items():
             measured = await latency.measure(model, scenario, name, round_index)
             runs[name].append(measured)
@@ -170,7 +171,7 @@ def _engines(
             client.close()
 
 
-def latency_table(summaries: Sequence[latency.Summary], scenario: latency.Scenario) -> Table:
+def latency_table(summaries: Sequence[latency.Summary], scenario: Latency) -> Table:
     """A row for each configuration."""
     title = (
         f"octavo bench latency: {scenario.streams} streams, then a prompt of {scenario.prompt:,} tokens\n"

@@ -10,10 +10,11 @@ from pathlib import Path
 from rich.table import Table
 
 from octavo.bench.embeddings import EmbeddingsResult, fixed_texts, measure_embeddings
+from octavo.bench.workloads import Embeddings
 from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import phases, running_engine
-from octavo.config import POOLINGS, StartOptions
-from octavo.errors import ConfigError, shown
+from octavo.config import StartOptions
+from octavo.errors import ConfigError
 from octavo.params import Pooling
 
 
@@ -27,21 +28,13 @@ def write_texts(path: Path, count: int, words_max: int) -> None:
 
 
 def run(
-    model: str | None,
-    options: StartOptions,
-    texts: Sequence[str],
-    poolings: Sequence[str],
-    rounds: int,
-    *,
-    as_json: bool,
+    model: str | None, options: StartOptions, wanted: Embeddings, *, as_json: bool
 ) -> None:
     """Measure and print. Raises ConfigError."""
-    for name in poolings:
-        if name not in POOLINGS:
-            raise ConfigError(f"--pooling is {shown(name)}; allowed: {', '.join(POOLINGS)}")
-    chosen = [Pooling(name) for name in dict.fromkeys(poolings)]
+    texts = fixed_texts(wanted.texts, wanted.words)
+    poolings = [Pooling(name) for name in dict.fromkeys(wanted.pooling)]
     with running_engine(model, replace(options, prefix_caching=False)) as llm, phases() as tell:
-        results = measure_embeddings(llm, texts, chosen, rounds, tell)
+        results = measure_embeddings(llm, texts, poolings, wanted.rounds, tell)
     if as_json:
         print_json(*results)
     else:

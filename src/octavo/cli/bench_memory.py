@@ -9,8 +9,9 @@ from pathlib import Path
 from rich.table import Table
 
 from octavo.bench.lengths import CHATS, INSTRUCTIONS, LONG_ANSWERS, Trace, read_trace, synthetic
-from octavo.bench.memory import Bookkeeping, Row, Scattered, Settings, Sharing, Waste, Worked, measure
+from octavo.bench.memory import Bookkeeping, Row, Scattered, Sharing, Waste, Worked, measure
 from octavo.bench.oversubscribed import Oversubscribed
+from octavo.bench.workloads import Memory
 from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import phases
 from octavo.units import format_bytes
@@ -34,7 +35,7 @@ _SHARES: tuple[tuple[str, Callable[[Waste], str]], ...] = (
 
 
 def run(
-    settings: Settings, trace: Path | None, num_requests: int | None, *, beams: bool, as_json: bool
+    settings: Memory, trace: Path | None, num_requests: int | None, *, beams: bool, as_json: bool
 ) -> None:
     """Measure everything and print it; `beams`: also with searches by the default model, which takes
     minutes. Raises ConfigError."""
@@ -52,7 +53,7 @@ def run(
 def _measured(
     traces: list[Trace],
     shared: list[Trace],
-    settings: Settings,
+    settings: Memory,
     tell: Callable[[str], None],
     crowded: list[Trace],
     *,
@@ -69,7 +70,7 @@ def _measured(
         yield from measure_beams(None, fewer, settings, tell)
 
 
-def tables_of(rows: Sequence[Row], traces: Sequence[Trace], settings: Settings) -> list[Table]:
+def tables_of(rows: Sequence[Row], traces: Sequence[Trace], settings: Memory) -> list[Table]:
     """A table for each kind of row, and one of waste for each trace."""
     waste = [row for row in rows if isinstance(row, Waste)]
     return [
@@ -85,7 +86,7 @@ def tables_of(rows: Sequence[Row], traces: Sequence[Trace], settings: Settings) 
     ]
 
 
-def _traces(settings: Settings, path: Path | None, count: int | None) -> tuple[list[Trace], ...]:
+def _traces(settings: Memory, path: Path | None, count: int | None) -> tuple[list[Trace], ...]:
     """Those for waste, smaller ones for sharing, and those for oversubscription."""
     if path is not None:
         trace = read_trace(path, settings.max_length, count)
@@ -103,7 +104,7 @@ def _traces(settings: Settings, path: Path | None, count: int | None) -> tuple[l
     return of_all(0), of_all(1), of_all(2)
 
 
-def _waste_table(rows: Sequence[Waste], trace: Trace, settings: Settings) -> Table:
+def _waste_table(rows: Sequence[Waste], trace: Trace, settings: Memory) -> Table:
     """A column for each policy: what was measured reads downwards."""
     return table(
         f"{trace.name}: {len(trace.jobs):,} requests\n"
@@ -167,7 +168,7 @@ def _bookkeeping_table(rows: Sequence[Bookkeeping]) -> Table:
     return table(title, columns, cells)
 
 
-def _sharing_table(rows: Sequence[Sharing], settings: Settings) -> Table:
+def _sharing_table(rows: Sequence[Sharing], settings: Memory) -> Table:
     """A row for each trace, a column for each number of answers."""
     widths = sorted({row.width for row in rows})
     made = table(

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from rich.table import Table
 
 from octavo.bench.endpoint import Client, Endpoint
-from octavo.bench.load import Arrival, Load, LoadReport, Spread, Targets, apply
+from octavo.bench.load import Arrival, LoadReport, Spread, apply
+from octavo.bench.workloads import Load, Targets
 from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import phases
 from octavo.errors import RequestFailed

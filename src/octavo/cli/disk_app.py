@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from octavo.cli.admin import AsJson, Columns, Row, Yes, confirm_removal, count, number, show, text
+from octavo.cli.admin import Columns, Row, Yes, confirm_removal, count, number, show, text
+from octavo.cli.options import AsJson
 from octavo.errors import ConfigError
 from octavo.units import format_age, format_bytes
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from octavo.cli import options as opt
-from octavo.cli.admin import AsJson, Columns, Row, Yes, confirm_removal, number, show, text
+from octavo.cli.admin import Columns, Row, Yes, confirm_removal, number, show, text
 from octavo.cli.completion import complete_cached
 from octavo.cli.terminal import phases
 from octavo.errors import ModelNotFound
@@ -55,7 +55,7 @@ COLUMNS: Columns = {
 
 
 @models_app.command("list")
-def list_models(as_json: AsJson = False) -> None:
+def list_models(as_json: opt.AsJson = False) -> None:
     """List what was fetched and where it is, and the aliases that can be had."""
     from octavo.model.hub.alias import ALIASES
     from octavo.model.hub.cache import cached_models

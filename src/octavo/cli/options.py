@@ -32,7 +32,7 @@ File = Annotated[
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON lines and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, and nothing else.")]
 
 SAMPLING = "Sampling"
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from octavo.cli.admin import AsJson, Call, Columns, Row, count, server_command, show, show_one, text
+from octavo.cli.admin import Call, Columns, Row, count, server_command, show, show_one, text
+from octavo.cli.options import AsJson
 from octavo.cli.remote import require_operator
 
 if TYPE_CHECKING:
