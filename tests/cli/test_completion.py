@@ -44,10 +44,16 @@ def bash(env: dict[str, str], script: str) -> list[str]:
 @needs_bash
 def test_bash_completes_commands_options_choices_and_models(env: dict[str, str]) -> None:
     """The function is called as bash calls it at a tab."""
-    lines = ["octavo se", "octavo pins r", "octavo serve smol", "octavo serve --kv-mem", "octavo models rm smol"]
+    lines = [
+        "octavo se",
+        "octavo pins r",
+        "octavo serve smol",
+        "octavo serve --kv-mem",
+        "octavo models rm smol",
+    ]
     lines += ["octavo bench serve http://x --workload sh", "octavo bench offline --workload lo"]
     calls = [
-        f'COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=(); '
+        f"COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=(); "
         '_octavo_completion octavo; echo "${COMPREPLY[*]}"'
         for line in lines
     ]

@@ -17,7 +17,11 @@ ROOT = Path(__file__).parents[2]
 COLOUR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[0-9;]*m")
 ENV = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "80"}
 # Help, a table of measurements, and an error: what has colours in a terminal.
-HELP, TABLE, ERROR = ["--help"], ["bench", "memory", "--requests", "8", "--pool-tokens", "512"], ["serve", "--x"]
+HELP, TABLE, ERROR = (
+    ["--help"],
+    ["bench", "memory", "--requests", "8", "--pool-tokens", "512"],
+    ["serve", "--x"],
+)
 TABLE += ["--max-length", "128"]
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from octavo.bench.lengths import Trace
 from octavo.bench.memory import Sharing
-from octavo.bench.workloads import Memory
 from octavo.bench.text import sample_text
+from octavo.bench.workloads import Memory
 from octavo.config import StartOptions
 from octavo.engine.core import Engine
 from octavo.engine.start import build_engine

@@ -72,7 +72,9 @@ class Offline:
     )
     inp: int = setting(128, About("Tokens of an independent prompt.", _SIZES, low=1, high=_TOKENS))
     out: int = setting(128, About("Tokens of its answer.", _SIZES, low=1, high=_TOKENS))
-    prefix: int = setting(512, About("Tokens of the shared prefix; 0: leave it out.", _SIZES, low=0, high=_TOKENS))
+    prefix: int = setting(
+        512, About("Tokens of the shared prefix; 0: leave it out.", _SIZES, low=0, high=_TOKENS)
+    )
     prompt: int = setting(7168, About("Tokens of a long prompt.", _SIZES, low=1, high=_TOKENS))
     long_out: int = setting(64, About("Tokens of its answer.", _SIZES, low=1, high=_TOKENS))
 
@@ -90,7 +92,9 @@ class Offline:
 class Latency:
     """Answers that run, and a long prompt that comes."""
 
-    streams: int = setting(8, About("Answers that run when the long prompt comes.", _PROMPTS, low=1, high=4096))
+    streams: int = setting(
+        8, About("Answers that run when the long prompt comes.", _PROMPTS, low=1, high=4096)
+    )
     own: int = 32  # tokens of each one's prompt
     before: int = setting(
         48, About("Tokens of each answer before it comes.", _PROMPTS, low=2 * SETTLE, high=_TOKENS)
@@ -179,7 +183,11 @@ class Embeddings:
     words: int = setting(300, About("Words of a text at most.", _PROMPTS, low=4, high=100_000))
     pooling: tuple[str, ...] = setting(
         POOLED,
-        About("How rows become one: the last, or their mean; repeatable. Default: both.", _PROMPTS, choices=POOLED),
+        About(
+            "How rows become one: the last, or their mean; repeatable. Default: both.",
+            _PROMPTS,
+            choices=POOLED,
+        ),
     )
     rounds: int = setting(5, About("Rounds that are measured, all in each.", _PROMPTS, low=1, high=10_000))
 

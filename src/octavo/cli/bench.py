@@ -120,9 +120,7 @@ def table_of(reports: Sequence[Report]) -> Table:
     return table("octavo bench offline; times p50 / p95", ("", *heads), rows)
 
 
-def run_latency(
-    model: str | None, options: StartOptions, scenario: Latency, *, as_json: bool
-) -> None:
+def run_latency(model: str | None, options: StartOptions, scenario: Latency, *, as_json: bool) -> None:
     """Measure `options` and, in turns, the same with whole prompts in one step; print medians and ratios."""
     whole = dataclasses.replace(
         options, step_tokens=max(WHOLE_STEP_TOKENS, scenario.prompt + scenario.streams), pace=False

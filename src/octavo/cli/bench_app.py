@@ -65,7 +65,9 @@ def serve(
     ],
     model: Annotated[
         str | None,
-        typer.Option(help="The model's name. Default: the first that the endpoint lists.", show_default=False),
+        typer.Option(
+            help="The model's name. Default: the first that the endpoint lists.", show_default=False
+        ),
     ] = None,
     api_key: ApiKey = "",
     concurrency: Annotated[
@@ -124,7 +126,9 @@ def quality(
     base: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL", help="The model whose f32 is the measure. Default: MODEL itself.", show_default=False
+            metavar="MODEL",
+            help="The model whose f32 is the measure. Default: MODEL itself.",
+            show_default=False,
         ),
     ] = None,
     text: Annotated[
@@ -138,7 +142,9 @@ def quality(
     chunks: Annotated[int, typer.Option(help="Windows of 512 tokens; 0: all of the text.", min=0)] = 16,
     write_text: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the text that is measured there, and leave.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="Write the text that is measured there, and leave.", show_default=False
+        ),
     ] = None,
     as_json: opt.AsJson = False,
     *,
@@ -161,7 +167,8 @@ def kernels(
         str, typer.Option(metavar="TEXT", help="Only kernels whose name contains this.", show_default=False)
     ] = "",
     paging: Annotated[
-        bool, typer.Option("--paging", help="Attention over scattered blocks beside one run, and nothing else.")
+        bool,
+        typer.Option("--paging", help="Attention over scattered blocks beside one run, and nothing else."),
     ] = False,
     seconds: Annotated[float, typer.Option(help="Time for each kernel.", min=0.01, max=3600)] = 0.3,
     device: Annotated[str, typer.Option(help="cpu, or a GPU's kernels: cuda, cuda:1.")] = "cpu",
@@ -221,7 +228,9 @@ def embeddings(
     file: opt.File = None,
     write_texts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the texts there as JSON lines, and leave.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="Write the texts there as JSON lines, and leave.", show_default=False
+        ),
     ] = None,
     as_json: opt.AsJson = False,
     *,

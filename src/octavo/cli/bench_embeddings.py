@@ -27,9 +27,7 @@ def write_texts(path: Path, count: int, words_max: int) -> None:
         raise ConfigError(f"--write-texts {path} cannot be written: {error}") from None
 
 
-def run(
-    model: str | None, options: StartOptions, wanted: Embeddings, *, as_json: bool
-) -> None:
+def run(model: str | None, options: StartOptions, wanted: Embeddings, *, as_json: bool) -> None:
     """Measure and print. Raises ConfigError."""
     texts = fixed_texts(wanted.texts, wanted.words)
     poolings = [Pooling(name) for name in dict.fromkeys(wanted.pooling)]

@@ -50,9 +50,7 @@ def run(
     return True
 
 
-def _run_loaded(
-    model: str | None, options: StartOptions, origins: Sequence[Origin], as_json: bool
-) -> None:
+def _run_loaded(model: str | None, options: StartOptions, origins: Sequence[Origin], as_json: bool) -> None:
     with phases() as tell:
         # Without what is kept on disk: looking at it must not make it.
         looked_at = replace(options, disk_cache=None, packed_cache=False)

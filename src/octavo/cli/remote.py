@@ -27,7 +27,10 @@ OtherUrl = Annotated[
 ApiKey = Annotated[
     str,
     typer.Option(
-        metavar="KEY", envvar="OCTAVO_API_KEY", help="The server's key, where it wants one.", show_default=False
+        metavar="KEY",
+        envvar="OCTAVO_API_KEY",
+        help="The server's key, where it wants one.",
+        show_default=False,
     ),
 ]
 Tenant = Annotated[
