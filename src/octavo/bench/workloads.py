@@ -42,9 +42,9 @@ class Offline:
     workload: tuple[str, ...] = setting(
         (INDEPENDENT, SHARED),
         About(
-            "What is sent; repeatable. independent: prompts that share nothing, the next as one answer ends. "
-            "shared-prefix: prompts that begin alike, all at once. long: long prompts, all at once. "
-            "Default: the first two.",
+            "What is sent; repeatable, by default the first two. independent: prompts that share nothing, "
+            "the next when an answer ends. shared-prefix: prompts that begin alike, all at once. "
+            "long: long prompts, all at once.",
             _PROMPTS,
             choices=tuple(WORDS.values()),
             metavar="NAME",
@@ -83,8 +83,8 @@ class Offline:
         runs = self.conc or (1, 8, 32)
         if len(self.n) > 1 and (set(self.workload) != {INDEPENDENT} or len(self.n) != len(runs)):
             raise ConfigError(
-                f"--n is given {len(self.n)} times; allowed: once, or with independent prompts alone once for "
-                f"each of the {len(runs)} --conc"
+                f"--n is given {len(self.n)} times; allowed: once, or with independent prompts alone once "
+                f"for each of the {len(runs)} --conc"
             )
 
 

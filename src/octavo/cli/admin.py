@@ -64,9 +64,8 @@ def server_command(
     app: typer.Typer, name: str, *, has_tenant: bool = False
 ) -> Callable[[Callable[Concatenate[Call, P], None]], None]:
     """Make a function a command that asks a server: it is called with a `Call` and its own parameters."""
-    shared = {"url": (Url, DEFAULT_URL), "api_key": (ApiKey, ""), "as_json": (AsJson, False)}
-    if has_tenant:
-        shared = {"tenant": (Tenant, None), **shared}
+    shared: dict[str, tuple[object, object]] = {"tenant": (Tenant, None)} if has_tenant else {}
+    shared |= {"url": (Url, DEFAULT_URL), "api_key": (ApiKey, ""), "as_json": (AsJson, False)}
 
     def register(function: Callable[Concatenate[Call, P], None]) -> None:
         def command(

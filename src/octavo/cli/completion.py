@@ -1,7 +1,7 @@
 """What a shell completes beside commands, options and their choices: models by name.
 
-A shell asks by running the command at each tab: nothing heavy is loaded, no network is asked, and a cache that
-cannot be read completes nothing. Files are the shell's own to complete, where nothing here fits.
+A shell runs the command at each tab: nothing heavy is loaded, no network is asked, and a cache that cannot be
+read completes nothing. Files are the shell's own to complete, where nothing here fits.
 """
 
 from __future__ import annotations

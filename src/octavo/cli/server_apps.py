@@ -75,9 +75,10 @@ def add_pin(
     name: PinName,
     prompt: Annotated[str, typer.Argument(help="The text to keep (- reads standard input).")],
     ttl: Ttl = 3600.0,
-    tenant: Annotated[
+    for_tenant: Annotated[
         str | None,
         typer.Option(
+            "--tenant",
             metavar="NAME",
             help="The tenant that it is for (shared: all), with an operator's key. Default: the key's own.",
             show_default=False,
@@ -85,9 +86,9 @@ def add_pin(
     ] = None,
 ) -> None:
     """Compute a prompt and keep its full blocks in memory."""
-    text = sys.stdin.read() if prompt == "-" else prompt
-    body: dict[str, object] = {"name": name, "prompt": text, "ttl": ttl}
-    call.show(PINS, call.ask("POST", "/v1/kv/pins", body | ({"tenant": tenant} if tenant else {})))
+    body: dict[str, object] = {"name": name, "prompt": sys.stdin.read() if prompt == "-" else prompt}
+    body |= {"ttl": ttl} if for_tenant is None else {"ttl": ttl, "tenant": for_tenant}
+    call.show(PINS, call.ask("POST", "/v1/kv/pins", body))
 
 
 @server_command(pins_app, "renew", has_tenant=True)
