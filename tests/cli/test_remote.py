@@ -211,7 +211,7 @@ def test_programs_get_an_object_a_line_and_nothing_else(octavo: Callable[..., st
     assert httpx.post(f"{url}/v1/sessions", json={}, headers=headers).status_code == 201
     for words in (
         "pins list", "pins add a xxxxxxxxxxxxxxxxxxxx", "pins add b xxxxxxxxxxxxxxxxxxxx", "pins renew a",
-        "pins list", "sessions list", "sessions show s0", "sessions fork s0", "sessions suspend s0",
+        "pins list", "sessions list", "sessions show s0", "sessions suspend s0",
         "sessions resume s0", "pool show", "pool resize 5MiB", "tenants list", "pins delete a",
         "sessions delete s0",
     ):  # fmt: skip

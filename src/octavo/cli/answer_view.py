@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from markdown_it import MarkdownIt
-from rich.console import Console, ConsoleOptions, Group, RenderResult
-from rich.live import Live
+from rich.console import Console
+from rich.control import Control
 from rich.markdown import Markdown
-from rich.segment import Segment
-from rich.text import Text
+from rich.segment import ControlType, Segment, Segments
 
 from octavo.cli.terminal import is_screen, write
 
@@ -76,49 +75,65 @@ class _MarkdownView:
         self._console = console
         self._text = ""  # of the block that is being written
         self._has_printed = False
+        self._height = 0  # of the region; the cursor stands in its last line
         self._drawn_at = float("-inf")
-        self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
-        self._live.start()
 
     def take(self, text: str) -> None:
         """More text."""
         self._text += _CONTROL.sub("", text)
         cut = length_finished(self._text) if "\n" in text else 0
-        if cut:
-            finished, self._text = self._text[:cut], self._text[cut:]
-            self._live.update(self._unfinished())
-            self._print(finished)
-        elif time.monotonic() - self._drawn_at >= _DRAW_EVERY_S:
-            self._live.update(self._unfinished(), refresh=True)
+        if cut or time.monotonic() - self._drawn_at >= _DRAW_EVERY_S:
+            with self._console:  # what is erased and what is drawn is written at once
+                if cut:
+                    self._print(self._text[:cut])
+                    self._text = self._text[cut:]
+                self._draw()
             self._drawn_at = time.monotonic()
 
     def finish(self) -> None:
         """The last block is as it is."""
-        self._live.update(Text())
-        if self._text.strip():
+        with self._console:
             self._print(self._text)
-        self._live.stop()
-
-    def _unfinished(self) -> Group:
-        return Group(*self._gap(), _End(rendered(self._text)))
 
     def _print(self, text: str) -> None:
-        self._console.print(*self._gap(), rendered(text), sep="\n")
-        self._has_printed = True
+        """A block that stays, in place of the region."""
+        lines = self._lines_of(text)
+        self._put(lines, ends=bool(lines))
+        self._height = 0
+        self._has_printed |= bool(lines)
 
-    def _gap(self) -> list[Text]:
-        """An empty line between two blocks."""
-        return [Text()] if self._has_printed else []
+    def _draw(self) -> None:
+        """The end of what is being written: as much of it as fits on the screen."""
+        lines = self._lines_of(self._text)[-max(1, self._console.height - 1) :]
+        self._put(lines, ends=False)
+        self._height = len(lines)
+
+    def _put(self, lines: Sequence[Sequence[Segment]], *, ends: bool) -> None:
+        """These lines in place of the region; `ends`: a line break behind the last one."""
+        if self._height:
+            up = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)) * (self._height - 1)
+            self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2), *up))
+        parts = [part for line in lines for part in (*line, Segment.line())]
+        self._console.print(Segments(parts if ends else parts[:-1]), crop=False)
+
+    def _lines_of(self, text: str) -> list[list[Segment]]:
+        """A block's lines, with an empty one before it where something stands above; none of no text."""
+        drawn = self._console.render_lines(rendered(text), pad=False)
+        lines = [_without_spaces_behind(line) for line in drawn]
+        while lines and not lines[0]:
+            del lines[0]
+        while lines and not lines[-1]:
+            del lines[-1]
+        return [[], *lines] if lines and self._has_printed else lines
 
 
-class _End:
-    """Of something long the last lines: as many as the screen has, less one for the gap and one below."""
-
-    def __init__(self, whole: Markdown) -> None:
-        self._whole = whole
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(self._whole, options.update(height=None), pad=False)
-        for line in lines[-max(1, console.height - 2) :]:
-            yield from line
-            yield Segment.line()
+def _without_spaces_behind(line: Sequence[Segment]) -> list[Segment]:
+    """The same line where they cannot be seen."""
+    kept = list(line)
+    while kept and not (kept[-1].style and kept[-1].style.bgcolor):
+        text = kept[-1].text.rstrip(" ")
+        if text:
+            kept[-1] = Segment(text, kept[-1].style)
+            break
+        del kept[-1]
+    return kept

@@ -135,7 +135,7 @@ def run_latency(model: str | None, options: StartOptions, scenario: Latency, *, 
 
 
 async def _latency_runs(
-    models: Mapping[str, EngineClient], scenario: Latency, rounds: int, *, as_json: bool
+    models: Mapping[str, EngineClient], scenario: Latency, *, as_json: bool
 ) -> dict[str, list[latency.Run]]:
     """Runs by configuration, measured in turns."""
     for model in models.values():

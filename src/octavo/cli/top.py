@@ -20,9 +20,9 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from octavo.cli.remote_stream import KeyRefused, Server, Wish, stream_of
+from octavo.cli.terminal import is_screen
 from octavo.cli.top_rows import Status, ago, screen
 from octavo.cli.top_speeds import Speeds
-from octavo.cli.terminal import is_screen
 from octavo.cli.top_text import Look
 from octavo.errors import RequestFailed
 from octavo.server.frames import FrameReader
