@@ -12,8 +12,8 @@ from bench.watching.watching import Drawn, Round, Scene, draw, serve
 from rich.console import Console
 from rich.table import Table
 
-from octavo.bench.load import Load
 from octavo.bench.offline import quantile
+from octavo.bench.workloads import Load
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.engine.stats import EngineStats
 from octavo.server.feeds import pause_s

@@ -26,8 +26,9 @@ from typing import Protocol
 from bench.sessions.sessions import serving
 
 from octavo.bench.endpoint import Client, Endpoint
-from octavo.bench.load import Arrival, Load, LoadReport, Targets, apply
+from octavo.bench.load import Arrival, LoadReport, apply
 from octavo.bench.offline import quantile
+from octavo.bench.workloads import Load, Targets
 from octavo.engine.core import inspector_of
 from octavo.errors import ConfigError, RequestFailed
 from octavo.inspect.glimpse import Glimpse

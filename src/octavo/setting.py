@@ -174,6 +174,10 @@ class Described:
     def check(self, value: object, name: str) -> None:
         """Raise ConfigError, under that name, for a value out of the bounds."""
         about = self.about
+        if isinstance(value, tuple):
+            for each in value:
+                self.check(each, name)
+            return
         if about.choices:
             allowed = ((None,) if self.is_optional else ()) + about.choices
             if value not in allowed:

@@ -9,7 +9,8 @@ import pytest
 from tests.doubles.fake_model import FakeModel
 
 from octavo.bench.endpoint import Answer, Client, Endpoint
-from octavo.bench.load import Arrival, Load, Targets, apply, is_good, scripts_of
+from octavo.bench.load import Arrival, apply, is_good, scripts_of
+from octavo.bench.workloads import Load, Targets
 from octavo.cli.bench_serve import notes_of, requests_for, run
 from octavo.errors import ConfigError, QueueFull, RequestFailed
 from octavo.server.run import base_url, bind, build_server

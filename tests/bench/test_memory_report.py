@@ -11,19 +11,20 @@ import pytest
 from octavo.bench.lengths import CHATS, INSTRUCTIONS, Trace, quantiles, read_trace, synthetic
 from octavo.bench.memory import (
     Bookkeeping,
-    Settings,
     bookkeeping,
     deep_size,
     measure,
     paged_waste,
     parallel_sampling,
+    pool_of,
     scattered,
     worked,
 )
+from octavo.bench.workloads import Memory
 from octavo.errors import ConfigError
 from octavo.sim.policies import Job, replay_reserved, reservation_policies
 
-SETTINGS = Settings(pool_tokens=15_744, block_size=16, max_length=2048, step_s=0.03, seed=0)
+SETTINGS = Memory()
 
 
 def test_600_tokens_in_blocks_of_16():
@@ -50,7 +51,7 @@ def test_a_contiguous_memory_with_room_enough_refuses_what_blocks_serve():
 @pytest.mark.parametrize("source, count", [(CHATS, 60), (INSTRUCTIONS, 240)])
 def test_policies_come_in_the_papers_order(source, count):
     settings = replace(SETTINGS, pool_tokens=4096)
-    trace, pool = synthetic(source, count, 0, settings.max_length), settings.pool
+    trace, pool = synthetic(source, count, 0, settings.max_length), pool_of(settings)
     found = [
         replay_reserved(trace.jobs, policy, pool.num_slots, pool.step_s)
         for policy in reservation_policies(settings.max_length)
@@ -176,13 +177,13 @@ def test_a_trace_that_is_not_there_is_refused(tmp_path):
 
 
 def test_a_pool_that_is_too_small_is_refused_before_anything_runs():
-    settings = Settings(pool_tokens=2000, block_size=16, max_length=1025, step_s=0.03, seed=0)
+    settings = Memory(pool_tokens=2000, max_length=1025)
     with pytest.raises(ConfigError, match="--pool-tokens"):
         next(measure([], [], settings))
 
 
 def test_the_same_seed_gives_the_same_rows():
-    settings = Settings(pool_tokens=256, block_size=4, max_length=64, step_s=0.03, seed=3)
+    settings = Memory(pool_tokens=256, block_size=4, max_length=64, seed=3)
     traces = [synthetic(INSTRUCTIONS, 12, 3, 64)]
     one, other = (
         [row for row in measure(traces, traces, settings) if not isinstance(row, Bookkeeping)]

@@ -6,12 +6,13 @@ import json
 import pytest
 from tests.doubles.fake_model import FakeModel
 
-from octavo.bench.latency import Run, Scenario, measure, summarise
+from octavo.bench.latency import Run, measure, summarise
+from octavo.bench.workloads import Latency
 from octavo.cli import bench
 from octavo.config import StartOptions
 from octavo.errors import ConfigError, RequestFailed
 
-SCENARIO = Scenario(streams=3, own=8, before=20, prompt=200)
+SCENARIO = Latency(streams=3, own=8, before=20, prompt=200, rounds=2)
 
 
 def run(before_s, while_s, first_s=1.0):
@@ -80,7 +81,7 @@ def test_ratios_are_taken_within_a_run_and_their_median_is_told():
 
 def test_too_few_tokens_before_are_refused():
     with pytest.raises(ConfigError, match="16"):
-        Scenario(before=15)
+        Latency(before=15)
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -101,7 +102,7 @@ def test_both_configurations_run_in_turns_and_are_told(monkeypatch, capsys, as_j
     monkeypatch.setattr(bench, "build_engine", lambda *given: Started())
     monkeypatch.setattr(bench, "engine_over", lambda *given: Started())
     monkeypatch.setattr(bench, "client_of", client_of)
-    bench.run_latency(None, StartOptions(), SCENARIO, 2, as_json=as_json)
+    bench.run_latency(None, StartOptions(), SCENARIO, as_json=as_json)
     assert seen == [(512, None), (4096, False), "closed", "closed"]
     told = capsys.readouterr().out
     if not as_json:

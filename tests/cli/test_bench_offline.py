@@ -8,11 +8,25 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 from tests.engine.served import started_tiny
+from typer.testing import CliRunner
 
 import octavo
-from octavo.bench.offline import chosen, measure, merged, num_outside, prompts_of, quantile, w1, w2, w3
+from octavo.bench.offline import (
+    measure,
+    merged,
+    num_outside,
+    prompts_of,
+    quantile,
+    w1,
+    w2,
+    w3,
+    workloads_of,
+)
+from octavo.bench.workloads import Offline
 from octavo.cli import bench
-from octavo.cli.bench import json_line, table_of
+from octavo.cli.bench import table_of
+from octavo.cli.main import app
+from octavo.cli.tables import json_line
 from octavo.config import StartOptions
 from octavo.engine.outputs import Delta, EngineStats, TokenInfo
 from octavo.engine.requests import ModelFacts
@@ -191,39 +205,40 @@ def test_spans_are_merged_and_times_outside_are_counted():
     assert num_outside([], [1.0]) == 1
 
 
-def test_workloads_are_chosen_by_name():
-    def names(*given, conc=None, prefix=64):
-        found = chosen(
-            given,
-            num_requests=None,
-            in_flight=conc,
-            w1_tokens=(1, 2),
-            w2_prefix=prefix,
-            w3_tokens=(300, 4),
-        )
-        return [(each.name, each.concurrency) for each in found]
+def test_workloads_are_those_that_were_asked_for_in_order():
+    def names(**wanted):
+        return [(each.name, each.concurrency) for each in workloads_of(Offline(**wanted))]
 
-    assert names("W1", "W2") == [("W1", 1), ("W1", 8), ("W1", 32), ("W2", 32)]
-    assert names("w3") == [("W3", 1), ("W3", 4)]
-    assert names("W1", "W3", conc=[2]) == [("W1", 2), ("W3", 2)]
-    assert names("W2", prefix=0) == []
-    with pytest.raises(ConfigError, match="W1, W2, W3"):
-        names("W9")
+    assert names() == [("W1", 1), ("W1", 8), ("W1", 32), ("W2", 32)]
+    assert names(workload=("long",)) == [("W3", 1), ("W3", 4)]
+    assert names(workload=("independent", "long"), conc=(2,)) == [("W1", 2), ("W3", 2)]
+    assert names(workload=("shared-prefix",), prefix=0) == []
+    with pytest.raises(ConfigError, match="--workload is 'W9'; allowed: independent, shared-prefix, long"):
+        Offline(workload=("W9",))
+
+
+def test_a_workload_is_chosen_by_either_of_its_names(monkeypatch):
+    seen = []
+    monkeypatch.setattr(bench, "run", lambda model, engine, workloads, *, as_json: seen.append(workloads))
+    for words in (["W1", "w3"], ["independent", "long"]):
+        flags = [part for word in words for part in ("--workload", word)]
+        result = CliRunner().invoke(app, ["bench", "offline", *flags, "--conc", "1", "--conc", "2"])
+        assert result.exception is None, result.exception
+    assert seen[0] == seen[1]
+    assert [each.name for each in seen[0]] == ["W1", "W1", "W3", "W3"]
 
 
 def test_each_run_has_its_own_number_of_requests():
-    def numbers(*names, n, conc=None):
-        found = chosen(
-            names, num_requests=n, in_flight=conc, w1_tokens=(1, 2), w2_prefix=64, w3_tokens=(300, 4)
-        )
-        return [each.num_requests for each in found]
+    def numbers(**wanted):
+        return [each.num_requests for each in workloads_of(Offline(**wanted))]
 
-    assert numbers("W1", n=None) == [4, 16, 64]
-    assert numbers("W1", "W2", n=[5]) == [5, 5, 5, 5]
-    assert numbers("W1", n=[4, 7], conc=[1, 8]) == [4, 7]
-    for names, given in ((("W1",), [1, 2]), (("W1", "W2"), [1, 2, 3])):
+    alone = ("independent",)
+    assert numbers(workload=alone) == [4, 16, 64]
+    assert numbers(n=(5,)) == [5, 5, 5, 5]
+    assert numbers(workload=alone, n=(4, 7), conc=(1, 8)) == [4, 7]
+    for workload, given in ((alone, (1, 2)), ((*alone, "shared-prefix"), (1, 2, 3))):
         with pytest.raises(ConfigError, match="once for each of the 3 --conc"):
-            numbers(*names, n=given)
+            Offline(workload=workload, n=given)
 
 
 def test_a_real_engine_is_measured(monkeypatch) -> None:

@@ -15,7 +15,7 @@ from tests.cli.serving import serving
 from tests.doubles.fake_model import FakeModel
 from tests.engine.served import wait_until
 
-from octavo.cli import chat
+from octavo.cli import answer_view
 from octavo.cli.answerer import Answerer, EngineAnswerer
 from octavo.cli.chat import Conversation, talk
 from octavo.cli.remote_stream import Server
@@ -113,7 +113,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(
             model.hold = None
         return left.pop(0)
 
-    monkeypatch.setattr(chat, "write", press)
+    monkeypatch.setattr(answer_view, "write", press)
     talk(conversation, read_line, Console(file=shown, width=200))
     assert "(stopped)" in shown.getvalue()
     assert "then 1 tokens" in shown.getvalue()  # what the stopped one cost is known

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from tests.cli.listings import rows
 from tests.executor.store import NAMESPACE, filled, open_store
 from typer.testing import CliRunner
 
@@ -23,11 +25,14 @@ def test_it_lists_asks_and_removes(tmp_path: Path) -> None:
     filled(tmp_path)
     code, text = said("list", str(tmp_path))
     assert code == 0
-    assert f"{NAMESPACE}: " in text
-    assert "4 blocks, last used" in text
+    assert f"{tmp_path / NAMESPACE}\n" in text
+    kept = rows(text)[0]
+    assert (kept["blocks"], kept["last used"][-4:]) == ("4", " ago")
+    told = json.loads(said("list", str(tmp_path), "--json")[1])
+    assert (told["path"], told["num_blocks"], told["in_use"]) == (str(tmp_path / NAMESPACE), 4, False)
     code, text = said("clean", str(tmp_path), answer="n\n")
     assert code == 1
-    assert "remove these 1" in text
+    assert "remove this?" in text
     assert (tmp_path / NAMESPACE).exists()
     assert "nothing to remove" in said("clean", str(tmp_path), "--older-than", "1")[1]
     code, text = said("clean", str(tmp_path), "--yes")

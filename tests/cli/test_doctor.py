@@ -1,6 +1,6 @@
 """`octavo doctor` says in words what would be used, and what to change."""
 
-import types
+import json
 
 import pytest
 from tests.tiny import over_weights_of, tiny_model
@@ -9,8 +9,6 @@ from octavo.cli.doctor import run
 from octavo.cli.doctor_headers import weights_in_words
 from octavo.cli.packed import packed_lines
 from octavo.config import StartOptions
-from octavo.engine.backends import Choice
-from octavo.errors import ConfigError
 from octavo.kernels.native_ops import NativeOps
 
 
@@ -41,13 +39,11 @@ def test_the_kind_of_kv_and_what_a_token_takes_are_told(capsys):
     assert "3 KV heads of 64, held as int8; 192 KiB per block, 12.0 KiB per token" in said
 
 
-def test_json_is_refused_where_the_model_is_loaded(monkeypatch):
-    with pytest.raises(ConfigError, match="--json is given with --load"):
-        run("somewhere", StartOptions(), load=True, as_json=True)
-    gpu = types.SimpleNamespace(is_host=False, device="cuda:0")
-    monkeypatch.setattr("octavo.cli.doctor.choose_backend", lambda _: Choice(gpu, "found"))
-    with pytest.raises(ConfigError, match=r"--json is given for cuda:0, .*--backend native"):
-        run("somewhere", StartOptions(), as_json=True)
+@pytest.mark.real_model
+def test_what_a_loaded_model_came_to_is_told_as_json_too(capsys):
+    assert run(None, StartOptions(kv_memory_bytes=64 * 720 * 1024), load=True, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert "smollm2-135m" in json.dumps(told)
 
 
 def test_packed_weights_are_told_where_they_lie_and_how_large_they_are(tmp_path):

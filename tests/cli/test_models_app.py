@@ -12,10 +12,12 @@ import time
 
 import numpy as np
 import pytest
+from tests.cli.listings import rows
 from tests.model.fake_hub import serving_hub, sha256, use_hub
 from typer.testing import CliRunner
 
 from octavo.cli import models_app
+from octavo.cli.admin import lines_of
 from octavo.cli.main import app
 from octavo.errors import ConfigError, ModelNotFound, OctavoError
 from octavo.model.hub import alias as aliases
@@ -73,7 +75,14 @@ def test_a_model_that_is_pulled_is_listed_with_what_there_is_to_know(hub):
     assert one["is_whole"] is True
     assert 0 <= time.time() - one["used_at"] < 600
     assert (found["tiny"]["quant"], found["tiny"]["is_whole"]) == ("Q4_0", True)
-    assert "owner/name:Q8_0: 201 KiB, gguf Q8_0, 2 files, last used 0 s ago, " in run("list").stdout
+    shown = [each for each in rows(run("list").stdout) if each["model"] == "owner/name:Q8_0"]
+    assert len(shown) == 1
+    path = shown[0].pop("path")
+    assert path == one["path"]
+    assert shown[0] == {
+        "model": "owner/name:Q8_0", "size": "201 KiB", "kind": "gguf", "quant": "Q8_0", "files": "2",
+        "last used": "0 s ago",
+    }  # fmt: skip
 
 
 def test_what_was_chosen_is_told_by_a_pull(hub):
@@ -84,14 +93,16 @@ def test_what_was_chosen_is_told_by_a_pull(hub):
 def test_an_alias_that_is_not_here_is_offered(hub, tmp_path):
     run("rm", "tiny", "--yes")
     assert list((tmp_path / "octavo" / "tiny").iterdir()) == []
-    assert "tiny: 2.0 KiB, not here yet; `octavo models pull tiny` fetches it" in run("list").stdout
+    (shown, _) = rows(run("list").stdout)
+    assert (shown["model"], shown["size"]) == ("tiny", "2.0 KiB")
+    assert shown["note"] == "not here yet: `octavo models pull tiny`"
 
 
 def test_removing_asks_and_removes_only_what_is_named(hub, tmp_path):
     run("pull", "owner/name:Q4_K_M")
     run("pull", "owner/name:Q8_0")
     result = run("rm", "owner/name:q4_k_m", answer="n\n")
-    assert (result.exit_code, "owner/name:Q4_K_M: 100 KiB" in result.stdout) == (1, True)
+    assert (result.exit_code, "owner/name:Q4_K_M  100 KiB" in result.stdout) == (1, True)
     assert set(listed()) == {"tiny", "owner/name:Q4_K_M", "owner/name:Q8_0"}
     assert "removed owner/name:q4_k_m; 100 KiB are free now" in run("rm", "owner/name:q4_k_m", "--yes").stdout
     assert set(listed()) == {"tiny", "owner/name:Q8_0"}
@@ -143,7 +154,7 @@ def test_safetensors_are_listed_with_their_type_and_whether_they_are_whole(hub, 
     [path] = (tmp_path / "cache").rglob("config.json")
     path.unlink()
     assert listed()["owner/name"]["is_whole"] is False
-    assert "not whole: `octavo models pull` fetches what is missing" in run("list").stdout
+    assert "not whole: `octavo models pull` fetches the rest" in run("list").stdout
 
 
 @pytest.mark.parametrize("name", ["own.gguf", "own", "./own", "{tmp_path}/own.gguf"])
@@ -182,7 +193,7 @@ def test_an_unfinished_fetch_is_listed_and_goes_with_its_repository(hub, tmp_pat
         "name": "owner/name", "kind": "unfinished", "quant": None, "num_bytes": 50_000, "path": "",
         "num_files": 1, "used_at": 0, "is_whole": False,
     }  # fmt: skip
-    assert "of an interrupted fetch" in run("list").stdout
+    assert "interrupted: `octavo models pull` goes on" in run("list").stdout
     assert "48.8 KiB are free now" in run("rm", "owner/name", "--yes").stdout
     assert set(listed()) == {"tiny"}
 
@@ -193,7 +204,7 @@ def test_empty_caches_are_listed(tmp_path, monkeypatch):
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "none"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "none either"))
     assert run("list", "--json").stdout == ""
-    assert "smollm2-135m: 93.8 MiB, not here yet" in run("list").stdout
+    assert "smollm2-135m  93.8 MiB  not here yet" in run("list").stdout
 
 
 def test_ctrl_c_ends_a_pull_at_once_and_the_next_one_goes_on(hub, tmp_path):
@@ -220,7 +231,9 @@ def test_ctrl_c_ends_a_pull_at_once_and_the_next_one_goes_on(hub, tmp_path):
 
 
 def test_a_line_of_the_list_says_what_is_known():
-    model = cache.CachedModel("o/n:Q8_0", "gguf", None, 1 << 30, cache.Path("/x"), 1, 0.0, True)
-    assert models_app.model_line(model, 7200.0) == (
-        "o/n:Q8_0: 1.0 GiB, gguf (quantisation not known), last used 2 hours ago, /x"
-    )
+    used_at = time.time() - 7201.0
+    model = cache.CachedModel("o/n:Q8_0", "gguf", None, 1 << 30, cache.Path("/x"), 1, used_at, True)
+    assert lines_of(models_app.rows_of([model]), models_app.COLUMNS) == [
+        "model     size     kind  last used    path",
+        "o/n:Q8_0  1.0 GiB  gguf  2 hours ago  /x",
+    ]

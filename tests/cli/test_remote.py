@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from tests.cli.listings import row, rows
 from tests.cli.serving import serving
 from tests.doubles.fake_model import FakeModel
 from typer.testing import CliRunner
 
+from octavo.cli.admin import lines_of, text
 from octavo.cli.main import app
 from octavo.errors import InvalidRequest, RequestFailed
 from octavo.server.settings import ServerSettings
@@ -39,10 +42,13 @@ def octavo(url: str) -> Callable[..., str]:
 
 def test_pins_are_added_listed_renewed_and_deleted(octavo: Callable[..., str]) -> None:
     assert octavo("pins", "list") == "no pins\n"
-    assert octavo("pins", "add", "one", "x" * 40) == "one: 2 blocks of 40 tokens, hot, held, 3,600 s left\n"
-    assert octavo("pins", "renew", "one", "--ttl", "60").endswith("60 s left\n")
-    assert octavo("pins", "list").startswith("one: 2 blocks")
-    assert octavo("pins", "delete", "one") == "one is not pinned any more\n"
+    added = octavo("pins", "add", "one", "x" * 40)
+    assert added == (
+        "pin  blocks  tokens  strength  state  left\none  2       40      hot       held   3,600 s\n"
+    )
+    assert row(octavo("pins", "renew", "one", "--ttl", "60"))["left"] == "60 s"
+    assert row(octavo("pins", "list"))["pin"] == "one"
+    assert octavo("pins", "delete", "one") == "one is deleted\n"
     with pytest.raises(RequestFailed, match="there is no pin named 'a b'"):
         octavo("pins", "delete", "a b")
 
@@ -64,8 +70,8 @@ def test_an_empty_name_is_refused_before_anything_is_asked(words: str) -> None:
 @pytest.mark.parametrize("name", [".", "..", "a", "-._"])
 def test_a_pin_of_every_name_that_may_be_is_reached(octavo: Callable[..., str], name: str) -> None:
     octavo("pins", "add", "--", name, "x" * 40)
-    assert f"{name}: 2 blocks" in octavo("pins", "renew", "--", name)
-    assert octavo("pins", "delete", "--", name) == f"{name} is not pinned any more\n"
+    assert row(octavo("pins", "renew", "--", name))["pin"] == name
+    assert octavo("pins", "delete", "--", name) == f"{name} is deleted\n"
 
 
 @pytest.mark.parametrize(
@@ -89,10 +95,12 @@ def test_sessions_are_listed_shown_suspended_resumed_and_deleted(
     assert octavo("sessions", "list") == "no sessions\n"
     made = httpx.post(f"{url}/v1/sessions", json={"ttl": 60.0}, headers={"Authorization": "Bearer secret"})
     assert made.status_code == 201
-    line = "s0: idle, 0 tokens, 3 blocks in pool and disk: 2.0 KiB in memory, 1000 B on disk, 60 s left\n"
-    assert octavo("sessions", "list") == line
-    assert octavo("sessions", "suspend", "s0").startswith("s0: suspended, ")
-    assert octavo("sessions", "resume", "s0").startswith("s0: idle, ")
+    assert row(octavo("sessions", "list")) == {
+        "session": "s0", "state": "idle", "tokens": "0", "blocks": "3", "in memory": "2.0 KiB",
+        "on disk": "1000 B", "left": "60 s",
+    }  # fmt: skip
+    assert row(octavo("sessions", "suspend", "s0"))["state"] == "suspended"
+    assert row(octavo("sessions", "resume", "s0"))["state"] == "idle"
     assert "blocks_kept_below  0\n" in octavo("sessions", "show", "s0")
     assert octavo("sessions", "delete", "s0") == "s0 is deleted\n"
     with pytest.raises(RequestFailed, match="there is no session 's0'"):
@@ -109,9 +117,9 @@ def test_a_session_is_forked_at_its_last_turn_or_at_an_earlier_one(
         assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).status_code == 200
         messages += [{"role": "assistant", "content": "Hello"}, {"role": "user", "content": "more"}]
     assert "turns              2\n" in octavo("sessions", "show", "s0")
-    whole, first = octavo("sessions", "fork", "s0"), octavo("sessions", "fork", "s0", "--turn", "1")
-    assert whole.startswith("s1: idle, ")
-    assert first.startswith("s2: idle, 8 tokens, ")
+    whole = row(octavo("sessions", "fork", "s0"))
+    first = row(octavo("sessions", "fork", "s0", "--turn", "1"))
+    assert (whole["session"], first["session"], first["tokens"]) == ("s1", "s2", "8")
     with pytest.raises(RequestFailed, match="turn is 3; allowed: 1 to 2"):
         octavo("sessions", "fork", "s0", "--turn", "3")
 
@@ -145,20 +153,18 @@ def octavo_of(tmp_path: Path) -> Iterator[Callable[..., str]]:
 def test_an_operator_s_words_are_for_the_tenant_that_they_name(octavo_of: Callable[..., str]) -> None:
     octavo = octavo_of
     prompt = "x" * 40
-    assert octavo("boss", "pins", "add", "rules", prompt, "--tenant", "alice").startswith(
-        "rules of tenant alice: 2 blocks"
-    )
+    assert row(octavo("boss", "pins", "add", "rules", prompt, "--tenant", "alice"))["tenant"] == "alice"
     octavo("boss", "pins", "add", "rules", prompt, "--tenant", "shared")
     octavo("bob", "pins", "add", "rules", prompt)
-    assert octavo("alice", "pins", "list").startswith("rules of tenant alice: ")
-    assert len(octavo("boss", "pins", "list").splitlines()) == 3
-    assert octavo("boss", "pins", "list", "--tenant", "bob").startswith("rules of tenant bob: ")
+    assert row(octavo("alice", "pins", "list"))["tenant"] == "alice"
+    assert len(rows(octavo("boss", "pins", "list"))) == 3
+    assert row(octavo("boss", "pins", "list", "--tenant", "bob"))["tenant"] == "bob"
     assert octavo("boss", "pins", "list", "--tenant", "carol") == "no pins\n"
     renewed = octavo("boss", "pins", "renew", "rules", "--ttl", "60", "--tenant", "bob")
-    assert renewed.endswith(" 60 s left\n")
+    assert row(renewed)["left"] == "60 s"
     for tenant in ("bob", "shared"):
         octavo("boss", "pins", "delete", "rules", "--tenant", tenant)
-    assert octavo("boss", "pins", "list").startswith("rules of tenant alice: ")
+    assert row(octavo("boss", "pins", "list"))["tenant"] == "alice"
     with pytest.raises(RequestFailed, match="there is no pin named 'rules'"):
         octavo("boss", "pins", "delete", "rules")
     with pytest.raises(
@@ -175,14 +181,14 @@ def test_an_operator_shows_suspends_resumes_and_deletes_another_s_session(
     for name in ("alice", "bob"):
         headers = {"Authorization": f"Bearer {KEYS[name]}"}
         assert httpx.post(f"{url}/v1/sessions", json={}, headers=headers).status_code == 201
-    assert octavo("bob", "sessions", "list").startswith("s1 of tenant bob: idle")
-    assert len(octavo("boss", "sessions", "list").splitlines()) == 2
-    assert octavo("boss", "sessions", "list", "--tenant", "alice").startswith("s0 of tenant alice: idle")
+    assert row(octavo("bob", "sessions", "list"))["session"] == "s1"
+    assert [each["tenant"] for each in rows(octavo("boss", "sessions", "list"))] == ["alice", "bob"]
+    assert row(octavo("boss", "sessions", "list", "--tenant", "alice"))["session"] == "s0"
     with pytest.raises(RequestFailed, match="there is no session 's0'"):
         octavo("boss", "sessions", "suspend", "s0")
     alices = ("s0", "--tenant", "alice")
-    assert octavo("boss", "sessions", "suspend", *alices).startswith("s0 of tenant alice: suspended")
-    assert octavo("boss", "sessions", "resume", *alices).startswith("s0 of tenant alice: idle")
+    assert row(octavo("boss", "sessions", "suspend", *alices))["state"] == "suspended"
+    assert row(octavo("boss", "sessions", "resume", *alices))["tenant"] == "alice"
     assert "tenant             alice\n" in octavo("boss", "sessions", "show", *alices)
     with pytest.raises(RequestFailed, match="tenant names another than bob"):
         octavo("bob", "sessions", "delete", *alices)
@@ -191,10 +197,36 @@ def test_an_operator_shows_suspends_resumes_and_deletes_another_s_session(
 
 
 def test_the_pool_is_shown_and_resized(octavo: Callable[..., str]) -> None:
-    assert octavo("pool", "show").startswith("10 blocks (3.5 MiB): 3 held, 2 cached, 5 free; can grow to 20")
-    assert octavo("pool", "resize", "5MiB").startswith("14 blocks")
+    shown = row(octavo("pool", "show"))
+    counts = [shown[title] for title in ("blocks", "size", "held", "cached", "free")]
+    assert counts == ["10", "3.5 MiB", "3", "2", "5"]
+    assert shown["can grow to"].startswith("20 (")
+    assert row(octavo("pool", "resize", "5MiB"))["blocks"] == "14"
     with pytest.raises(RequestFailed, match="a pool of 2 blocks was asked for; allowed: 4 to 20"):
         octavo("pool", "resize", "1MiB")
+
+
+def test_programs_get_an_object_a_line_and_nothing_else(octavo: Callable[..., str], url: str) -> None:
+    headers = {"Authorization": "Bearer secret"}
+    assert httpx.post(f"{url}/v1/sessions", json={}, headers=headers).status_code == 201
+    for words in (
+        "pins list", "pins add a xxxxxxxxxxxxxxxxxxxx", "pins add b xxxxxxxxxxxxxxxxxxxx", "pins renew a",
+        "pins list", "sessions list", "sessions show s0", "sessions suspend s0",
+        "sessions resume s0", "pool show", "pool resize 5MiB", "tenants list", "pins delete a",
+        "sessions delete s0",
+    ):  # fmt: skip
+        lines = octavo(*words.split(), "--json").splitlines()
+        told = [json.loads(line) for line in lines]
+        assert all(isinstance(each, dict) for each in told), words
+        if words == "pins list":
+            assert [each["name"] for each in told] in ([], ["a", "b"])
+        elif words == "pool resize 5MiB":
+            assert told[0]["counts"]["total"] == 14
+    assert told == [{"deleted": "s0"}]
+
+
+def test_what_a_server_calls_things_drives_no_terminal() -> None:
+    assert "\x1b" not in "".join(lines_of([{"name": "a\x1b[31m\nb", "n": 1}], {"name": text("name")}))
 
 
 def test_a_server_that_is_not_there_is_said_in_words() -> None:

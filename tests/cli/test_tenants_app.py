@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cli.listings import row, rows
 from tests.doubles.fake_model import FakeModel
 from typer.testing import CliRunner
 
@@ -36,6 +38,8 @@ def test_a_new_key_comes_with_the_line_that_lets_it_in() -> None:
     assert tenant is not None
     assert tenant.name == "alice"
     assert octavo("tenants", "new-key") != output
+    told = json.loads(octavo("tenants", "new-key", "--json"))
+    assert told["key_sha256"] == digest_of(told["key"]).hex()
 
 
 def test_check_shows_what_a_file_says(tmp_path: Path) -> None:
@@ -50,14 +54,18 @@ def test_check_shows_what_a_file_says(tmp_path: Path) -> None:
         "1,048,576 bytes",
         "4,096 blocks",
         "timeout 60",
-        "shared: 0 keys",
         "nobody is an operator",
     ):
         assert part in output
+    assert rows(output)[1]["tenant"] == "shared"
     assert digest_of("a").hex() not in output
+    told = [json.loads(line) for line in octavo("tenants", "check", str(path), "--json").splitlines()]
+    assert [(each["name"], each["keys"], each["max_running"]) for each in told] == [
+        ("alice", 1, 7), ("shared", 0, None),
+    ]  # fmt: skip
     path.write_text(path.read_text().replace("max_running = 7", "operator = true"))
     output = octavo("tenants", "check", str(path))
-    assert "alice: operator, 1 key, guaranteed" in output
+    assert rows(output)[0]["operator"] == "yes"
     assert "nobody is an operator" not in output
 
 
@@ -97,8 +105,10 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 def test_an_operator_lists_the_tenants_of_a_server(url: str) -> None:
     output = octavo("tenants", "list", "--url", url, "--api-key", "b")
-    assert "alice: 0 blocks held, 0 pinned, 3 guaranteed, - at most; 0 running, 0 waiting" in output
-    assert "boss: " in output
+    assert rows(output)[0] == {
+        "tenant": "alice", "held": "0", "pinned": "0", "guaranteed": "3", "running": "0", "waiting": "0",
+    }  # fmt: skip
+    assert rows(output)[1]["tenant"] == "boss"
     with pytest.raises(InvalidRequest, match="the key is that of alice; allowed: an operator's"):
         octavo("tenants", "list", "--url", url, "--api-key", "a")
 
@@ -106,10 +116,9 @@ def test_an_operator_lists_the_tenants_of_a_server(url: str) -> None:
 def test_a_tenant_that_asks_for_what_is_the_operators_is_told_so(url: str) -> None:
     with pytest.raises(RequestFailed, match="PATCH /v1/kv is not for this key"):
         octavo("pool", "resize", "3MiB", "--url", url, "--api-key", "a")
-    assert "rules of tenant alice: 2 blocks" in octavo(
-        "pins", "add", "rules", "x" * 40, "--url", url, "--api-key", "a"
-    )
+    added = row(octavo("pins", "add", "rules", "x" * 40, "--url", url, "--api-key", "a"))
+    assert (added["pin"], added["tenant"], added["blocks"]) == ("rules", "alice", "2")
     with pytest.raises(InvalidRequest, match="the key is that of alice; allowed: an operator's"):
         octavo("pool", "show", "--url", url, "--api-key", "a")
     assert "alice: 0 blocks held by sequences" in octavo("top", "--once", "--url", url, "--api-key", "a")
-    assert "rules of tenant alice: 2 blocks" in octavo("pins", "list", "--url", url, "--api-key", "a")
+    assert row(octavo("pins", "list", "--url", url, "--api-key", "a"))["tenant"] == "alice"

@@ -68,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.bench": VALUES
     | LEDGER
     | ENGINE
-    | {"octavo.api", "octavo.config", "octavo.sim", "octavo.sse_reader", "octavo._native"},
+    | {"octavo.api", "octavo.config", "octavo.setting", "octavo.sim", "octavo.sse_reader", "octavo._native"},
     "octavo.cli": VALUES
     | ENGINE
     | {"octavo.bench", "octavo.config", "octavo.files", "octavo.server", "octavo.setting", "octavo.tenants"}

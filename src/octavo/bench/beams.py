@@ -13,8 +13,9 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 from octavo.bench.lengths import Trace
-from octavo.bench.memory import Settings, Sharing
+from octavo.bench.memory import Sharing
 from octavo.bench.text import sample_text
+from octavo.bench.workloads import Memory
 from octavo.config import StartOptions
 from octavo.engine.core import Engine
 from octavo.engine.start import build_engine
@@ -44,7 +45,7 @@ class _Watched:
 def measure_beams(
     model: str | None,
     traces: Sequence[Trace],
-    settings: Settings,
+    settings: Memory,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Sharing]:
     """A row for each trace and width, as soon as it is there. Raises ConfigError, ModelError,

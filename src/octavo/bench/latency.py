@@ -20,28 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from octavo.bench.offline import FIRST_TOKEN, quantile
+from octavo.bench.workloads import SETTLE, Latency
 from octavo.engine.client import EngineClient
 from octavo.engine.stream import DeltaStream
 from octavo.errors import ConfigError, RequestFailed
 from octavo.params import SamplerParams
 from octavo.types import FinishReason
-
-# The first tokens of a stream come while others' prompts are computed; they belong to neither side.
-_SETTLE = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """Lengths are in tokens. Raises ConfigError when there is nothing to measure."""
-
-    streams: int = 8
-    own: int = 32  # prompt of each stream
-    before: int = 48  # output of each stream before the long prompt comes
-    prompt: int = 2000  # the long prompt
-
-    def __post_init__(self) -> None:
-        if self.before < 2 * _SETTLE:
-            raise ConfigError(f"{self.before} tokens before the prompt; allowed: {2 * _SETTLE} or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +106,7 @@ async def warm_up(model: EngineClient) -> None:
             raise RequestFailed(delta.error)
 
 
-async def measure(model: EngineClient, scenario: Scenario, configuration: str, round_index: int) -> Run:
+async def measure(model: EngineClient, scenario: Latency, configuration: str, round_index: int) -> Run:
     """Run the scenario once. Raises RequestFailed, and ConfigError when the streams end too early."""
     generator = random.Random(f"{configuration} {round_index}")
 
@@ -195,7 +179,7 @@ def _run(
             "give a shorter --prompt or more --kv-memory"
         )
     gaps = [pair for own in times for pair in itertools.pairwise(own)]
-    settled = max(own[_SETTLE - 1] for own in times)
+    settled = max(own[SETTLE - 1] for own in times)
     before = [stop - start for start, stop in gaps if start >= settled and stop <= arrived]
     during = [stop - start for start, stop in gaps if stop > arrived and start < done]
     return Run(

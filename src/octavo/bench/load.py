@@ -25,34 +25,13 @@ from dataclasses import dataclass, field
 
 from octavo.bench.endpoint import Answer, Client
 from octavo.bench.offline import FIRST_TOKEN, quantile
-from octavo.errors import ConfigError
+from octavo.bench.workloads import Load, Targets
 
-KINDS = ("random", "shared-prefix", "mixed", "multi-turn")
 _SPREAD = 4  # mixed: lengths from 1 / 4 of the given one to 4 times that
 _WORDS = (
     "block", "table", "page", "river", "letter", "garden", "number", "window", "market", "engine", "winter",
     "story", "copper", "island", "signal", "bridge", "people", "colour", "reason", "summer", "paper", "city",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What requests look like. Lengths are in tokens, of multi-turn's questions in words.
-
-    Raises ConfigError for an unknown kind.
-    """
-
-    kind: str = "random"
-    prompt: int = 128
-    output: int = 128
-    prefix: int = 512  # shared-prefix
-    turns: int = 4  # multi-turn
-    vocab_size: int = 30_000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(f"--workload is {self.kind!r}; allowed: {', '.join(KINDS)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +53,6 @@ class Arrival:
     def in_words(self) -> str:
         """ "8 in flight" or "4/s"."""
         return f"{self.concurrency} in flight" if self.rate_per_s is None else f"{self.rate_per_s:g}/s"
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """What an answer must keep to count as good: time to first token, and the mean time between tokens."""
-
-    ttft_ms: float
-    itl_ms: float
 
 
 @dataclass(frozen=True, slots=True)

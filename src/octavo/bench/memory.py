@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from octavo.bench.lengths import Trace
 from octavo.bench.oversubscribed import Oversubscribed, oversubscribed
+from octavo.bench.workloads import Memory
 from octavo.errors import ConfigError
 from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.ledger import Ledger
@@ -41,26 +42,15 @@ WORKED = ((600, 2048, 16), (900, 4096, 32))  # tokens, maximum, block size
 PARALLEL_WIDTHS = (2, 4, 6)
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The memory that all policies have, and the requests that there may be. Lengths are in tokens."""
-
-    pool_tokens: int
-    block_size: int
-    max_length: int  # prompt and output together
-    step_s: float
-    seed: int
-
-    @property
-    def pool(self) -> Pool:
-        """Whole blocks. Raises ConfigError if the longest request would not fit, even in a power of two."""
-        needed = rounded(self.max_length) + self.block_size - 1
-        if self.pool_tokens < needed:
-            raise ConfigError(
-                f"--pool-tokens is {self.pool_tokens:,}; allowed: at least {needed:,}, "
-                f"so that a request of --max-length {self.max_length:,} fits under every policy"
-            )
-        return Pool(self.pool_tokens // self.block_size, self.block_size, self.step_s)
+def pool_of(memory: Memory) -> Pool:
+    """Whole blocks. Raises ConfigError if the longest request would not fit, even in a power of two."""
+    needed = rounded(memory.max_length) + memory.block_size - 1
+    if memory.pool_tokens < needed:
+        raise ConfigError(
+            f"--pool-tokens is {memory.pool_tokens:,}; allowed: at least {needed:,}, "
+            f"so that a request of --max-length {memory.max_length:,} fits under every policy"
+        )
+    return Pool(memory.pool_tokens // memory.block_size, memory.block_size, memory.step_ms / 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +121,7 @@ Row = Waste | Worked | Scattered | Bookkeeping | Sharing | Oversubscribed
 def measure(
     traces: Sequence[Trace],
     shared_traces: Sequence[Trace],
-    settings: Settings,
+    settings: Memory,
     tell: Callable[[str], None] = lambda text: None,
     crowded_traces: Sequence[Trace] = (),
 ) -> Iterator[Row]:
@@ -140,7 +130,7 @@ def measure(
 
     `tell` hears what comes next. Raises ConfigError.
     """
-    pool = settings.pool
+    pool = pool_of(settings)
     yield from (worked(*case) for case in WORKED)
     yield scattered()
     for block_size in BOOKKEEPING_BLOCK_SIZES:
@@ -162,10 +152,10 @@ def measure(
         yield from oversubscribed(trace, pool, settings.seed)
 
 
-def paged_waste(trace: Trace, settings: Settings) -> Waste:
+def paged_waste(trace: Trace, settings: Memory) -> Waste:
     """The trace, served by the scheduler from blocks."""
-    result = replay_paged(trace.jobs, settings.pool, settings.seed)
-    return Waste(trace.name, len(trace.jobs), settings.pool.num_slots, result)
+    result = replay_paged(trace.jobs, pool_of(settings), settings.seed)
+    return Waste(trace.name, len(trace.jobs), pool_of(settings).num_slots, result)
 
 
 def worked(tokens: int, maximum: int, block_size: int) -> Worked:
@@ -265,10 +255,10 @@ def deep_size(root: object) -> int:
     return total
 
 
-def parallel_sampling(trace: Trace, n: int, settings: Settings) -> Sharing:
+def parallel_sampling(trace: Trace, n: int, settings: Memory) -> Sharing:
     """What `n` answers to each prompt save."""
     return sharing(
-        trace.name, "parallel sampling", n, requests_of(trace.jobs, settings.seed, n), settings.pool
+        trace.name, "parallel sampling", n, requests_of(trace.jobs, settings.seed, n), pool_of(settings)
     )
 
 

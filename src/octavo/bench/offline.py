@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.api.llm import LLM
+from octavo.bench.workloads import INDEPENDENT, SHARED, Offline
 from octavo.engine.outputs import EngineStats
 from octavo.errors import ConfigError, RequestFailed
 from octavo.params import SamplerParams
@@ -108,42 +109,20 @@ def w3(prompt: int, concurrency: int, output: int = 64) -> Workload:
     return Workload("W3", concurrency, 0, prompt, output, concurrency)
 
 
-def chosen(
-    names: Sequence[str],
-    *,
-    num_requests: Sequence[int] | None,
-    in_flight: Sequence[int] | None,
-    w1_tokens: tuple[int, int],
-    w2_prefix: int,
-    w3_tokens: tuple[int, int],
-) -> list[Workload]:
-    """The workloads by name, in order; None takes each one's own default. Lengths are (prompt, output).
-
-    `num_requests` is one number for all runs, or one for each run of W1. A prefix of 0 leaves W2 out. Raises
-    ConfigError for an unknown name, or for as many numbers as there are neither.
-    """
-    workloads: list[Workload] = []
-    at_once = in_flight or (1, 8, 32)
-    given = tuple(num_requests or ())
-    if len(given) not in (0, 1, len(at_once)) or (len(given) > 1 and {n.upper() for n in names} != {"W1"}):
-        raise ConfigError(
-            f"--n is given {len(given)} times; allowed: once, or with W1 alone once for each of the "
-            f"{len(at_once)} --conc"
-        )
-    requests = given * len(at_once) if len(given) == 1 else given or [max(4, 2 * count) for count in at_once]
-    for name in names:
-        match name.upper():
-            case "W1":
-                workloads += [
-                    w1(count, *w1_tokens, together) for count, together in zip(requests, at_once, strict=True)
-                ]
-            case "W2":
-                workloads += [w2(given[0] if given else 32, w2_prefix)] if w2_prefix else []
-            case "W3":
-                workloads += [w3(w3_tokens[0], count, w3_tokens[1]) for count in in_flight or (1, 4)]
-            case _:
-                raise ConfigError(f"--workload is {name!r}; allowed: W1, W2, W3")
-    return workloads
+def workloads_of(wanted: Offline) -> list[Workload]:
+    """The workloads of these prompts, in order. A prefix of 0 leaves the shared one out."""
+    at_once, counts = wanted.conc or (1, 8, 32), wanted.n
+    each = counts * len(at_once) if len(counts) == 1 else counts or [max(4, 2 * count) for count in at_once]
+    found: list[Workload] = []
+    for word in wanted.workload:
+        if word == INDEPENDENT:
+            pairs = zip(each, at_once, strict=True)
+            found += [w1(count, wanted.inp, wanted.out, together) for count, together in pairs]
+        elif word == SHARED:
+            found += [w2(counts[0] if counts else 32, wanted.prefix)] if wanted.prefix else []
+        else:
+            found += [w3(wanted.prompt, together, wanted.long_out) for together in wanted.conc or (1, 4)]
+    return found
 
 
 def warm_up(llm: LLM) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.table import Table
 
 from octavo.api.llm import LLM
 from octavo.bench import latency
 from octavo.bench.offline import Report, Workload, measure, warm_up
+from octavo.bench.workloads import WORDS, Latency
+from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
 from octavo.engine.client import EngineClient
@@ -56,13 +56,13 @@ def run(model: str | None, options: StartOptions, workloads: Sequence[Workload],
         llm = LLM(model, options, tell)
         try:
             resolved = resolved_settings(llm.started, options)
-            write(json.dumps({"engine": resolved}) + "\n" if as_json else _in_words(resolved))
+            print_json(resolved, under="engine") if as_json else write(_in_words(resolved))
             llm.started.runner.wait_ready()
             reports = _measure_all(llm, workloads, tell, as_json=as_json)
         finally:
             llm.close()
     if not as_json:
-        Console(highlight=False).print(table_of(reports))
+        print_all(table_of(reports))
 
 
 def resolved_settings(started: Started, options: StartOptions) -> dict[str, str | int]:
@@ -100,60 +100,53 @@ def _measure_all(
     warm_up(llm)
     reports = []
     for index, workload in enumerate(workloads):
-        tell(f"{workload.name}, {workload.concurrency} in flight ({index + 1} of {len(workloads)}) ...")
+        tell(f"{in_words(workload)} ({index + 1} of {len(workloads)}) ...")
         report = measure(llm, workload)
         reports.append(report)
         if as_json:
-            write(json_line(report) + "\n")
+            print_json(report)
     return reports
 
 
-def json_line(report: Report) -> str:
-    """One report as one line of JSON."""
-    return json.dumps(dataclasses.asdict(report))
+def in_words(workload: Workload) -> str:
+    """ "independent prompts, 8 at once"."""
+    return f"{WORDS[workload.name]} prompts, {workload.concurrency} at once"
 
 
 def table_of(reports: Sequence[Report]) -> Table:
     """A column for each report: what was measured reads downwards, and fits a narrow terminal."""
-    table = Table(title="octavo bench offline; C: requests in flight; times p50 / p95")
-    table.add_column("")
-    for report in reports:
-        table.add_column(f"{report.workload.name} C={report.workload.concurrency}", justify="right")
-    for name, value in _ROWS:
-        table.add_row(name, *map(value, reports))
-    return table
+    heads = [in_words(report.workload).replace(" prompts, ", "\n") for report in reports]
+    rows = [(name, *map(value, reports)) for name, value in _ROWS]
+    return table("octavo bench offline; times p50 / p95", ("", *heads), rows)
 
 
-def run_latency(
-    model: str | None, options: StartOptions, scenario: latency.Scenario, rounds: int, *, as_json: bool
-) -> None:
+def run_latency(model: str | None, options: StartOptions, scenario: Latency, *, as_json: bool) -> None:
     """Measure `options` and, in turns, the same with whole prompts in one step; print medians and ratios."""
     whole = dataclasses.replace(
         options, step_tokens=max(WHOLE_STEP_TOKENS, scenario.prompt + scenario.streams), pace=False
     )
     with _engines(model, {CHUNKED: options, WHOLE: whole}) as models:
-        runs = asyncio.run(_latency_runs(models, scenario, rounds, as_json=as_json))
+        runs = asyncio.run(_latency_runs(models, scenario, as_json=as_json))
     summaries = [latency.summarise(own) for own in runs.values()]
     if as_json:
-        for summary in summaries:
-            write(json.dumps({"summary": dataclasses.asdict(summary)}) + "\n")
+        print_json(*summaries, under="summary")
     else:
-        Console(highlight=False).print(latency_table(summaries, scenario))
+        print_all(latency_table(summaries, scenario))
 
 
 async def _latency_runs(
-    models: Mapping[str, EngineClient], scenario: latency.Scenario, rounds: int, *, as_json: bool
+    models: Mapping[str, EngineClient], scenario: Latency, *, as_json: bool
 ) -> dict[str, list[latency.Run]]:
     """Runs by configuration, measured in turns."""
     for model in models.values():
         await latency.warm_up(model)
     runs: dict[str, list[latency.Run]] = {name: [] for name in models}
-    for round_index in range(rounds):
+    for round_index in range(scenario.rounds):
         for name, model in models.items():
             measured = await latency.measure(model, scenario, name, round_index)
             runs[name].append(measured)
             if as_json:
-                write(json.dumps({"run": dataclasses.asdict(measured)}) + "\n")
+                print_json(measured, under="run")
     return runs
 
 
@@ -164,8 +157,8 @@ def _engines(
     """An engine for each configuration, over weights that are loaded once."""
     look_at_machine()
     first, *others = configurations.items()
-    with Console(stderr=True).status("starting ...") as status:
-        started = build_engine(model, first[1], lambda text: status.update(text))
+    with phases() as tell:
+        started = build_engine(model, first[1], tell)
     clients = {first[0]: client_of(started, first[1])}
     try:
         for name, options in others:
@@ -176,17 +169,14 @@ def _engines(
             client.close()
 
 
-def latency_table(summaries: Sequence[latency.Summary], scenario: latency.Scenario) -> Table:
+def latency_table(summaries: Sequence[latency.Summary], scenario: Latency) -> Table:
     """A row for each configuration."""
-    table = Table(
-        title=f"octavo bench latency: {scenario.streams} streams, then a prompt of {scenario.prompt:,} "
-        "tokens\n"
+    title = (
+        f"octavo bench latency: {scenario.streams} streams, then a prompt of {scenario.prompt:,} tokens\n"
         f"between tokens: p50 / p95, median of {summaries[0].rounds} rounds"
     )
-    for column in _LATENCY_COLUMNS:
-        table.add_column(column, justify="left" if column == _LATENCY_COLUMNS[0] else "right")
-    for summary in summaries:
-        table.add_row(
+    rows = [
+        (
             summary.configuration,
             f"{summary.before_p50_s * 1000:.1f} / {summary.before_p95_s * 1000:.1f} ms",
             f"{summary.while_p50_s * 1000:.1f} / {summary.while_p95_s * 1000:.1f} ms",
@@ -194,4 +184,6 @@ def latency_table(summaries: Sequence[latency.Summary], scenario: latency.Scenar
             f"{summary.while_max_s * 1000:.0f} ms",
             f"{summary.first_token_s:.2f} s",
         )
-    return table
+        for summary in summaries
+    ]
+    return table(title, _LATENCY_COLUMNS, rows)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from octavo.bench.embeddings import EmbeddingsResult, fixed_texts, measure_embeddings
-from octavo.cli.terminal import phases, running_engine, write
-from octavo.config import POOLINGS, StartOptions
-from octavo.errors import ConfigError, shown
+from octavo.bench.workloads import Embeddings
+from octavo.cli.tables import print_all, print_json, table
+from octavo.cli.terminal import phases, running_engine
+from octavo.config import StartOptions
+from octavo.errors import ConfigError
 from octavo.params import Pooling
 
 
@@ -26,44 +27,33 @@ def write_texts(path: Path, count: int, words_max: int) -> None:
         raise ConfigError(f"--write-texts {path} cannot be written: {error}") from None
 
 
-def run(
-    model: str | None,
-    options: StartOptions,
-    texts: Sequence[str],
-    poolings: Sequence[str],
-    rounds: int,
-    *,
-    as_json: bool,
-) -> None:
+def run(model: str | None, options: StartOptions, wanted: Embeddings, *, as_json: bool) -> None:
     """Measure and print. Raises ConfigError."""
-    for name in poolings:
-        if name not in POOLINGS:
-            raise ConfigError(f"--pooling is {shown(name)}; allowed: {', '.join(POOLINGS)}")
-    chosen = [Pooling(name) for name in dict.fromkeys(poolings)]
+    texts = fixed_texts(wanted.texts, wanted.words)
+    poolings = [Pooling(name) for name in dict.fromkeys(wanted.pooling)]
     with running_engine(model, replace(options, prefix_caching=False)) as llm, phases() as tell:
-        results = measure_embeddings(llm, texts, chosen, rounds, tell)
+        results = measure_embeddings(llm, texts, poolings, wanted.rounds, tell)
     if as_json:
-        for each in results:
-            write(json.dumps(asdict(each)) + "\n")
-        return
-    Console(highlight=False).print(table_of(results))
+        print_json(*results)
+    else:
+        print_all(table_of(results))
 
 
 def table_of(results: Sequence[EmbeddingsResult]) -> Table:
     """A row for each pooling."""
     first = results[0]
-    table = Table(
-        title=f"{first.num_texts:,} texts of {first.num_tokens:,} tokens, the longest "
+    title = (
+        f"{first.num_texts:,} texts of {first.num_tokens:,} tokens, the longest "
         f"{first.longest_tokens:,}; medians of {len(first.seconds)} rounds"
     )
-    for column in ("pooling", "texts/s", "tokens/s", "lowest texts/s", "highest"):
-        table.add_column(column, justify="left" if column == "pooling" else "right")
-    for each in results:
-        table.add_row(
+    rows = [
+        (
             each.pooling,
             f"{each.texts_per_s:,.1f}",
             f"{each.tokens_per_s:,.0f}",
             f"{each.num_texts / max(each.seconds):,.1f}",
             f"{each.num_texts / min(each.seconds):,.1f}",
         )
-    return table
+        for each in results
+    ]
+    return table(title, ("pooling", "texts/s", "tokens/s", "lowest texts/s", "highest"), rows)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-
-from rich.console import Console
-from rich.table import Table
-
 from octavo import _native
 from octavo.bench import kernels
 from octavo.bench.limits import Limits, measure_limits
+from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.engine.available import available_cores
 from octavo.engine.backends import time_device_kernels
@@ -27,55 +22,51 @@ def run(only: str, seconds: float, threads: int | None, *, as_json: bool) -> Non
     cases = [case for case in kernels.all_cases() if only in case.kernel]
     if not cases:
         raise ConfigError(f"--only is {only!r}, which no kernel's name contains")
-    table = _table("octavo bench kernels", _COLUMNS, num_left=2)
+    rows = []
     with phases() as tell:
         tell("measuring the machine's limits ...")
         limits = measure_limits()
-        write(json.dumps({"limits": dataclasses.asdict(limits)}) + "\n" if as_json else _in_words(limits))
+        print_json(limits, under="limits") if as_json else write(_in_words(limits))
         for index, case in enumerate(cases):
             tell(f"{case.kernel}, {case.size} ({index + 1} of {len(cases)}) ...")
             measured = kernels.run_case(case, limits, seconds)
             if as_json:
-                write(json.dumps(dataclasses.asdict(measured)) + "\n")
-            table.add_row(*cells_of(measured))
+                print_json(measured)
+            rows.append(cells_of(measured))
     if not as_json:
-        Console(highlight=False).print(table)
+        print_all(table("octavo bench kernels", _COLUMNS, rows, num_left=2))
 
 
 def run_on_device(device: str, *, as_json: bool) -> None:
     """Measure a GPU's kernels beside the rate of its memory. Raises ConfigError where there is none."""
-    table = _table(f"octavo bench kernels --device {device}: medians", _DEVICE_COLUMNS, num_left=2)
+    rows = []
     with phases() as tell:
         tell("making weights and KV ...")
         for measured in time_device_kernels(device):
             tell(f"{measured.kernel}, {measured.size}")
             if as_json:
-                write(json.dumps(dataclasses.asdict(measured)) + "\n")
+                print_json(measured)
             micros, speed = f"{measured.seconds * 1e6:.0f}", f"{measured.gigabytes_per_s:.0f}"
-            table.add_row(measured.kernel, measured.size, micros, speed, f"{measured.share:.0%}")
+            rows.append((measured.kernel, measured.size, micros, speed, f"{measured.share:.0%}"))
     if not as_json:
-        Console(highlight=False).print(table)
+        title = f"octavo bench kernels --device {device}: medians"
+        print_all(table(title, _DEVICE_COLUMNS, rows, num_left=2))
 
 
 def run_paging(seconds: float, threads: int | None, *, as_json: bool) -> None:
     """Measure attention over scattered blocks against one contiguous run."""
     _prepare(threads)
-    table = _table("octavo bench kernels --paging: medians of pairs in turns", _PAGING_COLUMNS, num_left=1)
+    rows = []
     with phases() as tell:
         for size, shape, sequences, tokens, context in kernels.paging_cases():
             tell(f"{size} ...")
             found = kernels.run_paging(size, shape, sequences, tokens, context, seconds)
             if as_json:
-                write(json.dumps(dataclasses.asdict(found)) + "\n")
-            table.add_row(
-                found.size,
-                f"{found.scattered_s * 1000:.2f} ms",
-                f"{found.contiguous_s * 1000:.2f} ms",
-                f"{found.ratio:.3f}",
-                str(found.pairs),
-            )
+                print_json(found)
+            times = (f"{seconds * 1000:.2f} ms" for seconds in (found.scattered_s, found.contiguous_s))
+            rows.append((found.size, *times, f"{found.ratio:.3f}", str(found.pairs)))
     if not as_json:
-        Console(highlight=False).print(table)
+        print_all(table("octavo bench kernels --paging: medians of pairs in turns", _PAGING_COLUMNS, rows))
 
 
 def cells_of(measured: kernels.Measured) -> tuple[str, ...]:
@@ -95,13 +86,6 @@ def cells_of(measured: kernels.Measured) -> tuple[str, ...]:
 def _prepare(threads: int | None) -> None:
     look_at_machine()
     _native.set_num_threads(threads or available_cores())
-
-
-def _table(title: str, columns: tuple[str, ...], num_left: int) -> Table:
-    table = Table(title=title)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < num_left else "right")
-    return table
 
 
 def _in_words(limits: Limits) -> str:

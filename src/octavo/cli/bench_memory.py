@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from octavo.bench.lengths import CHATS, INSTRUCTIONS, LONG_ANSWERS, Trace, read_trace, synthetic
-from octavo.bench.memory import Bookkeeping, Row, Scattered, Settings, Sharing, Waste, Worked, measure
+from octavo.bench.memory import Bookkeeping, Row, Scattered, Sharing, Waste, Worked, measure
 from octavo.bench.oversubscribed import Oversubscribed
-from octavo.cli.terminal import phases, write
+from octavo.bench.workloads import Memory
+from octavo.cli.tables import print_all, print_json, table
+from octavo.cli.terminal import phases
 from octavo.units import format_bytes
 
 # Requests for waste, enough to fill the pool many times over under every policy; for sharing, where each has
@@ -35,7 +35,7 @@ _SHARES: tuple[tuple[str, Callable[[Waste], str]], ...] = (
 
 
 def run(
-    settings: Settings, trace: Path | None, num_requests: int | None, *, beams: bool, as_json: bool
+    settings: Memory, trace: Path | None, num_requests: int | None, *, beams: bool, as_json: bool
 ) -> None:
     """Measure everything and print it; `beams`: also with searches by the default model, which takes
     minutes. Raises ConfigError."""
@@ -45,17 +45,15 @@ def run(
         for row in _measured(traces, shared, settings, tell, crowded, beams=beams):
             rows.append(row)
             if as_json:
-                write(json_line(row) + "\n")
+                print_json(row, under=type(row).__name__.lower())
     if not as_json:
-        console = Console(highlight=False, markup=False)  # a file's name is no markup
-        for table in tables_of(rows, traces, settings):
-            console.print(table)
+        print_all(*tables_of(rows, traces, settings))
 
 
 def _measured(
     traces: list[Trace],
     shared: list[Trace],
-    settings: Settings,
+    settings: Memory,
     tell: Callable[[str], None],
     crowded: list[Trace],
     *,
@@ -72,12 +70,7 @@ def _measured(
         yield from measure_beams(None, fewer, settings, tell)
 
 
-def json_line(row: Row) -> str:
-    """One row as one line of JSON, under the name of its table."""
-    return json.dumps({type(row).__name__.lower(): dataclasses.asdict(row)})
-
-
-def tables_of(rows: Sequence[Row], traces: Sequence[Trace], settings: Settings) -> list[Table]:
+def tables_of(rows: Sequence[Row], traces: Sequence[Trace], settings: Memory) -> list[Table]:
     """A table for each kind of row, and one of waste for each trace."""
     waste = [row for row in rows if isinstance(row, Waste)]
     return [
@@ -93,7 +86,7 @@ def tables_of(rows: Sequence[Row], traces: Sequence[Trace], settings: Settings) 
     ]
 
 
-def _traces(settings: Settings, path: Path | None, count: int | None) -> tuple[list[Trace], ...]:
+def _traces(settings: Memory, path: Path | None, count: int | None) -> tuple[list[Trace], ...]:
     """Those for waste, smaller ones for sharing, and those for oversubscription."""
     if path is not None:
         trace = read_trace(path, settings.max_length, count)
@@ -111,59 +104,57 @@ def _traces(settings: Settings, path: Path | None, count: int | None) -> tuple[l
     return of_all(0), of_all(1), of_all(2)
 
 
-def _waste_table(rows: Sequence[Waste], trace: Trace, settings: Settings) -> Table:
+def _waste_table(rows: Sequence[Waste], trace: Trace, settings: Memory) -> Table:
     """A column for each policy: what was measured reads downwards."""
-    table = _table(
+    return table(
         f"{trace.name}: {len(trace.jobs):,} requests\n"
         f"on average {trace.prompt_mean:.0f} tokens in and {trace.output_mean:.0f} out, "
         f"{settings.max_length:,} at most\n"
         f"{rows[0].num_slots:,} slots, blocks of {settings.block_size}",
         ("share of memory", *(row.result.policy.replace(" ", "\n") for row in rows)),
+        [(name, *map(value, rows)) for name, value in _SHARES],
     )
-    for name, value in _SHARES:
-        table.add_row(name, *map(value, rows))
-    return table
 
 
 def _worked_table(rows: Sequence[Worked]) -> Table:
     columns = ("one sequence", "blocks", "slots wasted", "wasted", "wasted if reserved")
-    table = _table("A sequence in blocks, and in a reservation of the maximum", columns)
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             f"{row.tokens:,} of {row.maximum:,}",
             f"{row.num_blocks} of {row.block_size}",
             str(row.slots_wasted),
             f"{row.share_wasted:.1%}",
             f"{row.share_wasted_reserved:.1%}",
         )
-    return table
+        for row in rows
+    ]
+    return table("A sequence in blocks, and in a reservation of the maximum", columns, cells)
 
 
 def _scattered_table(row: Scattered) -> Table:
-    table = _table(
-        f"A request of {row.wanted:,} tokens comes to a memory with {row.num_free:,} free slots",
-        ("memory", "largest hole", "served", "from"),
-    )
-    table.add_row(
+    contiguous = (
         "contiguous, first fit",
         f"{row.largest_hole:,}",
         _yes(row.contiguous_serves),
         "one run" if row.contiguous_serves else "",
     )
-    table.add_row(
+    paged = (
         f"blocks of {row.block_size}",
         "any block will do",
         _yes(row.paged_serves),
         f"{row.blocks_taken} blocks in {row.runs_taken} runs" if row.paged_serves else "",
     )
-    return table
+    return table(
+        f"A request of {row.wanted:,} tokens comes to a memory with {row.num_free:,} free slots",
+        ("memory", "largest hole", "served", "from"),
+        [contiguous, paged],
+    )
 
 
 def _bookkeeping_table(rows: Sequence[Bookkeeping]) -> Table:
     columns = ("block size", "blocks", "KV", "ledger", "bytes a block", "ledger / KV")
-    table = _table("The ledger of a full pool (SmolLM2-135M, bfloat16 KV), every block published", columns)
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             str(row.block_size),
             f"{row.num_blocks:,}",
             format_bytes(row.kv_bytes),
@@ -171,13 +162,16 @@ def _bookkeeping_table(rows: Sequence[Bookkeeping]) -> Table:
             f"{row.bytes_per_block:.0f}",
             f"{row.share:.3%}",
         )
-    return table
+        for row in rows
+    ]
+    title = "The ledger of a full pool (SmolLM2-135M, bfloat16 KV), every block published"
+    return table(title, columns, cells)
 
 
-def _sharing_table(rows: Sequence[Sharing], settings: Settings) -> Table:
+def _sharing_table(rows: Sequence[Sharing], settings: Memory) -> Table:
     """A row for each trace, a column for each number of answers."""
     widths = sorted({row.width for row in rows})
-    table = _table(
+    made = table(
         f"Blocks saved by sharing among the answers to a prompt, blocks of {settings.block_size}",
         ("trace", "method", *(f"n = {width}" for width in widths)),
     )
@@ -185,8 +179,8 @@ def _sharing_table(rows: Sequence[Sharing], settings: Settings) -> Table:
         own = [row for row in rows if (row.trace, row.method) == (trace, method)]
         cells = {row.width: f"{row.saved:.1%}" for row in own}
         name = f"{trace}\n{own[0].num_requests:,} requests"
-        table.add_row(name, method, *(cells.get(width, "") for width in widths))
-    return table
+        made.add_row(name, method, *(cells.get(width, "") for width in widths))
+    return made
 
 
 def _oversubscribed_tables(rows: Sequence[Oversubscribed]) -> list[Table]:
@@ -195,13 +189,13 @@ def _oversubscribed_tables(rows: Sequence[Oversubscribed]) -> list[Table]:
     tables = []
     for costs in dict.fromkeys(row.costs for row in rows):
         own = [row for row in rows if row.costs == costs]
-        table = _table(
+        made = table(
             f"{own[0].demand:g} times more demand than blocks, {costs},\n"
             "beside an admission that knows every length and never preempts",
             ("trace", "tier", "throughput", "p99 gap", "at once", "preempted\n(kept)", "again"),
         )
         for row in own:
-            table.add_row(
+            made.add_row(
                 row.trace.split(" (")[0],
                 _yes(row.tier),
                 f"{row.throughput_ratio:.1%}",
@@ -210,16 +204,9 @@ def _oversubscribed_tables(rows: Sequence[Oversubscribed]) -> list[Table]:
                 f"{row.preemptions:,}\n({row.kept:,})",
                 f"{row.recomputed / row.tokens:.1%}",
             )
-        tables.append(table)
+        tables.append(made)
     return tables
 
 
 def _yes(answer: bool) -> str:
     return "yes" if answer else "no"
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right")
-    return table

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from octavo.bench.quality import BASE, CHUNK, Choice, Quality, measure
 from octavo.bench.text import Sample, sample_text
+from octavo.cli.tables import print_all, print_json, table
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import HOST_KV_KINDS, WEIGHTS
 from octavo.errors import ConfigError
@@ -41,11 +40,10 @@ def run(
     with phases() as tell:
         found = measure(model, base_model, choices, sample.text, num_chunks, threads, tell)
     if as_json:
-        for quality in found:
-            line = {**dataclasses.asdict(quality), "text": sample.source, "digest": sample.digest}
-            write(json.dumps(line) + "\n")
+        about = {"text": sample.source, "digest": sample.digest}
+        print_json(*(dataclasses.asdict(quality) | about for quality in found))
     else:
-        Console(highlight=False).print(table_of(found, sample))
+        print_all(table_of(found, sample))
 
 
 def save_text(text: Path | None, target: Path) -> None:
@@ -60,16 +58,14 @@ def save_text(text: Path | None, target: Path) -> None:
 
 def table_of(found: Sequence[Quality], sample: Sample) -> Table:
     """A row for each choice."""
-    table = Table(
-        title=f"octavo bench quality: {found[0].scored_tokens:,} tokens in {found[0].chunks} chunks of "
+    title = (
+        f"octavo bench quality: {found[0].scored_tokens:,} tokens in {found[0].chunks} chunks of "
         f"{CHUNK}\n{sample.source}, digest {sample.digest}\n"
         f"KL: divergence in nats from {BASE.weights} weights and {BASE.kv} KV, +-: its standard error; "
         "top-1:\nthe likeliest token is the same; tok/s: of prompts; memory: of weights"
     )
-    for index, column in enumerate(_COLUMNS):
-        table.add_column(column, justify="left" if index < 2 else "right")
-    for quality in found:
-        table.add_row(
+    rows = [
+        (
             quality.weights,
             quality.kv,
             f"{quality.perplexity:.3f}",
@@ -80,4 +76,6 @@ def table_of(found: Sequence[Quality], sample: Sample) -> Table:
             f"{quality.prompt_tokens_per_s:.0f}",
             format_bytes(quality.weight_bytes),
         )
-    return table
+        for quality in found
+    ]
+    return table(title, _COLUMNS, rows, num_left=2)

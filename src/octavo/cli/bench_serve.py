@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from octavo.bench.endpoint import Client, Endpoint
-from octavo.bench.load import Arrival, Load, LoadReport, Spread, Targets, apply
-from octavo.cli.terminal import phases, write
+from octavo.bench.load import Arrival, LoadReport, Spread, apply
+from octavo.bench.workloads import Load, Targets
+from octavo.cli.tables import print_all, print_json, table
+from octavo.cli.terminal import phases
 from octavo.errors import RequestFailed
 
 _ROWS: tuple[tuple[str, Callable[[LoadReport], str]], ...] = (
@@ -47,10 +47,7 @@ def run(
     with phases() as tell:
         reports = asyncio.run(_run_all(endpoint, load, arrivals, num_requests, targets, tell, as_json))
     if not as_json:
-        console = Console(highlight=False)
-        console.print(table_of(reports))
-        for line in notes_of(reports):
-            console.print(f"- {line}", markup=False, soft_wrap=True)
+        print_all(table_of(reports), *(f"- {line}" for line in notes_of(reports)))
     if not any(report.completed for report in reports):
         told = "; ".join(f"{kind}: {detail}" for kind, detail in reports[0].error_details.items())
         raise RequestFailed(f"no answer was complete: {told}")
@@ -78,7 +75,7 @@ async def _run_all(
             report = await apply(client, own, asked, arrival, targets, tell_of_run)
             reports.append(report)
             if as_json:
-                write(json.dumps(dataclasses.asdict(report)) + "\n")
+                print_json(report)
     return reports
 
 
@@ -92,15 +89,12 @@ def requests_for(arrival: Arrival) -> int:
 def table_of(reports: Sequence[LoadReport]) -> Table:
     """A column for each report: what was measured reads downwards, and fits a narrow terminal."""
     targets = reports[0].targets
-    table = Table(
-        title=f"octavo bench serve: {reports[0].workload}; times in ms, p50 / p95 / p99\n"
-        f"good: first token within {targets.ttft_ms:g} ms, {targets.itl_ms:g} ms between tokens in the mean"
+    return table(
+        f"octavo bench serve: {reports[0].workload}; times in ms, p50 / p95 / p99\n"
+        f"good: first token within {targets.ttft_ms:g} ms, {targets.itl_ms:g} ms between tokens in the mean",
+        ("", *(report.arrival for report in reports)),
+        [(name, *map(value, reports)) for name, value in _ROWS],
     )
-    for column in ("", *(report.arrival for report in reports)):
-        table.add_column(column, justify="right" if column else "left")
-    for name, value in _ROWS:
-        table.add_row(name, *(value(report) for report in reports))
-    return table
 
 
 def notes_of(reports: Sequence[LoadReport]) -> list[str]:

@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.markup import escape
 
+from octavo.cli.answer_view import answer_on
 from octavo.cli.answerer import Answerer
 from octavo.cli.place import Place, answering
-from octavo.cli.terminal import write
+from octavo.cli.terminal import is_screen, write
 from octavo.errors import ConfigError, OctavoError, RequestTooLarge
 from octavo.params import SamplerParams
 from octavo.text.named_templates import GIVE_ONE
 from octavo.types import ChatMessage, Usage
 
 HELP = """/help   this list
+/raw    the last answer as the model wrote it, without layout
 /stats  what the last answer cost, and the KV memory
 /clear  forget the conversation
 /exit   leave (ctrl-d too)
@@ -45,6 +47,8 @@ def talk(conversation: Conversation, read_line: Callable[[], str | None], consol
                 return
             if command == "/help":
                 console.print(HELP, markup=False)
+            elif command == "/raw":
+                write(conversation.last_answer() + "\n")
             elif command == "/clear":
                 conversation.clear()
                 console.print("forgotten", style="dim")
@@ -97,6 +101,11 @@ class Conversation:
             if parts:
                 self.messages += [question, ChatMessage("assistant", "".join(parts))]
 
+    def last_answer(self) -> str:
+        """What the model said last; "": nothing yet."""
+        said = [message.content for message in self.messages if message.role == "assistant"]
+        return said[-1] if said else ""
+
     def statistics(self) -> str:
         """The last answer and the memory, in words. Raises OctavoError."""
         memory = f"memory: {self.answerer.memory()}"
@@ -113,9 +122,8 @@ class Conversation:
 
 def _answer(runner: asyncio.Runner, conversation: Conversation, text: str, console: Console) -> None:
     """One answer; an error or ctrl-c ends it and nothing else."""
-    with _going_on(console):
-        runner.run(conversation.answer(text, write))
-        write("\n")
+    with _going_on(console), answer_on(console) as show:
+        runner.run(conversation.answer(text, show))
 
 
 def _tell(conversation: Conversation, console: Console) -> None:
@@ -130,7 +138,7 @@ def _going_on(console: Console) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        console.print("\n(stopped)", style="dim")
+        console.print("\n(stopped)" if not is_screen(console) else "(stopped)", style="dim")
     except RequestTooLarge as error:
         console.print(f"{error}; /clear makes room", style="red", markup=False)
     except OctavoError as error:

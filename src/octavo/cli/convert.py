@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from octavo import _native
+from octavo.cli.terminal import phases, write
 from octavo.engine.available import available_cores
 from octavo.model.conversion.convert import Target, convert_gguf
 from octavo.model.conversion.convert_folder import convert_folder
@@ -21,11 +20,11 @@ def run(model: str | None, out: Path, weights: str, *, overwrite: bool) -> None:
     target = Target(out, weights, overwrite)
     target.require_sound()
     _native.set_num_threads(available_cores())
-    with Console(stderr=True).status("looking ...") as status:
-        path = resolve(model, status.update)
+    with phases() as tell:
+        path = resolve(model, tell)
         convert = convert_gguf if path.kind == "gguf" else convert_folder
-        written = convert(path.path, target, status.update)
-    Console(highlight=False).print(f"{out}: {in_words(written)}", markup=False, soft_wrap=True)
+        written = convert(path.path, target, tell)
+    write(f"{out}: {in_words(written)}\n")
 
 
 def in_words(tensors: Sequence[Planned]) -> str:

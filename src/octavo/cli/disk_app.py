@@ -2,47 +2,58 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from octavo.cli.admin import Columns, Row, Yes, confirm_removal, count, number, show, text
+from octavo.cli.options import AsJson
 from octavo.errors import ConfigError
 from octavo.units import format_age, format_bytes
 
 if TYPE_CHECKING:
     from octavo.executor.disk_folder import Namespace
 
-disk_app = typer.Typer(
-    name="disk", help="Look at and empty the folder of a disk cache.", no_args_is_help=True
-)
+disk_app = typer.Typer(help="Look at and empty the folder of a disk cache.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(help="The folder that --disk-cache names.")]
+COLUMNS: Columns = {
+    "size": lambda kept: format_bytes(number(kept, "num_bytes")),
+    "blocks": count("num_blocks"),
+    "last used": lambda kept: (
+        "in use now" if kept["in_use"] else f"{format_age(time.time() - number(kept, 'used_at'))} ago"
+    ),
+    "folder": text("path"),
+}
 
 
 @disk_app.command("list")
-def list_namespaces(folder: Folder) -> None:
-    """What each model and setting keeps there, longest unused first."""
+def list_namespaces(folder: Folder, as_json: AsJson = False) -> None:
+    """List what each model and setting keeps there, longest unused first."""
     from octavo.executor.disk_folder import bytes_free, survey
 
     folder = _looked_at(folder)
-    for namespace in survey(folder):
-        typer.echo(namespace_line(namespace))
-    free = bytes_free(folder)
-    typer.echo(f"{'an unknown size' if free is None else format_bytes(free)} free in {folder}")
+    show(_rows(survey(folder)), COLUMNS, as_json=as_json, none="nothing is kept there")
+    if not as_json:
+        free = bytes_free(folder)
+        typer.echo(f"{'an unknown size' if free is None else format_bytes(free)} free in {folder}")
 
 
 @disk_app.command("clean")
 def clean(
     folder: Folder,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     older_than: Annotated[
-        int, typer.Option(help="Only what was not used for so many days.", min=0, max=100_000)
+        int,
+        typer.Option(metavar="DAYS", help="Only what was not used for so many days.", min=0, max=100_000),
     ] = 0,
 ) -> None:
-    """Remove what no process has open: blocks of this model as well as those of others."""
+    """Remove what no process has open, of every model and setting."""
     from octavo.executor.disk_folder import remove, survey
 
     before = time.time() - older_than * 86_400
@@ -50,11 +61,7 @@ def clean(
     if not old:
         typer.echo(f"there is nothing to remove in {folder}")
         return
-    for namespace in old:
-        typer.echo(namespace_line(namespace))
-    num_bytes = sum(namespace.num_bytes for namespace in old)
-    if not yes:
-        typer.confirm(f"remove these {len(old)} ({format_bytes(num_bytes)})?", abort=True)
+    confirm_removal(_rows(old), COLUMNS, yes=yes)
     kept = [namespace for namespace in old if not remove(namespace)]
     for namespace in kept:
         typer.echo(f"{namespace.path} stays: a process has opened it, or it could not be removed", err=True)
@@ -75,6 +82,10 @@ def _looked_at(folder: Path) -> Path:
             f"{folder} cannot be looked at: {why}; allowed: the folder that --disk-cache names"
         ) from None
     return found
+
+
+def _rows(namespaces: Sequence[Namespace]) -> list[Row]:
+    return [dataclasses.asdict(each) | {"path": str(each.path)} for each in namespaces]
 
 
 def namespace_line(namespace: Namespace) -> str:

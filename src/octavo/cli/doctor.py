@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from octavo.cli.disk_app import namespace_line
-from octavo.cli.doctor_headers import diagnose, given_lines, machine_advice, machine_lines, weights_in_words
+from octavo.cli.doctor_headers import (
+    diagnose,
+    given_lines,
+    json_of_given,
+    machine_advice,
+    machine_lines,
+    print_lines,
+    weights_in_words,
+)
 from octavo.cli.given import Origin
 from octavo.cli.packed import packed_lines
-from octavo.cli.terminal import look_at_machine
+from octavo.cli.tables import print_json
+from octavo.cli.terminal import look_at_machine, phases
 from octavo.config import StartOptions
 from octavo.engine.backends import choose_backend
 from octavo.engine.start import Budget, Started, build_engine, packed_folder
 from octavo.engine.windows import waste_in_words, window_waste
-from octavo.errors import ConfigError
 from octavo.executor.disk import namespace_of
 from octavo.executor.disk_folder import bytes_free, survey
 from octavo.executor.runner import kv_shape
@@ -36,33 +40,24 @@ def run(
     as_json: bool = False,
 ) -> bool:
     """Say whether the model runs and fits, from headers; with `load`, or for a GPU, load it as `serve` would
-    and print what was resolved, which has no JSON. False: it does not. Raises ConfigError and ModelError."""
-    if load and as_json:
-        raise ConfigError("--json is given with --load; allowed: without, since it tells what headers tell")
+    and print what was resolved. False: it does not. Raises ConfigError and ModelError."""
     look_at_machine()
     if not load:
         backend = choose_backend(options)
         if backend.backend.is_host:
             return diagnose(model, options, backend, origins, as_json=as_json)
-        if as_json:
-            raise ConfigError(
-                f"--json is given for {backend.backend.device}, where the model is loaded to tell; allowed: "
-                "--backend native or reference, since it tells what headers tell of a processor"
-            )
-    _run_loaded(model, options, origins)
+    _run_loaded(model, options, origins, as_json)
     return True
 
 
-def _run_loaded(model: str | None, options: StartOptions, origins: Sequence[Origin]) -> None:
-    console = Console(highlight=False)
-    with Console(stderr=True).status("looking ...") as status:
+def _run_loaded(model: str | None, options: StartOptions, origins: Sequence[Origin], as_json: bool) -> None:
+    with phases() as tell:
         # Without what is kept on disk: looking at it must not make it.
         looked_at = replace(options, disk_cache=None, packed_cache=False)
-        started = build_engine(model, looked_at, lambda text: status.update(text))
+        started = build_engine(model, looked_at, tell)
         started.engine.executor.close()
     machine = look_at_machine()  # again: it tells the threads that the engine uses
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, text in [
+    lines = [
         *machine_lines(machine),
         *given_lines(origins),
         *model_lines(started, options),
@@ -70,11 +65,13 @@ def _run_loaded(model: str | None, options: StartOptions, origins: Sequence[Orig
         *window_lines(started.loaded.model.spec, started.budget),
         *disk_lines(options, namespace_of(started.fingerprint)),
         *packed_lines_of(started, options),
-    ]:
-        table.add_row(f"[bold]{name}[/]", escape(text))
-    console.print(table)
-    for line in advice(started, options, machine):
-        console.print(f"- {line}", markup=False)
+    ]
+    told = advice(started, options, machine)
+    if as_json:
+        resolved = [{"name": name.strip(), "text": text} for name, text in lines]
+        print_json({"resolved": resolved, "advice": told, "given": json_of_given(origins)})
+    else:
+        print_lines(lines, told)
 
 
 def model_lines(started: Started, options: StartOptions) -> list[tuple[str, str]]:

@@ -85,17 +85,22 @@ def diagnose(
     if as_json:
         write(json.dumps(json_of(found) | {"given": json_of_given(origins)}, indent=2) + "\n")
         return found.runs and found.fits
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     machine = look_at_machine()
     where = f"{choice.backend.name} on {choice.backend.device}: {choice.reason}"
     lines = [*machine_lines(machine), *given_lines(origins), ("backend", where)]
-    for name, text in [*lines, *found.lines]:
+    print_lines([*lines, *found.lines], [*found.advice, *machine_advice(options, machine)])
+    return found.runs and found.fits
+
+
+def print_lines(lines: Lines, told: Sequence[str]) -> None:
+    """Names and what is said of each, then advice, for a person."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, text in lines:
         table.add_row(f"[bold]{name}[/]", escape(text))
     console = Console(highlight=False)
     console.print(table)
-    for line in [*found.advice, *machine_advice(options, machine)]:
+    for line in told:
         console.print(f"- {line}", markup=False)
-    return found.runs and found.fits
 
 
 def look(path: ModelPath, options: StartOptions, choice: Choice, bandwidth: Callable[[], float]) -> Diagnosis:

@@ -141,7 +141,7 @@ def _flags(setting: Described, default: DataclassInstance) -> Iterator[inspect.P
     about, choices = setting.about, "|".join(setting.about.choices)
     behind = about.metavar or (choices if len(choices) <= _SHORT else "KIND")
     words = [about.help]
-    if choices and behind != choices:
+    if choices and behind != choices and not all(choice in about.help for choice in about.choices):
         words.append(f"One of {', '.join(about.choices)}.")
     if not setting.is_many:
         words.append(f"Default: {setting.in_words(value)}.")

@@ -12,12 +12,10 @@ from octavo.params import SamplerParams
 
 
 def run(place: Place, params: SamplerParams, prompt: str) -> None:
-    """Write the continuation of `prompt` and a line break. Ctrl-c ends it early."""
+    """Write the continuation of `prompt` and a line break. Ctrl-c ends it early, and the command with it."""
     with answering(place, params) as answerer:
         try:
             asyncio.run(_stream_text(answerer, prompt))
-        except KeyboardInterrupt:
-            pass
         finally:
             write("\n")
 

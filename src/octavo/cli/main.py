@@ -20,10 +20,8 @@ from octavo.cli.bench_app import bench_app
 from octavo.cli.disk_app import disk_app
 from octavo.cli.flags import Only, Told, with_settings
 from octavo.cli.models_app import models_app
-from octavo.cli.pins_app import pins_app
-from octavo.cli.pool_app import pool_app
 from octavo.cli.remote import DEFAULT_URL, ApiKey, OtherUrl, Url
-from octavo.cli.sessions_app import sessions_app
+from octavo.cli.server_apps import pins_app, pool_app, sessions_app
 from octavo.cli.streams import standard_streams
 from octavo.cli.tenants_app import tenants_app
 from octavo.config import StartOptions
@@ -50,8 +48,8 @@ HERE = (
 app = typer.Typer(
     name="octavo",
     help="Serve language models from paged KV memory.",
+    epilog="Exit status: 0 done, 1 failed, 2 a wrong argument or setting, 130 stopped by ctrl-c.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app, name="bench")
@@ -192,7 +190,7 @@ def doctor(
     load: Annotated[
         bool, typer.Option("--load", help="Load the model, then tell; else from headers.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="From headers, as JSON; not with --load.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One object and nothing else.")] = False,
     *,
     engine: StartOptions = TALKING,
     told: Told,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from octavo.cli import options as opt
+from octavo.cli.admin import Columns, Row, Yes, confirm_removal, number, show, text
+from octavo.cli.completion import complete_cached
 from octavo.cli.terminal import phases
 from octavo.errors import ModelNotFound
 from octavo.units import format_age, format_bytes
@@ -17,34 +19,65 @@ from octavo.units import format_age, format_bytes
 if TYPE_CHECKING:
     from octavo.model.hub.cache import CachedModel
 
-models_app = typer.Typer(name="models", help="List, fetch and remove models.", no_args_is_help=True)
+models_app = typer.Typer(help="List, fetch and remove models.", no_args_is_help=True)
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="As `octavo models list` shows it: an alias, owner/name[:QUANT]."),
+    typer.Argument(
+        metavar="NAME",
+        help="As `octavo models list` shows it: an alias, or owner/name[:QUANT].",
+        autocompletion=complete_cached,
+    ),
 ]
+_ABSENT, _UNFINISHED = "absent", "unfinished"  # kinds of what cannot be served
+
+
+def _note(model: Row) -> str:
+    if model["kind"] == _ABSENT:
+        return f"not here yet: `octavo models pull {model['name']}`"
+    if model["kind"] == _UNFINISHED:
+        return "interrupted: `octavo models pull` goes on"
+    return "" if model["is_whole"] else "not whole: `octavo models pull` fetches the rest"
+
+
+COLUMNS: Columns = {
+    "model": text("name"),
+    "size": lambda model: format_bytes(number(model, "num_bytes")),
+    "kind": lambda model: "" if model["kind"] in (_ABSENT, _UNFINISHED) else str(model["kind"]),
+    "quant": text("quant"),
+    "files": lambda model: f"{model['num_files']:,}" if number(model, "num_files") > 1 else "",
+    "last used": lambda model: (
+        f"{format_age(time.time() - number(model, 'used_at'))} ago" if model["used_at"] is not None else ""
+    ),
+    "note": _note,
+    "path": text("path"),
+}
 
 
 @models_app.command("list")
 def list_models(as_json: opt.AsJson = False) -> None:
-    """What was fetched and where it is; and the aliases that can be had."""
+    """List what was fetched and where it is, and the aliases that can be had."""
     from octavo.model.hub.alias import ALIASES
     from octavo.model.hub.cache import cached_models
 
-    found = cached_models()
-    for model in found:
-        typer.echo(json_line(model) if as_json else model_line(model, time.time()))
-    here = {model.name for model in found}
-    for name in (name for name in ALIASES if name not in here and not as_json):
-        size = format_bytes(ALIASES[name].member_bytes)
-        typer.echo(f"{name}: {size}, not here yet; `octavo models pull {name}` fetches it")
-    if not as_json:
-        typer.echo("any other: `octavo models pull owner/name[:QUANT]`, from Hugging Face")
+    rows = rows_of(cached_models())
+    if as_json:
+        show(rows, COLUMNS, as_json=True)
+        return
+    here = {row["name"] for row in rows}
+    absent = {"kind": _ABSENT, "num_files": 1, "used_at": None}
+    rows += [
+        {"name": name, "num_bytes": alias.member_bytes, **absent}
+        for name, alias in ALIASES.items()
+        if name not in here
+    ]
+    show(rows, COLUMNS, as_json=False)
+    typer.echo("any other: `octavo models pull owner/name[:QUANT]`, from Hugging Face")
 
 
 @models_app.command("pull")
 def pull(model: opt.Model = None, file: opt.File = None) -> None:
-    """Fetch a model, checked and ready to be served; an interrupted fetch goes on where it ended."""
+    """Fetch a model, check it, make it ready; after an interrupt, go on where it ended."""
     from octavo.model.hub.cache import bytes_of
     from octavo.model.hub.paths import resolve
 
@@ -58,18 +91,12 @@ def pull(model: opt.Model = None, file: opt.File = None) -> None:
 
 
 @models_app.command("rm")
-def remove(
-    name: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-) -> None:
-    """Remove a model from the caches: one quantisation, or all that is there of a repository."""
+def remove(name: Name, yes: Yes = False) -> None:
+    """Remove a model from the caches: one quantisation, or a whole repository."""
     from octavo.model.hub.cache import cached_models, find_cached, remove_cached
 
     found = find_cached(name, cached_models())
-    for model in found:
-        typer.echo(model_line(model, time.time()))
-    if not yes:
-        typer.confirm(f"remove {'this' if len(found) == 1 else f'these {len(found)}'}?", abort=True)
+    confirm_removal(rows_of(found), COLUMNS, yes=yes)
     try:
         num_bytes = remove_cached(name, found)
     except OSError as error:
@@ -77,21 +104,6 @@ def remove(
     typer.echo(f"removed {name}; {format_bytes(num_bytes)} are free now")
 
 
-def model_line(model: CachedModel, now: float) -> str:
-    """ "owner/name:Q4_K_M: 4.4 GiB, gguf Q4_K_M, 2 files, last used 3 days ago, /home/...gguf"."""
-    parts = [format_bytes(model.num_bytes)]
-    if model.kind == "unfinished":
-        parts.append("of an interrupted fetch; the same `octavo models pull` goes on from there")
-    else:
-        parts.append(f"{model.kind} {model.quant or '(quantisation not known)'}")
-        if not model.is_whole:
-            parts.append("not whole: `octavo models pull` fetches what is missing")
-    if model.num_files > 1:
-        parts.append(f"{model.num_files:,} files")
-    parts += [f"last used {format_age(now - model.used_at)} ago", str(model.path)]
-    return f"{model.name}: {', '.join(parts)}"
-
-
-def json_line(model: CachedModel) -> str:
-    """One model as one line of JSON."""
-    return json.dumps(dataclasses.asdict(model) | {"path": str(model.path)})
+def rows_of(models: Sequence[CachedModel]) -> list[Row]:
+    """A row for each model: its fields."""
+    return [dataclasses.asdict(each) | {"path": str(each.path)} for each in models]

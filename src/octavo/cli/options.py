@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from octavo.cli.completion import complete_model
 from octavo.params import SamplerParams
 from octavo.setting import About, setting
 
@@ -20,6 +21,7 @@ Model = Annotated[
         help="Alias, .gguf file, folder, or Hugging Face id; folder:Q4_K_M and owner/name:Q4_K_M name one of "
         "several. Default: smollm2-135m.",
         show_default=False,
+        autocompletion=complete_model,
     ),
 ]
 File = Annotated[
@@ -30,7 +32,7 @@ File = Annotated[
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON lines and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, and nothing else.")]
 
 SAMPLING = "Sampling"
 

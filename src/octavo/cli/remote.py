@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated
 from urllib.parse import quote
 
 import typer
@@ -10,23 +11,34 @@ import typer
 from octavo.errors import InvalidRequest, OctavoError, RequestFailed
 
 URL_VARIABLE = "OCTAVO_URL"
-Url = Annotated[str, typer.Option(envvar=URL_VARIABLE, help="The server; with /v1 at its end, or without.")]
+Url = Annotated[
+    str, typer.Option(metavar="URL", envvar=URL_VARIABLE, help="The server's address, with /v1 or without.")
+]
 OtherUrl = Annotated[
     str | None,
     typer.Option(
         "--url",
+        metavar="URL",
         envvar=URL_VARIABLE,
-        help="A running server that shall answer, in place of a model that is loaded here.",
+        help="Ask this running server, and load no model here.",
         show_default=False,
     ),
 ]
 ApiKey = Annotated[
-    str, typer.Option(envvar="OCTAVO_API_KEY", help="The key that it wants, if any.", show_default=False)
+    str,
+    typer.Option(
+        metavar="KEY",
+        envvar="OCTAVO_API_KEY",
+        help="The server's key, where it wants one.",
+        show_default=False,
+    ),
 ]
 Tenant = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="Whose it is, with an operator's key; else the key's own.", show_default=False
+        metavar="NAME",
+        help="The tenant whose it is, with an operator's key. Default: the key's own.",
+        show_default=False,
     ),
 ]
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -90,9 +102,8 @@ def cannot_be_sent() -> InvalidRequest:
     )
 
 
-def ask_whole_pool(url: str, api_key: str) -> dict[str, Any]:
-    """What /v1/kv tells an operator. Raises InvalidRequest where the key is another tenant's."""
-    told = ask(url, api_key, "GET", "/v1/kv")
+def require_operator(told: Mapping[str, object]) -> Mapping[str, object]:
+    """What /v1/kv told, which is the whole. Raises InvalidRequest where the key is not an operator's."""
     if "counts" not in told:
         raise InvalidRequest(f"the key is that of {told.get('tenant')}; allowed: an operator's")
     return told
@@ -117,15 +128,11 @@ def of_tenant(path: str, tenant: str | None) -> str:
     return path if tenant is None else f"{path}?tenant={_quoted(tenant)}"
 
 
-def whose(thing: dict[str, object]) -> str:
-    """After a thing's name: whose it is, where there are tenants."""
-    return f" of tenant {thing['tenant']}" if thing["tenant"] else ""
-
-
-def listed(url: str, api_key: str, path: str, tenant: str | None) -> list[dict[str, Any]]:
+def listed(url: str, api_key: str, path: str, tenant: str | None) -> list[dict[str, object]]:
     """What the key may see of a list; or of it, what is that tenant's."""
-    things = ask(url, api_key, "GET", path)["data"]
-    assert isinstance(things, list)
+    things = ask(url, api_key, "GET", path).get("data")
+    if not isinstance(things, list):
+        raise RequestFailed(f"{address_of(url, path)} lists nothing; is it Octavo?")
     return [thing for thing in things if tenant in (None, thing["tenant"])]
 
 

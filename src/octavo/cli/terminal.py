@@ -44,7 +44,7 @@ def phases() -> Iterator[Callable[[str], None]]:
     """Tell what is going on: a status line in a terminal, in a log a plain line every two seconds; a `Notice`
     is a line of its own in either."""
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-    if console.is_terminal:
+    if is_screen(console):
         with console.status("starting ...") as status:
             yield lambda text: console.print(text) if isinstance(text, Notice) else status.update(text)
         return
@@ -59,6 +59,11 @@ def phases() -> Iterator[Callable[[str], None]]:
             console.print(text)
 
     yield tell
+
+
+def is_screen(console: Console) -> bool:
+    """Whether lines can be drawn again there: a terminal, and none that only types (TERM=dumb)."""
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 def look_at_machine() -> Machine:

@@ -20,6 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from octavo.cli.remote_stream import KeyRefused, Server, Wish, stream_of
+from octavo.cli.terminal import is_screen
 from octavo.cli.top_rows import Status, ago, screen
 from octavo.cli.top_speeds import Speeds
 from octavo.cli.top_text import Look
@@ -35,10 +36,10 @@ _ENOUGH_COLOURS = ("256", "truecolor")
 
 
 def run(url: str, api_key: str, interval_s: float, once: bool) -> None:
-    """Show until interrupted, or once. Raises RequestFailed when the server does not answer, and when the key
-    ceases to be one."""
+    """Show until interrupted; once, where that is asked for or no screen can be drawn on again. Raises
+    RequestFailed when the server does not answer, and when the key ceases to be one."""
     console = Console()
-    if once:
+    if once or not is_screen(console):
         asyncio.run(_show_once(Watch(url, api_key), console))
         return
     with contextlib.suppress(KeyboardInterrupt):

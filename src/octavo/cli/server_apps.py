@@ -1,0 +1,176 @@
+"""`octavo pins`, `octavo sessions` and `octavo pool`: what a running server keeps in its KV memory, and how
+large that is. Each command asks one route and shows the answer."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from octavo.cli.admin import Call, Columns, Row, count, number, server_command, show_one, text
+from octavo.cli.remote import path_part, require_operator
+from octavo.units import format_bytes, parse_bytes
+
+pins_app = typer.Typer(help="Keep prompts in a running server's KV memory.", no_args_is_help=True)
+sessions_app = typer.Typer(help="Look after chats whose KV memory a server keeps.", no_args_is_help=True)
+pool_app = typer.Typer(help="Look at and resize a running server's KV memory.", no_args_is_help=True)
+
+PinName = Annotated[
+    str, typer.Argument(metavar="NAME", help="1 to 64 letters, digits, dots, dashes and underscores.")
+]
+SessionId = Annotated[str, typer.Argument(metavar="ID", help="As `octavo sessions list` shows it.")]
+Ttl = Annotated[float, typer.Option(metavar="SECONDS", help="How long it lasts.")]
+
+
+def _left(row: Row) -> str:
+    return f"{number(row, 'seconds_left'):,.0f} s"
+
+
+def _blocks_as_bytes(pool: Row, name: str) -> str:
+    return format_bytes(number(pool, name) * number(pool, "bytes_per_block"))
+
+
+PINS: Columns = {
+    "pin": text("name"),
+    "tenant": text("tenant"),
+    "blocks": count("num_blocks"),
+    "tokens": count("num_tokens"),
+    "strength": text("strength"),
+    "state": lambda pin: "filling" if pin["filling"] else "held",
+    "left": _left,
+}
+SESSIONS: Columns = {
+    "session": text("id"),
+    "tenant": text("tenant"),
+    "state": text("state"),
+    "tokens": count("num_tokens"),
+    "blocks": count("num_blocks"),
+    "in memory": lambda session: format_bytes(number(session, "bytes_in_pool")),
+    "on disk": lambda session: format_bytes(number(session, "bytes_below")),
+    "left": _left,
+    "note": text("note"),
+}
+POOL: Columns = {
+    "blocks": count("total"),
+    "size": lambda pool: _blocks_as_bytes(pool, "total"),
+    "held": count("held"),
+    "cached": count("cached"),
+    "free": count("free"),
+    "in memory": lambda pool: _blocks_as_bytes(pool, "blocks_resident"),
+    "can grow to": lambda pool: f"{number(pool, 'capacity'):,} ({_blocks_as_bytes(pool, 'capacity')})",
+}
+
+
+# -- pins ----------------------------------------------------------------------------------------------------
+@server_command(pins_app, "list", has_tenant=True)
+def list_pins(call: Call) -> None:
+    """List all pins, with their blocks and the time that is left."""
+    call.show(PINS, *call.listed("/v1/kv/pins"), none="no pins")
+
+
+@server_command(pins_app, "add")
+def add_pin(
+    call: Call,
+    name: PinName,
+    prompt: Annotated[str, typer.Argument(help="The text to keep (- reads standard input).")],
+    ttl: Ttl = 3600.0,
+    for_tenant: Annotated[
+        str | None,
+        typer.Option(
+            "--tenant",
+            metavar="NAME",
+            help="The tenant that it is for (shared: all), with an operator's key. Default: the key's own.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Compute a prompt and keep its full blocks in memory."""
+    body: dict[str, object] = {"name": name, "prompt": sys.stdin.read() if prompt == "-" else prompt}
+    body |= {"ttl": ttl} if for_tenant is None else {"ttl": ttl, "tenant": for_tenant}
+    call.show(PINS, call.ask("POST", "/v1/kv/pins", body))
+
+
+@server_command(pins_app, "renew", has_tenant=True)
+def renew_pin(call: Call, name: PinName, ttl: Ttl = 3600.0) -> None:
+    """Let a pin last `--ttl` seconds from now."""
+    call.show(PINS, call.ask("PATCH", f"/v1/kv/pins/{path_part(name, 'pin')}", {"ttl": ttl}))
+
+
+@server_command(pins_app, "delete", has_tenant=True)
+def delete_pin(call: Call, name: PinName) -> None:
+    """Delete a pin; its blocks stay cached until they are needed."""
+    call.ask("DELETE", f"/v1/kv/pins/{path_part(name, 'pin')}")
+    call.tell_deleted(name)
+
+
+# -- sessions ------------------------------------------------------------------------------------------------
+@server_command(sessions_app, "list", has_tenant=True)
+def list_sessions(call: Call) -> None:
+    """List all sessions, with their bytes and where those are."""
+    call.show(SESSIONS, *call.listed("/v1/sessions"), none="no sessions")
+
+
+@server_command(sessions_app, "show", has_tenant=True)
+def show_session(call: Call, session: SessionId) -> None:
+    """Show everything about one session."""
+    show_one(call.ask("GET", _path_of(session)), as_json=call.as_json)
+
+
+@server_command(sessions_app, "fork", has_tenant=True)
+def fork_session(
+    call: Call,
+    session: SessionId,
+    turn: Annotated[
+        int | None,
+        typer.Option(help="The turn after which it goes on. Default: the last.", show_default=False),
+    ] = None,
+) -> None:
+    """Make a session that goes on from a turn of this one and shares its blocks."""
+    body: dict[str, object] = {} if turn is None else {"turn": turn}
+    call.show(SESSIONS, call.ask("POST", f"{_path_of(session)}/fork", body))
+
+
+@server_command(sessions_app, "suspend", has_tenant=True)
+def suspend_session(call: Call, session: SessionId) -> None:
+    """Send a session's blocks to disk; returns when they would survive a crash."""
+    call.show(SESSIONS, call.ask("POST", f"{_path_of(session)}/suspend"))
+
+
+@server_command(sessions_app, "resume", has_tenant=True)
+def resume_session(call: Call, session: SessionId) -> None:
+    """Bring a session's blocks back into memory and hold them until its next turn ends."""
+    call.show(SESSIONS, call.ask("POST", f"{_path_of(session)}/resume"))
+
+
+@server_command(sessions_app, "delete", has_tenant=True)
+def delete_session(call: Call, session: SessionId) -> None:
+    """Delete a session; its blocks stay cached until they are needed."""
+    call.ask("DELETE", _path_of(session))
+    call.tell_deleted(session)
+
+
+def _path_of(session: str) -> str:
+    return f"/v1/sessions/{path_part(session, 'session')}"
+
+
+# -- pool ----------------------------------------------------------------------------------------------------
+@server_command(pool_app, "show")
+def show_pool(call: Call) -> None:
+    """Show the pool's size, what it holds, and what it could grow to."""
+    _show_pool(call, require_operator(call.ask("GET", "/v1/kv")))
+
+
+@server_command(pool_app, "resize")
+def resize_pool(
+    call: Call, size: Annotated[str, typer.Argument(help="The new size, such as 512MiB.")]
+) -> None:
+    """Let the pool grow or shrink while the server serves."""
+    _show_pool(call, call.ask("PATCH", "/v1/kv", {"bytes": parse_bytes(size, "SIZE")}))
+
+
+def _show_pool(call: Call, told: Row) -> None:
+    counts = told["counts"]
+    call.show(POOL, told if call.as_json or not isinstance(counts, dict) else {**told, **counts})
+    if told["why_smaller"] and not call.as_json:
+        typer.echo(f"smaller than the {number(told, 'blocks_wanted'):,} asked for: {told['why_smaller']}")
