@@ -75,8 +75,9 @@ demo: $(VENV)/.installed-for-ui
 
 # The pages as a site. Nothing is fetched when it is read: python3 -m http.server -d build/site
 docs: $(VENV)/.installed-for-docs
+	@echo "Building the site (some seconds) ..."
 	$(BIN)/python docs/reference.py --check
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "the site is in build/site: open build/site/index.html"
 
 $(VENV)/.installed-for-docs: $(VENV)/.installed

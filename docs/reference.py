@@ -212,7 +212,7 @@ def main() -> int:
             if not check:
                 path.write_text(new)
     verb = "differ from the code" if check else "written"
-    print(f"{', '.join(old)}: {verb}" if old else "all pages say what the code says")
+    sys.stdout.write(f"{', '.join(old)}: {verb}\n" if old else "all pages say what the code says\n")
     return 1 if check and old else 0
 
 

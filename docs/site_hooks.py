@@ -1,5 +1,5 @@
-"""What the site has beside the files of docs/: pages that lie elsewhere in the repository, because people look
-for them there. mkdocs.yml names this file as a hook.
+"""What the site has beside the files of docs/: pages that lie elsewhere in the repository, because people
+look for them there. mkdocs.yml names this file as a hook.
 
     README.md           index.md
     CONTRIBUTING.md     contributing.md
