@@ -74,10 +74,11 @@ demo: $(VENV)/.installed-for-ui
 	$(BIN)/python bench/record_demo.py docs/demo.webp docs/map.png
 
 # The pages as a site. Nothing is fetched when it is read: python3 -m http.server -d build/site
+# (Not --quiet: mkdocs then counts no warnings, and a dead link ends nothing.)
 docs: $(VENV)/.installed-for-docs
 	@echo "Building the site (some seconds) ..."
 	$(BIN)/python docs/reference.py --check
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "the site is in build/site: open build/site/index.html"
 
 $(VENV)/.installed-for-docs: $(VENV)/.installed
