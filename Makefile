@@ -1,17 +1,19 @@
 # make serve   from an empty machine to a running server (Debian 12, Python 3.11+, a C++ compiler)
 # make test    sets up and passes the tests
 # make wheel, test-wheel   what is published, in dist/: every instruction set; installed where there is no compiler
+# make dev     the same environment with this checkout in it, editable: CONTRIBUTING.md
 # make test-attack, test-clients, test-schemas, test-ui, test-probes   a real server under malice and load; other
 #   projects' programs beside it; schemas by the hundred; the page in a real browser; the GPU probes, tiny
 # make demo    records the README's animation
+# make docs    these pages as a site in build/site; dead links, dead anchors and old tables end it
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 MODEL  ?=
 PORT   ?= 8000
 
-.PHONY: serve test test-attack test-clients test-clients-node test-schemas test-probes test-ui test-wheel demo lint sanitize
-.PHONY: planted-bugs wheel clean
+.PHONY: serve test dev test-attack test-clients test-clients-node test-schemas test-probes test-ui test-wheel demo docs lint
+.PHONY: sanitize planted-bugs wheel clean
 .DELETE_ON_ERROR:
 
 # Reinstalled when anything that is compiled or installed changes.
@@ -24,6 +26,14 @@ serve: $(VENV)/.installed
 
 test: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# This checkout, editable: changed Python counts at once, changed C++ after another `make dev`.
+dev: $(BIN)/python
+	@echo "Installing this checkout into $(VENV), editable, with the tests' oracles (some minutes the first time) ..."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'scikit-build-core>=0.11' 'nanobind>=2.5' ninja
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[test]'
+	@touch $(VENV)/.installed $(VENV)/.installed-for-tests
 
 # A real server under malice and load.
 test-attack: $(VENV)/.installed-for-tests
@@ -64,6 +74,18 @@ test-ui: $(VENV)/.installed-for-ui
 demo: $(VENV)/.installed-for-ui
 	@command -v chromium >/dev/null || { echo "recording the demo needs a browser; on Debian: apt-get install chromium"; exit 1; }
 	$(BIN)/python bench/record_demo.py docs/demo.webp docs/map.png
+
+# The pages as a site. Nothing is fetched when it is read: python3 -m http.server -d build/site
+# (Not --quiet: mkdocs then counts no warnings, and a dead link ends nothing.)
+docs: $(VENV)/.installed-for-docs
+	@echo "Building the site (some seconds) ..."
+	$(BIN)/python docs/reference.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "the site is in build/site: open build/site/index.html"
+
+$(VENV)/.installed-for-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(call with,docs)
+	@touch $@
 
 $(VENV)/.installed-for-ui: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(call with,ui)

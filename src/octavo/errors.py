@@ -37,11 +37,11 @@ _SHOWN_CHARS_MAX = 80
 
 
 class OctavoError(Exception):
-    """The root; `str(error)` is what a person reads."""
+    """The root of all; its text is what a person reads."""
 
 
 class InvalidRequest(OctavoError):
-    """The client's request is wrong; `param` names the field, as the OpenAI error object does."""
+    """A parameter is wrong, or asks for what this server does not do; `param` names the field."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -50,43 +50,46 @@ class InvalidRequest(OctavoError):
 
 
 class RequestTooLarge(InvalidRequest):
-    """The request can never fit the model's context or the block pool, however long it waits."""
+    """Prompt plus `max_tokens` can never fit the context, the pool (code `kv_pool_exceeded`) or the tenant's
+    bounds (`kv_quota_exceeded`), however long the request waits."""
 
 
 class UnknownModel(InvalidRequest):
-    """The request names a model that this server does not serve."""
+    """`model` is not the served one; the message names those that exist."""
 
 
 class UnknownPin(InvalidRequest):
-    """The request names a pin that is not there, or is another tenant's."""
+    """There is no pin of that name, or it is another tenant's."""
 
 
 class UnknownSession(InvalidRequest):
-    """The request names a session that is not there, has expired, or is another tenant's."""
+    """There is no session of that id: it never was, has expired, was deleted or is another tenant's."""
 
 
 class UnknownTenant(OctavoError):
-    """The tenant was known when its key was looked at, and is not any more; nothing was queued."""
+    """The tenant was taken off the tenants file after its key was looked at; nothing was queued."""
 
 
 class SessionBusy(OctavoError):
-    """One turn of a session at a time, and none while its blocks are on their way."""
+    """A turn of the session runs already, or its blocks are on their way to or from disk."""
 
 
 class SessionRefused(OctavoError):
-    """A session cannot be made, forked, suspended or resumed here; the message says what is missing."""
+    """A session cannot be made, forked, suspended or resumed: too many of the tenant's, no disk cache, no
+    room in the part of it that may be kept, or blocks that are nowhere any more; the message says which."""
 
 
 class PinRefused(OctavoError):
-    """Pins would keep more blocks than they may; the message says how many are missing and who holds them."""
+    """Pins would keep more than `pin_memory`, or crowd out the largest request; the message says how many
+    blocks are missing and who holds them. Also a pin that was deleted or expired while it filled."""
 
 
 class ResizeRefused(OctavoError):
-    """The pool cannot become as small or as large as was asked; the message says what bounds it and why."""
+    """The pool cannot become that small or that large; the message says what bounds it and why."""
 
 
 class TenantsRefused(OctavoError):
-    """Tenants were to get guarantees or bounds that do not fit beside what was let in; nothing changed."""
+    """Guarantees and bounds of tenants do not fit the pool beside what was let in; nothing changed."""
 
 
 class TimedOut(OctavoError):
@@ -94,27 +97,27 @@ class TimedOut(OctavoError):
 
 
 class QueueFull(OctavoError):
-    """Too many requests are waiting; nothing was queued."""
+    """`max_queue` requests wait already; nothing was queued, and `Retry-After` says when to try again."""
 
 
 class RequestFailed(OctavoError):
-    """One request failed while running, and failed alone."""
+    """This one request failed while running (its logits were not numbers), and failed alone."""
 
 
 class EngineStopped(OctavoError):
-    """The engine is draining or stopped and takes no more requests."""
+    """The server is shutting down, or gave up after repeated failures; in Python, a closed `LLM`."""
 
 
 class DeviceLost(OctavoError):
-    """The device that computes does not answer any more: the engine ends, since only a new process helps."""
+    """The GPU answers no more (an illegal access, a driver's fault): only a new process helps."""
 
 
 class ConfigError(OctavoError):
-    """A setting or a command-line flag is wrong."""
+    """A setting, a file of settings or a flag of a command is wrong."""
 
 
 class ModelError(OctavoError):
-    """A model cannot be served."""
+    """A model cannot be served; one of the three below."""
 
 
 class ModelNotFound(ModelError):
@@ -122,7 +125,7 @@ class ModelNotFound(ModelError):
 
 
 class BadModelFile(ModelError):
-    """The file is damaged, truncated, or lies about its sizes."""
+    """A file is damaged, truncated, or lies about its sizes."""
 
 
 class UnsupportedModel(ModelError):

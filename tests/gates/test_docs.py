@@ -63,8 +63,33 @@ def test_every_dependency_is_justified() -> None:
         assert f"`{name}`" in text, f"{name} is not justified in docs/architecture.md"
 
 
+LINKING = ("README.md", "CONTRIBUTING.md", "csrc/README.md")
+
+
+def pages() -> list[Path]:
+    return [*(ROOT / name for name in LINKING), *sorted(DOCS.glob("*.md"))]
+
+
+def anchors_of(path: Path) -> set[str]:
+    """What headings of a page are called in links to them."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
 def test_links_between_documents_lead_somewhere() -> None:
-    for path in [ROOT / "README.md", *DOCS.glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
-            if "://" not in target:
-                assert (path.parent / target).exists(), f"{path.name} links to {target}"
+    dead = []
+    for path in pages():
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", path.read_text()):
+            if "://" in target:
+                continue
+            there = path.parent / target if target else path
+            if not there.exists() or (anchor and anchor not in anchors_of(there)):
+                dead.append(f"{path.name}: {target}#{anchor}")
+    assert dead == []
+
+
+def test_every_page_is_in_the_site() -> None:
+    """`make docs` refuses a page that no part of the site leads to; so does this, without its packages."""
+    told = (ROOT / "mkdocs.yml").read_text()
+    assert [path.name for path in DOCS.glob("*.md") if f": {path.name}\n" not in told] == []

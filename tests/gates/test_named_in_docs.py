@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("architecture.md", "memory.md", "life-of-a-request.md", "holders.md")
+PAGES = ("architecture.md", "memory.md", "life-of-a-request.md", "holders.md", "../csrc/README.md")
 SPOKEN = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"(?:[\w-]+/)*[\w-]+\.(?:py|cpp|hpp)")
 NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*\(\)|[A-Z]\w+\.[a-z_]\w*|[A-Z][a-z]\w*[A-Z]\w*")

@@ -16,24 +16,24 @@ class EventKind(enum.StrEnum):
     """What can happen to a request, a pin, a session or the pool."""
 
     PREEMPTED = "preempted"  # a running sequence lost its blocks to another
-    EVICTED = "evicted"  # cached blocks were taken for new ones
+    EVICTED = "evicted"  # cached blocks were taken for new ones; a run of such steps is one event
     REFUSED = "refused"  # a request or a pin was turned away
     TIMED_OUT = "timed_out"  # a deadline passed
     FAILED = "failed"  # a sequence failed while it ran
     TRANSFER_FAILED = "transfer_failed"  # bytes below could not be written, or were damaged
-    RESIZED = "resized"
+    RESIZED = "resized"  # the pool was made larger or smaller
     RETURNED = "returned"  # idle blocks' memory went back to the system
     PRESSED = "pressed"  # the machine was short of memory: the pool stepped back
     RELIEVED = "relieved"  # it no longer is: the pool grew again
-    PINNED = "pinned"
-    UNPINNED = "unpinned"
-    PIN_EXPIRED = "pin_expired"
+    PINNED = "pinned"  # a pin holds its blocks
+    UNPINNED = "unpinned"  # a pin was deleted, or held blocks that were found poisoned
+    PIN_EXPIRED = "pin_expired"  # a pin's time to live passed
     SESSION_BEST_EFFORT = "session_best_effort"  # nothing keeps a session's blocks between its turns
     SESSION_GAVE_WAY = "session_gave_way"  # something that was asked for needed its blocks
     SESSION_FELL_BACK = "session_fell_back"  # a turn did not extend what the session had
-    SESSION_SUSPENDED = "session_suspended"
-    SESSION_RESUMED = "session_resumed"
-    SESSION_EXPIRED = "session_expired"
+    SESSION_SUSPENDED = "session_suspended"  # all its blocks are on disk
+    SESSION_RESUMED = "session_resumed"  # its blocks are in the pool again
+    SESSION_EXPIRED = "session_expired"  # its time to live passed: it is forgotten
 
 
 @dataclass(frozen=True, slots=True)

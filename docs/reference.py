@@ -1,0 +1,220 @@
+"""The tables of the reference, printed from the code into the pages that hold them.
+
+    python docs/reference.py            write them: errors.md, events.md, metrics.md, routes.md
+    python docs/reference.py --check    write nothing; exit status 1 where a page says something else
+
+A page is written by hand, but for what stands between two marks:
+
+    <!-- printed by docs/reference.py -->
+    | error | when | ...
+    <!-- end -->
+
+It is no part of the package: whoever serves models needs no printer of pages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import re
+import sys
+import tokenize
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+
+from octavo import errors
+from octavo.engine.stats import EngineStats
+from octavo.server import metrics
+from octavo.server.errors import error_body, status_of
+from octavo.server.route import Access, Route
+from octavo.server.routes import ROUTES
+from octavo.step import events
+
+FOLDER = Path(__file__).parent
+BEGIN, END = "<!-- printed by docs/reference.py -->", "<!-- end -->"
+_BETWEEN = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
+_VALUES_SHOWN = 6
+_ALWAYS = "model_name"  # a label of every family: the page's text says so
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family of metrics: its labels, with their values where they are few and known."""
+
+    name: str
+    kind: str
+    text: str
+    labels: tuple[str, ...]
+    bounds: tuple[float, ...] = ()
+
+
+def error_rows() -> Iterator[tuple[str, ...]]:
+    """Every error, parents first, with what a client sees of it."""
+    yield "error", "when", "HTTP", "code"
+    for cls in _tree(errors.OctavoError):
+        error = cls("")
+        body = error_body(error)["error"]
+        assert isinstance(body, dict)
+        is_parent = cls in (errors.OctavoError, errors.ModelError, errors.ConfigError)
+        has_status = not is_parent and not issubclass(cls, errors.ModelError | errors.TenantsRefused)
+        yield (
+            f"`{cls.__name__}`",
+            _sentences(inspect.getdoc(cls) or ""),
+            str(status_of(error).value) if has_status else "",
+            f"`{body['code']}`" if has_status and body["code"] else "",
+        )
+
+
+def event_rows() -> Iterator[tuple[str, ...]]:
+    """Every kind of event; what it means is its comment in the code."""
+    yield "event", "what happened"
+    source = inspect.getsource(events.EventKind)
+    comments = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    lines = {
+        ast.literal_eval(node.value): node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Assign)
+    }
+    for kind in events.EventKind:
+        yield f"`{kind.value}`", comments[lines[kind.value]]
+
+
+def metric_rows() -> Iterator[tuple[str, ...]]:
+    """Every family that a scrape can hold."""
+    yield "metric", "type", "labels", "what it says"
+    for family in sorted(families(), key=lambda one: one.name):
+        suffix = "_total" if family.kind == "counter" else ""
+        bounds = f"; buckets {_numbers(family.bounds)}" if family.bounds else ""
+        labels = ", ".join(family.labels)
+        yield f"`{family.name}{suffix}`", family.kind, labels, family.text + bounds
+
+
+def families() -> Iterator[Family]:
+    """What the registry of a server that has answered nothing knows."""
+    registry = metrics.Metrics(EngineStats)._registry
+    for collector in list(registry._collector_to_names):
+        if isinstance(collector, MetricWrapperBase):
+            labels = tuple(f"`{name}`" for name in collector._labelnames if name != _ALWAYS)
+            bounds = tuple(getattr(collector, "_upper_bounds", ())[:-1])
+            yield Family(collector._name, collector._type, collector._documentation, labels, bounds)
+            continue
+        for metric in collector.collect():
+            yield Family(metric.name, metric.type, metric.documentation, tuple(_labels_of(metric)))
+
+
+def route_rows() -> Iterator[tuple[str, ...]]:
+    """Every route, and who may call it."""
+    yield "route", "what it does", "key", "fields of the body", "answers"
+    words: Mapping[Access, str] = {Access.OPEN: "none", Access.TENANT: "any", Access.OPERATOR: "operator's"}
+    for route in ROUTES:
+        statuses = ", ".join(map(str, route.statuses)) + (" (or a stream)" if route.streams else "")
+        yield f"`{route.method} {_path(route)}`", route.summary, words[route.access], _fields(route), statuses
+
+
+PAGES: Mapping[str, Callable[[], Iterator[tuple[str, ...]]]] = {
+    "errors.md": error_rows,
+    "events.md": event_rows,
+    "metrics.md": metric_rows,
+    "routes.md": route_rows,
+}
+
+
+def filled(name: str, text: str) -> str:
+    """The text of a page with its table as the code has it."""
+    assert len(_BETWEEN.findall(text)) == 1, f"{name} wants one pair of marks: {BEGIN} and {END}"
+    printed = "\n".join([BEGIN, "", *_table(PAGES[name]()), "", END])
+    return _BETWEEN.sub(lambda _: printed, text)
+
+
+def _table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+    for index, row in enumerate(rows):
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+        if index == 0:
+            yield f"| {' | '.join(['---'] * len(row))} |"
+
+
+def _tree(cls: type[errors.OctavoError]) -> Iterator[type[errors.OctavoError]]:
+    if cls.__module__ == errors.__name__:
+        yield cls
+        for child in cls.__subclasses__():
+            yield from _tree(child)
+
+
+def _sentences(doc: str) -> str:
+    return " ".join(doc.split()).rstrip(".")
+
+
+def _labels_of(metric: Metric) -> Iterator[str]:
+    names = getattr(metric, "_labelnames", None) or sorted(
+        {name for sample in metric.samples for name in sample.labels}
+    )
+    for name in names:
+        if name == _ALWAYS:
+            continue
+        values = sorted({sample.labels[name] for sample in metric.samples} - {""})
+        shown = f" ({', '.join(values)})" if 1 < len(values) <= _VALUES_SHOWN else ""
+        yield f"`{name}`{shown}"
+
+
+def _numbers(bounds: tuple[float, ...]) -> str:
+    return f"{bounds[0]:g} to {bounds[-1]:,g}"
+
+
+def _path(route: Route) -> str:
+    query = "&".join(f"{name}=" for name in route.query)
+    return route.template + (f"?{query}" if query else "")
+
+
+def _fields(route: Route) -> str:
+    """Names of the body's fields; those of whole APIs have pages of their own."""
+    if route.body is None:
+        return ""
+    names = list(route.body.model_fields)
+    page = _FIELD_PAGES.get(route.template)
+    return f"[{len(names)} fields]({page})" if page else ", ".join(f"`{name}`" for name in names)
+
+
+_FIELD_PAGES: Mapping[str, str] = {
+    "/v1/chat/completions": "compatibility.md",
+    "/v1/completions": "compatibility.md",
+    "/v1/embeddings": "embeddings.md#fields",
+    "/v1/responses": "responses.md#fields",
+    "/v1/messages": "anthropic.md#fields",
+    "/v1/messages/count_tokens": "anthropic.md#fields",
+    "/api/chat": "ollama.md#fields",
+    "/api/generate": "ollama.md#fields",
+    "/api/embed": "ollama.md#fields",
+    "/api/embeddings": "ollama.md#fields",
+}
+
+
+def main() -> int:
+    """Write all pages, or say which are old."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    old = []
+    for name in PAGES:
+        path = FOLDER / name
+        text = path.read_text()
+        if (new := filled(name, text)) != text:
+            old.append(name)
+            if not check:
+                path.write_text(new)
+    verb = "differ from the code" if check else "written"
+    sys.stdout.write(f"{', '.join(old)}: {verb}\n" if old else "all pages say what the code says\n")
+    return 1 if check and old else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
