@@ -1,7 +1,8 @@
 # make serve   from an empty machine to a running server (Debian 12, Python 3.11+, a C++ compiler)
 # make test    sets up and passes the tests
-# make test-attack, test-clients, test-schemas, test-ui, test-probes   a real server under malice and load; other
-#   projects' programs beside it; schemas by the hundred; the page in a real browser; the GPU probes, tiny
+# make test-attack, test-clients, test-schemas, test-ui, test-probes, test-operations   a real server under malice
+#   and load; other projects' programs beside it; schemas by the hundred; the page in a real browser; the GPU
+#   probes, tiny; the shipped dashboard and alerts in Prometheus
 # make demo    records the README's animation
 VENV   ?= .venv
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN    := $(VENV)/bin
 MODEL  ?=
 PORT   ?= 8000
 
-.PHONY: serve test test-attack test-clients test-clients-node test-schemas test-probes test-ui demo lint sanitize planted-bugs clean
+.PHONY: serve test test-attack test-clients test-clients-node test-schemas test-probes test-ui test-operations demo lint sanitize planted-bugs clean
 .DELETE_ON_ERROR:
 
 # Reinstalled when anything that is compiled or installed changes.
@@ -52,6 +53,11 @@ test-probes: $(VENV)/.installed-for-tests
 # 560 schemas, filled in by the default model: served, refused and cut are counted, answers are validated.
 test-schemas: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest tests/schemas -m schemas -s
+
+# The shipped dashboard and alerts, asked of Debian's Prometheus beside a real server under load.
+test-operations: $(VENV)/.installed-for-tests
+	@command -v promtool >/dev/null || echo "these tests need Prometheus and will be skipped; on Debian: apt-get install prometheus"
+	$(BIN)/python -m pytest tests/operations -m operations -s -rs
 
 # The page in a real browser (Debian's Chromium).
 test-ui: $(VENV)/.installed-for-ui
