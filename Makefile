@@ -2,8 +2,9 @@
 # make test    sets up and passes the tests
 # make wheel, test-wheel   what is published, in dist/: every instruction set; installed where there is no compiler
 # make dev     the same environment with this checkout in it, editable: CONTRIBUTING.md
-# make test-attack, test-clients, test-schemas, test-ui, test-probes   a real server under malice and load; other
-#   projects' programs beside it; schemas by the hundred; the page in a real browser; the GPU probes, tiny
+# make test-attack, test-clients, test-schemas, test-ui, test-probes, test-operations   a real server under malice
+#   and load; other projects' programs beside it; schemas by the hundred; the page in a real browser; the GPU
+#   probes, tiny; the shipped dashboard and alerts in Prometheus
 # make demo    records the README's animation
 # make docs    these pages as a site in build/site; dead links, dead anchors and old tables end it
 VENV   ?= .venv
@@ -12,8 +13,8 @@ BIN    := $(VENV)/bin
 MODEL  ?=
 PORT   ?= 8000
 
-.PHONY: serve test dev test-attack test-clients test-clients-node test-schemas test-probes test-ui test-wheel demo docs lint
-.PHONY: sanitize planted-bugs wheel clean
+.PHONY: serve test dev test-attack test-clients test-clients-node test-schemas test-probes test-ui test-wheel test-operations
+.PHONY: demo docs lint sanitize planted-bugs wheel clean
 .DELETE_ON_ERROR:
 
 # Reinstalled when anything that is compiled or installed changes.
@@ -64,6 +65,11 @@ test-probes: $(VENV)/.installed-for-tests
 # 560 schemas, filled in by the default model: served, refused and cut are counted, answers are validated.
 test-schemas: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest tests/schemas -m schemas -s
+
+# The shipped dashboard and alerts, asked of Debian's Prometheus beside a real server under load.
+test-operations: $(VENV)/.installed-for-tests
+	@command -v promtool >/dev/null || echo "these tests need Prometheus and will be skipped; on Debian: apt-get install prometheus"
+	$(BIN)/python -m pytest tests/operations -m operations -s -rs
 
 # The page in a real browser (Debian's Chromium).
 test-ui: $(VENV)/.installed-for-ui

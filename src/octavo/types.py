@@ -276,6 +276,22 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Phases:
+    """When a sequence came to each phase, in seconds on the engine's clock; None: not yet, or never.
+
+        arrived ─ waits ─ (loading_begun ─ loaded) ─ admitted ─ its prompt is computed ─ first_token ─ ...
+
+    Only the first time counts: what a preemption makes it wait again is part of its decoding.
+    """
+
+    arrived: float
+    loading_begun: float | None = None  # it waits for blocks that come from the tier below
+    loaded: float | None = None
+    admitted: float | None = None
+    first_token: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """What a request cost, known when its last sequence ends and, so far, at every update."""
 
@@ -287,6 +303,7 @@ class Usage:
     block_seconds: float = 0.0  # blocks held, over time
     num_drafted: int = 0  # tokens that were guessed and computed
     num_accepted: int = 0  # of them, those that were right: output tokens without a step of their own
+    phases: Phases | None = field(default=None, compare=False)  # None: told by no scheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ def example(each: Described, tmp_path: Path) -> str | bool | int | float:
         "allowed_origin": "https://app.example",
         "host": "localhost",
         "attention": "triton",
+        "otel_endpoint": "http://127.0.0.1:4318",
     }
     if each.name in given:
         return given[each.name]
@@ -113,7 +114,8 @@ def test_every_setting_arrives_alike_by_flag_variable_and_file(start, write, tmp
 
 
 def test_a_file_with_every_setting_is_taken(start, write, tmp_path):
-    alone = {"tenants", "packed_cache"}  # not beside keys; not beside another backend than the native one
+    # Not beside keys; not beside another backend than the native one; not beside an address.
+    alone = {"tenants", "packed_cache", "unix_socket"}
     told = dict.fromkeys(TABLES, "")
     for table, each in ALL:
         if each.name not in alone:

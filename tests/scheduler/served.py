@@ -41,6 +41,7 @@ class Served:
         tier = OffloadTier(slots) if slots else None
         self.scheduler = Scheduler(self.memory, config, lambda tenant: root_name(tenant.encode()), tier)
         self.updates: list[Update] = []
+        self.now = 0.0
         self._next_id = 0
 
     def add(
@@ -68,6 +69,7 @@ class Served:
             n=n,
             tenant=tenant,
             priority=priority,
+            arrival=self.now,
             timeouts=timeouts,
             fills_pin=fills_pin,
         )
@@ -80,14 +82,14 @@ class Served:
         return self._next_id + 1
 
     def plan(self) -> StepPlan:
-        plan = self.scheduler.schedule(0.0)
+        plan = self.scheduler.schedule(self.now)
         self.scheduler.check()
         assert plan is not None
         return plan
 
     def plan_of_nothing(self) -> StepPlan | None:
         """A plan without chunks, or None."""
-        plan = self.scheduler.schedule(0.0)
+        plan = self.scheduler.schedule(self.now)
         assert plan is None or not plan.chunks
         return plan
 
@@ -98,7 +100,7 @@ class Served:
             s.seq_id: "poisoned" for request in failing for s in self.scheduler.live.sequences_of(request)
         }
         samples = {seq_id: (SampledToken(7),) for seq_id in sampled if seq_id not in failures}
-        self.updates += self.scheduler.commit(plan, StepResult(plan.step_id, samples, {}, failures), 0.0)
+        self.updates += self.scheduler.commit(plan, StepResult(plan.step_id, samples, {}, failures), self.now)
         self.scheduler.check()
 
     def step(self) -> StepPlan:

@@ -216,16 +216,17 @@ def test_metrics_tell_engine_latencies_and_answers(edge):
     edge.get("/made/up/by/a/client")
     text = edge.get("/metrics").text
     for line in [
-        'octavo_blocks{state="held"} 3.0',
-        'octavo_blocks{state="cached"} 2.0',
-        'octavo_blocks{state="free"} 5.0',
+        'octavo_blocks{model_name="fake-model",state="held"} 3.0',
+        'octavo_blocks{model_name="fake-model",state="cached"} 2.0',
+        'octavo_blocks{model_name="fake-model",state="free"} 5.0',
         'octavo_http_requests_total{route="/v1/chat/completions",status="200"} 2.0',
         'octavo_http_requests_total{route="/v1/chat/completions",status="400"} 1.0',
         'octavo_http_requests_total{route="other",status="404"} 1.0',
-        "octavo_time_to_first_token_seconds_count 2.0",
-        "octavo_request_seconds_count 2.0",
-        f"octavo_inter_token_seconds_count {float(3 * 12)}",
-        "octavo_sequences_waiting 0.0",
-        "octavo_output_tokens_total 0.0",
+        'octavo_time_to_first_token_seconds_count{model_name="fake-model"} 2.0',
+        'octavo_request_seconds_count{model_name="fake-model"} 2.0',
+        f'octavo_inter_token_seconds_count{{model_name="fake-model"}} {float(3 * 12)}',
+        'octavo_choices_finished_total{finish_reason="stop",model_name="fake-model"} 3.0',
+        'octavo_sequences_waiting{model_name="fake-model"} 0.0',
+        'octavo_output_tokens_total{model_name="fake-model"} 0.0',
     ]:
         assert line in text, line

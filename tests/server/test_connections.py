@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import resource
+import socket
 
 import pytest
 from tests.doubles.fake_model import FakeModel
@@ -46,6 +47,13 @@ async def ask(port, request=HEALTH):
 
 def run(scenario):
     asyncio.run(asyncio.wait_for(scenario, 30))
+
+
+def test_an_answer_never_waits_for_an_acknowledgement():
+    with bind("127.0.0.1", 0) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A"])

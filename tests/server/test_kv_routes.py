@@ -125,5 +125,5 @@ def test_usage_tells_what_the_answer_cost_in_memory(edge):
 
 def test_events_and_pins_are_metrics(edge):
     text = edge.get("/metrics").text
-    assert "octavo_blocks_pinned 0.0" in text
-    assert "octavo_evictions_total 0.0" in text
+    assert 'octavo_blocks_pinned{model_name="fake-model"} 0.0' in text
+    assert 'octavo_evictions_total{model_name="fake-model"} 0.0' in text

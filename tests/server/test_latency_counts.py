@@ -28,7 +28,10 @@ def delta(count):
 def scraped(metrics, name):
     """The counts of one histogram, from a scrape: cumulative, as Prometheus has them."""
     text = metrics.render().decode()
-    return [float(count) for count in re.findall(rf'{name}_seconds_bucket{{le="[^"]*"}} (\S+)', text)]
+    return [
+        float(count)
+        for count in re.findall(rf'{name}_seconds_bucket{{le="[^"]*",model_name=""}} (\S+)', text)
+    ]
 
 
 def test_before_the_first_token_every_count_is_none():

@@ -9,7 +9,7 @@ from rich.console import Console
 from octavo.cli.terminal import running_engine
 from octavo.config import StartOptions
 from octavo.server.logs import configure_logging
-from octavo.server.run import bind, reach_in_words, serve
+from octavo.server.run import listening, reach_in_words, serve
 from octavo.server.settings import ServerSettings
 
 
@@ -18,9 +18,11 @@ def run(model: str | None, options: StartOptions, settings: ServerSettings) -> N
     wrong with them is known at once."""
     configure_logging(settings.log_level, settings.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it ends a process that does not expect it; the server will
-    listener = bind(settings.host, settings.port)
     policies_of = None if settings.roster is None else settings.roster.tenants.policies
-    with running_engine(model, options, policies_of) as llm:
+    with (
+        listening(settings) as listener,
+        running_engine(model, options, policies_of) as llm,
+    ):
         serve(llm, listener, settings, lambda url: show_ready(url, llm.name, settings))
 
 
@@ -28,13 +30,18 @@ def show_ready(url: str, name: str, settings: ServerSettings) -> None:
     """The banner: where, for whom, and a request that can be copied."""
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.has_keys else ""
     body = '{"messages": [{"role": "user", "content": "What is a book?"}], "stream": true, "max_tokens": 64}'
+    is_file = settings.unix_socket is not None
+    scheme = "http" if settings.tls_cert is None else "https"
+    base, where = (f"{scheme}://localhost", url) if is_file else (url, f"{url}/v1")
+    curl = f"curl -N --unix-socket {settings.unix_socket}" if is_file else "curl -N"
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(f"[bold]octavo[/] serves {name} at {url}/v1   (ctrl-c ends it)")
-    reach = reach_in_words(settings.host)
+    console.print(f"[bold]octavo[/] serves {name} at {where}   (ctrl-c ends it)")
+    reach = reach_in_words(settings)
     if settings.has_keys:
         console.print(f"reachable by {reach}; every request needs a key", style="dim")
     elif settings.insecure:
         console.print(f"reachable by {reach}; there are no keys: anyone there can use it", style="yellow")
-    console.print(f"see it: {url}/ in a browser shows the memory, live, and a playground", style="dim")
+    if not is_file:
+        console.print(f"see it: {url}/ in a browser shows the memory, live, and a playground", style="dim")
     console.print("try:", style="dim")
-    console.print(f"  curl -N {url}/v1/chat/completions{key} -d '{body}'", markup=False)
+    console.print(f"  {curl} {base}/v1/chat/completions{key} -d '{body}'", markup=False)

@@ -33,7 +33,7 @@ from octavo.scheduler.making_room import MakingRoom, whole_groups
 from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.sequence import Sequence, State
 from octavo.scheduler.shares import TenantShares
-from octavo.scheduler.waits import IN_FLIGHT, LOADING, STEP_TOKENS, Wait, WaitReason
+from octavo.scheduler.waits import IN_FLIGHT, STEP_TOKENS, Wait, WaitReason
 from octavo.step.context import Context
 from octavo.step.headroom import Headroom
 
@@ -111,7 +111,7 @@ class Admission:
                 continue
             num_hits = room_for_hits
             if self._is_better_loaded(sequence, num_hits):
-                sequence.wait = LOADING
+                sequence.await_blocks(self._context.now)
                 continue
             if not self._gets_tokens(sequence, num_hits, budget):
                 sequence.wait = STEP_TOKENS
@@ -181,8 +181,9 @@ class Admission:
             sequence.wait = IN_FLIGHT
             return None
         if self._transfers.is_fetching(sequence.seq_id):
-            sequence.wait = LOADING
+            sequence.await_blocks(self._context.now)
             return None
+        sequence.end_loading(self._context.now)
         if self._still_follows(sequence):
             return None  # its next block will soon be there
         num_hits = self._find_hits(sequence)

@@ -150,6 +150,7 @@ class BeamRows:
             was_admitted=True,
             group=parent.group,
         )
+        beam.phases = parent.phases
         beam.table = self._context.ledger.fork(parent.table, beam.holder)
         self._context.ledger.truncate(beam.table, num_shared)
         self._live.enter_row(beam)
@@ -180,7 +181,7 @@ class BeamRows:
         LENGTH), a hypothesis that ends with a token to stop at has stopped."""
         request = group.request
         self._count_blocks(group)
-        num_cached = group.leader.num_cached
+        num_cached, phases = group.leader.num_cached, group.leader.phases
         for beam in group.beams:
             self._drop(group, beam)
         updates = []
@@ -193,6 +194,7 @@ class BeamRows:
                 group.preemptions,
                 group.blocks_peak,
                 group.block_seconds,
+                phases=phases,
             )
             has_stopped = finish is FinishReason.LENGTH and found.stop_token is not None
             updates.append(
@@ -218,7 +220,7 @@ class BeamRows:
 
 def _of_another(usage: Usage) -> Usage:
     """What the group cost is told once, with its best choice."""
-    return Usage(usage.num_prompt, usage.num_output, usage.num_cached, 0)
+    return Usage(usage.num_prompt, usage.num_output, usage.num_cached, 0, phases=usage.phases)
 
 
 def is_over(group: BeamGroup[Sequence]) -> bool:

@@ -64,6 +64,8 @@ class Committer:
     def _commit_flight(self, flight: InFlightChunk, result: StepResult) -> list[Update]:
         """One sequence's share of a commit."""
         sequence = flight.sequence
+        if flight.num_samples:
+            sequence.note_token(self._context.now)
         if sequence.group is not None:
             if flight.epoch == sequence.epoch:  # else it will be computed again, with the same candidates
                 self._publish(sequence, flight.stop)

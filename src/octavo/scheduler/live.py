@@ -88,6 +88,7 @@ class LiveSequences:
         sequence.num_lost = 0
         if not sequence.was_admitted:
             sequence.num_cached = sequence.num_served = sequence.num_planned
+        sequence.note_admission(self._context.now)
         sequence.was_admitted = True
         self.service.count(sequence, sequence.num_prompt)
         sequence.wait = QUEUED

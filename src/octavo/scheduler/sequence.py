@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.names import NameChain
@@ -22,9 +22,9 @@ from octavo.memory.table import BlockTable
 from octavo.params import Pooling
 from octavo.retention.attachment import Attachment
 from octavo.scheduler.beams import BeamGroup
-from octavo.scheduler.waits import QUEUED, Wait
+from octavo.scheduler.waits import LOADING, QUEUED, Wait
 from octavo.speculation.speculator import Drafting
-from octavo.types import AdmittedRow, FinishReason, Request, Usage
+from octavo.types import AdmittedRow, FinishReason, Phases, Request, Usage
 from octavo.units import blocks_for
 
 
@@ -82,6 +82,7 @@ class Sequence:
     )  # choices cancelled before they existed; one set for all choices
     group: BeamGroup[Sequence] | None = None  # its beam search; `choice` only tells beams apart, for people
     attached: tuple[Attachment, ...] = ()  # features that take part in its request
+    phases: Phases = field(init=False)
     num_prompt: int = field(init=False)  # tokens of the prompt
     max_length: int = field(init=False)  # tokens of prompt and output, at most
     goes_alone: bool = field(init=False)  # nothing is planned while a sample of it is in flight
@@ -91,6 +92,7 @@ class Sequence:
     rank: tuple[int, int, int] = field(init=False)  # with the priority that a follower lends, for one step
 
     def __post_init__(self) -> None:
+        self.phases = Phases(self.request.arrival)
         self.num_prompt = len(self.request.prompt)
         self.max_length = self.num_prompt + self.request.max_tokens
         params = self.request.params
@@ -193,6 +195,7 @@ class Sequence:
         twin.prompt_logprobs_done = self.num_prompt
         twin.unwanted = self.unwanted
         twin.was_admitted = True
+        twin.phases = self.phases
         return twin
 
     def admitted_row(self) -> AdmittedRow:
@@ -221,6 +224,29 @@ class Sequence:
             return FinishReason.LENGTH, None
         return None, None
 
+    def await_blocks(self, now: float) -> None:
+        """It waits for blocks that come from the tier below."""
+        self.wait, phases = LOADING, self.phases
+        if phases.admitted is None and (phases.loading_begun is None or phases.loaded is not None):
+            begun = now if phases.loading_begun is None else phases.loading_begun
+            self.phases = replace(phases, loading_begun=begun, loaded=None)
+
+    def end_loading(self, now: float) -> None:
+        """What it waited for has come, or will not come. Does nothing where nothing was awaited."""
+        if self.phases.loading_begun is not None and self.phases.loaded is None:
+            self.phases = replace(self.phases, loaded=now)
+
+    def note_admission(self, now: float) -> None:
+        """It runs. Only the first time counts."""
+        if self.phases.admitted is None:
+            self.end_loading(now)
+            self.phases = replace(self.phases, admitted=now)
+
+    def note_token(self, now: float) -> None:
+        """A token of its output is here. Only the first counts."""
+        if self.phases.first_token is None:
+            self.phases = replace(self.phases, first_token=now)
+
     def count_blocks(self, now: float) -> None:
         """Its table changed, or its usage is asked for: add what was held until now."""
         self.block_seconds += self._num_blocks * (now - self._counted_at)
@@ -240,4 +266,5 @@ class Sequence:
             self.block_seconds,
             0 if self.drafting is None else self.drafting.num_drafted,
             0 if self.drafting is None else self.drafting.num_accepted,
+            self.phases,
         )

@@ -22,6 +22,7 @@ from octavo.server.routes import label_of
 from octavo.server.tenant import SCOPE_KEY
 
 REQUEST_ID_HEADER = "X-Request-Id"
+TRACE_HEADER = "traceresponse"  # of W3C Trace Context, level 2
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PROBES = frozenset({"/health", "/ping", "/metrics"})  # asked every few seconds: told at level debug
 
@@ -50,6 +51,9 @@ class AccessLog:
                 headers[REQUEST_ID_HEADER] = request_id
                 if is_anthropics(scope["path"]):
                     headers["Request-Id"] = request_id
+                watch = scope.get(RequestWatch.SCOPE_KEY)
+                if isinstance(watch, RequestWatch) and watch.trace_header is not None:
+                    headers[TRACE_HEADER] = watch.trace_header
             await send(message)
 
         try:
@@ -57,6 +61,9 @@ class AccessLog:
         finally:
             route = label_of(scope["path"])
             self._metrics.count_answer(route, status)
+            watch = scope.get(RequestWatch.SCOPE_KEY)
+            if isinstance(watch, RequestWatch):
+                watch.close(route, status)
             level = logging.DEBUG if route in _PROBES else logging.INFO
             if _log.isEnabledFor(level):
                 fields = _fields(scope, request_id, route, status, time.perf_counter() - begun)

@@ -22,7 +22,7 @@ from starlette.routing import Route as StarletteRoute
 from octavo import __version__
 from octavo.engine.client import EngineClient
 from octavo.errors import OctavoError
-from octavo.server.access import REQUEST_ID_HEADER, AccessLog
+from octavo.server.access import REQUEST_ID_HEADER, TRACE_HEADER, AccessLog
 from octavo.server.dialects.error_shapes import on_any_exception, on_http_exception, on_octavo_error
 from octavo.server.feeds import Feeds
 from octavo.server.generation import SESSION_HEADER, ClientGone, Edge
@@ -33,14 +33,16 @@ from octavo.server.routes import ROUTES
 from octavo.server.security import Guard
 from octavo.server.settings import ServerSettings
 from octavo.server.sse import encode_json
+from octavo.server.tracing import open_tracing
 
 # nginx's word for a client that left; nobody reads it but the log and the metrics.
 _CLIENT_CLOSED = 499
 
 
 def create_app(model: EngineClient, settings: ServerSettings) -> Starlette:
-    """The application over one model. When it shuts down, the model drains."""
-    metrics = Metrics(model.stats)
+    """The application over one model. When it shuts down, the model drains. Raises ConfigError."""
+    tracing = open_tracing(settings.otel_endpoint, model.name)
+    metrics = Metrics(model.stats, model.name, vllm_names=settings.metrics_compat == "vllm", tracing=tracing)
     begun = int(time.time())
     edge = Edge(
         model,
@@ -57,6 +59,8 @@ def create_app(model: EngineClient, settings: ServerSettings) -> Starlette:
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         await model.drain(settings.drain_timeout_s)
+        if tracing is not None:
+            await tracing.close()
 
     app = Starlette(
         lifespan=lifespan,
@@ -78,7 +82,13 @@ def create_app(model: EngineClient, settings: ServerSettings) -> Starlette:
             allow_origins=settings.allowed_origins,
             allow_methods=sorted({route.method for route in ROUTES}),
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID_HEADER, SESSION_HEADER, "X-Octavo-Request", "Retry-After"],
+            expose_headers=[
+                REQUEST_ID_HEADER,
+                SESSION_HEADER,
+                "X-Octavo-Request",
+                "Retry-After",
+                TRACE_HEADER,
+            ],
         )
     app.add_middleware(AccessLog, metrics=metrics)
     return app

@@ -137,6 +137,7 @@ async def begin_chat(
     options, use, wish = chat_options(request, body), body.tool_use, body.thinking_wish
     params = await led_params(params, use, wish, edge.model, terms.tenant)
     if session is not None:
+        watch.note_wanted(params, 1)
         turn = await (sessions or edge.model.sessions).turn(
             terms.tenant,
             session,

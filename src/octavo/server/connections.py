@@ -9,6 +9,9 @@ then one that is kept, the oldest of the address that has most: so whoever opens
 says nothing loses them to whoever asks for something. One whose request is being answered is never closed; if
 all are, the newcomer is told 503.
 
+With TLS a connection has its place, and its time, from its first moment too: shaking hands is part of what
+must be done within `headers_timeout_s`. A newcomer for whom there is no room is then cut off without a word.
+
 Addresses come from the socket. A slow reader is the kernel's affair (`run.bind` sets TCP_USER_TIMEOUT).
 """
 
@@ -18,6 +21,7 @@ import asyncio
 import logging
 import os
 import resource
+import ssl
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -33,6 +37,7 @@ CONNECTIONS_MAX = 4096
 ACCEPT_AT_ONCE = 128  # connections that the event loop takes before it looks at any of them
 _RESERVE = 64  # descriptors for files, databases and what a library opens
 _CONNECTIONS_MIN = 16
+_TLS_GOODBYE_S = 5.0  # for a client's word of farewell
 _FULL_BODY = encode_json(
     error_body(
         HttpRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "all connections of this server are busy", code="full")
@@ -168,11 +173,13 @@ class Connections:
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, with a time limit for headers and a place among `Connections`."""
+    """uvicorn's HTTP/1.1, perhaps behind TLS, with a time limit for headers and a place among
+    `Connections`."""
 
     def __init__(
         self,
         connections: Connections,
+        tls: ssl.SSLContext | None,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, object],
@@ -183,6 +190,10 @@ class BoundedProtocol(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._is_in = False  # among `connections`
         self._is_busy = False
+        self._tls = tls
+        self._hands: asyncio.Task[None] | None = None  # they are being shaken
+        self._early: list[bytes] = []  # what came before the task could say that they were
+        self._is_lost = False
         self.address = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -192,12 +203,43 @@ class BoundedProtocol(H11Protocol):
         self._is_in = self._all.enter(self)
         if self._is_in:
             self._start_timer()
+            if self._tls is not None:
+                self._hands = self.loop.create_task(self._shake_hands(transport, self._tls))
+        elif self._tls is not None:
+            transport.abort()
         else:
             transport.write(_FULL)
             transport.close()
 
+    async def _shake_hands(self, plain: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        """From here on the connection is encrypted, or gone."""
+        plain.pause_reading()
+        try:
+            made = await self.loop.start_tls(
+                plain,
+                self,
+                tls,
+                server_side=True,
+                ssl_handshake_timeout=self._all.headers_timeout_s,
+                ssl_shutdown_timeout=_TLS_GOODBYE_S,
+            )
+        except OSError as error:  # of TLS, or of the network
+            _log.debug("connection of %s closed: TLS: %s", self.address, error)
+            made = None
+        self._hands = None
+        if self._is_lost:
+            return
+        if made is None or made.is_closing():
+            self.connection_lost(None)
+            return
+        super().connection_made(made)
+        early, self._early = self._early, []
+        if early:
+            self.data_received(b"".join(early))
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Gone, for whatever reason."""
+        self._is_lost = True
         self._stop_timer()
         self._unset_keepalive_if_required()
         if self._is_in:
@@ -208,6 +250,9 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of a request; where none is being answered they begin one, which must be whole in time."""
         if not self._is_in:
+            return
+        if self._hands is not None:
+            self._early.append(data)
             return
         if not self._is_busy and self._timer is None:
             self._all.note_waiting(self)

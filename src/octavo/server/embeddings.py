@@ -17,14 +17,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.engine.embedding import Embedded, EmbeddingOrder, embed_all
-from octavo.errors import InvalidRequest, require_range, shown
+from octavo.errors import InvalidRequest, RequestFailed, TimedOut, require_range, shown
 from octavo.params import Pooling
 from octavo.server.body import read_json, validate
 from octavo.server.dialects.names import named
 from octavo.server.embedding_inputs import INPUTS_MAX, Cut, read_inputs
 from octavo.server.errors import JsonObject
 from octavo.server.field_list import Place
-from octavo.server.generation import Edge, until_disconnect
+from octavo.server.generation import ClientGone, Edge, until_disconnect
 from octavo.server.metrics import RequestWatch
 from octavo.server.openai_schema import TermsBody
 from octavo.server.request_fields import OPENAI_FIELDS
@@ -158,8 +158,12 @@ async def embed_inputs(
 ) -> EmbeddingsMade:
     """The vectors of these prompts; raises ClientGone when the client leaves, and what `embed_all` raises,
     with the field `input`. Nothing runs any more when it is over."""
-    with named({"prompt": "input"}):
-        embedded = await until_disconnect(request, embed_all(edge.model, prompts, order, watch.see))
+    try:
+        with named({"prompt": "input"}):
+            embedded = await until_disconnect(request, embed_all(edge.model, prompts, order, watch.see))
+    except (ClientGone, RequestFailed, TimedOut):
+        watch.leave(len(prompts))
+        raise
     watch.finish()
     return EmbeddingsMade(embedded)
 

@@ -128,6 +128,7 @@ class Generation:
         """Stop everything that still runs; idempotent."""
         for stream in self._streams:
             stream.cancel()
+        self._watch.leave(self.num_choices)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Every delta of every choice as it comes; raises RequestFailed or EngineStopped if one failed."""
@@ -247,6 +248,7 @@ async def submit_all(
     scores_only: bool = False,
 ) -> Generation:
     """Submit every prompt, or none: when one is refused, the others are cancelled."""
+    watch.note_wanted(params, n)
     asked = [
         asyncio.ensure_future(
             edge.model.submit(

@@ -1,87 +1,159 @@
-"""Prometheus metrics: what the engine counts, read when scraped, and what only the edge can see, its
-latencies.
+"""Prometheus metrics: what the engine counts, read when scraped (engine_metrics.py), and what only the edge
+can see: latencies and sizes of requests, how they ended, and answers.
 
 Each application has its own registry, so that two servers in one process (tests) do not add up.
 """
 
 from __future__ import annotations
 
+import platform
 import time
-from collections.abc import Callable, Iterator
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from starlette.types import Scope
 
+from octavo import __version__
 from octavo.engine.outputs import Delta, EngineStats
-from octavo.types import Usage
+from octavo.params import SamplerParams
+from octavo.server.engine_metrics import MODEL_LABEL, EngineCollector
+from octavo.server.traces import ChoiceTimes, RequestEnd, RequestTrace, Tracing
+from octavo.server.vllm_metrics import VllmCollector
+from octavo.types import FinishReason, Phases, Usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-_SLOW_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_SLOW_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
-_GAUGES = MappingProxyType(
-    {
-        "waiting": ("octavo_sequences_waiting", "Sequences that wait to be admitted"),
-        "running": ("octavo_sequences_running", "Sequences that hold blocks and take part in steps"),
-        "block_size": ("octavo_block_size_tokens", "Tokens in a block"),
-        "blocks_resident": ("octavo_blocks_resident", "Blocks that have memory behind them"),
-        "blocks_wanted": ("octavo_blocks_wanted", "Blocks that the pool has while memory is not short"),
-        "blocks_pinned": ("octavo_blocks_pinned", "Blocks that pins may hold"),
-        "blocks_below": ("octavo_blocks_below", "Blocks that can be found in the tier below"),
-        "sessions": ("octavo_sessions", "Chat sessions that the engine knows"),
-        "drafter_bytes": ("octavo_drafter_bytes", "Memory of what guesses tokens, nearly"),
-        "blocks_kept_below": (
-            "octavo_blocks_kept_below",
-            "Blocks that only damage drops from the tier below",
-        ),
-        "tail_slots_wasted": ("octavo_tail_slots_wasted", "Allocated slots beyond the last planned position"),
-    }
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """A histogram of one number per request or choice, and what vLLM calls the same."""
+
+    name: str  # without "octavo_"
+    text: str
+    buckets: tuple[float, ...]
+    vllm: tuple[str, ...]  # without "vllm:"
+
+
+_FIRST = _Family(
+    "time_to_first_token_seconds",
+    "From arrival to the first token",
+    _SLOW_S,
+    ("time_to_first_token_seconds",),
 )
-_COUNTERS = MappingProxyType(
-    {
-        "prompt_tokens": ("octavo_prompt_tokens", "Prompt tokens, computed or taken from the cache"),
-        "cached_tokens": ("octavo_cached_tokens", "Prompt tokens taken from the prefix cache"),
-        "output_tokens": ("octavo_output_tokens", "Tokens generated"),
-        "steps": ("octavo_steps", "Engine steps"),
-        "preemptions": ("octavo_preemptions", "Sequences sent back to waiting"),
-        "preemptions_kept": ("octavo_preemptions_kept", "Of these, blocks were below afterwards"),
-        "preemptions_recomputed": ("octavo_preemptions_recomputed", "Of these, nothing was below afterwards"),
-        "tokens_recomputed": ("octavo_tokens_recomputed", "Positions computed again after a preemption"),
-        "blocks_stored": ("octavo_blocks_stored", "Blocks sent to the tier below"),
-        "blocks_loaded": ("octavo_blocks_loaded", "Blocks brought up from the tier below"),
-        "transfers_failed": ("octavo_transfers_failed", "Blocks lost on their way to or from the tier below"),
-        "evictions": ("octavo_evictions", "Cached blocks taken for new ones"),
-        "forced_tokens": ("octavo_forced_tokens", "Output tokens that a grammar forced: they cost no step"),
-        "mask_seconds": ("octavo_mask_seconds", "Time inside steps spent on what grammars allow"),
-        "grammars_compiled": ("octavo_grammars_compiled", "Grammars and schemas that were compiled"),
-        "grammar_seconds": ("octavo_grammar_compile_seconds", "Time spent on compiling them"),
-        "requests_finished": ("octavo_engine_requests_finished", "Requests that the engine has ended"),
-        "step_seconds": ("octavo_step_seconds", "Time inside steps"),
-        "schedule_seconds": (
-            "octavo_schedule_seconds",
-            "Time inside steps spent on scheduling, building batches and committing",
-        ),
-    }
+_BETWEEN = _Family(
+    "inter_token_seconds",
+    "Between two tokens of a choice",
+    _FAST_S,
+    ("inter_token_latency_seconds", "time_per_output_token_seconds"),  # the second is its older name
 )
+_WHOLE = _Family(
+    "request_seconds", "From arrival to the last token", _SLOW_S, ("e2e_request_latency_seconds",)
+)
+_QUEUE = _Family(
+    "request_queue_seconds",
+    "From arrival at the engine to the first admission",
+    _SLOW_S,
+    ("request_queue_time_seconds",),
+)
+_LOAD = _Family(
+    "request_load_seconds",
+    "Of the queue's time, while blocks came from the tier below; of requests that waited for some",
+    _SLOW_S,
+    (),
+)
+_PREFILL = _Family(
+    "request_prefill_seconds",
+    "From the first admission to the first token",
+    _SLOW_S,
+    ("request_prefill_time_seconds",),
+)
+_DECODE = _Family(
+    "request_decode_seconds",
+    "From the first token of a choice to its last",
+    _SLOW_S,
+    ("request_decode_time_seconds",),
+)
+_INFERENCE = _Family(
+    "request_inference_seconds",
+    "From the first admission to the last token of a choice",
+    _SLOW_S,
+    ("request_inference_time_seconds",),
+)
+_PROMPT = _Family("request_prompt_tokens", "Tokens of a prompt", _TOKENS, ("request_prompt_tokens",))
+_OUTPUT = _Family(
+    "request_output_tokens",
+    "Tokens of a choice's output",
+    _TOKENS,
+    ("request_generation_tokens", "request_max_num_generation_tokens"),
+)
+_FAMILIES = (_FIRST, _BETWEEN, _WHOLE, _QUEUE, _LOAD, _PREFILL, _DECODE, _INFERENCE, _PROMPT, _OUTPUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Meters:
+    """What is observed of each request, in seconds and tokens."""
+
+    first: Histogram
+    between: Histogram
+    whole: Histogram
+    queue: Histogram
+    load: Histogram
+    prefill: Histogram
+    decode: Histogram
+    inference: Histogram
+    prompt_tokens: Histogram
+    output_tokens: Histogram
+    finished: Mapping[FinishReason, Counter]
 
 
 class Metrics:
-    """The registry of one server. `stats` is called once per scrape."""
+    """The registry of one server. `stats` is called once per scrape. `vllm_names`: what vLLM has as well is
+    told under its names too."""
 
-    def __init__(self, stats: Callable[[], EngineStats]) -> None:
+    def __init__(
+        self,
+        stats: Callable[[], EngineStats],
+        model_name: str = "",
+        *,
+        vllm_names: bool = False,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(stats))
+        self._registry.register(EngineCollector(stats, model_name))
+        ProcessCollector(registry=self._registry)
+        labels = ["version", "python"]
+        built = Gauge("octavo_build_info", "Which Octavo, on which Python", labels, registry=self._registry)
+        built.labels(__version__, platform.python_version()).set(1)
         self._answers = Counter(
             "octavo_http_requests", "Answered requests", ["route", "status"], registry=self._registry
         )
-        self._first = self._histogram("time_to_first_token", "From arrival to the first token", _SLOW_S)
-        self._between = self._histogram("inter_token", "Between two tokens of a choice", _FAST_S)
-        self._whole = self._histogram("request", "From arrival to the last token", _SLOW_S)
+        self._finished = Counter(
+            "octavo_choices_finished",
+            "Choices that have ended: each of a request's n counts",
+            [MODEL_LABEL, "finish_reason"],
+            registry=self._registry,
+        )
+        self._families = {family: self._histogram(family) for family in _FAMILIES}
+        self._meters = self._children(model_name)
+        self._tracing = tracing
+        if vllm_names:
+            sources: dict[str, Histogram | Counter] = {"request_success": self._finished}
+            sources |= {name: self._families[one] for one in _FAMILIES for name in one.vllm}
+            self._registry.register(VllmCollector(stats, model_name, sources))
 
     def render(self) -> bytes:
         """The scrape."""
@@ -90,7 +162,10 @@ class Metrics:
     def latency(self) -> dict[str, object]:
         """How often each latency was seen, by bucket: upper bounds in seconds (the last has none), counts
         that only grow."""
-        return {"first": _counts_of(self._first), "between": _counts_of(self._between)}
+        return {
+            "first": _counts_of(self._families[_FIRST]),
+            "between": _counts_of(self._families[_BETWEEN]),
+        }
 
     def count_answer(self, route: str, status: int) -> None:
         """One more answer; `route` is one of a fixed set, never a path that a client made up."""
@@ -98,12 +173,31 @@ class Metrics:
 
     def watch(self, scope: Scope) -> RequestWatch:
         """A stopwatch for one request, started now, and noted in its scope for the access log."""
-        watch = RequestWatch(self._first, self._between, self._whole)
+        trace = None if self._tracing is None else self._tracing.begin(scope.get("headers", ()))
+        watch = RequestWatch(self._meters, trace)
         scope[RequestWatch.SCOPE_KEY] = watch
         return watch
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"octavo_{name}_seconds", text, buckets=buckets, registry=self._registry)
+    def _histogram(self, one: _Family) -> Histogram:
+        name, labels = f"octavo_{one.name}", [MODEL_LABEL]
+        return Histogram(name, one.text, labels, buckets=one.buckets, registry=self._registry)
+
+    def _children(self, model_name: str) -> Meters:
+        """Those of the model, which are told, empty, from the start."""
+        of = {one: family.labels(model_name) for one, family in self._families.items()}
+        return Meters(
+            first=of[_FIRST],
+            between=of[_BETWEEN],
+            whole=of[_WHOLE],
+            queue=of[_QUEUE],
+            load=of[_LOAD],
+            prefill=of[_PREFILL],
+            decode=of[_DECODE],
+            inference=of[_INFERENCE],
+            prompt_tokens=of[_PROMPT],
+            output_tokens=of[_OUTPUT],
+            finished={reason: self._finished.labels(model_name, reason.value) for reason in FinishReason},
+        )
 
 
 class RequestWatch:
@@ -111,33 +205,59 @@ class RequestWatch:
 
     SCOPE_KEY: Final = "octavo.watch"
 
-    def __init__(self, first: Histogram, between: Histogram, whole: Histogram) -> None:
-        self._first = first
-        self._between = between
-        self._whole = whole
+    def __init__(self, meters: Meters, trace: RequestTrace | None = None) -> None:
+        self._meters = meters
+        self._trace = trace
         self._begun = time.perf_counter()
-        self._last: dict[int, float] = {}  # choice index over all prompts -> time of its last token
-        self._usage: dict[int, Usage] = {}  # likewise
-        self._finishes: dict[str, None] = {}  # in order of coming
+        # By choice, counted over all prompts.
+        self._firsts: dict[int, float] = {}  # time of its first token
+        self._last: dict[int, float] = {}  # and of its last
+        self._usage: dict[int, Usage] = {}
+        self._finish: dict[int, FinishReason] = {}  # in order of coming
         self._first_s: float | None = None
+        self._wanted: tuple[SamplerParams, int] | None = None
+
+    def note_wanted(self, params: SamplerParams, n: int) -> None:
+        """What is asked of the engine: n choices for each prompt."""
+        self._wanted = params, n
 
     def see(self, index: int, delta: Delta) -> None:
         """A delta has arrived. Several tokens at once share the time since the last delta."""
-        self._usage[index] = delta.usage
-        if delta.finish is not None:
-            self._finishes[delta.finish.value] = None
-        if not delta.tokens:
-            return
         now = time.perf_counter()
+        self._usage[index] = delta.usage
+        if delta.tokens:
+            self._see_tokens(index, len(delta.tokens), now)
+        if delta.finish is not None:
+            self._finish[index] = delta.finish
+            self._meters.finished[delta.finish].inc()
+            self._see_end(index, delta, now)
+
+    def _see_tokens(self, index: int, count: int, now: float) -> None:
         last = self._last.get(index)
         if last is not None:
-            share = (now - last) / len(delta.tokens)
-            for _ in delta.tokens:
-                self._between.observe(share)
+            share = (now - last) / count
+            for _ in range(count):
+                self._meters.between.observe(share)
         elif not self._last:
             self._first_s = now - self._begun
-            self._first.observe(self._first_s)
+            self._meters.first.observe(self._first_s)
+        self._firsts.setdefault(index, now)
         self._last[index] = now
+
+    def _see_end(self, index: int, delta: Delta, now: float) -> None:
+        """A choice is over. What the choices of a prompt share is told by the first of them."""
+        meters, usage, phases = self._meters, delta.usage, delta.usage.phases
+        meters.output_tokens.observe(usage.num_output)
+        last = self._last.get(index, now)
+        if index in self._last:
+            meters.decode.observe(last - self._firsts[index])
+        if phases is not None and phases.admitted is not None:
+            meters.inference.observe(max(0.0, last - phases.admitted))
+        if delta.choice != 0:
+            return
+        meters.prompt_tokens.observe(usage.num_prompt)
+        if phases is not None:
+            _observe_phases(meters, phases, now)
 
     @property
     def first_token_s(self) -> float | None:
@@ -149,21 +269,60 @@ class RequestWatch:
         """From arrival until now."""
         return time.perf_counter() - self._begun
 
+    @property
+    def trace_header(self) -> str | None:
+        """The value of the answer's `traceresponse` header, where the request is traced."""
+        return None if self._trace is None else self._trace.header
+
     def finish(self) -> None:
         """The last delta of the last choice has arrived."""
-        self._whole.observe(time.perf_counter() - self._begun)
+        self._meters.whole.observe(time.perf_counter() - self._begun)
+
+    def leave(self, num_choices: int) -> None:
+        """No more deltas will come: choices that have not ended were cancelled. Again does nothing."""
+        for index in range(num_choices):
+            if index not in self._finish:
+                self._finish[index] = FinishReason.CANCELLED
+                self._meters.finished[FinishReason.CANCELLED].inc()
+
+    def close(self, route: str, status: int) -> None:
+        """The answer is over, with that status: its trace ends."""
+        if self._trace is None:
+            return
+        choices = tuple(
+            ChoiceTimes(
+                index,
+                self._usage.get(index),
+                self._firsts.get(index),
+                self._last.get(index),
+                self._finish.get(index),
+            )
+            for index in sorted({*self._usage, *self._finish})
+        )
+        params, n = self._wanted or (None, 1)
+        self._trace.end(RequestEnd(route, status, self._begun, params, n, choices))
 
     def told(self) -> dict[str, object]:
         """What the access log tells: tokens (of all choices; a prompt counts for each), times, finishes."""
         usages = self._usage.values()
-        return {
+        fields: dict[str, object] = {
             "prompt_tokens": sum(usage.num_prompt for usage in usages),
             "cached_tokens": sum(usage.num_cached for usage in usages),
             "output_tokens": sum(usage.num_output for usage in usages),
             "preemptions": sum(usage.preemptions for usage in usages),
             "first_token_s": None if self._first_s is None else round(self._first_s, 4),
-            "finish": ",".join(self._finishes),
+            "finish": ",".join(dict.fromkeys(reason.value for reason in self._finish.values())),
         }
+        return fields if self._trace is None else fields | {"trace_id": self._trace.trace_id}
+
+
+def _observe_phases(meters: Meters, phases: Phases, now: float) -> None:
+    """A request that was never admitted has waited until now."""
+    meters.queue.observe((now if phases.admitted is None else phases.admitted) - phases.arrived)
+    if phases.loading_begun is not None:
+        meters.load.observe((now if phases.loaded is None else phases.loaded) - phases.loading_begun)
+    if phases.admitted is not None and phases.first_token is not None:
+        meters.prefill.observe(phases.first_token - phases.admitted)
 
 
 def _counts_of(histogram: Histogram) -> dict[str, object]:
@@ -172,51 +331,3 @@ def _counts_of(histogram: Histogram) -> dict[str, object]:
     upto = [float(sample.labels["le"]) for sample in buckets][:-1]
     sums = [int(sample.value) for sample in buckets]
     return {"upto": upto, "counts": [b - a for a, b in zip([0, *sums], sums, strict=False)]}
-
-
-class _EngineCollector(Collector):
-    """Turns a snapshot of the engine into metrics."""
-
-    def __init__(self, stats: Callable[[], EngineStats]) -> None:
-        self._stats = stats
-
-    def describe(self) -> Iterator[Metric]:
-        """Nothing: registering must not call the engine."""
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
-        """One family per statistic, and the blocks by state."""
-        stats = self._stats()
-        for field, (name, text) in _GAUGES.items():
-            yield GaugeMetricFamily(name, text, value=float(getattr(stats, field)))
-        for field, (name, text) in _COUNTERS.items():
-            yield CounterMetricFamily(name, text, value=float(getattr(stats, field)))
-        blocks = GaugeMetricFamily("octavo_blocks", "Blocks of KV memory by state", labels=["state"])
-        blocks.add_metric(["held"], stats.blocks_held)
-        blocks.add_metric(["cached"], stats.blocks_cached)
-        blocks.add_metric(["free"], stats.blocks_free)
-        yield blocks
-        device = GaugeMetricFamily(
-            "octavo_device_info", "Where the blocks lie, and what computes", labels=["device"]
-        )
-        device.add_metric([stats.device], 1)
-        yield device
-        events = CounterMetricFamily("octavo_events", "What happened to somebody, by kind", labels=["kind"])
-        for kind, count in stats.events.items():
-            events.add_metric([kind], count)
-        yield events
-        refused = CounterMetricFamily(
-            "octavo_grammar_refusals", "Schemas refused, by keyword", labels=["keyword"]
-        )
-        for keyword, count in stats.grammar_refusals.items():
-            refused.add_metric([keyword], count)
-        yield refused
-        for name, words, counts in (
-            ("octavo_draft_tokens", "Tokens that were guessed and computed", stats.draft_tokens),
-            ("octavo_accepted_draft_tokens", "Of them, those that were right", stats.accepted_draft_tokens),
-        ):
-            guessed = CounterMetricFamily(name, words, labels=["drafter"])
-            for drafter, count in counts.items():
-                guessed.add_metric([drafter], count)
-            yield guessed
-        yield GaugeMetricFamily("octavo_blocks_total", "Blocks of KV memory", value=float(stats.blocks_total))

@@ -4,7 +4,7 @@
                               told that the server stops (503, or an error event in a stream)
     second                    they are told so now
     third                     nobody is told anything
-    SIGHUP                    the tenants' file, where there is one, is read again
+    SIGHUP                    the tenants' file and the TLS files, where there are any, are read again
 
 An engine that gave up ends the server as the first signal does, and `serve` raises: whoever supervises the
 process should see it die.
@@ -17,8 +17,10 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 import threading
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 
@@ -37,6 +39,9 @@ from octavo.server.connections import (
 from octavo.server.hosts import is_loopback
 from octavo.server.settings import ServerSettings
 from octavo.server.storms import PreemptionWatch
+from octavo.server.tls import reload_files, tls_context
+from octavo.server.tracing import check_tracing
+from octavo.server.unix_socket import unix_listener
 
 _KEEP_ALIVE_S = 30
 _BACKLOG = 1024  # connections that the kernel holds until we take them
@@ -45,6 +50,20 @@ _FLUSH_S = 5.0  # for answers that are ready, once everything has ended
 _TICKS_PER_LOOK = 10  # a second
 
 _log = logging.getLogger("octavo.server")
+
+
+@contextmanager
+def listening(settings: ServerSettings) -> Iterator[socket.socket]:
+    """What the settings want to listen on, bound; and what else can be wrong with them, before a model is
+    loaded for nothing. Raises ConfigError."""
+    tls_context(settings)
+    check_tracing(settings.otel_endpoint)
+    if settings.unix_socket is not None:
+        with unix_listener(settings.unix_socket) as listener:
+            yield listener
+        return
+    with bind(settings.host, settings.port) as listener:
+        yield listener
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -59,6 +78,9 @@ def bind(host: str, port: int) -> socket.socket:
         # Every connection inherits them: a client that vanished, or reads nothing, is not kept for ever.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MAX_MS)
+        # asyncio sets it where a socket names its protocol, and what is accepted here names none. Without it
+        # an answer of two writes waits for the client's delayed acknowledgement: 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
@@ -88,9 +110,10 @@ def build_server(
 ) -> Server:
     """The server itself, for callers that run their own event loop. Raises ConfigError."""
     connections = Connections(connections_allowed(settings.connections_max), settings.headers_timeout_s)
+    tls = tls_context(settings)
     config = uvicorn.Config(
         create_app(model, settings),
-        http=partial(BoundedProtocol, connections),  # type: ignore[arg-type]  # it is called like the class
+        http=partial(BoundedProtocol, connections, tls),  # type: ignore[arg-type]  # it is called like the class
         log_config=None,
         access_log=False,
         server_header=False,
@@ -101,7 +124,7 @@ def build_server(
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=1,  # all that is left by then was given up
     )
-    return Server(config, model, settings, on_ready)
+    return Server(config, model, settings, tls, on_ready)
 
 
 class Server(uvicorn.Server):
@@ -112,11 +135,13 @@ class Server(uvicorn.Server):
         config: uvicorn.Config,
         model: EngineClient,
         settings: ServerSettings,
+        tls: ssl.SSLContext | None,
         on_ready: Callable[[str], None] | None,
     ) -> None:
         super().__init__(config)
         self._model = model
         self._settings = settings
+        self._tls = tls
         self._on_ready = on_ready
         self._storms = PreemptionWatch()
         self._num_signals = 0
@@ -138,17 +163,30 @@ class Server(uvicorn.Server):
             raise ConfigError(f"cannot listen: {error}; choose another port with --port") from None
         if not (self.started and sockets):
             return
-        host, port = sockets[0].getsockname()[:2]
-        _log.info("serving %s on %s, port %d", self._model.name, host, port)
+        url = base_url(sockets[0], "http" if self._tls is None else "https")
+        _log.info("serving %s at %s", self._model.name, url)
         if self._on_ready is not None:
-            self._on_ready(base_url(sockets[0]))
+            self._on_ready(url)
 
     def on_hangup(self) -> None:
         """SIGHUP. On the event loop."""
-        if self._settings.roster is None:
-            _log.warning("SIGHUP: nothing is read again, because there is no tenants file (--tenants)")
-        else:
+        if self._tls is not None:
+            self._reload_tls(self._tls)
+        if self._settings.roster is not None:
             self._settings.roster.reload_soon(self._model.control)
+        elif self._tls is None:
+            _log.warning(
+                "SIGHUP: nothing is read again, because there is no tenants file (--tenants) and no TLS "
+                "(--tls-cert)"
+            )
+
+    def _reload_tls(self, tls: ssl.SSLContext) -> None:
+        try:
+            reload_files(tls, self._settings)
+        except ConfigError as error:
+            _log.error("SIGHUP: the TLS files stay as they were: %s", error)
+        else:
+            _log.info("SIGHUP: new connections get the certificate that is in the TLS files now")
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to end."""
@@ -210,15 +248,21 @@ class Server(uvicorn.Server):
                     await asyncio.sleep(0.02)
 
 
-def base_url(listener: socket.socket) -> str:
-    """http://host:port of a bound socket, with loopback where it is bound to every address."""
+def base_url(listener: socket.socket, scheme: str = "http") -> str:
+    """http://host:port of a bound socket, with loopback where it is bound to every address; unix:PATH of a
+    socket file."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    return f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
 
 
-def reach_in_words(host: str) -> str:
-    """Who can reach a server that is bound to that address."""
+def reach_in_words(settings: ServerSettings) -> str:
+    """Who can reach a server with these settings."""
+    host = settings.host
+    if settings.unix_socket is not None:
+        return "who may write to that file: its owner and its group"
     if is_loopback(host):
         return "this machine alone"
     every = host in ("", "0.0.0.0", "::")

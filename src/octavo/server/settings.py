@@ -14,12 +14,16 @@ from octavo.errors import ConfigError
 from octavo.server.hosts import hostname, is_loopback, origin_host
 from octavo.server.keys import KEYS_MAX, KeyFile, check_key, read_key_file
 from octavo.server.logs import FORMATS, LEVELS
+from octavo.server.traces import traces_url
 from octavo.setting import About, Unit, check, setting
 
 if TYPE_CHECKING:
     from octavo.server.tenant_registry import TenantRegistry
 
-SERVER, ACCESS = "Server", "Who may come in"
+SERVER, ACCESS, WATCHING = "Server", "Who may come in", "Watching"
+DEFAULT_HOST = "127.0.0.1"
+METRICS_COMPAT = ("none", "vllm")
+SOCKET_PATH_BYTES_MAX = 107  # what the system has room for in a socket's address
 
 
 def _read_tenants(text: str, source: str) -> TenantRegistry:
@@ -35,11 +39,12 @@ class ServerSettings:
 
     `host` is the address that the server is bound to, which names it in Host headers. `allowed_hosts` are
     further names of it; `allowed_origins` are the web pages from which browsers may send requests, such as
-    https://app.example, or "*" beside keys.
+    https://app.example, or "*" beside keys. `tls_cert` and `tls_key` are PEM files, read at start and at
+    SIGHUP.
     """
 
     host: str = setting(
-        "127.0.0.1",
+        DEFAULT_HOST,
         About(
             "Address to listen on.",
             SERVER,
@@ -49,6 +54,30 @@ class ServerSettings:
         ),
     )
     port: int = setting(8000, About("Port to listen on; 0 takes a free one.", SERVER, low=0, high=65_535))
+    unix_socket: Path | None = setting(
+        None,
+        About(
+            "Socket file to listen on, in place of address and port.",
+            SERVER,
+            metavar="PATH",
+            allowed="a path of up to 107 bytes",
+            docs="Socket file to listen on, in place of address and port; its owner and group may connect "
+            "([operating](operating.md#listening)).",
+        ),
+    )
+    tls_cert: Path | None = setting(
+        None,
+        About(
+            "File with the server's TLS certificate (chain), in PEM; SIGHUP reads it again.",
+            SERVER,
+            metavar="FILE",
+            allowed="a file",
+        ),
+    )
+    tls_key: Path | None = setting(
+        None,
+        About("File with its key, in PEM, without a passphrase.", SERVER, metavar="FILE", allowed="a file"),
+    )
     drain_timeout_s: float = setting(
         30.0,
         About(
@@ -125,6 +154,26 @@ class ServerSettings:
         ),
     )
 
+    metrics_compat: str = setting(
+        "none",
+        About(
+            "vllm: /metrics tells what vLLM has as well under vLLM's names too.",
+            WATCHING,
+            choices=METRICS_COMPAT,
+        ),
+    )
+    otel_endpoint: str | None = setting(
+        None,
+        About(
+            "Where OpenTelemetry traces go, over OTLP in HTTP, such as http://127.0.0.1:4318.",
+            WATCHING,
+            metavar="URL",
+            allowed="an address",
+            docs="Where OpenTelemetry traces go, over OTLP in HTTP, such as `http://127.0.0.1:4318`; wants "
+            "`octavo[otel]` ([operating](operating.md#traces)).",
+        ),
+    )
+
     body_bytes_max: int = 8 * 2**20
     headers_timeout_s: float = 15.0  # from a connection's first moment until a request's headers are whole
     connections_max: int | None = None  # None: as many as descriptors allow, up to 4,096
@@ -155,6 +204,25 @@ class ServerSettings:
                 )
         for origin in self.allowed_origins:
             self._check_origin(origin)
+
+        self._check_listener()
+        if self.otel_endpoint is not None:
+            traces_url(self.otel_endpoint)
+
+    def _check_listener(self) -> None:
+        if self.unix_socket is None:
+            return
+        if self.host != DEFAULT_HOST:
+            raise ConfigError(
+                f"--unix-socket and --host {self.host[:80]} are both given; allowed: one of them (a socket "
+                "file takes the place of address and port)"
+            )
+        size = len(bytes(self.unix_socket.absolute()))
+        if size > SOCKET_PATH_BYTES_MAX:
+            raise ConfigError(
+                f"--unix-socket is a path of {size} bytes; allowed: up to {SOCKET_PATH_BYTES_MAX}, counted "
+                "from the root"
+            )
 
     def _check_origin(self, origin: str) -> None:
         if origin == "*":

@@ -1,0 +1,172 @@
+"""What the engine counts, as Prometheus' families: one snapshot per scrape, nothing is kept here.
+
+Names follow Prometheus' rules: base units, last in the name; counters end in `_total`, which the library
+adds, and nothing else does. Every family has the label `model_name`; other labels have values of a fixed set,
+or of the operator's, never a client's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from octavo.engine.stats import EngineStats
+
+MODEL_LABEL = "model_name"
+
+
+@dataclass(frozen=True, slots=True)
+class _Meter:
+    """A family of one number."""
+
+    name: str
+    text: str
+    read: Callable[[EngineStats], float]
+
+
+_GAUGES = (
+    _Meter("octavo_sequences_waiting", "Sequences that wait to be admitted", lambda s: s.waiting),
+    _Meter(
+        "octavo_sequences_running",
+        "Sequences that hold blocks and take part in steps",
+        lambda s: s.running,
+    ),
+    _Meter("octavo_block_size_tokens", "Tokens in a block", lambda s: s.block_size),
+    _Meter("octavo_pool_blocks", "Blocks that the pool has now", lambda s: s.blocks_total),
+    _Meter(
+        "octavo_blocks_wanted",
+        "Blocks that the pool has while memory is not short",
+        lambda s: s.blocks_wanted,
+    ),
+    _Meter("octavo_blocks_resident", "Blocks that have memory behind them", lambda s: s.blocks_resident),
+    _Meter("octavo_blocks_pinned", "Blocks that pins may hold", lambda s: s.blocks_pinned),
+    _Meter(
+        "octavo_tail_slots_wasted",
+        "Allocated slots beyond the last planned position",
+        lambda s: s.tail_slots_wasted,
+    ),
+    _Meter("octavo_blocks_below", "Blocks that can be found in the tier below", lambda s: s.blocks_below),
+    _Meter(
+        "octavo_blocks_kept_below",
+        "Blocks that only damage drops from the tier below",
+        lambda s: s.blocks_kept_below,
+    ),
+    _Meter("octavo_sessions", "Chat sessions that the engine knows", lambda s: s.sessions),
+    _Meter("octavo_drafter_bytes", "Memory of what guesses tokens, nearly", lambda s: s.drafter_bytes),
+)
+_COUNTERS = (
+    _Meter(
+        "octavo_prompt_tokens", "Prompt tokens, computed or taken from the cache", lambda s: s.prompt_tokens
+    ),
+    _Meter("octavo_cached_tokens", "Prompt tokens taken from the prefix cache", lambda s: s.cached_tokens),
+    _Meter("octavo_output_tokens", "Tokens generated", lambda s: s.output_tokens),
+    _Meter("octavo_steps", "Engine steps", lambda s: s.steps),
+    _Meter("octavo_step_seconds", "Time inside steps", lambda s: s.step_seconds),
+    _Meter(
+        "octavo_schedule_seconds",
+        "Time inside steps spent on scheduling, building batches and committing",
+        lambda s: s.schedule_seconds,
+    ),
+    _Meter("octavo_mask_seconds", "Time inside steps spent on what grammars allow", lambda s: s.mask_seconds),
+    _Meter("octavo_preemptions", "Sequences sent back to waiting", lambda s: s.preemptions),
+    _Meter("octavo_preemptions_kept", "Of these, blocks were below afterwards", lambda s: s.preemptions_kept),
+    _Meter(
+        "octavo_preemptions_recomputed",
+        "Of these, nothing was below afterwards",
+        lambda s: s.preemptions_recomputed,
+    ),
+    _Meter(
+        "octavo_tokens_recomputed",
+        "Positions computed again after a preemption",
+        lambda s: s.tokens_recomputed,
+    ),
+    _Meter("octavo_evictions", "Cached blocks taken for new ones", lambda s: s.evictions),
+    _Meter("octavo_blocks_stored", "Blocks sent to the tier below", lambda s: s.blocks_stored),
+    _Meter("octavo_blocks_loaded", "Blocks brought up from the tier below", lambda s: s.blocks_loaded),
+    _Meter(
+        "octavo_transfers_failed",
+        "Blocks lost on their way to or from the tier below",
+        lambda s: s.transfers_failed,
+    ),
+    _Meter(
+        "octavo_forced_tokens",
+        "Output tokens that a grammar forced: they cost no step",
+        lambda s: s.forced_tokens,
+    ),
+    _Meter(
+        "octavo_grammars_compiled", "Grammars and schemas that were compiled", lambda s: s.grammars_compiled
+    ),
+    _Meter("octavo_grammar_compile_seconds", "Time spent on compiling them", lambda s: s.grammar_seconds),
+    _Meter(
+        "octavo_engine_requests_finished",
+        "Requests that the engine has ended, however",
+        lambda s: s.requests_finished,
+    ),
+)
+
+
+class EngineCollector(Collector):
+    """Turns a snapshot of the engine into families; `stats` is called once per scrape."""
+
+    def __init__(self, stats: Callable[[], EngineStats], model_name: str) -> None:
+        self._stats = stats
+        self._model_name = model_name
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: registering must not call the engine."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """One family per statistic, and those that are told by kind."""
+        stats = self._stats()
+        for meter in _GAUGES:
+            yield self._gauge(meter.name, meter.text, float(meter.read(stats)))
+        for meter in _COUNTERS:
+            yield self._counter(meter.name, meter.text, float(meter.read(stats)))
+        blocks = GaugeMetricFamily(
+            "octavo_blocks", "Blocks of KV memory by state: all of the pool", labels=[MODEL_LABEL, "state"]
+        )
+        for state, count in (
+            ("held", stats.blocks_held),
+            ("cached", stats.blocks_cached),
+            ("free", stats.blocks_free),
+        ):
+            blocks.add_metric([self._model_name, state], count)
+        yield blocks
+        device = GaugeMetricFamily(
+            "octavo_device_info", "Where the blocks lie, and what computes", labels=[MODEL_LABEL, "device"]
+        )
+        device.add_metric([self._model_name, stats.device], 1)
+        yield device
+        yield self._by("octavo_events", "What happened to a request, pin or session", "kind", stats.events)
+        yield self._by(
+            "octavo_grammar_refusals", "Schemas refused, by keyword", "keyword", stats.grammar_refusals
+        )
+        yield self._by(
+            "octavo_draft_tokens", "Tokens that were guessed and computed", "drafter", stats.draft_tokens
+        )
+        yield self._by(
+            "octavo_accepted_draft_tokens",
+            "Of them, those that were right",
+            "drafter",
+            stats.accepted_draft_tokens,
+        )
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=[MODEL_LABEL])
+        family.add_metric([self._model_name], value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=[MODEL_LABEL])
+        family.add_metric([self._model_name], value)
+        return family
+
+    def _by(self, name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+        family = CounterMetricFamily(name, text, labels=[MODEL_LABEL, label])
+        for value, count in counts.items():
+            family.add_metric([self._model_name, value], count)
+        return family

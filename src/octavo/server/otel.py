@@ -1,0 +1,209 @@
+"""Traces over OpenTelemetry: spans of requests, sent to an OTLP collector over HTTP.
+
+The one module that imports OpenTelemetry (the extra `octavo[otel]`). A request's own span begins with it; the
+spans below it are made at its end, of times that were taken anyway, so a token costs nothing. A full queue
+drops spans, and a collector that does not answer is waited for on a thread that nothing waits for.
+
+Names of attributes are those of OpenTelemetry's conventions for HTTP servers and generative AI; `octavo.*`
+are ours. What the conventions let one record of prompts and answers is never recorded. The SDK's own
+environment variables (OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBUTES) hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from opentelemetry import trace as api
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from octavo import __version__
+from octavo.server.traces import ChoiceTimes, RequestEnd
+from octavo.types import Phases
+
+_QUEUE_MAX = 4096  # spans that wait to be sent; more are dropped
+_BATCH_MAX = 512
+_DELAY_MS = 1000
+_EXPORT_TIMEOUT_S = 10
+_CLOSE_S = 3.0
+_CHOICES_MAX = 32  # of a request, that have spans of their own
+_CONTEXT_HEADERS = frozenset({"traceparent", "tracestate"})
+_OPERATIONS: Final = (  # by the beginning of a route; the first that fits
+    ("/v1/embeddings", "embeddings"),
+    ("/api/embed", "embeddings"),
+    ("/v1/completions", "text_completion"),
+    ("/api/generate", "text_completion"),
+)
+
+Attributes = dict[str, AttributeValue]
+
+
+class OtelTracing:
+    """The tracer of one server, with a thread that sends."""
+
+    def __init__(self, url: str, model_name: str) -> None:
+        resource = Resource.create({"service.name": "octavo", "service.version": __version__})
+        self._model_name = model_name
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(
+            BatchSpanProcessor(
+                OTLPSpanExporter(endpoint=url, timeout=_EXPORT_TIMEOUT_S),
+                max_queue_size=_QUEUE_MAX,
+                schedule_delay_millis=_DELAY_MS,
+                max_export_batch_size=_BATCH_MAX,
+            )
+        )
+        self._tracer = self._provider.get_tracer("octavo", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> OtelTrace:
+        """A request came with these headers; the caller's `traceparent` is its parent."""
+        carrier = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in headers
+            if name.decode("latin-1").lower() in _CONTEXT_HEADERS
+        }
+        parent = self._propagator.extract(carrier, Context())
+        return OtelTrace(self._tracer, parent, self._model_name)
+
+    async def close(self) -> None:
+        """Send what is left. The thread is a daemon: where the collector hangs, it is left behind."""
+        thread = threading.Thread(target=self._provider.shutdown, name="octavo-otel-close", daemon=True)
+        thread.start()
+        deadline = time.monotonic() + _CLOSE_S
+        while thread.is_alive() and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+
+class OtelTrace:
+    """One request's span, and at its end those below it."""
+
+    def __init__(self, tracer: api.Tracer, parent: Context, model_name: str) -> None:
+        self._tracer = tracer
+        self._model_name = model_name
+        # Both clocks once: what is told at the end has times of the second.
+        self._epoch_ns = time.time_ns() - time.perf_counter_ns()
+        self._span = tracer.start_span("request", parent, api.SpanKind.SERVER, start_time=time.time_ns())
+        self._context = self._span.get_span_context()
+
+    @property
+    def header(self) -> str:
+        """Trace, span and flags, as `traceresponse` and `traceparent` write them."""
+        flags = int(self._context.trace_flags)
+        return f"00-{self.trace_id}-{api.format_span_id(self._context.span_id)}-{flags:02x}"
+
+    @property
+    def trace_id(self) -> str:
+        """As 32 hexadecimal digits."""
+        return str(api.format_trace_id(self._context.trace_id))
+
+    def end(self, told: RequestEnd) -> None:
+        """Set what is known now, make the spans below, and hand all to the sending thread."""
+        if not self._span.is_recording():
+            return
+        operation = _operation_of(told.route)
+        self._span.update_name(f"{operation} {self._model_name}")
+        self._span.set_attributes(self._attributes(told, operation))
+        if told.status >= 500:
+            self._span.set_status(api.StatusCode.ERROR)
+            self._span.set_attribute("error.type", str(told.status))
+        own = api.set_span_in_context(self._span, Context())
+        for choice in told.choices[:_CHOICES_MAX]:
+            is_first = choice.index % max(1, told.num_choices) == 0
+            phases = None if choice.usage is None else choice.usage.phases
+            if is_first and phases is not None:
+                self._tell_prompt(own, choice, phases)
+            self._tell_choice(own, choice)
+        self._span.end(self._at(time.perf_counter()))
+
+    def _attributes(self, told: RequestEnd, operation: str) -> Attributes:
+        usages = [choice.usage for choice in told.choices if choice.usage is not None]
+        prompts = [
+            choice.usage
+            for choice in told.choices
+            if choice.usage is not None and choice.index % max(1, told.num_choices) == 0
+        ]
+        found: Attributes = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "octavo",
+            "gen_ai.request.model": self._model_name,
+            "gen_ai.response.model": self._model_name,
+            "gen_ai.usage.input_tokens": sum(usage.num_prompt for usage in prompts),
+            "gen_ai.usage.output_tokens": sum(usage.num_output for usage in usages),
+            "gen_ai.usage.cache_read.input_tokens": sum(usage.num_cached for usage in prompts),
+            "gen_ai.response.finish_reasons": [
+                choice.finish.value for choice in told.choices if choice.finish is not None
+            ],
+            "http.request.method": "POST",
+            "http.route": told.route,
+            "http.response.status_code": told.status,
+            "octavo.preemptions": sum(usage.preemptions for usage in usages),
+        }
+        return found | _wanted(told)
+
+    def _tell_prompt(self, own: Context, choice: ChoiceTimes, phases: Phases) -> None:
+        """Queue, transfer from the tier below, and prefill, as far as it came."""
+        what: Attributes = {"octavo.choice": choice.index}
+        if phases.admitted is not None:
+            self._tell(own, "queue", phases.arrived, phases.admitted, what)
+        if phases.loading_begun is not None and phases.loaded is not None:
+            self._tell(own, "transfer", phases.loading_begun, phases.loaded, what)
+        if phases.admitted is not None and phases.first_token is not None and choice.usage is not None:
+            what |= {
+                "gen_ai.usage.input_tokens": choice.usage.num_prompt,
+                "gen_ai.usage.cache_read.input_tokens": choice.usage.num_cached,
+            }
+            self._tell(own, "prefill", phases.admitted, phases.first_token, what)
+
+    def _tell_choice(self, own: Context, choice: ChoiceTimes) -> None:
+        """From its first token to its last."""
+        if choice.first_token is None or choice.last_token is None or choice.usage is None:
+            return
+        what: Attributes = {
+            "octavo.choice": choice.index,
+            "gen_ai.usage.output_tokens": choice.usage.num_output,
+            "octavo.preemptions": choice.usage.preemptions,
+        }
+        if choice.finish is not None:
+            what["gen_ai.response.finish_reasons"] = [choice.finish.value]
+        self._tell(own, "decode", choice.first_token, choice.last_token, what)
+
+    def _tell(self, own: Context, name: str, begun: float, ended: float, what: Attributes) -> None:
+        span = self._tracer.start_span(name, own, attributes=what, start_time=self._at(begun))
+        span.end(self._at(ended))
+
+    def _at(self, seconds: float) -> int:
+        """A time of `time.perf_counter`, in nanoseconds of the epoch."""
+        return self._epoch_ns + int(seconds * 1e9)
+
+
+def _operation_of(route: str) -> str:
+    """In the conventions' words."""
+    return next((name for begin, name in _OPERATIONS if route.startswith(begin)), "chat")
+
+
+def _wanted(told: RequestEnd) -> Attributes:
+    """What the client asked of the sampler."""
+    params = told.params
+    if params is None:
+        return {}
+    given: dict[str, float | None] = {
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.request.top_k": params.top_k or None,
+        "gen_ai.request.frequency_penalty": params.frequency_penalty or None,
+        "gen_ai.request.presence_penalty": params.presence_penalty or None,
+        "gen_ai.request.seed": params.seed,
+        "gen_ai.request.choice.count": told.num_choices if told.num_choices > 1 else None,
+    }
+    return {name: value for name, value in given.items() if value is not None}

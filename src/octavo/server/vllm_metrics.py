@@ -1,0 +1,103 @@
+"""What vLLM tells too, under vLLM's names, so that dashboards made for it work here: `--metrics-compat vllm`.
+
+A view: histograms and counts are those that Octavo's own names tell, with Octavo's buckets, read when
+scraped. What has no counterpart here (LoRA, KV connectors, tokens by iteration) is not told.
+Source of names and labels: vLLM's v1/metrics/loggers.py and its example dashboards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from octavo.engine.stats import EngineStats
+
+_ENGINE = "0"  # vLLM numbers its engines; this is the only one
+_LABELS = ("model_name", "engine")
+# How Octavo's reasons are called there; the others keep their names.
+_REASONS = {"cancelled": "abort", "timeout": "abort"}
+
+
+class VllmCollector(Collector):
+    """`sources` are Octavo's families by vLLM's name of them, without its prefix."""
+
+    def __init__(
+        self,
+        stats: Callable[[], EngineStats],
+        model_name: str,
+        sources: Mapping[str, Histogram | Counter],
+    ) -> None:
+        self._stats = stats
+        self._model_name = model_name
+        self._sources = dict(sources)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: registering must not call the engine."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family that has a counterpart here."""
+        stats = self._stats()
+        usage = stats.blocks_held / stats.blocks_total if stats.blocks_total else 0.0
+        for name, text, value in (
+            ("num_requests_running", "Sequences that run", float(stats.running)),
+            ("num_requests_waiting", "Sequences that wait", float(stats.waiting)),
+            ("num_requests_swapped", "None: they wait, with their blocks below", 0.0),
+            ("kv_cache_usage_perc", "Blocks that are held, of all: 0 to 1", usage),
+            ("gpu_cache_usage_perc", "The same, by its older name", usage),
+        ):
+            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS)
+            gauge.add_metric([self._model_name, _ENGINE], value)
+            yield gauge
+        for name, text, count in (
+            ("num_preemptions", "Sequences sent back to waiting", stats.preemptions),
+            ("prompt_tokens", "Prompt tokens, computed or taken from the cache", stats.prompt_tokens),
+            ("generation_tokens", "Tokens generated", stats.output_tokens),
+            ("prefix_cache_queries", "Prompt tokens that were looked up", stats.prompt_tokens),
+            ("prefix_cache_hits", "Prompt tokens taken from the prefix cache", stats.cached_tokens),
+            (
+                "spec_decode_num_draft_tokens",
+                "Tokens that were guessed and computed",
+                sum(stats.draft_tokens.values()),
+            ),
+            (
+                "spec_decode_num_accepted_tokens",
+                "Of them, those that were right",
+                sum(stats.accepted_draft_tokens.values()),
+            ),
+        ):
+            counter = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
+            counter.add_metric([self._model_name, _ENGINE], count)
+            yield counter
+        cache = GaugeMetricFamily(
+            "vllm:cache_config_info", "The pool", labels=["block_size", "num_gpu_blocks", "engine"]
+        )
+        cache.add_metric([str(stats.block_size), str(stats.blocks_total), _ENGINE], 1)
+        yield cache
+        for name, source in self._sources.items():
+            yield _renamed(source, f"vllm:{name}")
+
+
+def _renamed(source: Histogram | Counter, name: str) -> Metric:
+    """The same samples under another name, with vLLM's labels. Reasons that become one are added up."""
+    [family] = source.collect()
+    told = Metric(name, family.documentation, family.type)
+    sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for sample in family.samples:
+        suffix = sample.name.removeprefix(family.name)
+        if suffix == "_created":
+            continue
+        labels = {label: value for label, value in sample.labels.items() if label != "finish_reason"}
+        labels["engine"] = _ENGINE
+        if "finish_reason" in sample.labels:
+            reason = sample.labels["finish_reason"]
+            labels["finished_reason"] = _REASONS.get(reason, reason)
+        key = suffix, tuple(labels.items())
+        sums[key] = sums.get(key, 0.0) + sample.value
+    for (suffix, pairs), value in sums.items():
+        told.samples.append(Sample(name + suffix, dict(pairs), value))
+    return told
