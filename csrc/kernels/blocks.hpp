@@ -72,20 +72,31 @@ OCTAVO_INLINE float whole_value(uint8_t code) {
   return static_cast<float>(code - code_zero(kind));
 }
 
+// Codes are taken apart in words of four: bytes have no shifts of their own in any instruction set.
+constexpr int words_in_group = quant_group / 4;
+
+// In each byte of a word of 32 bits.
+constexpr uint32_t mask_of(int width) { return 0x01010101u * ((1u << width) - 1); }
+
 // Two codes a byte: the first sixteen in the low halves.
 OCTAVO_INLINE void read_pairs(const uint8_t* pairs, uint8_t* codes) {
-  for (int i = 0; i < 16; ++i) {
-    codes[i] = pairs[i] & 15;
-    codes[i + 16] = pairs[i] >> 4;
+  constexpr int half = words_in_group / 2;
+  uint32_t in[half], out[words_in_group];
+  __builtin_memcpy(in, pairs, sizeof in);
+  for (int i = 0; i < half; ++i) {
+    out[i] = in[i] & mask_of(4);
+    out[i + half] = in[i] >> 4 & mask_of(4);
   }
+  __builtin_memcpy(codes, out, sizeof out);
 }
 
 // Bits [shift, shift + width) of 32 bytes, to be added to codes at bit `to`.
 OCTAVO_INLINE void add_bits(const uint8_t* bytes, int64_t shift, int width, int to, uint8_t* codes) {
-  const int mask = (1 << width) - 1;
-  for (int i = 0; i < quant_group; ++i) {
-    codes[i] = static_cast<uint8_t>(codes[i] | (bytes[i] >> shift & mask) << to);
-  }
+  uint32_t in[words_in_group], out[words_in_group];
+  __builtin_memcpy(in, bytes, sizeof in);
+  __builtin_memcpy(out, codes, sizeof out);
+  for (int i = 0; i < words_in_group; ++i) out[i] |= (in[i] >> shift & mask_of(width)) << to;
+  __builtin_memcpy(codes, out, sizeof out);
 }
 
 // The fifth bits of 32 codes, side by side.

@@ -63,8 +63,9 @@ void pack_panels(const CodePacking& a, int64_t first_panel, int64_t last_panel) 
     __builtin_memset(out, 0, static_cast<uint64_t>(stride));
     const int64_t row = panel * panel_width;
     const int64_t lanes = a.outputs - row < panel_width ? a.outputs - row : panel_width;
-    for (int64_t lane = 0; lane < lanes; ++lane) {
-      for (int64_t g = 0; g < groups; g += groups_in_block(kind)) {
+    // Block by block, so that each line of the panel is filled while it is near.
+    for (int64_t g = 0; g < groups; g += groups_in_block(kind)) {
+      for (int64_t lane = 0; lane < lanes; ++lane) {
         const uint8_t* from = a.data + (row + lane) * row_bytes;
         const uint8_t* block = block_of<kind>(a, from, g / groups_in_block(kind), made);
         pack_block<kind>(block, lane, out + g * code_bytes(kind), scales + g * scale_bytes(kind));

@@ -8,13 +8,8 @@
 
 namespace octavo::OCTAVO_ISA {
 
-constexpr int words_in_group = quant_group / 4;
-
 // Where the word of `lane` in vector j of a group stands.
 OCTAVO_INLINE int64_t word(int j, int64_t lane) { return 64 * j + 4 * lane; }
-
-// In each byte of a word of 32 bits.
-constexpr uint32_t mask_of(int width) { return 0x01010101u * ((1u << width) - 1); }
 
 // Bits [from, from + width) of the bytes of eight words, as a plane.
 template <int width>
