@@ -1,11 +1,12 @@
 """The command line: quick to answer, clear when it refuses."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 
-from octavo.cli.main import main
+from octavo.cli.main import main, whole_command
 
 HEAVY = {"numpy", "starlette", "uvicorn", "tokenizers", "pydantic", "prometheus_client", "torch"}
 
@@ -24,11 +25,33 @@ def test_help_loads_nothing_heavy():
     assert not HEAVY & set(loaded.stdout.split())
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "generate", "doctor", "bench"])
-def test_every_command_explains_itself(monkeypatch, capsys, command):
-    code, written = run(monkeypatch, capsys, command, "--help")
-    assert code == 0
-    assert "Usage" in written.out
+def commands_of(command, *path):
+    """The words of every command, and what it is."""
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands_of(inner, *path, name)
+
+
+def test_every_command_explains_itself_in_80_columns_and_names_no_type(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    whole, names = whole_command(), []
+    for path, _ in commands_of(whole):
+        with pytest.raises(SystemExit) as ended:
+            whole([*path, "--help"], prog_name="octavo")
+        told = capsys.readouterr().out
+        assert ended.value.code == 0
+        assert max(map(len, told.splitlines())) <= 80, path
+        assert not re.findall(r"<(?:bool|str|int|float|path|list)|…|W[123] |C=", told), path
+        names.append(path)
+    assert {("serve",), ("bench", "offline"), ("pins", "add"), ("models", "rm")} <= set(names)
+
+
+def test_every_command_that_prints_a_table_can_print_json():
+    """All but those that talk, serve, draw, or say one line of what they did."""
+    lines = ["serve", "chat", "generate", "convert", "top", "models", "pull", "rm", "disk", "clean"]
+    for path, command in commands_of(whole_command()):
+        if not hasattr(command, "commands") and path[-1] not in lines:
+            assert "--json" in {opt for each in command.params for opt in each.opts}, path
 
 
 @pytest.mark.parametrize(

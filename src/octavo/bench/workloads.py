@@ -2,7 +2,7 @@
 
     Offline     `bench offline`: prompts for an engine in this process
     Latency     `bench latency`: answers that run, and a long prompt that comes
-    Load        `bench serve`: requests for an endpoint; Arrivals: how many of them, and when; Targets
+    Load        `bench serve`: requests for an endpoint; Asking: how many, and when; Targets: what is good
     Memory      `bench memory`: a pool, and the requests that there may be
     Embeddings  `bench embeddings`: texts
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from octavo.errors import ConfigError
-from octavo.setting import About, check, setting
+from octavo.setting import About, Unit, check, setting
 
 INDEPENDENT, SHARED, LONG = "independent", "shared-prefix", "long"
 # The short names that workloads have in figures, and the words for them.
@@ -27,7 +27,7 @@ POOLED = ("last", "mean")
 SETTLE = 8
 _TOKENS = 10_000_000
 _REQUESTS = 1_000_000
-_PROMPTS, _GOOD, _SIZES = "Prompts", "What counts as good", "Sizes"
+_ASKING, _PROMPTS, _GOOD, _SIZES = "Asking", "Prompts", "What counts as good", "Sizes"
 
 
 def _word_for(given: str, flag: str) -> str:
@@ -131,6 +131,45 @@ class Load:
     )
     seed: int = setting(
         0, About("The same seed, the same prompts and arrivals.", _PROMPTS, low=-(2**63), high=2**63 - 1)
+    )
+
+    def __post_init__(self) -> None:
+        check(self, by_flag=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How an endpoint is asked: for which model, how many requests at a time, and for how long."""
+
+    model: str | None = setting(
+        None, About("The model's name.", _ASKING, default="the first that the endpoint lists", metavar="NAME")
+    )
+    concurrency: str = setting(
+        "1,8,32", About("Requests at once, a run for each number.", _ASKING, metavar="N,N")
+    )
+    rate: float | None = setting(
+        None,
+        About(
+            "Requests a second that come at random times, in place of --concurrency.",
+            _ASKING,
+            low=0.001,
+            high=1e6,
+        ),
+    )
+    n: int | None = setting(
+        None,
+        About(
+            "Requests of each run.", _ASKING, low=1, high=_REQUESTS, default="twice those at once, 4 to 64"
+        ),
+    )
+    timeout_s: float = setting(
+        600.0,
+        About(
+            "After so long without a byte a request failed.", _ASKING, low=0.1, high=1e6, unit=Unit.SECONDS
+        ),
+    )
+    ignore_eos: bool = setting(
+        True, About("Ask for answers of full length, by a field that some endpoints refuse.", _ASKING)
     )
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from octavo.bench.workloads import Embeddings, Latency, Load, Memory, Offline, Targets
+from octavo.bench.workloads import Asking, Embeddings, Latency, Load, Memory, Offline, Targets
 from octavo.cli import options as opt
 from octavo.cli.flags import Only, with_settings
 from octavo.cli.remote import URL_VARIABLE, ApiKey, address_of, is_typed
@@ -63,42 +63,10 @@ def serve(
     url: Annotated[
         str, typer.Argument(metavar="URL", envvar=URL_VARIABLE, help="Such as http://127.0.0.1:8000/v1.")
     ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="The model's name. Default: the first that the endpoint lists.", show_default=False
-        ),
-    ] = None,
     api_key: ApiKey = "",
-    concurrency: Annotated[
-        str, typer.Option(metavar="N,N", help="Requests at once, a run for each number.")
-    ] = "1,8,32",
-    rate: Annotated[
-        float | None,
-        typer.Option(
-            help="Requests a second that come at random times, in place of --concurrency.",
-            min=0.001,
-            show_default=False,
-        ),
-    ] = None,
-    n: Annotated[
-        int | None,
-        typer.Option(
-            "--n",
-            help="Requests of each run. Default: twice those at once, 4 to 64.",
-            min=1,
-            max=1_000_000,
-            show_default=False,
-        ),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Without a byte for so long a request failed.", min=0.1)
-    ] = 600,
-    ignore_eos: Annotated[
-        bool, typer.Option(help="Ask for answers of full length; off for endpoints that refuse the field.")
-    ] = True,
     as_json: opt.AsJson = False,
     *,
+    asking: Asking,
     load: Load,
     targets: Targets,
 ) -> None:
@@ -108,8 +76,9 @@ def serve(
 
     # The variable names a server, with /v1 or without; what is typed is any endpoint, taken as it stands.
     url = url if is_typed(given, "url") else address_of(url, "/v1")
-    endpoint = Endpoint(url, model or "", api_key, timeout, ignore_eos)
-    run(endpoint, load, opt.numbers(concurrency, "--concurrency"), rate, n, targets, as_json=as_json)
+    endpoint = Endpoint(url, asking.model or "", api_key, asking.timeout_s, asking.ignore_eos)
+    at_once = opt.numbers(asking.concurrency, "--concurrency")
+    run(endpoint, load, at_once, asking.rate, asking.n, targets, as_json=as_json)
 
 
 @bench_app.command()
@@ -139,7 +108,9 @@ def quality(
             show_default=False,
         ),
     ] = None,
-    chunks: Annotated[int, typer.Option(help="Windows of 512 tokens; 0: all of the text.", min=0)] = 16,
+    chunks: Annotated[
+        int, typer.Option(metavar="N", help="Windows of 512 tokens; 0: all of the text.", min=0)
+    ] = 16,
     write_text: Annotated[
         Path | None,
         typer.Option(
@@ -170,8 +141,12 @@ def kernels(
         bool,
         typer.Option("--paging", help="Attention over scattered blocks beside one run, and nothing else."),
     ] = False,
-    seconds: Annotated[float, typer.Option(help="Time for each kernel.", min=0.01, max=3600)] = 0.3,
-    device: Annotated[str, typer.Option(help="cpu, or a GPU's kernels: cuda, cuda:1.")] = "cpu",
+    seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time for each kernel.", min=0.01, max=3600)
+    ] = 0.3,
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="cpu, or a GPU's kernels: cuda, cuda:1.")
+    ] = "cpu",
     as_json: opt.AsJson = False,
     *,
     engine: Annotated[StartOptions, Only("threads")] = PLAIN,
@@ -202,6 +177,7 @@ def memory(
     requests: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             help="Requests of each set. Default: 240 and 1,600; of a file all.",
             min=1,
             max=100_000,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 disk_app = typer.Typer(help="Look at and empty the folder of a disk cache.", no_args_is_help=True)
 
-Folder = Annotated[Path, typer.Argument(help="The folder that --disk-cache names.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that --disk-cache names.")]
 COLUMNS: Columns = {
     "size": lambda kept: format_bytes(number(kept, "num_bytes")),
     "blocks": count("num_blocks"),

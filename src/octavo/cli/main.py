@@ -72,18 +72,21 @@ def main() -> None:
 
 
 def whole_command() -> TyperGroup:
-    """All commands, as typer makes them, but for the <bool> that it writes behind each flag."""
+    """All commands, as typer makes them, but for the <bool> and <str> that it writes in --help behind flags
+    and arguments."""
     whole = cast(TyperGroup, typer.main.get_command(app))
-    _show_flags(whole)
+    _leave_out_types(whole)
     return whole
 
 
-def _show_flags(command: TyperGroup | TyperCommand) -> None:
+def _leave_out_types(command: TyperGroup | TyperCommand) -> None:
     for each in command.get_params(typer.Context(command)):
-        if getattr(each, "is_flag", False) and each.metavar is None:
+        if each.param_type_name == "argument":  # whose metavar is its name
+            vars(each)["display_type_rich"] = lambda ctx: None
+        elif getattr(each, "is_flag", False) and each.metavar is None:
             each.metavar = ""
     for inner in getattr(command, "commands", {}).values():
-        _show_flags(inner)
+        _leave_out_types(inner)
 
 
 @app.callback(invoke_without_command=True)
@@ -120,13 +123,15 @@ def chat(
     file: opt.File = None,
     url: OtherUrl = None,
     api_key: ApiKey = "",
-    system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="A system message to begin with.")
+    ] = None,
     *,
     sampling: Annotated[opt.Sampling, Only("max_tokens", "temperature", "top_p", "top_k", "seed")] = CHATTING,
     engine: Annotated[StartOptions, Only(*HERE, "chat_template")] = TALKING,
     told: Told,
 ) -> None:
-    """Talk in the terminal to a model that is loaded here, or to a running server's (--url)."""
+    """Talk to a model in the terminal: one that is loaded here, or a server's (--url)."""
     from octavo.cli.chat import run
     from octavo.cli.place import Here, place_of
 
@@ -153,7 +158,7 @@ def generate(
     engine: Annotated[StartOptions, Only(*HERE)] = TALKING,
     told: Told,
 ) -> None:
-    """Continue a text, streamed to standard output, by a model that is loaded here or a server's (--url)."""
+    """Continue a text by a model that is loaded here, or a server's (--url)."""
     if len(words) > 2:
         raise typer.BadParameter(f"{len(words)} arguments; allowed: [MODEL] PROMPT (quote the prompt)")
     model, prompt = words[0] if len(words) == 2 else None, words[-1]
@@ -172,7 +177,10 @@ def convert(
     file: opt.File = None,
     weights: Annotated[
         str,
-        typer.Option(help="What matrices become: q4, int8, bf16, f32; auto (safetensors): as in the file."),
+        typer.Option(
+            metavar="KIND",
+            help="What matrices become: q4, int8, bf16, f32; auto (safetensors): as in the file.",
+        ),
     ] = "q4",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT where it exists.")] = False,
 ) -> None:
@@ -188,14 +196,14 @@ def doctor(
     model: opt.Model = None,
     file: opt.File = None,
     load: Annotated[
-        bool, typer.Option("--load", help="Load the model, then tell; else from headers.")
+        bool, typer.Option("--load", help="Load the model to tell, and not its headers alone.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One object and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")] = False,
     *,
     engine: StartOptions = TALKING,
     told: Told,
 ) -> None:
-    """Say before loading whether a model runs and fits here, how fast, and what to change. Status 1: no."""
+    """Say before loading whether a model runs and fits here, and how fast. Status 1: no."""
     from octavo.cli.doctor import run
 
     if not run(opt.named(model or told.model, file), engine, told.origins, load=load, as_json=as_json):
@@ -206,10 +214,12 @@ def doctor(
 def top(
     url: Url = DEFAULT_URL,
     api_key: ApiKey = "",
-    interval: Annotated[float, typer.Option(help="Seconds between two pictures.", min=0.1, max=60)] = 1.0,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time between two pictures.", min=0.1, max=60)
+    ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Show once and leave.")] = False,
 ) -> None:
-    """Watch a running server's KV memory: its blocks, who waits and why, what it keeps, what happened."""
+    """Watch a running server's KV memory: its blocks, and who waits and why."""
     from octavo.cli.top import run
 
     run(url, api_key, interval, once)

@@ -73,7 +73,9 @@ def list_pins(call: Call) -> None:
 def add_pin(
     call: Call,
     name: PinName,
-    prompt: Annotated[str, typer.Argument(help="The text to keep (- reads standard input).")],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="The text to keep (- reads standard input).")
+    ],
     ttl: Ttl = 3600.0,
     for_tenant: Annotated[
         str | None,
@@ -93,7 +95,7 @@ def add_pin(
 
 @server_command(pins_app, "renew", has_tenant=True)
 def renew_pin(call: Call, name: PinName, ttl: Ttl = 3600.0) -> None:
-    """Let a pin last `--ttl` seconds from now."""
+    """Let a pin last --ttl seconds from now."""
     call.show(PINS, call.ask("PATCH", f"/v1/kv/pins/{path_part(name, 'pin')}", {"ttl": ttl}))
 
 
@@ -123,7 +125,9 @@ def fork_session(
     session: SessionId,
     turn: Annotated[
         int | None,
-        typer.Option(help="The turn after which it goes on. Default: the last.", show_default=False),
+        typer.Option(
+            metavar="N", help="The turn after which it goes on. Default: the last.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Make a session that goes on from a turn of this one and shares its blocks."""
@@ -163,7 +167,7 @@ def show_pool(call: Call) -> None:
 
 @server_command(pool_app, "resize")
 def resize_pool(
-    call: Call, size: Annotated[str, typer.Argument(help="The new size, such as 512MiB.")]
+    call: Call, size: Annotated[str, typer.Argument(metavar="SIZE", help="The new size, such as 512MiB.")]
 ) -> None:
     """Let the pool grow or shrink while the server serves."""
     _show_pool(call, call.ask("PATCH", "/v1/kv", {"bytes": parse_bytes(size, "SIZE")}))

@@ -54,7 +54,9 @@ def show_new_key(as_json: AsJson = False) -> None:
 
 
 @tenants_app.command("check")
-def check(file: Annotated[Path, typer.Argument(help="The tenants file.")], as_json: AsJson = False) -> None:
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The tenants file.")], as_json: AsJson = False
+) -> None:
     """Read a tenants file as a server would, and show what it says."""
     from octavo.tenants import read_tenants
 
