@@ -28,13 +28,15 @@ serve: $(VENV)/.installed
 test: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
-# This checkout, editable: changed Python counts at once, changed C++ after another `make dev`.
+# This checkout, editable: changed Python counts at once, changed C++ after another `make dev`. (`make test` puts a
+# wheel in its place.)
 dev: $(BIN)/python
 	@echo "Installing this checkout into $(VENV), editable, with the tests' oracles (some minutes the first time) ..."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'scikit-build-core>=0.11' 'nanobind>=2.5' ninja
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[test]'
-	@touch $(VENV)/.installed $(VENV)/.installed-for-tests
+	OCTAVO_ISAS=$(or $(OCTAVO_ISAS),runnable) \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[test,docs]'
+	@touch $(VENV)/.installed $(VENV)/.installed-all $(VENV)/.installed-for-tests $(VENV)/.installed-for-docs
 
 # A real server under malice and load.
 test-attack: $(VENV)/.installed-for-tests

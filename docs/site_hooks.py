@@ -3,6 +3,7 @@ look for them there. mkdocs.yml names this file as a hook.
 
     README.md           index.md
     CONTRIBUTING.md     contributing.md
+    CHANGELOG.md        changelog.md
     csrc/README.md      kernels.md
 
 Links between them and the pages of docs/ are rewritten; a link to any other file of the repository becomes
@@ -21,7 +22,12 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-ELSEWHERE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "csrc/README.md": "kernels.md"}
+ELSEWHERE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "csrc/README.md": "kernels.md",
+}
 _SOURCES = {page: source for source, page in ELSEWHERE.items()}
 # What a browser fetches by itself; links that a reader follows are no such.
 _FETCHED = re.compile(

@@ -63,7 +63,7 @@ def test_every_dependency_is_justified() -> None:
         assert f"`{name}`" in text, f"{name} is not justified in docs/architecture.md"
 
 
-LINKING = ("README.md", "CONTRIBUTING.md", "csrc/README.md")
+LINKING = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "csrc/README.md")
 
 
 def pages() -> list[Path]:
