@@ -59,7 +59,7 @@ def test_every_command_that_prints_a_table_can_print_json():
     [
         (["serve", "--kv-memory", "2foo"], 2, "--kv-memory"),
         (["serve", "--weights", "q9"], 2, "weights"),
-        (["serve", "--kv", "fp8"], 2, "kv"),
+        (["serve", "--port", "0", "--kv", "fp8"], 2, "kv"),
         (["serve", "--overlap", "1"], 2, "--overlap is no setting any more: steps overlap on a GPU"),
         (
             ["chat", "--kv-ready", "1GiB"],
