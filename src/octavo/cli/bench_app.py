@@ -10,7 +10,7 @@ import typer
 
 from octavo.bench.workloads import Asking, Embeddings, Latency, Load, Memory, Offline, Targets
 from octavo.cli import options as opt
-from octavo.cli.flags import Only, with_settings
+from octavo.cli.flags import Only, Told, with_settings
 from octavo.cli.remote import URL_VARIABLE, ApiKey, address_of, is_typed
 from octavo.config import StartOptions
 
@@ -32,12 +32,13 @@ def offline(
     *,
     prompts: Offline,
     engine: Annotated[StartOptions, Only(*HELD, *COMPUTED, "attention", "kv_memory_bytes", "pace")] = OFFLINE,
+    told: Told,
 ) -> None:
     """Measure how fast this machine computes prompts and answers, without HTTP."""
     from octavo.bench.offline import workloads_of
     from octavo.cli.bench import run
 
-    run(opt.named(model, file), engine, workloads_of(prompts), as_json=as_json)
+    run(opt.named(model or told.model, file), engine, workloads_of(prompts), as_json=as_json)
 
 
 @bench_app.command()
@@ -49,11 +50,12 @@ def latency(
     *,
     scenario: Latency,
     engine: Annotated[StartOptions, Only(*HELD, *COMPUTED, "attention", "kv_memory_bytes")] = PLAIN,
+    told: Told,
 ) -> None:
     """Measure what running answers notice of a long prompt, computed in chunks or in one step."""
     from octavo.cli.bench import run_latency
 
-    run_latency(opt.named(model, file), engine, scenario, as_json=as_json)
+    run_latency(opt.named(model or told.model, file), engine, scenario, as_json=as_json)
 
 
 @bench_app.command()
@@ -120,6 +122,7 @@ def quality(
     as_json: opt.AsJson = False,
     *,
     engine: Annotated[StartOptions, Only("threads")] = PLAIN,
+    told: Told,
 ) -> None:
     """Measure what each way to hold weights, K and V costs in quality, against float32."""
     from octavo.cli.bench_quality import run, save_text
@@ -128,7 +131,7 @@ def quality(
         save_text(text, write_text)
         return
     kinds, kvs = weights.split(","), kv.split(",")
-    run(opt.named(model, file), base, kinds, kvs, text, chunks, engine.threads, as_json=as_json)
+    run(opt.named(model or told.model, file), base, kinds, kvs, text, chunks, engine.threads, as_json=as_json)
 
 
 @bench_app.command()
@@ -212,6 +215,7 @@ def embeddings(
     *,
     wanted: Embeddings,
     engine: Annotated[StartOptions, Only(*HELD, *COMPUTED)] = OFFLINE,
+    told: Told,
 ) -> None:
     """Measure how many texts become embeddings in a second."""
     from octavo.cli import bench_embeddings
@@ -219,4 +223,4 @@ def embeddings(
     if write_texts is not None:
         bench_embeddings.write_texts(write_texts, wanted.texts, wanted.words)
         return
-    bench_embeddings.run(opt.named(model, file), engine, wanted, as_json=as_json)
+    bench_embeddings.run(opt.named(model or told.model, file), engine, wanted, as_json=as_json)

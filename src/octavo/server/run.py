@@ -164,7 +164,7 @@ class Server(uvicorn.Server):
         if not (self.started and sockets):
             return
         url = base_url(sockets[0], "http" if self._tls is None else "https")
-        _log.info("serving %s at %s", self._model.name, url)
+        _log.info("serving %s on %s", self._model.name, url)
         if self._on_ready is not None:
             self._on_ready(url)
 

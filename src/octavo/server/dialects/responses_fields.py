@@ -69,7 +69,7 @@ responses that were stored. Those of other tenants are not found.
 - **Items** have ids of their response. `item_reference` finds those that are stored, without
   their logprobs; all items together have no more characters than a context could hold. A `reasoning` item has
   what the model thought as `content`; `encrypted_content` is never given, and cannot be read.
-- **Cancelling** works while a response runs, whoever streams it; a client that leaves cancels it too. What
+- **Cancelling** works while a response runs; a client that leaves cancels it too. What
   it has said stays. A stream of it ends with `response.incomplete`, in which `status` is `cancelled`.
 - **Failing** in a stream is told by `error`, then `response.failed`.
 
