@@ -23,10 +23,10 @@ from octavo.server.tls import tls_context
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 
 
-def make_pair(folder, name, *more):
+def make_pair(folder, name, *more, kind=("ec", "-pkeyopt", "ec_paramgen_curve:P-256")):
     """A key and a certificate of its own for localhost."""
     cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-days", "2"]
+    made = ["openssl", "req", "-x509", "-newkey", *kind, "-days", "2"]
     of = ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     subprocess.run(
         [*made, *of, "-keyout", key, "-out", cert, *(more or ["-nodes"])], check=True, capture_output=True
@@ -37,7 +37,8 @@ def make_pair(folder, name, *more):
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tls")
-    return {name: make_pair(folder, name) for name in ("first", "second")}
+    made = {name: make_pair(folder, name) for name in ("first", "second")}
+    return made | {"rsa": make_pair(folder, "rsa", kind=("rsa:2048",))}
 
 
 def settings(pair, **more):
@@ -200,21 +201,31 @@ def test_a_hangup_reads_the_files_again_and_keeps_the_old_ones_where_they_do_not
     put("first", "first")
     command = [sys.executable, "-c", SERVE, str(cert), str(key)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        url = process.stdout.readline().strip()
-        assert url.startswith("https://")
-        assert is_served("first")
-        put("second", "first")
-        process.send_signal(signal.SIGHUP)
-        wait_for_line(process, "stay as they were")
-        assert is_served("first")
-        put("second", "second")
-        process.send_signal(signal.SIGHUP)
-        wait_for_line(process, "new connections get")
-        assert is_served("second")
-        assert not is_served("first")
-        process.terminate()
-        assert process.wait(20) == 0
-        assert "Traceback" not in process.stderr.read()
+        try:
+            url = process.stdout.readline().strip()
+            assert url.startswith("https://")
+            assert is_served("first")
+            put("second", "first")
+            process.send_signal(signal.SIGHUP)
+            wait_for_line(process, "stay as they were")
+            assert is_served("first")
+            put("second", "second")
+            process.send_signal(signal.SIGHUP)
+            wait_for_line(process, "new connections get")
+            assert is_served("second")
+            assert not is_served("first")
+            put(
+                "rsa", "rsa"
+            )  # a context would keep the old one beside it
+            process.send_signal(signal.SIGHUP)
+            wait_for_line(process, "new connections get")
+            assert is_served("rsa")
+            assert not is_served("second")
+            process.terminate()
+            assert process.wait(20) == 0
+            assert "Traceback" not in process.stderr.read()
+        finally:
+            process.kill()
 
 
 def wait_for_line(process, words):

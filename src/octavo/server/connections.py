@@ -32,6 +32,7 @@ from uvicorn.server import ServerState
 from octavo.errors import ConfigError
 from octavo.server.errors import HttpRefusal, error_body
 from octavo.server.sse import encode_json
+from octavo.server.tls import TlsFiles
 
 CONNECTIONS_MAX = 4096
 ACCEPT_AT_ONCE = 128  # connections that the event loop takes before it looks at any of them
@@ -179,7 +180,7 @@ class BoundedProtocol(H11Protocol):
     def __init__(
         self,
         connections: Connections,
-        tls: ssl.SSLContext | None,
+        tls: TlsFiles,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, object],
@@ -203,9 +204,9 @@ class BoundedProtocol(H11Protocol):
         self._is_in = self._all.enter(self)
         if self._is_in:
             self._start_timer()
-            if self._tls is not None:
-                self._hands = self.loop.create_task(self._shake_hands(transport, self._tls))
-        elif self._tls is not None:
+            if self._tls.context is not None:
+                self._hands = self.loop.create_task(self._shake_hands(transport, self._tls.context))
+        elif self._tls.context is not None:
             transport.abort()
         else:
             transport.write(_FULL)

@@ -17,7 +17,6 @@ import contextlib
 import logging
 import signal
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
@@ -39,7 +38,7 @@ from octavo.server.connections import (
 from octavo.server.hosts import is_loopback
 from octavo.server.settings import ServerSettings
 from octavo.server.storms import PreemptionWatch
-from octavo.server.tls import reload_files, tls_context
+from octavo.server.tls import TlsFiles, tls_context
 from octavo.server.tracing import check_tracing
 from octavo.server.unix_socket import unix_listener
 
@@ -110,7 +109,7 @@ def build_server(
 ) -> Server:
     """The server itself, for callers that run their own event loop. Raises ConfigError."""
     connections = Connections(connections_allowed(settings.connections_max), settings.headers_timeout_s)
-    tls = tls_context(settings)
+    tls = TlsFiles(settings)
     config = uvicorn.Config(
         create_app(model, settings),
         http=partial(BoundedProtocol, connections, tls),  # type: ignore[arg-type]  # it is called like the class
@@ -135,7 +134,7 @@ class Server(uvicorn.Server):
         config: uvicorn.Config,
         model: EngineClient,
         settings: ServerSettings,
-        tls: ssl.SSLContext | None,
+        tls: TlsFiles,
         on_ready: Callable[[str], None] | None,
     ) -> None:
         super().__init__(config)
@@ -163,26 +162,26 @@ class Server(uvicorn.Server):
             raise ConfigError(f"cannot listen: {error}; choose another port with --port") from None
         if not (self.started and sockets):
             return
-        url = base_url(sockets[0], "http" if self._tls is None else "https")
+        url = base_url(sockets[0], "http" if self._tls.context is None else "https")
         _log.info("serving %s on %s", self._model.name, url)
         if self._on_ready is not None:
             self._on_ready(url)
 
     def on_hangup(self) -> None:
         """SIGHUP. On the event loop."""
-        if self._tls is not None:
-            self._reload_tls(self._tls)
+        if self._tls.context is not None:
+            self._reload_tls()
         if self._settings.roster is not None:
             self._settings.roster.reload_soon(self._model.control)
-        elif self._tls is None:
+        elif self._tls.context is None:
             _log.warning(
                 "SIGHUP: nothing is read again, because there is no tenants file (--tenants) and no TLS "
                 "(--tls-cert)"
             )
 
-    def _reload_tls(self, tls: ssl.SSLContext) -> None:
+    def _reload_tls(self) -> None:
         try:
-            reload_files(tls, self._settings)
+            self._tls.reload()
         except ConfigError as error:
             _log.error("SIGHUP: the TLS files stay as they were: %s", error)
         else:

@@ -23,20 +23,25 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    load_files(context, settings.tls_cert, settings.tls_key)
+    _load_files(context, settings.tls_cert, settings.tls_key)
     return context
 
 
-def reload_files(context: ssl.SSLContext, settings: ServerSettings) -> None:
-    """Connections that come from now on get what the files hold now. Raises ConfigError; then all is as it
-    was."""
-    assert settings.tls_cert is not None
-    assert settings.tls_key is not None
-    load_files(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings.tls_cert, settings.tls_key)
-    load_files(context, settings.tls_cert, settings.tls_key)
+class TlsFiles:
+    """The context of the next handshake, or None: the server speaks plain HTTP. Raises ConfigError."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self.context = tls_context(settings)
+
+    def reload(self) -> None:
+        """Connections that come from now on get what the files hold now. Raises ConfigError; then all is as
+        it was."""
+        # Anew: a context that is loaded again keeps the old certificate beside one with another kind of key.
+        self.context = tls_context(self._settings)
 
 
-def load_files(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+def _load_files(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     """Raises ConfigError."""
     _check_readable("--tls-cert", cert)
     _check_readable("--tls-key", key)
