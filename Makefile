@@ -101,8 +101,8 @@ $(VENV)/.installed-for-ui: $(VENV)/.installed-for-tests
 	@touch $@
 
 lint: $(VENV)/.installed-for-tests
-	$(BIN)/ruff check src tests bench scripts
-	$(BIN)/ruff format --check src tests bench scripts
+	$(BIN)/ruff check src tests bench scripts docs
+	$(BIN)/ruff format --check src tests bench scripts docs/*.py
 	$(BIN)/mypy
 
 # Kernels, thread team and recorded step as a plain program, under each sanitizer and instruction set of the
