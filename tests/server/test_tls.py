@@ -214,9 +214,7 @@ def test_a_hangup_reads_the_files_again_and_keeps_the_old_ones_where_they_do_not
             wait_for_line(process, "new connections get")
             assert is_served("second")
             assert not is_served("first")
-            put(
-                "rsa", "rsa"
-            )  # a context would keep the old one beside it
+            put("rsa", "rsa")  # a context would keep the old one beside it
             process.send_signal(signal.SIGHUP)
             wait_for_line(process, "new connections get")
             assert is_served("rsa")
