@@ -19,10 +19,14 @@ PORT   ?= 8000
 
 # Reinstalled when anything that is compiled or installed changes.
 SOURCES := pyproject.toml CMakeLists.txt scripts/install.py $(shell find csrc src -name '*.cpp' -o -name '*.hpp' -o -name '*.py' -o -name '*.jinja' -o -path '*/ui/*')
+INSTALL := $(BIN)/python scripts/install.py
+
+# Instruction sets: served is what this machine runs best; tested, and put into a wheel, is every one.
+ISAS := $(or $(OCTAVO_ISAS),native)
 
 # Chats can be suspended to a disk, and survive a restart: DISK= for none.
 DISK   ?= $(HOME)/.cache/octavo/kv-$(PORT)
-serve: $(VENV)/.installed
+serve: $(VENV)/.installed-$(ISAS)
 	$(BIN)/octavo serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(if $(DISK),--disk-cache "$(DISK)" --disk-size 512MiB)
 
 test: $(VENV)/.installed-for-tests
@@ -36,11 +40,10 @@ dev: $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	OCTAVO_ISAS=$(or $(OCTAVO_ISAS),runnable) \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[test,docs]'
-	@touch $(VENV)/.installed $(VENV)/.installed-all $(VENV)/.installed-for-tests $(VENV)/.installed-for-docs
+	@touch $(VENV)/.installed-$(ISAS) $(VENV)/.installed-all $(VENV)/.installed-for-tests $(VENV)/.packages-docs
 
 # A real server under malice and load.
-test-attack: $(VENV)/.installed-for-tests
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(call with,attack)
+test-attack: $(VENV)/.installed-for-tests $(VENV)/.packages-attack
 	$(BIN)/python -m pytest tests/attack -m attack -s
 
 # Programs of others, which have many dependencies, in folders of their own: lm-eval and LiteLLM, agent frameworks.
@@ -74,31 +77,23 @@ test-operations: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest tests/operations -m operations -s -rs
 
 # The page in a real browser (Debian's Chromium).
-test-ui: $(VENV)/.installed-for-ui
+test-ui: $(VENV)/.installed-for-tests $(VENV)/.packages-ui
 	@command -v chromium >/dev/null || echo "the page's tests need a browser and will be skipped; on Debian: apt-get install chromium"
 	$(BIN)/python -m pytest tests/ui -m ui -s -rs
 
 # The README's animation: the demo, played before a real browser.
-demo: $(VENV)/.installed-for-ui
+demo: $(VENV)/.installed-for-tests $(VENV)/.packages-ui
 	@command -v chromium >/dev/null || { echo "recording the demo needs a browser; on Debian: apt-get install chromium"; exit 1; }
 	$(BIN)/python bench/record_demo.py docs/demo.webp docs/map.png
 
 # The pages as a site. Nothing is fetched when it is read: python3 -m http.server -d build/site
 # (Not --quiet: mkdocs then counts no warnings, and a dead link ends nothing.)
-docs: $(VENV)/.installed-for-docs
+docs: $(VENV)/.packages-docs
 	@echo "Building the site (some seconds) ..."
-	$(BIN)/python docs/reference.py --check
-	$(BIN)/python docs/settings.py --check
+	PYTHONPATH=src $(BIN)/python docs/reference.py --check
+	PYTHONPATH=src $(BIN)/python docs/settings.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "the site is in build/site: open build/site/index.html"
-
-$(VENV)/.installed-for-docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(call with,docs)
-	@touch $@
-
-$(VENV)/.installed-for-ui: $(VENV)/.installed-for-tests
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(call with,ui)
-	@touch $@
 
 lint: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check src tests bench scripts docs
@@ -111,7 +106,7 @@ sanitize: $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check cmake ninja
 	@for sanitizer in address,undefined thread; do \
 	  folder=build/sanitize-$${sanitizer%%,*}; \
-	  $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -S . -B $$folder -DOCTAVO_SANITIZE=$$sanitizer -DOCTAVO_ISAS=runnable >/dev/null || exit 1; \
+	  $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" -S . -B $$folder -DOCTAVO_SANITIZE=$$sanitizer -DOCTAVO_ISAS=runnable >/dev/null || exit 1; \
 	  $(BIN)/ninja -C $$folder --quiet || exit 1; \
 	  usable=$$($$folder/octavo_check --usable) || exit 1; \
 	  for isa in $${SANITIZED_ISAS:-$$usable}; do OCTAVO_ISA=$$isa $$folder/octavo_check || exit 1; done; \
@@ -125,23 +120,24 @@ $(BIN)/python:
 	@echo "making a virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-# Served is what this machine runs best; tested, and put into a wheel, is every instruction set.
-$(VENV)/.installed: $(BIN)/python $(SOURCES)
-	@$(BIN)/python scripts/install.py --isas $(or $(OCTAVO_ISAS),native) --model "$(MODEL)"
+# A stamp is as old as the beginning of what it stands for: what is changed meanwhile is installed again. There is
+# one installation, so one stamp; all sets hold the one that serves, too.
+$(sort $(VENV)/.installed-all $(VENV)/.installed-$(ISAS)): $(VENV)/.installed-%: $(BIN)/python $(SOURCES)
+	@rm -f $(VENV)/.installed-* && touch $(VENV)/.begun
+	@$(INSTALL) --isas $* $(if $(filter serve,$(or $(MAKECMDGOALS),serve)),--model "$(MODEL)")
+	@$(if $(filter all,$*),touch -r $(VENV)/.begun $(VENV)/.installed-native)
+	@mv $(VENV)/.begun $@
+
+# The packages that Octavo needs and those of an extra, without Octavo itself.
+$(VENV)/.packages-%: $(BIN)/python pyproject.toml
+	@$(INSTALL) --extra $*
 	@touch $@
-
-$(VENV)/.installed-all: $(BIN)/python $(SOURCES)
-	@$(BIN)/python scripts/install.py --isas all
-	@touch $@ $(VENV)/.installed
-
-# The wheel that was installed, with the packages of an extra: it is not built again.
-with = "$$(echo build/wheels/octavo-*.whl)[$(1)]"
 
 # torch comes first and alone, so that the CPU build is taken; it is used by tests only, as an oracle.
 $(VENV)/.installed-for-tests: $(VENV)/.installed-all
 	@echo "Installing the tests' oracles into $(VENV) (some minutes: torch and transformers) ..."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(call with,test)
+	@$(INSTALL) --extra test
 	@touch $@
 
 # What is published: the source, and wheels from it with every instruction set. One of CPython 3.12 serves all later
@@ -155,7 +151,7 @@ wheel: $(BIN)/python
 	for python in $(PYTHONS); do \
 	  OCTAVO_ISAS=all $$python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir build/unrepaired dist/octavo-*.tar.gz || exit 1; \
 	done
-	PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --plat $(MANYLINUX) --wheel-dir dist build/unrepaired/*.whl
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --plat $(MANYLINUX) --wheel-dir dist build/unrepaired/*.whl
 
 # What `make wheel` has left in dist/: its contents, and a server from it where there is no compiler.
 test-wheel: $(VENV)/.installed-for-tests

@@ -1,11 +1,16 @@
 """Installs Octavo from this clone into the virtual environment that runs it: `make serve`, `make test`.
 
+    install.py [--isas SETS] [--model NAME]    Octavo; and a model
+    install.py --extra NAME                    the packages of an extra, for what needs no kernels
+
+It goes two ways at once:
+
     lane 1   the build's tools   ->  kernels are compiled  ->  a wheel
     lane 2   Python packages     ->  the model
     then     the wheel is installed
 
-Both lanes go at the same time: one waits for the processor, the other for the network. Tools have a folder of
-their own, because two pips may not write to one; it stays, so that a later build compiles only what changed.
+One waits for the processor, the other for the network. Tools have a folder of their own, because two pips may
+not write to one; it stays, so that a later build compiles only what changed.
 What programs print goes to build/log, and is shown of a program that failed.
 """
 
@@ -24,11 +29,14 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS, WHEELS = ROOT / "build" / "log", ROOT / "build" / "wheels"
 TOOLS = Path(sys.prefix) / "build-tools"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+# Python compiles a module when it is first imported. Most never are, and pip takes seconds to compile all.
+PIP_INSTALL = [*PIP, "install", "--no-compile"]
 TELL_EVERY_S = 10.0
 CMAKE_LEAST = (3, 19)
 COMPILED = re.compile(r"\[(\d+)/(\d+)\]")  # as ninja counts
@@ -87,7 +95,7 @@ def end_all() -> None:
             os.killpg(program.pid, signal.SIGTERM)
 
 
-def project() -> dict[str, dict[str, list[str]]]:
+def project() -> dict[str, Any]:
     """pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -132,7 +140,7 @@ def compile_kernels(progress: Progress, isas: str) -> None:
     listed = TOOLS / "wanted.txt"
     if not listed.is_file() or listed.read_text() != "\n".join(wanted):
         shutil.rmtree(TOOLS, ignore_errors=True)
-        run("tools", [*PIP, "install", "--target", TOOLS, *wanted])
+        run("tools", [*PIP_INSTALL, "--target", TOOLS, *wanted])
         listed.write_text("\n".join(wanted))
     progress.now["kernels"] = compiled_so_far
     paths = {"PYTHONPATH": str(TOOLS), "PATH": f"{TOOLS / 'bin'}{os.pathsep}{os.environ['PATH']}"}
@@ -145,7 +153,7 @@ def compile_kernels(progress: Progress, isas: str) -> None:
 def fetch(progress: Progress, model: str | None) -> None:
     """Lane 2: the packages that Octavo needs, and a model (an empty name: the default one)."""
     progress.now["packages"] = lambda: "packages: being fetched"
-    run("packages", [*PIP, "install", *project()["project"]["dependencies"]])
+    run("packages", [*PIP_INSTALL, *project()["project"]["dependencies"]])
     del progress.now["packages"]
     progress.tell("packages: installed")
     if model is None:
@@ -155,6 +163,15 @@ def fetch(progress: Progress, model: str | None) -> None:
     run("model", pull, {"PYTHONPATH": str(ROOT / "src")})
     del progress.now["model"]
     progress.tell("model: here")
+
+
+def fetch_extra(progress: Progress, extra: str) -> None:
+    """The packages that Octavo needs, and those of an extra: an Octavo that is installed stays as it is."""
+    progress.now["packages"] = lambda: f"packages for {extra}: being fetched"
+    wanted = project()["project"]
+    run("packages", [*PIP_INSTALL, *wanted["dependencies"], *wanted["optional-dependencies"][extra]])
+    del progress.now["packages"]
+    progress.tell(f"packages for {extra}: installed")
 
 
 def both(progress: Progress, lanes: Sequence[Callable[[], None]]) -> None:
@@ -181,6 +198,17 @@ def both(progress: Progress, lanes: Sequence[Callable[[], None]]) -> None:
         raise failures[0]
 
 
+def install(progress: Progress, isas: str, model: str | None) -> None:
+    """Compile and fetch, and install what was compiled. Raises Failed."""
+    kernels = "for this processor" if isas == "native" else f"for instruction sets: {isas}"
+    others = "packages and the model" if model is not None else "packages"
+    progress.tell(f"compiling kernels {kernels}; {others} are fetched meanwhile")
+    both(progress, [lambda: compile_kernels(progress, isas), lambda: fetch(progress, model)])
+    (wheel,) = WHEELS.glob("octavo-*.whl")
+    run("install", [*PIP_INSTALL, "--no-deps", "--force-reinstall", wheel])
+    progress.tell("Octavo is installed")
+
+
 def main() -> None:
     """Install, or end with status 1 and what failed."""
     parser = argparse.ArgumentParser(description="Install Octavo from this clone.")
@@ -188,8 +216,13 @@ def main() -> None:
         "--isas", default="all", help="instruction sets to compile kernels for: all, native, ..."
     )
     parser.add_argument("--model", help="a model to fetch meanwhile; an empty name is the default one")
+    parser.add_argument(
+        "--extra",
+        choices=project()["project"]["optional-dependencies"],
+        help="install its packages, not Octavo",
+    )
     given = parser.parse_args()
-    if shutil.which("c++") is None and "CXX" not in os.environ:
+    if given.extra is None and shutil.which("c++") is None and "CXX" not in os.environ:
         sys.exit("Octavo's kernels need a C++ compiler; on Debian: apt-get install g++")
     LOGS.mkdir(parents=True, exist_ok=True)
     for old in LOGS.glob("*.log"):
@@ -197,13 +230,11 @@ def main() -> None:
     for ending in (signal.SIGTERM, signal.SIGHUP):  # or what was started would go on without us
         signal.signal(ending, lambda number, _: sys.exit(128 + number))
     progress = Progress()
-    kernels = "for this processor" if given.isas == "native" else f"for instruction sets: {given.isas}"
-    others = "packages and the model" if given.model is not None else "packages"
-    progress.tell(f"compiling kernels {kernels}; {others} are fetched meanwhile")
     try:
-        both(progress, [lambda: compile_kernels(progress, given.isas), lambda: fetch(progress, given.model)])
-        (wheel,) = WHEELS.glob("octavo-*.whl")
-        run("install", [*PIP, "install", "--no-deps", "--force-reinstall", wheel])
+        if given.extra is None:
+            install(progress, given.isas, given.model)
+        else:
+            both(progress, [lambda: fetch_extra(progress, given.extra)])
     except Failed as failed:
         sys.exit(str(failed))
     except OSError as error:
@@ -212,7 +243,6 @@ def main() -> None:
         sys.exit("stopped; the same command goes on from here")
     finally:
         end_all()
-    progress.tell("Octavo is installed")
 
 
 if __name__ == "__main__":
