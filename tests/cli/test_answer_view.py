@@ -7,13 +7,13 @@ import os
 import pty
 import random
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from tests.cli.screens import Screen
+from tests.doubles.processes import running
 
 from octavo.cli import answer_view
 from octavo.cli.answer_view import answer_on, length_finished, rendered
@@ -185,7 +185,7 @@ def test_a_conversation_in_a_real_terminal_is_laid_out() -> None:
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "40", "LINES": "10", "NO_COLOR": "1"}
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT), *sys.path])
     command = [sys.executable, "-c", CHAT, "Whales are **large** animals\n\n- of the sea\n"]
-    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=env) as chat:
+    with running(command, stdin=follower, stdout=follower, stderr=follower, env=env) as chat:
         os.close(follower)
         os.write(leader, b"hi\n/raw\n/exit\n")
         seen = b""

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.doubles.processes import running
 
 ROOT = Path(__file__).parents[2]
 COLOUR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[0-9;]*m")
@@ -35,7 +36,7 @@ def written(words: list[str], env: dict[str, str], *, in_terminal: bool) -> byte
         return done.stdout
     leader, follower = pty.openpty()
     seen = b""
-    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=ENV | env):
+    with running(command, stdin=follower, stdout=follower, stderr=follower, env=ENV | env):
         os.close(follower)
         while True:
             try:

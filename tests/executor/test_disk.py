@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.doubles.faults import Fault, FaultKind, FaultyFiles, at_each
+from tests.doubles.processes import running
 from tests.executor.store import (
     BLOCK,
     FINGERPRINT,
@@ -175,9 +176,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
         f"store = DiskStore.open(Path({str(tmp_path)!r}), {4 * SLOT}, {BLOCK}, bytes(range(32)))\n"
         "print('open', flush=True); sys.stdin.read()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with running([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
         with pytest.raises(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -15,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.doubles.faults import Crashed, Fault, FaultKind, FaultyFiles, scripted, seeded
+from tests.doubles.processes import running
 from tests.executor.store import (
     BLOCK,
     NAMESPACE,
@@ -185,9 +185,7 @@ def test_kill_9_in_the_middle_of_writing_loses_nothing_that_was_committed(tmp_pa
         "        print(block + 1, flush=True)\n"
     )
     root = str(Path(__file__).parents[2])
-    with subprocess.Popen(
-        [sys.executable, "-c", code, root, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as process:
+    with running([sys.executable, "-c", code, root, tmp_path]) as process:
         assert process.stdout is not None
         for _ in range(7 + 3 * run):
             assert process.stdout.readline()

@@ -2,10 +2,10 @@
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
+from tests.doubles.processes import running
 from typer.testing import CliRunner
 
 from octavo.cli.config_file import read_config
@@ -235,7 +235,7 @@ serve(FakeModel(), bind("127.0.0.1", 0), ServerSettings(), lambda url: print(url
 
 
 def test_a_hangup_without_tenants_ends_nothing_and_a_term_ends_in_order():
-    with subprocess.Popen([sys.executable, "-c", SERVE], stdout=subprocess.PIPE, text=True) as process:
+    with running([sys.executable, "-c", SERVE]) as process:
         import httpx
 
         url = process.stdout.readline().strip()

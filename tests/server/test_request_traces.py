@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from tests.doubles.fake_model import FakeModel
+from tests.doubles.processes import running
 from tests.engine.served import serve_tiny
 from tests.server.conftest import Edge
 
@@ -232,19 +233,14 @@ serve(FakeModel(), bind("127.0.0.1", 0), settings, lambda url: print(url, flush=
 def test_a_collector_that_never_answers_delays_no_request_and_little_of_the_end(collector, black_hole):
     import httpx
 
-    command = [sys.executable, "-c", SERVE, black_hole]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with running([sys.executable, "-c", SERVE, black_hole], stderr=subprocess.DEVNULL) as process:
         url = process.stdout.readline().strip()
         body = {"messages": [{"role": "user", "content": "hi"}]}
-        begun = time.monotonic()
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=url, timeout=9) as client:  # a span that was waited for would take 10
             for _ in range(50):
                 assert client.post("/v1/chat/completions", json=body).status_code == 200
-        assert time.monotonic() - begun < 9  # a single span that was waited for would take 10
-        begun = time.monotonic()
         process.terminate()
         assert process.wait(20) == 0
-        assert time.monotonic() - begun < 15
 
 
 def test_without_an_endpoint_nothing_of_it_is_imported():

@@ -13,6 +13,7 @@ import sys
 
 import httpx
 import pytest
+from tests.doubles.processes import running
 from tests.server.test_connections import HEALTH, run, serving
 
 from octavo.errors import ConfigError
@@ -200,30 +201,27 @@ def test_a_hangup_reads_the_files_again_and_keeps_the_old_ones_where_they_do_not
 
     put("first", "first")
     command = [sys.executable, "-c", SERVE, str(cert), str(key)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            url = process.stdout.readline().strip()
-            assert url.startswith("https://")
-            assert is_served("first")
-            put("second", "first")
-            process.send_signal(signal.SIGHUP)
-            wait_for_line(process, "stay as they were")
-            assert is_served("first")
-            put("second", "second")
-            process.send_signal(signal.SIGHUP)
-            wait_for_line(process, "new connections get")
-            assert is_served("second")
-            assert not is_served("first")
-            put("rsa", "rsa")  # a context would keep the old one beside it
-            process.send_signal(signal.SIGHUP)
-            wait_for_line(process, "new connections get")
-            assert is_served("rsa")
-            assert not is_served("second")
-            process.terminate()
-            assert process.wait(20) == 0
-            assert "Traceback" not in process.stderr.read()
-        finally:
-            process.kill()
+    with running(command, stderr=subprocess.PIPE) as process:
+        url = process.stdout.readline().strip()
+        assert url.startswith("https://")
+        assert is_served("first")
+        put("second", "first")
+        process.send_signal(signal.SIGHUP)
+        wait_for_line(process, "stay as they were")
+        assert is_served("first")
+        put("second", "second")
+        process.send_signal(signal.SIGHUP)
+        wait_for_line(process, "new connections get")
+        assert is_served("second")
+        assert not is_served("first")
+        put("rsa", "rsa")  # a context would keep the old one beside it
+        process.send_signal(signal.SIGHUP)
+        wait_for_line(process, "new connections get")
+        assert is_served("rsa")
+        assert not is_served("second")
+        process.terminate()
+        assert process.wait(20) == 0
+        assert "Traceback" not in process.stderr.read()
 
 
 def wait_for_line(process, words):

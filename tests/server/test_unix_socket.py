@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
 import httpx
 import pytest
+from tests.doubles.processes import running
 
 from octavo.errors import ConfigError
 from octavo.server.run import listening
@@ -19,7 +19,6 @@ from octavo.server.unix_socket import unix_listener
 
 SERVE = """
 import sys
-from pathlib import Path
 from pathlib import Path
 from octavo.server.run import listening, serve
 from octavo.server.settings import ServerSettings
@@ -41,7 +40,7 @@ def ask(path, route="/health", **options):
 
 
 def test_a_server_answers_there_and_leaves_no_socket_behind(path):
-    with subprocess.Popen([sys.executable, "-c", SERVE, path], stdout=subprocess.PIPE, text=True) as process:
+    with running([sys.executable, "-c", SERVE, path]) as process:
         assert process.stdout.readline().strip() == f"unix:{path}"
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
         assert ask(path).json() == {"status": "ok"}
@@ -53,8 +52,7 @@ def test_a_server_answers_there_and_leaves_no_socket_behind(path):
 
 
 def test_keys_hold_there_as_everywhere(path):
-    command = [sys.executable, "-c", SERVE, path, "secret"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with running([sys.executable, "-c", SERVE, path, "secret"]) as process:
         process.stdout.readline()
         assert ask(path, "/metrics").status_code == 401
         assert ask(path, "/metrics", headers={"x-api-key": "secret"}).status_code == 200

@@ -1,0 +1,20 @@
+"""Programs that a test starts."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
+
+
+@contextmanager
+def running(
+    command: Sequence[object], *, stdout: int | IO[Any] | None = subprocess.PIPE, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A program that is ended with the block, however that ends: a test that fails waits for nothing."""
+    with subprocess.Popen([str(word) for word in command], stdout=stdout, text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # nothing, for one that has ended
