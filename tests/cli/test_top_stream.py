@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import re
 import threading
 import time
@@ -180,7 +181,7 @@ def test_the_live_screen_is_drawn_until_it_is_interrupted(monkeypatch: pytest.Mo
         return LIVE
 
     monkeypatch.setattr(Watch, "status", status)
-    top.run(URL, "", 0.001, once=False)
+    top.run(URL, "", 0.001, once=False, as_json=False)
     text = out.getvalue()
     assert text.count("tiny") == 3
     assert text.endswith("\x1b[?25h\x1b[?1049l")  # the terminal is as it was
@@ -208,6 +209,14 @@ def octavo_top(*words: str) -> str:
     if result.exception is not None:
         raise result.exception
     return result.output
+
+
+def test_json_is_one_object_of_what_the_picture_shows() -> None:
+    with serving(FakeModel(), ServerSettings()) as url:
+        state = json.loads(octavo_top("--json", "--url", url))
+    assert state["pool"]["blocks"] == 10
+    assert state["server"]["model"] == "fake-model"
+    assert (state["holders"], state["requests"]) == ([], [])
 
 
 def test_once_shows_a_server_that_does_nothing_and_leaves() -> None:

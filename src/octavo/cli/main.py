@@ -218,8 +218,9 @@ def top(
         float, typer.Option(metavar="SECONDS", help="Time between two pictures.", min=0.1, max=60)
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Show once and leave.")] = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Watch a running server's KV memory: its blocks, and who waits and why."""
     from octavo.cli.top import run
 
-    run(url, api_key, interval, once)
+    run(url, api_key, interval, once=once, as_json=as_json)

@@ -20,6 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from octavo.cli.remote_stream import KeyRefused, Server, Wish, stream_of
+from octavo.cli.tables import print_json
 from octavo.cli.terminal import is_screen
 from octavo.cli.top_rows import Status, ago, screen
 from octavo.cli.top_speeds import Speeds
@@ -35,10 +36,13 @@ _NOTICE_S = 30.0
 _ENOUGH_COLOURS = ("256", "truecolor")
 
 
-def run(url: str, api_key: str, interval_s: float, once: bool) -> None:
-    """Show until interrupted; once, where that is asked for or no screen can be drawn on again. Raises
-    RequestFailed when the server does not answer, and when the key ceases to be one."""
+def run(url: str, api_key: str, interval_s: float, *, once: bool, as_json: bool) -> None:
+    """Show until interrupted; once, where that is asked for or no screen can be drawn on again, or as JSON.
+    Raises RequestFailed when the server does not answer, and when the key ceases to be one."""
     console = Console()
+    if as_json:
+        print_json(asyncio.run(_state(Watch(url, api_key))))
+        return
     if once or not is_screen(console):
         asyncio.run(_show_once(Watch(url, api_key), console))
         return
@@ -110,6 +114,18 @@ class Watch:
         self._lost, self._failures = "", 0
         self.speeds.look(reader)
         self.first.set()
+
+
+async def _state(watch: Watch) -> dict[str, object]:
+    """All that a picture is drawn from, but for single blocks."""
+    following = asyncio.create_task(watch.follow())
+    try:
+        await _until_first(watch, following)
+    finally:
+        await _end(following)
+    reader = watch.reader
+    holders = [{**each.row, "num_blocks": len(each.blocks)} for each in reader.holdings.values()]
+    return {**reader.parts, "holders": holders, "requests": list(reader.requests.values())}
 
 
 async def _show_once(watch: Watch, console: Console) -> None:
