@@ -226,10 +226,10 @@ def gone_of(cls: type[DataclassInstance]) -> Mapping[str, Gone]:
     return {name.removesuffix(about.unit.value): about for name, about in fields if isinstance(about, Gone)}
 
 
-def check(options: DataclassInstance, *, by_flag: bool = False) -> None:
-    """Raise ConfigError for the first setting that is out of its bounds, called by its name or its flag."""
+def check(options: DataclassInstance) -> None:
+    """Raise ConfigError for the first setting that is out of its bounds, called by its name."""
     for each in settings_of(type(options)):
-        each.check(getattr(options, each.field), each.flag if by_flag else each.name)
+        each.check(getattr(options, each.field), each.name)
 
 
 def _described(field: dataclasses.Field[object], about: About) -> Described:

@@ -213,7 +213,7 @@ def test_workloads_are_those_that_were_asked_for_in_order():
     assert names(workload=("long",)) == [("W3", 1), ("W3", 4)]
     assert names(workload=("independent", "long"), conc=(2,)) == [("W1", 2), ("W3", 2)]
     assert names(workload=("shared-prefix",), prefix=0) == []
-    with pytest.raises(ConfigError, match="--workload is 'W9'; allowed: independent, shared-prefix, long"):
+    with pytest.raises(ConfigError, match="workload is 'W9'; allowed: independent, shared-prefix, long"):
         Offline(workload=("W9",))
 
 

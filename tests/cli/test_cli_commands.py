@@ -78,7 +78,7 @@ def test_every_command_that_prints_a_table_can_print_json():
         (["generate", "one", "two", "three"], 2, "PROMPT"),
         (["serve", "--port", "9" * 5_000], 2, "--port"),
         (["serve", "--port", "9" * 400], 2, "--port"),
-        (["serve", "--max-seqs", "9" * 400], 2, "max_seqs is 9"),
+        (["serve", "--max-seqs", "9" * 400], 2, "--max-seqs is 9"),
         (["serve", "--kv-memory", "9" * 5_000], 2, "--kv-memory is '9"),
         (["generate", "x", "--temperature", "9" * 400], 2, "temperature is inf"),
         (["generate", "x", "--seed", "-" + "9" * 400], 2, "seed is -9"),

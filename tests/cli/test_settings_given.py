@@ -194,17 +194,18 @@ def test_a_variable_says_on_or_off(start, text, value):
     "variables, says",
     [
         ({"OCTAVO_MAX_SEQS": "many"}, "OCTAVO_MAX_SEQS is 'many'; allowed: a whole number"),
-        ({"OCTAVO_MAX_SEQS": "0"}, "max_seqs is 0; allowed: 1 to 4,096"),
+        ({"OCTAVO_MAX_SEQS": "0"}, "OCTAVO_MAX_SEQS is 0; allowed: 1 to 4,096"),
         ({"OCTAVO_MAX_SEQS": "1_0"}, "OCTAVO_MAX_SEQS is '1_0'"),
         ({"OCTAVO_KV_MEMORY": "2foo"}, "OCTAVO_KV_MEMORY is '2foo'; allowed: a size such as"),
         ({"OCTAVO_PACE": "maybe"}, "OCTAVO_PACE is 'maybe'; allowed: true or false"),
-        ({"OCTAVO_DRAIN_TIMEOUT": "nan"}, "--drain-timeout is nan; allowed: 0 to 3,600"),
+        ({"OCTAVO_DRAIN_TIMEOUT": "nan"}, "OCTAVO_DRAIN_TIMEOUT is nan; allowed: 0 to 3,600"),
         (
             {"OCTAVO_DISK_CACHE": ""},
             "OCTAVO_DISK_CACHE is set, and empty; allowed: a value, or a variable that",
         ),
         ({"OCTAVO_TENANTS": "/no/such/file"}, "/no/such/file"),
         ({"OCTAVO_CONFIG": "/no/such/file"}, "/no/such/file cannot be read"),
+        ({"OCTAVO_OVERLAP": "1"}, "OCTAVO_OVERLAP is no setting any more: steps overlap on a GPU"),
     ],
 )
 def test_a_variable_that_cannot_be_meant_is_refused_by_name(monkeypatch, variables, says):
@@ -212,6 +213,24 @@ def test_a_variable_that_cannot_be_meant_is_refused_by_name(monkeypatch, variabl
     result = CliRunner().invoke(app, ["serve"], env=variables)
     assert isinstance(result.exception, ConfigError)
     assert says in str(result.exception)
+
+
+def test_a_variable_that_means_nothing_is_told_and_left(monkeypatch):
+    monkeypatch.setattr(serve, "run", lambda *given: None)
+    misspelt = {"OCTAVO_MAX_SEQ": "8", "OCTAVO_ZZZ": "1"}
+    of_others = {
+        "OCTAVO_CACHE": "/tmp",
+        "OCTAVO_SERVICE_HOST": "10.0.0.1",
+        "OCTAVO_PORT_8000_TCP": "tcp://10.0.0.1",
+    }
+    result = CliRunner().invoke(app, ["serve"], env=misspelt | of_others)
+    assert result.exit_code == 0, result.output
+    told = [line for line in result.stderr.splitlines() if "means nothing" in line]
+    assert told == [
+        "octavo: OCTAVO_MAX_SEQ is set, and means nothing to octavo; did you mean OCTAVO_MAX_SEQS? "
+        "(docs/settings.md lists what does)",
+        "octavo: OCTAVO_ZZZ is set, and means nothing to octavo (docs/settings.md lists what does)",
+    ]
 
 
 @pytest.mark.parametrize(

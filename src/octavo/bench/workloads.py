@@ -79,7 +79,7 @@ class Offline:
     long_out: int = setting(64, About("Tokens of its answer.", _SIZES, low=1, high=_TOKENS))
 
     def __post_init__(self) -> None:
-        check(self, by_flag=True)
+        check(self)
         runs = self.conc or (1, 8, 32)
         if len(self.n) > 1 and (set(self.workload) != {INDEPENDENT} or len(self.n) != len(runs)):
             raise ConfigError(
@@ -103,7 +103,7 @@ class Latency:
     rounds: int = setting(3, About("Runs of each way to compute it, in turns.", _PROMPTS, low=1, high=1000))
 
     def __post_init__(self) -> None:
-        check(self, by_flag=True)
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Load:
     )
 
     def __post_init__(self) -> None:
-        check(self, by_flag=True)
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Asking:
     )
 
     def __post_init__(self) -> None:
-        check(self, by_flag=True)
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class Targets:
     )
 
     def __post_init__(self) -> None:
-        check(self, by_flag=True)
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class Memory:
     seed: int = setting(0, About("The same seed, the same figures.", _SIZES, low=0, high=2**63 - 1))
 
     def __post_init__(self) -> None:
-        check(self, by_flag=True)
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,4 +231,4 @@ class Embeddings:
     rounds: int = setting(5, About("Rounds that are measured, all in each.", _PROMPTS, low=1, high=10_000))
 
     def __post_init__(self) -> None:
-        check(self, by_flag=True)
+        check(self)

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeGuard, cast, get_args, get_origin
@@ -25,8 +26,8 @@ from typing import TYPE_CHECKING, Annotated, TypeGuard, cast, get_args, get_orig
 import typer
 
 from octavo.cli.config_file import TABLES, read_config
-from octavo.cli.given import CONFIG_VARIABLE, Beside, Flag, Origin, resolve
-from octavo.setting import Described, Unit, gone_of, settings_of
+from octavo.cli.given import CONFIG_VARIABLE, Beside, Flag, Origin, resolve, strange_variables
+from octavo.setting import Described, Gone, Unit, gone_of, settings_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -73,6 +74,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     groups = [group for group in map(_group_of, parameters) if group is not None]
     told = next((each.name for each in parameters if each.annotation is Told), None)
     hidden = {name: gone for group in groups for name, gone in gone_of(type(group.default)).items()}
+    has_table = any(group.table for group in groups)
     own = [each for each in parameters if each.name not in {told, *(group.parameter for group in groups)}]
 
     @functools.wraps(command)
@@ -80,6 +82,8 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         for name, gone in hidden.items():
             if given.pop(name, None) is not None:
                 raise gone.refusal(f"--{name.replace('_', '-')}")
+        if has_table:
+            _check_environment(hidden)
         path = cast("str | None", given.pop(CONFIG, None))
         config = None if path is None else read_config(Path(path))
         origins: list[Origin] = []
@@ -93,7 +97,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
             given[told] = Told(None if config is None else config.model, tuple(origins))
         command(**given)
 
-    flags = [_config_flag()] if any(group.table for group in groups) else []
+    flags = [_config_flag()] if has_table else []
     flags += [flag for group in groups for each in group.settings for flag in _flags(each, group.default)]
     flags += [_gone_flag(name) for name in hidden]
     shown = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*own, *flags)]
@@ -124,6 +128,17 @@ def _group_of(parameter: inspect.Parameter) -> _Group | None:
 
 def _has_settings(hint: object) -> TypeGuard[type[DataclassInstance]]:
     return isinstance(hint, type) and hasattr(hint, "__dataclass_fields__") and bool(settings_of(hint))
+
+
+def _check_environment(hidden: Mapping[str, Gone]) -> None:
+    """Refuse a variable of a setting that is gone; warn of one that means nothing."""
+    gone_variables = {f"OCTAVO_{name.upper()}": gone for name, gone in hidden.items()}
+    for variable, gone in gone_variables.items():
+        if variable in os.environ:
+            raise gone.refusal(variable)
+    settings = [setting for cls in TABLES.values() for setting in settings_of(cls)]
+    for sentence in strange_variables(os.environ, settings):
+        typer.echo(f"octavo: {sentence}", err=True)
 
 
 def _typed(field: str, given: dict[str, object]) -> Flag:

@@ -12,8 +12,10 @@ setting a variable gives one value. Values become those of the dataclass here, w
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
+_OURS = "OCTAVO_"  # how they all begin
+# What is read elsewhere: by commands, by kernels, by the build.
+_READ_ELSEWHERE = {CONFIG_VARIABLE, "OCTAVO_CACHE", "OCTAVO_URL", "OCTAVO_ISA", "OCTAVO_ISAS"}
+# Which are in every pod beside a service that is called octavo, or octavo-something.
+_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_|$)")
 Options = TypeVar("Options", bound="DataclassInstance")
 Flag = bool | str | Sequence[str] | None  # as it was typed; None: it was not
 
@@ -74,9 +81,21 @@ def resolve(default: Options, flags: Mapping[str, Flag], beside: Beside | None) 
         if found is None and beside is not None:
             found = _of_variable(setting, beside.environment) or _of_file(setting, beside)
         if found is not None:
+            setting.check(found.value, found.source)
             origins.append(found)
             values[setting.field] = found.value
     return Resolved(dataclasses.replace(default, **values), tuple(origins))
+
+
+def strange_variables(environment: Mapping[str, str], settings: Iterable[Described]) -> Iterator[str]:
+    """A sentence for each variable that begins as ours do and that nothing here reads."""
+    known = {setting.variable for setting in settings} | _READ_ELSEWHERE
+    for name in sorted(environment):
+        if not name.startswith(_OURS) or name in known or _OF_KUBERNETES.search(name):
+            continue
+        near = difflib.get_close_matches(name[len(_OURS) :], [each[len(_OURS) :] for each in known], 1)
+        meant = f"; did you mean {_OURS}{near[0]}?" if near else ""
+        yield f"{name} is set, and means nothing to octavo{meant} (docs/settings.md lists what does)"
 
 
 def _of_flag(setting: Described, typed: Flag) -> Origin | None:

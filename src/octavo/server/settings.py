@@ -179,7 +179,7 @@ class ServerSettings:
     connections_max: int | None = None  # None: as many as descriptors allow, up to 4,096
 
     def __post_init__(self) -> None:
-        check(self, by_flag=True)
+        check(self)
         for place, key in enumerate(self.api_keys, 1):
             check_key(key, f"API key number {place}")
         if len(self.keys) > KEYS_MAX:
