@@ -10,9 +10,9 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import tarfile
+import time
 import urllib.request
 import zipfile
 from collections.abc import Iterator
@@ -20,14 +20,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.doubles.processes import running
 
-import octavo
+import octavo._native
 
 pytestmark = [pytest.mark.wheel, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 DIST = ROOT / "dist"
 SIZE_MAX = 12 << 20
+ROOMS = {"src", "csrc", "CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "PKG-INFO", ".gitignore"}
 PYTHONS = os.environ.get("OCTAVO_TEST_PYTHONS", "python3").split()
 
 
@@ -51,8 +53,7 @@ def test_the_source_has_what_a_build_needs_and_no_more() -> None:
     for needed in ("CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "PKG-INFO"):
         assert needed in names
     assert sum(name.startswith("csrc/kernels/") for name in names) > 30
-    rooms = {name.partition("/")[0] for name in names}
-    assert rooms & {"tests", "docs", "bench", "scripts", "deploy", "build", ".venv"} == set()
+    assert {name.partition("/")[0] for name in names} <= ROOMS
     assert [name for name in names if name.endswith(".so")] == []
 
 
@@ -82,21 +83,15 @@ def test_wheels_are_of_an_old_enough_system_and_of_the_stable_interface() -> Non
 
 
 @contextmanager
-def served(octavo_command: Path, environment: dict[str, str]) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [octavo_command, "serve", "--port", str(port), "--kv-memory", "256MiB"]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stderr is not None
-            for line in server.stderr:
-                if " serves " in line:
-                    break
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-            server.communicate(timeout=60)
+def served(octavo_command: Path, environment: dict[str, str], log: Path) -> Iterator[str]:
+    command = [octavo_command, "serve", "--port", "0", "--kv-memory", "256MiB"]
+    with log.open("w") as told, running(command, env=environment, stdout=None, stderr=told) as server:
+        while (found := re.search(r" serves \S+ at (http://\S+)/v1", log.read_text())) is None:
+            assert server.poll() is None, log.read_text()
+            time.sleep(0.1)
+        yield found[1]
+        server.terminate()
+        assert server.wait(60) == 0
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -116,7 +111,12 @@ def test_a_wheel_serves_where_there_is_no_compiler(python: str, tmp_path: Path) 
     # By name, so that pip takes the wheel that is made for this interpreter.
     install = [*pip, "--find-links", str(DIST), f"octavo=={octavo.__version__}"]
     subprocess.run(install, env=environment, check=True)
-    with served(tmp_path / "venv" / "bin" / "octavo", environment) as url:
+    probe = "import octavo._native as native; print(*native.simd_probe()['usable'])"
+    usable = subprocess.run(
+        [tmp_path / "venv" / "bin" / "python", "-c", probe], capture_output=True, text=True
+    )
+    assert usable.stdout.split() == octavo._native.simd_probe()["usable"], usable.stderr
+    with served(tmp_path / "venv" / "bin" / "octavo", environment, tmp_path / "log") as url:
         body = {"messages": [{"role": "user", "content": "How many days are in a week?"}], "max_tokens": 8}
         request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode())
         with urllib.request.urlopen(request, timeout=60) as response:
