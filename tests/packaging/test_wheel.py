@@ -29,7 +29,8 @@ pytestmark = [pytest.mark.wheel, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 DIST = ROOT / "dist"
 SIZE_MAX = 12 << 20
-ROOMS = {"src", "csrc", "CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "PKG-INFO", ".gitignore"}
+ROOMS = {"src", "csrc", "CMakeLists.txt", "pyproject.toml", ".gitignore", "PKG-INFO"}
+ROOMS |= {"LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"}
 PYTHONS = os.environ.get("OCTAVO_TEST_PYTHONS", "python3").split()
 
 
