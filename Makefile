@@ -1,4 +1,4 @@
-# make serve   from an empty machine to a running server (Debian 12, Python 3.11+, a C++ compiler)
+# make serve   from an empty machine to a running server (Debian 12: python3-venv python3-dev g++ make)
 # make test    sets up and passes the tests
 # make wheel, test-wheel   what is published, in dist/: every instruction set; installed where there is no compiler
 # make dev     the same environment with this checkout in it, editable: CONTRIBUTING.md

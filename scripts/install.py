@@ -23,6 +23,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import tomllib
@@ -93,6 +94,18 @@ def end_all() -> None:
     for program in running:
         if program.poll() is None:
             os.killpg(program.pid, signal.SIGTERM)
+
+
+def check_machine() -> None:
+    """End with what the machine needs to compile kernels, and has not."""
+    missing = {}
+    if shutil.which("c++") is None and "CXX" not in os.environ:
+        missing["g++"] = "a C++ compiler"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        missing["python3-dev"] = "Python's headers (Python.h)"
+    if missing:
+        needed = f"needs {' and '.join(missing.values())}; on Debian: apt-get install {' '.join(missing)}"
+        sys.exit(f"Octavo is compiled for this machine, and {needed}")
 
 
 def project() -> dict[str, Any]:
@@ -222,8 +235,8 @@ def main() -> None:
         help="install its packages, not Octavo",
     )
     given = parser.parse_args()
-    if given.extra is None and shutil.which("c++") is None and "CXX" not in os.environ:
-        sys.exit("Octavo's kernels need a C++ compiler; on Debian: apt-get install g++")
+    if given.extra is None:
+        check_machine()
     LOGS.mkdir(parents=True, exist_ok=True)
     for old in LOGS.glob("*.log"):
         old.unlink()
