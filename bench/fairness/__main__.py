@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from octavo.bench.offline import quantile
+from octavo.cli.main import run_command
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
 from octavo.engine.start import start_engine
@@ -92,4 +93,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(lambda: typer.run(main))

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from octavo import _native
+from octavo.cli.main import run_command
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.engine.available import available_cores
 
@@ -45,4 +46,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(lambda: typer.run(main))

@@ -14,6 +14,7 @@ from bench.sessions.sessions import Resumed, Scenario, measure
 from rich.console import Console
 
 from octavo.bench.offline import quantile
+from octavo.cli.main import run_command
 
 
 def run(words: Sequence[str], folder: str | None, scenario: Scenario, *, as_json: bool) -> None:
@@ -68,4 +69,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(lambda: typer.run(main))

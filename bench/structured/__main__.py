@@ -11,6 +11,7 @@ from bench.structured.structured import StructuredResult, measure_structured
 from rich.console import Console
 from rich.table import Table
 
+from octavo.cli.main import run_command
 from octavo.cli.terminal import look_at_machine, phases, write
 
 
@@ -57,4 +58,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(lambda: typer.run(main))

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from octavo.bench.offline import quantile
 from octavo.bench.workloads import Load
+from octavo.cli.main import run_command
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.engine.stats import EngineStats
 from octavo.server.feeds import pause_s
@@ -127,4 +128,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(lambda: typer.run(main))

@@ -13,6 +13,7 @@ from rich.table import Table
 from tests.endurance.steady import Look, grown, spread
 from tests.endurance.steady import run as run_requests
 
+from octavo.cli.main import run_command
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
 from octavo.engine.start import start_engine
@@ -92,4 +93,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(lambda: typer.run(main))

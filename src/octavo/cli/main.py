@@ -8,6 +8,7 @@ can meet ends the process with its message and no traceback: 2 for a wrong setti
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -63,9 +64,16 @@ app.add_typer(tenants_app, name="tenants")
 
 def main() -> None:
     """The entry point of the console script."""
+    run_command(
+        lambda: whole_command()(prog_name="octavo")
+    )  # also as `python -m octavo`: completion asks by it
+
+
+def run_command(command: Callable[[], object]) -> None:
+    """Run a command to its end. An error that a person can meet is a sentence, and the exit status."""
     with standard_streams():
         try:
-            whole_command()(prog_name="octavo")  # also as `python -m octavo`: completion asks by this name
+            command()
         except OctavoError as error:
             typer.echo(f"octavo: {error}", err=True)
             sys.exit(2 if isinstance(error, (ConfigError, InvalidRequest, TenantsRefused)) else 1)
