@@ -99,6 +99,7 @@ lint: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check src tests bench scripts docs
 	$(BIN)/ruff format --check src tests bench scripts docs/*.py
 	$(BIN)/mypy
+	$(BIN)/mypy docs/reference.py docs/settings.py scripts/install.py
 
 # Kernels, thread team and recorded step as a plain program, under each sanitizer and instruction set of the
 # machine, or those in SANITIZED_ISAS.

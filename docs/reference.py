@@ -106,6 +106,7 @@ def families() -> Iterator[Family]:
         if isinstance(collector, MetricWrapperBase):
             labels = tuple(f"`{name}`" for name in collector._labelnames if name != _ALWAYS)
             bounds = tuple(getattr(collector, "_upper_bounds", ())[:-1])
+            assert collector._type is not None
             yield Family(collector._name, collector._type, collector._documentation, labels, bounds)
             continue
         for metric in collector.collect():

@@ -157,7 +157,16 @@ def compile_kernels(progress: Progress, isas: str) -> None:
         listed.write_text("\n".join(wanted))
     progress.now["kernels"] = compiled_so_far
     paths = {"PYTHONPATH": str(TOOLS), "PATH": f"{TOOLS / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    command = [*PIP, "wheel", "-v", "--no-deps", "--no-build-isolation", "--wheel-dir", WHEELS, ROOT]
+    command: list[str | Path] = [
+        *PIP,
+        "wheel",
+        "-v",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        WHEELS,
+        ROOT,
+    ]
     run("kernels", command, {**paths, "OCTAVO_ISAS": isas})
     del progress.now["kernels"]
     progress.tell("kernels: compiled")
