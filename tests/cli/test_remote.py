@@ -209,10 +209,12 @@ def test_the_pool_is_shown_and_resized(octavo: Callable[..., str]) -> None:
 def test_programs_get_an_object_a_line_and_nothing_else(octavo: Callable[..., str], url: str) -> None:
     headers = {"Authorization": "Bearer secret"}
     assert httpx.post(f"{url}/v1/sessions", json={}, headers=headers).status_code == 201
+    said = {"messages": [{"role": "user", "content": "x"}], "session": "s0"}
+    assert httpx.post(f"{url}/v1/chat/completions", json=said, headers=headers).status_code == 200
     for words in (
         "pins list", "pins add a xxxxxxxxxxxxxxxxxxxx", "pins add b xxxxxxxxxxxxxxxxxxxx", "pins renew a",
         "pins list", "sessions list", "sessions show s0", "sessions suspend s0",
-        "sessions resume s0", "pool show", "pool resize 5MiB", "tenants list", "pins delete a",
+        "sessions resume s0", "sessions fork s0", "pool show", "pool resize 5MiB", "tenants list", "pins delete a",
         "sessions delete s0",
     ):  # fmt: skip
         lines = octavo(*words.split(), "--json").splitlines()
