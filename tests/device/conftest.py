@@ -21,7 +21,8 @@ def quiet() -> Iterator[None]:
 @pytest.fixture
 def chained_dots(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's products as tensor cores make them: each element one chain over K, in order, whatever
-    the tile. NumPy's own depend on a tile's shape, so tests of exactness across tiles need these."""
+    the tile. NumPy's own depend on a tile's shape, and with some BLAS on a row's place in it, so tests of
+    exactness need these."""
     from triton.runtime import interpreter
 
     def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):  # type: ignore[no-untyped-def]

@@ -171,6 +171,19 @@ def test_a_second_call_that_is_cut_before_its_arguments_is_nothing() -> None:
         assert every_way(text[:cut], HERMES) == ("", "", [("get_weather", CALLS[0].arguments)])
 
 
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_calls_that_are_cut_anywhere_leave_no_markup_behind(form: ToolFormat) -> None:
+    """At any byte: half a character is a replacement character at the end of an answer."""
+    whole = written(form, CALLS[1:2] * 2).encode()
+    begun = min(
+        cut for cut in range(len(whole) + 1) if read(whole[:cut].decode(errors="replace"), form, [])[2]
+    )
+    for cut in range(begun, len(whole) + 1):
+        text = whole[:cut].decode(errors="replace")
+        assert read(text, form, [])[1] == "", text
+        assert read(text, form, list(range(1, len(text))))[1] == "", text
+
+
 @pytest.mark.parametrize(
     ("state", "text", "thought", "content"),
     [

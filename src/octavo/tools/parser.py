@@ -162,7 +162,7 @@ class CallParser:
             return False
         if found is not None:
             self._text = self._text[found.end() :]
-        elif self._is_over and _squeezed(self._form.call_close).startswith(_squeezed(self._text)):
+        elif self._is_over and _squeezed(self._form.call_close).startswith(self._squeezed_rest()):
             self._text = ""  # the rest of the tail was left out, or cut off
         self._state = _State.BETWEEN
         return True
@@ -201,9 +201,12 @@ class CallParser:
         return False
 
     def _may_become_head(self) -> bool:
-        form, text = self._form, _squeezed(self._text.rstrip(_CUT_CHARACTER))
+        form, text = self._form, self._squeezed_rest()
         head = _squeezed(form.call_open)
         return form.is_pythonic or head.startswith(text) or text.startswith(head)
+
+    def _squeezed_rest(self) -> str:
+        return _squeezed(self._text.rstrip(_CUT_CHARACTER))
 
     def _end_calls(self) -> None:
         self._state, self._has_content, self._is_behind_calls = _State.CONTENT, True, True

@@ -109,9 +109,9 @@ def test_queries_may_lie_in_a_wider_buffer(rng: torch.Generator) -> None:
     assert torch.equal(out, walked(wide[:, 16 : 5 * 16].contiguous(), context, MIXED, PLAIN, work)[0])
 
 
+@pytest.mark.usefixtures("chained_dots")
 @pytest.mark.parametrize("kind", ["f32", "int8"])
 def test_a_row_alone_has_the_bits_it_has_in_a_crowd(kind: str, rng: torch.Generator) -> None:
-    """The interpreter's products are BLAS's, which may change with a tile's size but not with its rows."""
     context = make_context(LENGTHS, 2, 16, 16, kind, rng)
     q = torch.randn((DECODE.num_tokens, 4 * 16), generator=rng)
     crowd, _ = split(q, context, DECODE, PLAIN, DECODE.work(1, None), programs=2)
@@ -121,6 +121,7 @@ def test_a_row_alone_has_the_bits_it_has_in_a_crowd(kind: str, rng: torch.Genera
         assert torch.equal(out, crowd[row : row + 1])
 
 
+@pytest.mark.usefixtures("chained_dots")
 def test_a_token_has_the_same_bits_in_any_place_of_a_tile(rng: torch.Generator) -> None:
     """Sub-tiles of which a row sees nothing, partitions before its window: none may change a bit."""
     context = make_context([400], 1, 16, 16, "f32", rng)
