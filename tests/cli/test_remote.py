@@ -214,8 +214,8 @@ def test_programs_get_an_object_a_line_and_nothing_else(octavo: Callable[..., st
     for words in (
         "pins list", "pins add a xxxxxxxxxxxxxxxxxxxx", "pins add b xxxxxxxxxxxxxxxxxxxx", "pins renew a",
         "pins list", "sessions list", "sessions show s0", "sessions suspend s0",
-        "sessions resume s0", "sessions fork s0", "pool show", "pool resize 5MiB", "tenants list", "pins delete a",
-        "sessions delete s0",
+        "sessions resume s0", "sessions fork s0", "pool show", "pool resize 5MiB", "tenants list",
+        "pins delete a", "sessions delete s0",
     ):  # fmt: skip
         lines = octavo(*words.split(), "--json").splitlines()
         told = [json.loads(line) for line in lines]
