@@ -60,6 +60,9 @@ class Amount:
         return self.number // bytes_per_block
 
     def __str__(self) -> str:
+        for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+            if self.in_bytes and self.number and self.number % size == 0:
+                return f"{self.number // size:,} {unit}"
         return f"{self.number:,} {'bytes' if self.in_bytes else 'blocks'}"
 
 

@@ -51,7 +51,7 @@ def test_check_shows_what_a_file_says(tmp_path: Path) -> None:
     output = octavo("tenants", "check", str(path))
     for part in (
         "alice",
-        "1,048,576 bytes",
+        "1 MiB",
         "4,096 blocks",
         "timeout 60",
         "nobody is an operator",
