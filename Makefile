@@ -16,6 +16,8 @@ PORT   ?= 8000
 .PHONY: serve test dev test-attack test-clients test-clients-node test-schemas test-probes test-ui test-wheel test-operations
 .PHONY: demo docs lint sanitize planted-bugs wheel clean
 .DELETE_ON_ERROR:
+# There is one environment, and two pips may not write to it.
+.NOTPARALLEL:
 
 # Reinstalled when anything that is compiled or installed changes.
 SOURCES := pyproject.toml CMakeLists.txt scripts/install.py $(shell find csrc src -name '*.cpp' -o -name '*.hpp' -o -name '*.py' -o -name '*.jinja' -o -path '*/ui/*')
@@ -36,11 +38,12 @@ test: $(VENV)/.installed-for-tests
 # wheel in its place.)
 dev: $(BIN)/python
 	@echo "Installing this checkout into $(VENV), editable, with the tests' oracles (some minutes the first time) ..."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'scikit-build-core>=0.11' 'nanobind>=2.5' ninja
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'scikit-build-core>=0.11' 'nanobind>=2.5' 'cmake>=3.19' ninja
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	OCTAVO_ISAS=$(or $(OCTAVO_ISAS),runnable) \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[test,docs]'
-	@touch $(VENV)/.installed-$(ISAS) $(VENV)/.installed-all $(VENV)/.installed-for-tests $(VENV)/.packages-docs
+	@rm -f $(VENV)/.installed-*
+	@touch $(if $(filter-out all runnable,$(OCTAVO_ISAS)),$(VENV)/.installed-$(ISAS),$(addprefix $(VENV)/.installed-,native all for-tests)) $(VENV)/.packages-docs
 
 # A real server under malice and load.
 test-attack: $(VENV)/.installed-for-tests $(VENV)/.packages-attack
@@ -131,8 +134,9 @@ $(sort $(VENV)/.installed-all $(VENV)/.installed-$(ISAS)): $(VENV)/.installed-%:
 
 # The packages that Octavo needs and those of an extra, without Octavo itself.
 $(VENV)/.packages-%: $(BIN)/python pyproject.toml
+	@touch $@.begun
 	@$(INSTALL) --extra $*
-	@touch $@
+	@mv $@.begun $@
 
 # torch comes first and alone, so that the CPU build is taken; it is used by tests only, as an oracle.
 $(VENV)/.installed-for-tests: $(VENV)/.installed-all

@@ -102,7 +102,7 @@ def check_machine() -> None:
     if shutil.which("c++") is None and "CXX" not in os.environ:
         missing["g++"] = "a C++ compiler"
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
-        missing["python3-dev"] = "Python's headers (Python.h)"
+        missing["python{}.{}-dev".format(*sys.version_info)] = "Python's headers (Python.h)"
     if missing:
         needed = f"needs {' and '.join(missing.values())}; on Debian: apt-get install {' '.join(missing)}"
         sys.exit(f"Octavo is compiled for this machine, and {needed}")

@@ -39,6 +39,13 @@ MODEL, MEMORY, BELOW, COMPUTING = "Model", "KV memory", "Below the KV memory", "
 _PIB = 2**50
 
 
+def backend_of(name: str, source: str) -> str:
+    """The same name. Raises ConfigError for one that is called otherwise now."""
+    if name == "cpu":
+        raise ConfigError(f"{source} is 'cpu', which is called native now; allowed: {', '.join(BACKENDS)}")
+    return name
+
+
 @dataclass(frozen=True, slots=True)
 class StartOptions:
     """How to start an engine. Raises ConfigError when a value is out of its bounds."""
@@ -216,6 +223,7 @@ class StartOptions:
             "GPU, else native.",
             COMPUTING,
             choices=BACKENDS,
+            read=backend_of,
             docs="native: the processor's kernels; torch: a GPU ([gpu.md](gpu.md)); reference: NumPy, slow; "
             "auto: torch where it sees a GPU, else native.",
         ),
@@ -289,8 +297,7 @@ class StartOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.backend == "cpu":
-            raise ConfigError(f"backend is 'cpu', which is called native now; allowed: {', '.join(BACKENDS)}")
+        backend_of(self.backend, "backend")
         check(self)
         if self.attention == "flash" and (self.backend in ("native", "reference") or self.device == "cpu"):
             raise ConfigError(

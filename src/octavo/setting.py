@@ -22,8 +22,8 @@ How to add a setting:
 3. One of the engine: its line in `OwnSettings` of `api/settings.py`, which type checkers read.
 4. `python docs/settings.py` writes its row. Tests tell when 3 or 4 is forgotten.
 
-How to remove one: `gone(default, Gone(words))` in its place. The field stays, for code and tests; the flag,
-the key and Python's keyword are refused with the words, which say what happens now.
+How to remove one: `gone(default, Gone(words))` in its place. The field stays, for code and tests; flag,
+variable, key and Python's keyword are refused with the words, which say what happens now.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ be meant is refused by name."""
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,6 +206,7 @@ def test_a_variable_says_on_or_off(start, text, value):
         ),
         ({"OCTAVO_TENANTS": "/no/such/file"}, "/no/such/file"),
         ({"OCTAVO_CONFIG": "/no/such/file"}, "/no/such/file cannot be read"),
+        ({"OCTAVO_BACKEND": "cpu"}, "OCTAVO_BACKEND is 'cpu', which is called native now"),
         ({"OCTAVO_OVERLAP": "1"}, "OCTAVO_OVERLAP is no setting any more: steps overlap on a GPU"),
     ],
 )
@@ -217,6 +219,8 @@ def test_a_variable_that_cannot_be_meant_is_refused_by_name(monkeypatch, variabl
 
 def test_a_variable_that_means_nothing_is_told_and_left(monkeypatch):
     monkeypatch.setattr(serve, "run", lambda *given: None)
+    for name in [each for each in os.environ if each.startswith("OCTAVO_")]:
+        monkeypatch.delenv(name)
     misspelt = {"OCTAVO_MAX_SEQ": "8", "OCTAVO_ZZZ": "1"}
     of_others = {
         "OCTAVO_CACHE": "/tmp",

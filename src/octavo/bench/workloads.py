@@ -6,7 +6,7 @@
     Memory      `bench memory`: a pool, and the requests that there may be
     Embeddings  `bench embeddings`: texts
 
-Lengths are in tokens. Whatever is out of its bounds is a ConfigError that names the flag.
+Lengths are in tokens. Whatever is out of its bounds is a ConfigError that names it.
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
 _OURS = "OCTAVO_"  # how they all begin
-# What is read elsewhere: by commands, by kernels, by the build.
+# What is read elsewhere: by commands, by kernels, by the build. (Benchmarks' own begin with OCTAVO_PEER.)
 _READ_ELSEWHERE = {CONFIG_VARIABLE, "OCTAVO_CACHE", "OCTAVO_URL", "OCTAVO_ISA", "OCTAVO_ISAS"}
 # Which are in every pod beside a service that is called octavo, or octavo-something.
-_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_|$)")
+_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_|$)|^OCTAVO_PEER")
 Options = TypeVar("Options", bound="DataclassInstance")
 Flag = bool | str | Sequence[str] | None  # as it was typed; None: it was not
 

@@ -54,8 +54,6 @@ class PagePrefaulter:
     def stop(self) -> None:
         """Ask for no more: what is given back to the system from now on stays there. Idempotent."""
         self._stopping.set()
-        for thread in self._threads:
-            _hurry(thread)
         self.wait()
 
     def _each_piece(self, data: Bytes) -> Iterator[Bytes]:
@@ -84,10 +82,3 @@ def _leave_the_processor_to_others() -> None:
     if hasattr(os, "SCHED_IDLE"):
         with contextlib.suppress(OSError):  # a sandbox may forbid it; then it goes on as it was
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-
-
-def _hurry(thread: threading.Thread) -> None:
-    """A thread that has left the processor to others takes part again: somebody waits for its end."""
-    if hasattr(os, "SCHED_IDLE") and thread.native_id is not None:
-        with contextlib.suppress(OSError):  # it is gone, or the system does not allow it
-            os.sched_setscheduler(thread.native_id, os.SCHED_OTHER, os.sched_param(0))
