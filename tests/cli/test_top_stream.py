@@ -262,12 +262,17 @@ def test_once_shows_how_fast_tokens_come_and_why_a_request_waits() -> None:
         try:
             assert served.turnstile.reached.wait(20)
             shown = octavo_top("--url", url)
+            state = json.loads(octavo_top("--json", "--url", url))
         finally:
             is_over.set()
             served.turnstile.permits.release(1000)
             for thread in threads:
                 thread.join(60)
     served.llm.close()
+    [running, waiting] = [choice for each in state["requests"] for choice in each["choices"]]
+    assert (running["running"], waiting["running"]) == (True, False)
+    assert "setting max_seqs" in waiting["why"]
+    assert sum(holder["blocks"] for holder in state["holders"]) == running["blocks"] > 0
     assert "running 1  waiting 1" in shown
     assert "    needs 1 rows, 0 free (setting max_seqs)" in shown
     assert re.search(r"^\d\.0 +runs +13/13 .* [1-9]\d*\.\d", shown, re.MULTILINE), shown

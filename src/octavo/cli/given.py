@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
 _OURS = "OCTAVO_"  # how they all begin
-# What is read elsewhere: by commands, by kernels, by the build. (Benchmarks' own begin with OCTAVO_PEER.)
+# What is read elsewhere: by commands, by kernels, by the build.
 _READ_ELSEWHERE = {CONFIG_VARIABLE, "OCTAVO_CACHE", "OCTAVO_URL", "OCTAVO_ISA", "OCTAVO_ISAS"}
-# Which are in every pod beside a service that is called octavo, or octavo-something.
-_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_|$)|^OCTAVO_PEER")
+# Kubernetes sets the first in every pod beside a service that is called octavo, or octavo-something; the last
+# are those of `bench/compare`.
+_OF_OTHERS = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_|$)|^OCTAVO_PEER")
 Options = TypeVar("Options", bound="DataclassInstance")
 Flag = bool | str | Sequence[str] | None  # as it was typed; None: it was not
 
@@ -91,7 +92,7 @@ def strange_variables(environment: Mapping[str, str], settings: Iterable[Describ
     """A sentence for each variable that begins as ours do and that nothing here reads."""
     known = {setting.variable for setting in settings} | _READ_ELSEWHERE
     for name in sorted(environment):
-        if not name.startswith(_OURS) or name in known or _OF_KUBERNETES.search(name):
+        if not name.startswith(_OURS) or name in known or _OF_OTHERS.search(name):
             continue
         near = difflib.get_close_matches(name[len(_OURS) :], [each[len(_OURS) :] for each in known], 1)
         meant = f"; did you mean {_OURS}{near[0]}?" if near else ""

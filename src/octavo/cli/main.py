@@ -64,9 +64,8 @@ app.add_typer(tenants_app, name="tenants")
 
 def main() -> None:
     """The entry point of the console script."""
-    run_command(
-        lambda: whole_command()(prog_name="octavo")
-    )  # also as `python -m octavo`: completion asks by it
+    # By this name also as `python -m octavo`: completion asks by it.
+    run_command(lambda: whole_command()(prog_name="octavo"))
 
 
 def run_command(command: Callable[[], object]) -> None:

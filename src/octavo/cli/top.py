@@ -39,10 +39,10 @@ _ENOUGH_COLOURS = ("256", "truecolor")
 def run(url: str, api_key: str, interval_s: float, *, once: bool, as_json: bool) -> None:
     """Show until interrupted; once, where that is asked for or no screen can be drawn on again, or as JSON.
     Raises RequestFailed when the server does not answer, and when the key ceases to be one."""
-    console = Console()
     if as_json:
         print_json(asyncio.run(_state(Watch(url, api_key))))
         return
+    console = Console()
     if once or not is_screen(console):
         asyncio.run(_show_once(Watch(url, api_key), console))
         return
@@ -124,7 +124,7 @@ async def _state(watch: Watch) -> dict[str, object]:
     finally:
         await _end(following)
     reader = watch.reader
-    holders = [{**each.row, "num_blocks": len(each.blocks)} for each in reader.holdings.values()]
+    holders = [{**each.row, "blocks": len(each.blocks)} for each in reader.holdings.values()]
     return {**reader.parts, "holders": holders, "requests": list(reader.requests.values())}
 
 
