@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,3 +19,14 @@ def running(
             yield process
         finally:
             process.kill()  # nothing, for one that has ended
+
+
+def url_told(process: subprocess.Popen[str]) -> str:
+    """The address of a server, which it tells on standard error. Fails where it ends first."""
+    assert process.stderr is not None
+    banner = ""
+    while (found := re.search(r"(http://127\S+)/v1 ", banner)) is None:
+        line = process.stderr.readline()
+        assert line, banner
+        banner += line
+    return found[1]

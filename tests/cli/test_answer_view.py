@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from tests.cli.screens import Screen
-from tests.doubles.processes import running
+from tests.processes import running
 
 from octavo.cli import answer_view
 from octavo.cli.answer_view import answer_on, length_finished, rendered

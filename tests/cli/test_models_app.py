@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tests.cli.listings import rows
 from tests.model.fake_hub import serving_hub, sha256, use_hub
+from tests.processes import running
 from typer.testing import CliRunner
 
 from octavo.cli import models_app
@@ -214,9 +215,8 @@ def test_ctrl_c_ends_a_pull_at_once_and_the_next_one_goes_on(hub, tmp_path):
     part = tmp_path / "cache/models--owner--name/blobs" / (sha256(hub.files[Q4]) + ".incomplete")
     # A program ignores interrupts that its parent ignores, as shells have programs in the background do.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    pull = subprocess.Popen(command, env=os.environ | place, stderr=subprocess.PIPE, text=True)
-    signal.signal(signal.SIGINT, before)
-    with pull:
+    with running(command, env=os.environ | place, stdout=None, stderr=subprocess.PIPE) as pull:
+        signal.signal(signal.SIGINT, before)
         while pull.poll() is None and not (part.is_file() and part.stat().st_size == 60_000):
             pass
         pull.send_signal(signal.SIGINT)

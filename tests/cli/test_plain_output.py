@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.doubles.processes import running
+from tests.processes import running
 
 ROOT = Path(__file__).parents[2]
 COLOUR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[0-9;]*m")
@@ -71,14 +71,13 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback() -> None:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         command = [sys.executable, "-m", "octavo", "pins", "list", "--url", url]
-        process = subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        signal.signal(signal.SIGINT, before)
-        with process:
+        with running(command, env=ENV, stderr=subprocess.PIPE) as process:
+            signal.signal(signal.SIGINT, before)
             silent.accept()[0].recv(1)  # it has asked, and waits
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=30)
-    assert (process.returncode, out) == (130, b"")
-    assert b"Traceback" not in err
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in err
 
 
 def test_the_statuses_are_told_by_help_and_by_the_page() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import subprocess
 import sys
 import types
@@ -18,6 +17,7 @@ import pytest
 from tests.doubles.fake_model import FakeModel
 from tests.engine.served import Served, alone, read, serve_tiny, wait_until
 from tests.engine.test_client import LONG, greedy, nothing_is_left, prompt_of
+from tests.processes import running, url_told
 
 import octavo.engine.loop
 from octavo.engine.outputs import Delta
@@ -315,23 +315,16 @@ main()
 
 
 def test_a_server_whose_engine_gave_up_ends_by_itself_with_status_1() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
-    assert process.stderr is not None
-    banner = ""
-    while (found := re.search(r"(http://127\S+)/v1 ", banner)) is None:
-        line = process.stderr.readline()
-        assert line, banner
-        banner += line
-    with httpx.Client() as client:
-        for _ in range(3):
-            answer = client.post(f"{found[1]}/v1/completions", json={"prompt": [30, 31], "max_tokens": 2})
-            assert answer.status_code in (500, 503)
-            assert "the executor broke" in answer.json()["error"]["message"]
-    assert process.wait(20) == 1
-    assert "octavo: the engine has stopped after repeated failures" in process.stderr.read()
+    env = {**os.environ, "NO_COLOR": "1"}
+    with running(
+        [sys.executable, "-c", SERVE], stdout=None, stderr=subprocess.PIPE, cwd=ROOT, env=env
+    ) as process:
+        url = url_told(process)
+        with httpx.Client() as client:
+            for _ in range(3):
+                answer = client.post(f"{url}/v1/completions", json={"prompt": [30, 31], "max_tokens": 2})
+                assert answer.status_code in (500, 503)
+                assert "the executor broke" in answer.json()["error"]["message"]
+        assert process.wait(20) == 1
+        assert process.stderr is not None
+        assert "octavo: the engine has stopped after repeated failures" in process.stderr.read()

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from tests.doubles.faults import Fault, FaultKind, FaultyFiles, at_each
-from tests.doubles.processes import running
 from tests.executor.store import (
     BLOCK,
     FINGERPRINT,
@@ -25,6 +24,7 @@ from tests.executor.store import (
     open_store,
     put,
 )
+from tests.processes import running
 
 from octavo.errors import ConfigError
 from octavo.executor.disk import DiskStore

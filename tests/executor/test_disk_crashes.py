@@ -14,7 +14,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.doubles.faults import Crashed, Fault, FaultKind, FaultyFiles, scripted, seeded
-from tests.doubles.processes import running
 from tests.executor.store import (
     BLOCK,
     NAMESPACE,
@@ -28,6 +27,7 @@ from tests.executor.store import (
     open_store,
     put,
 )
+from tests.processes import running
 
 from octavo.errors import ConfigError
 from octavo.executor.disk import DiskStore

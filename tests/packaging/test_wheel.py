@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.doubles.processes import running
+from tests.processes import running
 
 import octavo._native
 

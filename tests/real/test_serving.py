@@ -10,7 +10,6 @@ import asyncio
 import concurrent.futures
 import json
 import random
-import re
 import signal
 import socket
 import subprocess
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.processes import running, url_told
 
 from octavo.config import StartOptions
 from octavo.engine.client import EngineClient
@@ -251,23 +251,18 @@ def leave(url: str, body: Body, llm: EngineClient) -> int:
 def test_sigterm_lets_a_running_answer_end_and_exits_with_status_zero(gguf_path: Path) -> None:
     command = [sys.executable, "-m", "octavo", "serve", str(gguf_path), "--port", "0"]
     command += ["--kv-memory", "64MiB", "--context-length", "512"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    banner = ""
-    while (found := re.search(r"(http://127\S+)/v1 ", banner)) is None:
-        line = process.stderr.readline()
-        assert line, banner
-        banner += line
-    body = {"prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": True, "stream": True}
-    body |= {"stream_options": {"include_usage": True}}
-    with httpx.stream("POST", f"{found[1]}/v1/completions", json=body, timeout=60) as answer:
-        lines = answer.iter_lines()
-        next(lines)
-        process.send_signal(signal.SIGTERM)
-        rest = [line for line in lines if line]
-    assert rest[-1] == "data: [DONE]"
-    assert '"finish_reason":"length"' in rest[-2] + rest[-3]
-    assert '"completion_tokens":60' in rest[-2]  # in how many pieces is chance: guesses come together
-    assert process.wait(20) == 0
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{found[1]}/health")
+    with running(command, stdout=None, stderr=subprocess.PIPE) as process:
+        url = url_told(process)
+        body = {"prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": True, "stream": True}
+        body |= {"stream_options": {"include_usage": True}}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in rest[-2] + rest[-3]
+        assert '"completion_tokens":60' in rest[-2]  # in how many pieces is chance: guesses come together
+        assert process.wait(20) == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")

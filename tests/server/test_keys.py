@@ -5,7 +5,7 @@ import signal
 import sys
 
 import pytest
-from tests.doubles.processes import running
+from tests.processes import running
 from typer.testing import CliRunner
 
 from octavo.cli.config_file import read_config

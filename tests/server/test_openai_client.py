@@ -1,9 +1,7 @@
 """The official client against a real socket, and the server's orderly end."""
 
 import asyncio
-import os
 import signal
-import subprocess
 import sys
 import threading
 
@@ -11,6 +9,7 @@ import httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 from tests.doubles.fake_model import FakeModel
+from tests.processes import running
 
 from octavo.errors import ConfigError
 from octavo.server.run import base_url, bind, build_server
@@ -135,15 +134,13 @@ print("drained", flush=True)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_and_ends_with_status_zero(number):
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE], stdout=subprocess.PIPE, text=True, env=os.environ
-    )
-    url = process.stdout.readline().strip()
-    with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "a", "stream": True}) as answer:
-        lines = answer.iter_lines()
-        assert '"text":"H"' in next(lines)
-        process.send_signal(number)
-        rest = list(lines)
-        assert '"finish_reason":"stop"' in rest[-4], "the running request was not allowed to end"
-    assert process.wait(10) == 0
-    assert process.stdout.read() == "drained\n"
+    with running([sys.executable, "-c", SERVE]) as process:
+        url = process.stdout.readline().strip()
+        with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "a", "stream": True}) as answer:
+            lines = answer.iter_lines()
+            assert '"text":"H"' in next(lines)
+            process.send_signal(number)
+            rest = list(lines)
+            assert '"finish_reason":"stop"' in rest[-4], "the running request was not allowed to end"
+        assert process.wait(10) == 0
+        assert process.stdout.read() == "drained\n"

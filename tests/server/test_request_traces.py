@@ -14,8 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from tests.doubles.fake_model import FakeModel
-from tests.doubles.processes import running
 from tests.engine.served import serve_tiny
+from tests.processes import running
 from tests.server.conftest import Edge
 
 from octavo.errors import ConfigError

@@ -13,7 +13,7 @@ import sys
 
 import httpx
 import pytest
-from tests.doubles.processes import running
+from tests.processes import running
 from tests.server.test_connections import HEALTH, run, serving
 
 from octavo.errors import ConfigError

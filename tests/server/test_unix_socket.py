@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.doubles.processes import running
+from tests.processes import running
 
 from octavo.errors import ConfigError
 from octavo.server.run import listening

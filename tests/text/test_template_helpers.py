@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from tests.processes import running
 
 from octavo.errors import InvalidRequest, RequestFailed
 from octavo.text import template_helpers
@@ -210,21 +211,17 @@ helpers.render({"a": 1})
 print(helpers._idle[0].pid, flush=True)
 sys.stdin.read()
 """
-    server = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
-    )
-    pid = int(server.stdout.readline())
-    assert is_alive(pid)
-    watched = os.pidfd_open(pid)
-    server.kill()
-    server.communicate(timeout=30)
-    import select
+    env = os.environ | {"PYTHONPATH": ":".join(sys.path)}
+    with running([sys.executable, "-c", code], stdin=subprocess.PIPE, env=env) as server:
+        pid = int(server.stdout.readline())
+        assert is_alive(pid)
+        watched = os.pidfd_open(pid)
+        server.kill()
+        server.communicate(timeout=30)
+        import select
 
-    assert select.select([watched], [], [], 30)[0], "the process outlives its server"
-    os.close(watched)
+        assert select.select([watched], [], [], 30)[0], "the process outlives its server"
+        os.close(watched)
 
 
 def test_the_process_has_no_secrets_and_no_files(made, monkeypatch):
