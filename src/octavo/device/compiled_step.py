@@ -1,7 +1,11 @@
 """What the kernels need of a step: its arrays, and attention's work lists for each window that layers have.
 
     all chunks one token            one list, a tile for each chunk
-    others                          two lists: chunks of one token, and the rest in tiles that fill a product
+    others                          two lists: chunks of one token, and longer chunks in tiles that fill a
+                                    product
+
+A chunk is in one list by its length alone: where so many query heads read one kv head that one token fills
+a product, the tiles of both lists hold one token.
 
 A list of few tiles is cut into partitions and merged (`attend_splitting`), so that few rows of a long context
 keep the whole device busy; the bits are the same. The host makes the lists, and they travel with the plan.
@@ -60,6 +64,7 @@ class WorkForm:
     """The sizes of one work list: what a captured step is made for."""
 
     window: int | None
+    is_single: bool  # lists the chunks of one token; otherwise those of more
     tokens_per_tile: int
     tiles_max: int
     items_max: int
@@ -107,19 +112,21 @@ class CompiledStep:
 def forms_of(lengths: Ints, sizes: AttentionSizes) -> list[WorkForm]:
     """The work lists of a step whose chunks have these lengths (C,): no more depends on them."""
     forms = []
+    per_tile = prefill_tokens_per_tile(sizes.num_heads, sizes.num_kv_heads, sizes.head_size)
     for window in sizes.windows:
-        for tokens in (1, prefill_tokens_per_tile(sizes.num_heads, sizes.num_kv_heads, sizes.head_size)):
-            own = lengths[_listed(lengths, tokens)]
+        for is_single, tokens in ((True, 1), (False, per_tile)):
+            own = lengths[_listed(lengths, is_single)]
             tiles = int((-(-own // tokens)).sum())
             if tiles:
-                is_split = tokens == 1 and sizes.is_split(tiles)
-                forms.append(WorkForm(window, tokens, tiles, tiles * sizes.partitions_max, is_split))
+                is_split = is_single and sizes.is_split(tiles)
+                items_max = tiles * sizes.partitions_max
+                forms.append(WorkForm(window, is_single, tokens, tiles, items_max, is_split))
     return forms
 
 
 def list_of(form: WorkForm, starts: Ints, lengths: Ints) -> Ints:
     """A list's arrays in one (`num_ints`,): the tiles of the chunks that belong to it, then padding."""
-    chunks = np.flatnonzero(_listed(lengths, form.tokens_per_tile)).astype(np.int32)
+    chunks = np.flatnonzero(_listed(lengths, form.is_single)).astype(np.int32)
     tiles = tiles_of(starts[chunks], lengths[chunks], form.tokens_per_tile, form.window)
     arrays = [chunks[tiles.chunks], tiles.rows, tiles.ends]
     padding = np.zeros(form.tiles_max - tiles.ends.size, np.int32)
@@ -127,9 +134,9 @@ def list_of(form: WorkForm, starts: Ints, lengths: Ints) -> Ints:
     return pack([*(np.concatenate([array, padding]) for array in arrays), num_tiles])
 
 
-def _listed(lengths: Ints, tokens_per_tile: int) -> Mask:
-    """Which chunks are in the list of such tiles: those of one token, or the others."""
-    return lengths == 1 if tokens_per_tile == 1 else lengths > 1
+def _listed(lengths: Ints, is_single: bool) -> Mask:
+    """Which chunks belong to the list of single tokens, or to the other one."""
+    return lengths == 1 if is_single else lengths > 1
 
 
 def work_in(form: WorkForm, arrays: Tensor) -> AttentionWork:

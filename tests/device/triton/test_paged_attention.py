@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.device.triton.steps import CPU, Context, Step, attended, make_context
 
+from octavo.device.compiled_step import AttentionSizes, CompiledStep, forms_of, list_of, work_in
 from octavo.device.triton.attention import (
     AttentionForm,
     allocate_scratch,
@@ -195,3 +196,35 @@ def test_a_tile_of_a_prefill_fills_the_rows_of_a_product() -> None:
     assert prefill_tokens_per_tile(32, 8, 128) == 16
     assert prefill_tokens_per_tile(32, 8, 256) == 8
     assert prefill_tokens_per_tile(128, 1, 64) == 1
+
+
+@pytest.mark.parametrize(
+    "heads, kv_heads", [(4, 2), (64, 1)], ids=["tiles of 32 tokens", "tiles of one token"]
+)
+@pytest.mark.parametrize("step", [DECODE, PREFILL, MIXED], ids=["decode", "prefill", "mixed"])
+def test_the_lists_of_a_step_cover_every_token_whatever_a_tile_holds(
+    step: Step, heads: int, kv_heads: int, rng: torch.Generator
+) -> None:
+    context = make_context(LENGTHS, kv_heads, 16, 16, "f32", rng)
+    q = torch.randn((step.num_tokens, heads * 16), generator=rng)
+    sizes = AttentionSizes(heads, kv_heads, 16, (None,), 3, num_processors=1)
+    _, starts, lengths = (np.array(column, np.int32) for column in zip(*step.chunks, strict=True))
+    works = [
+        (form, work_in(form, torch.from_numpy(list_of(form, starts, lengths))))
+        for form in forms_of(lengths, sizes)
+    ]
+    tokens = torch.zeros(step.num_tokens, dtype=torch.int32)  # attention reads none of these
+    compiled = CompiledStep(
+        tokens,
+        tokens,
+        tokens,
+        tokens,
+        step.on_device(context),
+        works,
+        sizes,
+        int(lengths.max()),
+        partials=allocate_scratch(9, 1, heads, kv_heads, 16, CPU),
+    )
+    out = torch.full_like(q, float("nan"))
+    compiled.attend(out, q, context.pool, 1, PLAIN)
+    torch.testing.assert_close(out.double(), attended(q, context, step, PLAIN)[0], atol=3e-6, rtol=3e-6)
