@@ -32,7 +32,8 @@ from octavo.engine.available import available_memory
 from octavo.engine.client import EngineClient
 from octavo.engine.start import Started, engine_over
 from octavo.model.loader import LoadedModel
-from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, RopeSpec
+from octavo.model.rope import RopeSpec
+from octavo.model.spec import LayerWeights, Linear, Model, ModelSpec, ModelWeights, Norm, turns_of
 from octavo.params import SamplerParams
 from octavo.text.chat import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
@@ -77,7 +78,6 @@ def random_model(shape: Shape, backend: TorchBackend, context_length: int, seed:
         return Norm(1 + 0.1 * torch.randn(size, device=device, generator=generator))
 
     queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
-    rope = RopeSpec(shape.theta, shape.head)
     spec = ModelSpec(
         family="qwen3" if shape.has_qk_norm else "llama",
         num_layers=shape.layers,
@@ -90,7 +90,7 @@ def random_model(shape: Shape, backend: TorchBackend, context_length: int, seed:
         context_length=context_length,
         attention_scale=shape.head**-0.5,
         norm_eps=1e-6,
-        rope=rope,
+        ropes=(RopeSpec(shape.theta, shape.head),) * shape.layers,
     )
     layers = tuple(
         LayerWeights(
@@ -111,8 +111,8 @@ def random_model(shape: Shape, backend: TorchBackend, context_length: int, seed:
     embedding = matrix(shape.vocab, shape.hidden).weight
     output = embedding if shape.is_tied else matrix(shape.vocab, shape.hidden).weight
     weights = ModelWeights(embedding, layers, norm(shape.hidden), output)
-    cos, sin = (torch.from_numpy(table).to(device) for table in rope.table(context_length))
-    model = Model(f"random-{shape.name}", spec, weights, _ONE_ID, (cos, sin))
+    turns = turns_of(spec, backend.weights.vector)
+    model = Model(f"random-{shape.name}", spec, weights, _ONE_ID, turns)
     return LoadedModel(model, cast(Tokenizer, LetterTokenizer(shape.vocab)))
 
 

@@ -75,7 +75,7 @@ KEYS = {
         "transformers": {"at_once"},
     },
 }
-QUICK = ("products",)  # the others by make test-probes
+QUICK = ("products", "exact_cost")  # kernels alone, an engine; the others by make test-probes
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None or importlib.util.find_spec("triton") is None,
