@@ -77,10 +77,10 @@ def _generate(
 
         small = {"num_blocks": 16, "max_batch_tokens": 64} if probe.tiny else {}
         options["continuous_batching_config"] = ContinuousBatchingConfig(**small)
-    with torch.inference_mode():
-        if not probe.tiny:
-            model.generate_batch(inputs=prompts, generation_config=how, **options)  # graphs, first touches
-        started = time.perf_counter()
-        made = model.generate_batch(inputs=prompts, generation_config=how, **options)
-        probe.wait()
+    # `generate_batch` forbids gradients itself; within `torch.inference_mode` some versions fail on a GPU.
+    if not probe.tiny:
+        model.generate_batch(inputs=prompts, generation_config=how, **options)  # graphs, first touches
+    started = time.perf_counter()
+    made = model.generate_batch(inputs=prompts, generation_config=how, **options)
+    probe.wait()
     return time.perf_counter() - started, sum(len(one.generated_tokens) for one in made.values())
