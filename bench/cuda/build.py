@@ -28,8 +28,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ("numpy", "torch", "triton")  # enough for the probes of kernels
-ENGINE = ("tokenizers", "llguidance", "huggingface_hub", "jinja2", "octavo._native")
-WEB = ("starlette", "pydantic", "uvicorn", "prometheus_client", "httpx2", "typer", "rich")
+ENGINE = ("tokenizers", "llguidance", "huggingface_hub", "jinja2", "httpx2", "rich", "octavo._native")
+WEB = ("starlette", "pydantic", "uvicorn", "prometheus_client", "typer")
 OTHERS = ("transformers", "pytest", "nanobind", "scikit_build_core", "psutil")
 LAUNCHED = """
 import torch, triton
@@ -127,7 +127,8 @@ def install(wheels: Path | None, target: Path, timeout_s: float) -> bool:
             run([*pip, "scikit-build-core", "nanobind", "cmake", "ninja"], 120)
         made = run([*pip, *what], timeout_s)
         if made.returncode:  # the web stack may be missing: the engine needs less
-            made = run([*pip, "--no-deps", *what], timeout_s)
+            others = sorted(str(wheel) for wheel in wheels.glob("*.whl") if wheel not in own)
+            made = run([*pip, "--no-deps", *others, *what], timeout_s)
         error = made.stderr[-800:] if made.returncode else ""
         emit("install", way="pip", ok=not error, error=error)
         if made.returncode == 0:
