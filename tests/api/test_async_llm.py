@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from tests.engine.served import LetterTokenizer, alone, poisoned_model, wait_until
+from tests.engine.served import LetterTokenizer, alone, poisoned_model
 from tests.tiny import CONTEXT
+from tests.waiting import wait_until
 
 from octavo import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from octavo.errors import EngineStopped, InvalidRequest, OctavoError, RequestFailed

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from tests.cli.serving import serving
 from tests.doubles.fake_model import FakeModel
-from tests.engine.served import wait_until
+from tests.waiting import wait_until
 
 from octavo.cli import answer_view
 from octavo.cli.answerer import Answerer, EngineAnswerer

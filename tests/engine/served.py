@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
 from tests.tiny import CONTEXT, EOS, VOCAB, Answer, request, run, tiny_engine, tiny_model
+from tests.waiting import LIMIT_S
 
 from octavo.engine.client import EngineClient
 from octavo.engine.core import Engine
@@ -69,8 +69,8 @@ class Turnstile:
     def submit(self, plan: StepPlan) -> Future[StepResult]:
         self.plans.append(plan)
         self.reached.set()
-        assert self.open.wait(20)
-        assert self.permits is None or self.permits.acquire(timeout=20)
+        assert self.open.wait(LIMIT_S)
+        assert self.permits is None or self.permits.acquire(timeout=LIMIT_S)
         if self.failures:
             self.failures -= 1
             raise RuntimeError("the executor broke")
@@ -144,14 +144,14 @@ class Told:
 
 
 async def read(stream: DeltaStream, n: int = 1) -> list[Told]:
-    """Everything, by choice; each choice ends exactly once, and the stream ends within 20 s."""
+    """Everything, by choice; each choice ends exactly once, and the stream ends."""
     told = [Told() for _ in range(n)]
 
     async def all_of_it() -> None:
         async for delta in stream:
             told[delta.choice].add(delta)
 
-    await asyncio.wait_for(all_of_it(), 20)
+    await asyncio.wait_for(all_of_it(), LIMIT_S)
     assert [len(one.finishes) for one in told] == [1] * n
     return told
 
@@ -163,11 +163,3 @@ def alone(
     engine = tiny_engine(NativeOps(), model=model)
     answers = run(engine, [request(1, prompt, max_tokens, n, **params)])
     return [answers[1, choice] for choice in range(n)]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Let other threads go on until it holds, at most 20 s."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to hold"
-        time.sleep(0.001)

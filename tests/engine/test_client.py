@@ -10,8 +10,9 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
-from tests.engine.served import POISON, Served, alone, poisoned_model, read, serve_tiny, wait_until
+from tests.engine.served import POISON, Served, alone, poisoned_model, read, serve_tiny
 from tests.tiny import CONTEXT, EOS, VOCAB, random_prompt
+from tests.waiting import wait_until
 
 from octavo.engine import client
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestTooLarge

@@ -11,8 +11,9 @@ from unittest import mock
 
 import pytest
 from tests.engine.chats import Chat, open_chat, plain
-from tests.engine.served import Told, alone, read, wait_until
+from tests.engine.served import Told, alone, read
 from tests.engine.test_sessions import HELLO, _copy_as_killed, clear_pool, run
+from tests.waiting import wait_until
 
 from octavo.engine.outputs import SessionView
 from octavo.engine.session_store import SESSIONS_MAX, SessionStore

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.engine.served import Served, read, serve_tiny, wait_until
+from tests.engine.served import Served, read, serve_tiny
 from tests.engine.test_client import greedy, prompt_of
+from tests.waiting import wait_until
 
 from octavo.errors import EngineStopped, InvalidRequest, PinRefused
 from octavo.params import Timeouts

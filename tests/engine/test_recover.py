@@ -15,9 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.doubles.fake_model import FakeModel
-from tests.engine.served import Served, alone, read, serve_tiny, wait_until
+from tests.engine.served import Served, alone, read, serve_tiny
 from tests.engine.test_client import LONG, greedy, nothing_is_left, prompt_of
 from tests.processes import running, url_told
+from tests.waiting import wait_until
 
 import octavo.engine.loop
 from octavo.engine.outputs import Delta

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 from tests.doubles.faults import FaultKind, FaultyFiles, seeded
 from tests.engine.chats import Chat, PairTokenizer, open_chat, plain
-from tests.engine.served import wait_until
+from tests.waiting import wait_until
 
 from octavo.engine.requests import render_chat
 from octavo.engine.turns import compose

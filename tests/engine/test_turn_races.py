@@ -9,8 +9,9 @@ from unittest import mock
 
 import pytest
 from tests.engine.chats import open_chat, plain
-from tests.engine.served import Turnstile, read, wait_until
+from tests.engine.served import Turnstile, read
 from tests.engine.test_sessions import HELLO, run
+from tests.waiting import wait_until
 
 from octavo.engine.core import Ask
 from octavo.engine.outputs import Delta

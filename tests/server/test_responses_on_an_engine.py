@@ -9,11 +9,12 @@ from unittest import mock
 import httpx
 import pytest
 from tests.engine.chats import open_chat
-from tests.engine.served import Turnstile, wait_until
+from tests.engine.served import Turnstile
 from tests.engine.test_response_records import meanwhile
 from tests.engine.test_sessions import _copy_as_killed
 from tests.server.conftest import Edge
 from tests.server.response_shapes import checked, events_of
+from tests.waiting import wait_until
 
 from octavo.retention.transfers import Transfers
 from octavo.server.settings import ServerSettings

@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.doubles.fake_model import FakeModel
-from tests.engine.served import serve_tiny, wait_until
+from tests.engine.served import serve_tiny
 from tests.server.test_tenant_keys import ALICE, BOB, BOSS, NOBODY, TENANTS
 from tests.server.viewers import Viewer, watching
+from tests.waiting import wait_until
 
 from octavo.errors import EngineStopped
 from octavo.params import SamplerParams
