@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from tests.engine.served import LetterTokenizer, alone, poisoned_model
+from tests.engine.served import LetterTokenizer, alone, is_cancelled, poisoned_model
 from tests.tiny import CONTEXT
-from tests.waiting import wait_until
+from tests.waiting import until, wait_until
 
 from octavo import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from octavo.errors import EngineStopped, InvalidRequest, OctavoError, RequestFailed
@@ -82,13 +82,16 @@ def test_many_at_once_are_each_answered_as_alone(make_async_llm: Callable[..., A
 
 def test_leaving_the_iteration_frees_the_request(make_async_llm: Callable[..., AsyncLLM]) -> None:
     llm = make_async_llm()
+    turnstile = llm._client.engine.executor
+    turnstile.permits = threading.Semaphore(5)  # type: ignore[attr-defined]
 
     async def leave() -> None:
         async for output in llm.generate("abc", greedy(100), "left"):
             if len(output.outputs[0].token_ids) == 2:
                 break
-        while llm._running:
-            await asyncio.sleep(0)
+        await until(lambda: is_cancelled(llm._client.engine))
+        turnstile.permits.release(100)  # type: ignore[attr-defined]
+        await until(lambda: not llm._running)
 
     run(leave())
     wait_until(lambda: idle(llm))
@@ -216,16 +219,21 @@ def test_a_program_that_does_not_shut_down_ends_without_a_word() -> None:
 def test_a_cancelled_task_cancels_its_request(make_async_llm: Callable[..., AsyncLLM]) -> None:
     llm = make_async_llm()
 
+    turnstile = llm._client.engine.executor
+    turnstile.permits = threading.Semaphore(5)  # type: ignore[attr-defined]
+
     async def cancelled() -> None:
         task = asyncio.create_task(all_of(llm, greedy(100)))
-        while not llm.stats.output_tokens:
-            await asyncio.sleep(0)
+        await until(lambda: llm.stats.output_tokens)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        await until(lambda: is_cancelled(llm._client.engine))
+        turnstile.permits.release(100)  # type: ignore[attr-defined]
 
     run(cancelled())
     wait_until(lambda: idle(llm))
+    assert llm.stats.output_tokens < 100
 
 
 def test_an_id_is_one_requests_while_it_runs(make_async_llm: Callable[..., AsyncLLM]) -> None:

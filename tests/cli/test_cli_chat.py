@@ -4,6 +4,7 @@ listens."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import signal
 import threading
@@ -13,7 +14,7 @@ import pytest
 from rich.console import Console
 from tests.cli.serving import serving
 from tests.doubles.fake_model import FakeModel
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 from octavo.cli import answer_view
 from octavo.cli.answerer import Answerer, EngineAnswerer
@@ -135,7 +136,8 @@ def test_ctrl_c_before_the_first_letter_leaves_the_history(
 
     async def waits() -> None:
         signal.pthread_kill(main, signal.SIGINT)
-        await asyncio.sleep(0)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), LIMIT_S)
         raise RequestFailed("it was not stopped")
 
     monkeypatch.setattr(model, "encode_chat", lambda *_, **__: waits())

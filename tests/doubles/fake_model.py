@@ -7,8 +7,8 @@ For tests of the HTTP edge, here and elsewhere. Tokens are bytes: token t < 256 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-import time
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -17,6 +17,7 @@ from typing import Protocol
 
 from tests.doubles.fake_answers import FakeAnswers
 from tests.doubles.fake_sessions import FakeSessions
+from tests.waiting import turns
 
 from octavo.engine.bad_words import bad_word_ids
 from octavo.engine.model_card import ModelCard
@@ -177,9 +178,10 @@ class FakeModel:
         """Refuse from now on; what has not ended in time is cancelled, and its clients are told."""
         self.drained = True
         running = [stream for stream in self.submitted if not stream.ended and not stream.cancelled]
-        deadline = time.monotonic() + timeout_s
-        while any(not stream.ended for stream in running) and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                for stream in running:
+                    await stream.has_ended.wait()
         left = [stream for stream in running if not stream.ended]
         for stream in left:
             stream.cut.set()
@@ -223,7 +225,7 @@ class FakeStream:
         self.n = n
         self.priority = priority
         self.cancelled = False
-        self.ended = False
+        self.has_ended = asyncio.Event()
         self.cut = asyncio.Event()  # the engine ends it
         self._model = model
         self._request_id = request_id
@@ -232,6 +234,15 @@ class FakeStream:
     def request_id(self) -> int:
         """A small integer."""
         return self._request_id
+
+    @property
+    def ended(self) -> bool:
+        """Its last delta was made."""
+        return self.has_ended.is_set()
+
+    @ended.setter
+    def ended(self, value: bool) -> None:
+        self.has_ended.set() if value else self.has_ended.clear()
 
     def cancel(self) -> None:
         """Recorded, unless it has ended already; it goes on with no hold."""
@@ -277,7 +288,7 @@ class FakeStream:
                     usage = Usage(len(self.prompt), place + 1, 0, 0)
                     yield Delta(choice, "", (), usage, FinishReason.CANCELLED)
                 return
-            await asyncio.sleep(0)
+            await turns()
         self.ended = True
 
     async def _pooled(self, pooling: Pooling) -> Delta:

@@ -7,16 +7,17 @@ import asyncio
 import dataclasses
 import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from tests.tiny import CONTEXT, EOS, VOCAB, Answer, request, run, tiny_engine, tiny_model
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, until
 
 from octavo.engine.client import EngineClient
-from octavo.engine.core import Engine
+from octavo.engine.core import Cancel, Engine
 from octavo.engine.outputs import Delta
 from octavo.engine.requests import ModelFacts
 from octavo.engine.stream import DeltaStream
@@ -28,6 +29,7 @@ from octavo.types import FinishReason, SampledToken, StepPlan, StepResult
 
 POISON = VOCAB - 1  # see `poisoned_model`
 FACTS = ModelFacts("tiny", CONTEXT, VOCAB)
+T = TypeVar("T")
 
 
 class LetterTokenizer:
@@ -55,7 +57,10 @@ def started_tiny(tokenizer: LetterTokenizer | None = None, **engine: object) -> 
 
 
 class Turnstile:
-    """An executor that waits while `open` is cleared, and breaks as often as `failures` says."""
+    """An executor that waits while `open` is cleared, and breaks as often as `failures` says.
+
+    Clear `open`, or set `permits`, before the request is submitted: then it is certain which step waits.
+    """
 
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
@@ -65,12 +70,15 @@ class Turnstile:
         self.permits: threading.Semaphore | None = None  # each step takes one, if there are any to take
         self.failures = 0
         self.plans: list[StepPlan] = []
+        self.num_passed = 0  # of them: the others wait
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
         self.plans.append(plan)
         self.reached.set()
         assert self.open.wait(LIMIT_S)
-        assert self.permits is None or self.permits.acquire(timeout=LIMIT_S)
+        permits = self.permits
+        assert permits is None or permits.acquire(timeout=LIMIT_S)
+        self.num_passed += 1
         if self.failures:
             self.failures -= 1
             raise RuntimeError("the executor broke")
@@ -78,6 +86,18 @@ class Turnstile:
 
     def close(self) -> None:
         self._inner.close()
+
+    async def stepping(self, work: Awaitable[T]) -> T:
+        """What the work comes to. Until then each step that waits for a permit gets one."""
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            passed = self.num_passed
+            await until(lambda: task.done() or len(self.plans) > self.num_passed)
+            if not task.done():
+                assert self.permits is not None
+                self.permits.release()
+                await until(lambda passed=passed: self.num_passed > passed)
+        return task.result()
 
 
 def poisoned(ops: Ops) -> Ops:
@@ -141,6 +161,23 @@ class Told:
         if delta.finish is not None:
             self.finishes.append(delta.finish)
             self.answer.finish, self.stop, self.error = delta.finish, delta.stop, delta.error
+
+
+def is_cancelled(engine: Engine) -> bool:
+    """A cancellation lies in the inbox, and the step that waits keeps it there."""
+    return any(isinstance(command, Cancel) for command in list(engine.inbox._commands))
+
+
+def step_for_each_glimpse(served: Served) -> None:
+    """From now on a step is taken only while a glimpse of the pool is asked for, so that no glimpse misses
+    more than a step or two."""
+    control, plain = served.llm.control, served.llm.control.glimpse
+    served.turnstile.permits = threading.Semaphore(0)
+
+    async def glimpse(*given: object) -> object:
+        return await served.turnstile.stepping(plain(*given))  # type: ignore[arg-type]
+
+    control.glimpse = glimpse  # type: ignore[method-assign, assignment]
 
 
 async def read(stream: DeltaStream, n: int = 1) -> list[Told]:

@@ -10,9 +10,9 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
-from tests.engine.served import POISON, Served, alone, poisoned_model, read, serve_tiny
+from tests.engine.served import POISON, Served, alone, is_cancelled, poisoned_model, read, serve_tiny
 from tests.tiny import CONTEXT, EOS, VOCAB, random_prompt
-from tests.waiting import wait_until
+from tests.waiting import turns, until, wait_until
 
 from octavo.engine import client
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestTooLarge
@@ -78,18 +78,18 @@ def test_cancelling_ends_one_stream_and_touches_no_other(served: Served) -> None
 
 def test_a_cancelled_request_frees_its_blocks_within_two_steps(served: Served) -> None:
     async def scenario() -> None:
+        plans, permits = served.turnstile.plans, threading.Semaphore(9)
+        served.turnstile.permits = permits
         doomed = await served.llm.submit(prompt_of(1, 100), greedy(LONG))
         other = await served.llm.submit(prompt_of(2), greedy(LONG))
         await anext(doomed)
         await anext(other)
-        served.turnstile.reached.clear()
-        served.turnstile.open.clear()
-        await asyncio.to_thread(served.turnstile.reached.wait)  # a step is on its way, with both
+        await until(lambda: len(plans) == 10)
+        assert len(plans[9].chunks) == 2, "a step is on its way, with both"
         doomed.cancel()
-        before = len(served.turnstile.plans)
-        served.turnstile.open.set()
+        permits.release(2 * LONG)
         await read(doomed)
-        held = [plan for plan in served.turnstile.plans[before:] if len(plan.chunks) == 2]
+        held = [plan for plan in plans[10:] if len(plan.chunks) == 2]
         assert not held, "the step after a cancel still computed the request"
         other.cancel()
 
@@ -100,15 +100,12 @@ def test_a_cancelled_request_frees_its_blocks_within_two_steps(served: Served) -
 def test_stop_strings_end_choices_one_by_one(served: Served) -> None:
     prompt, seed, n, length = prompt_of(7), 11, 4, 60
     params = {"temperature": 1.0, "seed": seed, "ignore_eos": True}
-    permits = served.turnstile.permits = threading.Semaphore(0)
+    served.turnstile.permits = threading.Semaphore(0)
 
     async def texts(stops: tuple[str, ...]) -> list[tuple[str, FinishReason, str | int | None]]:
         asked = greedy(length, **params, stop=stops)
-        reading = asyncio.create_task(read(await served.llm.submit(prompt, asked, n=n), n))
-        while not reading.done():
-            permits.release()  # a step for each turn of the event loop: the engine cannot run far ahead
-            await asyncio.sleep(0.001)
-        told = reading.result()
+        stream = await served.llm.submit(prompt, asked, n=n)
+        told = await served.turnstile.stepping(read(stream, n))  # so the engine cannot run far ahead
         return [(one.text, one.finishes[0], one.stop) for one in told]
 
     whole = [text for text, _, _ in asyncio.run(texts(()))]
@@ -123,11 +120,10 @@ def test_stop_strings_end_choices_one_by_one(served: Served) -> None:
             else (text, FinishReason.LENGTH, None)
         )
     assert len({len(text) for text, _, _ in wanted}) > 2, "the case shows nothing"
-    permits.release(10)
     nothing_is_left(served)
     before = served.llm.stats().output_tokens
     assert asyncio.run(texts(stops)) == wanted
-    permits.release(100)
+    served.turnstile.permits.release(100)
     nothing_is_left(served)
     computed = served.llm.stats().output_tokens - before
     assert computed < n * length, "a choice that had ended went on"
@@ -212,7 +208,7 @@ def test_draining_lets_running_answers_end_and_takes_no_more(served: Served) -> 
         served.turnstile.open.clear()
         stream = await served.llm.submit(prompt_of(1), greedy(20))
         draining = asyncio.create_task(served.llm.drain(20))
-        await asyncio.sleep(0)
+        await until(lambda: served.llm._closed)
         with pytest.raises(EngineStopped, match="shutting down"):
             await served.llm.submit(prompt_of(2), greedy(4))
         served.turnstile.open.set()
@@ -227,8 +223,10 @@ def test_draining_cancels_what_does_not_end_in_time(served: Served) -> None:
     async def scenario() -> None:
         served.turnstile.open.clear()
         stream = await served.llm.submit(prompt_of(1), greedy(LONG), n=2)
-        asyncio.get_running_loop().call_later(0.1, served.turnstile.open.set)
-        assert not await served.llm.drain(0.05)
+        draining = asyncio.create_task(served.llm.drain(0.05))
+        await until(lambda: is_cancelled(served.engine))
+        served.turnstile.open.set()
+        assert not await draining
         assert [one.finishes for one in await read(stream, 2)] == [[FinishReason.CANCELLED]] * 2
 
     asyncio.run(scenario())
@@ -237,16 +235,14 @@ def test_draining_cancels_what_does_not_end_in_time(served: Served) -> None:
 
 def test_closing_ends_open_streams_with_an_error(served: Served) -> None:
     async def scenario() -> None:
+        permits = served.turnstile.permits = threading.Semaphore(3)
         running = await served.llm.submit(prompt_of(1), greedy(LONG), n=2)
         await anext(running)
-        served.turnstile.reached.clear()
-        served.turnstile.open.clear()
-        await asyncio.to_thread(served.turnstile.reached.wait)
+        await until(lambda: len(served.turnstile.plans) == 4)
         unread = await served.llm.submit(prompt_of(2), greedy(4))  # in the inbox: the engine is in a step
         closing = asyncio.create_task(asyncio.to_thread(served.llm.close))
-        while not served.llm._loop._stopping:
-            await asyncio.sleep(0)
-        served.turnstile.open.set()
+        await until(lambda: served.llm._loop._stopping)
+        permits.release()
         for stream, n in ((running, 2), (unread, 1)):
             for one in await read(stream, n):
                 assert one.finishes == [FinishReason.ERROR]
@@ -328,18 +324,17 @@ def test_a_poisoned_request_fails_alone_and_its_blocks_are_not_found_again(depth
     served.llm.close()
 
 
-@pytest.mark.parametrize("turns", range(5))  # of the event loop, between the answer and the cancellation
+@pytest.mark.parametrize("num_turns", range(5))  # of the event loop, between the answer and the cancellation
 def test_a_cancellation_that_meets_the_answer_is_not_swallowed(
-    turns: int, served: Served, monkeypatch: pytest.MonkeyPatch
+    num_turns: int, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
         answer: Future[int] = Future()
         monkeypatch.setattr(client, "ask", lambda *arguments: answer)
         asking = asyncio.create_task(served.llm.ask(lambda scheduler, now: 1))
-        await asyncio.sleep(0)
+        await turns()
         answer.set_result(1)
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        await turns(num_turns)
         was_asking = asking.cancel()
         await asyncio.wait([asking])
         assert asking.cancelled() == was_asking

@@ -7,10 +7,12 @@ import threading
 
 import pytest
 from tests.engine.chats import open_chat
+from tests.waiting import LIMIT_S, until
 
 from octavo.engine.fair_threads import FairThreads
 from octavo.errors import EngineStopped, QueueFull
 from octavo.text.control import Rendered
+from octavo.text.template_helpers import HELPERS_MAX
 from octavo.types import ChatMessage
 
 
@@ -91,11 +93,12 @@ def test_close_fails_what_waits_and_refuses_more(busy):
 
 def test_a_slow_template_holds_up_chats_alone() -> None:
     async def work() -> None:
-        chat, done = open_chat(), threading.Event()
+        chat, begun, done = open_chat(), list[object](), threading.Event()
 
         class Slow:
             def render(self, messages: object, options: object) -> Rendered:
-                assert done.wait(30)
+                begun.append(messages)
+                assert done.wait(LIMIT_S)
                 return Rendered("ab")
 
         chat.llm.tokenizer.chat_template = Slow()  # type: ignore[assignment]
@@ -103,8 +106,8 @@ def test_a_slow_template_holds_up_chats_alone() -> None:
             chats = [
                 asyncio.ensure_future(chat.llm.encode_chat([ChatMessage("user", "a")])) for _ in range(8)
             ]
-            await asyncio.sleep(0.05)
-            assert await asyncio.wait_for(chat.llm.encode("ab"), 10)
+            await until(lambda: len(begun) == HELPERS_MAX)
+            assert await asyncio.wait_for(chat.llm.encode("ab"), LIMIT_S)
             assert not any(one.done() for one in chats)
             done.set()
             assert all(await asyncio.gather(*chats))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from tests.engine.served import Served, read, serve_tiny
 from tests.engine.test_client import greedy, prompt_of
-from tests.waiting import wait_until
+from tests.waiting import until, wait_until
 
 from octavo.errors import EngineStopped, InvalidRequest, PinRefused
 from octavo.params import Timeouts
@@ -78,7 +78,7 @@ def test_a_pin_that_is_deleted_while_it_fills_is_a_conflict_and_no_failure(serve
         filling = asyncio.create_task(served.llm.control.pin(PinOrder("one", tuple(prompt_of(1, 200)), 60.0)))
         await asyncio.to_thread(served.turnstile.reached.wait, 10)  # the first of its steps
         deleting = asyncio.create_task(served.llm.control.unpin("", "one"))
-        await asyncio.sleep(0)  # now it is in the engine's inbox
+        await until(lambda: served.engine.inbox._commands)
         for _ in range(10):
             served.turnstile.permits.release()
         assert (await deleting).filling
@@ -117,7 +117,7 @@ def test_a_pin_that_was_replaced_while_it_filled_is_not_told_as_its_own(served: 
         first = asyncio.create_task(ledger.pin(PinOrder("one", tuple(prompt_of(1, 200)), 60.0)))
         await asyncio.to_thread(served.turnstile.reached.wait, 10)
         deleting = asyncio.create_task(ledger.unpin("", "one"))
-        await asyncio.sleep(0)
+        await until(lambda: served.engine.inbox._commands)
         second = asyncio.create_task(ledger.pin(PinOrder("one", tuple(prompt_of(2, 40)), 60.0)))
         for _ in range(40):
             served.turnstile.permits.release()
@@ -168,7 +168,7 @@ def test_a_question_that_nobody_waits_for_any_more_breaks_nothing(served: Served
         stream = await served.llm.submit(prompt_of(1), greedy(30))
         await asyncio.to_thread(served.turnstile.reached.wait, 10)
         questions = [asyncio.create_task(served.llm.control.kv()) for _ in range(3)]
-        await asyncio.sleep(0.05)
+        await until(lambda: len(served.engine.inbox._commands) == 3)
         for question in questions:
             question.cancel()
         await asyncio.wait(questions)

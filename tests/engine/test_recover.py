@@ -18,7 +18,7 @@ from tests.doubles.fake_model import FakeModel
 from tests.engine.served import Served, alone, read, serve_tiny
 from tests.engine.test_client import LONG, greedy, nothing_is_left, prompt_of
 from tests.processes import running, url_told
-from tests.waiting import wait_until
+from tests.waiting import until, wait_until
 
 import octavo.engine.loop
 from octavo.engine.outputs import Delta
@@ -173,11 +173,10 @@ def test_a_question_that_breaks_the_engine_keeps_nobody_behind_it_waiting(served
         await asyncio.to_thread(served.turnstile.reached.wait)
         asked = [llm.ask(lambda s, now: 1), llm.ask(break_it), llm.ask(lambda s, now: 2), llm.ask(break_it)]
         tasks = [asyncio.ensure_future(question) for question in asked]
-        await asyncio.sleep(0)  # all of them lie in the inbox
+        await until(lambda: len(served.engine.inbox._commands) == 4)
         stream = await llm.submit(prompt_of(2), greedy(3))
         tasks.append(asyncio.ensure_future(llm.ask(lambda s, now: 3)))
-        await asyncio.sleep(0)
-        assert len(served.engine.inbox._commands) == 6
+        await until(lambda: len(served.engine.inbox._commands) == 6)
         served.turnstile.open.set()
         answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
         assert [answers[i] for i in (0, 2, 4)] == [1, 2, 3]
@@ -199,7 +198,7 @@ def test_whoever_waits_behind_the_failure_that_was_one_too_many_is_told_so(serve
         await asyncio.to_thread(served.turnstile.reached.wait)
         asked = [*(llm.ask(break_it) for _ in range(3)), llm.ask(lambda s, now: 2)]
         tasks = [asyncio.ensure_future(question) for question in asked]
-        await asyncio.sleep(0)
+        await until(lambda: len(served.engine.inbox._commands) == 4)
         served.turnstile.open.set()
         answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
         assert isinstance(answers[3], EngineStopped)

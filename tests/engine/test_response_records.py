@@ -7,7 +7,6 @@ import sqlite3
 import threading
 import time
 from array import array
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import TypeVar, cast
 from unittest import mock
@@ -16,6 +15,7 @@ import pytest
 from tests.engine.chats import Chat, open_chat
 from tests.engine.served import Turnstile, read
 from tests.engine.test_session_store import Clock
+from tests.waiting import turns
 
 from octavo.engine.responses import new_response_id
 from octavo.engine.session_store import NewResponse, SessionStore
@@ -156,16 +156,6 @@ async def turn(
     return response_id
 
 
-async def meanwhile(gate: Turnstile, work: Coroutine[object, object, T]) -> T:
-    """What the work comes to while the engine takes a step now and then, and no more."""
-    assert gate.permits is not None
-    task = asyncio.ensure_future(work)
-    while not task.done():
-        gate.permits.release()
-        await asyncio.sleep(0.001)
-    return task.result()
-
-
 def run_with(chat: Chat, work: object) -> None:
     try:
         asyncio.run(asyncio.wait_for(work, 60))  # type: ignore[arg-type]
@@ -242,7 +232,7 @@ def test_a_create_that_is_refused_or_left_leaves_nothing_behind() -> None:
                 "previous_response_not_found",
             )
         left = asyncio.ensure_future(responses.create("", "resp_b", b"x"))
-        await asyncio.sleep(0)
+        await turns()
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left
@@ -266,17 +256,17 @@ def test_one_that_runs_cannot_be_gone_on_from_and_is_never_begun_twice() -> None
         params = SamplerParams(max_tokens=400, ignore_eos=True)
         await responses.create("", "resp_a", b"x")
         gate.permits = threading.Semaphore(0)
-        running = await meanwhile(gate, responses.turn("", "resp_a", said, params))
+        running = await gate.stepping(responses.turn("", "resp_a", said, params))
         store = chat.llm.sessions._store
         assert store.is_active(store.find_response("", "resp_a"))
         with pytest.raises(SessionBusy, match="response resp_a is in progress"):
-            await meanwhile(gate, responses.create("", "resp_b", b"x", "resp_a"))
+            await gate.stepping(responses.create("", "resp_b", b"x", "resp_a"))
         with pytest.raises(SessionBusy, match="response resp_a is in progress"):
             await responses.unstored.turn("", "resp_a", said, SamplerParams())
         with pytest.raises(SessionBusy):
-            await meanwhile(gate, responses.turn("", "resp_a", said, SamplerParams()))
+            await gate.stepping(responses.turn("", "resp_a", said, SamplerParams()))
         running.stream.cancel()
-        await meanwhile(gate, read(running.stream))  # type: ignore[arg-type]
+        await gate.stepping(read(running.stream))  # type: ignore[arg-type]
         gate.permits.release(1000)
         assert not store.is_active(store.find_response("", "resp_a"))
         await responses.create("", "resp_b", b"x", "resp_a")  # nothing was said in it: it begins afresh
@@ -287,12 +277,15 @@ def test_one_that_runs_cannot_be_gone_on_from_and_is_never_begun_twice() -> None
 
 def test_a_response_that_is_deleted_while_it_runs_leaves_nothing_behind(tmp_path: Path) -> None:
     chat = open_chat(tmp_path)
+    gate = chat.engine.executor = Turnstile(chat.engine.executor)
 
     async def work() -> None:
         responses, said = chat.llm.sessions.responses, [ChatMessage("user", "tell me of the blocks")]
         await responses.create("", "resp_a", b"x")
-        running = await responses.turn("", "resp_a", said, SamplerParams(max_tokens=40))
-        await responses.delete("", "resp_a")
+        gate.permits = threading.Semaphore(0)
+        running = await gate.stepping(responses.turn("", "resp_a", said, SamplerParams(max_tokens=40)))
+        await gate.stepping(responses.delete("", "resp_a"))
+        gate.permits.release(1000)
         await read(running.stream)  # type: ignore[arg-type]
         assert not responses.attach("", "resp_a", b"y")
         assert await chat.llm.ask(lambda s, now: len(s.session_table)) == 0

@@ -15,6 +15,7 @@ import pytest
 from tests.doubles.faults import Crashed, Fault, FaultKind, FaultyFiles, scripted, seeded
 from tests.engine.chats import Chat, open_chat, plain
 from tests.engine.test_sessions import HELLO, _copy_as_killed
+from tests.waiting import until
 
 from octavo.database import SqlValue
 from octavo.engine.outputs import SessionView
@@ -135,6 +136,11 @@ def test_a_deletion_is_on_the_medium_before_it_is_answered(tmp_path: Path) -> No
     store.close()
 
 
+async def has_no_session(chat: Chat) -> bool:
+    """The engine's table is empty."""
+    return await chat.llm.ask(lambda s, now: len(s.session_table)) == 0
+
+
 def test_delete_answers_when_the_row_is_off_the_medium_and_says_so_when_it_is_not(tmp_path: Path) -> None:
     async def work() -> None:
         chat = open_chat(tmp_path)
@@ -143,8 +149,7 @@ def test_delete_answers_when_the_row_is_off_the_medium_and_says_so_when_it_is_no
             await chat.say(HELLO)
             with mock.patch.object(store, "delete", return_value=done):
                 deleting = asyncio.ensure_future(chat.llm.sessions.delete("", chat.session_id))
-                while await chat.llm.ask(lambda s, now: len(s.session_table)):
-                    await asyncio.sleep(0)
+                await until(lambda: has_no_session(chat))
                 assert not deleting.done()
                 done.set_result(False)
                 with pytest.raises(RequestFailed, match="after a crash it may be there again"):
@@ -166,8 +171,8 @@ def test_a_deletion_goes_on_when_its_client_goes_away_behind_a_writer_that_is_bu
             assert store._file._writer is not None
             store._file._writer.submit(go_on.wait)
             deleting = asyncio.ensure_future(chat.llm.sessions.delete("", chat.session_id))
-            while store.all() or await chat.llm.ask(lambda s, now: len(s.session_table)):
-                await asyncio.sleep(0)
+            await until(lambda: not store.all())
+            await until(lambda: has_no_session(chat))
             deleting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await deleting
@@ -195,8 +200,7 @@ def test_a_deletion_goes_on_when_its_client_goes_away_before_the_engine_has_look
 
             with mock.patch.object(chat.llm.sessions, "find", find_and_stop):
                 deleting = asyncio.ensure_future(chat.llm.sessions.delete("", chat.session_id))
-                while chat.llm.sessions._store.all():
-                    await asyncio.sleep(0)
+                await until(lambda: not chat.llm.sessions._store.all())
             deleting.cancel()
             with contextlib.suppress(asyncio.CancelledError):  # it may be through without the engine
                 await deleting

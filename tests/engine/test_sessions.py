@@ -316,7 +316,6 @@ def test_a_broken_engine_forgets_blocks_and_not_what_was_said(tmp_path: Path) ->
             said = chat.llm.sessions.tokens("", chat.session_id)
             with mock.patch.object(chat.engine.scheduler, "schedule", side_effect=AssertionError("broken")):
                 chat.llm.tell(lambda s, now: None)
-                await asyncio.sleep(0.1)
                 await asyncio.to_thread(wait_until, lambda: len(chat.engine.scheduler.session_table) == 0)
             turn, told = await chat.say("go on")
             assert (turn.reused_tokens, told.answer.cached) == (len(said), 0)

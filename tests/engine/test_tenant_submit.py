@@ -10,6 +10,7 @@ from tests.engine.chats import open_chat
 from tests.engine.served import Served, alone, read, serve_tiny
 from tests.engine.test_client import LONG, greedy, nothing_is_left, prompt_of
 from tests.engine.test_sessions import HELLO
+from tests.waiting import until
 
 from octavo.engine.core import ask
 from octavo.engine.requests import make_request
@@ -43,10 +44,9 @@ def submit(served: Served, seed: int, max_tokens: int) -> asyncio.Task[DeltaStre
 
 async def hold(served: Served) -> DeltaStream:
     """A request that runs, in a step that does not end."""
-    stream = await submit(served, 1, LONG)
     served.turnstile.open.clear()
-    served.turnstile.reached.clear()
-    await asyncio.to_thread(served.turnstile.reached.wait, 20)
+    stream = await submit(served, 1, LONG)
+    await until(lambda: len(served.turnstile.plans) == 1)
     return stream
 
 
@@ -84,7 +84,7 @@ def test_a_client_that_leaves_before_it_is_taken_is_never_taken(
         taken = []
         monkeypatch.setattr(served.engine.scheduler, "submit", taken.append)
         left = submit(served, 2, 4)
-        await asyncio.sleep(0)
+        await until(lambda: served.engine.inbox._commands)
         left.cancel()
         await asyncio.wait({left})
         running.cancel()
@@ -105,7 +105,7 @@ def test_what_a_broken_step_was_just_taking_fails_at_once(
     async def scenario() -> None:
         running = await hold(served)
         both = [submit(served, i, 4) for i in (2, 3)]
-        await asyncio.sleep(0)
+        await until(lambda: len(served.engine.inbox._commands) == 2)
         monkeypatch.setattr(served.engine.scheduler, "submit", refuse)
         served.turnstile.open.set()
         with pytest.raises(RequestFailed, match="started afresh"):
@@ -149,10 +149,9 @@ def test_an_engine_that_ends_takes_nothing_and_says_so(served: Served) -> None:
     async def scenario() -> None:
         await hold(served)
         waiting = submit(served, 2, 4)
-        await asyncio.sleep(0)
+        await until(lambda: served.engine.inbox._commands)
         closing = asyncio.get_running_loop().run_in_executor(None, served.llm.close)
-        while not served.llm._loop._stopping:
-            await asyncio.sleep(0.001)
+        await until(lambda: served.llm._loop._stopping)
         served.turnstile.open.set()
         await closing
         with pytest.raises(EngineStopped):

@@ -6,6 +6,7 @@ import time
 
 import httpx
 import pytest
+from tests.waiting import until
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 HI = {"role": "user", "content": "hi"}
@@ -204,8 +205,7 @@ def test_a_stream_goes_on_unharmed_beside_every_wrong_request(edge):
         transport = httpx.ASGITransport(edge.app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
             stream = asyncio.create_task(client.post(MESSAGES, content=body(stream=True)))
-            while not edge.model.submitted:
-                await asyncio.sleep(0)
+            await until(lambda: edge.model.submitted)
             for path, raw, names in CASES.values():
                 check_refusal(await client.post(path, content=raw), names)
             assert not stream.done()

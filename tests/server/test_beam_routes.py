@@ -2,12 +2,12 @@
 
 import asyncio
 import threading
-import time
 
 import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 from tests.engine.served import serve_tiny
+from tests.waiting import wait_until
 
 from octavo.params import BeamParams
 from octavo.server.run import base_url, bind, build_server
@@ -38,14 +38,6 @@ def client(served):
     server.should_exit = True
     thread.join(10)
     assert not thread.is_alive()
-
-
-def wait_until(condition):
-    """Yield to the engine until `condition()` holds, at most ten seconds."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 ASKED = {"model": "tiny", "prompt": "onceuponatime", "max_tokens": 8}

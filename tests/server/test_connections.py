@@ -9,6 +9,7 @@ import socket
 
 import pytest
 from tests.doubles.fake_model import FakeModel
+from tests.waiting import until
 
 from octavo.errors import ConfigError
 from octavo.server.connections import ACCEPT_AT_ONCE, connections_allowed
@@ -160,8 +161,7 @@ def test_nobody_who_is_being_answered_is_closed_for_a_newcomer():
         )
         async with serving(model, connections_max=8) as port:
             asked = [asyncio.ensure_future(ask(port, request + body)) for _ in range(4)]
-            while len(model.submitted) < 4:
-                await asyncio.sleep(0.01)
+            await until(lambda: len(model.submitted) >= 4)
             assert b"503 Service Unavailable" in await ask(port), "all that this address may have are busy"
             model.hold.set()
             assert all(b"200" in answer for answer in await asyncio.gather(*asked))

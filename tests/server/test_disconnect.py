@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 
@@ -39,8 +40,7 @@ def test_leaving_cancels_the_request(edge, stream):
         leave = asyncio.Event()
         body = {"messages": [{"role": "user", "content": "hi"}], "stream": stream, "n": 2}
         call = asyncio.create_task(call_and_leave(edge.app, body, leave))
-        while not edge.model.submitted:
-            await asyncio.sleep(0)
+        await until(lambda: edge.model.submitted)
         assert not edge.model.submitted[0].cancelled
         leave.set()
         return await call
@@ -61,8 +61,7 @@ def test_a_cancelled_handler_cancels_the_request(edge):
         edge.model.hold = asyncio.Event()
         body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
         call = asyncio.create_task(call_and_leave(edge.app, body, asyncio.Event()))
-        while not edge.model.submitted:
-            await asyncio.sleep(0)
+        await until(lambda: edge.model.submitted)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call

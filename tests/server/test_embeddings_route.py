@@ -13,6 +13,7 @@ from openai import BadRequestError, OpenAI
 from tests.doubles.fake_model import FAKE_CARD, FakeModel, fake_embedding
 from tests.server.conftest import Edge
 from tests.server.test_tenant_keys import ALICE, BOB, TENANTS, by
+from tests.waiting import turns, until
 
 from octavo.engine.embedding import IN_FLIGHT_MAX, EmbeddingOrder, embed_all, vector_of
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull
@@ -308,8 +309,7 @@ def test_leaving_cancels_every_input_that_runs_and_submits_no_other(edge, model)
         model.hold = asyncio.Event()
         leave = asyncio.Event()
         call = asyncio.create_task(call_and_leave(edge.app, {"input": ["a"] * 500}, leave))
-        while len(model.submitted) < IN_FLIGHT_MAX:
-            await asyncio.sleep(0)
+        await until(lambda: len(model.submitted) >= IN_FLIGHT_MAX)
         leave.set()
         return await call
 
@@ -322,8 +322,7 @@ class FewTurns:
     """A hold of some turns of the event loop."""
 
     async def wait(self):
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await turns(20)
 
 
 class Narrow(FakeModel):
@@ -334,7 +333,7 @@ class Narrow(FakeModel):
         self.room, self.most, self.hold = room, 0, FewTurns()
 
     async def submit(self, prompt, params, **options):
-        await asyncio.sleep(0)
+        await turns()
         running = sum(not one.ended for one in self.submitted)
         if running >= self.room:
             raise QueueFull("full")

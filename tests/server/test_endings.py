@@ -4,10 +4,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import httpx
 import pytest
+from tests.waiting import wait_until
 
 SERVE = """
 import asyncio, sys
@@ -56,13 +56,6 @@ def ending(tmp_path):
         one.process.wait()
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to hold"
-        time.sleep(0.005)
-
-
 def end_of_stream(server, signals):
     with httpx.stream(
         "POST", f"{server.url}/v1/completions", json={"prompt": "a", "stream": True}, timeout=20
@@ -71,7 +64,7 @@ def end_of_stream(server, signals):
         assert '"text":"H"' in next(lines)
         for number, each in enumerate(signals):
             if number:  # two that come together are one to the system
-                wait_for(lambda: "stopping: " in server.log.read_text())
+                wait_until(lambda: "stopping: " in server.log.read_text())
             server.process.send_signal(each)
         return [line for line in lines if line]
 
@@ -110,7 +103,7 @@ def test_a_whole_answer_that_outlasts_the_drain_is_a_503_in_openais_shape(ending
         )
     )
     asking.start()
-    wait_for(lambda: httpx.get(f"{server.url}/v1/requests").json()["data"])
+    wait_until(lambda: httpx.get(f"{server.url}/v1/requests").json()["data"])
     server.process.send_signal(signal.SIGTERM)
     asking.join(20)
     assert answers[0].status_code == 503

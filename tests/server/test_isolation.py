@@ -37,7 +37,6 @@ class House:
     def __init__(self, served, roster):
         self.llm, self.turnstile = served.llm, served.turnstile
         self.turnstile.permits = threading.Semaphore(0)
-        self._permitted = 0
         app = create_app(served.llm, ServerSettings(roster=roster))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://house", timeout=20)
@@ -51,12 +50,7 @@ class House:
         return await self.finish(self.begin(key, method, path, body))
 
     async def finish(self, call):
-        while not call.done():
-            if len(self.turnstile.plans) > self._permitted:
-                self._permitted += 1
-                self.turnstile.permits.release()
-            await asyncio.sleep(0.001)
-        return call.result()
+        return await self.turnstile.stepping(call)
 
     def generate(self, key, prompt=SECRET, **fields):
         body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True, **fields}

@@ -17,6 +17,7 @@ from tests.server.ollama_asking import (
     params,
     whole,
 )
+from tests.waiting import until
 
 from octavo.errors import EngineStopped, QueueFull
 from octavo.params import SamplerParams
@@ -246,8 +247,7 @@ def test_a_client_that_leaves_stops_its_answer(edge, path):
         leave, sent = asyncio.Event(), []
         asked = {"messages": HI} if path == "/api/chat" else {"prompt": "hi"}
         task = asyncio.create_task(call(edge, path, {"model": MODEL, **asked}, sent.append, leave))
-        while not any(sent):
-            await asyncio.sleep(0)
+        await until(lambda: any(sent))
         assert not edge.model.submitted[0].cancelled
         leave.set()
         await task
@@ -293,8 +293,7 @@ def test_other_streams_run_on_while_requests_are_refused(edge):
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
             body = {"model": MODEL, "messages": HI}
             running = asyncio.create_task(client.post("/api/chat", json=body))
-            while not edge.model.submitted:
-                await asyncio.sleep(0)
+            await until(lambda: edge.model.submitted)
             for wrong in ({"options": {"mirostat": 2}}, {"model": "x"}, {"messages": 3}, {"think": "a"}):
                 refused = await asyncio.wait_for(client.post("/api/chat", json=body | wrong), 10)
                 assert refused.status_code in (400, 404)

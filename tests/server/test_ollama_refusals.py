@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.waiting import until
 
 from octavo.server.dialects.ollama import OllamaChatBody, OllamaGenerateBody, OllamaOptions
 from octavo.server.dialects.ollama_about import OllamaShowBody
@@ -191,8 +192,7 @@ def test_wrong_requests_are_refused_in_ollamas_shape_while_a_stream_runs_on(edge
         answers = {}
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
             running = asyncio.create_task(client.post(CHAT, json={"model": MODEL, "messages": HI}))
-            while not edge.model.submitted:
-                await asyncio.sleep(0)
+            await until(lambda: edge.model.submitted)
             for name, ((path, body), _, _) in CASES.items():
                 begun = time.perf_counter()
                 async with asyncio.timeout(10):  # what is not refused waits as the stream does

@@ -116,11 +116,11 @@ import asyncio
 from octavo.server.settings import ServerSettings
 from octavo.server.run import base_url, bind, build_server
 from tests.doubles.fake_model import FakeModel
+from tests.waiting import until
 
 class UntilSignal:
     async def wait(self):
-        while not server.should_exit:
-            await asyncio.sleep(0.005)
+        await until(lambda: server.should_exit)
 
 model = FakeModel("Hello")
 model.hold = UntilSignal()

@@ -10,11 +10,10 @@ import httpx
 import pytest
 from tests.engine.chats import open_chat
 from tests.engine.served import Turnstile
-from tests.engine.test_response_records import meanwhile
 from tests.engine.test_sessions import _copy_as_killed
 from tests.server.conftest import Edge
 from tests.server.response_shapes import checked, events_of
-from tests.waiting import wait_until
+from tests.waiting import until, wait_until
 
 from octavo.retention.transfers import Transfers
 from octavo.server.settings import ServerSettings
@@ -151,12 +150,15 @@ def test_cancelling_ends_it_in_the_engine_and_it_can_be_gone_on_from(house):
             gate.permits = threading.Semaphore(8)
             body = {"input": LONG, "max_output_tokens": 400, "ignore_eos": True, "seed": 7}
             running = asyncio.ensure_future(client.post("/v1/responses", json=body))
-            while len(gate.plans) < 8:  # the ninth step waits: it has said a few tokens
-                await asyncio.sleep(0)
+            await until(lambda: len(gate.plans) >= 8)  # the ninth step waits: it has said a few tokens
             [response_id] = house.chat.llm.sessions._store._turns.values()
-            while (await client.get(f"/v1/responses/{response_id}")).json()["status"] != "in_progress":
-                await asyncio.sleep(0)
-            cancelled = await meanwhile(gate, client.post(f"/v1/responses/{response_id}/cancel"))
+
+            async def is_in_progress():
+                shown = await client.get(f"/v1/responses/{response_id}")
+                return shown.json()["status"] == "in_progress"
+
+            await until(is_in_progress)
+            cancelled = await gate.stepping(client.post(f"/v1/responses/{response_id}/cancel"))
             gate.permits.release(1000)
             return cancelled, await running
 

@@ -11,6 +11,7 @@ from unittest import mock
 import httpx
 import pytest
 from tests.server.response_shapes import events_of
+from tests.waiting import until
 
 from octavo.engine.outputs import StoredResponse
 from octavo.errors import EngineStopped, QueueFull
@@ -240,8 +241,7 @@ def test_a_stream_runs_on_while_all_that_is_wrong_is_refused(edge):
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
             body = {"input": "hi", "stream": True}
             running = asyncio.ensure_future(client.post("/v1/responses", json=body))
-            while not edge.model.submitted:
-                await asyncio.sleep(0)
+            await until(lambda: edge.model.submitted)
             for fields, _, _ in CASES.values():
                 answer = await client.post("/v1/responses", json={"input": "hi", **fields})
                 assert 400 <= answer.status_code < 500
@@ -326,8 +326,7 @@ def test_one_that_runs_cannot_be_gone_on_from(edge):
         transport = httpx.ASGITransport(edge.app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
             running = asyncio.ensure_future(client.post("/v1/responses", json={"input": "hi"}))
-            while not edge.model.submitted:
-                await asyncio.sleep(0)
+            await until(lambda: edge.model.submitted)
             [stored] = edge.model.sessions.responses.all()
             body = {"input": "more", "previous_response_id": stored.response_id}
             refused = await client.post("/v1/responses", json=body)

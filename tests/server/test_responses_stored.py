@@ -11,6 +11,7 @@ from tests.server.conftest import Edge
 from tests.server.response_shapes import checked, events_of, rebuilt
 from tests.server.test_disconnect import call_and_leave
 from tests.server.test_tenant_keys import ALICE, BOB, BOSS, TENANTS, by
+from tests.waiting import until
 
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
@@ -31,8 +32,7 @@ def while_it_runs(edge, stream, act):
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
             body = {"input": "hi", "stream": stream}
             running = asyncio.ensure_future(client.post("/v1/responses", json=body))
-            while not edge.model.submitted:
-                await asyncio.sleep(0)
+            await until(lambda: edge.model.submitted)
             [stored] = edge.model.sessions.responses.all()
             acted = await asyncio.wait_for(act(client, stored.response_id), 5)
             edge.model.hold.set()
@@ -172,8 +172,7 @@ def test_a_client_that_leaves_cancels_its_response(edge, stream, monkeypatch):
         leave = asyncio.Event()
         body = {"input": "hi", "stream": stream}
         call = asyncio.create_task(call_and_leave(edge.app, body, leave))
-        while not edge.model.submitted:
-            await asyncio.sleep(0)
+        await until(lambda: edge.model.submitted)
         leave.set()
         await call
 

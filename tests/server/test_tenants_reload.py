@@ -6,13 +6,13 @@ import os
 import signal
 import sys
 import threading
-import time
 
 import httpx
 import pytest
 from tests.processes import running
 from tests.server.conftest import Edge
 from tests.server.tenants import ALICE, BOB, NOBODY, TENANTS, by, entry, live
+from tests.waiting import LIMIT_S, turns, until, wait_until
 
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
@@ -82,13 +82,17 @@ def test_a_pipe_in_place_of_the_file_hinders_no_later_reload(house_to_reload, pa
     house, _, reload = house_to_reload
     path.unlink()
     os.mkfifo(path)
-    # Whoever opens a pipe waits for its other end: this one comes late, lest a failure never ended.
-    late = threading.Timer(5.0, lambda: os.close(os.open(path, os.O_RDWR)))
-    late.start()
-    begun = time.monotonic()
+    was_opened = threading.Event()
+
+    def open_other_end():
+        was_opened.set()
+        os.close(os.open(path, os.O_RDWR))
+
+    rescue = threading.Timer(LIMIT_S, open_other_end)  # a reload that waits for the other end must not hang
+    rescue.start()
     assert not reload()
-    assert time.monotonic() - begun < 4.0
-    late.cancel()
+    rescue.cancel()
+    assert not was_opened.is_set(), "it waited for the other end of the pipe"
     assert house.get("/v1/kv", **by(ALICE)).status_code == 200
     path.unlink()
     path.write_text(entry("bob", BOB))
@@ -103,14 +107,13 @@ def test_many_signals_are_one_reload_and_one_more(path, model):
 
         async def set_tenants(policies):
             counted.append(len(policies))
-            await asyncio.sleep(0)
+            await turns()
             await plain(policies)
 
         model.control.set_tenants = set_tenants
         for _ in range(50):
             roster.reload_soon(model.control)
-        while not counted:
-            await asyncio.sleep(0.001)
+        await until(lambda: counted)
         for _ in range(50):
             roster.reload_soon(model.control)
         await roster._reloading
@@ -125,11 +128,11 @@ from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
 from octavo.server.run import bind, build_server
 from tests.doubles.fake_model import FakeModel
+from tests.waiting import until
 
 class UntilTold:
     async def wait(self):
-        while not server.should_exit:
-            await asyncio.sleep(0.005)
+        await until(lambda: server.should_exit)
 
 model = FakeModel("Hello")
 model.hold = UntilTold()
@@ -137,13 +140,6 @@ settings = ServerSettings(roster=TenantRegistry(pathlib.Path(sys.argv[1])))
 server = build_server(model, settings, lambda url: print(url, flush=True))
 asyncio.run(server.serve(sockets=[bind("127.0.0.1", 0)]))
 """
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to hold"
-        time.sleep(0.005)
 
 
 def test_a_hangup_reads_the_file_again_and_drops_no_work(path, tmp_path):
@@ -160,12 +156,12 @@ def test_a_hangup_reads_the_file_again_and_drops_no_work(path, tmp_path):
             assert '"text":"H"' in next(lines)
             path.write_text(entry("bob", NOBODY))
             process.send_signal(signal.SIGHUP)
-            wait_for(lambda: opens(NOBODY))
+            wait_until(lambda: opens(NOBODY))
             assert not opens(ALICE)
             assert not opens(BOB)
             path.write_text(entry("bob", BOB, lines="weight = 0"))
             process.send_signal(signal.SIGHUP)
-            wait_for(lambda: "tenant bob: weight is 0; allowed" in log.read_text())
+            wait_until(lambda: "tenant bob: weight is 0; allowed" in log.read_text())
             assert opens(NOBODY)
             assert not opens(BOB)
             process.send_signal(signal.SIGTERM)

@@ -4,6 +4,7 @@ import asyncio
 
 import httpx
 import pytest
+from tests.waiting import turns
 
 
 def test_a_text_is_tokenised_in_vllms_shape(edge):
@@ -26,25 +27,25 @@ def test_a_long_text_is_told_whole(edge):
 
 
 def test_others_go_on_while_a_long_text_is_told(edge):
-    turns = 0
+    num_turns = 0
 
     async def count():
-        nonlocal turns
+        nonlocal num_turns
         while True:
-            turns += 1
-            await asyncio.sleep(0)
+            num_turns += 1
+            await turns()
 
     async def ask(size):
-        nonlocal turns
+        nonlocal num_turns
         transport = httpx.ASGITransport(edge.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
             counter = asyncio.create_task(count())
-            await asyncio.sleep(0)
-            turns = 0
+            await turns()
+            num_turns = 0
             answer = await client.post("/tokenize", json={"prompt": "a" * size})
             counter.cancel()
             assert answer.json()["count"] == size
-            return turns
+            return num_turns
 
     assert asyncio.run(ask(16_000)) >= asyncio.run(ask(1)) + 3
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from tests.doubles.fake_model import FakeModel
-from tests.engine.served import serve_tiny
+from tests.engine.served import serve_tiny, step_for_each_glimpse
 from tests.server.test_tenant_keys import ALICE, BOB, BOSS, NOBODY, TENANTS
 from tests.server.viewers import Viewer, watching
-from tests.waiting import wait_until
+from tests.waiting import turns, until, wait_until
 
 from octavo.errors import EngineStopped
 from octavo.params import SamplerParams
@@ -42,9 +41,7 @@ class Glimpses:
     async def more(self, count=1):
         """Wait for so many more."""
         wanted = len(self.asked) + count
-        async with asyncio.timeout(10):
-            while len(self.asked) < wanted:
-                await asyncio.sleep(0)
+        await until(lambda: len(self.asked) >= wanted)
 
 
 @pytest.fixture(autouse=True)
@@ -150,12 +147,13 @@ def test_a_viewer_that_does_not_read_gets_the_newest_snapshot_and_no_queue(fake)
 
 
 # -- what it costs -------------------------------------------------------------------------------------------
-def test_without_a_viewer_there_is_no_task_and_no_glimpse(fake):
+def test_without_a_viewer_there_is_no_task_and_no_glimpse(fake, monkeypatch):
+    monkeypatch.setattr(feeds_module, "_INTERVAL_MAX_S", 0.0)  # a glimpse in each turn of the event loop
     model, glimpses = fake
 
     async def scenario():
         app = create_app(model, ServerSettings())
-        await asyncio.sleep(0)
+        await turns(50)
         assert (feeding(), glimpses.asked) == ([], [])
         async with watching(app, None, None) as [first, second]:
             await first.leave()
@@ -163,13 +161,9 @@ def test_without_a_viewer_there_is_no_task_and_no_glimpse(fake):
             assert len(feeding()) == 1, "the other one watches on"
             await second.leave()
             asked = len(glimpses.asked)
-            for _ in range(50):
-                await asyncio.sleep(0)
+            await turns(50)
             assert feeding() == []
             assert len(glimpses.asked) <= asked + 1
-            asked = len(glimpses.asked)
-            await asyncio.sleep(0.02)  # ten times the interval
-            assert len(glimpses.asked) == asked
 
     run(scenario())
 
@@ -346,23 +340,12 @@ def served():
 
 @asynccontextmanager
 async def taking_turns(served):
-    """Steps come no faster than the event loop goes round, so that glimpses come between them."""
-    permits = served.turnstile.permits = threading.Semaphore(0)
-
-    async def permit():
-        given = 0
-        while True:
-            if len(served.turnstile.plans) > given:
-                given += 1
-                permits.release()
-            await asyncio.sleep(0.001)
-
-    permitting = asyncio.create_task(permit())
+    """Glimpses come between steps."""
+    step_for_each_glimpse(served)
     try:
         yield
     finally:
-        permitting.cancel()
-        permits.release(10_000)
+        served.turnstile.permits.release(10_000)
 
 
 PARAMS = SamplerParams(max_tokens=80, ignore_eos=True)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 
+from tests.waiting import LIMIT_S
+
 from octavo.server.frames import FrameReader
 
 WATCH = "/v1/kv/watch"
@@ -56,8 +58,8 @@ class Viewer:
         self._told = asyncio.Event()
 
     async def until(self, condition):
-        """Wait until it holds of this viewer; 10 s at most."""
-        async with asyncio.timeout(10):
+        """Wait until it holds of this viewer."""
+        async with asyncio.timeout(LIMIT_S):
             while not condition(self):
                 assert not self.call.done(), (self.status, self.body[:300])
                 await self._told.wait()
@@ -65,11 +67,11 @@ class Viewer:
 
     async def leave(self):
         self._gone.set()
-        await asyncio.wait_for(self.call, 10)
+        await asyncio.wait_for(self.call, LIMIT_S)
 
     async def end(self):
         """Wait until the server has ended the stream."""
-        await asyncio.wait_for(self.call, 10)
+        await asyncio.wait_for(self.call, LIMIT_S)
         assert self.ended
         return self
 
