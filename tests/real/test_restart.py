@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real_model
 
@@ -50,14 +50,6 @@ class Server:
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
-
-
-def wait_until(is_met: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if is_met():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never came to hold")
 
 
 @pytest.fixture

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import json
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +21,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.engine.served import Turnstile, is_cancelled
 from tests.processes import running, url_told
+from tests.server.leaving import asking
+from tests.waiting import wait_until
 
 from octavo.config import StartOptions
 from octavo.engine.client import EngineClient
@@ -98,14 +99,6 @@ def serving(weights: Started, num_blocks: int, **options: object) -> Iterator[Se
         thread.join(20)
         llm.close()
     assert not thread.is_alive()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Let the engine go on until it holds, at most 20 s."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to hold"
-        time.sleep(0.001)
 
 
 def tokens(seed: str, count: int) -> list[int]:
@@ -213,39 +206,49 @@ def test_24_long_seeded_prompts_in_steps_of_256_tokens_all_complete(weights: Sta
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_blocks_within_two_steps(weights: Started, stream: bool) -> None:
-    """Counted from the moment it closes its connection, while another answer keeps the steps coming."""
-    long = {"max_tokens": 400, "ignore_eos": True, "temperature": 0}
+    """Counted from the step in which it closes its connection, while another answer keeps steps coming."""
+    long = {"ignore_eos": True, "temperature": 0, "stream": stream}
     steps = []
-    with serving(weights, num_blocks=200) as served, httpx.Client(timeout=60) as stayer:
-        url = f"{served.url}/v1/completions"
-        with stayer.stream(
-            "POST", url, json={"prompt": tokens("stays", 10), "stream": True, **long}
-        ) as stays:
-            lines = stays.iter_lines()  # kept: httpx closes the connection with its iterator
-            next(lines)
+    with serving(weights, num_blocks=200) as served:
+        llm, gate = served.llm, Steps(served.llm)
+        with asking(served.url, {"prompt": tokens("stays", 10), "max_tokens": 1500, **long}):
             for i in range(4):
-                body = {"prompt": tokens(f"leaves {stream} {i}", 160), "stream": stream, **long}
-                before = leave(url, body, served.llm)
-                wait_until(lambda: served.llm.stats().running == 1)
-                steps.append(served.llm.stats().steps - before)
+                body = {"prompt": tokens(f"leaves {stream} {i}", 160), "max_tokens": 400, **long}
+                with asking(served.url, body) as leaving:
+                    gate.take_until(lambda: llm.stats().running == 2 and llm.stats().blocks_held > 11)
+                    while stream and b"data: " not in leaving.recv(65_536):
+                        pass
+                wait_until(lambda: is_cancelled(llm.engine))
+                before = llm.stats().steps
+                gate.take_until(lambda: llm.stats().running == 1)
+                steps.append(llm.stats().steps - before)
+        wait_until(lambda: is_cancelled(llm.engine))
+        gate.open()
         served.nothing_is_left()
-        assert served.llm.stats().output_tokens < 800
+        assert llm.stats().output_tokens < 800
     print(f"\nblocks of a client that left were free after {steps} steps")
     assert max(steps) <= 2
 
 
-def leave(url: str, body: Body, llm: EngineClient) -> int:
-    """Begin a request, close the connection while its tokens are made; the number of steps until then."""
-    host, port = url.split("/")[2].split(":")
-    content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}\r\n\r\n"
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
-        connection.sendall(head.encode() + content)
-        told = b""
-        while body["stream"] and b"data: " not in told:
-            told += connection.recv(65_536)
-        wait_until(lambda: llm.stats().running == 2 and llm.stats().blocks_held > 11)
-        return llm.stats().steps
+class Steps:
+    """Steps of a served engine, taken one by one."""
+
+    def __init__(self, llm: EngineClient) -> None:
+        self._turnstile = llm.engine.executor = Turnstile(llm.engine.executor)
+        self._turnstile.permits = self._permits = threading.Semaphore(0)
+
+    def take_until(self, condition: Callable[[], bool]) -> None:
+        """Take steps until it holds between two of them, the second of which waits."""
+        plans = self._turnstile.plans
+        wait_until(lambda: plans)
+        while not condition():
+            taken = len(plans)
+            self._permits.release()
+            wait_until(lambda taken=taken: len(plans) > taken)  # type: ignore[misc]
+
+    def open(self) -> None:
+        """Take all that come."""
+        self._permits.release(10_000)
 
 
 def test_sigterm_lets_a_running_answer_end_and_exits_with_status_zero(gguf_path: Path) -> None:

@@ -3,11 +3,13 @@
 import asyncio
 import concurrent.futures
 import threading
-import time
 
 import httpx
 import pytest
 from openai import OpenAI
+from tests.engine.served import Turnstile, is_cancelled
+from tests.server.leaving import asking
+from tests.waiting import wait_until
 
 from octavo.config import StartOptions
 from octavo.engine.start import start_engine
@@ -43,14 +45,6 @@ def served():
 def client(served):
     with OpenAI(base_url=f"{served[1]}/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
-
-
-def wait_until(condition):
-    """Yield to the engine until `condition()` holds, at most ten seconds."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_fluent_answer_streamed_and_whole_is_the_same(client, served):
@@ -91,18 +85,25 @@ def test_a_seed_repeats_itself_and_choice_zero_equals_n_one(client, served):
     assert len(set(several)) > 1
 
 
-def test_a_client_that_leaves_frees_its_blocks(served):
+@pytest.mark.parametrize("fields", [{"stream": True}, {"stream": False, "n": 3}])
+def test_a_client_that_leaves_frees_its_blocks(served, fields):
+    """The engine waits in a step, with the request, until it has been told that the client has left."""
     llm, url = served
-    before = llm.stats().output_tokens
-    body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
-    with httpx.Client() as client, client.stream("POST", f"{url}/v1/completions", json=body) as answer:
-        next(answer.iter_lines())
-        assert llm.stats().blocks_held > 0
-    wait_until(lambda: llm.stats().blocks_held == 0)
-    with httpx.Client() as client, pytest.raises(httpx.ReadTimeout):
-        client.post(f"{url}/v1/completions", json=body | {"stream": False, "n": 3}, timeout=0.1)
-    wait_until(lambda: llm.stats().blocks_held == 0)
-    assert llm.stats().output_tokens - before < 1200, "a choice ran to its end"
+    wait_until(lambda: llm.engine.idle)
+    before, executor = llm.stats().output_tokens, llm.engine.executor
+    turnstile = llm.engine.executor = Turnstile(executor)
+    turnstile.permits = threading.Semaphore(8)
+    try:
+        with asking(url, {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, **fields}):
+            wait_until(lambda: len(turnstile.plans) == 9)
+            assert llm.stats().blocks_held > 0
+        wait_until(lambda: is_cancelled(llm.engine))
+        turnstile.permits.release(1000)
+        wait_until(lambda: llm.stats().blocks_held == 0 and llm.engine.idle)
+    finally:
+        turnstile.permits.release(1000)
+        llm.engine.executor = executor
+    assert llm.stats().output_tokens - before < 400, "a choice ran to its end"
 
 
 def test_more_requests_than_the_pool_holds_all_complete(served):
