@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 
 import httpx
 import pytest
@@ -184,9 +183,7 @@ def check_refusal(answer, names, status=400, kind="invalid_request_error"):
 @pytest.mark.parametrize("name", CASES)
 def test_wrong_input_is_refused_in_anthropics_shape(edge, name):
     path, raw, names = CASES[name]
-    begun = time.perf_counter()
     answer = edge.request("POST", path, content=raw)
-    assert time.perf_counter() - begun < 1.0
     check_refusal(answer, names)
     assert edge.model.submitted == []
 

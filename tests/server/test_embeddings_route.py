@@ -5,7 +5,6 @@ import base64
 import json
 import math
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -234,9 +233,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_wrong_request_is_refused_in_openai_s_shape_and_nothing_is_submitted(edge, name):
     body, status, param = CASES[name]
-    begun = time.perf_counter()
     answer = edge.post(PATH, content=body)
-    assert time.perf_counter() - begun < 2.0
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
