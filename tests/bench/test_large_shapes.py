@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import json
 import math
+import os
 import sys
 import textwrap
 from pathlib import Path
@@ -225,9 +226,25 @@ def test_order_turns_round_with_each_round(script, tmp_path, monkeypatch):
     assert [what.split()[-1] for what in told] == ["a", "b", "a", "b", "b", "a", "b", "a"]
 
 
-def test_memory_that_was_given_back_counts_in_the_peak(script, capsys):
-    code = "import time; held = bytearray(96 << 20); del held; print('let go', flush=True); time.sleep(0.3)"
-    run = script("watched").watched_run([sys.executable, "-c", code], "it")
+def test_memory_that_was_given_back_counts_in_the_peak(script, capsys, tmp_path, monkeypatch):
+    """The program ends when its memory was looked at after it had given that back."""
+    given_back, end = tmp_path / "given back", tmp_path / "end"
+    os.mkfifo(end)
+    may_end = os.open(end, os.O_RDWR)
+    plain = script("watched")._Watch._look
+
+    def look(watch):
+        is_last = given_back.exists()
+        plain(watch)
+        if is_last:
+            os.write(may_end, b".")
+
+    code = "import sys; held = bytearray(96 << 20); del held; print('let go', flush=True)"
+    code += "; open(sys.argv[1], 'w').close(); open(sys.argv[2], 'rb', 0).read(1)"
+    with monkeypatch.context() as patched:
+        patched.setattr(script("watched")._Watch, "_look", look)
+        run = script("watched").watched_run([sys.executable, "-c", code, given_back, end], "it")
+    os.close(may_end)
     assert [line.text for line in run.lines] == ["let go"]
     assert 96 << 20 < run.peak_bytes < 400 << 20
     assert 0 < run.lines[0].at_s < run.seconds

@@ -7,6 +7,7 @@ import threading
 import httpx2
 import pytest
 from tests.doubles.fake_model import FakeModel
+from tests.waiting import turns
 
 from octavo.bench.endpoint import Answer, Client, Endpoint
 from octavo.bench.load import Arrival, apply, is_good, scripts_of
@@ -94,14 +95,15 @@ def test_the_same_seed_gives_the_same_requests_and_another_gives_others():
 
 
 def test_a_closed_loop_keeps_that_many_in_flight():
-    running, most = 0, 0
+    running, most, all_together = 0, 0, asyncio.Barrier(3)
 
     class Counting(httpx2.AsyncBaseTransport):
         async def handle_async_request(self, request):
             nonlocal running, most
             running += 1
             most = max(most, running)
-            await asyncio.sleep(0.001)
+            await all_together.wait()
+            await turns(9)  # a fourth that does not wait for the others to end would begin now
             running -= 1
             return stream({"choices": [{"text": "a", "finish_reason": "length"}]})
 

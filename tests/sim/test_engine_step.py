@@ -6,15 +6,18 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import TypeVar
 from unittest import mock
 
 import pytest
 from tests.tiny import request, run, tiny_engine
 
 from octavo.engine.core import Engine, Submit
+from octavo.executor import runner
 from octavo.executor.executor import InlineExecutor
+from octavo.executor.forward import HostForward
 from octavo.executor.runner import Runner
-from octavo.kernels.contract import Batch
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
@@ -24,6 +27,8 @@ from octavo.scheduler.scheduler import Scheduler
 from octavo.sim.oracle import OracleExecutor
 from octavo.step.config import SchedulerConfig
 from octavo.types import FinishReason, Request, StepPlan, StepResult
+
+T = TypeVar("T")
 
 
 def new_scheduler() -> Scheduler:
@@ -63,19 +68,22 @@ def test_time_is_counted_in_steps_and_of_it_in_planning() -> None:
     assert engine.stats.schedule_seconds == planned + 3.0 + committed
 
 
-def test_the_runner_tells_how_much_of_a_step_was_building_its_batch() -> None:
-    engine = tiny_engine(NativeOps())
-    with mock.patch.object(Runner, "_batch", autospec=True, side_effect=slowly(Runner._batch)):
-        run(engine, [request(1, [5, 6, 7], 2)])
-    assert engine.stats.steps >= 2
-    assert 0.02 * 2 <= engine.stats.schedule_seconds < engine.stats.step_seconds
+def test_the_runner_tells_how_much_of_a_step_was_building_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the runner's clock moves: 3 s while it builds a batch, 10 s while the model runs."""
+    now = [0.0]
 
+    def taking(seconds: float, work: Callable[..., T]) -> Callable[..., T]:
+        def done(*given: object) -> T:
+            now[0] += seconds
+            return work(*given)
 
-def slowly(build: Callable[..., Batch]) -> Callable[..., Batch]:
-    """The same, 20 ms later."""
+        return done
 
-    def later(*given: object) -> Batch:
-        time.sleep(0.02)
-        return build(*given)
-
-    return later
+    monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(Runner, "_batch", taking(3.0, Runner._batch))
+    monkeypatch.setattr(HostForward, "run", taking(10.0, HostForward.run))
+    engine = tiny_engine(NativeOps(), clock=lambda: 0.0)
+    run(engine, [request(1, [5, 6, 7], 2)])
+    assert engine.stats.steps == 2
+    assert engine.stats.schedule_seconds == 2 * 3.0
+    assert engine.stats.step_seconds == 2 * (3.0 + 10.0)
