@@ -12,6 +12,7 @@ import pytest
 from tests.api.talking import TalkingTokenizer
 from tests.engine.served import POISON, LetterTokenizer, Turnstile, alone, poisoned_model
 from tests.tiny import CONTEXT, VOCAB, random_prompt, request, run, settle, tiny_engine
+from tests.waiting import LIMIT_S
 
 import octavo.api.driver
 import octavo.api.llm
@@ -301,7 +302,7 @@ class GatedStore(HostStore):
     gate = threading.Event()
 
     def lend(self, slot: int, name: bytes, take: Callable[[memoryview], None]) -> bool:
-        return self.gate.wait(5) and super().lend(slot, name, take)
+        return self.gate.wait(LIMIT_S) and super().lend(slot, name, take)
 
 
 def test_a_step_waits_for_a_transfer_and_for_a_new_request(make_llm: Callable[..., LLM]) -> None:
@@ -322,10 +323,14 @@ def test_a_step_waits_for_a_transfer_and_for_a_new_request(make_llm: Callable[..
         while len(deltas) < 3:
             deltas += [delta for request_id, delta in llm.step() if request_id == added]
         assert not llm.engine.scheduler.transfers.num_failed  # it did not wait until the reads gave up
-        opening = threading.Timer(0.2, gate.set)
-        opening.start()
-        answer = turned(llm)[stored]
-        opening.join()
+        wait = llm.engine.inbox.wait
+
+        def open_and_wait() -> None:
+            gate.set()
+            wait()
+
+        with mock.patch.object(llm.engine.inbox, "wait", open_and_wait):
+            answer = turned(llm)[stored]
     assert [info.token for delta in answer for info in delta.tokens] == first[0]
     assert llm.engine.scheduler.transfers.num_loaded
     nothing_is_left(llm)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from tests.processes import running
@@ -81,14 +80,13 @@ def test_what_a_refusing_template_took_is_given_back(made):
         assert int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") < 200 << 20
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("source", [LOOPS, "{{ 7 ** (9 ** 9) }}"])
 def test_time_is_bounded_and_the_process_is_gone(made, source, monkeypatch):
     monkeypatch.setattr(template_helpers, "SECONDS_MAX", 0.3)
     helpers = made(source)
-    began = time.monotonic()
     with pytest.raises(InvalidRequest, match=r"chat template took more than"):
         helpers.render({})
-    assert time.monotonic() - began < 20
     assert pids(helpers) == []
 
 
