@@ -181,13 +181,13 @@ def test_branches_share_their_blocks_after_the_process_was_killed(tmp_path):
         said = {one["id"]: house.num_said(one["id"]) for one in (root, left)}
         store = house.chat.llm.sessions._store
 
-        def is_below():
-            table = house.looked(
-                lambda s, now: [name in s.transfers.tier for one in s.session_table for name in one.names]
+        def would_be_found():
+            slots = house.looked(
+                lambda s, now: [(s.transfers.tier.slot_of(n), n) for one in s.session_table for n in one.names]
             )
-            return all(table)
+            return all(slot is not None and house.chat.store.is_listed(slot, name) for slot, name in slots)
 
-        wait_until(is_below)
+        wait_until(would_be_found)
         asyncio.run(_synced(store, left["id"]))
         _copy_as_killed(house.chat, tmp_path / "copy")
         house.close()
