@@ -13,7 +13,7 @@ from typing import TypeVar
 import pytest
 from tests.engine.served import LetterTokenizer, alone, is_cancelled, poisoned_model
 from tests.tiny import CONTEXT
-from tests.waiting import until, wait_until
+from tests.waiting import LIMIT_S, until, wait_until
 
 from octavo import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from octavo.errors import EngineStopped, InvalidRequest, OctavoError, RequestFailed
@@ -82,15 +82,14 @@ def test_many_at_once_are_each_answered_as_alone(make_async_llm: Callable[..., A
 
 def test_leaving_the_iteration_frees_the_request(make_async_llm: Callable[..., AsyncLLM]) -> None:
     llm = make_async_llm()
-    turnstile = llm._client.engine.executor
-    turnstile.permits = threading.Semaphore(5)  # type: ignore[attr-defined]
+    permits = llm._client.engine.executor.permits = threading.Semaphore(5)  # type: ignore[attr-defined]
 
     async def leave() -> None:
         async for output in llm.generate("abc", greedy(100), "left"):
             if len(output.outputs[0].token_ids) == 2:
                 break
         await until(lambda: is_cancelled(llm._client.engine))
-        turnstile.permits.release(100)  # type: ignore[attr-defined]
+        permits.release(100)
         await until(lambda: not llm._running)
 
     run(leave())
@@ -100,11 +99,13 @@ def test_leaving_the_iteration_frees_the_request(make_async_llm: Callable[..., A
 
 def test_an_aborted_request_ends_and_says_so(make_async_llm: Callable[..., AsyncLLM]) -> None:
     llm = make_async_llm()
+    permits = llm._client.engine.executor.permits = threading.Semaphore(5)  # type: ignore[attr-defined]
 
     async def abort() -> RequestOutput:
         async for output in llm.generate("abc", greedy(100), "gone"):
             if not output.finished:
                 await llm.abort(["unknown", "gone"])
+                permits.release(100)
         return output
 
     assert run(abort()).outputs[0].finish_reason == "abort"
@@ -119,7 +120,7 @@ class SlowLetters(LetterTokenizer):
 
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
         self.begun.set()
-        assert self.go.wait(20)
+        assert self.go.wait(LIMIT_S)
         return super().encode(text, add_bos)
 
 
@@ -168,7 +169,7 @@ def test_an_embedding_that_is_ended_while_it_runs_frees_its_request(
 
     async def end() -> None:
         task = asyncio.create_task(llm.embed("abc", request_id="gone"))
-        await asyncio.to_thread(turnstile.reached.wait, 20)  # type: ignore[attr-defined]
+        await asyncio.to_thread(turnstile.reached.wait, LIMIT_S)  # type: ignore[attr-defined]
         with pytest.raises(InvalidRequest, match="request_id is 'gone', and such a request runs"):
             await llm.embed("abc", request_id="gone")
         if by_abort:
@@ -219,8 +220,7 @@ def test_a_program_that_does_not_shut_down_ends_without_a_word() -> None:
 def test_a_cancelled_task_cancels_its_request(make_async_llm: Callable[..., AsyncLLM]) -> None:
     llm = make_async_llm()
 
-    turnstile = llm._client.engine.executor
-    turnstile.permits = threading.Semaphore(5)  # type: ignore[attr-defined]
+    permits = llm._client.engine.executor.permits = threading.Semaphore(5)  # type: ignore[attr-defined]
 
     async def cancelled() -> None:
         task = asyncio.create_task(all_of(llm, greedy(100)))
@@ -229,7 +229,7 @@ def test_a_cancelled_task_cancels_its_request(make_async_llm: Callable[..., Asyn
         with pytest.raises(asyncio.CancelledError):
             await task
         await until(lambda: is_cancelled(llm._client.engine))
-        turnstile.permits.release(100)  # type: ignore[attr-defined]
+        permits.release(100)
 
     run(cancelled())
     wait_until(lambda: idle(llm))
@@ -321,11 +321,19 @@ def test_after_shutdown_everything_says_so(make_async_llm: Callable[..., AsyncLL
 
 def test_shutting_down_ends_what_is_open(make_async_llm: Callable[..., AsyncLLM]) -> None:
     llm = make_async_llm()
+    permits = llm._client.engine.executor.permits = threading.Semaphore(5)  # type: ignore[attr-defined]
+
+    def let_the_step_end() -> None:
+        wait_until(lambda: llm._client._loop._stopping)
+        permits.release()
 
     async def shut() -> None:
         async with llm:
             async for _ in llm.generate("abc", greedy(100)):
                 llm.shutdown()
 
+    ending = threading.Thread(target=let_the_step_end)
+    ending.start()
     with pytest.raises(OctavoError):
         run(shut())
+    ending.join()

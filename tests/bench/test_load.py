@@ -7,7 +7,7 @@ import threading
 import httpx2
 import pytest
 from tests.doubles.fake_model import FakeModel
-from tests.waiting import turns
+from tests.waiting import LIMIT_S, turns
 
 from octavo.bench.endpoint import Answer, Client, Endpoint
 from octavo.bench.load import Arrival, apply, is_good, scripts_of
@@ -31,7 +31,7 @@ def served():
     server = build_server(model, ServerSettings(drain_timeout_s=1), lambda _: ready.set())
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(LIMIT_S)
     yield f"{base_url(listener)}/v1", model
     server.should_exit = True
     thread.join(10)

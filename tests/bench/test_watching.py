@@ -12,6 +12,7 @@ from bench.watching.__main__ import line_of, told_beside, verdict
 from bench.watching.reader import FrameCounter
 from bench.watching.watching import BusyScheduler, Read, Round, Scene, draw, reading
 from tests.doubles.fake_model import FakeModel
+from tests.waiting import LIMIT_S
 
 from octavo.bench.load import Arrival, LoadReport, Spread, Targets
 from octavo.errors import ConfigError, RequestFailed
@@ -98,7 +99,7 @@ def url() -> Iterator[str]:
     server = build_server(FakeModel(), ServerSettings(drain_timeout_s=1), lambda _: ready.set())
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(LIMIT_S)
     yield base_url(listener)
     server.should_exit = True
     thread.join(10)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.cli.listings import row, rows
 from tests.doubles.fake_model import FakeModel
+from tests.waiting import LIMIT_S
 from typer.testing import CliRunner
 
 from octavo.cli.main import app
@@ -97,7 +98,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     server = build_server(FakeModel(), ServerSettings(roster=TenantRegistry(path)), lambda _: ready.set())
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(LIMIT_S)
     yield base_url(listener)
     server.should_exit = True
     thread.join(20)

@@ -7,9 +7,9 @@ import io
 import json
 import re
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -71,6 +71,14 @@ def snapshot(run: str = "1", seen: Glimpse = SEEN) -> bytes:
     return writer.frame_after(0)
 
 
+@pytest.fixture(autouse=True)
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time by the watch's clock, which stands still."""
+    now = [1000.0]
+    monkeypatch.setattr(top, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
 @pytest.fixture
 def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watch]:
     """A watch that has had these connections, and stands before a network that is silent."""
@@ -126,13 +134,7 @@ def test_a_connection_that_was_made_again_is_live_and_shows_what_it_says(
     assert watch.reader.requests == {}
 
 
-def live_status(watch: Watch, monkeypatch: pytest.MonkeyPatch, after_s: float) -> str:
-    now = time.monotonic()
-    monkeypatch.setattr(top.time, "monotonic", lambda: now + after_s)
-    return watch.status().text
-
-
-def test_silence_is_told_and_a_new_frame_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_is_told_and_a_new_frame_ends_it(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:
     async def read() -> None:
         watch, more = Watch(URL, ""), asyncio.Event()
 
@@ -144,19 +146,21 @@ def test_silence_is_told_and_a_new_frame_ends_it(monkeypatch: pytest.MonkeyPatch
         following = asyncio.create_task(watch.follow())
         await watch.first.wait()
         assert watch.status() == Status("live")
-        assert live_status(watch, monkeypatch, 8.0).startswith("no news for 8 s: a step takes long")
+        now[0] += 8.4
+        assert watch.status().text.startswith("no news for 8 s: a step takes long")
         following.cancel()
 
     asyncio.run(read())
 
 
 def test_another_run_of_the_server_is_told_and_its_clock_is_not_that_of_the_last(
-    follow: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
+    follow: Callable[..., Watch], now: list[float]
 ) -> None:
     watch = follow([snapshot()], [snapshot("2", replace(SEEN, now=3.0)), HANGS])
     assert watch.status().text == "live; the server began again just now"
     assert watch.speeds.of("output_tokens") is None
-    assert live_status(watch, monkeypatch, 5.0) == "live; the server began again 5 s ago"
+    now[0] += 5.0
+    assert watch.status().text == "live; the server began again 5 s ago"
 
 
 def test_before_anything_was_seen_a_failure_ends_it(follow: Callable[..., Watch]) -> None:

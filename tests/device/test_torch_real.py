@@ -18,6 +18,7 @@ import pytest
 import torch
 from openai import OpenAI
 from tests.real.conftest import gguf_path, oracle  # noqa: F401 - the default model's file, and its weights
+from tests.waiting import LIMIT_S
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
@@ -72,7 +73,7 @@ class Server:
     def close(self) -> None:
         self.client.close()
         self.process.terminate()
-        assert self.process.wait(20) == 0, "".join(self.log)
+        assert self.process.wait(LIMIT_S) == 0, "".join(self.log)
         self._reader.join()
 
 

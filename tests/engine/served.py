@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 from tests.tiny import CONTEXT, EOS, VOCAB, Answer, request, run, tiny_engine, tiny_model
-from tests.waiting import LIMIT_S, until
+from tests.waiting import LIMIT_S, turns, until
 
 from octavo.engine.client import EngineClient
 from octavo.engine.core import Cancel, Engine
@@ -88,10 +88,12 @@ class Turnstile:
         self._inner.close()
 
     async def stepping(self, work: Awaitable[T]) -> T:
-        """What the work comes to. Until then each step that waits for a permit gets one."""
+        """What the work comes to. Until then each step that waits for a permit gets one, after the event loop
+        has gone round a few times: what needs no step comes first."""
         task = asyncio.ensure_future(work)
         while not task.done():
             passed = self.num_passed
+            await turns(20)
             await until(lambda: task.done() or len(self.plans) > self.num_passed)
             if not task.done():
                 assert self.permits is not None

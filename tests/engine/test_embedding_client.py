@@ -11,6 +11,7 @@ import pytest
 from tests.engine.served import POISON, Served, poisoned_model, serve_tiny
 from tests.engine.test_client import greedy, nothing_is_left, prompt_of
 from tests.tiny import CONTEXT, Answer, random_prompt, run, tiny_engine
+from tests.waiting import LIMIT_S
 
 from octavo.engine.embedding import EmbeddingOrder, embed_all, normalised, vector_of
 from octavo.engine.model_card import ModelCard
@@ -112,7 +113,7 @@ def test_leaving_cancels_what_runs(served: Served) -> None:
         served.turnstile.open.clear()
         prompts = [prompt_of(i) for i in range(300)]
         task = asyncio.create_task(embed_all(served.llm, prompts, EmbeddingOrder()))
-        await asyncio.to_thread(served.turnstile.reached.wait, 20)
+        await asyncio.to_thread(served.turnstile.reached.wait, LIMIT_S)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -138,10 +139,12 @@ def test_a_queue_that_others_fill_refuses_a_list_at_once() -> None:
     served = with_card(serve_tiny(rows=1, max_waiting=1, max_queue=0))
 
     async def scenario() -> None:
+        served.turnstile.open.clear()
         stream = await served.llm.submit(prompt_of(1), greedy(400))
         with pytest.raises(QueueFull):
             await embed_all(served.llm, [prompt_of(2), prompt_of(3)], EmbeddingOrder())
         stream.cancel()
+        served.turnstile.open.set()
 
     asyncio.run(scenario())
     nothing_is_left(served)

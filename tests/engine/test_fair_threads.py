@@ -34,7 +34,7 @@ def busy():
     """(threads, gate): the only thread waits at the gate."""
     threads, gate = FairThreads(1, 4, "test"), Gate()
     threads.submit("first", gate.wait)
-    assert gate.begun.wait(20)
+    assert gate.begun.wait(LIMIT_S)
     yield threads, gate
     gate.open.set()
     threads.close()

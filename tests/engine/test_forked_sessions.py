@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -11,7 +12,7 @@ from unittest import mock
 
 import pytest
 from tests.engine.chats import Chat, open_chat, plain
-from tests.engine.served import Told, alone, read
+from tests.engine.served import Told, Turnstile, alone, read
 from tests.engine.test_sessions import HELLO, _copy_as_killed, clear_pool, run
 from tests.waiting import wait_until
 
@@ -156,18 +157,21 @@ def test_turns_before_one_that_fell_back_cannot_be_forked_and_that_is_said() -> 
 def test_a_fork_is_made_while_a_turn_runs_and_has_the_turns_before_it() -> None:
     async def work() -> None:
         chat = open_chat()
+        gate = chat.engine.executor = Turnstile(chat.engine.executor)
         try:
             await chat.say(HELLO)
             said = chat.llm.sessions.tokens("", chat.session_id)
             more = [*chat.messages, ChatMessage("user", "more")]
             params = SamplerParams(max_tokens=200, ignore_eos=True, temperature=1.0, seed=7, logprobs=2)
-            running: Turn = await chat.llm.sessions.turn("", chat.session_id, more, params)
-            other, view = await fork(chat)
+            gate.permits = threading.Semaphore(0)
+            running: Turn = await gate.stepping(chat.llm.sessions.turn("", chat.session_id, more, params))
+            other, view = await gate.stepping(fork(chat))
             assert (chat.llm.sessions.tokens("", other.session_id), view.num_turns) == (said, 1)
             with pytest.raises(InvalidRequest, match="turn is 2; allowed: 1 to 1"):
-                await fork(chat, 2)
+                await gate.stepping(fork(chat, 2))
             with pytest.raises(SessionBusy):
-                await chat.llm.sessions.turn("", chat.session_id, more, params)
+                await gate.stepping(chat.llm.sessions.turn("", chat.session_id, more, params))
+            gate.permits.release(1000)
             turn, told = await other.say("go on")
             plain(turn.prompt, told)
             [whole] = await read(running.stream)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
+from tests.engine.served import Turnstile
 
 from octavo.config import StartOptions
 from octavo.engine.start import start_engine
@@ -25,13 +27,17 @@ def test_statistics_and_the_view_of_a_request_tell_what_a_grammar_does() -> None
 
     async def run() -> None:
         params = SamplerParams(max_tokens=300, temperature=0.0, grammar=of_schema(SCHEMA, "response_format"))
+        gate = llm.engine.executor = Turnstile(llm.engine.executor)
+        gate.permits = threading.Semaphore(0)
         stream = await llm.submit(await llm.encode("As JSON:"), params)
         views = []
-        async for delta in stream:
-            if delta.finish is None and len(views) < 3:
-                view = await llm.control.request(stream.request_id)
-                if view is not None:
-                    views.append(view)
+        for _ in range(3):
+            await gate.stepping(anext(stream))
+            views.append(await gate.stepping(llm.control.request(stream.request_id)))
+        gate.permits.release(1000)
+        async for _ in stream:
+            pass
+        assert views[-1] is not None
         assert views[-1].follows == "response_format (json_schema)"
         [sequence] = views[-1].sequences
         assert sequence.in_grammar

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from tests.engine.served import Served, read, serve_tiny
 from tests.engine.test_client import greedy, prompt_of
-from tests.waiting import until, wait_until
+from tests.waiting import LIMIT_S, until, wait_until
 
 from octavo.errors import EngineStopped, InvalidRequest, PinRefused
 from octavo.params import Timeouts
@@ -62,7 +62,7 @@ def test_cancelling_the_call_cancels_the_pin(served: Served) -> None:
     async def scenario() -> None:
         served.turnstile.open.clear()
         work = asyncio.create_task(served.llm.control.pin(PinOrder("one", tuple(prompt_of(1, 40)), 60.0)))
-        await asyncio.to_thread(served.turnstile.reached.wait, 10)
+        await asyncio.to_thread(served.turnstile.reached.wait, LIMIT_S)
         work.cancel()
         await asyncio.wait({work})
         served.turnstile.open.set()
@@ -76,7 +76,7 @@ def test_a_pin_that_is_deleted_while_it_fills_is_a_conflict_and_no_failure(serve
     async def scenario() -> None:
         served.turnstile.permits = threading.Semaphore(0)
         filling = asyncio.create_task(served.llm.control.pin(PinOrder("one", tuple(prompt_of(1, 200)), 60.0)))
-        await asyncio.to_thread(served.turnstile.reached.wait, 10)  # the first of its steps
+        await asyncio.to_thread(served.turnstile.reached.wait, LIMIT_S)  # the first of its steps
         deleting = asyncio.create_task(served.llm.control.unpin("", "one"))
         await until(lambda: served.engine.inbox._commands)
         for _ in range(10):
@@ -97,7 +97,7 @@ def test_a_pin_that_expires_while_it_fills_is_a_conflict_that_names_its_ttl() ->
     async def scenario() -> None:
         served.turnstile.permits = threading.Semaphore(0)
         filling = asyncio.create_task(served.llm.control.pin(PinOrder("one", tuple(prompt_of(1, 40)), 1.0)))
-        await asyncio.to_thread(served.turnstile.reached.wait, 10)
+        await asyncio.to_thread(served.turnstile.reached.wait, LIMIT_S)
         clock[0] = 5.0
         for _ in range(10):
             served.turnstile.permits.release()
@@ -115,7 +115,7 @@ def test_a_pin_that_was_replaced_while_it_filled_is_not_told_as_its_own(served: 
         ledger = served.llm.control
         served.turnstile.permits = threading.Semaphore(0)
         first = asyncio.create_task(ledger.pin(PinOrder("one", tuple(prompt_of(1, 200)), 60.0)))
-        await asyncio.to_thread(served.turnstile.reached.wait, 10)
+        await asyncio.to_thread(served.turnstile.reached.wait, LIMIT_S)
         deleting = asyncio.create_task(ledger.unpin("", "one"))
         await until(lambda: served.engine.inbox._commands)
         second = asyncio.create_task(ledger.pin(PinOrder("one", tuple(prompt_of(2, 40)), 60.0)))
@@ -132,16 +132,19 @@ def test_a_pin_that_was_replaced_while_it_filled_is_not_told_as_its_own(served: 
 
 def test_a_pin_expires_while_the_engine_is_idle(served: Served) -> None:
     asyncio.run(served.llm.control.pin(PinOrder("one", tuple(prompt_of(1, 40)), 1.0)))
-    wait_until(lambda: len(served.engine.scheduler.pins) == 0)
+    wait_until(lambda: served.llm.stats().events.get("pin_expired"))
+    assert len(served.engine.scheduler.pins) == 0
     assert served.llm.stats().events["pin_expired"] == 1
 
 
 def test_a_waiting_request_says_why(served: Served) -> None:
     async def scenario() -> None:
-        rows = served.engine.scheduler.config.max_rows
+        gate, rows = served.turnstile, served.engine.scheduler.config.max_rows
+        gate.permits = threading.Semaphore(0)
         streams = [await served.llm.submit(prompt_of(i), greedy(200)) for i in range(rows + 1)]
-        await anext(streams[0])
-        view = await served.llm.control.request(streams[-1].request_id)
+        await gate.stepping(anext(streams[0]))
+        view = await gate.stepping(served.llm.control.request(streams[-1].request_id))
+        gate.permits.release(10_000)
         assert view is not None
         assert view.sequences[0].reason in {"rows", "blocks", "step_tokens", "queued"}
         assert view.sequences[0].why
@@ -166,7 +169,7 @@ def test_a_question_that_nobody_waits_for_any_more_breaks_nothing(served: Served
     async def scenario() -> None:
         served.turnstile.open.clear()
         stream = await served.llm.submit(prompt_of(1), greedy(30))
-        await asyncio.to_thread(served.turnstile.reached.wait, 10)
+        await asyncio.to_thread(served.turnstile.reached.wait, LIMIT_S)
         questions = [asyncio.create_task(served.llm.control.kv()) for _ in range(3)]
         await until(lambda: len(served.engine.inbox._commands) == 3)
         for question in questions:

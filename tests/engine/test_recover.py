@@ -7,6 +7,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -18,7 +19,7 @@ from tests.doubles.fake_model import FakeModel
 from tests.engine.served import Served, alone, read, serve_tiny
 from tests.engine.test_client import LONG, greedy, nothing_is_left, prompt_of
 from tests.processes import running, url_told
-from tests.waiting import until, wait_until
+from tests.waiting import LIMIT_S, until, wait_until
 
 import octavo.engine.loop
 from octavo.engine.outputs import Delta
@@ -80,9 +81,11 @@ def test_every_live_request_fails_with_a_clear_error_and_the_next_works(
 ) -> None:
     async def scenario() -> None:
         choices = [1, 3, 1, 2, 1]  # 8 sequences for 4 rows: some wait
+        permits = served.turnstile.permits = threading.Semaphore(3)
         streams = [await served.llm.submit(prompt_of(i), greedy(LONG), n=n) for i, n in enumerate(choices)]
         await anext(streams[0])
         how(served)
+        permits.release(1000)
         for stream, n in zip(streams, choices, strict=True):
             for told in await read(stream, n):
                 assert told.finishes == [FinishReason.ERROR]
@@ -325,6 +328,6 @@ def test_a_server_whose_engine_gave_up_ends_by_itself_with_status_1() -> None:
                 answer = client.post(f"{url}/v1/completions", json={"prompt": [30, 31], "max_tokens": 2})
                 assert answer.status_code in (500, 503)
                 assert "the executor broke" in answer.json()["error"]["message"]
-        assert process.wait(20) == 1
+        assert process.wait(LIMIT_S) == 1
         assert process.stderr is not None
         assert "octavo: the engine has stopped after repeated failures" in process.stderr.read()

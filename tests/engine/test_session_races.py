@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -14,7 +15,7 @@ from unittest import mock
 import pytest
 from tests.doubles.faults import FaultKind, FaultyFiles, seeded
 from tests.engine.chats import BLOCK_BYTES, open_chat, plain
-from tests.engine.served import read
+from tests.engine.served import Turnstile, read
 from tests.engine.test_session_store import Clock
 from tests.engine.test_sessions import HELLO, run
 
@@ -290,6 +291,7 @@ def test_a_session_is_not_forgotten_during_its_turn(ends_well: bool) -> None:
     async def work() -> None:
         clock = Clock()
         chat = open_chat()
+        gate = chat.engine.executor = Turnstile(chat.engine.executor)
         sessions = chat.llm.sessions
         sessions._store._clock = clock
         try:
@@ -297,13 +299,15 @@ def test_a_session_is_not_forgotten_during_its_turn(ends_well: bool) -> None:
             clock.now += 9.0
             message = [ChatMessage("user", HELLO)]
             params = SamplerParams(max_tokens=300, ignore_eos=True, temperature=0.0)
-            turn = await sessions.turn("", view.session_id, message, params)
-            assert (await sessions.find("", view.session_id)).seconds_left == 10.0
+            gate.permits = threading.Semaphore(0)
+            turn = await gate.stepping(sessions.turn("", view.session_id, message, params))
+            assert (await gate.stepping(sessions.find("", view.session_id))).seconds_left == 10.0
             clock.now += 50.0
-            await sessions.create("somebody", 10.0)  # whoever has expired is forgotten now
-            assert [v.session_id for v in await sessions.all()] == [view.session_id]
+            await gate.stepping(sessions.create("somebody", 10.0))  # whoever has expired is forgotten now
+            assert [v.session_id for v in await gate.stepping(sessions.all())] == [view.session_id]
             if not ends_well:
                 turn.stream.cancel()
+            gate.permits.release(1000)
             await read(turn.stream)
             assert (await sessions.find("", view.session_id)).seconds_left == 10.0
             assert bool(sessions.tokens("", view.session_id)) is ends_well
@@ -318,16 +322,19 @@ def test_a_session_is_not_forgotten_during_its_turn(ends_well: bool) -> None:
 def test_a_turn_that_is_refused_does_not_keep_its_session_alive() -> None:
     async def work() -> None:
         chat = open_chat()
+        gate = chat.engine.executor = Turnstile(chat.engine.executor)
         store = chat.llm.sessions._store
         try:
             await chat.say(HELLO)
             more = [*chat.messages, ChatMessage("user", "more")]
             params = SamplerParams(max_tokens=300, ignore_eos=True)
-            turn = await chat.llm.sessions.turn("", chat.session_id, more, params)
+            gate.permits = threading.Semaphore(0)
+            turn = await gate.stepping(chat.llm.sessions.turn("", chat.session_id, more, params))
             with pytest.raises(SessionBusy):
-                await chat.llm.sessions.turn("", chat.session_id, more, params)
+                await gate.stepping(chat.llm.sessions.turn("", chat.session_id, more, params))
             assert list(store._turns.values()) == [chat.session_id]
             turn.stream.cancel()
+            gate.permits.release(1000)
             await read(turn.stream)
             assert store._turns == {}
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from unittest import mock
 import pytest
 from tests.doubles.faults import FaultKind, FaultyFiles, seeded
 from tests.engine.chats import Chat, PairTokenizer, open_chat, plain
+from tests.engine.served import Turnstile
 from tests.waiting import wait_until
 
 from octavo.engine.requests import render_chat
@@ -248,17 +250,20 @@ def test_a_stop_string_ends_what_was_said_where_the_client_was_told() -> None:
 def test_a_turn_that_is_cancelled_changes_nothing_and_one_at_a_time_runs() -> None:
     async def work() -> None:
         chat = open_chat()
+        gate = chat.engine.executor = Turnstile(chat.engine.executor)
         try:
             await chat.say(HELLO)
             said = chat.llm.sessions.tokens("", chat.session_id)
             more = [*chat.messages, ChatMessage("user", "more")]
             params = SamplerParams(max_tokens=300, ignore_eos=True)
-            turn = await chat.llm.sessions.turn("", chat.session_id, more, params)
+            gate.permits = threading.Semaphore(0)
+            turn = await gate.stepping(chat.llm.sessions.turn("", chat.session_id, more, params))
             with pytest.raises(SessionBusy):
-                await chat.llm.sessions.turn("", chat.session_id, more, params)
+                await gate.stepping(chat.llm.sessions.turn("", chat.session_id, more, params))
             with pytest.raises(SessionBusy):
-                await chat.llm.sessions.resume("", chat.session_id)
+                await gate.stepping(chat.llm.sessions.resume("", chat.session_id))
             turn.stream.cancel()
+            gate.permits.release(1000)
             async for _ in turn.stream:
                 pass
             assert chat.llm.sessions.tokens("", chat.session_id) == said

@@ -10,7 +10,7 @@ from tests.engine.chats import open_chat
 from tests.engine.served import Served, alone, read, serve_tiny
 from tests.engine.test_client import LONG, greedy, nothing_is_left, prompt_of
 from tests.engine.test_sessions import HELLO
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 from octavo.engine.core import ask
 from octavo.engine.requests import make_request
@@ -66,7 +66,7 @@ def test_a_refusal_is_the_engines_and_leaves_nothing(served: Served) -> None:
         refused = submit(served, 3, 4)
         served.turnstile.open.set()
         with pytest.raises(QueueFull, match="too many requests are waiting; allowed: 1"):
-            await asyncio.wait_for(refused, 20)
+            await asyncio.wait_for(refused, LIMIT_S)
         running.cancel()
         (told,) = await read(await waiting)
         assert told.finishes == [FinishReason.LENGTH]
@@ -109,8 +109,9 @@ def test_what_a_broken_step_was_just_taking_fails_at_once(
         monkeypatch.setattr(served.engine.scheduler, "submit", refuse)
         served.turnstile.open.set()
         with pytest.raises(RequestFailed, match="started afresh"):
-            await asyncio.wait_for(both[0], 20)
-        (told,) = await read(await asyncio.wait_for(both[1], 20))  # behind it, and taken by who began afresh
+            await asyncio.wait_for(both[0], LIMIT_S)
+        # It came behind the other, and the engine that recovered has taken it.
+        (told,) = await read(await asyncio.wait_for(both[1], LIMIT_S))
         assert told.finishes == [FinishReason.LENGTH]
         assert (await read(running))[0].finishes == [FinishReason.ERROR]
         (told,) = await read(await submit(served, 4, 5))
@@ -124,8 +125,9 @@ def test_bounds_outlive_a_broken_step(served: Served) -> None:
     async def scenario() -> None:
         bounds = (TenantPolicy("alice", guaranteed=10, maximum=30), TenantPolicy("bob", weight=3.0))
         await served.llm.control.set_tenants(bounds)
-        broken = await submit(served, 1, LONG)
+        broken = await hold(served)
         served.turnstile.failures = 1
+        served.turnstile.open.set()
         assert (await read(broken))[0].finishes == [FinishReason.ERROR]
         with pytest.raises(RequestTooLarge, match="allowed: 30"):
             await served.llm.submit([5] * 100, greedy(410), tenant="alice")
@@ -155,7 +157,7 @@ def test_an_engine_that_ends_takes_nothing_and_says_so(served: Served) -> None:
         served.turnstile.open.set()
         await closing
         with pytest.raises(EngineStopped):
-            await asyncio.wait_for(waiting, 20)
+            await asyncio.wait_for(waiting, LIMIT_S)
 
     asyncio.run(scenario())
 

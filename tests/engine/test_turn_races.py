@@ -11,7 +11,7 @@ import pytest
 from tests.engine.chats import open_chat, plain
 from tests.engine.served import Turnstile, read
 from tests.engine.test_sessions import HELLO, run
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 from octavo.engine.core import Ask
 from octavo.engine.outputs import Delta
@@ -42,13 +42,13 @@ def test_an_engine_that_breaks_as_a_stream_is_opened_leaves_no_request_that_runs
             gate.open.clear()
             gate.reached.clear()
             await llm.submit(turn.prompt, SamplerParams(max_tokens=40, ignore_eos=True))
-            assert await asyncio.to_thread(gate.reached.wait, 20)
+            assert await asyncio.to_thread(gate.reached.wait, LIMIT_S)
 
             def open_and_break(*given):  # type: ignore[no-untyped-def]
                 found = opened(*given)
                 gate.failures = 1
                 gate.open.set()
-                assert done.wait(20)  # it has told whom it lost
+                assert done.wait(LIMIT_S)  # it has told whom it lost
                 return found
 
             monkeypatch.setattr(llm._loop, "_recovered", recover)
@@ -79,7 +79,7 @@ def test_what_was_on_its_way_to_an_engine_that_broke_is_served_by_the_next_one(k
             prompt = await llm.encode_chat([ChatMessage("user", HELLO)])
             gate.open.clear()
             stream = await llm.submit(prompt, params)
-            assert await asyncio.to_thread(gate.reached.wait, 20)  # the engine is in a step, which will break
+            assert await asyncio.to_thread(gate.reached.wait, LIMIT_S)  # a step waits, which will break
             messages = [ChatMessage("user", "hello")]
             if kind == "turn":
                 asked = asyncio.ensure_future(llm.sessions.turn("", "new", messages, params))
@@ -187,12 +187,15 @@ def test_a_turn_whose_event_loop_is_closed_keeps_its_session_from_nobody() -> No
 def test_a_turn_that_ends_after_its_session_was_deleted_brings_nothing_back(tmp_path: Path) -> None:
     async def work() -> None:
         chat = open_chat(tmp_path)
+        gate = chat.engine.executor = Turnstile(chat.engine.executor)
         params = SamplerParams(max_tokens=200, ignore_eos=True, temperature=0.0)
         try:
             await chat.say(HELLO)
             more = [*chat.messages, ChatMessage("user", "more")]
-            turn = await chat.llm.sessions.turn("", chat.session_id, more, params)
-            await chat.llm.sessions.delete("", chat.session_id)
+            gate.permits = threading.Semaphore(0)
+            turn = await gate.stepping(chat.llm.sessions.turn("", chat.session_id, more, params))
+            await gate.stepping(chat.llm.sessions.delete("", chat.session_id))
+            gate.permits.release(1000)
             [told] = await read(turn.stream)
             assert told.finishes == [FinishReason.LENGTH]
             assert await chat.llm.sessions.all() == []

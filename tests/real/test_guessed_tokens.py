@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
+from tests.waiting import LIMIT_S
 
 from octavo import LLM, CompletionOutput, SamplingParams
 from octavo.config import StartOptions
@@ -77,7 +78,7 @@ def url() -> Iterator[str]:
     server = build_server(llm, ServerSettings(drain_timeout_s=5), lambda _: ready.set())
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(LIMIT_S)
     yield base_url(listener)
     server.should_exit = True
     thread.join(20)

@@ -24,7 +24,7 @@ import pytest
 from tests.engine.served import Turnstile, is_cancelled
 from tests.processes import running, url_told
 from tests.server.leaving import asking
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 from octavo.config import StartOptions
 from octavo.engine.client import EngineClient
@@ -92,7 +92,7 @@ def serving(weights: Started, num_blocks: int, **options: object) -> Iterator[Se
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
     try:
-        assert ready.wait(10)
+        assert ready.wait(LIMIT_S)
         yield Served(llm, base_url(listener))
     finally:
         server.should_exit = True
@@ -266,6 +266,6 @@ def test_sigterm_lets_a_running_answer_end_and_exits_with_status_zero(gguf_path:
         assert rest[-1] == "data: [DONE]"
         assert '"finish_reason":"length"' in rest[-2] + rest[-3]
         assert '"completion_tokens":60' in rest[-2]  # in how many pieces is chance: guesses come together
-        assert process.wait(20) == 0
+        assert process.wait(LIMIT_S) == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")

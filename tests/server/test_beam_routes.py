@@ -7,7 +7,7 @@ import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 from tests.engine.served import serve_tiny
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 from octavo.params import BeamParams
 from octavo.server.run import base_url, bind, build_server
@@ -30,7 +30,7 @@ def client(served):
     server = build_server(served.llm, ServerSettings(drain_timeout_s=1), lambda _: ready.set())
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(LIMIT_S)
     with OpenAI(
         base_url=f"{base_url(listener)}/v1", api_key="none", max_retries=0, timeout=20
     ) as openai_client:

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 CHAT = "/v1/chat/completions"
 
@@ -29,7 +29,7 @@ async def call_and_leave(app, body, leave):
         "root_path": "", "scheme": "http",
         "headers": [(b"host", b"127.0.0.1")], "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000),
     }  # fmt: skip
-    await asyncio.wait_for(app(scope, receive, send), 5)
+    await asyncio.wait_for(app(scope, receive, send), LIMIT_S)
     return sent
 
 

@@ -12,7 +12,7 @@ from openai import BadRequestError, OpenAI
 from tests.doubles.fake_model import FAKE_CARD, FakeModel, fake_embedding
 from tests.server.conftest import Edge
 from tests.server.test_tenant_keys import ALICE, BOB, TENANTS, by
-from tests.waiting import turns, until
+from tests.waiting import LIMIT_S, turns, until
 
 from octavo.engine.embedding import IN_FLIGHT_MAX, EmbeddingOrder, embed_all, vector_of
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull
@@ -49,7 +49,7 @@ def client():
     server = build_server(FakeModel(), ServerSettings(drain_timeout_s=1), lambda _: ready.set())
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(LIMIT_S)
     with OpenAI(base_url=f"{base_url(listener)}/v1", api_key="none", max_retries=0, timeout=10) as client:
         yield client
     server.should_exit = True
@@ -297,7 +297,7 @@ async def call_and_leave(app, body, leave):
         "root_path": "", "scheme": "http",
         "headers": [(b"host", b"127.0.0.1")], "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000),
     }  # fmt: skip
-    await asyncio.wait_for(app(scope, receive, send), 5)
+    await asyncio.wait_for(app(scope, receive, send), LIMIT_S)
     return sent
 
 

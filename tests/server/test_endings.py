@@ -7,7 +7,7 @@ import threading
 
 import httpx
 import pytest
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 SERVE = """
 import asyncio, sys
@@ -81,7 +81,7 @@ def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(ending):
     *_, error, done = end_of_stream(server, [signal.SIGTERM])
     assert '"code":"engine_stopped"' in error
     assert done == "data: [DONE]"
-    assert server.process.wait(20) == 0
+    assert server.process.wait(LIMIT_S) == 0
     check_log(server)
 
 
@@ -90,7 +90,7 @@ def test_a_second_signal_does_not_wait_and_still_tells_the_client(ending):
     *_, error, done = end_of_stream(server, [signal.SIGINT, signal.SIGINT])
     assert '"code":"engine_stopped"' in error
     assert done == "data: [DONE]"
-    assert server.process.wait(20) == 0
+    assert server.process.wait(LIMIT_S) == 0
     check_log(server)
 
 
@@ -105,8 +105,8 @@ def test_a_whole_answer_that_outlasts_the_drain_is_a_503_in_openais_shape(ending
     asking.start()
     wait_until(lambda: httpx.get(f"{server.url}/v1/requests").json()["data"])
     server.process.send_signal(signal.SIGTERM)
-    asking.join(20)
+    asking.join(LIMIT_S)
     assert answers[0].status_code == 503
     assert answers[0].json()["error"]["type"] == "service_unavailable_error"
-    assert server.process.wait(20) == 0
+    assert server.process.wait(LIMIT_S) == 0
     check_log(server)

@@ -168,7 +168,7 @@ def test_a_tenant_that_was_preempted_is_not_told_for_whom(run):
 
 def test_what_only_the_engine_can_refuse_is_a_429_that_left_nothing(run):
     async def scenario(house):
-        calls = [house.generate(BOB, max_tokens=50)]
+        calls = [house.generate(BOB, max_tokens=200)]
         while not (await house.told(BOB, "/v1/kv"))["running"]:
             pass
         calls.append(house.generate(BOB))

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from tests.processes import running
+from tests.waiting import LIMIT_S
 from typer.testing import CliRunner
 
 from octavo.cli.config_file import read_config
@@ -242,4 +243,4 @@ def test_a_hangup_without_tenants_ends_nothing_and_a_term_ends_in_order():
         process.send_signal(signal.SIGHUP)
         assert httpx.get(f"{url}/health").status_code == 200
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(LIMIT_S) == 0

@@ -17,7 +17,7 @@ from tests.server.ollama_asking import (
     params,
     whole,
 )
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 from octavo.errors import EngineStopped, QueueFull
 from octavo.params import SamplerParams
@@ -237,7 +237,7 @@ async def call(edge, path, body, see, leave):
         "scheme": "http", "headers": [(b"host", b"127.0.0.1")], "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 8000),
     }  # fmt: skip
-    await asyncio.wait_for(edge.app(scope, receive, send), 10)
+    await asyncio.wait_for(edge.app(scope, receive, send), LIMIT_S)
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
@@ -295,7 +295,7 @@ def test_other_streams_run_on_while_requests_are_refused(edge):
             running = asyncio.create_task(client.post("/api/chat", json=body))
             await until(lambda: edge.model.submitted)
             for wrong in ({"options": {"mirostat": 2}}, {"model": "x"}, {"messages": 3}, {"think": "a"}):
-                refused = await asyncio.wait_for(client.post("/api/chat", json=body | wrong), 10)
+                refused = await asyncio.wait_for(client.post("/api/chat", json=body | wrong), LIMIT_S)
                 assert refused.status_code in (400, 404)
             assert not running.done()
             edge.model.hold.set()

@@ -10,6 +10,7 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 from tests.doubles.fake_model import FakeModel
 from tests.processes import running
+from tests.waiting import LIMIT_S
 
 from octavo.errors import ConfigError
 from octavo.server.run import base_url, bind, build_server
@@ -24,7 +25,7 @@ def url():
     server = build_server(FakeModel(), ServerSettings(drain_timeout_s=1), lambda _: ready.set())
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(LIMIT_S)
     yield base_url(listener)
     server.should_exit = True
     thread.join(10)
@@ -142,5 +143,5 @@ def test_a_signal_drains_and_ends_with_status_zero(number):
             process.send_signal(number)
             rest = list(lines)
             assert '"finish_reason":"stop"' in rest[-4], "the running request was not allowed to end"
-        assert process.wait(10) == 0
+        assert process.wait(LIMIT_S) == 0
         assert process.stdout.read() == "drained\n"

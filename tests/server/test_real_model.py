@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 from tests.engine.served import Turnstile, is_cancelled
 from tests.server.leaving import asking
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 from octavo.config import StartOptions
 from octavo.engine.start import start_engine
@@ -33,7 +33,7 @@ def served():
     server = build_server(llm, ServerSettings(drain_timeout_s=5), lambda _: ready.set())
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(LIMIT_S)
     yield llm, base_url(listener)
     server.should_exit = True
     thread.join(20)

@@ -17,6 +17,7 @@ from tests.doubles.fake_model import FakeModel
 from tests.engine.served import serve_tiny
 from tests.processes import running
 from tests.server.conftest import Edge
+from tests.waiting import LIMIT_S
 
 from octavo.errors import ConfigError
 from octavo.params import SamplerParams
@@ -240,7 +241,7 @@ def test_a_collector_that_never_answers_delays_no_request_and_little_of_the_end(
             for _ in range(50):
                 assert client.post("/v1/chat/completions", json=body).status_code == 200
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(LIMIT_S) == 0
 
 
 def test_without_an_endpoint_nothing_of_it_is_imported():

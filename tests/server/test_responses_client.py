@@ -9,6 +9,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel
 from tests.doubles.fake_model import FakeModel
+from tests.waiting import LIMIT_S
 
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
@@ -36,7 +37,7 @@ def url(model):
     server = build_server(model, ServerSettings(drain_timeout_s=1), lambda _: ready.set())
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(LIMIT_S)
     yield f"{base_url(listener)}/v1"
     server.should_exit = True
     thread.join(10)

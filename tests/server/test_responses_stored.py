@@ -11,7 +11,7 @@ from tests.server.conftest import Edge
 from tests.server.response_shapes import checked, events_of, rebuilt
 from tests.server.test_disconnect import call_and_leave
 from tests.server.test_tenant_keys import ALICE, BOB, BOSS, TENANTS, by
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 from octavo.server.settings import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
@@ -34,9 +34,9 @@ def while_it_runs(edge, stream, act):
             running = asyncio.ensure_future(client.post("/v1/responses", json=body))
             await until(lambda: edge.model.submitted)
             [stored] = edge.model.sessions.responses.all()
-            acted = await asyncio.wait_for(act(client, stored.response_id), 5)
+            acted = await asyncio.wait_for(act(client, stored.response_id), LIMIT_S)
             edge.model.hold.set()
-            return await asyncio.wait_for(running, 5), acted
+            return await asyncio.wait_for(running, LIMIT_S), acted
 
     return asyncio.run(scenario())
 
@@ -263,17 +263,17 @@ def test_a_client_that_has_stopped_reading_holds_up_no_cancel(edge, monkeypatch,
     async def scenario():
         reader = SlowReader()
         call = asyncio.ensure_future(reader.call(edge.app))
-        await asyncio.wait_for(reader.stopped.wait(), 5)
+        await asyncio.wait_for(reader.stopped.wait(), LIMIT_S)
         [stored] = edge.model.sessions.responses.all()
         path = f"/v1/responses/{stored.response_id}"
         transport = httpx.ASGITransport(edge.app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
             asked = client.delete(path) if deletes else client.post(f"{path}/cancel")
-            answer = await asyncio.wait_for(asked, 5)
+            answer = await asyncio.wait_for(asked, LIMIT_S)
             shown = await client.get(path)
         assert not call.done()
         reader.goes_on.set()
-        return answer, shown, await asyncio.wait_for(call, 5)
+        return answer, shown, await asyncio.wait_for(call, LIMIT_S)
 
     answer, shown, events = asyncio.run(scenario())
     assert answer.status_code == 200

@@ -5,6 +5,7 @@ import logging
 import re
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from octavo import __version__
 from octavo.server.logs import JsonLines, TextLines
@@ -126,7 +127,7 @@ def test_a_stream_on_which_nothing_comes_is_kept_alive_by_comments():
                 go_on.set()
 
         stream = EventStream(events(), lambda: None, keep_alive_s=0.01)
-        await asyncio.wait_for(stream({}, receive, send), 10)
+        await asyncio.wait_for(stream({}, receive, send), LIMIT_S)
 
     asyncio.run(scenario())
     assert sent[1] == b"data: 1\n\n"

@@ -9,6 +9,7 @@ from openai import AuthenticationError, BadRequestError, OpenAI, PermissionDenie
 from tests.doubles.fake_model import FakeModel
 from tests.server.conftest import Edge
 from tests.server.tenants import ALICE, BOB, BOSS, NOBODY, TENANTS, by, entry, live
+from tests.waiting import LIMIT_S
 
 from octavo.errors import ConfigError, OctavoError
 from octavo.server.route import Access
@@ -282,7 +283,7 @@ def server(path):
     server = build_server(model, settings, lambda _: ready.set())
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(LIMIT_S)
     yield model, base_url(listener)
     server.should_exit = True
     thread.join(10)

@@ -166,4 +166,4 @@ def test_a_hangup_reads_the_file_again_and_drops_no_work(path, tmp_path):
             assert not opens(BOB)
             process.send_signal(signal.SIGTERM)
             assert '"finish_reason":"stop"' in list(lines)[-4], "work was dropped"
-        assert process.wait(10) == 0
+        assert process.wait(LIMIT_S) == 0

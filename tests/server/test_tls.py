@@ -15,6 +15,7 @@ import httpx
 import pytest
 from tests.processes import running
 from tests.server.test_connections import HEALTH, run, serving
+from tests.waiting import LIMIT_S
 
 from octavo.errors import ConfigError
 from octavo.server.run import listening
@@ -120,7 +121,7 @@ def test_plain_http_gets_no_answer_and_harms_nobody(pairs):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(HEALTH)
             with contextlib.suppress(ConnectionError):
-                assert b"200" not in await asyncio.wait_for(reader.read(), 10)
+                assert b"200" not in await asyncio.wait_for(reader.read(), LIMIT_S)
             writer.close()
             assert await health(port, pairs["first"]) == b"HTTP/1.1 200 OK\r\n"
 
@@ -130,7 +131,7 @@ def test_plain_http_gets_no_answer_and_harms_nobody(pairs):
 async def health(port, pair):
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(pair))
     writer.write(HEALTH)
-    answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), LIMIT_S)
     writer.close()
     return answer
 
@@ -143,7 +144,7 @@ def test_hands_that_are_not_shaken_end_the_connection(pairs):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(begun)
                 with contextlib.suppress(ConnectionError):
-                    assert await asyncio.wait_for(reader.read(), 10) == b""
+                    assert await asyncio.wait_for(reader.read(), LIMIT_S) == b""
                 writer.close()
             assert await health(port, pairs["first"]) == b"HTTP/1.1 200 OK\r\n"
 
@@ -157,7 +158,7 @@ def test_headers_that_do_not_come_after_the_handshake_end_the_connection(pairs):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(pairs["first"]))
             writer.write(b"GET /health HT")
             with contextlib.suppress(ConnectionError):
-                assert await asyncio.wait_for(reader.read(), 10) == b""
+                assert await asyncio.wait_for(reader.read(), LIMIT_S) == b""
 
     run(scenario())
 
@@ -220,7 +221,7 @@ def test_a_hangup_reads_the_files_again_and_keeps_the_old_ones_where_they_do_not
         assert is_served("rsa")
         assert not is_served("second")
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(LIMIT_S) == 0
         assert "Traceback" not in process.stderr.read()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.processes import running
+from tests.waiting import LIMIT_S
 
 from octavo.errors import ConfigError
 from octavo.server.run import listening
@@ -47,7 +48,7 @@ def test_a_server_answers_there_and_leaves_no_socket_behind(path):
         assert ask(path, "/v1/models").status_code == 200
         assert ask(path, "/v1/models", headers={"Host": "evil.example"}).status_code == 403
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(LIMIT_S) == 0
     assert not path.exists()
 
 
@@ -57,7 +58,7 @@ def test_keys_hold_there_as_everywhere(path):
         assert ask(path, "/metrics").status_code == 401
         assert ask(path, "/metrics", headers={"x-api-key": "secret"}).status_code == 200
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(LIMIT_S) == 0
 
 
 def test_the_file_is_for_owner_and_group_whatever_the_umask(path):
