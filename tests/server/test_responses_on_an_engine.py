@@ -183,7 +183,9 @@ def test_branches_share_their_blocks_after_the_process_was_killed(tmp_path):
 
         def would_be_found():
             slots = house.looked(
-                lambda s, now: [(s.transfers.tier.slot_of(n), n) for one in s.session_table for n in one.names]
+                lambda s, now: [
+                    (s.transfers.tier.slot_of(n), n) for one in s.session_table for n in one.names
+                ]
             )
             return all(slot is not None and house.chat.store.is_listed(slot, name) for slot, name in slots)
 
