@@ -331,6 +331,7 @@ def test_a_step_waits_for_a_transfer_and_for_a_new_request(make_llm: Callable[..
 
         with mock.patch.object(llm.engine.inbox, "wait", open_and_wait):
             answer = turned(llm)[stored]
+        settle(llm.engine)
     assert [info.token for delta in answer for info in delta.tokens] == first[0]
     assert llm.engine.scheduler.transfers.num_loaded
     nothing_is_left(llm)
