@@ -6,12 +6,28 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.doubles.fake_model import FakeModel
 
 from octavo.engine.client import EngineClient
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
 
 OPEN = ServerSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedServer:
+    """One server for all tests of a module, and its model."""
+
+    url: str
+    model: FakeModel
+
+    def reset(self, answer: str) -> FakeModel:
+        """The model as a new one: what the test before has submitted, pinned or said is gone."""
+        self.model.__init__(answer)  # type: ignore[misc]
+        return self.model
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ listens."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import signal
 import threading
@@ -12,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from rich.console import Console
-from tests.cli.serving import serving
+from tests.cli.serving import SharedServer, serving
 from tests.doubles.fake_model import FakeModel
-from tests.waiting import LIMIT_S, wait_until
+from tests.waiting import until, wait_until
 
 from octavo.cli import answer_view
 from octavo.cli.answerer import Answerer, EngineAnswerer
@@ -27,18 +26,23 @@ from octavo.params import SamplerParams
 PARAMS = SamplerParams()
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[SharedServer]:
+    model = FakeModel()
+    with serving(model) as url:
+        yield SharedServer(url, model)
+
+
 @pytest.fixture
-def model() -> FakeModel:
-    return FakeModel("Hello!")
+def model(server: SharedServer) -> FakeModel:
+    return server.reset("Hello!")
 
 
 @pytest.fixture(params=["here", "there"])
-def answerer(model: FakeModel, request: pytest.FixtureRequest) -> Iterator[Answerer]:
+def answerer(model: FakeModel, server: SharedServer, request: pytest.FixtureRequest) -> Answerer:
     if request.param == "here":
-        yield EngineAnswerer(model, PARAMS)
-        return
-    with serving(model) as url:
-        yield ServerAnswerer(Server(url), PARAMS)
+        return EngineAnswerer(model, PARAMS)
+    return ServerAnswerer(Server(server.url), PARAMS)
 
 
 def reading(*lines: str) -> Callable[[], str | None]:
@@ -131,17 +135,17 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(
 def test_ctrl_c_before_the_first_letter_leaves_the_history(
     model: FakeModel, answerer: Answerer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    main = threading.main_thread().ident
+    main, is_over = threading.main_thread().ident, threading.Event()
     assert main is not None
 
     async def waits() -> None:
         signal.pthread_kill(main, signal.SIGINT)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.Event().wait(), LIMIT_S)
+        await until(is_over.is_set)
         raise RequestFailed("it was not stopped")
 
     monkeypatch.setattr(model, "encode_chat", lambda *_, **__: waits())
     shown, conversation = converse(answerer, "hi")
+    is_over.set()
     assert "(stopped)" in shown
     assert said(conversation) == []
 

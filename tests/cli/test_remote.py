@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.cli.listings import row, rows
-from tests.cli.serving import serving
+from tests.cli.serving import SharedServer, serving
 from tests.doubles.fake_model import FakeModel
 from typer.testing import CliRunner
 
@@ -21,10 +21,17 @@ from octavo.server.tenant_registry import TenantRegistry
 from octavo.tenants import digest_of
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[SharedServer]:
+    model = FakeModel()
+    with serving(model, ServerSettings(api_keys=("secret",))) as url:
+        yield SharedServer(url, model)
+
+
 @pytest.fixture
-def url() -> Iterator[str]:
-    with serving(FakeModel(), ServerSettings(api_keys=("secret",))) as url:
-        yield url
+def url(server: SharedServer) -> str:
+    server.reset("Hello!")
+    return server.url
 
 
 @pytest.fixture

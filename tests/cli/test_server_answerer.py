@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import typer
 from rich.console import Console
-from tests.cli.serving import serving
+from tests.cli.serving import SharedServer, serving
 from tests.doubles.fake_model import FakeModel
 from tests.engine.served import serve_tiny
 from typer.testing import CliRunner
@@ -44,15 +44,21 @@ def octavo(*words: str, typed: str = "", env: dict[str, str] | None = None) -> s
     return result.stdout
 
 
-@pytest.fixture
-def model() -> FakeModel:
-    return FakeModel("Hello!")
-
-
-@pytest.fixture
-def url(model: FakeModel) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[SharedServer]:
+    model = FakeModel()
     with serving(model) as url:
-        yield url
+        yield SharedServer(url, model)
+
+
+@pytest.fixture
+def model(server: SharedServer) -> FakeModel:
+    return server.reset("Hello!")
+
+
+@pytest.fixture
+def url(model: FakeModel, server: SharedServer) -> str:
+    return server.url
 
 
 # -- which server ------------------------------------------------------------------------------------------
