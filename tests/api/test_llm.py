@@ -334,6 +334,7 @@ def test_a_step_waits_for_a_transfer_and_for_a_new_request(make_llm: Callable[..
         settle(llm.engine)
     assert [info.token for delta in answer for info in delta.tokens] == first[0]
     assert llm.engine.scheduler.transfers.num_loaded
+    assert not llm.engine.scheduler.transfers.num_failed, "no step has waited, and the read gave up"
     nothing_is_left(llm)
 
 

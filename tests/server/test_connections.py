@@ -133,7 +133,7 @@ def test_an_answer_may_take_longer_than_headers_may():
 
 def test_whoever_says_nothing_makes_room_for_whoever_asks():
     async def scenario():
-        async with serving(connections_max=8) as port:
+        async with serving(connections_max=8, headers_timeout_s=600) as port:
             silent = [await connect(port) for _ in range(40)]
             for _ in range(10):
                 assert b"200" in await ask(port)
