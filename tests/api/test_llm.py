@@ -12,7 +12,6 @@ import pytest
 from tests.api.talking import TalkingTokenizer
 from tests.engine.served import POISON, LetterTokenizer, Turnstile, alone, poisoned_model
 from tests.tiny import CONTEXT, VOCAB, random_prompt, request, run, settle, tiny_engine
-from tests.waiting import LIMIT_S
 
 import octavo.api.driver
 import octavo.api.llm
@@ -302,7 +301,7 @@ class GatedStore(HostStore):
     gate = threading.Event()
 
     def lend(self, slot: int, name: bytes, take: Callable[[memoryview], None]) -> bool:
-        return self.gate.wait(LIMIT_S) and super().lend(slot, name, take)
+        return self.gate.wait(10) and super().lend(slot, name, take)
 
 
 def test_a_step_waits_for_a_transfer_and_for_a_new_request(make_llm: Callable[..., LLM]) -> None:

@@ -81,8 +81,9 @@ def test_every_live_request_fails_with_a_clear_error_and_the_next_works(
 ) -> None:
     async def scenario() -> None:
         choices = [1, 3, 1, 2, 1]  # 8 sequences for 4 rows: some wait
-        permits = served.turnstile.permits = threading.Semaphore(3)
+        permits = served.turnstile.permits = threading.Semaphore(0)
         streams = [await served.llm.submit(prompt_of(i), greedy(LONG), n=n) for i, n in enumerate(choices)]
+        permits.release(3)  # the second step takes what the first has left in the inbox, and the fourth waits
         await anext(streams[0])
         how(served)
         permits.release(1000)
