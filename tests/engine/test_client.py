@@ -80,10 +80,11 @@ def test_cancelling_ends_one_stream_and_touches_no_other(served: Served) -> None
 
 def test_a_cancelled_request_frees_its_blocks_within_two_steps(served: Served) -> None:
     async def scenario() -> None:
-        plans, permits = served.turnstile.plans, threading.Semaphore(9)
+        plans, permits = served.turnstile.plans, threading.Semaphore(0)
         served.turnstile.permits = permits
         doomed = await served.llm.submit(prompt_of(1, 100), greedy(LONG))
         other = await served.llm.submit(prompt_of(2), greedy(LONG))
+        permits.release(9)
         await anext(doomed)
         await anext(other)
         await until(lambda: len(plans) == 10)
