@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.wire.chat_scenes import CITY, OBJECT, ZONE, user
-from tests.wire.exchange import Exchange, Leave, Scene, alone
+from tests.wire.exchange import Exchange, Leave, Scene, alone, together
 
 PATH = "/v1/messages"
 _WEATHER = {"name": "weather", "description": "Of a city", "input_schema": CITY}
@@ -69,6 +69,9 @@ _ANSWERS = alone(
         ],
     ),
     message("json schema", "object", output_config={"format": {"type": "json_schema", "schema": OBJECT}}),
+)
+_REFUSED = together(
+    "messages are counted and refused",
     count("plain", messages=user("hello")),
     count("with tools", messages=user("hello"), tools=[_WEATHER], system="Be brief."),
     count("of nothing"),
@@ -112,4 +115,4 @@ _LEFT = Scene(
     ),
 )
 
-ANTHROPIC = (*_ANSWERS, _LEFT)
+ANTHROPIC = (*_ANSWERS, *_REFUSED, _LEFT)

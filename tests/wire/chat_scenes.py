@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.wire.exchange import Exchange, Finish, Leave, Scene, alone
+from tests.wire.exchange import Exchange, Finish, Leave, Scene, alone, together
 
 PATH = "/v1/chat/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -126,7 +126,8 @@ _FORMATS = alone(
     ),
     chat("two formats", guided_regex="a", guided_choice=["b"]),
 )
-_REFUSED = alone(
+_REFUSED = together(
+    "chats are refused",
     Exchange(name="chat with JSON that is none", path=PATH, body='{"messages": ['),
     Exchange(name="chat with a list", path=PATH, body=[1]),
     Exchange(name="chat without a body", path=PATH, method="POST"),

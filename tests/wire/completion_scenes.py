@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.wire.exchange import Exchange, alone
+from tests.wire.exchange import Exchange, alone, together
 
 PATH = "/v1/completions"
 
@@ -17,7 +17,7 @@ def embed(name: str, given: object = "Hello", **fields: object) -> Exchange:
     return Exchange(name=f"embeddings {name}", path="/v1/embeddings", body={"input": given, **fields})
 
 
-COMPLETIONS = alone(
+_COMPLETIONS = alone(
     complete("plain"),
     complete("streamed", stream=True),
     complete("streamed with usage", stream=True, stream_options={"include_usage": True}),
@@ -33,6 +33,9 @@ COMPLETIONS = alone(
     complete("stop string", "SAY:count;", stop=" three"),
     complete("ignoring the end", ignore_eos=True, max_tokens=6, skip_special_tokens=False),
     complete("regex", "SAY:number;", regex="[0-9]+", stream=True),
+)
+_COMPLETIONS_REFUSED = together(
+    "completions are refused",
     complete("with messages", messages=[]),
     complete("with best_of streamed", best_of=2, stream=True),
     complete("with tokens that are none", [1, 70_000]),
@@ -45,12 +48,17 @@ COMPLETIONS = alone(
         body={"prompt": "a"},
         headers=(("X-Octavo-Session", "new"),),
     ),
+)
+_VECTORS = alone(
     embed("plain"),
     embed("of two texts", ["Hello", "world"]),
     embed("in base64", encoding_format="base64"),
     embed("of mean and fewer dimensions", "The answer", pooling="mean", dimensions=2),
     embed("not normalised", [1, 2, 3], normalize=False),
     embed("cut", "Hello world", truncate_prompt_tokens=1),
+)
+_TOLD = together(
+    "tokens and models are told, vectors refused",
     embed("with too many dimensions", dimensions=5),
     embed("of nothing", []),
     embed("in an unknown format", encoding_format="hex"),
@@ -66,3 +74,5 @@ COMPLETIONS = alone(
     Exchange(name="model", path="/v1/models/scripted"),
     Exchange(name="unknown model", path="/v1/models/gpt-4o"),
 )
+
+COMPLETIONS = (*_COMPLETIONS, *_COMPLETIONS_REFUSED, *_VECTORS, *_TOLD)

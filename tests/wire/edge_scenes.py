@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.server.tenants import ALICE, BOSS
 from tests.wire.chat_scenes import PATH, user
-from tests.wire.exchange import Exchange, Scene, alone
+from tests.wire.exchange import Exchange, Scene, alone, together
 from tests.wire.raw_http import Header
 from tests.wire.servers import KEY
 
@@ -23,7 +23,8 @@ def preflight(name: str, origin: str, *more: Header, path: str = PATH) -> Exchan
     return Exchange(name=name, path=path, method="OPTIONS", headers=headers)
 
 
-_OPEN = alone(
+_OPEN = together(
+    "a server without keys",
     Exchange(name="health", path="/health"),
     Exchange(name="ping", path="/ping"),
     Exchange(name="health by HEAD", path="/health", method="HEAD"),
@@ -45,7 +46,8 @@ _OPEN = alone(
     Exchange(name="request line with blanks", path="/health and more"),
     preflight("preflight without pages", _PAGE),
 )
-_KEYS = alone(
+_KEYS = together(
+    "a server with keys",
     Exchange(name="no key", path=PATH, body=_BODY),
     Exchange(name="no key for a message", path="/v1/messages", body={}),
     Exchange(name="no key for ollama", path="/api/tags"),

@@ -90,6 +90,11 @@ def alone(*exchanges: Exchange, kind: str = "open") -> tuple[Scene, ...]:
     return tuple(Scene(one.name, (one,), kind) for one in exchanges)
 
 
+def together(name: str, *exchanges: Exchange, kind: str = "open") -> tuple[Scene, ...]:
+    """One scene, of exchanges that change nothing, as those that are refused."""
+    return (Scene(name, exchanges, kind),)
+
+
 def play(scene: Scene, served: Served) -> dict[str, str]:
     """The texts of its exchanges, by name."""
     player = _Player(served)

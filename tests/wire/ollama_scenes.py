@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.wire.chat_scenes import OBJECT, TIME, WEATHER, user
-from tests.wire.exchange import Exchange, Leave, Scene, alone
+from tests.wire.exchange import Exchange, Leave, Scene, alone, together
 
 
 def talk(name: str, script: str = "hello", **fields: object) -> Exchange:
@@ -67,6 +67,9 @@ _ANSWERS = alone(
     vectors("embed two texts", input=["Hello", "world"], dimensions=2),
     vectors("embed nothing"),
     vectors("embeddings", "/api/embeddings", prompt="Hello"),
+)
+_REFUSED = together(
+    "ollama's models are told, requests refused",
     Exchange(name="ollama tags", path="/api/tags"),
     Exchange(name="ollama ps", path="/api/ps"),
     Exchange(name="ollama version", path="/api/version"),
@@ -102,4 +105,4 @@ _LEFT = Scene(
     ),
 )
 
-OLLAMA = (*_ANSWERS, _LEFT)
+OLLAMA = (*_ANSWERS, *_REFUSED, _LEFT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.wire.chat_scenes import CITY, OBJECT, ZONE
-from tests.wire.exchange import Exchange, Finish, Leave, Scene, alone
+from tests.wire.exchange import Exchange, Finish, Leave, Scene, alone, together
 
 PATH = "/v1/responses"
 _WEATHER = {"type": "function", "name": "weather", "description": "Of a city", "parameters": CITY}
@@ -42,6 +42,9 @@ _ANSWERS = alone(
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "SAY:more"}]},
         ],
     ),
+)
+_REFUSED = together(
+    "responses are refused",
     respond("of nothing", input=None),
     respond("of an image", input=[{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]),
     respond("with a wrong type", temperature="warm"),
@@ -145,4 +148,4 @@ _STORED = (
     ),
 )
 
-RESPONSES = (*_ANSWERS, *_STORED)
+RESPONSES = (*_ANSWERS, *_REFUSED, *_STORED)
