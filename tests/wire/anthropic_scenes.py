@@ -68,6 +68,8 @@ _ANSWERS = alone(
             },
         ],
     ),
+    message("fails", "broken"),
+    message("fails in a stream", "broken", stream=True),
     message("json schema", "object", output_config={"format": {"type": "json_schema", "schema": OBJECT}}),
 )
 _REFUSED = together(

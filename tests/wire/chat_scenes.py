@@ -58,6 +58,8 @@ _ANSWERS = alone(
         messages=[*user("hello"), {"role": "assistant", "content": "Hel"}],
         continue_final_message=True,
     ),
+    chat("fails", "broken"),
+    chat("fails in a stream", "broken", stream=True),
     chat("timeout", "long", timeout=0.05),
 )
 _TOOLS = alone(

@@ -34,6 +34,12 @@ _COMPLETIONS = alone(
     complete("ignoring the end", ignore_eos=True, max_tokens=6, skip_special_tokens=False),
     complete("regex", "SAY:number;", regex="[0-9]+", stream=True),
 )
+_QUEUE = together(
+    "the queue is full",
+    # Sixteen are taken, the next one is not, so those are cancelled.
+    complete("of more prompts than may wait", [f"SAY:hello{place};" for place in range(17)], gathers=32),
+    Exchange(name="requests after more than may wait", path="/v1/requests"),
+)
 _COMPLETIONS_REFUSED = together(
     "completions are refused",
     complete("with messages", messages=[]),
@@ -75,4 +81,4 @@ _TOLD = together(
     Exchange(name="unknown model", path="/v1/models/gpt-4o"),
 )
 
-COMPLETIONS = (*_COMPLETIONS, *_COMPLETIONS_REFUSED, *_VECTORS, *_TOLD)
+COMPLETIONS = (*_COMPLETIONS, *_QUEUE, *_COMPLETIONS_REFUSED, *_VECTORS, *_TOLD)

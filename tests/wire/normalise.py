@@ -36,6 +36,7 @@ _IDS: Final[tuple[tuple[str, str], ...]] = (
 )
 _DATE: Final = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z"
 _DAY: Final = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d GMT"
+_OF_SESSION: Final = r'("bytes_below":\d+,)'
 _TIMES: Final[tuple[tuple[str, str], ...]] = (
     (r'("(?:created|created_at|completed_at|begun)":)1\d{9}(?=[,}])', r"\1<time>"),
     (rf'("(?:created_at|modified_at)":)"{_DATE}"', r'\1"<time>"'),
@@ -43,7 +44,10 @@ _TIMES: Final[tuple[tuple[str, str], ...]] = (
     (r"(?m)^((?:process_\w+|\w+_created|octavo_\w*seconds\w*)(?:{.*})?) [-+.\de]+$", r"\1 <time>"),
     (rf'("(?:version|octavo)": ?)"{re.escape(__version__)}"', r'\1"<version>"'),
     (rf'(\bpython=)"3\.\d+\.\d+\w*",(version=)"{re.escape(__version__)}"', r'\1"<version>",\2"<version>"'),
-    (r'("(?:age|seconds_left)":)\d+\.\d{1,3}(?=,"(?:seconds_left|note)")', r"\1<time>"),
+    (
+        _OF_SESSION + r'"age":\d+\.\d{1,3},"seconds_left":\d+\.\d{1,3},',
+        r'\1"age":<time>,"seconds_left":<time>,',
+    ),
 )
 
 

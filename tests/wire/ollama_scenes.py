@@ -51,6 +51,8 @@ _ANSWERS = alone(
             {"role": "tool", "tool_name": "weather", "content": "SAY:more"},
         ],
     ),
+    talk("fails", "broken", stream=False),
+    talk("fails in a stream", "broken"),
     talk("json", "any-object", format="json", stream=False),
     talk("json schema", "object", format=OBJECT),
     talk("of nothing", messages=[]),

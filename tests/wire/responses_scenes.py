@@ -34,6 +34,8 @@ _ANSWERS = alone(
     respond("calls streamed", "two-calls", tools=[_WEATHER, _TIME], stream=True),
     respond("json schema", "object", text=_SCHEMA),
     respond("stop string", "count", stop=["three"]),
+    respond("fails", "broken"),
+    respond("fails in a stream", "broken", stream=True),
     respond("timeout streamed", "long", timeout=0.05, stream=True),
     respond(
         "of items",

@@ -5,7 +5,8 @@
 It keeps its tokens in the blocks of the pool and reads them back through block tables, as a model does with K
 and V: a prefix that is shared, forked, stored or loaded is read from where the ledger says it is. A logit is
 one of five whole numbers, so every instruction set comes to the same bits, and a scripted token is 32 above
-the next one, so no temperature and no seed comes to another token, except where a script throws dice.
+the next one, so no temperature and no seed comes to another token, except where a script throws dice. One
+script ends in logits that are no numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from octavo.executor.backend import EngineRunner, PoolSize
 from octavo.executor.executor import Executor, InlineExecutor
 from octavo.executor.runner import Runner, RunnerConfig
 from octavo.executor.transfers import TransferWorker
-from octavo.kernels.contract import Floats, HostBatch, Ints, KvShape, RawTensor
+from octavo.kernels.contract import Floats, HostBatch, Ints, KvShape, Matrix, RawTensor, WeightOps
 from octavo.model.loader import LoadedModel
 from octavo.model.spec import Model, ModelSpec, ModelWeights, Norm
 from octavo.sampling.grammars import Grammars
@@ -39,7 +40,7 @@ _BLOCK_BYTES = 1024  # more than its tokens need: a pool has 64 KiB at least
 _SAID, _SECOND, _THIRD, _ROLLED, _OTHER = 64.0, 32.0, 31.0, 48.0, 0.0
 _MARK = re.compile(rb"SAY:([a-z0-9-]+)(;?)")
 _END_OF_THOUGHT = b"</think>\n\n"
-_DICE = "dice"
+_DICE, _BROKEN = "dice", "broken"
 _ROLLS = 6
 
 
@@ -110,6 +111,9 @@ class Script:
             row[self._digits] = _ROLLED
             return row
         token = self._end if name == _DICE else self._next(name, said)
+        if name == _BROKEN and token == self._end:
+            row[:] = np.nan
+            return row
         row[(token + 1) % 256], row[(token + 2) % 256] = _SECOND, _THIRD  # bytes: no token that steers
         row[token] = _SAID
         return row
@@ -154,7 +158,10 @@ class ScriptedHidden:
 
     def argmax(self, places: Sequence[int]) -> Ints:
         """(S,): likeliest tokens."""
-        return self.logits(places).argmax(1).astype(np.int32)
+        logits = self.logits(places)
+        likeliest: Ints = logits.argmax(1).astype(np.int32)
+        likeliest[np.isnan(logits).any(1)] = -1
+        return likeliest
 
     def logits(self, places: Sequence[int]) -> Floats:
         """(S, V)."""
@@ -249,11 +256,11 @@ class ScriptedBackend:
     notes: Sequence[tuple[str, str]] = ()
 
     def __init__(self, tokenizer: Tokenizer, new_executor_over: Callable[[Executor], Executor]) -> None:
-        self.weights = self
+        self.weights: WeightOps = self
         self._script = Script(tokenizer)
         self._new_executor_over = new_executor_over
 
-    def matrix(self, raw: RawTensor, table: bool = False) -> FixedMatrix:
+    def matrix(self, raw: RawTensor, table: bool = False) -> Matrix:
         """No file is read."""
         raise NotImplementedError
 

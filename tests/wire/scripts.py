@@ -24,6 +24,7 @@ SCRIPTS: Final = {
     "any-object": '{"answer": "Hello", "list": [1, 2]}',
     "number": "1729",
     "yes": "yes",
+    "broken": "Hello",
     "long": "the answer is " * 60,
 }
 

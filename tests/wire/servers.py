@@ -176,7 +176,7 @@ _schema_of = functools.cache(BaseModel.model_json_schema.__func__)  # type: igno
 
 
 def _cached_schema(body: type[BaseModel], ref_template: str) -> dict[str, object]:
-    return copy.deepcopy(_schema_of(body, ref_template=ref_template))  # type: ignore[no-any-return]
+    return copy.deepcopy(_schema_of(body, ref_template=ref_template))
 
 
 async def _turn_loop() -> None:
