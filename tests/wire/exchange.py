@@ -1,4 +1,4 @@
-"""What a client sends, as data, and how a scene of it is played against a server."""
+"""What a client sends, as data, and how a scenario of them runs against a server."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _BREAKS = re.compile(r"\n+")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """One request and its response. A body that is no text is sent as JSON. Names such as <resp-1>, in a path
-    or a body, stand for ids of earlier answers of the scene.
+    or a body, stand for ids of earlier answers of the scenario.
 
     `hold_after`: after so many steps the engine is held; `chunks` chunks are read then, and the connection
     stays open until a `Leave` or `Finish`. Where it is held already, it first takes this request. `asks`:
     while it is held, this one waits for an answer between steps, so one more may pass. `gathers`: so many of
-    the engine's requests are made of it, and handed over together. `is_long`: the JSON of its answer is told
-    on many lines, behind the digest of its text.
+    the engine's requests are made of it, and handed over together. `is_long`: the JSON of its answer is
+    written on many lines, behind the digest of its text.
     """
 
     name: str
@@ -72,7 +72,7 @@ Step = Exchange | Leave | Finish
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Scenario:
     """Exchanges with one server, one after the other. `kind`: open, keys, tenants or disk."""
 
     name: str
@@ -85,36 +85,36 @@ class Scene:
         return [step for step in self.steps if isinstance(step, Exchange)]
 
 
-def alone(*exchanges: Exchange, kind: str = "open") -> tuple[Scene, ...]:
-    """A scene for each."""
-    return tuple(Scene(one.name, (one,), kind) for one in exchanges)
+def alone(*exchanges: Exchange, kind: str = "open") -> tuple[Scenario, ...]:
+    """A scenario for each."""
+    return tuple(Scenario(one.name, (one,), kind) for one in exchanges)
 
 
-def together(name: str, *exchanges: Exchange, kind: str = "open") -> tuple[Scene, ...]:
-    """One scene, of exchanges that change nothing, as those that are refused."""
-    return (Scene(name, exchanges, kind),)
+def together(name: str, *exchanges: Exchange, kind: str = "open") -> tuple[Scenario, ...]:
+    """One scenario, of exchanges that change nothing, as those that are refused."""
+    return (Scenario(name, exchanges, kind),)
 
 
-def play(scene: Scene, served: Served) -> dict[str, str]:
+def run_scenario(scenario: Scenario, served: Served) -> dict[str, str]:
     """The texts of its exchanges, by name."""
-    player = _Player(served)
-    for step in scene.steps:
+    run = _Run(served)
+    for step in scenario.steps:
         if isinstance(step, Exchange):
-            player.play(step)
+            run.send(step)
         else:
-            player.end(step)
-    assert not player.held, f"{scene.name} leaves a connection open"
-    return player.told
+            run.end(step)
+    assert not run.held, f"{scenario.name} leaves a connection open"
+    return run.texts
 
 
-class _Player:
+class _Run:
     def __init__(self, served: Served) -> None:
-        self.told: dict[str, str] = {}
+        self.texts: dict[str, str] = {}
         self.held: dict[str, tuple[Exchange, Connection]] = {}
         self._served = served
         self._normaliser = Normaliser()
 
-    def play(self, exchange: Exchange) -> None:
+    def send(self, exchange: Exchange) -> None:
         """Send it, and read its answer, or the beginning of that."""
         gate, inbox = self._served.gate, self._served.inbox
         holds, meets_held = exchange.hold_after is not None, bool(self.held)
@@ -125,7 +125,7 @@ class _Player:
         inbox.gather(exchange.gathers)
         inbox.forget()
         connection = Connection(self._served.port)
-        self.told[exchange.name] = self._request_told(exchange)
+        self.texts[exchange.name] = self._request_text(exchange)
         body = self._normaliser.real(exchange.text).encode()
         path = self._normaliser.real(exchange.path)
         connection.send(exchange.verb, path, headers_of(exchange, body), body)
@@ -137,7 +137,7 @@ class _Player:
             if exchange.chunks:
                 connection.read_head()
                 connection.read_chunks(exchange.chunks)
-                self._response_told(connection.response)  # what comes meanwhile may name its ids
+                self._response_text(connection.response)  # what comes meanwhile may name its ids
             self.held[exchange.name] = exchange, connection
             return
         connection.read_head()
@@ -165,9 +165,9 @@ class _Player:
         response = connection.response
         if exchange.is_long:
             response.chunks = [_on_lines(self._normaliser.of(response.body.decode()))]
-        self.told[exchange.name] += self._response_told(response)
+        self.texts[exchange.name] += self._response_text(response)
 
-    def _request_told(self, exchange: Exchange) -> str:
+    def _request_text(self, exchange: Exchange) -> str:
         lines = [f"{exchange.verb} {exchange.path} HTTP/1.1"]
         for name, value in headers_of(exchange, exchange.text.encode()):
             lines.append(f"{name}: {'<of the body>' if name == 'Content-Length' else value}")
@@ -175,7 +175,7 @@ class _Player:
             lines += ["", *_shown(exchange.text)]
         return "".join(f"> {line}".rstrip() + "\n" for line in lines)
 
-    def _response_told(self, response: RawResponse) -> str:
+    def _response_text(self, response: RawResponse) -> str:
         if response.was_left and not response.status_line:
             return "< (the client left)\n"
         length = response.length
@@ -197,7 +197,7 @@ def _on_lines(body: str) -> bytes:
 
 
 def _shown(text: str) -> list[str]:
-    """A body as lines: a line break is told by a sign, and long runs of one character are counted."""
+    """A body as lines: a line break is written as a sign, and long runs of one character are counted."""
     text = _RUN.sub(lambda run: f"<{run.group(1)} {len(run.group()):,} times>", text)
     return _BREAKS.sub(lambda run: "⏎" * len(run.group()) + "\n", text).removesuffix("\n").split("\n")
 

@@ -1,6 +1,6 @@
 """What of an exchange differs each time, and what stands for it in a golden. Nothing else is changed.
 
-    ids         <chatcmpl-1>, <resp-2>: a number for each id of a kind, in order of appearance in the scene
+    ids         <chatcmpl-1>, <resp-2>: a number for each id of a kind, in order of appearance in the scenario
     times       <time>: numbers and dates under names that tell one
                 and the values of metrics that are seconds, moments, or of the process
     the date    of the header `date`
@@ -52,7 +52,7 @@ _TIMES: Final[tuple[tuple[str, str], ...]] = (
 
 
 class Normaliser:
-    """Of one scene: it remembers the ids that it has seen."""
+    """Of one scenario: it remembers the ids that it has seen."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # id -> what stands for it

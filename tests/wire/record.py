@@ -2,7 +2,7 @@
 
     python -m tests.wire.record --why "what changes for clients, and why"
 
-writes them anew, with a row in CHANGES.md that names what has changed. A test demands that the last row has
+rewrites them, with a row in CHANGES.md that names what has changed. A test demands that the last row has
 the digest of the files, so no golden changes without a row that a reviewer reads.
 """
 
@@ -19,9 +19,9 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tests.wire.exchange import Scene, play
-from tests.wire.scenes import FAMILIES
-from tests.wire.servers import ServerHouse
+from tests.wire.exchange import Scenario, run_scenario
+from tests.wire.scenarios import FAMILIES
+from tests.wire.servers import ServerThread
 
 FOLDER = Path(__file__).parent
 GOLDENS, CHANGES = FOLDER / "goldens", FOLDER / "CHANGES.md"
@@ -30,15 +30,10 @@ _NAMED_MAX = 8  # exchanges in a row
 _LINES_MAX, _LINE_CHARS_MAX, _BEFORE_CHARS = 20, 240, 60  # of a difference
 
 
-def record(scene: Scene, house: ServerHouse) -> dict[str, str]:
-    """The exchanges of a scene as they are now, by name."""
-    with house.serve(scene.kind) as served:
-        return play(scene, served)
-
-
-def golden(name: str) -> str:
-    """An exchange as it was recorded; "" where it never was."""
-    return next((told[name] for told in map(read_goldens, FAMILIES) if name in told), "")
+def record(scenario: Scenario, servers: ServerThread) -> dict[str, str]:
+    """The exchanges of a scenario as they are now, by name."""
+    with servers.serve(scenario.kind) as served:
+        return run_scenario(scenario, served)
 
 
 def read_goldens(family: str) -> dict[str, str]:
@@ -53,7 +48,7 @@ def read_goldens(family: str) -> dict[str, str]:
 def write_goldens(family: str, exchanges: Mapping[str, str]) -> None:
     """All of a family."""
     GOLDENS.mkdir(exist_ok=True)
-    text = "".join(f"{_TITLE}{name}\n{told}\n" for name, told in exchanges.items())
+    text = "".join(f"{_TITLE}{name}\n{text}\n" for name, text in exchanges.items())
     (GOLDENS / f"{family}.txt").write_text(text)
 
 
@@ -109,14 +104,16 @@ def main() -> int:
     parser.add_argument("--why", default="", help="what changes for clients, and why")
     why = parser.parse_args().why.strip()
     with tempfile.TemporaryDirectory() as folder:
-        house = ServerHouse(Path(folder))
+        servers = ServerThread(Path(folder))
         try:
             now = {
-                family: {name: told for scene in scenes for name, told in record(scene, house).items()}
-                for family, scenes in FAMILIES.items()
+                family: {
+                    name: text for scenario in scenarios for name, text in record(scenario, servers).items()
+                }
+                for family, scenarios in FAMILIES.items()
             }
         finally:
-            house.close()
+            servers.close()
     changed = list[str]()
     for family, exchanges in now.items():
         before = read_goldens(family)

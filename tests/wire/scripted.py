@@ -5,7 +5,7 @@
 It keeps its tokens in the blocks of the pool and reads them back through block tables, as a model does with K
 and V: a prefix that is shared, forked, stored or loaded is read from where the ledger says it is. A logit is
 one of five whole numbers, so every instruction set comes to the same bits, and a scripted token is 32 above
-the next one, so no temperature and no seed comes to another token, except where a script throws dice. One
+the next one, so no temperature and no seed comes to another token, except where a script samples digits. One
 script ends in logits that are no numbers.
 """
 
@@ -40,7 +40,7 @@ _BLOCK_BYTES = 1024  # more than its tokens need: a pool has 64 KiB at least
 _SAID, _SECOND, _THIRD, _ROLLED, _OTHER = 64.0, 32.0, 31.0, 48.0, 0.0
 _MARK = re.compile(rb"SAY:([a-z0-9-]+)(;?)")
 _END_OF_THOUGHT = b"</think>\n\n"
-_DICE, _BROKEN = "dice", "broken"
+_DIGITS, _BROKEN = "digits", "broken"
 _ROLLS = 6
 
 
@@ -107,10 +107,10 @@ class Script:
         """(V,): what follows these tokens."""
         name, said = self._place(b"".join(map(self._tokenizer.token_bytes, context)))
         row = np.full(self._vocab_size, _OTHER, np.float32)
-        if name == _DICE and len(said) < _ROLLS:
+        if name == _DIGITS and len(said) < _ROLLS:
             row[self._digits] = _ROLLED
             return row
-        token = self._end if name == _DICE else self._next(name, said)
+        token = self._end if name == _DIGITS else self._next(name, said)
         if name == _BROKEN and token == self._end:
             row[:] = np.nan
             return row
@@ -126,7 +126,7 @@ class Script:
         header = text.rfind(self._header, begun)
         said = text[begun if header < 0 else header + len(self._header) :]
         name = "hello" if mark is None else mark.group(1).decode()
-        return (name if name in SCRIPTS or name == _DICE else "hello"), said
+        return (name if name in SCRIPTS or name == _DIGITS else "hello"), said
 
     def _next(self, name: str, said: bytes) -> int:
         """The script's token at the place that the answer has come to."""
@@ -170,8 +170,8 @@ class ScriptedHidden:
     def rows(self, places: Sequence[int]) -> Floats:
         """(S, E): whole numbers of a context's tokens."""
         contexts = (self.contexts[place] for place in places)
-        told = [(len(one) % 8, one[-1] % 16 - 8, sum(one) % 32 - 16, 4) for one in contexts]
-        return np.array(told, np.float32)
+        numbers = [(len(one) % 8, one[-1] % 16 - 8, sum(one) % 32 - 16, 4) for one in contexts]
+        return np.array(numbers, np.float32)
 
 
 class ScriptedForward:

@@ -1,7 +1,8 @@
 """Real servers over scripted engines: uvicorn as `octavo serve` runs it, on loopback, in one thread.
 
-Each scene has an engine and a server of its own, so ids, caches and counts begin anew. A `Gate` in front of
-the executor lets a scene hold the engine between two steps: what clients then send meets a known state.
+Each scenario has an engine and a server of its own, so ids, caches and counts start from nothing. A `Gate` in
+front of the executor lets a scenario hold the engine between two steps: what clients then send meets a known
+state.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class GatheringInbox:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One scene's server."""
+    """One scenario's server."""
 
     port: int
     client: EngineClient
@@ -185,7 +186,7 @@ async def _turn_loop() -> None:
         await asyncio.sleep(0)
 
 
-class ServerHouse:
+class ServerThread:
     """An event loop in a thread, and the servers on it."""
 
     def __init__(self, folder: Path) -> None:

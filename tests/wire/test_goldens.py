@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterator
 from unittest import mock
 
 import pytest
-from tests.wire.exchange import Exchange, Scene
+from tests.wire.exchange import Exchange, Scenario
 from tests.wire.record import (
     CHANGES,
     GOLDENS,
@@ -22,34 +22,34 @@ from tests.wire.record import (
     read_goldens,
     record,
 )
-from tests.wire.scenes import FAMILIES
-from tests.wire.servers import ServerHouse
+from tests.wire.scenarios import FAMILIES
+from tests.wire.servers import ServerThread
 
 from octavo.server import errors, sse
 
 _REWRITE = 'python -m tests.wire.record --why "what changes for clients, and why"'
 _BYTES_MAX = 800_000  # of all goldens
 EXCHANGES = [
-    pytest.param(family, scene, exchange.name, id=exchange.name.replace(" ", "-"))
-    for family, scenes in FAMILIES.items()
-    for scene in scenes
-    for exchange in scene.exchanges
+    pytest.param(family, scenario, exchange.name, id=exchange.name.replace(" ", "-"))
+    for family, scenarios in FAMILIES.items()
+    for scenario in scenarios
+    for exchange in scenario.exchanges
 ]
 
 
 class Recorder:
-    """Plays each scene once, when its first exchange is wanted."""
+    """Runs each scenario once, when its first exchange is wanted."""
 
-    def __init__(self, house: ServerHouse) -> None:
-        self.house = house
-        self._played: dict[str, dict[str, str]] = {}
+    def __init__(self, servers: ServerThread) -> None:
+        self.servers = servers
+        self._recorded: dict[str, dict[str, str]] = {}
         self._goldens = {family: read_goldens(family) for family in FAMILIES}
 
-    def now(self, scene: Scene, name: str) -> str:
+    def now(self, scenario: Scenario, name: str) -> str:
         """The exchange as it is."""
-        if scene.name not in self._played:
-            self._played[scene.name] = record(scene, self.house)
-        return self._played[scene.name][name]
+        if scenario.name not in self._recorded:
+            self._recorded[scenario.name] = record(scenario, self.servers)
+        return self._recorded[scenario.name][name]
 
     def golden(self, family: str, name: str) -> str:
         """The exchange as it was recorded."""
@@ -58,31 +58,31 @@ class Recorder:
 
 @pytest.fixture(scope="module")
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
-    house = ServerHouse(tmp_path_factory.mktemp("wire"))
-    yield Recorder(house)
-    house.close()
+    servers = ServerThread(tmp_path_factory.mktemp("wire"))
+    yield Recorder(servers)
+    servers.close()
 
 
-@pytest.mark.parametrize(("family", "scene", "name"), EXCHANGES)
+@pytest.mark.parametrize(("family", "scenario", "name"), EXCHANGES)
 def test_a_client_sees_what_it_saw_when_the_golden_was_recorded(
-    recorder: Recorder, family: str, scene: Scene, name: str
+    recorder: Recorder, family: str, scenario: Scenario, name: str
 ) -> None:
-    differs = difference(recorder.golden(family, name), recorder.now(scene, name))
-    assert not differs, f"{name} differs; {_REWRITE} records it anew\n{differs}"
+    differs = difference(recorder.golden(family, name), recorder.now(scenario, name))
+    assert not differs, f"{name} differs; {_REWRITE} records it again\n{differs}"
 
 
 def test_goldens_hold_the_declared_exchanges_in_their_order_and_no_others() -> None:
-    for family, scenes in FAMILIES.items():
-        declared = [exchange.name for scene in scenes for exchange in scene.exchanges]
+    for family, scenarios in FAMILIES.items():
+        declared = [exchange.name for scenario in scenarios for exchange in scenario.exchanges]
         assert list(read_goldens(family)) == declared, _REWRITE
     assert {path.stem for path in GOLDENS.iterdir()} == set(FAMILIES)
     assert sum(path.stat().st_size for path in GOLDENS.iterdir()) < _BYTES_MAX
 
 
 def test_every_scene_and_every_exchange_has_a_name_of_its_own() -> None:
-    scenes = [scene for family in FAMILIES.values() for scene in family]
-    names = Counter(exchange.name for scene in scenes for exchange in scene.exchanges)
-    names.update(f"scene {scene.name}" for scene in scenes)
+    scenarios = [scenario for family in FAMILIES.values() for scenario in family]
+    names = Counter(exchange.name for scenario in scenarios for exchange in scenario.exchanges)
+    names.update(f"scenario {scenario.name}" for scenario in scenarios)
     assert [name for name, count in names.items() if count > 1] == []
 
 
@@ -99,21 +99,21 @@ def test_a_golden_changes_only_with_a_row_that_says_why() -> None:
 
 
 # -- changes that are planted in the product
-def scene_of(exchange_name: str) -> tuple[str, Scene]:
-    """The family and the scene of an exchange."""
+def scenario_of(exchange_name: str) -> tuple[str, Scenario]:
+    """The family and the scenario of an exchange."""
     return next(
-        (family, scene)
-        for family, scenes in FAMILIES.items()
-        for scene in scenes
-        for step in scene.steps
+        (family, scenario)
+        for family, scenarios in FAMILIES.items()
+        for scenario in scenarios
+        for step in scenario.steps
         if isinstance(step, Exchange) and step.name == exchange_name
     )
 
 
 def changes_in(recorder: Recorder, name: str) -> list[str]:
-    """The lines of an exchange that are not as they were recorded, played again."""
-    family, scene = scene_of(name)
-    lines = difference(recorder.golden(family, name), record(scene, recorder.house)[name]).split("\n")
+    """The lines of an exchange that are not as they were recorded, in another run."""
+    family, scenario = scenario_of(name)
+    lines = difference(recorder.golden(family, name), record(scenario, recorder.servers)[name]).split("\n")
     return [line[1:] for line in lines if line[:1] in ("+", "-") and line[:3] not in ("+++", "---")]
 
 
@@ -125,9 +125,9 @@ def test_another_header_is_caught(recorder: Recorder) -> None:
 
 def test_two_events_in_another_order_are_caught(recorder: Recorder) -> None:
     async def swapped(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        told = [event async for event in events]
-        told[1:3] = told[2:0:-1]
-        for event in told:
+        sent = [event async for event in events]
+        sent[1:3] = sent[2:0:-1]
+        for event in sent:
             yield event
 
     def begin(

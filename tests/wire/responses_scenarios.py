@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.wire.chat_scenes import CITY, OBJECT, ZONE
-from tests.wire.exchange import Exchange, Finish, Leave, Scene, alone, together
+from tests.wire.chat_scenarios import CITY, OBJECT, ZONE
+from tests.wire.exchange import Exchange, Finish, Leave, Scenario, alone, together
 
 PATH = "/v1/responses"
 _WEATHER = {"type": "function", "name": "weather", "description": "Of a city", "parameters": CITY}
@@ -60,7 +60,7 @@ _REFUSED = together(
     Exchange(name="response by PUT", path=PATH, method="PUT", body={}),
 )
 _STORED = (
-    Scene(
+    Scenario(
         "responses are stored",
         (
             respond("that is stored"),
@@ -92,7 +92,7 @@ _STORED = (
             ),
         ),
     ),
-    Scene(
+    Scenario(
         "a call is answered",
         (
             respond("that calls", "call", tools=[_WEATHER]),
@@ -116,7 +116,7 @@ _STORED = (
             ),
         ),
     ),
-    Scene(
+    Scenario(
         "a response is cancelled",
         (
             Exchange(
@@ -134,7 +134,7 @@ _STORED = (
             Exchange(name="requests after a response was cancelled", path="/v1/requests"),
         ),
     ),
-    Scene(
+    Scenario(
         "a response is left",
         (
             Exchange(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.wire.chat_scenes import PATH, user
-from tests.wire.exchange import Exchange, Finish, Scene
+from tests.wire.chat_scenarios import PATH, user
+from tests.wire.exchange import Exchange, Finish, Scenario
 
 _LONG = "the answer is " * 10 + "SAY:hello;"
 _ONE = "/v1/sessions/<session-1>"
@@ -25,7 +25,7 @@ def pin(name: str, /, **fields: object) -> Exchange:
 
 
 _SAID = [*user("hello"), {"role": "assistant", "content": "Hello world!"}]
-_SESSIONS = Scene(
+_SESSIONS = Scenario(
     "sessions",
     (
         Exchange(name="session made", path="/v1/sessions", body={"ttl": 600.0}),
@@ -63,7 +63,7 @@ _SESSIONS = Scene(
         Exchange(name="session by PUT", path="/v1/sessions", method="PUT", body={}),
     ),
 )
-_OLLAMA = Scene(
+_OLLAMA = Scenario(
     "an ollama session",
     (
         Exchange(
@@ -75,7 +75,7 @@ _OLLAMA = Scene(
         get("sessions of ollama", "/v1/sessions"),
     ),
 )
-_BUSY = Scene(
+_BUSY = Scenario(
     "a session is busy",
     (
         Exchange(
@@ -94,7 +94,7 @@ _BUSY = Scene(
         Finish("turn that runs"),
     ),
 )
-_DISK = Scene(
+_DISK = Scenario(
     "a session is suspended",
     (
         turn("session's long turn", "hello", "new", messages=[{"role": "user", "content": _LONG}]),
@@ -114,7 +114,7 @@ _DISK = Scene(
     ),
     "disk",
 )
-_PINS = Scene(
+_PINS = Scenario(
     "pins",
     (
         pin("pin of a prompt", name="greeting", prompt=_LONG, ttl=60.0),
@@ -139,7 +139,7 @@ _PINS = Scene(
         pin("pin without a name", prompt=_LONG),
     ),
 )
-_POOL = Scene(
+_POOL = Scenario(
     "the pool",
     (
         get("pool", "/v1/kv"),

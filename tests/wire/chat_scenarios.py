@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.wire.exchange import Exchange, Finish, Leave, Scene, alone, together
+from tests.wire.exchange import Exchange, Finish, Leave, Scenario, alone, together
 
 PATH = "/v1/chat/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -42,7 +42,7 @@ _ANSWERS = alone(
     chat("streamed with characters of several tokens", "accents", stream=True),
     chat("two choices", n=2),
     chat("two choices streamed", n=2, stream=True),
-    chat("two choices that differ", "dice", n=2, seed=7, temperature=1.0),
+    chat("two choices that differ", "digits", n=2, seed=7, temperature=1.0),
     chat("beam search", use_beam_search=True, n=2, max_tokens=4),
     chat("stop string", "count", stop=["three"]),
     chat("stop string streamed", "count", stop=["three", "four"], stream=True),
@@ -164,7 +164,7 @@ _REFUSED = together(
     Exchange(name="chat with a slash more", path=PATH + "/", body={"messages": user("hello")}),
 )
 _LEFT = (
-    Scene(
+    Scenario(
         "chat is left",
         (
             Exchange(
@@ -181,7 +181,7 @@ _LEFT = (
             Exchange(name="request that has ended", path="/v1/requests/1"),
         ),
     ),
-    Scene(
+    Scenario(
         "chat is awaited and left",
         (
             Exchange(
@@ -194,7 +194,7 @@ _LEFT = (
             Exchange(name="requests after it was left", path="/v1/requests"),
         ),
     ),
-    Scene(
+    Scenario(
         "chats queue",
         (
             Exchange(
@@ -214,7 +214,7 @@ _LEFT = (
             Finish("chat that is served later"),
         ),
     ),
-    Scene(
+    Scenario(
         "prefix is found",
         (
             chat(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.wire.chat_scenes import CITY, OBJECT, ZONE, user
-from tests.wire.exchange import Exchange, Leave, Scene, alone, together
+from tests.wire.chat_scenarios import CITY, OBJECT, ZONE, user
+from tests.wire.exchange import Exchange, Leave, Scenario, alone, together
 
 PATH = "/v1/messages"
 _WEATHER = {"name": "weather", "description": "Of a city", "input_schema": CITY}
@@ -102,7 +102,7 @@ _REFUSED = together(
         headers=(("X-Octavo-Session", "new"),),
     ),
 )
-_LEFT = Scene(
+_LEFT = Scenario(
     "a message is left",
     (
         Exchange(

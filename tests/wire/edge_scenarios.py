@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.server.tenants import ALICE, BOSS
-from tests.wire.chat_scenes import PATH, user
-from tests.wire.exchange import Exchange, Scene, alone, together
+from tests.wire.chat_scenarios import PATH, user
+from tests.wire.exchange import Exchange, Scenario, alone, together
 from tests.wire.raw_http import Header
 from tests.wire.servers import KEY
 
@@ -74,7 +74,7 @@ _KEYS = together(
     kind="keys",
 )
 _TENANTS = (
-    Scene(
+    Scenario(
         "tenants",
         (
             Exchange(name="tenant's chat", path=PATH, body=_BODY, headers=(bearer(ALICE),)),
@@ -119,7 +119,7 @@ _TENANTS = (
 )
 
 _TOLD = (
-    Scene(
+    Scenario(
         "metrics",
         (
             Exchange(name="chat that is counted", path=PATH, body=_BODY),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.wire.chat_scenes import OBJECT, TIME, WEATHER, user
-from tests.wire.exchange import Exchange, Leave, Scene, alone, together
+from tests.wire.chat_scenarios import OBJECT, TIME, WEATHER, user
+from tests.wire.exchange import Exchange, Leave, Scenario, alone, together
 
 
 def talk(name: str, script: str = "hello", **fields: object) -> Exchange:
@@ -92,7 +92,7 @@ _REFUSED = together(
     Exchange(name="ollama chat by GET", path="/api/chat"),
     Exchange(name="ollama unknown route", path="/api/blobs"),
 )
-_LEFT = Scene(
+_LEFT = Scenario(
     "an ollama chat is left",
     (
         Exchange(
