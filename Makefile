@@ -5,6 +5,8 @@
 # make test-attack, test-clients, test-schemas, test-ui, test-probes, test-operations   a real server under malice
 #   and load; other projects' programs beside it; schemas by the hundred; the page in a real browser; the GPU
 #   probes, tiny; the shipped dashboard and alerts in Prometheus
+# make kill-matrix   what the quick tests kill of planted bugs and seeded mutants: hours, in parts that go on where
+#   they stopped, KILL="quick --part 1/4"
 # make demo    records the README's animation
 # make docs    these pages as a site in build/site; dead links, dead anchors and old tables end it
 VENV   ?= .venv
@@ -14,7 +16,7 @@ MODEL  ?=
 PORT   ?= 8000
 
 .PHONY: serve test dev test-attack test-clients test-clients-node test-schemas test-probes test-ui test-wheel test-operations
-.PHONY: demo docs lint sanitize planted-bugs wheel clean
+.PHONY: demo docs lint sanitize planted-bugs kill-matrix wheel clean
 .DELETE_ON_ERROR:
 # There is one environment, and two pips may not write to it.
 .NOTPARALLEL:
@@ -118,6 +120,10 @@ sanitize: $(BIN)/python
 
 planted-bugs: $(VENV)/.installed-all
 	$(BIN)/python -m tests.simulator.planted
+
+# Its parts, in order: python -m tests.mutants --help
+kill-matrix: $(VENV)/.installed-for-tests
+	$(BIN)/python -m tests.mutants $(KILL)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Octavo needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12"'
