@@ -124,19 +124,15 @@ class Matrix:
         default = ["tests"] if tier == "quick" else [f"tests/{name}" for name in FULL_TESTS]
         selection = ["-m", markers(tier), *(self._options.tests or default)]
         tree.run_pytest(["--collect-only", *selection], 600)
-        files = sorted(
-            set(re.findall(r"^(tests/\S+?)::", (tree.folder / "output.txt").read_text(), re.MULTILINE))
-        )
-        paths = [record_path(folder, file) for file in files]
-        for old in set(folder.glob("*.json")) - set(paths):
-            if self._options.tests is None:
-                old.unlink()
-        missing = [file for file, path in zip(files, paths, strict=True) if not path.exists()]
+        listed = (tree.folder / "output.txt").read_text()
+        files = sorted(set(re.findall(r"^(tests/\S+?)::", listed, re.MULTILINE)))
+        missing = [file for file in files if not record_path(folder, file).exists()]
         print(f"{tier}: {len(missing)} of {len(files)} test files to record", flush=True)
         if missing:
-            arguments = ["-n", str(self._options.jobs), "--dist", "loadfile", "-m", markers(tier), *missing]
+            arguments = ["-n", str(self._options.jobs), "--dist", "loadfile", "--timeout=300"]
+            arguments += ["-m", markers(tier), *missing]
             tree.run_pytest(arguments, max(0, self._deadline - time.monotonic()), RECORD=str(folder))
-        missing = [file for file, path in zip(files, paths, strict=True) if not path.exists()]
+        missing = [file for file in files if not record_path(folder, file).exists()]
         print(f"{tier}: {len(missing)} left {' '.join(missing[:5])}", flush=True)
 
     def _try(self, tier: str, names: list[str]) -> None:

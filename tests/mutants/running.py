@@ -13,7 +13,6 @@ survived, not reached     there are none: no recorded test runs the line
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -26,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.mutants.mutating import Mutant
-from tests.mutants.plugin import PACKAGE, ROOT, file_of
+from tests.mutants.plugin import PACKAGE, ROOT, file_of, record_path
 
 # A hunt for planted bugs passes where something fails; two runs of one mutant are alike.
 _NO_WITNESSES = ("planted", "test_determinism", "tests/mutants/")
@@ -40,12 +39,12 @@ class Records:
     """What the plugin recorded of a tier."""
 
     def __init__(self, folder: Path) -> None:
-        records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-        self._tests = [
-            (test, seconds, lines)
-            for test, seconds, lines in itertools.chain.from_iterable(records)
-            if not any(word in test for word in _NO_WITNESSES)
-        ]
+        self._tests: list[tuple[str, float, dict[str, int]]] = []
+        for path in sorted(folder.glob("*.json")):
+            record = json.loads(path.read_text())
+            # A test file that has changed since, or is gone, has other tests.
+            if record and path == record_path(folder, file_of(record[0][0])):
+                self._tests += [each for each in record if not any(word in each[0] for word in _NO_WITNESSES)]
 
     def reaching(self, path: str, first_line: int, last_line: int) -> Tests:
         """Tests that run one of these lines: those of the room first, then file by file, quick files before
