@@ -35,7 +35,7 @@ def file_of(test: str) -> str:
 
 
 def record_path(folder: Path, test_file: str) -> Path:
-    """Where the record of a test file is: it goes by the file's content, too. None is for a file that is gone."""
+    """Where the record of a test file is, which goes by the file's content too."""
     path = ROOT / test_file
     content = hashlib.sha256(path.read_bytes()).hexdigest()[:8] if path.exists() else "gone"
     return folder / f"{test_file.replace('/', '.')}.{content}.json"
