@@ -13,6 +13,7 @@ survived, not reached     there are none: no recorded test runs the line
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -30,7 +31,8 @@ from tests.mutants.plugin import PACKAGE, ROOT, file_of, record_path
 # A hunt for planted bugs passes where something fails; two runs of one mutant are alike.
 _NO_WITNESSES = ("planted", "test_determinism", "tests/mutants/")
 _OWN_TESTS = {"memory": "tests/memory/", "executor": "tests/executor/"}  # others': tests/scheduler/
-_SLACK = 1.5  # tracing slows a test down: what is recorded as so much longer still fits
+_SLOW_S = 5.0
+_SLACK = 2.0  # a traced test takes about twice its time
 
 Tests = list[tuple[str, float]]  # in the order in which they run, and their seconds
 
@@ -47,28 +49,27 @@ class Records:
                 self._tests += [each for each in record if not any(word in each[0] for word in _NO_WITNESSES)]
 
     def reaching(self, path: str, first_line: int, last_line: int) -> Tests:
-        """Tests that run one of these lines: those of the room first, then file by file, quick files before
-        slow ones, and the quickest test of a file first."""
+        """Tests that run one of these lines, file by file: slow files last, those of the room first of the
+        others, and the quickest test of a file first."""
         wanted = (1 << (last_line + 1)) - (1 << first_line)
         by_file: dict[str, Tests] = defaultdict(list)
         for test, seconds, lines in self._tests:
             if lines.get(path, 0) & wanted:
                 by_file[file_of(test)].append((test, seconds))
         own = _OWN_TESTS.get(path.partition("/")[0], "tests/scheduler/")
-        files = sorted(
-            by_file, key=lambda f: (not f.startswith(own), statistics.median(s for _, s in by_file[f]))
-        )
+
+        def rank(file: str) -> tuple[bool, bool, float]:
+            median = statistics.median(seconds for _, seconds in by_file[file])
+            return median > _SLOW_S, not file.startswith(own), median
+
+        files = sorted(by_file, key=rank)
         return [test for file in files for test in sorted(by_file[file], key=lambda test: test[1])]
 
 
 def fitting(tests: Tests, limit_s: float) -> Tests:
-    """As many of them as fit into the time."""
-    chosen, left = [], limit_s * _SLACK
-    for test, seconds in tests:
-        if seconds <= left:
-            chosen.append((test, seconds))
-            left -= seconds
-    return chosen
+    """The first of them, until the time is used up: only files of tests that could run are imported."""
+    begins = itertools.accumulate((seconds for _, seconds in tests), initial=0.0)
+    return [test for test, begin in zip(tests, begins, strict=False) if begin < limit_s * _SLACK]
 
 
 class Tree:
