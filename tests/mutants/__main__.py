@@ -182,7 +182,8 @@ class Matrix:
         )
         tests = [(test, 60.0) for test in killers]
         verdict, by = Tree(self._folder / "tree-0").judge(tests, 1800)
-        print(f"control: {len(tests)} tests that killed one, without any: {verdict} {by}")
+        found = "all pass" if verdict == "survived" else f"{verdict} {by}: its kills do not count"
+        print(f"control: {len(tests)} tests that killed a mutant, without any mutant: {found}")
 
     def _sample(self) -> list[str]:
         """Survivors of the quick tests that the seed draws."""
