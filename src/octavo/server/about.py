@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 
 from starlette.requests import Request
@@ -46,13 +47,13 @@ async def show_model(edge: Edge, request: Request) -> Response:
 
 async def openapi(edge: Edge, request: Request) -> Response:
     """This description, in OpenAPI's format."""
-    return Response(edge.openapi, media_type="application/json")
+    return Response(await asyncio.to_thread(edge.openapi), media_type="application/json")
 
 
 async def docs(edge: Edge, request: Request) -> Response:
     """The same for people; it loads nothing from elsewhere."""
     return Response(
-        edge.docs,
+        edge.docs(),
         media_type="text/html",
         headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"},
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import cache
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -39,6 +40,18 @@ from octavo.server.tracing import open_tracing
 _CLIENT_CLOSED = 499
 
 
+@cache
+def _openapi() -> bytes:
+    """The description for programs. It takes 40 ms, so it is made when it is first asked for."""
+    return encode_json(describe(ROUTES))
+
+
+@cache
+def _docs() -> bytes:
+    """The description for people."""
+    return render_docs(ROUTES)
+
+
 def create_app(model: EngineClient, settings: ServerSettings) -> Starlette:
     """The application over one model. When it shuts down, the model drains. Raises ConfigError."""
     tracing = open_tracing(settings.otel_endpoint, model.name)
@@ -51,8 +64,8 @@ def create_app(model: EngineClient, settings: ServerSettings) -> Starlette:
         settings.body_bytes_max,
         settings.roster,
         begun=begun,
-        openapi=encode_json(describe(ROUTES)),
-        docs=render_docs(ROUTES),
+        openapi=_openapi,
+        docs=_docs,
     )
 
     @asynccontextmanager

@@ -6,7 +6,7 @@ Choices are numbered over all prompts: choice c of prompt p is p * n + c, as Ope
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -47,8 +47,8 @@ class Edge:
     body_bytes_max: int
     roster: TenantRegistry | None = None
     begun: int = 0  # when the server began, in seconds of the epoch
-    openapi: bytes = b"{}"
-    docs: bytes = b""
+    openapi: Callable[[], bytes] = lambda: b"{}"
+    docs: Callable[[], bytes] = lambda: b""
     running: RunningAnswers = field(default_factory=RunningAnswers)
 
     def check_model(self, name: str | None) -> None:
