@@ -99,8 +99,8 @@ def compiled_backend(
         return CompiledArithmetic(model, pool, rows, count, flash)
 
     exactness = (
-        "built to keep the exactness contract (compiled for 8.0 and 9.0 in the tests), and not yet checked "
-        "on a device: bench/cuda/bits.py and exactness.py ask this one (docs/gpu.md)"
+        "built to keep the exactness contract (an H200 kept it in bf16, and not in int8): bench/cuda/bits.py "
+        "and exactness.py check this device (docs/gpu.md)"
     )
     chosen = "flash (torch's)" if is_flash else "triton (Octavo's)"
     other = "usable" if obstacle is None else f"not usable: {obstacle}"
