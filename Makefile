@@ -1,5 +1,6 @@
 # make serve   from an empty machine to a running server (Debian 12: python3-venv python3-dev g++ make)
-# make test    sets up and passes the tests
+# make test    sets up and passes the quick tests, without torch
+# make test-full   the other tests: oracles, Triton's interpreter, restarts, most cells of each matrix, GPU probes
 # make wheel, test-wheel   what is published, in dist/: every instruction set; installed where there is no compiler
 # make dev     the same environment with this checkout in it, editable: CONTRIBUTING.md
 # make test-attack, test-clients, test-schemas, test-ui, test-probes, test-operations   a real server under malice
@@ -15,7 +16,7 @@ BIN    := $(VENV)/bin
 MODEL  ?=
 PORT   ?= 8000
 
-.PHONY: serve test dev test-attack test-clients test-clients-node test-schemas test-probes test-ui test-wheel test-operations
+.PHONY: serve test test-full dev test-attack test-clients test-clients-node test-schemas test-probes test-ui test-wheel test-operations
 .PHONY: demo docs lint sanitize planted-bugs kill-matrix wheel clean
 .DELETE_ON_ERROR:
 # There is one environment, and two pips may not write to it.
@@ -33,8 +34,12 @@ DISK   ?= $(HOME)/.cache/octavo/kv-$(PORT)
 serve: $(VENV)/.installed-$(ISAS)
 	$(BIN)/octavo serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(if $(DISK),--disk-cache "$(DISK)" --disk-size 512MiB)
 
+IN_PARALLEL = --numprocesses auto --maxprocesses 4 --dist worksteal
 test: $(VENV)/.installed-for-tests
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest $(IN_PARALLEL)
+
+test-full: $(VENV)/.installed-oracles
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m full
 
 # This checkout, editable: changed Python counts at once, changed C++ after another `make dev`. (`make test` puts a
 # wheel in its place.)
@@ -43,9 +48,9 @@ dev: $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'scikit-build-core>=0.11' 'nanobind>=2.5' 'cmake>=3.19' ninja
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	OCTAVO_ISAS=$(or $(OCTAVO_ISAS),runnable) \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[test,docs]'
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[test,oracles,lint,docs]'
 	@rm -f $(VENV)/.installed-*
-	@touch $(if $(filter-out all runnable,$(OCTAVO_ISAS)),$(VENV)/.installed-$(ISAS),$(addprefix $(VENV)/.installed-,native all for-tests)) $(VENV)/.packages-docs
+	@touch $(if $(filter-out all runnable,$(OCTAVO_ISAS)),$(VENV)/.installed-$(ISAS),$(addprefix $(VENV)/.installed-,native all for-tests oracles)) $(VENV)/.packages-docs
 
 # A real server under malice and load.
 test-attack: $(VENV)/.installed-for-tests $(VENV)/.packages-attack
@@ -69,8 +74,8 @@ test-clients-node: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest tests/clients/test_node.py -m clients -s
 
 # The GPU probes, tiny, in Triton's interpreter.
-test-probes: $(VENV)/.installed-for-tests
-	$(BIN)/python -m pytest tests/bench/test_cuda_scripts.py -m 'probes or not probes'
+test-probes: $(VENV)/.installed-oracles
+	$(BIN)/python -m pytest tests/bench/test_cuda_scripts.py -m full
 
 # 560 schemas, filled in by the default model: served, refused and cut are counted, answers are validated.
 test-schemas: $(VENV)/.installed-for-tests
@@ -100,7 +105,7 @@ docs: $(VENV)/.packages-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "the site is in build/site: open build/site/index.html"
 
-lint: $(VENV)/.installed-for-tests
+lint: $(VENV)/.installed-oracles
 	$(BIN)/ruff check src tests bench scripts docs
 	$(BIN)/ruff format --check src tests bench scripts docs/*.py
 	$(BIN)/mypy
@@ -122,7 +127,7 @@ planted-bugs: $(VENV)/.installed-all
 	$(BIN)/python -m tests.simulator.planted
 
 # Its parts, in order: python -m tests.mutants --help
-kill-matrix: $(VENV)/.installed-for-tests
+kill-matrix: $(VENV)/.installed-oracles
 	$(BIN)/python -m tests.mutants $(KILL)
 
 $(BIN)/python:
@@ -144,11 +149,16 @@ $(VENV)/.packages-%: $(BIN)/python pyproject.toml
 	@$(INSTALL) --extra $*
 	@mv $@.begun $@
 
-# torch comes first and alone, so that the CPU build is taken; it is used by tests only, as an oracle.
 $(VENV)/.installed-for-tests: $(VENV)/.installed-all
+	@$(INSTALL) --extra test
+	@touch $@
+
+# torch comes first and alone, so that the CPU build is taken.
+$(VENV)/.installed-oracles: $(VENV)/.installed-for-tests
 	@echo "Installing the tests' oracles into $(VENV) (some minutes: torch and transformers) ..."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	@$(INSTALL) --extra test
+	@$(INSTALL) --extra oracles
+	@$(INSTALL) --extra lint
 	@touch $@
 
 # What is published: the source, and wheels from it with every instruction set. One of CPython 3.12 serves all later

@@ -133,9 +133,9 @@ class Answer:
         self.bits += [bits_of(t) for t in tokens]
 
     @property
-    def essence(self) -> tuple[list[int], list[bytes], list[bytes], FinishReason | None]:
+    def essence(self) -> tuple[list[int], list[bytes], list[bytes], FinishReason | None, bytes]:
         """What the exactness contract promises."""
-        return self.tokens, self.bits, self.prompt_bits, self.finish
+        return self.tokens, self.bits, self.prompt_bits, self.finish, self.embedding
 
 
 def bits_of(token: SampledToken) -> bytes:

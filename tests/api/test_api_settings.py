@@ -88,8 +88,10 @@ def test_names_of_vllms_become_ours(given: dict[str, object], becomes: dict[str,
     assert resolved(**given) == StartOptions(**becomes)  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_a_type_of_torchs_is_taken_by_its_name() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     assert resolved(dtype=torch.bfloat16).weights == "bf16"
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "sample_program.py"
 WRONG = (
@@ -20,9 +22,7 @@ WRONG = (
 )
 
 
-@pytest.mark.slow
 def test_a_strict_type_checker_passes_a_program_and_finds_every_mistake_of_another(tmp_path: Path) -> None:
-    pytest.importorskip("mypy")
     wrong = tmp_path / "wrong.py"
     wrong.write_text("\n".join(WRONG) + "\n")
     # Silent, as of an installed package: what is in Octavo itself is checked elsewhere.

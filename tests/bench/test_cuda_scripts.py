@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -75,12 +74,7 @@ KEYS = {
         "transformers": {"at_once"},
     },
 }
-QUICK = ("products", "exact_cost")  # kernels alone, an engine; the others by make test-probes
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None or importlib.util.find_spec("triton") is None,
-    reason="the probes need torch and Triton",
-)
+pytestmark = pytest.mark.full
 
 
 def started(*command: str) -> subprocess.CompletedProcess[str]:
@@ -98,12 +92,8 @@ def lines_of(*command: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in made.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.probes) for name in KEYS]
-)
+@pytest.mark.parametrize("name", KEYS)
 def test_a_tiny_run_tells_what_is_promised(name: str) -> None:
-    if name == "steps":
-        pytest.importorskip("transformers")
     lines = lines_of(str(SCRIPTS / f"{name}.py"), "--device", "cpu", "--tiny")
     assert lines[0]["what"] == "machine"
     assert {line["probe"] for line in lines} == {name}

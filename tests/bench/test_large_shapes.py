@@ -99,6 +99,7 @@ def test_sizes_are_those_of_the_models(script):
     assert shapes.step_bytes(dense, "Q4_K_M", 1) == shapes.file_bytes(dense, "Q4_K_M")  # tied: all is read
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mix", ["Q4_K_M", "Q4_0", "Q8_0"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_holds_what_the_table_says_and_weights_of_one_spread(script, tmp_path, name, mix):
@@ -123,6 +124,7 @@ def test_a_file_holds_what_the_table_says_and_weights_of_one_spread(script, tmp_
             assert np.unique(rows[:512], axis=0).shape[0] == min(512, rows.shape[0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 def test_our_engine_answers_from_a_file_with_finite_logits(script, tmp_path, name):
     shapes, large_file = script("large_shapes"), script("large_file")
@@ -142,8 +144,10 @@ def test_our_engine_answers_from_a_file_with_finite_logits(script, tmp_path, nam
         assert -8 < np.mean(told) < 0  # a thousand words, almost as likely: -6.9
 
 
+@pytest.mark.full
 def test_rope_factors_are_those_of_transformers(script):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     shapes, large_file = script("large_shapes"), script("large_file")
     shape = shapes.SHAPES["llama-3.2-1b"]
     scaling = {
@@ -167,6 +171,7 @@ def test_a_file_that_does_not_fit_the_disk_is_not_begun(script, tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_both_programs_are_measured_in_turns_and_figures_come_together_from_their_file(
     script, peer, tmp_path, monkeypatch, capsys
 ):

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from tests.tiers import full
 
 from octavo.bench.lengths import CHATS, INSTRUCTIONS, Trace, quantiles, read_trace, synthetic
 from octavo.bench.memory import (
@@ -48,7 +49,7 @@ def test_a_contiguous_memory_with_room_enough_refuses_what_blocks_serve():
     assert found.runs_taken >= 2
 
 
-@pytest.mark.parametrize("source, count", [(CHATS, 60), (INSTRUCTIONS, 240)])
+@pytest.mark.parametrize("source, count", [(CHATS, 60), full(INSTRUCTIONS, 240)])
 def test_policies_come_in_the_papers_order(source, count):
     settings = replace(SETTINGS, pool_tokens=4096)
     trace, pool = synthetic(source, count, 0, settings.max_length), pool_of(settings)

@@ -22,6 +22,8 @@ from octavo.cli.bench_quality import run, save_text, table_of
 from octavo.errors import ConfigError
 from octavo.kernels.native_ops import NativeOps
 
+pytestmark = pytest.mark.full
+
 
 class Letters:
     """Token t is the letter t; with a begin token if wanted."""

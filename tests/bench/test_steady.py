@@ -11,6 +11,8 @@ from bench.fairness.fairness import FLOOD, Found, Scenario, bound_s
 from tests.endurance import steady
 from tests.engine.served import Served, serve_tiny
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def served() -> Iterator[Served]:

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from tests.cli.screens import Screen
 from tests.processes import running
+from tests.tiers import full
 
 from octavo.cli import answer_view
 from octavo.cli.answer_view import answer_on, length_finished, rendered
@@ -97,7 +98,7 @@ def cut(text: str, seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize("text", [LETTER, VERSES], ids=["letter", "verses"])
-@pytest.mark.parametrize("height", [4, 12, 60])
+@pytest.mark.parametrize("height", [4, full(12), full(60)])
 def test_a_streamed_answer_ends_as_the_whole_laid_out_at_once(text: str, height: int) -> None:
     for pieces in ([text], list(text), cut(text, 1), cut(text, 2)):
         screen = shown(pieces, height=height)

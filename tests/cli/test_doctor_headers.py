@@ -7,8 +7,8 @@ from pathlib import Path
 
 import gguf
 import pytest
+from tests.model.checkpoints import checkpoint, save_checkpoint
 from tests.model.gguf_bench import write_model
-from tests.model.model_bench import make_model, save_model
 
 from octavo.cli.doctor_headers import Diagnosis, json_of, look
 from octavo.config import StartOptions
@@ -22,7 +22,7 @@ MEBIBYTE = 2**20
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> ModelPath:
-    return save_model(make_model("mistral-window"), tmp_path_factory.mktemp("model"))
+    return save_checkpoint("mistral-window", tmp_path_factory.mktemp("model"))
 
 
 def ask(path: ModelPath, options: StartOptions, available: int) -> Diagnosis:
@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_told_with_what_would_make_it_fit(folder: ModelPath
 def test_the_largest_tensor_is_needed_beside_the_weights_while_they_load(
     folder: ModelPath, tmp_path: Path
 ) -> None:
-    path = save_model(make_model("llama-wide"), tmp_path)  # whose largest tensor has 512 KiB
+    path = save_checkpoint("llama-wide", tmp_path)  # whose largest tensor has 512 KiB
     roomy = ask(path, StartOptions(), 16 * MEBIBYTE).fit
     assert roomy is not None
     assert roomy.model.largest_tensor_bytes == 512 << 10 > roomy.kv_needed
@@ -120,7 +120,7 @@ def test_a_short_pool_is_told_how_to_hold_one_context(folder: ModelPath) -> None
 
 
 def test_the_part_that_does_not_run_is_named(folder: ModelPath, tmp_path) -> None:
-    path = save_model(make_model("llama"), tmp_path)
+    path = save_checkpoint("llama", tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     found = ask(path, StartOptions(), 16 * MEBIBYTE)
     assert found.fit is None
@@ -140,7 +140,7 @@ def test_scripts_are_told_the_same_as_values(folder: ModelPath, tmp_path: Path) 
     assert told["settings"]["weight_bytes_by_kind"] == {"F32": found.fit.model.weights.num_bytes}
     assert told["settings"]["tokens_per_s"] == found.fit.tokens_per_s(1e6)
     assert [other["flags"] for other in told["others"]] == ["--weights q4", "--kv int8"]
-    save_model(make_model("llama"), tmp_path)
+    save_checkpoint("llama", tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     told = json_of(ask(ModelPath("tiny", tmp_path, "safetensors"), StartOptions(), 16 * MEBIBYTE))
     assert (told["runs"], told["fits"], told["settings"]) == (False, False, None)
@@ -149,7 +149,7 @@ def test_scripts_are_told_the_same_as_values(folder: ModelPath, tmp_path: Path) 
 
 def test_a_guess_of_the_tokenizer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_pre", lambda file, name: None)
-    path = write_model(make_model("llama"), tmp_path / "tiny.gguf")
+    path = write_model(checkpoint("llama"), tmp_path / "tiny.gguf")
     found = ask(path, StartOptions(), 16 * MEBIBYTE)
     assert any("how texts are cut" in line for line in found.advice)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.processes import running
+from tests.tiers import full
 
 ROOT = Path(__file__).parents[2]
 COLOUR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[0-9;]*m")
@@ -50,6 +51,7 @@ def written(words: list[str], env: dict[str, str], *, in_terminal: bool) -> byte
     return seen
 
 
+@pytest.mark.full
 def test_a_terminal_has_colours_and_no_color_takes_them_away() -> None:
     assert COLOUR.search(written(HELP, {"TERM": "xterm-256color"}, in_terminal=True))
     for words in (HELP, TABLE, ERROR):
@@ -58,7 +60,9 @@ def test_a_terminal_has_colours_and_no_color_takes_them_away() -> None:
         assert COLOUR.search(seen) is None, words
 
 
-@pytest.mark.parametrize("words", [HELP, TABLE, ERROR], ids=["help", "table", "error"])
+@pytest.mark.parametrize(
+    "words", [full(HELP, id="help"), full(TABLE, id="table"), pytest.param(ERROR, id="error")]
+)
 def test_a_dumb_terminal_and_a_pipe_get_no_code_at_all(words: list[str]) -> None:
     for term, in_terminal in (("dumb", True), ("xterm-256color", False)):
         seen = written(words, {"TERM": term}, in_terminal=in_terminal)

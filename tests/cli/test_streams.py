@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.tiers import full
 
 FULL = "octavo: standard output cannot be written: No space left on device\n"
 CLOSED = "octavo: standard output cannot be written: Bad file descriptor\n"
@@ -28,19 +29,27 @@ def shell(line: str, *, unbuffered: bool = False) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("unbuffered", [False, True])
-@pytest.mark.parametrize("command", ["--version", "--help", "disk list /", "tenants new-key", "serve --help"])
+@pytest.mark.parametrize(
+    "command, unbuffered",
+    [
+        ("disk list /", False),
+        *map(full, ["--version", "--help", "tenants new-key", "serve --help"], [False] * 4),
+        *map(full, ["--version", "--help", "disk list /", "tenants new-key", "serve --help"], [True] * 5),
+    ],
+)
 def test_output_that_cannot_be_written_ends_a_command_with_one_line(command: str, unbuffered: bool) -> None:
     assert shell(f"octavo {command} >/dev/full", unbuffered=unbuffered) == (1, "", FULL)
     assert shell(f"octavo {command} >&-", unbuffered=unbuffered) == (1, "", CLOSED)
 
 
-@pytest.mark.parametrize("where", [">/dev/full 2>&1", ">&- 2>&-", "<&- >&- 2>&-", ">/dev/full 2>&-"])
+@pytest.mark.parametrize(
+    "where", [">/dev/full 2>&1", *map(full, [">&- 2>&-", "<&- >&- 2>&-", ">/dev/full 2>&-"])]
+)
 def test_where_there_is_no_place_to_say_it_only_the_status_tells(where: str) -> None:
     assert shell(f"octavo --version {where}") == (1, "", "")
 
 
-@pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", "<&- 2>&-"])
+@pytest.mark.parametrize("where", ["2>/dev/full", full("2>&-"), full("<&- 2>&-")])
 def test_errors_that_cannot_be_told_change_no_status(where: str) -> None:
     assert shell(f"octavo --version {where}")[::2] == (0, "")
     assert shell(f"octavo disk list /no/such/folder {where}") == (2, "", "")

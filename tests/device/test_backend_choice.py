@@ -18,6 +18,8 @@ from octavo.engine.backends import choose_backend
 from octavo.engine.start import build_engine
 from octavo.errors import ConfigError, ModelNotFound
 
+pytestmark = pytest.mark.full
+
 NO_GPU = "no GPU is used: "
 
 

@@ -10,6 +10,8 @@ from tests.tiny import Answer, random_prompt, request, run, tiny_engine, tiny_mo
 from octavo.device import opening
 from octavo.types import Request
 
+pytestmark = pytest.mark.full
+
 
 def asked() -> list[Request]:
     rng = np.random.default_rng(4)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.device.over_torch import CPU
 from tests.model import model_bench
+from tests.model.checkpoints import random_prompt
 
 from octavo.device import compiled_step, lowering
 from octavo.device.arithmetic import tokens_of
@@ -24,6 +25,8 @@ from octavo.model.loader import load_model
 from octavo.model.spec import Model
 from octavo.params import SamplerParams
 from octavo.types import AdmittedRow, Chunk, StepPlan, TableWrite
+
+pytestmark = pytest.mark.full
 
 BLOCK, BLOCKS, TOLERANCE = 16, 6, 2e-4
 PROMPT, DECODED = 11, 2
@@ -94,7 +97,7 @@ def loaded(name: str, folder: Path):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("name", NAMES)
 def test_prefill_and_replayed_decoding_give_transformers_logits(name: str, tmp_path: Path) -> None:
     theirs, model = loaded(name, tmp_path)
-    tokens = model_bench.random_prompt(PROMPT + DECODED)
+    tokens = random_prompt(PROMPT + DECODED)
     expected = model_bench.expected_logits(theirs, tokens)
     machine = Machine(model)
     given = logits_of(machine, tokens, [PROMPT - 4, 4] + [1] * DECODED)
@@ -126,7 +129,7 @@ def test_a_layer_is_nine_kernels(name: str, tmp_path: Path, monkeypatch: pytest.
             monkeypatch.setattr(
                 module, kernel, lambda *given, k=kernel, f=plain: (launched.append(k), f(*given))
             )
-    logits_of(machine, model_bench.random_prompt(5), [5])
+    logits_of(machine, random_prompt(5), [5])
     assert launched == ["embed", *LAYER * model.spec.num_layers, "rms_norm"]
 
 
@@ -143,7 +146,7 @@ def test_weights_that_are_read_together_exist_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kv", ["int8", "fp8"])
 def test_smaller_kinds_of_kv_stay_near(kv: str, tmp_path: Path) -> None:
     theirs, model = loaded("qwen3", tmp_path)
-    tokens = model_bench.random_prompt(PROMPT + DECODED)
+    tokens = random_prompt(PROMPT + DECODED)
     expected = model_bench.expected_logits(theirs, tokens)
     given = logits_of(Machine(model, kv), tokens, [PROMPT] + [1] * DECODED)
     error = np.abs(given - expected).max()

@@ -16,6 +16,8 @@ from octavo.params import SamplerParams
 from octavo.sim.oracle import OracleExecutor
 from octavo.types import AdmittedRow, Fork, StepPlan, StepResult, TableWrite
 
+pytestmark = pytest.mark.full
+
 CPU = torch.device("cpu")
 SEEN: list[int] = []
 

@@ -17,6 +17,8 @@ from octavo.errors import ConfigError
 from octavo.kernels.contract import KvShape
 from octavo.model.spec import ModelSpec
 
+pytestmark = pytest.mark.full
+
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 16, 16
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 from tests.device.over_torch import CPU
 
 from octavo.device.kernel_times import DeviceSizes, measure_kernels
+
+pytestmark = pytest.mark.full
 
 SMALL = DeviceSizes(32, 48, 4, 2, 16, cold_bytes=1 << 14, sequences=2, rows=(1, 17))
 

@@ -13,6 +13,8 @@ from octavo.device.sampler import is_drawn_on_device
 from octavo.engine.core import Engine
 from octavo.params import SamplerParams
 
+pytestmark = pytest.mark.full
+
 OPS = TinyTorch()
 MODEL = tiny_model(OPS)  # type: ignore[arg-type]
 

@@ -24,6 +24,8 @@ from octavo.kernels.packed import unpack_vector
 from octavo.model.decoder import hidden_states, project
 from octavo.model.spec import Model, turns_of
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def ops() -> TinyTorch:

@@ -9,18 +9,19 @@ from tests.engine.test_embeddings_exact import (  # noqa: F401 - collected here,
     alone,
     crowd,
     pooling,
-    preempt_at,
     test_a_prefix_hit_gives_an_equal_last_embedding_and_a_mean_takes_none,
     test_a_prompt_as_long_as_the_context_has_an_embedding_and_a_longer_one_is_refused,
     test_an_embedding_preempted_at_every_step_is_equal,
     test_any_chunking_and_any_number_of_threads_gives_equal_embeddings,
-    threads_restored,
     wants_embedding,
 )
+from tests.exactness import Preempter
 from tests.tiny import random_prompt, run, tiny_engine, tiny_model
 
 from octavo.kernels.native_ops import NativeOps
 from octavo.params import Pooling
+
+pytestmark = pytest.mark.full
 
 OPS = {kv: TinyTorch(kv) for kv in ("f32", "int8")}
 
@@ -38,7 +39,7 @@ def test_an_embedding_is_equal_in_a_crowd_whose_rows_are_drawn_on_the_device(
     whole = alone(ops, wanted)  # type: ignore[arg-type]
     for seed in range(4):
         engine = tiny_engine(ops, step_tokens=37, depth=1, rows=5)  # type: ignore[arg-type]
-        answers = run(engine, [*crowd(seed, 5), wanted], preempt_at(engine, {2, 5}))
+        answers = run(engine, [*crowd(seed, 5), wanted], Preempter(engine, {2, 5}))
         assert answers[1, 0].embedding == whole
         engine.executor.close()
 

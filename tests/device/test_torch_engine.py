@@ -12,6 +12,7 @@ from tests.api.test_llm import (  # noqa: F401
 )
 from tests.device.over_torch import TinyTorch
 from tests.device.reusing import TorchInstead, torch_instead_of_native
+from tests.drawn import plain, varied, varied_crowd
 from tests.engine import (
     chats,
     grammar_cases,
@@ -21,10 +22,10 @@ from tests.engine import (
     test_sessions,
 )
 from tests.engine.test_beam_search import (  # noqa: F401 - collected here, with the fixtures of this file
+    searches,
     test_a_beam_of_one_is_greedy,
     test_a_broken_step_ends_every_choice_of_a_search,
     test_a_prefix_hit_is_equal,
-    test_alone_batched_chunked_preempted_and_overlapped_are_equal,
     test_hypotheses_are_told_once_best_first_and_differ,
     test_streams_of_clients_end_whatever_happens,
 )
@@ -35,25 +36,27 @@ from tests.engine.test_drafts_exactness import (  # noqa: F401
     test_a_model_that_drafts_for_itself_is_always_right,
     test_garbage_takes_as_many_steps_as_none,
     test_the_truth_takes_as_many_fewer_steps_as_were_guessed,
+    with_drafts,
 )
-from tests.engine.test_exactness import alone, case
+from tests.engine.test_exactness import alone
 from tests.engine.test_sessions import (  # noqa: F401
     test_every_turn_equals_its_tokens_as_a_plain_prompt,
 )
-from tests.tiny import tiny_model
+from tests.exactness import Subject, in_random
 
 from octavo.device import drawing
 from octavo.device.sampler import is_drawn_on_device
 from octavo.types import Request
 
-BEAM_CASES, DRAFT_CASES, GRAMMAR_CASES = 8, 10, 8
+pytestmark = pytest.mark.full
+
+BEAM_CASES, DRAFT_CASES, GRAMMAR_CASES = 8, 12, 8
 
 
 @pytest.fixture(autouse=True, scope="module")
 def over_torch() -> Iterator[None]:
-    modules = (chats, grammar_cases, served, test_beam_search, test_drafts_exactness, test_llm)
-    with torch_instead_of_native(*modules) as patch:
-        patch.setattr(test_beam_search, "CASES", BEAM_CASES)
+    modules = (chats, served, test_beam_search, test_drafts_exactness, test_llm)
+    with torch_instead_of_native(*modules):
         yield
 
 
@@ -74,7 +77,7 @@ def test_the_model_of_these_tests_is_torchs() -> None:
 def test_what_the_device_draws_is_what_the_host_would_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same noise, filters and logprobs, to the bit; equal in any company would not show it."""
     own = TorchInstead()
-    asked = [case(seed) for seed in range(60)]
+    asked = [plain(seed) for seed in range(60)]
     drawn = [alone(own, one).essence for one in asked if is_drawn(one)]
     assert len(drawn) >= 12
     assert sum(not one.params.greedy for one in asked if is_drawn(one)) >= 6
@@ -86,36 +89,32 @@ def is_drawn(one: Request) -> bool:
     return is_drawn_on_device(one.params, False)
 
 
+def test_searches_are_equal_in_any_circumstances() -> None:
+    met = searches(TorchInstead(), range(BEAM_CASES))
+    assert met["preempted itself"] >= 1, met
+    assert met["stopped"] >= 1, met
+
+
 def test_drafts_and_forced_tokens_change_no_bit() -> None:
-    met: Counter[str] = Counter()
     own = TorchInstead()
-    model = tiny_model(own)
-    for seed in range(DRAFT_CASES):
-        test_drafts_exactness.check_plain(own, model, seed, met)
-    calm = grammar_cases.Undisturbed()
-    for seed in range(GRAMMAR_CASES):
-        test_drafts_exactness.check_grammar(calm, seed, met)
-    print(f"\n{met}")
-    assert met["drafted"] > met["accepted"] > 200
-    assert met["preempted"] > 5
-    assert met["preempted amid drafts"] > 0
-    assert met["stopped with drafts"] > 0
-    assert met["at a tenant's maximum"] > 2
+    met = with_drafts(Subject(own, varied, varied_crowd), range(DRAFT_CASES))
+    met += with_drafts(grammar_cases.subject(own), range(GRAMMAR_CASES))
+    assert met["drafted"] > met["accepted"] > 200, met
+    assert met["preempted"] > 5, met
+    assert met["preempted amid drafts"] > 0, met
+    assert met["stopped with drafts"] > 0, met
+    assert met["at a tenant's maximum"] > 2, met
 
 
 @pytest.mark.parametrize("kv", ["bf16", "int8"])
 def test_drafts_change_no_bit_over_smaller_kinds_of_kv(kv: str) -> None:
-    met: Counter[str] = Counter()
-    own = TinyTorch(kv)
-    model = tiny_model(own)
-    for seed in range(300, 303):
-        test_drafts_exactness.check_plain(own, model, seed, met)
-    assert met["accepted"] > 20
+    met = with_drafts(Subject(TinyTorch(kv), varied, varied_crowd), range(300, 303))
+    assert met["accepted"] > 20, met
 
 
 def test_grammars_are_equal_alone_and_in_a_crowd() -> None:
-    forced: list[int] = []
-    assert grammar_cases.differences(grammar_cases.Undisturbed(), range(20, 28), forced.append) == []
+    own = grammar_cases.subject(TorchInstead())
+    assert [found for seed in range(20, 28) for found in in_random(own, seed, Counter())] == []
 
 
 @pytest.mark.parametrize("resumed", [False, True])

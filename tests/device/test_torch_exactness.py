@@ -6,30 +6,27 @@ What takes long is spread over circumstances and kinds of KV.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 import pytest
 from tests.device.over_torch import TinyTorch
+from tests.drawn import crowd, plain
 from tests.engine import test_exactness
 from tests.engine.test_exactness import (  # noqa: F401 - collected here, with the fixtures of this file
-    Undisturbed,
+    subject,
+    subjects,
     test_a_full_prefix_hit_is_equal,
     test_a_greedy_token_is_masked_whether_its_logprob_is_wanted_or_not,
     test_a_greedy_token_is_the_same_whether_its_logprob_is_wanted_or_not,
+    test_a_row_of_a_full_step_is_equal_in_its_first_and_last_slots,
     test_any_chunking_of_the_prompt_is_equal,
-    test_every_row_slot_of_a_tile_is_equal,
     test_who_forbids_every_token_fails_alone_and_what_it_computed_stays_findable,
-    threads_restored,
-    undisturbed,
 )
-from tests.tiny import Answer
+from tests.exactness import Subject, in_random
 
-from octavo.engine.core import Engine
-from octavo.types import Request
+pytestmark = pytest.mark.full
 
 OPS = {kv: TinyTorch(kv) for kv in ("f32", "bf16", "fp16", "int8", "fp8")}
-Answers = dict[tuple[int, int], Answer]
-CASES, CHUNKED = 6, 21  # every tenth of the latter is taken
+CASES = 6
 
 
 @pytest.fixture(params=["f32", "bf16", "int8"])
@@ -38,9 +35,8 @@ def ops(request: pytest.FixtureRequest) -> TinyTorch:
 
 
 @pytest.fixture(autouse=True)
-def few_cases(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    count = CHUNKED if "chunking" in request.node.name else CASES
-    monkeypatch.setattr(test_exactness, "cases_for", lambda ops: count)
+def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_exactness, "cases_for", lambda ops: CASES)
 
 
 @pytest.fixture
@@ -49,27 +45,11 @@ def threads() -> int:
 
 
 @pytest.mark.parametrize("kv", OPS)
-@pytest.mark.usefixtures("threads_restored")
-def test_alone_batched_chunked_hit_preempted_and_overlapped_are_equal(
-    kv: str,
-    undisturbed: Undisturbed,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """With so few cases the counts of the processor's own test ask for nothing: these do."""
+def test_alone_batched_chunked_hit_preempted_and_overlapped_are_equal(kv: str) -> None:
     met: Counter[str] = Counter()
-    plain_run = test_exactness.run
-
-    def counted(
-        engine: Engine, requests: Sequence[Request], *between: object
-    ) -> dict[tuple[int, int], Answer]:
-        answers = plain_run(engine, requests, *between)  # type: ignore[arg-type]
-        met["preempted"] += any(answer.preemptions for answer in answers.values())
-        met["cached"] += answers[1, 0].cached > 0
-        met["in a crowd"] += len(requests) > 3
-        return answers
-
-    monkeypatch.setattr(test_exactness, "run", counted)
-    test_exactness.test_alone_batched_chunked_hit_preempted_and_overlapped_are_equal(OPS[kv], undisturbed)
+    own = Subject(OPS[kv], plain, crowd)
+    for seed in range(CASES):
+        assert in_random(own, seed, met) == []
     assert met["preempted"] >= CASES // 2
     assert met["in a crowd"] >= CASES // 4
     assert met["cached"] >= 1

@@ -11,12 +11,15 @@ import pytest
 import torch
 from tests.device.over_torch import TinyTorch
 from tests.device.reusing import step_of
-from tests.model import model_bench, test_families
+from tests.model import chunks, model_bench, test_families
+from tests.model.checkpoints import random_prompt
 
 from octavo.device.arithmetic import EagerArithmetic
 from octavo.device.layout import allocate_pool
 from octavo.kernels.contract import Batch, Floats, KvShape
 from octavo.model.spec import Model
+
+pytestmark = pytest.mark.full
 
 TOLERANCE = 5e-5  # half of the processor's: what is left is mostly the oracle's own error
 # Largest error of a logit; the largest logits are between 1 and 8.
@@ -26,8 +29,8 @@ KV_TOLERANCES = {"fp16": 1e-2, "bf16": 8e-2, "int8": 8e-2, "fp8": 5e-1}
 @pytest.fixture(autouse=True)
 def torch_in_the_bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The bench's backends are torch's, whatever a test calls them."""
-    for name in (*model_bench.BACKENDS, "torch"):
-        monkeypatch.setitem(model_bench.BACKENDS, name, TinyTorch)
+    for name in (*chunks.BACKENDS, "torch"):
+        monkeypatch.setitem(chunks.BACKENDS, name, TinyTorch)
     monkeypatch.setattr(test_families, "run_chunks", run_chunks)
     monkeypatch.setattr(test_families, "TOLERANCE", TOLERANCE)
     yield
@@ -42,7 +45,7 @@ def run_chunks(ops: TinyTorch, model: Model, tokens: Sequence[int], lengths: Seq
     """(tokens, V) logits of one sequence computed in chunks of these lengths, blocks in scrambled places."""
     assert isinstance(ops, TinyTorch)
     ran.append(ops.kv)
-    spec, block = model.spec, model_bench.BLOCK
+    spec, block = model.spec, chunks.BLOCK
     num_blocks = -(-len(tokens) // block)
     shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_size, block, ops.kv)
     pool = allocate_pool(shape, num_blocks + 2, ops.device)
@@ -92,8 +95,8 @@ def test_half_precision_files_are_read_exactly(dtype: torch.dtype, tmp_path: Pat
 @pytest.mark.parametrize("kv", KV_TOLERANCES)
 def test_smaller_kinds_of_kv_stay_near_and_chunkings_are_equal(kv: str, tmp_path: Path) -> None:
     theirs = model_bench.make_model("qwen3")
-    _, model = model_bench.load(model_bench.save_model(theirs, tmp_path), "torch")
-    tokens = model_bench.random_prompt(test_families.PROMPT)
+    _, model = chunks.load(model_bench.save_model(theirs, tmp_path), "torch")
+    tokens = random_prompt(test_families.PROMPT)
     expected = model_bench.expected_logits(theirs, tokens)
     whole = run_chunks(TinyTorch(kv), model, tokens, [41])
     error = np.abs(whole - expected).max()

@@ -13,6 +13,8 @@ from octavo.errors import UnsupportedModel
 from octavo.kernels.contract import Expert, Linear, Routing
 from octavo.kernels.reference import ReferenceOps
 
+pytestmark = pytest.mark.full
+
 ROUTINGS = {
     "mixtral": Routing(2, "softmax", normalised=True),
     "olmoe": Routing(8, "softmax"),

@@ -21,7 +21,7 @@ from tests.real.conftest import gguf_path, oracle  # noqa: F401 - the default mo
 from tests.waiting import LIMIT_S
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-pytestmark = [pytest.mark.real_model, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.real_model]
 
 PROMPTS = [
     "The capital of France is",

@@ -26,6 +26,8 @@ from tests.server.test_options_on_an_engine import (  # noqa: F401
     tiny,
 )
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(autouse=True, scope="module")
 def over_torch() -> Iterator[None]:

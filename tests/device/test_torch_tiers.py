@@ -21,6 +21,8 @@ from octavo.device.layout import Layout
 from octavo.kernels.contract import KvShape
 from octavo.retention.transfers import Transfers
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(autouse=True, scope="module")
 def over_torch() -> Iterator[None]:

@@ -20,6 +20,8 @@ from octavo.executor.runner import RunnerConfig
 from octavo.kernels.contract import KvShape, RawTensor
 from octavo.types import FinishReason
 
+pytestmark = pytest.mark.full
+
 PROMPT = random_prompt(np.random.default_rng(2), 40)
 
 

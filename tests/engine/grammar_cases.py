@@ -3,14 +3,12 @@ pieces, so that what is forced has one spelling of several."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
-from tests.tiny import EOS, VOCAB, Answer, random_prompt, request, run, tiny_engine, tiny_model
+from tests.exactness import Subject
+from tests.tiny import EOS, VOCAB, random_prompt, request
 
-from octavo.engine.core import Engine
 from octavo.grammar import Grammar, GrammarKind, Thinking, ThinkingState, of_choices, of_schema, of_text
-from octavo.kernels.native_ops import NativeOps
+from octavo.kernels.contract import Ops
 from octavo.sampling.grammars import Grammars, Words
 from octavo.types import Request
 
@@ -109,88 +107,6 @@ def neighbours(seed: int, count: int) -> list[Request]:
     return [*(case(seed * 1000 + i, 100 + i) for i in range(count - count // 2)), *plain]
 
 
-Answers = dict[tuple[int, int], Answer]
-
-
-class Undisturbed:
-    """Requests run alone, token by token, in whole prompts."""
-
-    def __init__(self) -> None:
-        self.ops = NativeOps()
-        self.model = tiny_model(self.ops)
-        self.grammars = new_grammars()
-        self._known: dict[int, Answers] = {}
-
-    def engine(self, **settings: object) -> Engine:
-        """Over the same model."""
-        return tiny_engine(self.ops, model=self.model, grammars=self.grammars, **settings)  # type: ignore[arg-type]
-
-    def of(self, seed: int) -> Answers:
-        """Of a case."""
-        if seed not in self._known:
-            engine = self.engine(step_tokens=512, fast_forward=False)
-            self._known[seed] = run(engine, [case(seed)])
-        return self._known[seed]
-
-
-class Preempter:
-    """Preempts the last of the running sequences at some steps, and counts those that were amid tokens which
-    a grammar had forced: known, and not yet computed."""
-
-    def __init__(self, engine: Engine, steps: set[int]) -> None:
-        self._engine = engine
-        self._steps = steps
-        self.num_forced = 0
-
-    def __call__(self, step: int) -> None:
-        live = self._engine.scheduler.live
-        if step in self._steps and live.running:
-            victim = next((s for s in live.running if s.remaining > 1 and s.num_forced), live.running[-1])
-            self.num_forced += bool(victim.num_forced) and victim.remaining > 1
-            self._engine.scheduler.preemption.preempt(victim, live.running[0])
-
-
-def disturbed(
-    calm: Undisturbed, seed: int, settings: dict[str, object], extra: Sequence[Request] = ()
-) -> tuple[Answers, int]:
-    """The case in a crowd, preempted at random; and how often that met a forced run."""
-    rng = np.random.default_rng([seed, 9])
-    engine = calm.engine(**settings)
-    requests = [case(seed), *neighbours(seed, int(rng.integers(0, 6))), *extra]
-    rng.shuffle(requests)  # type: ignore[arg-type]
-    preempter = Preempter(engine, {int(step) for step in rng.integers(1, 30, 5)})
-    try:
-        answers = run(engine, requests, preempter)
-    finally:
-        engine.executor.close()
-    return answers, preempter.num_forced
-
-
-def settings_of(seed: int) -> dict[str, object]:
-    """Of an engine."""
-    rng = np.random.default_rng([seed, 10])
-    return {
-        "step_tokens": int(rng.choice([5, 16, 37, 64, 512])),
-        "depth": int(rng.integers(0, 2)),
-        "num_blocks": int(rng.choice([24, 40, 200])),
-        "rows": int(rng.choice([4, 6, 16])),
-        "fast_forward": bool(rng.random() < 0.8),
-    }
-
-
-def differences(
-    calm: Undisturbed, seeds: Sequence[int], look: Callable[[int], None] = lambda num: None
-) -> list[str]:
-    """What of these cases is not as it was alone: none, in an engine without bugs."""
-    found = []
-    for seed in seeds:
-        try:
-            answers, num_forced = disturbed(calm, seed, settings_of(seed))
-        except AssertionError as error:
-            found.append(f"case {seed}: {error}")
-            continue
-        look(num_forced)
-        for key, wanted in calm.of(seed).items():
-            if answers[key].essence != wanted.essence:
-                found.append(f"case {seed}, choice {key[1]}: {answers[key].tokens} is not {wanted.tokens}")
-    return found
+def subject(ops: Ops) -> Subject:
+    """The tiny model, whose outputs follow grammars."""
+    return Subject(ops, case, neighbours, grammars=new_grammars())

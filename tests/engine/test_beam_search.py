@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import numpy as np
 import pytest
+from tests import drawn
 from tests.engine.served import POISON, poisoned_model, read, serve_tiny
-from tests.engine.test_exactness import crowd, preempt_at
-from tests.tiny import EOS, Answer, random_prompt, request, run, tiny_engine, tiny_model
+from tests.exactness import Preempter, Subject, essences, in_random
+from tests.tiers import cells, full
+from tests.tiny import EOS, random_prompt, request, run, tiny_engine
 
 from octavo.kernels.contract import Ops
 from octavo.kernels.native_ops import NativeOps
-from octavo.kernels.reference import ReferenceOps
 from octavo.params import BeamParams, SamplerParams
 from octavo.types import FinishReason, Request
-
-CASES = 40
 
 
 def case(seed: int, request_id: int = 1) -> Request:
@@ -41,55 +41,48 @@ def case(seed: int, request_id: int = 1) -> Request:
     )
 
 
-def essences(answers: dict[tuple[int, int], Answer], n: int) -> list[object]:
-    return [answers[1, choice].essence for choice in range(n)]
+def crowd(seed: int, count: int) -> list[Request]:
+    """Plain requests, and another search."""
+    return [*drawn.crowd(seed, min(count, 4)), case(seed + 1, 90)]
 
 
-@pytest.fixture(params=["reference", "cpu"])
+@pytest.fixture(params=cells(["cpu-F32", "reference-F32"], ["cpu-F32"]))
 def ops(request: pytest.FixtureRequest) -> Ops:
-    return ReferenceOps() if request.param == "reference" else NativeOps()
+    return drawn.BACKENDS[request.param]
 
 
-def test_alone_batched_chunked_preempted_and_overlapped_are_equal(ops: Ops) -> None:
-    model = tiny_model(ops)
-    rng = np.random.default_rng(0)
-    seen = {"preempted": 0, "stopped": 0}
-    num_cases = CASES if isinstance(ops, NativeOps) else CASES // 5
-    for seed in range(num_cases):
-        wanted = case(seed)
-        alone = essences(run(tiny_engine(ops, model=model, step_tokens=512), [wanted]), wanted.n)
-        block_size = int(rng.choice([16, 32]))
-        engine = tiny_engine(
-            ops,
-            model=model,
-            step_tokens=int(rng.choice([3, 9, 40])),
-            depth=int(rng.integers(0, 2)),
-            num_blocks=int(rng.choice([640 // block_size + 1, 200])),
-            rows=int(rng.choice([10, 16])),
-            block_size=block_size,
-        )
-        requests = [wanted, *crowd(seed, int(rng.integers(0, 5))), case(seed + 1, 90)]
-        rng.shuffle(requests)
-        answers = run(engine, requests, preempt_at(engine, {int(s) for s in rng.integers(1, 40, 4)}))
-        assert essences(answers, wanted.n) == alone, f"case {seed}"
-        seen["preempted"] += answers[1, 0].preemptions > 0
-        seen["stopped"] += sum(answers[1, c].finish is FinishReason.STOP for c in range(wanted.n))
-        engine.executor.close()
-    assert seen["preempted"] >= num_cases // 8
-    assert seen["stopped"] >= num_cases // 2
+def searches(ops: Ops, seeds: range) -> Counter[str]:
+    """What the cases met; each is equal to itself alone."""
+    met: Counter[str] = Counter()
+    subject = Subject(ops, case, crowd)
+    for seed in seeds:
+        assert in_random(subject, seed, met) == []
+    return met
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("caching", [True, False])
+def test_alone_batched_chunked_preempted_and_overlapped_are_equal() -> None:
+    met = searches(NativeOps(), range(10))
+    assert met["preempted itself"] >= 3, met
+    assert met["stopped"] >= 2, met
+
+
+@pytest.mark.full
+def test_more_searches_are_equal() -> None:
+    met = searches(NativeOps(), range(10, 50)) + searches(drawn.BACKENDS["reference-F32"], range(8))
+    assert met["preempted itself"] >= 12, met
+    assert met["stopped"] >= 5, met
+
+
+@pytest.mark.parametrize("depth, caching", [(0, True), (1, False), full(0, False), full(1, True)])
 def test_preempted_at_every_step_is_equal(depth: int, caching: bool) -> None:
     ops = NativeOps()
     prompt = random_prompt(np.random.default_rng(1), 21)
     wanted = request(1, prompt, 14, 4, beams=BeamParams(4), logprobs=0, ignore_eos=True)
-    alone = essences(run(tiny_engine(ops), [wanted]), 4)
+    alone = essences(run(tiny_engine(ops), [wanted]), wanted)
     for step in range(1, 15):
         engine = tiny_engine(ops, depth=depth, step_tokens=10, prefix_caching=caching)
-        answers = run(engine, [wanted], preempt_at(engine, {step, step + 2}))
-        assert essences(answers, 4) == alone
+        answers = run(engine, [wanted], Preempter(engine, {step, step + 2}))
+        assert essences(answers, wanted) == alone
         assert answers[1, 0].preemptions >= 1
         engine.executor.close()
 
@@ -97,11 +90,10 @@ def test_preempted_at_every_step_is_equal(depth: int, caching: bool) -> None:
 def test_a_prefix_hit_is_equal(ops: Ops) -> None:
     prompt = random_prompt(np.random.default_rng(6), 70)
     engine = tiny_engine(ops)
-    first, second = (
-        run(engine, [request(1, prompt, 10, 3, beams=BeamParams(3), logprobs=0)]) for _ in range(2)
-    )
+    wanted = request(1, prompt, 10, 3, beams=BeamParams(3), logprobs=0)
+    first, second = (run(engine, [wanted]) for _ in range(2))
     assert second[1, 0].cached == 64
-    assert essences(first, 3) == essences(second, 3)
+    assert essences(first, wanted) == essences(second, wanted)
 
 
 def test_hypotheses_are_told_once_best_first_and_differ(ops: Ops) -> None:

@@ -4,35 +4,39 @@ bit-identical."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.engine.test_exactness import preempt_at
-from tests.model import model_bench
-from tests.tiny import MIXTURE, Answer, over_weights_of, request, run, tiny_engine, tiny_model
+from tests.drawn import BACKENDS, crowd, plain
+from tests.exactness import Subject, in_each
+from tests.model.checkpoints import SHAPES, save_checkpoint
+from tests.model.chunks import load
+from tests.model.sizes import VOCABULARY
+from tests.tiers import full
+from tests.tiny import MIXTURE, request
 
-from octavo import _native
-from octavo.kernels.contract import Ops
-from octavo.kernels.native_ops import NativeOps
 from octavo.model.families import FAMILIES
-from octavo.model.spec import Model
 from octavo.types import Request
 
 LENGTHS = (5, 17, 40, 70)  # within and beyond windows of 8, blocks of 16 and a chunk
-NAMES = ["llama", "mistral-window", "qwen2-window", "qwen3", "gemma2", "gpt2", *model_bench.FAMILY_CONFIGS]
-NAMES += ["mixtral", "qwen3_moe-some-dense", "olmoe", "gpt_oss-window-8", "llama4_text-no-norm"]
-# Of each kind of layer: no norm before a branch, parallel branches, two ropes, scaled queries, fused, experts
+# Each row of the table of families, and shapes of layers that it has in several ways.
+ROWS = ["llama", "mistral-window", "qwen2-window", "qwen3", "gemma2", "gpt2"]
+ROWS += [
+    "ministral",
+    "ministral3",
+    "smollm3",
+    "smollm3-window",
+    "phi3",
+    "phi3-longrope",
+    "gemma",
+    "gemma3_text",
+]
+ROWS += ["granite", "olmo2", "olmo3", "starcoder2", "opt", "gpt_neox", "gpt_neox-serial", "glm", "glm4"]
+ROWS += ["mixtral", "qwen3_moe-some-dense", "olmoe", "gpt_oss-window-8", "llama4_text-no-norm"]
+# In NumPy, one of each kind of layer: no norm before a branch, parallel branches, two ropes, scaled queries,
+# fused, experts.
 IN_NUMPY = ["olmo3", "gpt_neox", "gemma3_text", "ministral3", "glm4", "mixtral"]
-CASES = [("native", name) for name in NAMES] + [("reference", name) for name in IN_NUMPY]
-
-
-@pytest.fixture(autouse=True)
-def threads_restored() -> Iterator[None]:
-    before = _native.num_threads()
-    yield
-    _native.set_num_threads(before)
 
 
 def requests_for(seed: int) -> list[Request]:
@@ -40,56 +44,39 @@ def requests_for(seed: int) -> list[Request]:
     rng = np.random.default_rng(seed)
     made = []
     for index, length in enumerate(LENGTHS):
-        prompt = rng.integers(3, model_bench.VOCABULARY, length).tolist()
+        prompt = rng.integers(3, VOCABULARY, length).tolist()
         sampled = {"temperature": 0.9, "seed": index} if index % 2 else {}
         made.append(request(index, prompt, 8, **sampled))
     return made
 
 
-def alone(ops: Ops, model: Model, wanted: Request, step_tokens: int) -> Answer:
-    return run(tiny_engine(ops, model=model, step_tokens=step_tokens), [wanted])[wanted.request_id, 0]
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_family_of_each_shape_is_exact(name: str, tmp_path: Path) -> None:
+    ops, model = load(save_checkpoint(name, tmp_path), "native")
+    in_each(Subject(ops, plain, crowd, model), requests_for(len(name)))
 
 
-@pytest.mark.parametrize("backend,name", CASES)
-def test_alone_in_company_chunked_preempted_and_cached_are_equal(
-    backend: str, name: str, tmp_path: Path
-) -> None:
-    theirs = model_bench.make_model(name)
-    ops, model = model_bench.load(model_bench.save_model(theirs, tmp_path), backend)
-    assert_exact(ops, model, requests_for(len(name)))
+@pytest.mark.parametrize(
+    "backend,name",
+    [*(full("native", name) for name in ROWS), *(full("reference", name) for name in IN_NUMPY)],
+)
+def test_every_family_is_exact(backend: str, name: str, tmp_path: Path) -> None:
+    from tests.model.model_bench import make_model, save_model
+
+    ops, model = load(save_model(make_model(name), tmp_path), backend)
+    in_each(Subject(ops, plain, crowd, model), requests_for(len(name)))
 
 
-@pytest.mark.parametrize("kind", MIXTURE)
+@pytest.mark.parametrize("kind", [MIXTURE[0], *map(full, MIXTURE[1:])])
 def test_each_kind_that_is_tested_elsewhere_in_a_mixture_is_exact_by_itself(kind: str) -> None:
-    ops = over_weights_of(kind, NativeOps())
-    model = tiny_model(ops)
-    assert kind in model.weights.bytes_by_kind
-    assert_exact(ops, model, requests_for(len(kind)))
+    subject = Subject(BACKENDS[f"cpu-{kind}"], plain, crowd)
+    assert kind in subject.model.weights.bytes_by_kind
+    in_each(subject, requests_for(len(kind)))
 
 
+@pytest.mark.full
 def test_every_row_of_the_table_is_among_the_cases() -> None:
-    rows = {model_bench.CONFIGS[name]().model_type for backend, name in CASES if backend == "native"}
-    assert rows == set(FAMILIES)
+    from tests.model.model_bench import CONFIGS, FAMILY_CONFIGS
 
-
-def assert_exact(ops: Ops, model: Model, requests: list[Request]) -> None:
-    """Whatever happens around them, the requests' answers are those that each has alone."""
-    _native.set_num_threads(1)
-    wanted = [alone(ops, model, one, step_tokens=512).essence for one in requests]
-    assert len({tuple(bits) for _, bits, *_ in wanted}) == len(requests)
-
-    _native.set_num_threads(2)
-    assert [alone(ops, model, one, step_tokens=7).essence for one in requests] == wanted, "in chunks"
-    for step_tokens, depth in ((24, 0), (512, 1)):
-        engine = tiny_engine(ops, model=model, step_tokens=step_tokens, depth=depth)
-        answers = run(engine, requests)
-        assert [answers[one.request_id, 0].essence for one in requests] == wanted, "in company"
-        again = run(engine, requests)
-        assert [again[one.request_id, 0].essence for one in requests] == wanted, "from the prefix cache"
-        assert [again[one.request_id, 0].cached for one in requests] == [0, 16, 32, 64]
-        engine.executor.close()
-
-    engine = tiny_engine(ops, model=model, step_tokens=24, prefix_caching=False)
-    answers = run(engine, requests, preempt_at(engine, {3, 6, 9}))
-    assert [answers[one.request_id, 0].essence for one in requests] == wanted, "preempted"
-    assert sum(answer.preemptions for answer in answers.values()) > 0
+    assert set(FAMILY_CONFIGS) <= set(ROWS)
+    assert {CONFIGS[name]().model_type for name in ROWS} == set(FAMILIES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import octavo
@@ -79,6 +80,7 @@ PURE = (*sorted(LEDGER), "octavo.types", "octavo.errors", "octavo.units")
 IMPURE = {"numpy", "time", "threading", "asyncio", "socket", "concurrent", "multiprocessing", "datetime"}
 
 
+@cache
 def modules() -> dict[str, Path]:
     names = {}
     for path in ROOT.rglob("*.py"):
@@ -87,9 +89,15 @@ def modules() -> dict[str, Path]:
     return names
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports_of(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -139,7 +147,7 @@ def test_nothing_unsafe_is_imported_anywhere() -> None:
     calls = [
         f"{module}: {node.func.id}()"
         for module, path in modules().items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}
     ]
     assert calls == []
@@ -197,7 +205,7 @@ def test_the_scheduler_is_handed_to_no_collaborator() -> None:
     for module, path in modules().items():
         if not within(module, LEDGER):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.arg) and node.annotation is not None:
                 if "Scheduler" in ast.unparse(node.annotation).replace("SchedulerConfig", ""):
                     wrong.append(f"{module}: {node.arg}")

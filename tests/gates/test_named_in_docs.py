@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*\(\)|[A-Z]\w+\.[a-z_]\w*|[A-Z
 FOREIGN = {"GiB", "MiB", "MemAvailable"}
 
 
+@cache
 def defined() -> tuple[set[str], set[str]]:
     """Every class, function and attribute of the package and its kernels, and `Class.member` for each."""
     names, members = set[str](), set[str]()
@@ -47,6 +49,7 @@ def members_of(node: ast.ClassDef) -> set[str]:
     return found
 
 
+@cache
 def is_file(name: str) -> bool:
     places = (ROOT, ROOT / "src" / "octavo", ROOT / "src", ROOT / "csrc")
     return any((place / name).exists() for place in places) or (

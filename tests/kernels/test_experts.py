@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-import torch
 from tests.blocks import encoded, floats_tensor
 
 from octavo import _native
@@ -86,7 +85,10 @@ def test_outputs_that_fill_no_panel_and_many_rows_of_one_expert(rng: np.random.G
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.full
 def test_the_specification_is_what_torch_makes_of_it(rng: np.random.Generator) -> None:
+    import torch
+
     experts = make_experts(ReferenceOps("f32"), 6, 96, 64, biased=False)
     x, logits = random_rows(rng, 20, 64), random_rows(rng, 20, 6)
     scores = torch.softmax(torch.from_numpy(logits).double(), dim=1)
@@ -112,19 +114,21 @@ def unpacked(linear: Linear) -> Floats:
     return ReferenceOps().embed(linear.weight, np.arange(linear.weight.shape[0], dtype=np.int32))
 
 
-@pytest.mark.parametrize("kinds", ["f32", "q4_1"])
-@pytest.mark.parametrize("routing", ["mixtral", "olmoe", "llama4"])
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("routing", ROUTINGS)
 def test_a_row_is_as_if_it_were_alone(
     routing: str, kinds: str, rng: np.random.Generator, threads: Callable[[int], None]
 ) -> None:
     ops, how = NativeOps(), ROUTINGS[routing]
-    experts = make_experts(ops, 12, 96, 64, KINDS[kinds])
-    x, logits = random_rows(rng, 140, 64), random_rows(rng, 140, 12)
+    width = 256 if "Q4_K" in KINDS[kinds] else 64
+    experts = make_experts(ops, 12, 256 if width == 256 else 96, width, KINDS[kinds])
+    x, logits = random_rows(rng, 140, width), random_rows(rng, 140, 12)
     threads(1)
     alone = [ops.experts(x[i : i + 1], logits[i : i + 1], experts, how, "silu") for i in range(140)]
     for count in (1, 2, 5):
         threads(count)
-        for first, last in ((0, 140), (3, 20), (100, 102)):
+        slots = [((7 * rows) % (141 - rows), rows) for rows in range(2, 42, 3)]  # shifted through the tile
+        for first, last in ((0, 140), *((first, first + rows) for first, rows in slots)):
             together = ops.experts(x[first:last], logits[first:last], experts, how, "silu")
             np.testing.assert_array_equal(together, np.concatenate(alone[first:last]))
 
@@ -160,8 +164,11 @@ def test_equal_logits_go_to_the_lower_experts() -> None:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scoring", ["softmax", "softmax_of_chosen", "sigmoid"])
 def test_weights_are_those_of_torch(scoring: str, rng: np.random.Generator) -> None:
+    import torch
+
     logits = 4 * random_rows(rng, 200, 16)
     wide = torch.from_numpy(logits).double()
     for top_k in (1, 2, 8):
@@ -282,7 +289,10 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     _native.experts(x[:0], logits[:0], mixture, np.empty((0, 16), np.float32))
 
 
+@pytest.mark.full
 def test_relu_and_the_clamped_gate(ops: Ops, rng: np.random.Generator) -> None:
+    import torch
+
     gate, up = 5 * random_rows(rng, 3, 77), 5 * random_rows(rng, 3, 77)
     gate[0, :3], up[1, :2] = (np.nan, 1e30, -1e30), (np.nan, 30)
     np.testing.assert_array_equal(ops.activate(gate, "relu"), torch.relu(torch.from_numpy(gate)).numpy())

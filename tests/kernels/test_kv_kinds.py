@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 from tests.kernels.attention_bench import (
     Pools,
     Steps,
@@ -163,7 +162,10 @@ def test_both_backends_lay_a_block_out_alike(kind: str, batch: Steps, poisoned_p
     np.testing.assert_array_equal(pools[0].data, pools[1].data)
 
 
+@pytest.mark.full
 def test_bfloat16_is_rounded_to_the_nearest_even(batch: Steps, poisoned_pool: Pools, rng) -> None:
+    import torch
+
     ops = NativeOps()
     bits = rng.integers(0, 2**32, (20, 32), np.uint64).astype(np.uint32)  # every class of number
     bits[0, :6] = [0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800001, 0xFF800000, 0x00000001]
@@ -200,7 +202,9 @@ def test_a_token_that_is_no_number_harms_only_those_who_see_it(
     assert np.isnan(out[20:, 3]).all()  # query head 0 reads kv head 0
 
 
+@pytest.mark.full
 def test_sinks_are_those_of_gpt_oss(kind: str, batch: Steps, poisoned_pool: Pools, rng) -> None:
+    import torch
     from transformers.models.gpt_oss import modeling_gpt_oss
 
     tokens, ops, table = 40, NativeOps(), [0, 1, 2]

@@ -51,6 +51,29 @@ def test_what_is_loading_stays_where_it_is_and_the_store_goes_elsewhere() -> Non
     assert b"a" not in tier
 
 
+def test_a_name_that_is_forgotten_while_it_loads_keeps_its_slot_until_the_load_has_ended() -> None:
+    tier = OffloadTier(1)
+    store(tier, b"a")
+    tier.begin_load(b"a")
+    tier.begin_load(b"a")
+    tier.forget(b"a")
+    assert b"a" not in tier
+    assert not tier.end_load(b"a", True)
+    assert store(tier, b"b") == [None], "its slot is read"
+    assert not tier.end_load(b"a", True)
+    assert store(tier, b"b") == [0]
+    assert tier.names() == [b"b"]
+
+
+def test_a_name_that_is_forgotten_while_it_is_stored_is_not_found_afterwards() -> None:
+    tier = OffloadTier(1)
+    assert tier.begin_store(b"a") == 0
+    tier.forget(b"a")
+    tier.end_store(b"a", True)
+    assert b"a" not in tier
+    assert store(tier, b"b") == [0]
+
+
 def test_a_move_that_failed_loses_the_name_unless_it_is_elsewhere_by_now() -> None:
     tier = OffloadTier(3, num_host=1)
     store(tier, b"a", b"b")

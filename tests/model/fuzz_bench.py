@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from tests.model.model_bench import run_chunks
+from tests.model.chunks import run_chunks
 
 from octavo.errors import ModelError, OctavoError
 from octavo.kernels.native_ops import NativeOps

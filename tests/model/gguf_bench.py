@@ -7,9 +7,8 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-import transformers
 from tests.blocks import encoded, floats_tensor
-from tests.model.gguf_mixtures import expert_tensors
+from tests.model.gguf_mixtures import Config, Model, expert_tensors, floats_of
 from tests.model.gguf_settings import ON_NEIGHBOURS, add_rope_tensors, add_settings, arch_of
 
 from octavo.model.hub.paths import ModelPath
@@ -67,7 +66,7 @@ def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def write_model(
-    theirs: transformers.PreTrainedModel,
+    theirs: Model,
     path: Path,
     kind: str | tuple[str, ...] = "F32",
     *,
@@ -90,12 +89,14 @@ def write_model(
     for name, tensor in theirs.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        for target, values in expert_tensors(name, tensor.float().numpy(), config).items():
+        array = floats_of(tensor)
+        of_experts = expert_tensors(name, array, config)
+        for target, values in of_experts.items():
             is_small = values.ndim == 2  # a router, or biases of experts
             _add_tensor(writer, target, values, "F32" if is_small else expert_kind or next(kinds))
-        if expert_tensors(name, tensor.numpy(), config):
+        if of_experts:
             continue
-        values = _as_converted(name, tensor.float().numpy(), config, arch)
+        values = _as_converted(name, array, config, arch)
         # The map of names is older than this one of transformers'.
         older = name.replace("lm_head", "embed_out") if arch == "gptneox" else name
         target = names.get_name(older, try_suffixes=(".weight", ".bias"))
@@ -116,9 +117,7 @@ def _add_tensor(writer: gguf.GGUFWriter, target: str, values: np.ndarray, kind: 
     writer.add_tensor(target, rows.view(np.float32) if stored.name == "F32" else rows, raw_dtype=stored)
 
 
-def _as_converted(
-    name: str, values: np.ndarray, config: transformers.PreTrainedConfig, arch: str
-) -> np.ndarray:
+def _as_converted(name: str, values: np.ndarray, config: Config, arch: str) -> np.ndarray:
     """What llama.cpp's converters make of a tensor of that family."""
     if arch in ON_NEIGHBOURS and name.endswith(("q_proj.weight", "q_proj.bias")):
         return interleaved(values, config.num_attention_heads)

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Protocol
+
 import gguf
 import numpy as np
-import transformers
+
+Config = Any  # transformers' own, or one with its attributes
 
 
-def expert_tensors(
-    name: str, values: np.ndarray, config: transformers.PreTrainedConfig
-) -> dict[str, np.ndarray]:
+class Model(Protocol):
+    """A model of transformers, or a recorded one."""
+
+    config: Config
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+
+def floats_of(tensor: Any) -> np.ndarray:
+    """Of a tensor of torch, or an array."""
+    return tensor if isinstance(tensor, np.ndarray) else tensor.float().numpy()
+
+
+def expert_tensors(name: str, values: np.ndarray, config: Config) -> dict[str, np.ndarray]:
     """The file's names and values of a tensor that belongs to a mixture; empty for any other one."""
     layer, _, rest = name.removeprefix("model.layers.").partition(".")
     if rest == "self_attn.sinks":
@@ -33,7 +48,7 @@ def expert_tensors(
     return {f"blk.{layer}.ffn_gate_exps.{suffix}": gate, f"blk.{layer}.ffn_up_exps.{suffix}": up}
 
 
-def add_expert_settings(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig) -> None:
+def add_expert_settings(writer: gguf.GGUFWriter, config: Config) -> None:
     """Keys that only mixtures have."""
     writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)

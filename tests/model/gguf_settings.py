@@ -6,8 +6,7 @@ import math
 
 import gguf
 import numpy as np
-import transformers
-from tests.model.gguf_mixtures import add_expert_settings
+from tests.model.gguf_mixtures import Config, add_expert_settings
 
 ARCHS = {"mistral": "llama", "ministral3": "mistral3", "gemma3_text": "gemma3", "olmo3": "olmo2"}
 ARCHS |= {"gpt_neox": "gptneox", "glm": "chatglm", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
@@ -17,12 +16,12 @@ ON_NEIGHBOURS = ("llama", "mistral3", "smollm3", "granite")
 LAYER_NORMS = ("gpt2", "starcoder2", "gptneox")
 
 
-def arch_of(config: transformers.PreTrainedConfig) -> str:
+def arch_of(config: Config) -> str:
     """What GGUF calls the family."""
     return ARCHS.get(config.model_type, config.model_type)
 
 
-def add_settings(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig, arch: str) -> None:
+def add_settings(writer: gguf.GGUFWriter, config: Config, arch: str) -> None:
     """All keys below the architecture's name."""
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -50,7 +49,7 @@ def add_settings(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig,
         add_expert_settings(writer, config)
 
 
-def _add_variations(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig, arch: str) -> None:
+def _add_variations(writer: gguf.GGUFWriter, config: Config, arch: str) -> None:
     if arch in ("gemma2", "gemma3", "olmo2", "phi3", "starcoder2") and getattr(
         config, "sliding_window", None
     ):
@@ -69,9 +68,7 @@ def _add_variations(writer: gguf.GGUFWriter, config: transformers.PreTrainedConf
         writer.add_attn_temperature_scale(config.rope_parameters["llama_4_scaling_beta"])
 
 
-def _add_rope(
-    writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig, arch: str, head_size: int
-) -> None:
+def _add_rope(writer: gguf.GGUFWriter, config: Config, arch: str, head_size: int) -> None:
     rope = config.rope_parameters
     if "full_attention" in rope:
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
@@ -100,7 +97,7 @@ def _add_rope(
         writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(ratio) / math.log(original)))
 
 
-def add_rope_tensors(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig) -> None:
+def add_rope_tensors(writer: gguf.GGUFWriter, config: Config) -> None:
     """Factors of longrope."""
     rope = getattr(config, "rope_parameters", None) or {}
     for name in ("long", "short"):

@@ -4,11 +4,8 @@ less than a block of 16, of one, and of more."""
 from __future__ import annotations
 
 import transformers
+from tests.model.sizes import SMALL, TOKENS
 
-SMALL = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
-SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
-# Some classes think of special tokens beyond so small a vocabulary.
-TOKENS = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
 YARN_AS_IT_IS = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "truncate": False}
 YARN_AS_IT_IS |= {"original_max_position_embeddings": 32, "beta_fast": 8.0, "beta_slow": 1.0}
 # Rows of whole super-blocks, of experts too.

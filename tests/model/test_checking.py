@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tests.model.checkpoints import checkpoint, save_checkpoint
 from tests.model.gguf_bench import finish, write_model
-from tests.model.model_bench import make_model, save_model
 
 from octavo.errors import ConfigError, ModelError
 from octavo.kernels.reference import ReferenceOps
@@ -24,7 +24,7 @@ def parts_of(checked):
 
 
 def test_a_sound_model_has_no_problem_and_is_described(tmp_path):
-    path = write_model(make_model("llama"), tmp_path / "tiny.gguf", "Q8_0")
+    path = write_model(checkpoint("llama"), tmp_path / "tiny.gguf", "Q8_0")
     checked = check_model(path, "auto", context_length=40)
     assert checked.problems == ()
     assert checked.measured.spec == load_model(path, ReferenceOps(), 40).model.spec
@@ -67,7 +67,7 @@ def test_every_step_tells_its_problems_whatever_the_others_found(tmp_path):
 
 
 def test_settings_that_are_not_understood_do_not_hide_the_tokenizer(tmp_path):
-    path = save_model(make_model("llama"), tmp_path)
+    path = save_checkpoint("llama", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_act": "quick_gelu"}))
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -78,7 +78,7 @@ def test_settings_that_are_not_understood_do_not_hide_the_tokenizer(tmp_path):
 
 
 def test_a_damaged_file_is_a_problem_and_a_long_context_a_wrong_setting(tmp_path):
-    path = write_model(make_model("llama"), tmp_path / "tiny.gguf")
+    path = write_model(checkpoint("llama"), tmp_path / "tiny.gguf")
     with pytest.raises(ConfigError, match="context_length is 100,000"):
         check_model(path, "auto", context_length=100_000)
     path.path.write_bytes(path.path.read_bytes()[:-100])
@@ -86,7 +86,7 @@ def test_a_damaged_file_is_a_problem_and_a_long_context_a_wrong_setting(tmp_path
 
 
 def test_safetensors_without_a_tensor_lack_every_tensor(tmp_path):
-    path = save_model(make_model("llama"), tmp_path)
+    path = save_checkpoint("llama", tmp_path)
     save_file({}, tmp_path / "model.safetensors")
     checked = check_model(path, "auto")
     assert parts_of(checked)
@@ -95,7 +95,7 @@ def test_safetensors_without_a_tensor_lack_every_tensor(tmp_path):
 
 
 def test_a_tensor_of_an_unknown_kind_is_bounded_by_its_file(tmp_path):
-    path = write_model(make_model("llama"), tmp_path / "tiny.gguf")
+    path = write_model(checkpoint("llama"), tmp_path / "tiny.gguf")
     data = path.path.read_bytes()
     name = b"token_embd.weight"
     at = data.index(name) + len(name) + 4  # behind the number of dimensions
@@ -106,7 +106,7 @@ def test_a_tensor_of_an_unknown_kind_is_bounded_by_its_file(tmp_path):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_what_is_told_to_run_is_loaded_and_what_is_not_is_refused(seed, tmp_path):
-    path = write_model(make_model("llama"), tmp_path / "tiny.gguf")
+    path = write_model(checkpoint("llama"), tmp_path / "tiny.gguf")
     data = np.frombuffer(path.path.read_bytes(), np.uint8)
     header_bytes = read_gguf(path.path).header_bytes
     generator = np.random.default_rng(seed)

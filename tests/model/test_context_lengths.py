@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.model.family_configs import LONGROPE, YARN
-from tests.model.model_bench import make_model, save_model
+from tests.model.checkpoints import save_checkpoint
+from tests.model.sizes import LONGROPE, YARN
 
 from octavo.errors import ConfigError
 from octavo.kernels.reference import ReferenceOps
@@ -16,7 +16,7 @@ from octavo.model.loader import load_model
 
 def changed(folder, **settings) -> ModelPath:
     """The tiny Llama with other settings in its configuration."""
-    path = save_model(make_model("llama"), folder)
+    path = save_checkpoint("llama", folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | settings))
     return path
@@ -61,20 +61,20 @@ def test_a_scaling_extends_the_context_as_far_as_it_says(rope, longest, tmp_path
 
 
 def test_gemmas_context_counts_its_linear_factor_already(tmp_path):
-    path = save_model(make_model("gemma3_text"), tmp_path)
+    path = save_checkpoint("gemma3_text", tmp_path)
     assert context_of(path) == 128
     with pytest.raises(ConfigError, match="allowed: up to 128"):
         load_model(path, ReferenceOps(), 129)
 
 
 def test_learned_positions_are_as_many_as_the_table_has(tmp_path):
-    path = save_model(make_model("gpt2"), tmp_path)
+    path = save_checkpoint("gpt2", tmp_path)
     with pytest.raises(ConfigError, match="allowed: up to 128"):
         load_model(path, ReferenceOps(), 129)
 
 
 def test_a_window_that_the_context_cannot_outgrow_is_none(tmp_path):
-    path = save_model(make_model("mistral-window"), tmp_path)
+    path = save_checkpoint("mistral-window", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     scaled = {"sliding_window": 128, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}
     (tmp_path / "config.json").write_text(json.dumps(config | scaled))

@@ -6,6 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from octavo.kernels.contract import Batch, Floats, KvPool, KvShape, Linear, Ops, RawTensor
 from octavo.kernels.native_ops import NativeOps
@@ -15,8 +17,8 @@ from octavo.model.decoder import hidden_states, project
 from octavo.model.rope import RopeSpec
 from octavo.model.spec import LayerWeights, Model, ModelSpec, ModelWeights, Norm, turns_of
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.full
+
 
 SPEC = ModelSpec(
     family="llama",

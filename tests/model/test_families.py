@@ -8,17 +8,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.model.model_bench import (
-    BACKENDS,
-    CONFIGS,
-    add_tokenizer,
-    expected_logits,
-    load,
-    make_model,
-    random_prompt,
-    run_chunks,
-    save_model,
-)
+from tests.model.checkpoints import NAMES, add_tokenizer, checkpoint, random_prompt, record
+from tests.model.chunks import BACKENDS, load, run_chunks
+from tests.model.model_bench import CONFIGS, expected_logits, make_model, save_model
 
 from octavo.errors import BadModelFile, UnsupportedModel
 from octavo.fields import Fields, read_json_fields
@@ -26,6 +18,8 @@ from octavo.kernels.reference import ReferenceOps
 from octavo.model.families import describe_config
 from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
+
+pytestmark = pytest.mark.full
 
 TOLERANCE = 1e-4
 PROMPT = 41  # crosses two block borders, and is longer than every window
@@ -45,6 +39,15 @@ def test_logits_equal_transformers(name, backend, tmp_path):
     for ours in (whole, chunks, decode):
         np.testing.assert_allclose(ours, expected, rtol=0, atol=TOLERANCE)
     assert whole.tobytes() == chunks.tobytes() == decode.tobytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_recorded_of_transformers_is_what_it_says(name, tmp_path):
+    now, recorded = record(name, tmp_path), checkpoint(name)
+    shapes = {key: list(array.shape) for key, array in recorded.arrays.items()}
+    assert {key: list(shape) for key, shape in now["shapes"].items()} == shapes
+    assert {**now["config"], "transformers_version": ""} == {**recorded.values, "transformers_version": ""}
+    np.testing.assert_allclose(now["logits"], recorded.logits, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -10,6 +10,8 @@ from octavo.fields import Fields
 from octavo.model.families import FAMILIES, describe_config
 from octavo.model.families.row import Family
 
+pytestmark = pytest.mark.full
+
 SIZES = ("layers", "hidden", "heads", "vocab", "context")
 # Beside those, sizes that ours asks for where a class of theirs has some number.
 ASKED = {"intermediate_size", "intermediate_size_mlp"}

@@ -5,12 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.model.model_bench import BACKENDS, CONFIGS, load, make_model, random_prompt, save_model
+from tests.model.checkpoints import random_prompt
+from tests.model.chunks import BACKENDS, load
+from tests.model.model_bench import CONFIGS, make_model, save_model
 from tests.tiny import run, tiny_engine
 
 from octavo.engine.embedding import vector_of
 from octavo.params import Pooling, SamplerParams
 from octavo.types import Request
+
+pytestmark = pytest.mark.full
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:

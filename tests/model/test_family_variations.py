@@ -10,19 +10,11 @@ import pytest
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
+from tests.model.checkpoints import random_prompt
+from tests.model.chunks import BACKENDS, load, run_chunks
 from tests.model.family_configs import FAMILY_CONFIGS, FAR, NEAR, SMALL
 from tests.model.gguf_bench import finish, write_model
-from tests.model.model_bench import (
-    BACKENDS,
-    CONFIGS,
-    expected_logits,
-    load,
-    make_model,
-    random_prompt,
-    run_chunks,
-    save_model,
-    with_random_weights,
-)
+from tests.model.model_bench import CONFIGS, expected_logits, make_model, save_model, with_random_weights
 
 from octavo.errors import UnsupportedModel
 from octavo.fields import Fields, read_json_fields
@@ -30,6 +22,8 @@ from octavo.kernels.reference import ReferenceOps
 from octavo.model.families import FAMILIES, describe_config
 from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
+
+pytestmark = pytest.mark.full
 
 PROMPT, TOLERANCE = 41, 1e-4
 PLAIN = [name for name in FAMILY_CONFIGS if "-" not in name]  # one of each dense family

@@ -8,20 +8,10 @@ import sys
 import gguf
 import numpy as np
 import pytest
-import torch
-import transformers
 from tests.blocks import QUANTISED, SUPER_KINDS, dequantised, encoded, floats_tensor
+from tests.model.checkpoints import checkpoint, random_prompt
+from tests.model.chunks import BACKENDS, load, run_chunks
 from tests.model.gguf_bench import write_model, write_sample
-from tests.model.model_bench import (
-    BACKENDS,
-    CONFIGS,
-    SMALL,
-    expected_logits,
-    load,
-    make_model,
-    random_prompt,
-    run_chunks,
-)
 
 from octavo.errors import BadModelFile, ConfigError, ModelError, ModelNotFound, UnsupportedModel
 from octavo.kernels.held import bits_of
@@ -66,9 +56,12 @@ GGUF_FAMILIES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", GGUF_FAMILIES)
 def test_gguf_logits_equal_transformers(name, backend, tmp_path):
+    from tests.model.model_bench import expected_logits, make_model
+
     theirs = make_model(name)
     if name in ("gemma2", "gemma3_text"):  # the format cannot say another query scalar than the head size
         for layer in theirs.model.layers:
@@ -83,9 +76,13 @@ def test_gguf_logits_equal_transformers(name, backend, tmp_path):
         np.testing.assert_allclose(run_chunks(ops, model, tokens, lengths), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["F16", "BF16", *QUANTISED])
 def test_rows_are_put_in_halves_without_decoding_them(kind, backend, tmp_path):
+    import torch
+    from tests.model.model_bench import expected_logits, make_model
+
     theirs = make_model("llama-wide" if kind in SUPER_KINDS else "llama")
     ops, model = load(write_model(theirs, tmp_path / "tiny.gguf", kind), backend)
     with torch.no_grad():  # what is left of the weights after this kind's rounding
@@ -101,7 +98,7 @@ def test_rows_are_put_in_halves_without_decoding_them(kind, backend, tmp_path):
 
 @pytest.mark.parametrize("kind", SUPER_KINDS)
 def test_each_mode_holds_a_whole_model_of_super_blocks_near_float32(kind, tmp_path):
-    path = write_model(make_model("llama-wide"), tmp_path / "tiny.gguf", kind)
+    path = write_model(checkpoint("llama-wide"), tmp_path / "tiny.gguf", kind)
     tokens, wanted, names = random_prompt(PROMPT), None, set()
     held = {
         mode: {only} for mode, only in {"f32": "F32", "auto": kind, "bf16": "BF16", "int8": "Q8_0"}.items()
@@ -136,7 +133,7 @@ MIXES = {
 @pytest.mark.parametrize("mix", MIXES)
 def test_a_mix_of_kinds_is_held_as_it_is_and_near_float32(mix, tmp_path):
     name = "llama" if mix == "narrow" else "llama-wide"
-    path = write_model(make_model(name), tmp_path / "tiny.gguf", MIXES[mix])
+    path = write_model(checkpoint(name), tmp_path / "tiny.gguf", MIXES[mix])
     tokens, logits = random_prompt(PROMPT), {}
     for mode in ("f32", "auto"):
         ops, model = NativeOps(mode), load_model(path, NativeOps(mode)).model
@@ -146,7 +143,10 @@ def test_a_mix_of_kinds_is_held_as_it_is_and_near_float32(mix, tmp_path):
     assert error < 0.06
 
 
+@pytest.mark.full
 def test_rope_factors_of_a_gguf_mean_llama3_scaling(tmp_path):
+    from tests.model.model_bench import expected_logits, make_model
+
     theirs = make_model("llama-rope-llama3")
     plain = 1.0 / 10000.0 ** (np.arange(0, 16, 2) / 16)
     factors = plain / theirs.model.rotary_emb.inv_freq.numpy()
@@ -163,12 +163,12 @@ def test_halves_order_undoes_the_interleaving():
 
 
 def test_output_of_a_gguf_without_one_is_the_embedding(tmp_path):
-    _, model = load(write_model(make_model("llama-tied"), tmp_path / "tiny.gguf"), "reference")
+    _, model = load(write_model(checkpoint("llama-tied"), tmp_path / "tiny.gguf"), "reference")
     assert model.weights.output is model.weights.embedding
 
 
 def test_fingerprint_changes_with_one_bit_of_a_weight(tmp_path):
-    path = write_model(make_model("llama"), tmp_path / "tiny.gguf")
+    path = write_model(checkpoint("llama"), tmp_path / "tiny.gguf")
     first = load_model(path, ReferenceOps()).model.fingerprint
     data = bytearray(path.path.read_bytes())
     data[-200] ^= 1
@@ -178,7 +178,7 @@ def test_fingerprint_changes_with_one_bit_of_a_weight(tmp_path):
 
 def test_flipped_settings_are_errors_of_the_tree(tmp_path):
     """Whatever the header says, loading ends in a model or in a ModelError."""
-    path = write_model(make_model("llama"), tmp_path / "tiny.gguf")
+    path = write_model(checkpoint("llama"), tmp_path / "tiny.gguf")
     data = np.frombuffer(path.path.read_bytes(), np.uint8)
     header_bytes = read_gguf(path.path).header_bytes
     generator = np.random.default_rng(11)
@@ -227,12 +227,12 @@ def test_unknown_settings_of_a_gguf_are_refused_by_name(key, value, error, messa
 
 def test_a_guess_at_how_texts_are_cut_is_told_at_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_pre", lambda file, name: None)
-    path = write_model(make_model("llama"), tmp_path / "tiny.gguf")
+    path = write_model(checkpoint("llama"), tmp_path / "tiny.gguf")
     told: list[str] = []
     load_model(path, ReferenceOps(), progress=told.append)
     notice = next(line for line in told if "how texts are cut" in line)
     assert isinstance(notice, Notice)
-    known = write_model(make_model("qwen2"), tmp_path / "known.gguf")
+    known = write_model(checkpoint("qwen2"), tmp_path / "known.gguf")
     told.clear()
     load_model(known, ReferenceOps(), progress=told.append)
     assert not any("how texts are cut" in line for line in told)
@@ -243,7 +243,11 @@ def test_a_context_below_one_is_a_setting_error(tmp_path):
         load_model(ModelPath("tiny", tmp_path / "none.gguf", "gguf"), ReferenceOps(), context_length=0)
 
 
+@pytest.mark.full
 def test_a_header_does_not_make_tables_larger_than_the_model(tmp_path, monkeypatch):
+    import transformers
+    from tests.model.model_bench import CONFIGS, SMALL, make_model
+
     huge = {**SMALL, "max_position_embeddings": 1 << 24}
     monkeypatch.setitem(CONFIGS, "llama-huge", lambda: transformers.LlamaConfig(**huge))
     path = write_model(make_model("llama-huge"), tmp_path / "tiny.gguf")
@@ -294,10 +298,13 @@ def test_the_default_model_is_loaded_in_little_memory(default_gguf):
     assert peak - resident <= 2 * largest
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.real_model
 def test_the_default_models_logits_equal_transformers(default_gguf):
     """Against transformers' Llama, filled with the weights as the `gguf` package decodes them."""
+    import transformers
+    from tests.model.model_bench import expected_logits
+
     loaded = load_model(ModelPath("smollm2-135m", default_gguf, "gguf"), NativeOps("f32"))
     spec = loaded.model.spec
     config = transformers.LlamaConfig(
@@ -320,6 +327,8 @@ def test_the_default_models_logits_equal_transformers(default_gguf):
 
 def fill_llama(theirs, path):
     """Put a llama GGUF's weights into transformers' model, by the `gguf` package alone."""
+    import torch
+
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, theirs.config.num_hidden_layers)
     with torch.no_grad():

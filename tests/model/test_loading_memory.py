@@ -17,6 +17,8 @@ from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model, open_files
 from octavo.model.measuring import measure_model
 
+pytestmark = pytest.mark.full
+
 SPARE = 20 << 20  # for the rest of the process; the file has 64 MiB, of which a tensor has 4
 LOAD = """
 import sys

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.model.checkpoints import checkpoint, save_checkpoint
 from tests.model.gguf_bench import write_model
 from tests.model.model_bench import CONFIGS, make_model, save_model
 from tests.model.quantised.test_quantised import LAYOUTS, save_quantised
@@ -22,6 +23,8 @@ from octavo.model.packed_cache import hollow
 from octavo.model.quantised.source import DequantisedFiles
 from octavo.model.reader import take_rows, transpose
 from octavo.model.spec import LayerWeights, Mixture, ModelSpec, ModelWeights, Norm
+
+pytestmark = pytest.mark.full
 
 MODES = ("auto", "f32", "bf16", "int8", "q4")
 
@@ -45,7 +48,7 @@ def test_a_folder_takes_what_its_headers_say(tmp_path, name):
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K", "Q3_K", "IQ4_XS"])
 def test_a_gguf_file_takes_what_its_header_says(tmp_path, kind):
-    path = write_model(make_model("llama-wide"), tmp_path / "wide.gguf", kind)
+    path = write_model(checkpoint("llama-wide"), tmp_path / "wide.gguf", kind)
     for weights in MODES:
         require_measured_as_loaded(path, weights)
 
@@ -65,7 +68,7 @@ def overwrite_weights(path: Path) -> None:
 
 
 def test_no_weight_is_read(tmp_path):
-    path = write_model(make_model("llama-wide"), tmp_path / "wide.gguf", "Q4_K")
+    path = write_model(checkpoint("llama-wide"), tmp_path / "wide.gguf", "Q4_K")
     expected = measure_model(open_files(path), "auto")
     overwrite_weights(path.path)
     opened = open_files(path)
@@ -90,8 +93,8 @@ def test_what_a_load_refuses_is_refused_in_the_same_words(tmp_path):
 
 
 def test_a_token_reads_all_layers_and_the_output_but_not_the_embedding(tmp_path):
-    apart = measure_model(open_files(save_model(make_model("llama"), tmp_path / "apart")), "f32")
-    tied = measure_model(open_files(save_model(make_model("llama-tied"), tmp_path / "tied")), "f32")
+    apart = measure_model(open_files(save_checkpoint("llama", tmp_path / "apart")), "f32")
+    tied = measure_model(open_files(save_checkpoint("llama-tied", tmp_path / "tied")), "f32")
     assert apart.bytes_read_for_a_token == apart.weights.num_bytes - apart.weights.embedding.num_bytes
     assert tied.bytes_read_for_a_token == tied.weights.num_bytes
 

@@ -11,18 +11,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tests.blocks import dequantised, encoded, floats_tensor
+from tests.model.checkpoints import add_tokenizer, random_prompt
+from tests.model.chunks import BACKENDS, load, run_chunks
 from tests.model.gguf_bench import write_model
 from tests.model.mixture_configs import MIXTURE_CONFIGS, SMALL
-from tests.model.model_bench import (
-    BACKENDS,
-    add_tokenizer,
-    expected_logits,
-    load,
-    make_model,
-    random_prompt,
-    run_chunks,
-    save_model,
-)
+from tests.model.model_bench import expected_logits, make_model, save_model
 
 from octavo.errors import BadModelFile, ConfigError, UnsupportedModel
 from octavo.fields import Fields, read_json_fields
@@ -32,6 +25,8 @@ from octavo.model.families import RopeTensors, describe_config, describe_gguf
 from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import load_model
 from octavo.model.packed_cache import PackedFolder
+
+pytestmark = pytest.mark.full
 
 PROMPT = 41
 

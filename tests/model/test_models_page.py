@@ -8,22 +8,19 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
+import pytest
 import transformers
 from tests.model import model_bench
-from tests.model.model_bench import (
-    CONFIGS,
-    SMALL,
-    expected_logits,
-    load,
-    make_model,
-    random_prompt,
-    run_chunks,
-)
+from tests.model.checkpoints import random_prompt
+from tests.model.chunks import load, run_chunks
+from tests.model.model_bench import CONFIGS, SMALL, expected_logits, make_model
 from tests.model.model_bench import save_model as save
 
 from octavo.model.families import names, table
 from octavo.model.families.row import Family
 from octavo.model.families.table import FAMILIES
+
+pytestmark = pytest.mark.full
 
 DOCS = Path(__file__).parents[2] / "docs"
 printer = SimpleNamespace(**runpy.run_path(str(DOCS / "models_page.py")))

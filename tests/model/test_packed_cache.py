@@ -10,8 +10,8 @@ import os
 import numpy as np
 import pytest
 from tests.blocks import random_tensor
-from tests.model.model_bench import make_model, random_prompt, run_chunks, save_model
-from tests.model.quantised.test_quantised import LAYOUTS
+from tests.model.checkpoints import random_prompt, save_checkpoint
+from tests.model.chunks import run_chunks
 
 from octavo.kernels.contract import RawTensor
 from octavo.kernels.holding import matrix_of, panel_bytes, panels_of
@@ -53,13 +53,13 @@ class Loader:
 
 @pytest.fixture
 def loader(tmp_path):
-    return Loader(save_model(make_model("llama"), tmp_path / "model"), tmp_path / "packed")
+    return Loader(save_checkpoint("llama", tmp_path / "model"), tmp_path / "packed")
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "qwen3_moe", "gpt_oss-window-8"])
 @pytest.mark.parametrize("weights", ["auto", "q4"])
 def test_the_second_load_packs_nothing_and_gives_the_same_bits(name, weights, tmp_path):
-    loader = Loader(save_model(make_model(name), tmp_path / "model"), tmp_path / "packed", weights)
+    loader = Loader(save_checkpoint(name, tmp_path / "model"), tmp_path / "packed", weights)
     first, made = loader.load()
     assert loader.packed
     assert made.mapped_bytes == 0
@@ -112,11 +112,13 @@ def test_the_name_of_the_weights_does_not_follow_the_time_of_a_file(loader):
     assert touched.weights_fingerprint == made.weights_fingerprint
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", ["gptq", "fp8"])
 def test_a_second_load_of_quantised_files_decodes_nothing(layout, tmp_path, monkeypatch):
     import safetensors.torch
+    from tests.model.quantised.test_quantised import LAYOUTS
 
-    path = save_model(make_model("llama"), tmp_path / "model")
+    path = save_checkpoint("llama", tmp_path / "model")
     quantise, settings = LAYOUTS[layout]
     file = path.path / "model.safetensors"
     tensors = {}
@@ -251,7 +253,7 @@ def test_another_mode_and_another_model_have_files_of_their_own(loader, tmp_path
     loader.weights = "int8"
     loader.load()
     assert loader.packed
-    other = Loader(save_model(make_model("llama", seed=3), tmp_path / "other"), loader.folder)
+    other = Loader(save_checkpoint("llama", tmp_path / "other", seed=3), loader.folder)
     other.load()
     assert other.packed
     assert len(survey(loader.folder)) == 3
@@ -260,7 +262,7 @@ def test_another_mode_and_another_model_have_files_of_their_own(loader, tmp_path
 
 def test_a_copy_under_anothers_name_is_refused(loader, tmp_path, caplog):
     loader.load()
-    other = Loader(save_model(make_model("llama", seed=3), tmp_path / "other"), tmp_path / "theirs")
+    other = Loader(save_checkpoint("llama", tmp_path / "other", seed=3), tmp_path / "theirs")
     first, _ = other.load()
     other.file.write_bytes(loader.file.read_bytes())
     with caplog.at_level(logging.WARNING, "octavo.packed"):

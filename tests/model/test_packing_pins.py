@@ -22,6 +22,8 @@ from octavo.model.packed_cache import PACKING_VERSION
 from octavo.model.reader import Reader
 from octavo.model.weights import read_weights
 
+pytestmark = pytest.mark.full
+
 PINNED_AT = 1
 PANELS = {
     "F32": "5837f1b04482",

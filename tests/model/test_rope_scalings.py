@@ -9,17 +9,11 @@ import gguf
 import numpy as np
 import pytest
 import transformers
+from tests.model.checkpoints import random_prompt
+from tests.model.chunks import load, run_chunks
 from tests.model.family_configs import FAR, FOUR, NEAR, SMALL, TOKENS, YARN
 from tests.model.gguf_bench import write_model
-from tests.model.model_bench import (
-    CONFIGS,
-    expected_logits,
-    load,
-    make_model,
-    random_prompt,
-    run_chunks,
-    save_model,
-)
+from tests.model.model_bench import CONFIGS, expected_logits, make_model, save_model
 
 from octavo.errors import BadModelFile, UnsupportedModel
 from octavo.fields import Fields, read_json_fields
@@ -27,6 +21,8 @@ from octavo.kernels.reference import ReferenceOps
 from octavo.model.families import RopeTensors, describe_config, describe_gguf
 from octavo.model.loader import load_model
 from octavo.model.rope import RopeSpec, Temperature
+
+pytestmark = pytest.mark.full
 
 PROMPT, TOLERANCE = 41, 1e-4
 PLAIN = {"rope_theta": 10000.0}

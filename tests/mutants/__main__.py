@@ -32,7 +32,7 @@ from pathlib import Path
 from types import FunctionType
 
 from tests.mutants.mutating import ROOMS, Mutant, draw
-from tests.mutants.plugin import PACKAGE, ROOT, record_path
+from tests.mutants.plugin import PACKAGE, ROOT, file_of, record_path
 from tests.mutants.running import Records, Tests, Tree, fitting
 from tests.simulator.planted import BUGS
 from tests.simulator.planting import PlantedBug
@@ -99,9 +99,12 @@ class Matrix:
         self._results = self._folder / f"results-{options.seed}-{options.mutants}.jsonl"
         self._results.touch()
         outcomes = [Outcome(**json.loads(line)) for line in self._results.read_text().splitlines()]
-        self._outcomes = {
-            (outcome.tier, outcome.name): outcome for outcome in outcomes
-        }  # the last one counts
+        # The last one of each counts, unless the test that killed it has changed.
+        self._outcomes = {(each.tier, each.name): each for each in outcomes if self._is_as_it_was(each)}
+
+    def _is_as_it_was(self, outcome: Outcome) -> bool:
+        records = self._folder / f"records-{outcome.tier}"
+        return "::" not in outcome.by or record_path(records, file_of(outcome.by)).exists()
 
     def run(self, stage: str) -> None:
         """One part. Raises ValueError if one before it is not done."""
@@ -151,10 +154,10 @@ class Matrix:
             chosen = fitting(reaching, LIMITS_S[tier])
             try:
                 if mutant is None:
-                    verdict, by = tree.judge(chosen, LIMITS_S[tier], PLANT=name)
+                    verdict, by = tree.judge(chosen, LIMITS_S[tier], markers(tier), PLANT=name)
                 else:
                     with tree.mutated(mutant):
-                        verdict, by = tree.judge(chosen, LIMITS_S[tier])
+                        verdict, by = tree.judge(chosen, LIMITS_S[tier], markers(tier))
             finally:
                 trees.put(tree)
             seconds = round(time.monotonic() - begun, 1)
@@ -177,23 +180,37 @@ class Matrix:
         return records.reaching(mutant.path, mutant.first_line, mutant.last_line)
 
     def _control(self) -> None:
-        killers = sorted(
-            {o.by for o in self._outcomes.values() if o.verdict in ("killed", "killed by a time limit")}
-        )
-        tests = [(test, 60.0) for test in killers]
-        verdict, by = Tree(self._folder / "tree-0").judge(tests, 1800)
-        found = "all pass" if verdict == "survived" else f"{verdict} {by}: its kills do not count"
-        print(f"control: {len(tests)} tests that killed a mutant, without any mutant: {found}")
+        """The tests that killed one, without any: the kills of one that fails are forgotten."""
+        seconds = Records(self._folder / "records-quick").seconds()
+        left = sorted({each.by for each in self._outcomes.values() if each.by in seconds})
+        print(f"control: {len(left)} tests that killed a mutant, without any mutant", flush=True)
+        tree, bad = Tree(self._folder / "tree-0"), set[str]()
+        while (found := tree.judge([(test, seconds[test]) for test in left], 1800))[0] != "survived":
+            print(f"control: {found[0]} {found[1]}: its kills do not count", flush=True)
+            bad.add(found[1])
+            left.remove(found[1])
+        kept = [each for each in self._outcomes.values() if each.by not in bad]
+        self._results.write_text("".join(json.dumps(asdict(each)) + "\n" for each in kept))
+        self._outcomes = {(each.tier, each.name): each for each in kept}
 
     def _sample(self) -> list[str]:
-        """Survivors of the quick tests that the seed draws."""
+        """Survivors of the quick tests that the seed draws: once, whatever a later test kills of them."""
+        drawn = self._results.with_suffix(".sample.json")
+        if not drawn.exists():
+            self._require_quick()
+            survivors = [name for name in self._names if not self._outcomes["quick", name].is_killed]
+            sample = random.Random(self._options.seed).sample(survivors, min(NUM_SAMPLED, len(survivors)))
+            drawn.write_text(json.dumps(sample))
+        names: list[str] = json.loads(drawn.read_text())
+        return names
+
+    def _require_quick(self) -> None:
         unknown = [name for name in self._names if ("quick", name) not in self._outcomes]
         if unknown:
             raise ValueError(f"{len(unknown)} of {len(self._names)} have no result: run `quick` first")
-        survivors = [name for name in self._names if not self._outcomes["quick", name].is_killed]
-        return random.Random(self._options.seed).sample(survivors, min(NUM_SAMPLED, len(survivors)))
 
     def _report(self) -> None:
+        self._require_quick()
         full = [self._outcomes["full", name] for name in self._sample() if ("full", name) in self._outcomes]
         quick = [self._outcomes["quick", name] for name in self._names]
         for outcome in quick:
@@ -205,9 +222,11 @@ class Matrix:
             print(f"{count:4d} {verdict}")
         for outcome in full:
             print(f"full tier: {outcome.verdict}: {outcome.name} {outcome.by}")
-        killed, more = (sum(outcome.is_killed for outcome in tier) for tier in (quick, full))
-        print(f"quick kills {killed} of {len(quick)}")
-        print(f"quick and full together {killed + more} of {len(quick)} ({len(full)} survivors sampled)")
+        killed = {each.name for each in quick if each.is_killed}
+        more = {each.name for each in full if each.is_killed} - killed
+        print(f"quick kills {len(killed)} of {len(quick)}")
+        both = f"quick and full together {len(killed | more)} of {len(quick)}"
+        print(f"{both}; the full tier was tried on {len(full)} survivors")
 
 
 def main() -> int:

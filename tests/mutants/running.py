@@ -48,15 +48,19 @@ class Records:
             if record and path == record_path(folder, file_of(record[0][0])):
                 self._tests += [each for each in record if not any(word in each[0] for word in _NO_WITNESSES)]
 
+    def seconds(self) -> dict[str, float]:
+        """What each test took."""
+        return {test: seconds for test, seconds, _ in self._tests}
+
     def reaching(self, path: str, first_line: int, last_line: int) -> Tests:
-        """Tests that run one of these lines, file by file: slow files last, those of the room first of the
-        others, and the quickest test of a file first."""
+        """Tests that run one of these lines, file by file: slow files last, the room's and random lives first
+        of the others, and the quickest test of a file first."""
         wanted = (1 << (last_line + 1)) - (1 << first_line)
         by_file: dict[str, Tests] = defaultdict(list)
         for test, seconds, lines in self._tests:
             if lines.get(path, 0) & wanted:
                 by_file[file_of(test)].append((test, seconds))
-        own = _OWN_TESTS.get(path.partition("/")[0], "tests/scheduler/")
+        own = (_OWN_TESTS.get(path.partition("/")[0], "tests/scheduler/"), "tests/simulator/")
 
         def rank(file: str) -> tuple[bool, bool, float]:
             median = statistics.median(seconds for _, seconds in by_file[file])
@@ -139,8 +143,8 @@ class Tree:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    def judge(self, tests: Tests, limit_s: float, **variables: str) -> tuple[str, str]:
-        """The verdict of these tests, and the one that failed."""
+    def judge(self, tests: Tests, limit_s: float, markers: str = "", **variables: str) -> tuple[str, str]:
+        """The verdict of these tests, and the one that failed. `markers`: of the tier, for `-m`."""
         if not tests:
             return "survived, not reached", ""
         selection = self.folder / "tests.json"
@@ -148,11 +152,15 @@ class Tree:
         result = selection.with_suffix(".result")
         result.unlink(missing_ok=True)
         files = dict.fromkeys(file_of(test) for test, _ in tests)
-        status = self.run_pytest([*files], limit_s, SELECT=str(selection), **variables)
+        status = self.run_pytest(["-m", markers, *files], limit_s, SELECT=str(selection), **variables)
         if result.exists():
             verdict, test = json.loads(result.read_text())
             return verdict, test
         if status in (None, 0, 5):  # 5: none of them is there any more
             return ("survived, time spent" if status is None else "survived"), ""
         last_line = (self.folder / "output.txt").read_text(errors="replace").strip().rpartition("\n")[2]
-        return ("killed by a crash" if (status or 0) < 0 else "killed at import"), last_line
+        if status < 0:
+            return "killed by a crash", last_line
+        if status in (1, 2):  # a conftest could not be imported, or a plugin of the tests broke
+            return "killed at import", last_line
+        raise RuntimeError(f"pytest ended with status {status}, which says nothing of a mutant: {last_line}")

@@ -11,7 +11,7 @@ from octavo import LLM, BeamParams, SamplingParams
 from octavo.engine.requests import encode_rendered, render_chat
 from octavo.types import ChatMessage
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.full, pytest.mark.real_model]
 
 MAX_TOKENS = 24
 CHATS = ("What is an octavo? Answer in one sentence.", "Name a colour.")

@@ -8,7 +8,7 @@ from tests.tiny import bits_of
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.types import ChatMessage, SampledToken
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.full, pytest.mark.real_model]
 
 TEXT = (
     "The history of printing starts as early as 3500 BC, when the Persian and Mesopotamian "

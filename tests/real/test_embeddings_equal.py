@@ -12,7 +12,7 @@ from octavo.engine.embedding import vector_of
 from octavo.params import Pooling, SamplerParams
 from octavo.types import Request
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.full, pytest.mark.real_model]
 
 
 def embedded(llm: LLM, texts: list[list[int]], pooling: Pooling) -> list[np.ndarray]:

@@ -16,6 +16,8 @@ from octavo.grammar import of_schema
 from octavo.params import SamplerParams
 from octavo.types import ChatMessage
 
+pytestmark = pytest.mark.full
+
 SCHEMA = {
     "type": "object",
     "properties": {"city_of_residence": {"type": "string", "maxLength": 12}, "is_large": {"type": "boolean"}},

@@ -19,7 +19,7 @@ from octavo.grammar import of_schema
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.full, pytest.mark.real_model]
 
 SMALL = {"kv_memory_bytes": 2**26, "context_length": 1024}
 CODE = "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n"

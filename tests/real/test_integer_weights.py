@@ -13,7 +13,7 @@ from octavo.executor.runner import kv_shape
 from octavo.kernels.contract import Batch, Floats
 from octavo.model.decoder import hidden_states, project
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.full, pytest.mark.real_model]
 
 TOKENS = 512
 TEXT = topics["execmodel"]  # prose that comes with Python

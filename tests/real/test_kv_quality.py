@@ -11,7 +11,7 @@ from tests.real.test_integer_weights import TOKENS, log_probabilities
 from octavo import LLM, SamplingParams
 from octavo.config import StartOptions
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.full, pytest.mark.real_model]
 
 
 @pytest.mark.parametrize("kv, bound", [("bf16", 0.0005), ("int8", 0.005)])

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from octavo.cli.main import app
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.full, pytest.mark.real_model]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
 BLOCKS = re.findall(r"^```diff (.*?)\n(.*?)^```", PAGE, re.M | re.S)

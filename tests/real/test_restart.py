@@ -12,7 +12,7 @@ import httpx
 import pytest
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.full, pytest.mark.real_model]
 
 PROMPTS = [" ".join(f"chapter {i}, line {j}." for j in range(50)) for i in range(4)]
 

@@ -35,7 +35,7 @@ from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
 from octavo.units import blocks_for
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.full, pytest.mark.real_model]
 
 VOCAB = 49_152
 Body = dict[str, object]

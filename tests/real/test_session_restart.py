@@ -9,7 +9,7 @@ import httpx
 import pytest
 from bench.sessions.sessions import Scenario, measure, serving
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.full, pytest.mark.real_model]
 
 WORDS = ("--kv-memory", "64MiB", "--disk-size", "256MiB")
 BLOCK = 16

@@ -16,6 +16,8 @@ from octavo.config import StartOptions
 from octavo.errors import InvalidRequest
 from octavo.grammar import Grammar, GrammarKind, Thinking, ThinkingState, of_choices, of_schema, of_text
 
+pytestmark = pytest.mark.full
+
 PROMPT = "Anna is 31 years old, lives in Rome and likes green and red. As JSON:"
 PERSON = {
     "type": "object",

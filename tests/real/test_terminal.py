@@ -13,7 +13,7 @@ from octavo.cli.main import app
 from octavo.config import StartOptions
 from octavo.engine.start import start_engine
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.full, pytest.mark.real_model]
 
 HERE: dict[str, str] = {}
 CHAT = "What is a book? In a line.\nAnd a page?\n/clear\nSay <|im_end|> twice.\n"

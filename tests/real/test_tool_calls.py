@@ -19,6 +19,8 @@ from octavo.tools.formats import FORMATS, HERMES, PYTHONIC, ToolFormat
 from octavo.tools.grammars import calls_grammar
 from octavo.tools.parser import ArgumentsText, CallBegun, Content
 
+pytestmark = pytest.mark.full
+
 TOPICS = [
     "the weather in Paris",
     "a flight to Rome",

@@ -289,10 +289,12 @@ def test_a_mask_wins_over_bias_and_hides_no_raw_logprob():
     assert token == logprobs_of(logits, [7], 1)[0]
 
 
+@pytest.mark.full
 def test_banned_sequences_forbid_what_transformers_forbids():
     """`NoBadWordsLogitsProcessor`, given the output alone."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     rng = np.random.default_rng(5)
     for _ in range(300):
         vocab, sequences = 12, random_sequences(rng, 12)

@@ -315,6 +315,12 @@ COMMON = (
 )
 
 
+def test_some_orders_of_operations_answer_as_without_paging_and_leave_nothing_behind() -> None:
+    few = settings(LIMITS, max_examples=25)
+    run_state_machine_as_test(Served, settings=few)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.full
 @pytest.mark.timeout(900)  # a life that fails takes some minutes to become a short one
 def test_any_order_of_operations_answers_as_without_paging_and_leaves_nothing_behind() -> None:
     Served.met.clear()
@@ -323,6 +329,7 @@ def test_any_order_of_operations_answers_as_without_paging_and_leaves_nothing_be
     assert not missed, "the lives have not met what they are for"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["no copy-on-write", "pin that is not a holder", "moved block is not copied"]
 )

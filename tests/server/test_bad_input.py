@@ -1,4 +1,4 @@
-"""Every kind of wrong request gets an OpenAI-shaped 4xx, quickly, and the server goes on."""
+"""Every kind of wrong request gets an OpenAI-shaped 4xx, and the server goes on."""
 
 import json
 

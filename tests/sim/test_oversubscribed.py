@@ -10,6 +10,7 @@ from octavo.sim.driver import Pool, requests_of
 from octavo.sim.oversubscribed import COMPUTE_BOUND, MARGINS, Oversubscription, Setup, best_without_preempting
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "source, count, blocks", [(CHATS, 60, 256), (INSTRUCTIONS, 150, 128), (LONG_ANSWERS, 40, 256)]
 )

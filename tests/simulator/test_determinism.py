@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 from tests.simulator import fingerprint
 from tests.simulator.fingerprint import hash_of
+from tests.tiers import full
 
 from octavo.memory.ledger import Ledger
 from octavo.memory.table import BlockTable
@@ -24,7 +25,7 @@ def here() -> list[str]:
     return [hash_of(life) for life in LIVES]
 
 
-@pytest.mark.parametrize("hash_seed", ["1", "2", "3"])
+@pytest.mark.parametrize("hash_seed", ["1", full("2"), full("3")])
 def test_a_life_is_the_same_in_every_process(here: list[str], hash_seed: str) -> None:
     code = (
         "from tests.simulator.test_determinism import hash_of, LIVES; print(*map(hash_of, reversed(LIVES)))"

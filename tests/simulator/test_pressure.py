@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.simulator.lives import drive
 
 
+@pytest.mark.full
 def test_random_lives_step_back_grow_again_and_give_idle_memory_back() -> None:
     outcomes = [drive(seed, overlap) for seed in range(100, 108) for overlap in (0, 1)]
     assert sum(o.returned for o in outcomes) > 5

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pydoc_data.topics import topics
 
 import pytest
+from tests.tiers import cells
 
 from octavo.speculation.speculator import DRAFTS_MAX, Speculation, Speculator
 
@@ -155,8 +156,8 @@ def gain(task: str, concurrency: int, machine: str) -> float:
     return plain / seconds(answers, concurrency, COSTS[machine], guess=True)
 
 
-@pytest.mark.parametrize("machine", COSTS)
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("machine", cells(COSTS, ["EPYC"]))
+@pytest.mark.parametrize("task", cells(TASKS, [next(iter(TASKS))]))
 def test_no_cell_loses_more_than_two_percent(task: str, machine: str) -> None:
     gains = {concurrency: gain(task, concurrency, machine) for concurrency in (1, 2, 8, 32)}
     print(task, machine, {concurrency: round(found, 3) for concurrency, found in gains.items()})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest
@@ -56,10 +55,13 @@ SINGLE = [ChatMessage("user", "  Hi {{ 7 * 7 }} <b>\n")]
 LONGER = [ChatMessage("user", "a"), ChatMessage("assistant", "b\n"), ChatMessage("user", "c 世界")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("template", [CHATML, HEADERS, TURNS, FEATURES])
 @pytest.mark.parametrize("messages", [SINGLE, LONGER])
 @pytest.mark.parametrize("generation", [True, False])
 def test_rendering_equals_transformers(template, messages, generation):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     plain = [{"role": message.role, "content": message.content} for message in messages]
     expected, _ = render_jinja_template(
         conversations=[plain],

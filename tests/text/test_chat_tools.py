@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from octavo.text.chat import ChatTemplate
 from octavo.text.control import ControlTokens
@@ -49,7 +48,10 @@ CHAT = [
 ]
 
 
+@pytest.mark.full
 def test_a_template_that_knows_tools_gets_them_as_transformers_gives_them() -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     text = ChatTemplate(KNOWS).render(CHAT, ChatOptions(tools=(TOOL,))).text
     function = {"name": "get_weather", "arguments": {"city": "Köln", "n": [1]}}
     call = {"type": "function", "id": "call_1", "function": function}

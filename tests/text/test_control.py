@@ -7,7 +7,6 @@ import random
 
 import pytest
 import tokenizers
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.text.test_chat import CHATML, HEADERS
@@ -244,6 +243,8 @@ def test_what_a_client_gives_is_what_the_template_sees(test, value):
 
 
 def folder_tokenizer(tmp_path, *added, normalizer=None, template=JOINED):
+    import transformers
+
     backend = REFERENCES["gpt-2"]()
     if normalizer is not None:
         backend.normalizer = normalizer
@@ -255,6 +256,7 @@ def folder_tokenizer(tmp_path, *added, normalizer=None, template=JOINED):
     return Tokenizer.from_folder(tmp_path)
 
 
+@pytest.mark.full
 def test_added_tokens_that_are_not_special_stay_what_they_are(tmp_path):
     tokenizer = folder_tokenizer(tmp_path, AddedToken("<think>", special=False, normalized=False))
     [think] = tokenizer.encode("<think>")
@@ -263,6 +265,7 @@ def test_added_tokens_that_are_not_special_stay_what_they_are(tmp_path):
     assert len(controls_in(tokenizer, hostile)) == 1
 
 
+@pytest.mark.full
 def test_a_control_token_that_is_found_after_normalising_is_still_the_templates_own(tmp_path):
     tokenizer = folder_tokenizer(
         tmp_path,
@@ -275,6 +278,7 @@ def test_a_control_token_that_is_found_after_normalising_is_still_the_templates_
     assert ids_of(tokenizer, [ChatMessage("user", "ab")]) == tokenizer.encode("ab[stop]")
 
 
+@pytest.mark.full
 def test_flags_of_a_control_token_hold_in_both_ways(tmp_path):
     tokenizer = folder_tokenizer(
         tmp_path,
@@ -286,7 +290,10 @@ def test_flags_of_a_control_token_hold_in_both_ways(tmp_path):
     assert tokenizer.encode_parts(("a <m> b ", "<m>", "  c")).count(tokenizer.encode("<m>")[0]) == 1
 
 
+@pytest.mark.full
 def test_text_that_the_vocabulary_itself_turns_into_a_control_token_is_refused(tmp_path):
+    import transformers
+
     vocabulary = {"x": 0, "s": 1, "xs": 2}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [("x", "s")]))
     backend.decoder = tokenizers.decoders.ByteLevel()
@@ -300,6 +307,7 @@ def test_text_that_the_vocabulary_itself_turns_into_a_control_token_is_refused(t
     assert caught.value.param == "messages"
 
 
+@pytest.mark.full
 def test_an_end_token_that_its_file_does_not_flag_is_no_clients_to_write(tmp_path):
     """As older fine-tunes are stored: an added token like others, named as the end of a turn alone."""
     metadata = gguf_metadata(REFERENCES["gpt-2"](), "gpt-2")
@@ -387,6 +395,7 @@ def test_a_cut_rendering_is_the_rest_of_its_bytes(texts, cut):
 # -- the last message is gone on with --------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("template", [CHATML, HEADERS, INST])
 @pytest.mark.parametrize("last", ["and then", " and then ", "x", ""])
 def test_going_on_with_the_last_message_equals_transformers(template, last):
@@ -428,6 +437,8 @@ def test_a_message_that_is_gone_on_with_may_end_like_a_control_token():
 @pytest.fixture(scope="session")
 def default_pair(default_gguf):
     """(transformers' tokenizer around the same vocabulary and template, ours)."""
+    import transformers
+
     from octavo.model.files.gguf import read_gguf
 
     ours = Tokenizer.from_gguf(read_gguf(default_gguf).metadata, str(default_gguf))
@@ -456,6 +467,7 @@ def benign_chats(count, seed):
         yield [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
 
 
+@pytest.mark.full
 @pytest.mark.real_model
 def test_the_ids_of_2000_benign_chats_equal_transformers(default_pair):
     theirs, ours = default_pair

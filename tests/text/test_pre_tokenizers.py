@@ -22,6 +22,8 @@ from octavo.text.gguf_vocabulary import check_vocabulary
 from octavo.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from octavo.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.full
+
 TEXTS = hard_texts(extra=tuple(SPECIAL))
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 _GPT2 = _BYTES | {"use_regex": True}

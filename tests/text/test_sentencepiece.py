@@ -20,6 +20,8 @@ from octavo.text.sentencepiece import merges_from_scores
 from octavo.text.sentencepiece_file import pieces_of
 from octavo.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.full
+
 TEXTS = hard_texts()
 OWN = ("▁▁", "▁▁▁▁", "\n\n", "<b>", "▁x▁y")  # user-defined pieces
 # Kind, a space in front, spaces collapsed, user-defined pieces, the character map, bytes for what is unknown.

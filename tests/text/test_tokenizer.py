@@ -8,7 +8,6 @@ import json
 import numpy as np
 import pytest
 import tokenizers
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.text.vocabularies import (
@@ -161,6 +160,8 @@ def test_sentencepiece_byte_tokens_are_single_bytes(piece_pair):
 @pytest.fixture
 def folder(tmp_path):
     """A folder as transformers saves it, whose tokenizer puts a begin token in front."""
+    import transformers
+
     backend = REFERENCES["gpt-2"]()
     backend.post_processor = processors.TemplateProcessing(
         single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
@@ -173,7 +174,10 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.full
 def test_a_folder_gives_transformers_ids(folder):
+    import transformers
+
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     ours = Tokenizer.from_folder(folder)
     for text in random_texts(50):
@@ -182,6 +186,7 @@ def test_a_folder_gives_transformers_ids(folder):
     assert (ours.bos_id, ours.eos_id, ours.stop_ids) == (1, 2, {2})
 
 
+@pytest.mark.full
 def test_all_end_tokens_of_the_generation_configuration_stop(folder):
     (folder / "config.json").write_text('{"eos_token_id": 5}')
     assert Tokenizer.from_folder(folder).stop_ids == {5}
@@ -192,6 +197,7 @@ def test_all_end_tokens_of_the_generation_configuration_stop(folder):
         Tokenizer.from_folder(folder)
 
 
+@pytest.mark.full
 def test_the_chat_template_of_a_folder_is_found_wherever_it_stands(folder):
     template = Tokenizer.from_folder(folder).chat_template
     assert isinstance(template, ChatTemplate)
@@ -235,6 +241,8 @@ def test_unsound_folders_are_refused(tmp_path):
 @pytest.fixture(scope="session")
 def default_pair(default_gguf):
     """(transformers', ours); theirs with the digit splitting that its GGUF converter drops put back."""
+    import transformers
+
     from octavo.model.files.gguf import read_gguf
 
     theirs = transformers.AutoTokenizer.from_pretrained(default_gguf.parent, gguf_file=default_gguf.name)
@@ -242,6 +250,7 @@ def default_pair(default_gguf):
     return theirs, Tokenizer.from_gguf(read_gguf(default_gguf).metadata, str(default_gguf))
 
 
+@pytest.mark.full
 @pytest.mark.real_model
 def test_the_default_model_gives_transformers_ids_and_text(default_pair):
     theirs, ours = default_pair
@@ -253,6 +262,7 @@ def test_the_default_model_gives_transformers_ids_and_text(default_pair):
     assert ours.vocab_size == 49152
 
 
+@pytest.mark.full
 @pytest.mark.real_model
 def test_the_default_models_chats_equal_transformers(default_pair):
     from octavo.types import ChatMessage, ChatOptions

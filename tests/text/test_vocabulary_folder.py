@@ -23,6 +23,8 @@ from octavo.text.pre_tokenizers import LLAMA3, QWEN2
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.turns import ends_of_turn
 
+pytestmark = pytest.mark.full
+
 GLM = (
     "<|endoftext|>",
     "[MASK]",

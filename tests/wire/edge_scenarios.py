@@ -129,5 +129,8 @@ _TOLD = (
     ),
 )
 
-DESCRIPTION = alone(Exchange(name="description of the routes", path="/openapi.json", is_long=True))
+DESCRIPTION = alone(
+    Exchange(name="description of the routes", path="/openapi.json", is_long=True),
+    Exchange(name="description of the routes for people", path="/docs"),
+)
 EDGE = (*_OPEN, *_KEYS, *_TENANTS, *_TOLD)

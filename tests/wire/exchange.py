@@ -161,8 +161,9 @@ class _Run:
         self._end(exchange, connection)
 
     def _end(self, exchange: Exchange, connection: Connection) -> None:
-        connection.close()
         response = connection.response
+        if not response.was_left:
+            connection.finish()
         if exchange.is_long:
             response.chunks = [_on_lines(self._normaliser.of(response.body.decode()))]
         self.texts[exchange.name] += self._response_text(response)

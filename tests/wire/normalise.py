@@ -37,11 +37,15 @@ _IDS: Final[tuple[tuple[str, str], ...]] = (
 _DATE: Final = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z"
 _DAY: Final = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d GMT"
 _OF_SESSION: Final = r'("bytes_below":\d+,)'
+# Of histograms, how many there were is no time.
+_SECONDS: Final = r'octavo_\w*seconds\w*(?<!_count)(?:{(?!.*le="\+Inf").*})?'
+_METRIC: Final = rf"(?:process_\w+|\w+_created)(?:{{.*}})?|{_SECONDS}"
 _TIMES: Final[tuple[tuple[str, str], ...]] = (
     (r'("(?:created|created_at|completed_at|begun)":)1\d{9}(?=[,}])', r"\1<time>"),
     (rf'("(?:created_at|modified_at)":)"{_DATE}"', r'\1"<time>"'),
     (r'("(?:total|prompt_eval|eval)_duration":)[1-9]\d{0,10}(?=[,}])', r"\1<time>"),
-    (r"(?m)^((?:process_\w+|\w+_created|octavo_\w*seconds\w*)(?:{.*})?) [-+.\de]+$", r"\1 <time>"),
+    (rf"(?m)^({_METRIC}) [-+.\de]+$", r"\1 <time>"),
+    (rf"(<h1>Octavo ){re.escape(__version__)}(?=</h1>)", r"\1<version>"),
     (rf'("(?:version|octavo)": ?)"{re.escape(__version__)}"', r'\1"<version>"'),
     (rf'(\bpython=)"3\.\d+\.\d+\w*",(version=)"{re.escape(__version__)}"', r'\1"<version>",\2"<version>"'),
     (

@@ -83,11 +83,19 @@ class Connection:
             while data := self._socket.recv(1 << 16):
                 self._bytes += data
             self.response.chunks.append(self._bytes)
+            self._bytes = b""
         if not self.response.is_chunked:
             self.response.length = len(self.response.body)
 
     def close(self) -> None:
         """The client leaves."""
+        self._socket.close()
+
+    def finish(self) -> None:
+        """The response is read: the server sends no byte behind it."""
+        self._socket.shutdown(socket.SHUT_WR)
+        left = self._bytes + b"".join(iter(lambda: self._socket.recv(1 << 16), b""))
+        assert left == b"", f"bytes behind a response: {left[:200]!r}"
         self._socket.close()
 
     def _line(self) -> bytes:

@@ -8,8 +8,6 @@ state.
 from __future__ import annotations
 
 import asyncio
-import copy
-import functools
 import itertools
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -18,10 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from unittest import mock
 
-from pydantic import BaseModel
 from tests.server.tenants import TENANTS
+from tests.waiting import turns
 from tests.wire.scripted import STEP_S, new_tokenizer, start_scripted
 
 from octavo.engine.client import EngineClient
@@ -35,7 +32,7 @@ from octavo.types import StepPlan
 WAIT_S: Final = 60.0  # for what comes at once, unless something is broken
 KEY: Final = "sk-golden"
 BODY_BYTES_MAX: Final = 20_000
-_LOOP_TURNS: Final = 16
+_LOOP_TURNS: Final = 16  # more than a delta needs on its way from the engine to the socket
 _FOLDER: Final = "disk"
 
 
@@ -173,19 +170,6 @@ _KINDS: Final[dict[str, Callable[[Path], ServerSettings]]] = {
 }
 
 
-_schema_of = functools.cache(BaseModel.model_json_schema.__func__)  # type: ignore[attr-defined]
-
-
-def _cached_schema(body: type[BaseModel], ref_template: str) -> dict[str, object]:
-    return copy.deepcopy(_schema_of(body, ref_template=ref_template))
-
-
-async def _turn_loop() -> None:
-    """Let the loop turn as often as a delta needs on its way from the engine to the socket, and more."""
-    for _ in range(_LOOP_TURNS):
-        await asyncio.sleep(0)
-
-
 class ServerThread:
     """An event loop in a thread, and the servers on it."""
 
@@ -197,9 +181,6 @@ class ServerThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name="wire-servers", daemon=True)
         self._thread.start()
         self._open: list[tuple[EngineClient, Future[None]]] = []
-        # A server describes its routes when it starts: 40 ms, and the same each time.
-        self._schemas = mock.patch.object(BaseModel, "model_json_schema", classmethod(_cached_schema))
-        self._schemas.start()
 
     def run(self, work: Coroutine[None, None, None]) -> Future[None]:
         """Start it on the loop."""
@@ -229,7 +210,7 @@ class ServerThread:
             server.should_exit = True
 
     def _settle(self) -> None:
-        self.run(_turn_loop()).result(WAIT_S)
+        self.run(turns(_LOOP_TURNS)).result(WAIT_S)
 
     def _close_ended(self) -> None:
         for client, running in self._open:
@@ -242,7 +223,6 @@ class ServerThread:
         for _, running in self._open:
             running.result(WAIT_S)
         self._close_ended()
-        self._schemas.stop()
         self._tokenizer.end()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(WAIT_S)

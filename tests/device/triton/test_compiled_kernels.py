@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from tests.device.triton.compiling import Compiled
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[3]
 SHARED_BYTES_MAX = {80: 163 * 1024, 90: 227 * 1024}
 # Attention's largest tiles fill the registers. ptxas then keeps some addresses in local memory, also where

@@ -10,6 +10,8 @@ import torch
 from octavo.device.triton.blocks import copy_blocks, independent_runs
 from octavo.device.triton.plans import scatter
 
+pytestmark = pytest.mark.full
+
 
 def ints(*numbers: int) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int32)

@@ -9,6 +9,8 @@ import torch
 from octavo.device.triton.noise import gumbel_noise
 from octavo.sampling.sampler import gumbel_noise as host_noise
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("size", [1, 5, 97, 1027])
 def test_it_is_the_hosts_bit_for_bit(size: int) -> None:

@@ -18,6 +18,8 @@ from octavo.device.triton.attention import (
 )
 from octavo.device.triton.attention_work import AttentionWork, prefill_tokens_per_tile, tiles_of
 
+pytestmark = pytest.mark.full
+
 PLAIN = AttentionForm(scale=0.2)
 DECODE = Step([(0, 299, 1), (1, 16, 1), (2, 530, 1)])
 PREFILL = Step([(1, 0, 7)])

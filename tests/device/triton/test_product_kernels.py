@@ -9,6 +9,8 @@ from tests.device.triton.steps import CPU
 from octavo.device.triton.linear import Tiling, linear, tiling_for
 from octavo.device.triton.vocabulary import allocate_argmax_scratch, argmax, logits
 
+pytestmark = pytest.mark.full
+
 DTYPES = [torch.float32, torch.float16]
 ROWS = [1, 16, 17, 64, 130]  # of all tilings, and beyond a tile
 TILINGS = [tiling_for(rows, 96) for rows in (1, 64, 65)] + [tiling_for(1, 8192)]

@@ -10,6 +10,8 @@ from octavo.device.triton.elementwise import activate, gated, scale, soft_cap
 from octavo.device.triton.embedding import embed
 from octavo.device.triton.norms import layer_norm, rms_norm
 
+pytestmark = pytest.mark.full
+
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["f32", "f16"])
 SIZES = pytest.mark.parametrize("size", [64, 200, 2880])
 ORACLES = {

@@ -13,6 +13,8 @@ from octavo.device.triton.store import HeadTransform, store_heads
 from octavo.kernels.contract import KvShape
 from octavo.kernels.integer_reference import quantised
 
+pytestmark = pytest.mark.full
+
 HEADS, KV_HEADS = 4, 2
 CHUNKS = torch.tensor([0, 0, 0, 1, 1, 0], dtype=torch.int32)
 POSITIONS = torch.tensor([14, 15, 16, 0, 1, -1], dtype=torch.int32)  # the last is padding

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 from tests.blocks import dequantised
-from tests.model.model_bench import CONFIGS, make_model, random_prompt, run_chunks, save_model
-from tests.model.quantised.test_quantised import LAYOUTS
+from tests.model.checkpoints import SHAPES, random_prompt, save_checkpoint
+from tests.model.chunks import run_chunks
 
 from octavo.cli.convert import in_words, run
 from octavo.errors import BadModelFile, ConfigError, UnsupportedModel
@@ -52,7 +53,7 @@ def as_gguf(path) -> ModelPath:
 
 @pytest.fixture
 def folder(tmp_path):
-    return save_model(make_model("llama"), tmp_path / "model")
+    return save_checkpoint("llama", tmp_path / "model")
 
 
 @pytest.fixture
@@ -62,9 +63,8 @@ def file(folder, tmp_path):
     return tmp_path / "f32.gguf"
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_folder_as_gguf_gives_its_logits_bit_for_bit(name, tmp_path):
-    path = save_model(make_model(name), tmp_path / "model")
+def require_the_folders_logits(path: ModelPath, name: str, tmp_path: Path) -> None:
+    """The model as GGUF computes what its folder does, or GGUF cannot say it."""
     out = tmp_path / "out.gguf"
     if name in UNSAID:
         with pytest.raises(UnsupportedModel, match=rf"cannot say its {UNSAID[name]};"):
@@ -78,10 +78,15 @@ def test_a_folder_as_gguf_gives_its_logits_bit_for_bit(name, tmp_path):
         assert logits(as_gguf(out)).tobytes() == logits(path).tobytes()
 
 
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_folder_as_gguf_gives_its_logits_bit_for_bit(name, tmp_path):
+    require_the_folders_logits(save_checkpoint(name, tmp_path / "model"), name, tmp_path)
+
+
 @pytest.mark.parametrize("weights", ["bf16", "int8", "q4"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "qwen3_moe"])
 def test_a_kind_in_the_file_is_the_kind_of_the_setting(name, weights, tmp_path):
-    path = save_model(make_model(name), tmp_path / "model")
+    path = save_checkpoint(name, tmp_path / "model")
     once, twice = tmp_path / "once.gguf", tmp_path / "twice.gguf"
     convert_folder(path.path, Target(once, weights), quiet)
     expected = logits(path, weights)
@@ -89,25 +94,6 @@ def test_a_kind_in_the_file_is_the_kind_of_the_setting(name, weights, tmp_path):
     convert_folder(path.path, Target(tmp_path / "f32.gguf", "f32"), quiet)
     convert_gguf(tmp_path / "f32.gguf", Target(twice, weights), quiet)
     assert logits(as_gguf(twice)).tobytes() == expected.tobytes()
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_quantised_folders_keep_their_weights(layout, folder, tmp_path):
-    import safetensors.torch
-
-    quantise, settings = LAYOUTS[layout]
-    stored = folder.path / "model.safetensors"
-    tensors = {}
-    for name, value in safetensors.torch.load_file(stored).items():
-        parts = quantise(value)[0] if "_proj" in name else {"weight": value}
-        tensors |= {
-            f"{name.removesuffix('.weight')}.{part}": data.contiguous() for part, data in parts.items()
-        }
-    safetensors.torch.save_file(tensors, stored)
-    config = folder.path / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": settings}))
-    convert_folder(folder.path, Target(tmp_path / "out.gguf", "auto"), quiet)
-    assert logits(as_gguf(tmp_path / "out.gguf")).tobytes() == logits(folder).tobytes()
 
 
 def test_the_gguf_package_reads_what_is_written(file, tmp_path):

@@ -7,8 +7,10 @@ import shutil
 import gguf
 import numpy as np
 import pytest
+from tests.model.checkpoints import checkpoint, random_prompt
+from tests.model.chunks import load, run_chunks
 from tests.model.gguf_bench import finish, write_model
-from tests.model.model_bench import VOCABULARY, load, make_model, random_prompt, run_chunks
+from tests.model.sizes import VOCABULARY
 
 from octavo.errors import BadModelFile, ModelNotFound
 from octavo.model.files.gguf import read_gguf
@@ -54,7 +56,7 @@ def test_released_tensors_of_every_part_still_read_the_same(tmp_path):
 
 
 def test_a_split_model_computes_what_the_whole_one_does(tmp_path, monkeypatch):
-    theirs = make_model("llama")
+    theirs = checkpoint("llama")
     whole = write_model(theirs, tmp_path / "whole.gguf", "Q8_0")
     made = gguf.GGUFWriter
     monkeypatch.setattr(gguf, "GGUFWriter", lambda path, arch: made(path, arch, split_max_tensors=11))
@@ -75,7 +77,7 @@ def test_a_split_model_computes_what_the_whole_one_does(tmp_path, monkeypatch):
 def test_a_change_in_a_later_part_changes_the_fingerprint(tmp_path, monkeypatch):
     made = gguf.GGUFWriter
     monkeypatch.setattr(gguf, "GGUFWriter", lambda path, arch: made(path, arch, split_max_tensors=11))
-    write_model(make_model("llama"), tmp_path / "m.gguf")
+    write_model(checkpoint("llama"), tmp_path / "m.gguf")
     parts = sorted(tmp_path.glob("m-*.gguf"))
     before = load(ModelPath("tiny", parts[0], "gguf"), "native")[1].fingerprint
     data = bytearray(parts[2].read_bytes())

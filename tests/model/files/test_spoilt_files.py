@@ -36,6 +36,8 @@ from octavo.model.files.gguf import read_gguf
 from octavo.model.hub.paths import ModelPath
 from octavo.text.byte_level import byte_level_letters
 
+pytestmark = pytest.mark.full
+
 COUNT = 300
 TINY = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 TINY |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}

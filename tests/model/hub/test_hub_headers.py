@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.model.checkpoints import checkpoint, save_checkpoint
 from tests.model.fake_hub import serving_hub, use_hub
 from tests.model.gguf_bench import write_model
-from tests.model.model_bench import make_model, save_model
 
 from octavo.errors import ModelNotFound
 from octavo.model.checking import check_model
@@ -59,7 +59,7 @@ def assert_alike(found, whole):
 
 @pytest.mark.parametrize("folder", ["", "Q8_0/"])
 def test_a_gguf_file_is_told_by_its_header_and_the_tensors_of_rope(folder, hub, tmp_path):
-    whole = write_model(make_model("llama"), tmp_path / "X-Q8_0.gguf", "Q8_0", rope_factors=LLAMA3)
+    whole = write_model(checkpoint("llama"), tmp_path / "X-Q8_0.gguf", "Q8_0", rope_factors=LLAMA3)
     data = whole.path.read_bytes()
     hub.files = {f"{folder}X-Q8_0.gguf": data}
     said: list[str] = []
@@ -80,7 +80,7 @@ def test_all_parts_of_a_split_file_are_told(hub, tmp_path, monkeypatch):
     split = gguf.GGUFWriter
     monkeypatch.setattr(gguf, "GGUFWriter", lambda path, arch: split(path, arch, split_max_tensors=12))
     (tmp_path / "split").mkdir()
-    write_model(make_model("llama"), tmp_path / "split" / "m.gguf")
+    write_model(checkpoint("llama"), tmp_path / "split" / "m.gguf")
     names = sorted(os.listdir(tmp_path / "split"))
     hub.files = {name: (tmp_path / "split" / name).read_bytes() for name in names}
     assert len(names) > 1
@@ -89,7 +89,7 @@ def test_all_parts_of_a_split_file_are_told(hub, tmp_path, monkeypatch):
 
 
 def test_safetensors_are_told_by_the_headers_of_their_shards_and_their_texts(hub, tmp_path):
-    whole = save_model(make_model("llama"), tmp_path / "model", max_shard_size="100KB")
+    whole = save_checkpoint("llama", tmp_path / "model", shard_bytes=100_000)
     hub.files = {path.name: path.read_bytes() for path in whole.path.iterdir()}
     hub.small = {name for name in hub.files if name.endswith(".json")}
     weights = [name for name in hub.files if name.endswith(".safetensors")]
@@ -100,7 +100,7 @@ def test_safetensors_are_told_by_the_headers_of_their_shards_and_their_texts(hub
 
 
 def test_what_is_in_the_cache_is_not_asked_for_again(hub, tmp_path):
-    whole = write_model(make_model("llama"), tmp_path / "X-Q8_0.gguf", "Q8_0")
+    whole = write_model(checkpoint("llama"), tmp_path / "X-Q8_0.gguf", "Q8_0")
     hub.files = {"X-Q8_0.gguf": whole.path.read_bytes()}
     cached = resolve("owner/name")
     before = len(hub.gets())
@@ -112,13 +112,13 @@ def test_what_is_in_the_cache_is_not_asked_for_again(hub, tmp_path):
 
 def test_a_store_without_ranges_is_read_to_the_end_of_the_header(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(headers, "FIRST_BYTES", 1 << 16)
-    whole = write_model(make_model("llama"), tmp_path / "X-Q8_0.gguf", "Q8_0")
+    whole = write_model(checkpoint("llama"), tmp_path / "X-Q8_0.gguf", "Q8_0")
     hub.files, hub.ranges = {"X-Q8_0.gguf": whole.path.read_bytes()}, False
     assert_alike(look(tmp_path, "owner/name")[1], whole)
 
 
 def test_a_store_that_refuses_is_an_error_that_says_what_to_do(hub, tmp_path):
-    whole = write_model(make_model("llama"), tmp_path / "X-Q8_0.gguf", "Q8_0")
+    whole = write_model(checkpoint("llama"), tmp_path / "X-Q8_0.gguf", "Q8_0")
     hub.files, hub.statuses = {"X-Q8_0.gguf": whole.path.read_bytes()}, [403] * 3
     with pytest.raises(ModelNotFound, match=r"X-Q8_0.gguf: its header cannot be read \(HTTP 403\); `octavo"):
         look(tmp_path, "owner/name")
@@ -139,7 +139,7 @@ def test_doctor_leaves_no_headers_behind(hub, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr(doctor_headers, "measure_read", lambda: 1e9)
     (tmp_path / "temporary").mkdir()
-    whole = write_model(make_model("llama"), tmp_path / "X-Q8_0.gguf", "Q8_0")
+    whole = write_model(checkpoint("llama"), tmp_path / "X-Q8_0.gguf", "Q8_0")
     hub.files = {"X-Q8_0.gguf": whole.path.read_bytes()}
     options = StartOptions(backend="native")
     assert doctor_headers.diagnose("owner/name", options, choose_backend(options))

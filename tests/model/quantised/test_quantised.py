@@ -14,7 +14,9 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tests.model.model_bench import expected_logits, load, make_model, random_prompt, run_chunks, save_model
+from tests.model.checkpoints import random_prompt
+from tests.model.chunks import load, run_chunks
+from tests.model.model_bench import expected_logits, make_model, save_model
 
 from octavo.errors import BadModelFile, ModelError, UnsupportedModel
 from octavo.fields import Fields
@@ -28,6 +30,8 @@ from octavo.model.quantised.settings import OUTCOMES
 from octavo.model.quantised.source import DequantisedFiles, dequantised_source
 from octavo.model.reader import Reader
 from octavo.model.weights import read_weights
+
+pytestmark = pytest.mark.full
 
 VECTORS = Path(__file__).parent / "vectors" / "quantised.safetensors"
 EXACT, MINIMA, ANEW, ROUNDED = "exact", "minima", "anew", "rounded"
