@@ -142,12 +142,21 @@ def test_a_process_that_is_killed_at_work_is_told(made):
     assert caught == ["the model's chat template ended its process (signal 9); allowed: up to 512 MiB"]
 
 
+# A worker that has taken its settings, said that it is ready, and read its first values.
+READY = """
+import os, sys
+def read():
+    return sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(4), "big"))
+read()
+sys.stdout.buffer.write(b'\\x00\\x00\\x00\\x0f{"ready": true}\\n')
+sys.stdout.buffer.flush()
+read()
+"""
+
+
 def test_a_template_that_ends_its_process_is_told_and_not_tried_for_ever(made, monkeypatch, tmp_path):
     worker = tmp_path / "worker.py"
-    worker.write_text(
-        "import os, sys\nsys.stdin.readline()\nprint('{\"ready\": true}', flush=True)\n"
-        "sys.stdin.readline()\nos.abort()\n"
-    )
+    worker.write_text(READY + "os.abort()\n")
     monkeypatch.setattr(template_helpers, "_WORKER", worker)
     with pytest.raises(InvalidRequest, match=r"chat template ended its process \(signal 6\)"):
         made("x").render({})
@@ -156,9 +165,9 @@ def test_a_template_that_ends_its_process_is_told_and_not_tried_for_ever(made, m
 def test_a_process_that_says_nonsense_or_too_much_is_ended(made, monkeypatch, tmp_path):
     worker = tmp_path / "worker.py"
     monkeypatch.setattr(template_helpers, "_WORKER", worker)
-    ready = "import sys\nsys.stdin.readline()\nprint('{\"ready\": true}', flush=True)\nsys.stdin.readline()\n"
-    for last in ("print('nonsense', flush=True)", "while True: sys.stdout.write('x' * 65536)"):
-        worker.write_text(ready + last)
+    short = "sys.stdout.buffer.write(b'\\x00\\x00\\x00\\x08nonsense')"
+    for last in (short, "while True: sys.stdout.write('x' * 65536)"):
+        worker.write_text(READY + last)
         with pytest.raises(InvalidRequest, match="chat template ended its process"):
             made("x").render({})
 

@@ -1,7 +1,9 @@
 """A process of its own that renders one chat template, in Jinja2's sandbox, with bounded memory and time.
 
-    stdin    {"source", "memory_bytes", "seconds", "chars_max"}    then {values} a line, until it is closed
-    stdout   {"words", "names"}, in quotes and not                 then {"text"} or {"error", "kind"} a line
+    stdin    {"source", "memory_bytes", "seconds", "chars_max"}    then {values}, until it is closed
+    stdout   {"words", "names"}, in quotes and not                 then {"text"} or {"error", "kind"} each
+
+Each is a frame: its length in four bytes, then JSON.
 
 It is run by its path and imports nothing of Octavo. What the sandbox cannot bound (a string times a billion,
 one doubled in a loop, loops within loops) the system bounds: address space by RLIMIT_AS, time by whoever
@@ -37,7 +39,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the server, which lets answers end
     sys.path += sys.argv[_PATHS_FROM:]
     asked, told = sys.stdin.buffer, sys.stdout.buffer
-    settings = json.loads(asked.readline())
+    settings = json.loads(_read_frame(asked))
     environment = sandbox()
     _bound_memory(settings["memory_bytes"])
     template: jinja2.Template | None = None
@@ -48,19 +50,19 @@ def main() -> None:
         return _rendered(template, values, settings["chars_max"])
 
     _tell(told, _words(environment, settings["source"]))
-    while line := asked.readline():
+    while request := _read_frame(asked):
         signal.alarm(settings["seconds"])
-        answer = _answer(render, line)
+        answer = _answer(render, request)
         _tell(told, answer)
         if "error" in answer:
             gc.collect()  # an error keeps what it met, in a circle
         signal.alarm(0)
 
 
-def _answer(render: Callable[[dict[str, object]], str], line: bytes) -> dict[str, str]:
-    """What comes of the values in a line; whatever goes wrong is an answer too."""
+def _answer(render: Callable[[dict[str, object]], str], request: bytes) -> dict[str, str]:
+    """What comes of a request's values; whatever goes wrong is an answer too."""
     try:
-        return {"text": render(json.loads(line))}
+        return {"text": render(json.loads(request))}
     except MemoryError:
         return {"kind": "memory", "error": ""}
     except OverflowError as error:  # of a length, most often
@@ -105,8 +107,14 @@ def _words(environment: jinja2.Environment, source: str) -> dict[str, list[str]]
 
 
 def _tell(told: IO[bytes], answer: dict[str, str] | dict[str, list[str]]) -> None:
-    told.write(json.dumps(answer).encode() + b"\n")
+    data = json.dumps(answer).encode()
+    told.write(len(data).to_bytes(4, "big") + data)
     told.flush()
+
+
+def _read_frame(asked: IO[bytes]) -> bytes:
+    """The next request; empty at the end."""
+    return asked.read(int.from_bytes(asked.read(4), "big"))
 
 
 def _bound_memory(num_bytes: int) -> None:

@@ -1,0 +1,117 @@
+"""A process of ours that does what may crash, hang or grow: one request at a time through a pipe.
+
+    server: exchange(request, seconds) --frame by stdin--> worker --frame by stdout--> server
+
+A frame is its length in four bytes, then so many bytes. The worker is a Python file that is run by its path,
+without site packages, environment or current folder; it imports from the folders that its command names.
+Whatever it does costs one request: a worker that dies, or takes too long, has been ended when `exchange`
+raises.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+_READ_BYTES = 1 << 20
+_HEADER_BYTES = 4
+_KEPT_ENVIRONMENT = ("TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+
+
+class HelperEnded(Exception):
+    """The process has ended, or sent what is no frame; the text says how it ended."""
+
+
+class HelperTimeout(Exception):
+    """There was no answer in time; the process has been ended."""
+
+
+class HelperProcess:
+    """One worker. One thread at a time calls `exchange`; after an exception it has been ended. Raises OSError
+    where no process can be started."""
+
+    def __init__(self, worker: Path, import_from: Sequence[str], answer_bytes_max: int) -> None:
+        self._answer_bytes_max = answer_bytes_max
+        environment = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(worker), *import_from],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            cwd="/",
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._in, False)
+        os.set_blocking(self._out, False)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def exchange(self, request: bytes, seconds: float) -> bytes:
+        """The answer to a request. Raises HelperTimeout or HelperEnded."""
+        try:
+            return self._exchange(request, time.monotonic() + seconds)
+        except TimeoutError:
+            self.end()
+            raise HelperTimeout(f"took more than {seconds:.0f} s, and was stopped") from None
+        except (OSError, ValueError):  # a closed pipe, or half a frame
+            status = self.end()
+            raise HelperEnded(f"signal {-status}" if status < 0 else f"exit status {status}") from None
+        except BaseException:  # ctrl-c: the answer must not be read as the next one's
+            self.end()
+            raise
+
+    def _exchange(self, request: bytes, deadline: float) -> bytes:
+        """Raises TimeoutError, OSError, ValueError."""
+        unsent = memoryview(len(request).to_bytes(_HEADER_BYTES, "big") + request)
+        received, expected = bytearray(), _HEADER_BYTES
+        poll = select.poll()
+        poll.register(self._in, select.POLLOUT)
+        poll.register(self._out, select.POLLIN)
+        while len(received) < expected:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            for descriptor, _ in poll.poll(left * 1000):
+                if descriptor == self._in:
+                    unsent = unsent[os.write(self._in, unsent) :]
+                    if not unsent:
+                        poll.unregister(self._in)
+                    continue
+                piece = os.read(self._out, _READ_BYTES)
+                received += piece
+                if len(received) >= _HEADER_BYTES:
+                    expected = _HEADER_BYTES + int.from_bytes(received[:_HEADER_BYTES], "big")
+                if not piece or max(expected, len(received)) > self._answer_bytes_max + _HEADER_BYTES:
+                    raise ValueError("the process ended, or its answer is too long")
+        return bytes(received[_HEADER_BYTES:])
+
+    def kill(self) -> None:
+        """Any thread: the exchange in flight raises HelperEnded."""
+        self._process.kill()
+
+    def end(self) -> int:
+        """Stop the process, whatever it does; its exit status. Again: the same."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._process.kill()
+        return self._process.wait()
+
+
+def import_folders(*packages: str) -> list[str]:
+    """The folders that these packages are imported from, for `import_from`."""
+    origins = [spec.origin for spec in map(importlib.util.find_spec, packages) if spec is not None]
+    return list(dict.fromkeys(str(Path(origin).parents[1]) for origin in origins if origin is not None))
