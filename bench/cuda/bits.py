@@ -28,7 +28,7 @@ from shapes import (
 from torch import Tensor
 
 from octavo.device.triton.attention_work import prefill_tokens_per_tile
-from octavo.device.triton.linear import Tiling, linear, multiply, tiling_for
+from octavo.device.triton.linear import Tiling, linear, multiply, tiling_of
 from octavo.device.triton.norms import rms_norm
 from octavo.device.triton.vocabulary import allocate_argmax_scratch, argmax, logits
 
@@ -37,7 +37,11 @@ TILINGS = {
     "16x16 swapped": Tiling(16, 16, weights_first=True, num_warps=2, num_stages=6),
     "16x32 swapped": Tiling(16, 32, weights_first=True, num_warps=4, num_stages=6),
     "16x64 swapped": Tiling(16, 64, weights_first=True, num_warps=4, num_stages=4),  # wgmma
+    "16x64 swapped, 128 inputs": Tiling(16, 64, weights_first=True, num_warps=4, num_stages=6, block_k=128),
+    "16x32 swapped, 128 inputs": Tiling(16, 32, weights_first=True, num_warps=4, num_stages=4, block_k=128),
+    "32x64 swapped, 128 inputs": Tiling(32, 64, weights_first=True, num_warps=4, num_stages=4, block_k=128),
     "64x64 swapped": Tiling(64, 64, weights_first=True, num_warps=4, num_stages=4),
+    "64x128 swapped": Tiling(64, 128, weights_first=True, num_warps=8, num_stages=4),
     "64x64": Tiling(64, 64, weights_first=False, num_warps=4, num_stages=4),
     "32x64": Tiling(32, 64, weights_first=False, num_warps=4, num_stages=4),  # mma.sync
     "128x128": Tiling(128, 128, weights_first=False, num_warps=8, num_stages=3),
@@ -112,7 +116,7 @@ def products(bits: Bits, shape: Shape, dtype: torch.dtype, rows: tuple[int, ...]
         for count in rows:
             out[:count].zero_()
             linear(out[:count], x[:count], weight)
-            chosen = tiling_for(count, outputs)
+            chosen = tiling_of(x[:count], weight)
             label = f"{count} rows ({chosen.rows}x{chosen.outputs})"
             bits.compare("product crowd", f"{about} {label}", out[:count], base[:count])
             made = torch.matmul(x[:count], weight.T)

@@ -25,7 +25,7 @@ from octavo.device import compiled_step
 from octavo.device.backend import TorchBackend
 from octavo.device.opening import compiled_backend
 from octavo.device.runner import DeviceRunner
-from octavo.device.triton import linear, vocabulary
+from octavo.device.triton import linear
 from octavo.device.triton.linear import Tiling
 from octavo.device.weights import DeviceMatrix, DeviceWeights
 from octavo.engine.available import available_memory
@@ -146,12 +146,11 @@ def one_tiling(probe: Probe) -> Iterator[None]:
         yield
         return
 
-    def always(num_rows: int, num_outputs: int) -> Tiling:
+    def always(num_rows: int, num_outputs: int, num_inputs: int) -> Tiling:
         return Tiling(64, 64, weights_first=True, num_warps=4, num_stages=4)
 
     with (
         mock.patch.object(linear, "tiling_for", always),
-        mock.patch.object(vocabulary, "tiling_for", always),
         mock.patch.object(compiled_step, "prefill_tokens_per_tile", return_value=1),
     ):
         yield

@@ -16,7 +16,7 @@ from measuring import Probe, begin, copy_rate, medians, parser
 from shapes import LLAMA_8B, QWEN3_06B, TINY, Shape, random_matrix
 from torch import Tensor
 
-from octavo.device.triton.linear import Tiling, linear, tiling_for
+from octavo.device.triton.linear import Tiling, linear, tiling_of
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 SWEPT = (1, 16, 32, 64)
@@ -46,11 +46,16 @@ def swept(rows: int) -> dict[str, Tiling | None]:
     """Tiles that might do better."""
     made: dict[str, Tiling | None] = {}
     columns = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    for outputs, warps, stages in itertools.product((16, 32, 64, 128), (2, 4, 8), (3, 4, 6, 8)):
+    for outputs, warps, stages, inputs in itertools.product((16, 32, 64, 128), (2, 4, 8), (4, 6), (64, 128)):
         if outputs * warps <= 512 and outputs // 16 * 2 >= warps // 2:
-            tiling = Tiling(columns, outputs, weights_first=True, num_warps=warps, num_stages=stages)
-            made[f"{columns}x{outputs} w{warps} s{stages}"] = tiling
+            tiling = Tiling(columns, outputs, True, warps, stages, inputs)
+            made[name_of(tiling)] = tiling
     return made
+
+
+def name_of(tiling: Tiling) -> str:
+    """Its sizes."""
+    return f"{tiling.rows}x{tiling.outputs} w{tiling.num_warps} s{tiling.num_stages} k{tiling.block_k}"
 
 
 def measure(probe: Probe, shape: Shape, name: str, rows: int, rate: float, *, sweep: bool) -> None:
@@ -72,7 +77,6 @@ def measure(probe: Probe, shape: Shape, name: str, rows: int, rate: float, *, sw
             probe.note(f"{label}: {str(error)[:80]}")
     times = medians(probe, bodies_of(x, weights, out, tilings), rounds=5 if sweep else 9)
     seconds = {label: each / copies for label, each in times.items()}
-    chosen = tiling_for(rows, outputs)
     best = min((label for label in seconds if label != "cublas"), key=lambda label: seconds[label])
     probe.emit(
         "product",
@@ -81,7 +85,7 @@ def measure(probe: Probe, shape: Shape, name: str, rows: int, rate: float, *, sw
         outputs=outputs,
         inputs=inputs,
         rows=rows,
-        tiles=f"{chosen.rows}x{chosen.outputs} w{chosen.num_warps} s{chosen.num_stages}",
+        tiles=name_of(tiling_of(x, weights[0])),
         microseconds=seconds["octavo"] * 1e6,
         cublas_microseconds=seconds["cublas"] * 1e6,
         gb_per_s=num_bytes / seconds["octavo"] / 1e9,

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable
+from unittest import mock
 
 import torch
 from tests.device.triton.compiling import compiled
@@ -31,6 +32,11 @@ from octavo.device.triton.attention_work import AttentionStep, AttentionWork, pr
 from octavo.kernels.contract import KvShape
 
 BF16 = torch.bfloat16
+SHARED_BYTES_MAX = {80: 163 * 1024, 90: 227 * 1024}
+LITTLE_SHARED_BYTES = 99 * 1024  # of capabilities 8.6 and 8.9
+# Rows, outputs, inputs: every form of tile, and inputs that no block divides.
+PRODUCTS = [(1, 4096, 4096), (16, 9216, 1024), (1, 4096, 192), (32, 4096, 4096), (32, 9216, 1024)]
+PRODUCTS += [(64, 4096, 4096), (64, 9216, 1024), (64, 4100, 200), (65, 4096, 4096)]
 STEP = AttentionStep(
     torch.zeros((2, 64), dtype=torch.int32), *(torch.zeros(3, dtype=torch.int32) for _ in range(3))
 )
@@ -65,9 +71,14 @@ def stored(kind: str) -> None:
     store.store_heads(q, qkv, pool_of(2, 128, kind), 1, STEP, ints(32), ints(32), transform)
 
 
-def multiplied(rows: int, outputs: int) -> None:
-    x, y = halves(rows, 4096), halves(rows, outputs)
-    linear.linear(y, x, halves(outputs, 4096), halves(outputs), y)
+def multiplied(rows: int, outputs: int, inputs: int) -> None:
+    x, y = halves(rows, inputs), halves(rows, outputs)
+    linear.linear(y, x, halves(outputs, inputs), halves(outputs), y)
+
+
+def multiplied_in_little_memory(rows: int) -> None:
+    with mock.patch.object(linear, "shared_bytes_of", return_value=LITTLE_SHARED_BYTES):
+        multiplied(rows, 4096, 4096)
 
 
 def of_vocabulary(rows: int) -> None:
@@ -112,9 +123,12 @@ def cases() -> dict[str, Callable[[], None]]:
     found["attention prefill full product"] = lambda: attention(8, 2, 128, "bf16", False, full)
     found["attention decode 80 product"] = lambda: attention(8, 2, 80, "bf16", True, plain)
     found["attention prefill 256 product"] = lambda: attention(8, 4, 256, "bf16", False, plain)
-    for rows, outputs in ((1, 4096), (16, 8192), (64, 4096), (65, 4096)):
-        found[f"linear {rows} {outputs} product"] = lambda r=rows, o=outputs: multiplied(r, o)
+    for rows, outputs, inputs in PRODUCTS:
+        label = f"linear {rows} {outputs} {inputs} product"
+        found[label] = lambda r=rows, o=outputs, i=inputs: multiplied(r, o, i)
     for rows in (1, 64, 65):
+        found[f"linear {rows} little product"] = lambda r=rows: multiplied_in_little_memory(r)
+    for rows in (1, 32, 64, 65):
         found[f"vocabulary {rows} product"] = lambda r=rows: of_vocabulary(r)
     for kind in ("bf16", "int8", "fp8"):
         found[f"store {kind}"] = lambda k=kind: stored(k)
@@ -131,12 +145,14 @@ ONLY_ON_90 = ("full", "fp8", "attention decode 80", "attention prefill 64", "voc
 
 
 def main() -> None:
-    results = [
-        dataclasses.asdict(result)
-        for label, start in cases().items()
-        if sys.argv[1] == "90" or not any(part in label for part in ONLY_ON_90)
-        for result in compiled(label, start, int(sys.argv[1]))
-    ]
+    capability = int(sys.argv[1])
+    with mock.patch.object(linear, "shared_bytes_of", return_value=SHARED_BYTES_MAX[capability]):
+        results = [
+            dataclasses.asdict(result)
+            for label, start in cases().items()
+            if capability == 90 or not any(part in label for part in ONLY_ON_90)
+            for result in compiled(label, start, capability)
+        ]
     print(json.dumps(results))
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from tests.device.triton.steps import CPU
@@ -13,7 +19,42 @@ pytestmark = pytest.mark.full
 
 DTYPES = [torch.float32, torch.float16]
 ROWS = [1, 16, 17, 64, 130]  # of all tilings, and beyond a tile
-TILINGS = [tiling_for(rows, 96) for rows in (1, 64, 65)] + [tiling_for(1, 8192)]
+SHAPES = [(4096, 128), (4096, 192), (9000, 128), (9000, 192)]  # all kinds of outputs and inputs
+# Stages aside, which the interpreter does not have.
+TILINGS = list(
+    dict.fromkeys(
+        dataclasses.replace(tiling_for(rows, *shape), num_stages=1)
+        for rows in (1, 32, 64, 65)
+        for shape in SHAPES
+    )
+)
+
+
+def name_of(tiling: Tiling) -> str:
+    return f"{tiling.rows}x{tiling.outputs}x{tiling.block_k}"
+
+
+@contextmanager
+def addresses_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
+    """Of all numbers that kernels load within."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    read: set[int] = set()
+    load = InterpreterBuilder.create_masked_load
+
+    def record(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        read.update(pointers.data[np.broadcast_to(mask.data, pointers.data.shape)].ravel().tolist())
+        return load(self, pointers, mask, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InterpreterBuilder, "create_masked_load", record)
+        yield read
+
+
+def addresses_of(x: torch.Tensor) -> set[int]:
+    """Of the numbers of a matrix, whose rows may be strided."""
+    rows, columns = (torch.arange(size) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return set((x.data_ptr() + (rows[:, None] + columns) * x.element_size()).flatten().tolist())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "f16"])
@@ -48,8 +89,47 @@ def test_rows_are_written_where_they_stand_in_a_wider_buffer(rng: torch.Generato
     assert bool((wide[:, 25:] == 7).all())
 
 
+@pytest.mark.parametrize("inputs", [100, 128])
+@pytest.mark.parametrize("tiling", TILINGS, ids=name_of)
+def test_a_product_reads_its_rows_and_weights_and_nothing_beyond(
+    tiling: Tiling, inputs: int, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = torch.full((tiling.rows + 5, 140), float("nan"))
+    x, weight = wide[: tiling.rows + 3, :inputs], torch.randn((70, inputs), generator=rng)
+    x.copy_(torch.randn(x.shape, generator=rng))
+    outs = torch.full((tiling.rows + 5, 70), 7.0)
+    with addresses_read(monkeypatch) as read:
+        linear(outs[: x.shape[0]], x, weight, tiling=tiling)
+    assert read == addresses_of(x) | addresses_of(weight)
+    torch.testing.assert_close(outs[: x.shape[0]], x @ weight.T, atol=2e-5, rtol=2e-5)
+    assert bool((outs[x.shape[0] :] == 7).all())
+
+
+def test_an_argmax_reads_no_rows_beyond_the_last(
+    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight = torch.randn((3, 64), generator=rng), torch.randn((70, 64), generator=rng)
+    scratch = allocate_argmax_scratch(3, 70, CPU)
+    out, best = torch.empty((3, 70)), torch.empty(3, dtype=torch.int32)
+    with addresses_read(monkeypatch) as read:
+        logits(out, x, weight)
+        argmax(best, x, weight, scratch)
+    assert read == set().union(*map(addresses_of, (x, weight, scratch.largest, scratch.index)))
+
+
 @pytest.mark.usefixtures("chained_dots")
-@pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"{tiling.rows}x{tiling.outputs}")
+@pytest.mark.parametrize("inputs", [100, 128, 192])
+def test_every_tiling_makes_the_same_bits(inputs: int, rng: torch.Generator) -> None:
+    """As far as a chain over inputs makes them; that instructions round alike only a device can tell."""
+    x, weight = torch.randn((20, inputs), generator=rng), torch.randn((70, inputs), generator=rng)
+    made = [torch.empty((20, 70)) for _ in TILINGS]
+    for tiling, out in zip(TILINGS, made, strict=True):
+        linear(out, x, weight, tiling=tiling)
+    assert all(torch.equal(out, made[0]) for out in made)
+
+
+@pytest.mark.usefixtures("chained_dots")
+@pytest.mark.parametrize("tiling", TILINGS, ids=name_of)
 def test_a_row_alone_has_the_bits_it_has_beside_others(tiling: Tiling, rng: torch.Generator) -> None:
     """Of one tiling. Between tilings only a device can tell."""
     x, weight = torch.randn((20, 96), generator=rng), torch.randn((70, 96), generator=rng)
@@ -61,10 +141,24 @@ def test_a_row_alone_has_the_bits_it_has_beside_others(tiling: Tiling, rng: torc
 
 
 def test_a_tile_is_a_function_of_shapes_alone() -> None:
-    assert [tiling_for(rows, 4096).rows for rows in (1, 16, 17, 64, 65, 5000)] == [16, 16, 64, 64, 128, 128]
+    rows = (1, 16, 17, 32, 33, 64, 65, 5000)
+    assert [tiling_for(n, 4096, 4096).rows for n in rows] == [16, 16, 32, 32, 64, 64, 128, 128]
+    # Where there are few tiles, more of fewer rows: up to 64 programs.
+    assert [tiling_for(n, 1024, 2048).rows for n in rows] == [16, 16, 16, 16, 16, 16, 128, 128]
+    assert [tiling_for(n, 2048, 2048).rows for n in rows] == [16, 16, 16, 16, 32, 32, 128, 128]
 
 
-@pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"{tiling.rows}x{tiling.outputs}")
+def test_as_many_inputs_are_loaded_at_a_time_as_divide_them() -> None:
+    assert [tiling_for(1, 4096, inputs).block_k for inputs in (4096, 960, 200)] == [128, 64, 64]
+
+
+def test_a_tiling_has_the_stages_that_fit_into_shared_memory() -> None:
+    chosen = tiling_for(64, 4096, 4096)
+    assert [chosen.within(kib * 1024, 2).num_stages for kib in (227, 163, 99, 10)] == [6, 5, 3, 1]
+    assert chosen.within(163 * 1024, 4) == dataclasses.replace(chosen, num_stages=5, block_k=64)
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=name_of)
 @pytest.mark.parametrize("soft_cap", [None, 3.0])
 def test_logits_and_their_argmax_agree(soft_cap: float | None, tiling: Tiling, rng: torch.Generator) -> None:
     x, weight = torch.randn((18, 72), generator=rng), torch.randn((300, 72), generator=rng)
@@ -79,7 +173,7 @@ def test_logits_and_their_argmax_agree(soft_cap: float | None, tiling: Tiling, r
     assert best.tolist() == lowest.tolist()
 
 
-@pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"{tiling.rows}x{tiling.outputs}")
+@pytest.mark.parametrize("tiling", TILINGS, ids=name_of)
 def test_the_lowest_of_equals_is_found_and_no_number_has_no_argmax(tiling: Tiling) -> None:
     weight = torch.zeros((9000, 16))
     weight[[17, 300, 8900], 0] = 1

@@ -1,61 +1,109 @@
 """Products of activations with weight matrices.
 
 An element y[t, n] is one chain: products of x[t, k] and w[n, k] are added to the accumulator in order of k,
-in blocks of `BLOCK_K`, by the tensor core's steps of sixteen; no program sums a part of k. So the tile that
-an element falls into does not change its bits, and tiles are free to follow the number of rows:
+by the tensor core's steps of sixteen; no program sums a part of k. So neither the tile that an element falls
+into nor the number of inputs loaded at a time changes its bits, and tiles are free to follow the rows:
 
-    up to 16 rows   weights stand on the product's M side (its least there is 16 too, but wgmma's is 64, and
-                    the rows fit its N side); tiles of few outputs, so that all multiprocessors read weights
-    up to 64 rows   the same with 64 columns
+    up to 64 rows   weights stand on the product's M side (64 outputs or more, wgmma's least); 16, 32 or 64
+                    rows are its N side
     more            rows on M
+
+Rows and outputs beyond the last are zeros: their memory is not read. (Read from the last row instead, one row
+took up to two and a half times as long as sixteen: all multiprocessors wanted the same cache lines.)
 
 T rows, K inputs, N outputs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 import triton.language as tl
 
 from octavo.device.triton.launch import TRITON_DTYPES, Constant, jit, kernel, launch
 
-BLOCK_K = tl.constexpr(64)
 _GROUP = tl.constexpr(
     8
 )  # neighbouring programs share this many tiles of rows, so that L2 holds their weights
-_WIDE = 8192  # outputs from which tiles of 32 still keep every multiprocessor busy
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product is cut. A pure function of shapes chooses it (`tiling_for`)."""
+    """How a product is cut. Shapes choose it (`tiling_for`); the device bounds its stages."""
 
     rows: int
     outputs: int
     weights_first: bool  # weights on the product's M side
     num_warps: int
     num_stages: int
+    block_k: int = 64  # inputs that are loaded at a time
 
     def num_tiles(self, num_rows: int, num_outputs: int) -> tuple[int, int]:
         """Tiles of rows, tiles of outputs."""
         return -(-num_rows // self.rows), -(-num_outputs // self.outputs)
 
+    def within(self, shared_bytes: int, bytes_per_number: int) -> Tiling:
+        """The same with no more stages than fit into shared memory. Float32, whose products are no tensor
+        core's and hold inputs in registers, has 64 of them at a time."""
+        block_k = min(self.block_k, 64) if bytes_per_number > 2 else self.block_k
+        bytes_per_stage = (self.rows + self.outputs) * block_k * bytes_per_number
+        stages = max(1, min(self.num_stages, shared_bytes // bytes_per_stage))
+        return replace(self, num_stages=stages, block_k=block_k)
+
     @property
     def constants(self) -> dict[str, Constant]:
         """As kernels take them."""
-        return {"ROWS": self.rows, "OUTPUTS": self.outputs, "WEIGHTS_FIRST": self.weights_first}
+        return {
+            "ROWS": self.rows,
+            "OUTPUTS": self.outputs,
+            "BLOCK_K": self.block_k,
+            "WEIGHTS_FIRST": self.weights_first,
+        }
 
 
-def tiling_for(num_rows: int, num_outputs: int) -> Tiling:
-    """The tiles of a product of so many rows and outputs."""
-    if num_rows <= 16:
-        outputs = 16 if num_outputs < _WIDE else 32
-        return Tiling(16, outputs, weights_first=True, num_warps=2 if outputs == 16 else 4, num_stages=6)
-    if num_rows <= 64:
-        return Tiling(64, 64, weights_first=True, num_warps=4, num_stages=4)
-    return Tiling(128, 128, weights_first=False, num_warps=8, num_stages=3)
+# By rows of a tile: up to `_FEW_OUTPUTS` outputs, and more, whose tiles outnumber the multiprocessors, so
+# that two programs share one. From the sweep of 26 November 2026 (H200, Triton 3.6, bf16; docs/gpu.md) over
+# 1024 to 6144 and 28672 outputs, 1024 to 14336 inputs: each the fastest of 18 forms or within 4 % of it, but
+# for 1024 outputs (6 % or more at one row, more at 64). The vocabulary's product was not in it: taken to be
+# as that of 28672 outputs.
+_FEW_OUTPUTS = 8192
+_TILINGS = {
+    16: (Tiling(16, 64, True, 4, 6, 128), Tiling(16, 64, True, 4, 4, 128)),
+    32: (Tiling(32, 64, True, 4, 6, 128), Tiling(32, 64, True, 4, 4, 128)),
+    64: (Tiling(64, 64, True, 4, 6, 128), Tiling(64, 128, True, 8, 4, 64)),
+}
+_PROMPTS = Tiling(128, 128, weights_first=False, num_warps=8, num_stages=3)
+# So few programs are bound by what one multiprocessor loads, some 90 GB/s in that sweep, and load less with
+# fewer rows each. This is reasoning: no form in the sweep had fewer rows than there were.
+_FEW_PROGRAMS = 64
+
+
+def tiling_for(num_rows: int, num_outputs: int, num_inputs: int) -> Tiling:
+    """The tiles of a product, as a device with room for all stages takes them."""
+    if num_rows > max(_TILINGS):
+        return _PROMPTS
+    rows = min(size for size in _TILINGS if num_rows <= size)
+    while rows // 2 in _TILINGS and -(-num_rows // (rows // 2)) * -(-num_outputs // 64) <= _FEW_PROGRAMS:
+        rows //= 2
+    chosen = _TILINGS[rows][num_outputs > _FEW_OUTPUTS]
+    return chosen if num_inputs % chosen.block_k == 0 else replace(chosen, block_k=64)
+
+
+def tiling_of(x: torch.Tensor, weight: torch.Tensor) -> Tiling:
+    """The tiles of x (T, K) @ weight (N, K).T on its device."""
+    chosen = tiling_for(x.shape[0], *weight.shape)
+    return chosen.within(shared_bytes_of(weight.device), weight.element_size())
+
+
+@cache
+def shared_bytes_of(device: torch.device) -> int:
+    """What one program may have; a large device's where an interpreter runs it."""
+    if device.type != "cuda":
+        return 227 * 1024
+    per_multiprocessor: int = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+    return per_multiprocessor - 1024  # which each program needs for itself
 
 
 def linear(
@@ -80,7 +128,7 @@ def linear(
     assert out.stride(1) == 1
     assert bias is None or bias.shape == (num_outputs,)
     assert residual is None or (residual.shape == out.shape and residual.stride(1) == 1)
-    chosen = tiling_for(num_rows, num_outputs) if tiling is None else tiling
+    chosen = tiling_of(x, weight) if tiling is None else tiling
     row_tiles, output_tiles = chosen.num_tiles(num_rows, num_outputs)
     launch(
         multiply,
@@ -110,6 +158,7 @@ def multiply(
     NUM_OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     WEIGHTS_FIRST: tl.constexpr,
 ) -> None:
     """One program for each tile."""
@@ -125,6 +174,7 @@ def multiply(
         NUM_OUTPUTS,
         ROWS,
         OUTPUTS,
+        BLOCK_K,
         WEIGHTS_FIRST,
     )
     row, output = indices(row_tile, output_tile, ROWS, OUTPUTS, WEIGHTS_FIRST)
@@ -149,28 +199,34 @@ def product(
     NUM_OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     WEIGHTS_FIRST: tl.constexpr,
 ) -> tl.tensor:
     """A tile in float32: (OUTPUTS, ROWS) with weights first, (ROWS, OUTPUTS) otherwise.
 
-    Rows and outputs beyond the last read the last one's numbers, and are not written.
+    Rows and outputs beyond the last are zeros, read from nowhere; they are not written.
     """
-    row = tl.minimum(row_tile * ROWS + tl.arange(0, ROWS), num_rows - 1).to(tl.int64)
-    output = tl.minimum(output_tile * OUTPUTS + tl.arange(0, OUTPUTS), NUM_OUTPUTS - 1).to(tl.int64)
+    row = row_tile * ROWS + tl.arange(0, ROWS)
+    output = output_tile * OUTPUTS + tl.arange(0, OUTPUTS)
     inner = tl.arange(0, BLOCK_K)
-    x_at = x + row[:, None] * x_stride + inner[None, :]
-    weight_at = weight + output[:, None] * INPUTS + inner[None, :]
+    is_row, is_output = (row < num_rows)[:, None], (output < NUM_OUTPUTS)[:, None]
+    x_at = x + row.to(tl.int64)[:, None] * x_stride + inner[None, :]
+    weight_at = weight + output.to(tl.int64)[:, None] * INPUTS + inner[None, :]
     if WEIGHTS_FIRST:
         y = tl.zeros([OUTPUTS, ROWS], tl.float32)
     else:
         y = tl.zeros([ROWS, OUTPUTS], tl.float32)
     for start in range(0, INPUTS, BLOCK_K):
         if INPUTS // BLOCK_K * BLOCK_K == INPUTS:  # constexpr has no reflected %
-            x_tile, weight_tile = tl.load(x_at + start), tl.load(weight_at + start)
+            x_tile = tl.load(x_at + start, mask=is_row, other=0.0)
+            if NUM_OUTPUTS // OUTPUTS * OUTPUTS == NUM_OUTPUTS:
+                weight_tile = tl.load(weight_at + start)
+            else:
+                weight_tile = tl.load(weight_at + start, mask=is_output, other=0.0)
         else:
-            mask = (start + inner < INPUTS)[None, :]
-            x_tile = tl.load(x_at + start, mask=mask, other=0.0)
-            weight_tile = tl.load(weight_at + start, mask=mask, other=0.0)
+            is_input = (start + inner < INPUTS)[None, :]
+            x_tile = tl.load(x_at + start, mask=is_row & is_input, other=0.0)
+            weight_tile = tl.load(weight_at + start, mask=is_output & is_input, other=0.0)
         if WEIGHTS_FIRST:
             y = tl.dot(weight_tile, tl.trans(x_tile), y, input_precision="ieee")
         else:

@@ -15,11 +15,11 @@ import triton.language as tl
 
 from octavo.device.triton.arithmetic import capped
 from octavo.device.triton.launch import TRITON_DTYPES, kernel, launch
-from octavo.device.triton.linear import Tiling, indices, place_of, product, tiling_for
+from octavo.device.triton.linear import Tiling, indices, place_of, product, tiling_of
 
 _TILES_AT_ONCE = tl.constexpr(512)
 _INFINITY = tl.constexpr(float("inf"))
-_LEAST_OUTPUTS = 16  # of any tiling
+_LEAST_OUTPUTS = 64  # of any tiling that shapes choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def _check(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling | None) -> Tili
     assert weight.dtype == x.dtype
     assert x.dtype in TRITON_DTYPES
     assert x.stride(1) == 1
-    return tiling_for(x.shape[0], weight.shape[0]) if tiling is None else tiling
+    return tiling_of(x, weight) if tiling is None else tiling
 
 
 @kernel("num_rows")
@@ -111,6 +111,7 @@ def multiply_into_logits(
     NUM_OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     WEIGHTS_FIRST: tl.constexpr,
 ) -> None:
     """One program for each tile."""
@@ -126,6 +127,7 @@ def multiply_into_logits(
         NUM_OUTPUTS,
         ROWS,
         OUTPUTS,
+        BLOCK_K,
         WEIGHTS_FIRST,
     )
     if soft_cap is not None:
@@ -149,6 +151,7 @@ def find_largest_of_tiles(
     NUM_OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     WEIGHTS_FIRST: tl.constexpr,
 ) -> None:
     """One program for each tile."""
@@ -164,6 +167,7 @@ def find_largest_of_tiles(
         NUM_OUTPUTS,
         ROWS,
         OUTPUTS,
+        BLOCK_K,
         WEIGHTS_FIRST,
     )
     if soft_cap is not None:
