@@ -11,7 +11,8 @@ from typing import cast
 
 from octavo.errors import InvalidRequest, as_items, require_range, shown
 
-GRAMMAR_CHARS_MAX = 256 * 1024
+GRAMMAR_CHARS_MAX = 256 * 1024  # as clients write one
+MADE_CHARS_MAX = 4 * 1024 * 1024  # of one that is made of tools
 CHOICES_MAX = 1024
 DEPTH_MAX = 128  # levels of a schema
 
@@ -42,7 +43,8 @@ class Grammar:
     at_start: bool = False
 
     def __post_init__(self) -> None:
-        require_range(f"length of {self.param}", len(self.text), 1, GRAMMAR_CHARS_MAX, param=self.param)
+        most = MADE_CHARS_MAX if self.param.startswith("tools") else GRAMMAR_CHARS_MAX
+        require_range(f"length of {self.param}", len(self.text), 1, most, param=self.param)
 
 
 class ThinkingState(enum.StrEnum):

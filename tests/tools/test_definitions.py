@@ -66,7 +66,7 @@ def test_one_call_where_parallel_ones_are_not_wanted_and_nothing_without_tools()
         ([function(strict="yes")], None, "tools", "true or false"),
         ([function(parameters=[])], None, "tools", "a JSON schema"),
         ([NOW, NOW], None, "tools", "two functions named now"),
-        ([NOW] * (TOOLS_MAX + 1), None, "tools", "128"),
+        ([NOW] * (TOOLS_MAX + 1), None, "tools", "512"),
         ([function(description="x" * 300_000)], None, "tools", "length of tools"),
         ([function(parameters=deep(200))], None, "tools", "nested deeper than 128 levels"),
         ([NOW], "maybe", "tool_choice", "allowed: none, auto, required"),

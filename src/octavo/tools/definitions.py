@@ -6,14 +6,15 @@ from __future__ import annotations
 import enum
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.errors import InvalidRequest, as_items, require_range, shown
 from octavo.grammar import check_depth
 
-TOOLS_MAX = 128
-TOOLS_JSON_CHARS_MAX = 256 * 1024
+TOOLS_MAX = 512
+TOOLS_JSON_CHARS_MAX = 1024 * 1024
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}}
 
@@ -72,8 +73,8 @@ def tools_of(given: object) -> tuple[Tool, ...]:
         return ()
     items = as_items("tools", given, "a list of functions", TOOLS_MAX, of="number of tools")
     tools = tuple(_tool(item, f"tools[{index}]") for index, item in enumerate(items))
-    names = [tool.name for tool in tools]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    names = Counter(tool.name for tool in tools)
+    twice = next((name for name, count in names.items() if count > 1), None)
     if twice is not None:
         raise InvalidRequest(f"tools has two functions named {twice}; allowed: one", param="tools")
     check_depth([tool.given for tool in tools], "tools")
