@@ -21,6 +21,15 @@ def running(
             process.kill()  # nothing, for one that has ended
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def url_told(process: subprocess.Popen[str]) -> str:
     """The address of a server, which it tells on standard error. Fails where it ends first."""
     assert process.stderr is not None

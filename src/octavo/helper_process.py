@@ -98,8 +98,36 @@ class HelperProcess:
                     raise ValueError("the process ended, or its answer is too long")
         return bytes(received[_HEADER_BYTES:])
 
+    def send(self, request: bytes) -> None:
+        """For a worker that answers out of turn: one thread at a time sends, and another one receives. Raises
+        HelperEnded."""
+        unsent = memoryview(len(request).to_bytes(_HEADER_BYTES, "big") + request)
+        poll = select.poll()
+        poll.register(self._in, select.POLLOUT)
+        try:
+            while unsent:
+                poll.poll()
+                unsent = unsent[os.write(self._in, unsent) :]
+        except OSError as error:
+            raise HelperEnded(str(error)) from None
+
+    def receive(self) -> bytes:
+        """The next answer, whenever it comes. Raises HelperEnded."""
+        received, expected = bytearray(), _HEADER_BYTES
+        poll = select.poll()
+        poll.register(self._out, select.POLLIN)
+        while len(received) < expected:
+            poll.poll()
+            piece = os.read(self._out, expected - len(received))
+            received += piece
+            if len(received) == _HEADER_BYTES == expected:
+                expected += int.from_bytes(received, "big")
+            if not piece or expected > self._answer_bytes_max + _HEADER_BYTES:
+                raise HelperEnded("it ended, or its answer is too long")
+        return bytes(received[_HEADER_BYTES:])
+
     def kill(self) -> None:
-        """Any thread: the exchange in flight raises HelperEnded."""
+        """Any thread: what waits for an answer raises HelperEnded."""
         self._process.kill()
 
     def end(self) -> int:

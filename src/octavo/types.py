@@ -36,6 +36,7 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"  # max_tokens, or the end of the context
     TIMEOUT = "timeout"  # a deadline of the request passed; what was made until then stands
     CANCELLED = "cancelled"  # the client went away or asked for it
+    DEAD_END = "dead_end"  # the client's own limits, or its grammar, allow no token; `Update.error` says why
     ERROR = "error"  # this request failed, alone; `Update.error` says why
 
 
@@ -316,6 +317,6 @@ class Update:
     usage: Usage  # of this choice
     finish: FinishReason | None = None
     stop_token: int | None = None  # the token that ended it, when finish is STOP
-    error: str = ""  # when finish is ERROR or TIMEOUT: why, in words
+    error: str = ""  # when finish is ERROR, DEAD_END or TIMEOUT: why, in words
     prompt_logprobs: tuple[SampledToken, ...] = ()
     embedding: bytes = b""  # of the prompt, as in `StepResult.pooled`

@@ -144,6 +144,13 @@ class FakeModel:
         """A few of what a real one has."""
         return {"tokenizer_class": "Bytes", "bos_token": None, "eos_token": "<299>", "chat_template": "{}"}
 
+    @property
+    def compilers(self) -> FakeModel:
+        return self
+
+    async def compiled(self, params: SamplerParams, tenant: str) -> None:
+        """It follows none."""
+
     async def submit(
         self,
         prompt: Sequence[int],

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 from tests.exactness import Subject
+from tests.grammars import KeptGrammars
 from tests.tiny import EOS, VOCAB, random_prompt, request
 
 from octavo.grammar import Grammar, GrammarKind, Thinking, ThinkingState, of_choices, of_schema, of_text
 from octavo.kernels.contract import Ops
-from octavo.sampling.grammars import Grammars, Words
+from octavo.sampling.grammars import Words
 from octavo.types import Request
 
 LONGER = ["name", '": ', '{"', "abc", '", "', "true", "false", "is", "ing", "the ", "12", "number"]
@@ -31,9 +32,9 @@ def encode(text: str) -> list[int]:
     return tokens
 
 
-def new_grammars() -> Grammars:
+def new_grammars() -> KeptGrammars:
     """Over that vocabulary."""
-    return Grammars(lambda: Words(PIECES, [], [EOS], encode))
+    return KeptGrammars(lambda: Words(PIECES, [], [EOS], encode))
 
 
 def _schema(rng: np.random.Generator) -> Grammar:

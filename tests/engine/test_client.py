@@ -373,7 +373,7 @@ def test_masks_that_end_in_a_dead_end_end_the_request_with_the_reason(served: Se
         masks = {"allowed_token_ids": (7,), "banned_sequences": ((7, 7, 7),)}
         (told,) = await read(await served.llm.submit(prompt_of(1), greedy(5, **masks)))
         assert told.answer.tokens == [7, 7]
-        assert told.finishes == [FinishReason.ERROR]
+        assert told.finishes == [FinishReason.DEAD_END]
         assert "banned_sequences" in told.error
 
     asyncio.run(scenario())

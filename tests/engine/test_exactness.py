@@ -189,7 +189,7 @@ def test_who_forbids_every_token_fails_alone_and_what_it_computed_stays_findable
     wanted = run(engine, [request(1, prompt, 6)])[1, 0]
     ends = request(2, prompt, 6, allowed_token_ids=(7,), banned_sequences=((7, 7),))
     answers = run(engine, [request(3, prompt, 6), ends])
-    assert answers[2, 0].finish is FinishReason.ERROR
+    assert answers[2, 0].finish is FinishReason.DEAD_END
     assert answers[2, 0].tokens == [7]
     again = run(engine, [request(4, prompt, 6)])[4, 0]
     assert again.cached == 32

@@ -66,6 +66,27 @@ def test_a_tenant_with_too_much_waiting_is_refused_alone(busy):
     assert gate.done == ["a", "a", "a", "last"]
 
 
+def test_a_tenant_has_no_more_threads_at_once_than_it_may() -> None:
+    threads, gates = FairThreads(3, 9, "test", at_once_max=2), [Gate() for _ in range(4)]
+    waiting = [threads.submit("a", gate.wait) for gate in gates[:3]]
+    assert gates[0].begun.wait(LIMIT_S)
+    assert gates[1].begun.wait(LIMIT_S)
+    other = threads.submit("b", gates[3].wait)
+    assert gates[3].begun.wait(LIMIT_S)
+    assert not gates[2].begun.is_set()
+    gates[3].open.set()
+    other.result(LIMIT_S)
+    assert threads.submit("b", lambda: "again").result(LIMIT_S) == "again"
+    assert not gates[2].begun.is_set()
+    gates[0].open.set()
+    assert gates[2].begun.wait(LIMIT_S)
+    for gate in gates:
+        gate.open.set()
+    for one in waiting:
+        one.result(LIMIT_S)
+    threads.close()
+
+
 def test_as_many_run_at_once_as_there_are_threads():
     threads, meeting = FairThreads(2, 4, "test"), threading.Barrier(2)
     for future in [threads.submit("a", lambda: meeting.wait(20)) for _ in range(2)]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
+from tests.grammars import KeptGrammars
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, QueueFull
 from octavo.grammar import Grammar, GrammarKind, of_choices, of_schema, of_text
-from octavo.sampling.grammars import Grammars, Matcher, Words, place_of
+from octavo.sampling import grammars as module
+from octavo.sampling.grammar_refusals import place_of
+from octavo.sampling.grammar_trials import GrammarTrials, Verdict
+from octavo.sampling.grammars import CompiledGrammar, Grammars, Matcher, Words
 
 LONGER = [b"cat", b"car", b'{"', b'": ', b"ab"]
 END = 256 + len(LONGER)
@@ -23,10 +30,30 @@ def encode(text: str) -> list[int]:
     return tokens
 
 
-@pytest.fixture
-def grammars() -> Grammars:
+def words() -> Words:
     pieces = [bytes([i]) for i in range(256)] + LONGER + [b"<end>"]
-    return Grammars(lambda: Words(pieces, [END], [END], encode))
+    return Words(pieces, [END], [END], encode)
+
+
+@pytest.fixture
+def kept() -> KeptGrammars:
+    """For what matchers do."""
+    return KeptGrammars(words)
+
+
+@pytest.fixture(scope="module")
+def tried() -> Iterator[Grammars]:
+    """One for all that is refused: its process starts once."""
+    made = Grammars(words)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def untried(monkeypatch: pytest.MonkeyPatch) -> Grammars:
+    """Each trial says yes, and that the grammar takes 1 MiB."""
+    monkeypatch.setattr(GrammarTrials, "try_it", lambda *_, **__: Verdict(1 << 20))
+    return Grammars(words)
 
 
 def allowed(matcher: Matcher) -> set[int]:
@@ -35,8 +62,8 @@ def allowed(matcher: Matcher) -> set[int]:
     return set(np.flatnonzero(scores == 0).tolist())
 
 
-def test_what_is_forced_is_all_that_is_allowed_and_its_end_is_the_end_token(grammars: Grammars) -> None:
-    slow = grammars.begin(of_choices(["cats!"]), [])
+def test_what_is_forced_is_all_that_is_allowed_and_its_end_is_the_end_token(kept: KeptGrammars) -> None:
+    slow = kept.begin(of_choices(["cats!"]), [])
     fast = slow.copy()
     tokens = []
     while not slow.is_at_end:
@@ -48,26 +75,113 @@ def test_what_is_forced_is_all_that_is_allowed_and_its_end_is_the_end_token(gram
 
 
 def test_a_copy_goes_its_own_way_and_tokens_put_a_new_matcher_where_an_old_one_was(
-    grammars: Grammars,
+    kept: KeptGrammars,
 ) -> None:
     grammar = of_choices(["cat", "cow", "dog"])
-    one = grammars.begin(grammar, [])
+    one = kept.begin(grammar, [])
     two = one.copy()
     assert one.accept(ord("c")) == ""
     assert two.accept(ord("d")) == ""
     assert ord("o") in allowed(one) & allowed(two)
     assert ord("a") in allowed(one) - allowed(two)
-    again = grammars.begin(grammar, [ord("d")])
+    again = kept.begin(grammar, [ord("d")])
     assert allowed(again) == allowed(two)
 
 
-def test_a_token_that_is_not_allowed_is_told(grammars: Grammars) -> None:
-    assert grammars.begin(of_choices(["cat"]), []).accept(ord("x")) != ""
+def test_a_token_that_is_not_allowed_is_told(kept: KeptGrammars) -> None:
+    assert kept.begin(of_choices(["cat"]), []).accept(ord("x")) != ""
 
 
-def test_equal_grammars_are_compiled_once(grammars: Grammars) -> None:
-    one, two = of_schema({"type": "object"}), of_schema({"type": "object"})
-    assert grammars._prototype(one) is grammars._prototype(two)
+def test_equal_grammars_are_compiled_once_also_by_threads_at_once(untried: Grammars) -> None:
+    made = list[CompiledGrammar]()
+    threads = [
+        threading.Thread(target=lambda: made.append(untried.compile(of_schema({"type": "object"}))))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(made) == 8
+    assert len(set(map(id, made))) == 1
+    assert untried.stats.count == 1
+
+
+def number(index: int) -> Grammar:
+    return of_schema({"type": "integer", "minimum": index})
+
+
+def test_what_a_request_holds_stays_compiled_and_what_nothing_holds_leaves_for_others(
+    untried: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COMPILED_BYTES_MAX", 3 << 20)
+    held = untried.compile(number(0))
+    for index in range(1, 9):
+        untried.compile(number(index))
+        assert untried.num_bytes <= 3 << 20
+    assert untried.known(number(0)) is held
+    untried.begin(number(0), [])
+    assert untried.known(number(3)) is None
+    assert untried.known(number(8)) is not None
+
+
+def test_grammars_in_use_are_bounded_and_a_tenant_has_half(
+    untried: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COMPILED_BYTES_MAX", 4 << 20)
+    monkeypatch.setattr(module, "TENANT_BYTES_MAX", 2 << 20)
+    held = [untried.compile(number(index), "a") for index in range(2)]
+    with pytest.raises(QueueFull, match="take 2 MiB, and this one takes 1; allowed: 2 MiB"):
+        untried.compile(number(2), "a")
+    held += [untried.compile(number(index), "b") for index in (3, 4)]
+    with pytest.raises(QueueFull):
+        untried.compile(number(5), "c")
+    del held[0]
+    untried.compile(number(2), "a")
+
+
+def test_a_row_whose_request_holds_no_grammar_is_a_bug(untried: Grammars) -> None:
+    with pytest.raises(AssertionError, match="does not hold"):
+        untried.begin(number(1), [])
+
+
+def test_what_was_refused_once_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = []
+
+    def refuse(*given: object, **_: object) -> Verdict:
+        trials.append(given)
+        return Verdict(why_not="too large", is_final=len(trials) > 1)
+
+    monkeypatch.setattr(GrammarTrials, "try_it", refuse)
+    grammars = Grammars(words)
+    for _ in range(3):
+        with pytest.raises(InvalidRequest, match="json_schema cannot be followed: too large"):
+            grammars.check(number(1))
+    assert len(trials) == 2  # the first was refused for what the machine did
+    assert grammars.stats.refusals == {"other": 3}
+
+
+def test_masks_that_take_long_are_charged_for_what_they_leave(
+    untried: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = untried.compile(of_choices(["cat", "dog"]))
+    before = held.num_bytes
+    matcher = untried.begin(held.grammar, [])
+    monkeypatch.setattr(module, "_MASK_SECONDS_FREE", -0.01)
+    allowed(matcher)
+    assert held.num_bytes >= before + (10 << 20)
+
+
+def test_a_limit_that_is_met_later_is_named(kept: KeptGrammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(module._LIMITS, "max_lexer_states", 30)
+    monkeypatch.setitem(module._LIMITS, "precompute_large_lexemes", False)
+    matcher = kept.begin(of_text(GrammarKind.REGEX, "(x|y)*x(x|y){9}z", "regex"), [])
+    why = ""
+    for token in b"xyxxyxyyxyxxyyxyxyxyyxxy" * 20:
+        why = matcher.mask(np.zeros(END + 1, np.float32)) or matcher.accept(token)
+        if why:
+            break
+    assert "states" in why or "limit" in why or "fuel" in why
 
 
 @pytest.mark.parametrize(
@@ -82,9 +196,9 @@ def test_equal_grammars_are_compiled_once(grammars: Grammars) -> None:
         (of_text(GrammarKind.GBNF, "root ::= missing", "grammar"), "'missing' not found"),
     ],
 )
-def test_a_refusal_names_the_keyword_and_its_place(grammars: Grammars, grammar: Grammar, why: str) -> None:
+def test_a_refusal_names_the_keyword_and_its_place(tried: Grammars, grammar: Grammar, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why) as refused:
-        grammars.check(grammar)
+        tried.check(grammar)
     assert refused.value.param == grammar.param
 
 
@@ -113,9 +227,9 @@ def test_choices_that_are_none_are_refused(given: object) -> None:
         (False, "false (at #)"),
     ],
 )
-def test_a_keyword_is_named_whatever_the_library_says(grammars: Grammars, schema: object, says: str) -> None:
+def test_a_keyword_is_named_whatever_the_library_says(tried: Grammars, schema: object, says: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
-        grammars.check(of_schema(schema))
+        tried.check(of_schema(schema))
     assert raised.value.code == "unsupported_grammar"
     assert f"not supported: {says}" in str(raised.value)
 
@@ -133,9 +247,9 @@ def test_a_keyword_is_named_whatever_the_library_says(grammars: Grammars, schema
         },
     ],
 )
-def test_what_can_be_followed_after_all_is_served(grammars: Grammars, schema: object) -> None:
+def test_what_can_be_followed_after_all_is_served(tried: Grammars, schema: object) -> None:
     """As pydantic writes a union that a field tells apart; `true` allows everything."""
-    grammars.check(of_schema(schema))
+    tried.check(of_schema(schema))
 
 
 def test_a_schema_nested_too_deep_is_refused_before_anything_walks_it() -> None:

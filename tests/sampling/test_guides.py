@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.grammars import KeptGrammars
 
 from octavo.grammar import Grammar, GrammarKind, Thinking, ThinkingState, of_choices
 from octavo.params import SamplerParams
-from octavo.sampling.grammars import Grammars, Words
+from octavo.sampling.grammars import Words
 from octavo.sampling.guides import Guide, guide_of
 
 PIECES = [b"<think>", b"</think>", b"\n\n", b"<call>", b"x<", b".</think>"]
@@ -27,13 +28,13 @@ def encode(text: str) -> list[int]:
 
 
 @pytest.fixture
-def grammars() -> Grammars:
+def grammars() -> KeptGrammars:
     pieces = [bytes([i]) for i in range(256)] + PIECES + [b"<end>"]
-    return Grammars(lambda: Words(pieces, [END], [END], encode))
+    return KeptGrammars(lambda: Words(pieces, [END], [END], encode))
 
 
 def guide(
-    grammars: Grammars,
+    grammars: KeptGrammars,
     grammar: Grammar | None,
     state: ThinkingState | None = None,
     budget: int | None = None,
@@ -59,11 +60,11 @@ def feed(made: Guide, tokens: list[int]) -> None:
         assert made.accept(token) == ""
 
 
-def test_nothing_leads_a_row_that_neither_has_a_grammar_nor_a_budget(grammars: Grammars) -> None:
+def test_nothing_leads_a_row_that_neither_has_a_grammar_nor_a_budget(grammars: KeptGrammars) -> None:
     assert guide_of(SamplerParams(thinking=Thinking(ThinkingState.INSIDE)), grammars, []) is None
 
 
-def test_a_grammar_begins_behind_the_thinking_that_the_prompt_opened(grammars: Grammars) -> None:
+def test_a_grammar_begins_behind_the_thinking_that_the_prompt_opened(grammars: KeptGrammars) -> None:
     made = guide(grammars, ANSWER, ThinkingState.INSIDE)
     feed(made, encode("hm, no <thi"))
     assert may_come(made) is None
@@ -75,13 +76,13 @@ def test_a_grammar_begins_behind_the_thinking_that_the_prompt_opened(grammars: G
     assert may_come(made) == {ord("y"), ord("n")}
 
 
-def test_what_closes_the_thinking_may_be_a_part_of_a_token(grammars: Grammars) -> None:
+def test_what_closes_the_thinking_may_be_a_part_of_a_token(grammars: KeptGrammars) -> None:
     made = guide(grammars, ANSWER, ThinkingState.INSIDE)
     feed(made, [*encode("hm"), DOT_CLOSE, BLANK])
     assert may_come(made) == {ord("y"), ord("n")}
 
 
-def test_the_model_may_open_its_thinking_where_the_prompt_leaves_it_to_it(grammars: Grammars) -> None:
+def test_the_model_may_open_its_thinking_where_the_prompt_leaves_it_to_it(grammars: KeptGrammars) -> None:
     made = guide(grammars, ANSWER, ThinkingState.MAYBE)
     assert may_come(made) == {THINK, ord("y"), ord("n")}
     twin = made.copy()
@@ -94,7 +95,7 @@ def test_the_model_may_open_its_thinking_where_the_prompt_leaves_it_to_it(gramma
 @pytest.mark.parametrize("state", [ThinkingState.INSIDE, ThinkingState.MAYBE])
 @pytest.mark.parametrize("grammar", [ANSWER, None])
 def test_a_budget_ends_the_thinking_after_so_many_tokens(
-    grammars: Grammars, state: ThinkingState, grammar: Grammar | None
+    grammars: KeptGrammars, state: ThinkingState, grammar: Grammar | None
 ) -> None:
     made = guide(grammars, grammar, state, 3)
     feed(made, [THINK] if state is ThinkingState.MAYBE else [])
@@ -107,7 +108,7 @@ def test_a_budget_ends_the_thinking_after_so_many_tokens(
 
 
 def test_a_budget_of_nothing_closes_at_once_and_an_output_that_does_not_think_has_none(
-    grammars: Grammars,
+    grammars: KeptGrammars,
 ) -> None:
     assert may_come(guide(grammars, None, ThinkingState.INSIDE, 0)) == {CLOSE}
     made = guide(grammars, None, ThinkingState.MAYBE, 0)
@@ -117,7 +118,7 @@ def test_a_budget_of_nothing_closes_at_once_and_an_output_that_does_not_think_ha
 
 @pytest.mark.parametrize("before", [encode("hm "), [], [*encode("hm "), X_LESS], encode("1 < 2, <c")])
 def test_a_trigger_begins_a_grammar_with_the_token_that_has_its_first_byte(
-    grammars: Grammars, before: list[int]
+    grammars: KeptGrammars, before: list[int]
 ) -> None:
     made = guide(grammars, LAZY)
     feed(made, before)
@@ -128,7 +129,7 @@ def test_a_trigger_begins_a_grammar_with_the_token_that_has_its_first_byte(
     assert made.forced()[-1] == END
 
 
-def test_a_call_that_does_not_fit_its_grammar_is_free_text(grammars: Grammars) -> None:
+def test_a_call_that_does_not_fit_its_grammar_is_free_text(grammars: KeptGrammars) -> None:
     grammar = Grammar(GrammarKind.LARK, 'start: "<call>a"', triggers=("call>",))
     made = guide(grammars, grammar)
     feed(made, encode("call>"))
@@ -145,7 +146,7 @@ def test_a_call_that_does_not_fit_its_grammar_is_free_text(grammars: Grammars) -
 @pytest.mark.parametrize("state", [None, *ThinkingState])
 @pytest.mark.parametrize("grammar", [ANSWER, LAZY])
 def test_tokens_put_a_new_guide_where_an_old_one_was(
-    grammars: Grammars, state: ThinkingState | None, grammar: Grammar
+    grammars: KeptGrammars, state: ThinkingState | None, grammar: Grammar
 ) -> None:
     """As after a preemption, at every place; and a copy stands there too."""
     made = guide(grammars, grammar, state, 4)

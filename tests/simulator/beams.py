@@ -45,7 +45,7 @@ class BeamBooks:
         """The final update of one choice equals the plain search; a deadline shows it as far as it came."""
         assert update.finish is not None, "a beam was told before the search was over"
         tokens = tuple(sampled.token for sampled in update.tokens)
-        if update.finish in (FinishReason.CANCELLED, FinishReason.ERROR):
+        if update.finish in (FinishReason.CANCELLED, FinishReason.DEAD_END, FinishReason.ERROR):
             assert not tokens
             return
         if request.request_id not in self._plain:

@@ -74,8 +74,12 @@ class Books:
             assert now >= request.arrival + min(given), "it was ended before its time"
             self._outcome.timed_out += 1
             return
+        if finish is FinishReason.DEAD_END:
+            assert update.error == "dead end"
+            self._outcome.failed += 1
+            return
         if finish is FinishReason.ERROR:
-            assert update.error in ("poisoned", "dead end") or request.fills_pin, update.error
+            assert update.error == "poisoned" or request.fills_pin, update.error
             self._outcome.failed += 1
             return
         self._outcome.finished += 1

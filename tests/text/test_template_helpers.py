@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from tests.processes import running
+from tests.processes import is_alive, running
 
 from octavo.errors import InvalidRequest, RequestFailed
 from octavo.text import template_helpers
@@ -41,14 +41,6 @@ def made():
 
 def pids(helpers):
     return [helper.pid for helper in helpers._idle]
-
-
-def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize(

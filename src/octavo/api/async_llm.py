@@ -298,5 +298,5 @@ async def _told(
 
 def _check(delta: Delta) -> None:
     """Raise RequestFailed for what has failed."""
-    if delta.finish is FinishReason.ERROR:
+    if delta.finish in (FinishReason.ERROR, FinishReason.DEAD_END):
         raise RequestFailed(delta.error or "the request failed")

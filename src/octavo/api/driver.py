@@ -16,7 +16,7 @@ from octavo.api.prompts import ReadPrompt
 from octavo.engine.assemble import Assembler, Vocabulary
 from octavo.engine.core import Cancel, Engine
 from octavo.engine.outputs import Delta
-from octavo.engine.requests import ModelFacts, make_request
+from octavo.engine.requests import ModelFacts, compile_grammar, make_request
 from octavo.errors import EngineStopped, InvalidRequest, RequestFailed
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import FinishReason, Request, Update
@@ -50,22 +50,26 @@ class Driver:
     def new_request(self, prompt: ReadPrompt, order: RequestOrder, priority: int = 0) -> Request:
         """A checked request, not yet queued; lower priorities run earlier. Raises InvalidRequest or
         RequestTooLarge."""
-        return make_request(
+        params = order.params_for(len(prompt.tokens), self._facts.context_length)
+        request = make_request(
             next(self._ids),
             prompt.tokens,
-            order.params_for(len(prompt.tokens), self._facts.context_length),
+            params,
             self.engine,
             self._facts,
             n=order.n,
             priority=-priority,
             cache_salt=prompt.cache_salt,
         )
+        compile_grammar(params, self._facts)  # refused here, and ready when it is queued
+        return request
 
     def submit(self, request: Request) -> None:
         """Queue it. Raises QueueFull or InvalidRequest; then nothing was queued."""
+        compiled = compile_grammar(request.params, self._facts)
         with self._alone():
             try:
-                self._assemblers[request.request_id] = Assembler(request, self._vocabulary)
+                self._assemblers[request.request_id] = Assembler(request, self._vocabulary, compiled)
                 self.engine.scheduler.submit(request)
             except BaseException:
                 self._assemblers.pop(request.request_id, None)
@@ -131,6 +135,8 @@ class Driver:
             self.engine.step()
         self.engine.executor.close()
         self._tokenizer.close()
+        if self._facts.grammars is not None:
+            self._facts.grammars.close()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -168,7 +174,7 @@ class Driver:
             while unsent and len(scheduler.live.waiting) < scheduler.config.max_rows:
                 self.submit(unsent.pop())
             for request_id, delta in self.step():
-                if delta.finish is FinishReason.ERROR:
+                if delta.finish in (FinishReason.ERROR, FinishReason.DEAD_END):
                     self._abandon()
                     raise RequestFailed(delta.error)
                 take(request_id, delta)

@@ -24,6 +24,7 @@ _REASONS = {
     FinishReason.LENGTH: "length",
     FinishReason.TIMEOUT: "timeout",
     FinishReason.CANCELLED: "abort",
+    FinishReason.DEAD_END: "error",
     FinishReason.ERROR: "error",
 }
 

@@ -93,7 +93,7 @@ class EngineAnswerer:
         stream = await self._model.submit(await prompt, self._params)
         try:
             async for delta in stream:
-                if delta.finish is FinishReason.ERROR:
+                if delta.finish in (FinishReason.ERROR, FinishReason.DEAD_END):
                     raise RequestFailed(delta.error)
                 yield Piece(delta.text, delta.usage)
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from threading import Event
 
 from octavo.engine.stats import EngineStats
 from octavo.errors import InvalidRequest
@@ -18,7 +19,7 @@ from octavo.tools.grammars import calls_grammar
 
 TAIL_TOKENS = 16  # of a prompt: enough to hold what opens or closes the thinking
 
-OnThread = Callable[[str, Callable[[], Grammar | None]], Awaitable[Grammar | None]]
+OnThread = Callable[[str, Callable[[Event], Grammar | None]], Awaitable[Grammar | None]]
 
 
 def with_grammars(stats: EngineStats, grammars: Grammars) -> EngineStats:
@@ -29,6 +30,7 @@ def with_grammars(stats: EngineStats, grammars: Grammars) -> EngineStats:
         grammars_compiled=compiled.count,
         grammar_seconds=compiled.seconds,
         grammar_refusals=dict(compiled.refusals),
+        grammar_bytes=grammars.num_bytes,
     )
 
 
@@ -65,7 +67,10 @@ class Answers:
                 "tools need the model's tokens as text, which are not known here", param="tools"
             )
         return await self._on_thread(
-            tenant, lambda: calls_grammar(use, self.form, output, self._special_id, grammars.check)
+            tenant,
+            lambda stop: calls_grammar(
+                use, self.form, output, self._special_id, lambda grammar: grammars.check(grammar, stop)
+            ),
         )
 
     def _special_id(self, text: str) -> int | None:

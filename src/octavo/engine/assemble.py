@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from octavo.engine.outputs import Delta, TokenInfo
+from octavo.sampling.grammars import CompiledGrammar
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.stops import StopMatcher
 from octavo.types import FinishReason, Request, SampledToken, Update, Usage
@@ -36,8 +37,11 @@ class _Choice:
 class Assembler:
     """Turns the updates of one request into deltas, choice by choice."""
 
-    def __init__(self, request: Request, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, request: Request, vocabulary: Vocabulary, compiled: CompiledGrammar | None = None
+    ) -> None:
         self._params = request.params
+        self._compiled = compiled  # held until the request ends, so that its rows find it
         self._vocabulary = vocabulary
         skip = vocabulary.special if request.params.skip_special_tokens else frozenset[int]()
         self._choices = [

@@ -3,8 +3,8 @@ the other.
 
     await llm.submit(...) -> inbox -> engine thread -> one callback per step -> call_soon_threadsafe -> stream
 
-Whatever can be refused is refused before the inbox: limits, context, pool, queue. Long texts are tokenised in
-a few threads that tenants share fairly, never on the event loop.
+Whatever can be refused is refused before the inbox: limits, context, pool, queue. Long texts are tokenised,
+and grammars compiled, in a few threads that tenants share fairly, never on the event loop.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TypeVar
 from octavo.engine.answers import Answers, with_grammars
 from octavo.engine.assemble import Assembler, Vocabulary
 from octavo.engine.bad_words import bad_word_ids
+from octavo.engine.compilers import Compilers
 from octavo.engine.control import Control
 from octavo.engine.core import Ask, Engine, Submit, ask, inspector_of
 from octavo.engine.fair_threads import FairThreads
@@ -30,7 +31,6 @@ from octavo.engine.pending_acks import PendingAcks
 from octavo.engine.requests import (
     ModelFacts,
     check_context,
-    check_grammar,
     encode_rendered,
     make_request,
     render_chat,
@@ -42,6 +42,7 @@ from octavo.errors import DeviceLost, EngineStopped, QueueFull, RequestFailed, R
 from octavo.inspect.inspector import Inspector
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
+from octavo.sampling.grammars import CompiledGrammar
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.control import Rendered
 from octavo.text.template_helpers import HELPERS_MAX
@@ -71,18 +72,17 @@ class EngineClient:
         self._engine = engine
         self._max_open = max_queue + engine.scheduler.config.max_rows
         self._vocabulary = Vocabulary(tokenizer.token_bytes, tokenizer.special_ids)
-        self._ids = itertools.count(1)
-        self._lock = threading.Lock()
+        self._ids, self._lock = itertools.count(1), threading.Lock()
         self._streams: dict[int, DeltaStream] = {}  # guarded by _lock: requests that the engine has not ended
         self._left: dict[int, int] = {}  # guarded by _lock: choices without a final update
         self._answers = PendingAcks()
         self._closed: str | None = None  # why nothing is taken any more
         self._tokenizers = FairThreads(TOKENIZER_THREADS, self._max_open, "octavo-tokenizer")
-        # On threads of their own: a slow template holds up chats alone.
         self._renderers = FairThreads(HELPERS_MAX, self._max_open, "octavo-template")
+        self.compilers = Compilers(facts, self._max_open)
         self.gave_up: str | None = None  # why the engine ended by itself, after repeated failures
         self.control = Control(self)
-        self.answers = Answers(tokenizer, facts.grammars, self._on_tokenizer_thread)
+        self.answers = Answers(tokenizer, facts.grammars, self.compilers.run)
         self._session_support = sessions or SessionSupport()
         self.sessions = Sessions(self, self._session_support)
         self._loop = EngineLoop(engine, self._deliver, self._recovered, self._give_up)
@@ -189,7 +189,7 @@ class EngineClient:
         """Queue a request. `cache_salt`, of up to 256 characters: it shares prefix blocks with the tenant's
         requests of the same salt alone, and with nothing that is pinned. Raises InvalidRequest,
         RequestTooLarge, QueueFull, EngineStopped; then nothing was queued."""
-        await self._compile(params, tenant)
+        compiled = await self.compilers.compiled(params, tenant)
         request = make_request(
             next(self._ids),
             prompt,
@@ -203,22 +203,17 @@ class EngineClient:
             cache_salt=cache_salt,
         )
         if tenant:
-            return await self._submit_asking(request)
-        # Under one lock, so that `_recovered` finds every request in the inbox or in the engine's hands.
-        return self._open(request, lambda: self._loop.submit(request))
+            return await self._submit_asking(request, compiled)
+        # Under one lock: `_recovered` finds every request in the inbox or in the engine's hands.
+        return self._open(request, lambda: self._loop.submit(request), compiled=compiled)
 
-    async def _compile(self, params: SamplerParams, tenant: str) -> None:
-        """Compile a grammar that is new here, off the event loop. Raises InvalidRequest."""
-        if params.grammar is not None:
-            await wrap_future(self._tokenizers.submit(tenant, lambda: check_grammar(params, self.facts)))
-
-    async def _submit_asking(self, request: Request) -> DeltaStream:
+    async def _submit_asking(self, request: Request, compiled: CompiledGrammar | None) -> DeltaStream:
         """The same for a tenant's, whose own bounds only the engine's thread can check: waits until that has
         taken it. Raises what it refuses with."""
         request_id = request.request_id
         answer = self._answers.open(request_id)
         try:
-            stream = self._open(request, lambda: self._loop.submit(request, answer))
+            stream = self._open(request, lambda: self._loop.submit(request, answer), compiled=compiled)
             await wrap_future(answer)
         except BaseException:
             self._forget(request_id)
@@ -268,7 +263,7 @@ class EngineClient:
     ) -> DeltaStream:
         """Queue the turn of a session, which `recorder` follows; `submit` does it, on the engine's thread.
         Raises what that raises, QueueFull or EngineStopped."""
-        await self._compile(params, tenant)
+        compiled = await self.compilers.compiled(params, tenant)
         request = make_request(
             next(self._ids),
             prompt,
@@ -292,13 +287,14 @@ class EngineClient:
             fitted = request if params.max_tokens is not None else scheduler.session_holds.fitted(request)
             submit(scheduler, fitted)
 
-        return await self._ask_to_submit(request, submit_fitted, recorder)
+        return await self._ask_to_submit(request, submit_fitted, recorder, compiled)
 
     async def _ask_to_submit(
         self,
         request: Request,
         question: Callable[[Scheduler, float], None],
         recorder: TurnRecorder | None = None,
+        compiled: CompiledGrammar | None = None,
     ) -> DeltaStream:
         """The stream of a request that `question` queues; undone where that raises."""
         request_id, answers = request.request_id, list[Future[None]]()
@@ -306,9 +302,8 @@ class EngineClient:
         def put() -> None:
             answers.append(ask(self._engine.inbox, question, request_id))
 
-        # Under one lock, as in `submit`: what `_recovered` has ended the stream of must not run without a
-        # reader.
-        stream = self._open(request, put, recorder)
+        # Under one lock, as in `submit`: a request whose stream `_recovered` has ended must not run.
+        stream = self._open(request, put, recorder, compiled)
         try:
             await self._answer_to(answers[0])
         except BaseException:
@@ -346,13 +341,17 @@ class EngineClient:
         ask(self._engine.inbox, change)
 
     def _open(
-        self, request: Request, send: Callable[[], None], recorder: TurnRecorder | None = None
+        self,
+        request: Request,
+        send: Callable[[], None],
+        recorder: TurnRecorder | None = None,
+        compiled: CompiledGrammar | None = None,
     ) -> DeltaStream:
         """The stream of a request, noted before `send` queues it. Raises QueueFull or EngineStopped."""
         stream = DeltaStream(
             request.request_id,
             asyncio.get_running_loop(),
-            Assembler(request, self._vocabulary),
+            Assembler(request, self._vocabulary, compiled),
             self._cancel,
         )
         stream.recorder = recorder
@@ -408,6 +407,7 @@ class EngineClient:
         self._loop.stop()
         self._renderers.close()
         self._tokenizers.close()
+        self.compilers.close()
         self.tokenizer.close()
         self._end_all(self._closed)
 

@@ -2,14 +2,15 @@
 
     waiting     a: [a1 a2 a3 a4]   b: [b1]         taken: a1, b1, a2, a3, a4
 
-Thus a tenant with many long texts holds another up for as long as one of its texts takes, at most. Work of
-one tenant is taken in the order in which it came.
+Thus a tenant with many long texts holds another up for as long as one of its texts takes, at most; where a
+tenant may have fewer threads at once than there are, not even that. Work of one tenant is taken in the order
+in which it came.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
@@ -20,15 +21,26 @@ AnswerT = TypeVar("AnswerT")
 
 
 class FairThreads:
-    """Threads begin with the work. `waiting_max` is for each tenant. Any thread may call it."""
+    """Threads begin with the work. `waiting_max` and `at_once_max` are for each tenant; `what` is what waits,
+    for errors. Any thread may call it."""
 
-    def __init__(self, num_threads: int, waiting_max: int, name: str) -> None:
+    def __init__(
+        self,
+        num_threads: int,
+        waiting_max: int,
+        name: str,
+        what: str = "texts wait to be tokenised",
+        at_once_max: int | None = None,
+    ) -> None:
         self._num_threads = num_threads
         self._waiting_max = waiting_max
         self._name = name
+        self._what = what
+        self._at_once_max = num_threads if at_once_max is None else at_once_max
         self._changed = threading.Condition()
         # All below are guarded by _changed. The next tenant first; one without waiting work is not in it.
         self._waiting: OrderedDict[str, deque[_Work[object]]] = OrderedDict()
+        self._at_work: Counter[str] = Counter()  # threads by tenant
         self._num_started = 0
         self._closed = False
 
@@ -44,7 +56,7 @@ class FairThreads:
                 own = self._waiting[tenant] = deque(one for one in own if not one.future.cancelled())
             if len(own) >= self._waiting_max:
                 raise QueueFull(
-                    f"{len(own):,} texts wait to be tokenised; allowed: {self._waiting_max:,} "
+                    f"{len(own):,} {self._what}; allowed: {self._waiting_max:,} "
                     "(settings max_queue and max_seqs); try again shortly"
                 )
             own.append(item)  # type: ignore[arg-type]
@@ -66,22 +78,33 @@ class FairThreads:
             item.fail(EngineStopped("the engine has stopped"))
 
     def _run(self) -> None:
-        while (item := self._next()) is not None:
+        while (taken := self._next()) is not None:
+            tenant, item = taken
             item.run()
-            del item  # it may hold a long text
+            del item, taken  # it may hold a long text
+            with self._changed:
+                self._at_work[tenant] -= 1
+                if not self._at_work[tenant]:
+                    del self._at_work[tenant]
+                self._changed.notify()
 
-    def _next(self) -> _Work[object] | None:
-        """The next tenant's oldest work, waited for; None when there will be no more."""
+    def _next(self) -> tuple[str, _Work[object]] | None:
+        """The oldest work of the next tenant that may have one more thread, waited for; None when there will
+        be no more."""
         with self._changed:
-            while not self._waiting and not self._closed:
+            while not self._closed:
+                tenant = next((one for one in self._waiting if self._at_work[one] < self._at_once_max), None)
+                if tenant is not None:
+                    break
                 self._changed.wait()
-            if self._closed:
+            else:
                 return None
-            tenant, own = self._waiting.popitem(last=False)
+            own = self._waiting.pop(tenant)
             item = own.popleft()
             if own:
                 self._waiting[tenant] = own  # behind the others
-            return item
+            self._at_work[tenant] += 1
+            return tenant, item
 
 
 class _Work(Generic[AnswerT]):

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from threading import Event
 
 from octavo.engine.answers import TAIL_TOKENS
 from octavo.engine.core import Engine
@@ -16,7 +17,7 @@ from octavo.grammar import ThinkingState
 from octavo.memory.capacity import Capacity
 from octavo.params import CACHE_SALT_CHARS_MAX, NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.retention.limits import check_fits, tokens_that_fit
-from octavo.sampling.grammars import Grammars
+from octavo.sampling.grammars import CompiledGrammar, Grammars
 from octavo.sampling.guides import needs_guide
 from octavo.text.control import Rendered
 from octavo.text.named_templates import GIVE_ONE
@@ -89,7 +90,7 @@ def make_request(
     check_tokens("stop_token_ids", params.stop_token_ids, facts.vocab_size)
     check_tokens("logit_bias", [token for token, _ in params.logit_bias], facts.vocab_size)
     check_masks(params, facts.vocab_size, config.stop_ids)
-    check_grammar(params, facts)
+    check_guide(params, facts)
     params = _with_state(params, prompt, facts)
     require_range("length of cache_salt", len(cache_salt), 0, CACHE_SALT_CHARS_MAX, param="cache_salt")
     if params.beams is not None:
@@ -115,16 +116,23 @@ def make_request(
     return request
 
 
-def check_grammar(params: SamplerParams, facts: ModelFacts) -> None:
-    """Raise InvalidRequest unless the grammar that the output shall follow can be compiled. May take long the
-    first time: not for the event loop."""
-    if not needs_guide(params):
-        return
-    if facts.grammars is None:
+def check_guide(params: SamplerParams, facts: ModelFacts) -> None:
+    """Raise InvalidRequest where an output must be led, and the model's tokens are not known."""
+    if needs_guide(params) and facts.grammars is None:
         name = "max_thinking_tokens" if params.grammar is None else params.grammar.param
         raise InvalidRequest(f"{name} needs the model's tokens as text, which are not known here", param=name)
-    if params.grammar is not None:
-        facts.grammars.check(params.grammar)
+
+
+def compile_grammar(
+    params: SamplerParams, facts: ModelFacts, tenant: str = "", stop: Event | None = None
+) -> CompiledGrammar | None:
+    """The compiled grammar that an output must follow, if any, to be held until the request ends. Raises
+    InvalidRequest, QueueFull, TrialStopped. May take long the first time: not for the event loop."""
+    check_guide(params, facts)
+    if params.grammar is None:
+        return None
+    assert facts.grammars is not None
+    return facts.grammars.compile(params.grammar, tenant, stop)
 
 
 def _with_state(params: SamplerParams, prompt: Sequence[int], facts: ModelFacts) -> SamplerParams:

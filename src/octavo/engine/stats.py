@@ -32,7 +32,8 @@ class EngineStats:
     mask_seconds: float = 0.0  # of it, telling which tokens grammars allow
     forced_tokens: int = 0  # of the output tokens, those that grammars forced: they cost no step
     grammars_compiled: int = 0
-    grammar_seconds: float = 0.0  # total time for compiling them
+    grammar_seconds: float = 0.0  # total time for trying and compiling them
+    grammar_bytes: int = 0  # of memory that compiled ones take, about
     grammar_refusals: dict[str, int] = field(default_factory=dict)  # by a schema's keyword; "other": the rest
     # Tokens that were guessed and computed, and of them those that were right, by kind of drafter.
     draft_tokens: dict[str, int] = field(default_factory=dict)

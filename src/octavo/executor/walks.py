@@ -21,7 +21,7 @@ import numpy as np
 from octavo.executor.forward import Hidden
 from octavo.executor.rows import Row, Rows
 from octavo.kernels.contract import Floats
-from octavo.sampling.sampler import SampleFailure, Sampler, SampleRow
+from octavo.sampling.sampler import GRAMMAR_ENDED, SampleFailure, Sampler, SampleRow
 from octavo.types import Chunk, SampledToken, StepPlan
 
 
@@ -184,7 +184,7 @@ class Walker:
         if entry.guide is not None:
             why_not = entry.guide.accept(outcome.token)
             if why_not:
-                self._fail(walk, entry, SampleFailure(f"its grammar ended: {why_not}", False), taken)
+                self._fail(walk, entry, SampleFailure(GRAMMAR_ENDED + why_not, False), taken)
                 return
             entry.is_told = entry.is_told or entry.guide.is_constrained
         if not is_beam:

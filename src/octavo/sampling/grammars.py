@@ -1,6 +1,6 @@
 """Grammars over a model's tokens: compiled once, then a matcher for each row says which tokens may come next.
 
-    Grammar --compile, off the event loop--> prototype --copy--> Matcher of a row --copy--> of a fork
+    Grammar --tried in a process, compiled--> CompiledGrammar --copy--> Matcher of a row --copy--> of a fork
 
 Where the grammar forces text, its canonical tokens are the only ones that may come: so tokens that are taken
 without a step (fast-forward) are those that sampling would have had to take, whatever the logits say. A
@@ -11,25 +11,44 @@ deterministic: they count work, not time.
 
 from __future__ import annotations
 
-import json
-import re
+import contextlib
+import hashlib
+import os
+import sys
 import threading
 import time
+import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import llguidance
 import numpy as np
-from llguidance.gbnf_to_lark import gbnf_to_lark
 from llguidance.numpy import fill_next_token_bitmask
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, QueueFull
 from octavo.grammar import Grammar, GrammarKind
 from octavo.kernels.contract import Floats
+from octavo.sampling.grammar_refusals import counted, refusal, refuse_unsafe, unknown_keywords, why_of
+from octavo.sampling.grammar_trials import GrammarTrials, TrialStopped, Verdict
 
-GRAMMARS_MAX = 256  # that are kept compiled
+COMPILED_BYTES_MAX = 256 << 20  # of all compiled grammars, kept or in use
+TENANT_BYTES_MAX = COMPILED_BYTES_MAX // 2  # of those in use that one tenant brought, where there are tenants
+VERDICTS_MAX = 4096
 FORCED_MAX = 256  # tokens of one forced run that are taken at once
+# A mask that takes longer has made states of the lexer, which stay; they are charged by that time.
+_MASK_SECONDS_FREE = 0.0005
+_BYTES_PER_SECOND = 1 << 30
+_COMPILE_STACK_BYTES = 16 << 20  # of the thread that compiles: 16 times that of trials
+_LOWER_PRIORITY_AFTER_S = 0.1
+_LOW_PRIORITY = 10
+# All of them count work, so that what is refused does not depend on the machine.
+_LIMITS: dict[str, object] = {
+    "max_grammar_size": 200_000,
+    "max_lexer_states": 50_000,
+    "initial_lexer_fuel": 300_000,
+    "verbose_errors": False,
+}
 _JSON_OPTIONS: dict[str, object] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -37,24 +56,47 @@ _JSON_OPTIONS: dict[str, object] = {
 }
 
 
+class CompiledGrammar:
+    """A grammar that is ready to be followed, as long as something holds it: a request does until it ends."""
+
+    def __init__(
+        self, grammar: Grammar, tenant: str, prototype: llguidance.LLMatcher, num_bytes: int
+    ) -> None:
+        self.grammar = grammar
+        self.tenant = tenant  # that brought it
+        self.prototype = prototype  # never advanced
+        self.num_bytes = num_bytes  # about; it grows with the states of the lexer that rows come to
+
+
 class Matcher:
     """Where one row stands in its grammar. Mutable; only the row's executor calls it."""
 
-    def __init__(self, inner: llguidance.LLMatcher, num_words: int, end_id: int) -> None:
+    def __init__(
+        self, compiled: CompiledGrammar, inner: llguidance.LLMatcher, num_words: int, end_id: int
+    ) -> None:
+        self._compiled = compiled
         self._inner = inner
         self._num_words = num_words
         self._end_id = end_id
 
     def copy(self) -> Matcher:
         """For a fork."""
-        return Matcher(self._inner.deep_copy(), self._num_words, self._end_id)
+        return Matcher(self._compiled, self._inner.deep_copy(), self._num_words, self._end_id)
 
-    def mask(self, scores: Floats) -> None:
-        """Make impossible in `scores` (V,) what may not come next."""
+    def mask(self, scores: Floats) -> str:
+        """Make impossible in `scores` (V,) what may not come next. Returns why the grammar cannot go on, or
+        ""."""
+        begun = time.perf_counter()
         words = np.zeros((1, self._num_words), np.int32)
         fill_next_token_bitmask(self._inner, words)
+        beyond = time.perf_counter() - begun - _MASK_SECONDS_FREE
+        if beyond > 0:
+            self._compiled.num_bytes += int(beyond * _BYTES_PER_SECOND)
+        if self._inner.is_error():
+            return str(self._inner.get_error())
         allowed = np.unpackbits(words.view(np.uint8)[0], bitorder="little")[: scores.shape[0]]
         scores[allowed == 0] = -np.inf
+        return ""
 
     def only(self) -> int | None:
         """The token that must come next; None where several may."""
@@ -93,7 +135,7 @@ class Matcher:
 
 @dataclass(slots=True)
 class CompileStats:
-    """What compiling has cost since the start, and which keywords of schemas were refused."""
+    """What compiling, and trying before, has cost since the start; keywords of schemas that were refused."""
 
     count: int = 0
     seconds: float = 0.0
@@ -125,16 +167,23 @@ class _AsLibraryWantsIt:
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary. Any thread."""
+    """Compiles grammars for one vocabulary, and knows those that are in use. Any thread."""
 
     def __init__(self, words: Callable[[], Words]) -> None:
         self._ask_words = words  # once, when the first grammar comes: it costs a fifth of a second
         self._words: Words | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards all below
         self._tokenizer: llguidance.LLTokenizer | None = None
+        self._trials: GrammarTrials | None = None
         self._end_id = -1
-        self.stats = CompileStats()  # guarded by _lock
-        self._compiled: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
+        self.stats = CompileStats()
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()  # by a digest of the grammar
+        self._in_use: weakref.WeakValueDictionary[Grammar, CompiledGrammar] = weakref.WeakValueDictionary()
+        self._kept: OrderedDict[Grammar, CompiledGrammar] = (
+            OrderedDict()
+        )  # the most recent ones, in use or not
+        self._busy: dict[Grammar, threading.Event] = {}  # set when the thread that compiles it is done
+        self._reserved: Counter[str] = Counter()  # bytes of those that are being compiled, by tenant
 
     @property
     def words(self) -> Words:
@@ -143,9 +192,58 @@ class Grammars:
             self._words = self._words or self._ask_words()
             return self._words
 
-    def check(self, grammar: Grammar) -> None:
-        """Compile it, or raise InvalidRequest, which says what is wrong with it. May take long."""
-        self._prototype(grammar)
+    @property
+    def num_bytes(self) -> int:
+        """Of all compiled grammars, about."""
+        with self._lock:
+            return self._bytes_in_use()
+
+    def close(self) -> None:
+        """End the process that tries grammars."""
+        if self._trials is not None:
+            self._trials.close()
+
+    def known(self, grammar: Grammar) -> CompiledGrammar | None:
+        """The compiled grammar, where it is ready: at once."""
+        with self._lock:
+            found = self._in_use.get(grammar)
+            if found is not None:
+                self._kept[grammar] = found
+                self._kept.move_to_end(grammar)
+            return found
+
+    def check(self, grammar: Grammar, stop: threading.Event | None = None) -> Verdict:
+        """Raise InvalidRequest for one that cannot be followed. May take long; raises TrialStopped soon after
+        `stop` was set."""
+        verdict = self._verdict(grammar, stop)
+        if verdict.why_not:
+            keywords = unknown_keywords(verdict.why_not)
+            with self._lock:
+                self.stats.refusals.update(counted(keywords))
+            raise refusal(grammar, why_of(grammar, verdict.why_not, keywords))
+        return verdict
+
+    def compile(
+        self, grammar: Grammar, tenant: str = "", stop: threading.Event | None = None
+    ) -> CompiledGrammar:
+        """Try it, and compile it unless it is known. Raises as `check`, and QueueFull where grammars in use
+        take all memory that they may. May take long."""
+        while (found := self.known(grammar)) is None:
+            with self._lock:
+                other = self._busy.get(grammar)
+                if other is None:
+                    self._busy[grammar] = threading.Event()
+            if other is not None:
+                while not other.wait(0.05):  # then it is known, or this thread meets what that one met
+                    if stop is not None and stop.is_set():
+                        raise TrialStopped
+                continue
+            try:
+                return self._compiled(grammar, tenant, stop)
+            finally:
+                with self._lock:
+                    self._busy.pop(grammar).set()
+        return found
 
     def token_bytes(self, token: int) -> bytes:
         """Of a token of the vocabulary; a special one as it is written."""
@@ -156,49 +254,90 @@ class Grammars:
         return self.words.encode(text)
 
     def begin(self, grammar: Grammar, output: Sequence[int]) -> Matcher:
-        """A matcher that has accepted these tokens."""
-        prototype = self._prototype(grammar)
-        with self._lock:
-            inner = prototype.deep_copy()
+        """A matcher that has accepted these tokens, of a grammar that something holds compiled."""
+        compiled = self.known(grammar)
+        assert compiled is not None, "a row follows a grammar that its request does not hold"
         assert self._tokenizer is not None
-        matcher = Matcher(inner, -(-self._tokenizer.vocab_size // 32), self._end_id)
+        inner = compiled.prototype.deep_copy()
+        matcher = Matcher(compiled, inner, -(-self._tokenizer.vocab_size // 32), self._end_id)
         for token in output:
             matcher.accept(token)
         return matcher
 
-    def _prototype(self, grammar: Grammar) -> llguidance.LLMatcher:
+    def _compiled(self, grammar: Grammar, tenant: str, stop: threading.Event | None) -> CompiledGrammar:
+        verdict = self.check(grammar, stop)
         with self._lock:
-            found = self._compiled.get(grammar)
-            if found is not None:
-                self._compiled.move_to_end(grammar)
-                return found
             tokenizer = self._tokenizer or self._open()
-        _refuse_repeated_names(grammar)
+        with self._room_for(verdict.num_bytes, tenant), self._timed():
+            text = _librarys_form(grammar, verdict)
+            prototype = _on_a_large_stack(lambda: _prototype(tokenizer, text))
+            if prototype.is_error():  # the trial has met none: a bug, or the machine's memory is used up
+                raise refusal(grammar, prototype.get_error())
+            compiled = CompiledGrammar(grammar, tenant, prototype, verdict.num_bytes)
+            with self._lock:
+                self._in_use[grammar] = self._kept[grammar] = compiled
+                self.stats.count += 1
+        return compiled
+
+    def _verdict(self, grammar: Grammar, stop: threading.Event | None) -> Verdict:
+        """Of a trial, or as it was the last time."""
+        digest = hashlib.blake2b(f"{grammar.kind}:{grammar.text}".encode()).digest()
+        with self._lock:
+            known = self._verdicts.get(digest)
+            if known is not None:
+                self._verdicts.move_to_end(digest)
+                return known
+        refuse_unsafe(grammar)
+        text = _librarys_form(grammar, None)
+        with self._timed():
+            is_gbnf = grammar.kind is GrammarKind.GBNF
+            verdict = self._tried().try_it(text, _LIMITS, is_gbnf=is_gbnf, stop=stop)
+        with self._lock:
+            if verdict.is_final and not verdict.lark:
+                self._verdicts[digest] = verdict
+                while len(self._verdicts) > VERDICTS_MAX:
+                    self._verdicts.popitem(last=False)
+        return verdict
+
+    def _tried(self) -> GrammarTrials:
+        words = self.words
+        with self._lock:
+            self._trials = self._trials or GrammarTrials(words.token_bytes, words.special_ids, words.end_ids)
+            return self._trials
+
+    @contextlib.contextmanager
+    def _room_for(self, num_bytes: int, tenant: str) -> Iterator[None]:
+        """Memory for one more: those that are kept and not in use leave. Raises QueueFull."""
+        with self._lock:
+            most = TENANT_BYTES_MAX if tenant else COMPILED_BYTES_MAX
+            while self._kept and self._bytes_in_use() + num_bytes > COMPILED_BYTES_MAX:
+                self._kept.popitem(last=False)
+            own = self._bytes_in_use(tenant)
+            if self._bytes_in_use() + num_bytes > COMPILED_BYTES_MAX or own + num_bytes > most:
+                raise QueueFull(
+                    f"compiled grammars of requests that run or wait take {own >> 20:,} MiB, and this one "
+                    f"takes {num_bytes >> 20:,}; allowed: {most >> 20:,} MiB; try again when some have ended"
+                )
+            self._reserved[tenant] += num_bytes
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reserved[tenant] -= num_bytes
+
+    def _bytes_in_use(self, tenant: str = "") -> int:
+        """Of the compiled grammars that are there, or will be; with `tenant`, of those that it brought."""
+        there = sum(one.num_bytes for one in self._in_use.values() if tenant in ("", one.tenant))
+        return there + (self._reserved[tenant] if tenant else self._reserved.total())
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
         begun = time.perf_counter()
-        prototype = llguidance.LLMatcher(
-            tokenizer,
-            _in_the_librarys_form(grammar),
-            log_level=0,
-            limits=llguidance.LLParserLimits(
-                max_grammar_size=200_000, max_lexer_states=50_000, verbose_errors=False
-            ),
-        )
-        keywords = _unknown_keywords(prototype.get_error()) if prototype.is_error() else []
-        with self._lock:
-            self.stats.count += 1
-            self.stats.seconds += time.perf_counter() - begun
-            self.stats.refusals.update(_counted(keywords) if prototype.is_error() else [])
-        if prototype.is_error():
-            raise InvalidRequest(
-                f"{grammar.param} cannot be followed: {_why(grammar, prototype.get_error(), keywords)}",
-                param=grammar.param,
-                code="unsupported_grammar",
-            )
-        with self._lock:
-            self._compiled[grammar] = prototype
-            if len(self._compiled) > GRAMMARS_MAX:
-                self._compiled.popitem(last=False)
-        return prototype
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.stats.seconds += time.perf_counter() - begun
 
     def _open(self) -> llguidance.LLTokenizer:
         words = self._words = self._words or self._ask_words()
@@ -210,115 +349,52 @@ class Grammars:
         return self._tokenizer
 
 
-# Of JSON Schema, that the library may refuse.
-_KEYWORDS = frozenset(
-    (
-        *("oneOf", "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
-        *("patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired"),
-        *("dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties", "$anchor"),
-        *(
-            "$ref",
-            "$dynamicRef",
-            "$dynamicAnchor",
-            "$recursiveRef",
-            "$id",
-            "format",
-            "multipleOf",
-            "additionalItems",
-        ),
-    )
-)
-# What the library says where a keyword's value is what it does not know.
-_SAID_OF = {
-    "oneOf": "oneOf constraints are not supported",
-    "format": "Unknown format",
-    "$ref": "URI reference|not present in a registry|[Uu]nresolvable|Pointer",
-}
-_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_OF_ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains")
-_OF_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+def _prototype(tokenizer: llguidance.LLTokenizer, text: str) -> llguidance.LLMatcher:
+    """Compiled, with its first mask: what that makes of the lexer's states, copies share."""
+    limits = llguidance.LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
+    prototype = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
+    if not prototype.is_error():
+        prototype.compute_bitmask()
+    return prototype
 
 
-def _unknown_keywords(message: str) -> list[str]:
-    """The schema's keywords that the library says it does not know, or cannot follow."""
-    found = re.fullmatch(r"Unimplemented keys: (\[.*\])", message.strip())
-    if found is not None:
-        return [str(key) for key in json.loads(found.group(1))]
-    return [keyword for keyword, words in _SAID_OF.items() if re.search(words, message)][:1]
+def _on_a_large_stack(work: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
+    """What it returns, on a thread of its own, whose priority is lowered when it takes long."""
+    made: list[llguidance.LLMatcher] = []
+    thread = threading.Thread(target=lambda: made.append(work()), name="octavo-grammar", daemon=True)
+    with _stack_lock:
+        before = threading.stack_size(_COMPILE_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join(_LOWER_PRIORITY_AFTER_S)
+    if thread.is_alive() and sys.platform == "linux":  # where a thread has a priority of its own
+        assert thread.native_id is not None
+        with contextlib.suppress(OSError):  # it has just ended
+            os.setpriority(os.PRIO_PROCESS, thread.native_id, _LOW_PRIORITY)
+    thread.join()
+    if not made:
+        raise MemoryError("no memory is left to compile a grammar")
+    return made[0]
 
 
-def _counted(keywords: list[str]) -> list[str]:
-    """As metrics name them: a client's own words are none of them."""
-    return [key if key in _KEYWORDS else "other" for key in keywords] or ["other"]
+_stack_lock = threading.Lock()  # the size of stacks is one setting of all threads to come
 
 
-def _why(grammar: Grammar, message: str, keywords: list[str]) -> str:
-    """The library's reason, with the places of a schema's keywords that it does not know."""
-    if not keywords or grammar.kind is not GrammarKind.JSON_SCHEMA:
-        return message
-    schema = json.loads(grammar.text)
-    places = [place_of(schema, key) for key in keywords]
-    named = ", ".join(
-        f"{key} (at {place})" if place else key for key, place in zip(keywords, places, strict=True)
-    )
-    said = "" if message.startswith("Unimplemented") else f": {message.splitlines()[0]}"
-    return f"not supported: {named}{said}"
-
-
-def _refuse_repeated_names(grammar: Grammar) -> None:
-    """Raise InvalidRequest for a number of properties that repeated names could make up: no grammar knows
-    which names were written."""
-    if grammar.kind is not GrammarKind.JSON_SCHEMA or '"minProperties"' not in grammar.text:
-        return
-
-    def repeats(schema: Mapping[str, object]) -> bool:
-        least, named = schema.get("minProperties"), schema.get("required")
-        count = len(named) if isinstance(named, list) else 0
-        return isinstance(least, int) and least > count + 1
-
-    place = place_where(json.loads(grammar.text), repeats)
-    if place is not None:
-        raise InvalidRequest(
-            f"{grammar.param} cannot be followed: not supported: minProperties (at {place}) of more than the "
-            "required ones and one",
-            param=grammar.param,
-            code="unsupported_grammar",
-        )
-
-
-def place_of(schema: object, keyword: str, at: str = "#") -> str | None:
-    """Where a schema first uses this keyword, as a JSON pointer; names of properties and values do not count.
-    O(schema)."""
-    return place_where(schema, lambda one: keyword in one, at)
-
-
-def place_where(schema: object, is_it: Callable[[Mapping[str, object]], bool], at: str = "#") -> str | None:
-    """Where the first of a schema's schemas is that is so, as a JSON pointer. O(schema)."""
-    if not isinstance(schema, dict):
-        return None
-    if is_it(schema):
-        return at
-    inner: list[tuple[object, str]] = []
-    for key in _OF_NAMES:
-        if isinstance(schema.get(key), dict):
-            inner += [(value, f"{at}/{key}/{name}") for name, value in schema[key].items()]
-    inner += [(schema[key], f"{at}/{key}") for key in _OF_ONE if key in schema]
-    for key in _OF_MANY:
-        if isinstance(schema.get(key), list):
-            inner += [(value, f"{at}/{key}/{index}") for index, value in enumerate(schema[key])]
-    return next((place for value, where in inner if (place := place_where(value, is_it, where))), None)
-
-
-def _in_the_librarys_form(grammar: Grammar) -> str:
+def _librarys_form(grammar: Grammar, verdict: Verdict | None) -> str:
+    """The text that is compiled. Before the trial, GBNF's own: the trial converts it."""
     try:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:
                 return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
             case GrammarKind.REGEX:
                 return llguidance.LLMatcher.grammar_from_regex(grammar.text)
-            case GrammarKind.GBNF:
-                return llguidance.LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.text))
             case GrammarKind.LARK:
                 return llguidance.LLMatcher.grammar_from_lark(grammar.text)
-    except Exception as error:  # noqa: BLE001 - the converter of GBNF raises nothing more special
+            case GrammarKind.GBNF:
+                return (
+                    grammar.text if verdict is None else llguidance.LLMatcher.grammar_from_lark(verdict.lark)
+                )
+    except Exception as error:  # noqa: BLE001 - the library's errors have no tree
         raise InvalidRequest(f"{grammar.param} cannot be read: {error}", param=grammar.param) from None

@@ -114,8 +114,9 @@ class Guide:
         )
         return self.was_allowed
 
-    def mask(self, scores: Floats) -> None:
-        """Make impossible in `scores` (V,) what may not come next."""
+    def mask(self, scores: Floats) -> str:
+        """Make impossible in `scores` (V,) what may not come next. Returns why the grammar cannot go on, or
+        ""."""
         only = self.only()
         if only is not None:
             kept = scores[only]
@@ -124,9 +125,11 @@ class Guide:
         elif self._matcher is not None:
             opening = self._opening_token()
             kept = None if opening is None else scores[opening]
-            self._matcher.mask(scores)
+            why_not = self._matcher.mask(scores)
             if opening is not None and kept is not None:
                 scores[opening] = kept
+            return why_not
+        return ""
 
     def accept(self, token: int) -> str:
         """A sampled token. Returns why the grammar cannot go on, or ""."""

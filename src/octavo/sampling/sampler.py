@@ -30,6 +30,7 @@ from octavo.types import SampledToken
 
 # Below this the division would overflow; the distribution is already a point.
 _TEMPERATURE_MIN = 1e-5
+GRAMMAR_ENDED = "its grammar cannot go on: "
 NO_NUMBERS = "the model made logits that are not numbers (NaN or infinity)"
 
 
@@ -128,8 +129,8 @@ class Sampler:
             if is_allowed:
                 return first
         with self.timed():
-            guide.mask(scores)
-        return self._drawn(scores, row)
+            why_not = guide.mask(scores)
+        return SampleFailure(GRAMMAR_ENDED + why_not, False) if why_not else self._drawn(scores, row)
 
     def _drawn(self, scores: Floats, row: SampleRow) -> int | SampleFailure:
         """The token for scores (V,), which are changed."""

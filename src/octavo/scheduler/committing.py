@@ -55,7 +55,9 @@ class Committer:
                 self._context.events.record(
                     Event(self._context.now, EventKind.FAILED, text, request.request_id, request.tenant)
                 )
-                updates += self._ending.end(sequence, FinishReason.ERROR, reason)
+                is_dead_end = sequence.seq_id in result.dead_ends
+                finish = FinishReason.DEAD_END if is_dead_end else FinishReason.ERROR
+                updates += self._ending.end(sequence, finish, reason)
         groups = {id(f.sequence.group): f.sequence.group for f in flights if f.sequence.group is not None}
         if groups:
             updates += self._beams.settle(group for group in groups.values() if not is_over(group))

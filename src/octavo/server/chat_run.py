@@ -22,7 +22,16 @@ from octavo.engine.session_turns import TurnTaker
 from octavo.errors import InvalidRequest
 from octavo.params import SamplerParams
 from octavo.server.chat_answer import AnswerKind, answer_kind, led_params
-from octavo.server.generation import Choice, Edge, Generation, Piece, gather_for, submit_all
+from octavo.server.generation import (
+    Choice,
+    Edge,
+    Generation,
+    Piece,
+    gather_for,
+    held_grammar,
+    submit_all,
+    until_disconnect,
+)
 from octavo.server.metrics import RequestWatch
 from octavo.server.openai_schema import ChatBody, sampling_params
 from octavo.server.prompts import chat_options
@@ -135,8 +144,17 @@ async def begin_chat(
     n, terms, salt = body.num_choices, terms_of(request, body), body.salt
     params = chat_params(body, edge.model)
     options, use, wish = chat_options(request, body), body.tool_use, body.thinking_wish
-    params = await led_params(params, use, wish, edge.model, terms.tenant)
-    if session is not None:
+    led = led_params(params, use, wish, edge.model, terms.tenant)
+    params = await (led if use is None else until_disconnect(request, led))
+    async with held_grammar(edge, request, params, terms.tenant):
+        if session is None:
+            prompt = tuple(await edge.model.encode_chat(messages, options, tenant=terms.tenant))
+            if may_be_cut and len(prompt) + (params.max_tokens or 1) > edge.model.context_length:
+                params = replace(params, max_tokens=None)
+            generation = await submit_all(
+                edge, [prompt], params, n=n, terms=terms, watch=watch, cache_salt=salt
+            )
+            return ChatRun(generation, prompt, params, answer_kind(use, wish, edge.model, prompt))
         watch.note_wanted(params, 1)
         turn = await (sessions or edge.model.sessions).turn(
             terms.tenant,
@@ -147,15 +165,9 @@ async def begin_chat(
             timeouts=terms.timeouts,
             options=options,
         )
-        prompt = turn.prompt
-        first = TokenInfo(turn.prompt[0], edge.model.token_bytes(turn.prompt[0]))
-        generation = Generation([turn.stream], [first], 1, watch, turn)
-    else:
-        prompt = tuple(await edge.model.encode_chat(messages, options, tenant=terms.tenant))
-        if may_be_cut and len(prompt) + (params.max_tokens or 1) > edge.model.context_length:
-            params = replace(params, max_tokens=None)
-        generation = await submit_all(edge, [prompt], params, n=n, terms=terms, watch=watch, cache_salt=salt)
-    return ChatRun(generation, prompt, params, answer_kind(use, wish, edge.model, prompt))
+    first = TokenInfo(turn.prompt[0], edge.model.token_bytes(turn.prompt[0]))
+    generation = Generation([turn.stream], [first], 1, watch, turn)
+    return ChatRun(generation, turn.prompt, params, answer_kind(use, wish, edge.model, turn.prompt))
 
 
 def chat_params(body: ChatBody, model: EngineClient) -> SamplerParams:

@@ -26,6 +26,7 @@ from octavo.server.generation import (
     Generation,
     Piece,
     gather_for,
+    held_grammar,
     submit_all,
 )
 from octavo.server.logprobs import characters_begun, completion_logprobs, ids_of, prompt_logprobs
@@ -94,16 +95,17 @@ async def completions(edge: Edge, request: Request) -> Response:
         tells_ids=bool(body.return_token_ids),
         usage=body.usage_wish,
     )
-    generation = await submit_all(
-        edge,
-        [prompt.tokens for prompt in prompts],
-        params,
-        n=made,
-        terms=terms,
-        watch=watch,
-        cache_salt=salt,
-        scores_only=scores_only,
-    )
+    async with held_grammar(edge, request, params, terms.tenant):
+        generation = await submit_all(
+            edge,
+            [prompt.tokens for prompt in prompts],
+            params,
+            n=made,
+            terms=terms,
+            watch=watch,
+            cache_salt=salt,
+            scores_only=scores_only,
+        )
     if body.stream:
         return EventStream(_events(plan, generation), generation.cancel, generation.headers)
     choices = _likeliest(await gather_for(request, generation), n, made)

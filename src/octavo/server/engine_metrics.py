@@ -55,6 +55,7 @@ _GAUGES = (
         lambda s: s.blocks_kept_below,
     ),
     _Meter("octavo_sessions", "Chat sessions that the engine knows", lambda s: s.sessions),
+    _Meter("octavo_grammar_bytes", "Memory of compiled grammars, nearly", lambda s: s.grammar_bytes),
     _Meter("octavo_drafter_bytes", "Memory of what guesses tokens, nearly", lambda s: s.drafter_bytes),
 )
 _COUNTERS = (
@@ -99,7 +100,11 @@ _COUNTERS = (
     _Meter(
         "octavo_grammars_compiled", "Grammars and schemas that were compiled", lambda s: s.grammars_compiled
     ),
-    _Meter("octavo_grammar_compile_seconds", "Time spent on compiling them", lambda s: s.grammar_seconds),
+    _Meter(
+        "octavo_grammar_compile_seconds",
+        "Time spent on trying and compiling them",
+        lambda s: s.grammar_seconds,
+    ),
     _Meter(
         "octavo_engine_requests_finished",
         "Requests that the engine has ended, however",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -131,7 +131,8 @@ class Generation:
         self._watch.leave(self.num_choices)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Every delta of every choice as it comes; raises RequestFailed or EngineStopped if one failed."""
+        """Every delta of every choice as it comes; raises InvalidRequest for one that met a dead end,
+        RequestFailed or EngineStopped for one that failed."""
         merged = self._one(0) if len(self._streams) == 1 else self._merged()
         async with aclosing(merged):
             async for piece in merged:
@@ -139,6 +140,8 @@ class Generation:
                     piece = replace(piece, delta=_without_output(piece.delta))
                 delta = piece.delta
                 self._watch.see(piece.index, delta)
+                if delta.finish is FinishReason.DEAD_END:
+                    raise InvalidRequest(delta.error, code="dead_end")
                 if delta.finish is FinishReason.ERROR:
                     raise RequestFailed(delta.error or "the request failed")
                 if delta.finish is FinishReason.CANCELLED:
@@ -287,6 +290,19 @@ def _without_output(delta: Delta) -> Delta:
         finish=FinishReason.LENGTH if ended else delta.finish,
         stop=None,
     )
+
+
+@asynccontextmanager
+async def held_grammar(
+    edge: Edge, request: Request, params: SamplerParams, tenant: str
+) -> AsyncGenerator[None]:
+    """The grammar that an answer must follow, if any, is compiled, and stays so while its request is queued.
+    Raises ClientGone when the client leaves before; then it is compiled no further."""
+    held = None
+    if params.grammar is not None:
+        held = await until_disconnect(request, edge.model.compilers.compiled(params, tenant))
+    yield
+    del held
 
 
 async def gather_for(request: Request, generation: Generation) -> list[Choice]:

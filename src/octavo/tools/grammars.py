@@ -10,7 +10,7 @@ followed of it; of a schema that cannot be read at all, that it is a JSON object
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from octavo.errors import InvalidRequest
 from octavo.grammar import Grammar, GrammarKind
@@ -22,7 +22,7 @@ _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 _OBJECT: Mapping[str, object] = {"type": "object"}
 
 SpecialId = Callable[[str], int | None]  # of a text that is one special token of the vocabulary
-Check = Callable[[Grammar], None]  # raises InvalidRequest for one that cannot be followed
+Check = Callable[[Grammar], object]  # raises InvalidRequest for one that cannot be followed
 
 
 def calls_grammar(
@@ -31,13 +31,31 @@ def calls_grammar(
     """What an answer with tools follows: where calls are required, from its first token on; otherwise from
     where a call has begun on, or, where content must follow `output`, either from the first token on.
     Compiles; may take long. Raises InvalidRequest for a strict function whose schema cannot be followed."""
-    tools = use.callable_tools
     if use.mode is ToolMode.NONE:
         return output
-    writer = _Writer(form, special_id)
+    whole = _calls_grammar(
+        use, form, output, special_id, [_whole_schema(tool) for tool in use.callable_tools]
+    )
+    try:
+        check(whole)
+    except InvalidRequest:  # of one tool, or of all together
+        found = [_schema_of(tool, check) for tool in use.callable_tools]
+        return _calls_grammar(use, form, output, special_id, found)
+    return whole
+
+
+def _calls_grammar(
+    use: ToolUse,
+    form: ToolFormat,
+    output: Grammar | None,
+    special_id: SpecialId,
+    schemas: Sequence[Mapping[str, object]],
+) -> Grammar:
+    """The same with these schemas of the tools that may be called."""
+    tools, writer = use.callable_tools, _Writer(form, special_id)
     rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
-    for index, tool in enumerate(tools):
-        rules += writer.call(index, tool, _schema_of(tool, check))
+    for index, (tool, schema) in enumerate(zip(tools, schemas, strict=True)):
+        rules += writer.call(index, tool, schema)
     more = f" ({writer.text(form.between)} call){{0,{CALLS_MAX - 1}}}" if use.is_parallel else ""
     calls = f"{writer.text(form.open)} call{more} {writer.text(form.close)}"
     if use.mode is ToolMode.REQUIRED:
@@ -99,16 +117,23 @@ def _content_schema(output: Grammar) -> Mapping[str, object]:
     return {**(schema if isinstance(schema, dict) else {}), "x-guidance": _SPACES}
 
 
-def _schema_of(tool: Tool, check: Check) -> Mapping[str, object]:
-    """What the grammar says of its arguments."""
+def _whole_schema(tool: Tool) -> Mapping[str, object]:
+    """What the grammar says of its arguments, where all of it can be followed."""
     schema = dict(tool.parameters)
     if tool.is_strict:
-        schema["x-guidance"] = _SPACES
-        check(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema), f"parameters of the function {tool.name}"))
-        return schema
+        return schema | {"x-guidance": _SPACES}
     schema["x-guidance"] = _SPACES | {"lenient": True}
     if "properties" in schema and "anyOf" not in schema and "allOf" not in schema:
         schema.setdefault("additionalProperties", False)  # a function has its parameters, and no others
+    return schema
+
+
+def _schema_of(tool: Tool, check: Check) -> Mapping[str, object]:
+    """As much of it as can be followed."""
+    schema = _whole_schema(tool)
+    if tool.is_strict:
+        check(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema), f"parameters of the function {tool.name}"))
+        return schema
     try:
         check(Grammar(GrammarKind.LARK, f"start: %json {json.dumps(schema)}", f"tools ({tool.name})"))
     except InvalidRequest:

@@ -31,7 +31,7 @@ from octavo.server.dialects.ollama_answer import Shape, answer
 from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
 from octavo.server.dialects.ollama_messages import chat_messages, goes_on
 from octavo.server.field_list import Place
-from octavo.server.generation import SESSION_HEADER, Edge, submit_all
+from octavo.server.generation import SESSION_HEADER, Edge, held_grammar, submit_all
 from octavo.server.metrics import RequestWatch
 from octavo.server.openai_schema import ChatBody
 from octavo.server.prompts import encode_prompts
@@ -104,7 +104,8 @@ async def _begin_raw(
             raise InvalidRequest(f"{name} is given, and {why}; allowed: the prompt alone", param=name)
     params, terms = chat_params(chat, edge.model), terms_of(request, chat)
     [prompt] = await encode_prompts(body.prompt, edge.model, tenant_of(request))
-    generation = await submit_all(
-        edge, [prompt.tokens], params, n=1, terms=terms, watch=watch, cache_salt=chat.salt
-    )
+    async with held_grammar(edge, request, params, terms.tenant):
+        generation = await submit_all(
+            edge, [prompt.tokens], params, n=1, terms=terms, watch=watch, cache_salt=chat.salt
+        )
     return ChatRun(generation, prompt.tokens, params, _TEXT)

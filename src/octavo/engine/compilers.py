@@ -1,0 +1,55 @@
+"""Threads that compile what answers must follow, which tenants share: each waits for the trial in a process,
+and compiles what passed it. Tokenising has threads of its own, and never waits for these."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import wrap_future
+from collections.abc import Callable
+from threading import Event
+from typing import TypeVar
+
+from octavo.engine.fair_threads import FairThreads
+from octavo.engine.requests import ModelFacts, compile_grammar
+from octavo.params import SamplerParams
+from octavo.sampling.grammars import CompiledGrammar
+
+THREADS = 4
+AT_ONCE_MAX = 2  # of one tenant
+
+ResultT = TypeVar("ResultT")
+
+
+class Compilers:
+    """Of one served model. `waiting_max`: grammars of a tenant."""
+
+    def __init__(self, facts: ModelFacts, waiting_max: int) -> None:
+        self._facts = facts
+        what = "grammars wait to be compiled"
+        self._threads = FairThreads(THREADS, waiting_max, "octavo-compiler", what, AT_ONCE_MAX)
+
+    async def compiled(self, params: SamplerParams, tenant: str) -> CompiledGrammar | None:
+        """The compiled grammar that an answer must follow, if any; at once where it is known. Raises
+        InvalidRequest and QueueFull."""
+        facts = self._facts
+        if params.grammar is None or facts.grammars is None:
+            return None  # `make_request` refuses what cannot be led
+        known = facts.grammars.known(params.grammar)
+        if known is not None:
+            return known
+        return await self.run(tenant, lambda stop: compile_grammar(params, facts, tenant, stop))
+
+    async def run(self, tenant: str, work: Callable[[Event], ResultT]) -> ResultT:
+        """What `work` returns, on a thread. When this is cancelled, its event is set: it shall end soon."""
+        stop = Event()
+        try:
+            return await wrap_future(self._threads.submit(tenant, lambda: work(stop)))
+        except asyncio.CancelledError:
+            stop.set()
+            raise
+
+    def close(self) -> None:
+        """Compile nothing any more."""
+        self._threads.close()
+        if self._facts.grammars is not None:
+            self._facts.grammars.close()

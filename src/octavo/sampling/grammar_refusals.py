@@ -1,0 +1,197 @@
+"""Why a grammar is refused: what of it is not supported, or not safe to compile, and where it stands."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from octavo.errors import InvalidRequest
+from octavo.grammar import Grammar, GrammarKind
+
+INTEGER_MAX = 2**62  # in size: the library's arithmetic overflows beyond
+REFS_DEEP_MAX = 100  # of a chain of $refs; the library follows it by recursion
+RULES_DEEP_MAX = 250  # of a chain of rules
+
+# Of JSON Schema, that the library may refuse.
+_KEYWORDS = frozenset(
+    (
+        *("oneOf", "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
+        *("patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired"),
+        *("dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties", "$anchor"),
+        *(
+            "$ref",
+            "$dynamicRef",
+            "$dynamicAnchor",
+            "$recursiveRef",
+            "$id",
+            "format",
+            "multipleOf",
+            "additionalItems",
+        ),
+    )
+)
+# What the library says where a keyword's value is what it does not know.
+_SAID_OF = {
+    "oneOf": "oneOf constraints are not supported",
+    "format": "Unknown format",
+    "$ref": "URI reference|not present in a registry|[Uu]nresolvable|Pointer",
+}
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|\[(?:\\.|[^\]\\\n])*\]|//.*|#.*')
+_RULE = re.compile(r"\s*[?!]?([A-Za-z_][\w-]*)(?:\.-?\d+|\[[^\]\n]*\]|\{[^}\n]*\})*\s*(?:::=|:)")
+_NAME = re.compile(r"[A-Za-z_][\w-]*")
+_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_OF_ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains")
+_OF_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+
+
+def unknown_keywords(message: str) -> list[str]:
+    """The schema's keywords that the library says it does not know, or cannot follow."""
+    found = re.fullmatch(r"Unimplemented keys: (\[.*\])", message.strip())
+    if found is not None:
+        return [str(key) for key in json.loads(found.group(1))]
+    return [keyword for keyword, words in _SAID_OF.items() if re.search(words, message)][:1]
+
+
+def counted(keywords: list[str]) -> list[str]:
+    """As metrics name them: a client's own words are none of them."""
+    return [key if key in _KEYWORDS else "other" for key in keywords] or ["other"]
+
+
+def why_of(grammar: Grammar, message: str, keywords: list[str]) -> str:
+    """The library's reason, with the places of a schema's keywords that it does not know."""
+    if not keywords or grammar.kind is not GrammarKind.JSON_SCHEMA:
+        return message
+    schema = json.loads(grammar.text)
+    places = [place_of(schema, key) for key in keywords]
+    named = ", ".join(
+        f"{key} (at {place})" if place else key for key, place in zip(keywords, places, strict=True)
+    )
+    said = "" if message.startswith("Unimplemented") else f": {message.splitlines()[0]}"
+    return f"not supported: {named}{said}"
+
+
+def refusal(grammar: Grammar, why: str) -> InvalidRequest:
+    """The error of a grammar that cannot be followed."""
+    return InvalidRequest(
+        f"{grammar.param} cannot be followed: {why}", param=grammar.param, code="unsupported_grammar"
+    )
+
+
+def refuse_unsafe(grammar: Grammar) -> None:
+    """Raise InvalidRequest for what can be seen without compiling: numbers and chains that are not safe to
+    compile, and a number of properties that repeated names could make up (no grammar knows which names were
+    written). O(text)."""
+    if grammar.kind is GrammarKind.REGEX:
+        return
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        _refuse_unsafe_schema(grammar, json.loads(grammar.text))
+        return
+    rule = _too_deep(_rules(grammar.text), RULES_DEEP_MAX)
+    if rule is not None:
+        raise refusal(
+            grammar,
+            f"the rule {rule[:80]} ends a chain of more than {RULES_DEEP_MAX}; allowed: fewer",
+        )
+
+
+def _refuse_unsafe_schema(grammar: Grammar, schema: object) -> None:
+    def repeats(one: Mapping[str, object]) -> bool:
+        least, named = one.get("minProperties"), one.get("required")
+        count = len(named) if isinstance(named, list) else 0
+        return isinstance(least, int) and least > count + 1
+
+    place = place_where(schema, repeats)
+    if place is not None:
+        why = "of more than the required ones and one"
+        raise refusal(grammar, f"not supported: minProperties (at {place}) {why}")
+    large: list[str] = []
+
+    def has_large(one: Mapping[str, object]) -> bool:
+        large[:] = [key for key in _NUMBERS if isinstance(n := one.get(key), int) and abs(n) > INTEGER_MAX]
+        return bool(large)
+
+    place = place_where(schema, has_large)
+    if place is not None:
+        raise refusal(grammar, f"{large[0]} (at {place}) is beyond 2^62 in size, the most allowed")
+    deep = _too_deep(_references(schema), REFS_DEEP_MAX)
+    if deep is not None:
+        raise refusal(
+            grammar, f"$ref to {deep[:80]} ends a chain of more than {REFS_DEEP_MAX} $refs, the most allowed"
+        )
+
+
+def _references(schema: object) -> dict[str, list[str]]:
+    """What refers to what: the $refs below each definition, and below the schema itself, ""."""
+    found: dict[str, list[str]] = {}
+    left: list[tuple[object, str]] = [(schema, "")]
+    while left:
+        value, owner = left.pop()
+        if isinstance(value, list):
+            left += [(one, owner) for one in value]
+        if not isinstance(value, dict):
+            continue
+        for key, inner in value.items():
+            if key == "$ref" and isinstance(inner, str):
+                found.setdefault(owner, []).append(inner)
+            elif key in ("$defs", "definitions") and isinstance(inner, dict):
+                left += [(one, f"#/{key}/{name}") for name, one in inner.items()]
+            else:
+                left.append((inner, owner))
+    return found
+
+
+def _rules(text: str) -> dict[str, list[str]]:
+    """What refers to what in a grammar of rules, Lark's or GBNF's: names behind each rule's colon. What is
+    quoted, or between slashes, is none."""
+    found: dict[str, list[str]] = {}
+    owner = ""
+    for line in _QUOTED.sub(" ", text).splitlines():
+        rule = _RULE.match(line)
+        if rule is not None:
+            owner, line = rule[1], line[rule.end() :]
+            found.setdefault(owner, [])
+        found.setdefault(owner, []).extend(_NAME.findall(line))
+    first = "root" if "root" in found and "start" not in found else "start"
+    found[""] = [first]
+    return found
+
+
+def _too_deep(graph: Mapping[str, list[str]], deep_max: int) -> str | None:
+    """A name that is reached through more than `deep_max` others, as one who visits each once finds it."""
+    seen = {""}
+    path: list[Iterable[str]] = [iter(graph.get("", ()))]
+    while path:
+        name = next(iter(path[-1]), None)
+        if name is None:
+            path.pop()
+        elif name not in seen and name in graph:
+            if len(path) > deep_max:
+                return name
+            seen.add(name)
+            path.append(iter(graph[name]))
+    return None
+
+
+def place_of(schema: object, keyword: str, at: str = "#") -> str | None:
+    """Where a schema first uses this keyword, as a JSON pointer; names of properties and values do not count.
+    O(schema)."""
+    return place_where(schema, lambda one: keyword in one, at)
+
+
+def place_where(schema: object, is_it: Callable[[Mapping[str, object]], bool], at: str = "#") -> str | None:
+    """Where the first of a schema's schemas is that is so, as a JSON pointer. O(schema)."""
+    if not isinstance(schema, dict):
+        return None
+    if is_it(schema):
+        return at
+    inner: list[tuple[object, str]] = []
+    for key in _OF_NAMES:
+        if isinstance(schema.get(key), dict):
+            inner += [(value, f"{at}/{key}/{name}") for name, value in schema[key].items()]
+    inner += [(schema[key], f"{at}/{key}") for key in _OF_ONE if key in schema]
+    for key in _OF_MANY:
+        if isinstance(schema.get(key), list):
+            inner += [(value, f"{at}/{key}/{index}") for index, value in enumerate(schema[key])]
+    return next((place for value, where in inner if (place := place_where(value, is_it, where))), None)

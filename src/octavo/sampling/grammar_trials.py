@@ -1,0 +1,223 @@
+"""Trials of grammars in processes that a crash may take (`grammar_worker`), before the server compiles them.
+
+    try_it --a frame--> parent --fork--> child: compile, first mask, 64 tokens --a frame--> _read, a thread
+
+A grammar that cannot be followed, takes too much, or ends its child is refused with the reason. The process
+starts with the first grammar, and again after it was ended from outside, at most `STARTS_MAX` times a minute.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.errors import RequestFailed
+from octavo.helper_process import HelperEnded, HelperProcess, import_folders
+
+CPU_SECONDS_MAX = 2.0
+MASK_SECONDS_MAX = 0.25  # for telling which tokens may come next
+WALL_SECONDS_MAX = 30.0  # for those seconds, where the processors are busy
+ADDRESS_SPACE_MAX = 1 << 30
+GROWTH_MAX = 128 << 20  # bytes of memory that one compiled grammar may take
+STACK_BYTES = 1 << 20
+WALK_TOKENS = 64
+STARTS_MAX = 6  # in a minute
+_WORKER = Path(__file__).with_name("grammar_worker.py")
+_TRY, _STOP = b"t", b"s"
+_NUMBER_BYTES = 8
+_ANSWER_BYTES_MAX = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of a trial. `num_bytes`: of memory that the compiled grammar takes; `lark`: a GBNF grammar in
+    the form that is compiled; `why_not`: empty where it can be followed. `is_final`: it would be the same
+    again."""
+
+    num_bytes: int = 0
+    lark: str = ""
+    why_not: str = ""
+    is_final: bool = True
+
+
+class TrialStopped(Exception):
+    """Who waited for the verdict has gone."""
+
+
+class GrammarTrials:
+    """For one vocabulary. Any thread may call it; each waits for its own verdict."""
+
+    def __init__(
+        self, token_bytes: Sequence[bytes], special_ids: Sequence[int], end_ids: Sequence[int]
+    ) -> None:
+        settings = {
+            "tokens": [token.hex() for token in token_bytes],
+            "special_ids": list(special_ids),
+            "end_ids": list(end_ids),
+            "cpu_seconds": CPU_SECONDS_MAX,
+            "mask_seconds": MASK_SECONDS_MAX,
+            "memory_bytes": ADDRESS_SPACE_MAX,
+            "stack_bytes": STACK_BYTES,
+            "walk_tokens": WALK_TOKENS,
+        }
+        self._settings = json.dumps(settings).encode()
+        self._lock = threading.Lock()  # guards all below, and writing to the process
+        self._process: HelperProcess | None = None
+        self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
+        self._starts: deque[float] = deque(maxlen=STARTS_MAX)
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Future[Mapping[str, object]]] = {}
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, where there is one."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def try_it(
+        self,
+        grammar: str,
+        limits: Mapping[str, object],
+        *,
+        is_gbnf: bool,
+        stop: threading.Event | None = None,
+    ) -> Verdict:
+        """Whether a grammar, in the library's form or GBNF, can be followed. Raises TrialStopped soon after
+        `stop` was set, RequestFailed where no process can be started or none answers."""
+        request = json.dumps({"grammar": grammar, "is_gbnf": is_gbnf, "parser_limits": limits}).encode()
+        number, future = next(self._numbers), Future[Mapping[str, object]]()
+        with self._lock:
+            process = self._process or self._start()
+            self._waiting[number] = future
+            self._send(process, _TRY, number, request)
+        deadline = time.monotonic() + WALL_SECONDS_MAX
+        while True:
+            try:
+                return _verdict(future.result(timeout=0.05 if stop is not None else WALL_SECONDS_MAX))
+            except TimeoutError:
+                is_late = time.monotonic() > deadline
+                if not is_late and not (stop is not None and stop.is_set()):
+                    continue
+                with self._lock:
+                    self._waiting.pop(number, None)
+                    self._send(process, _STOP, number)
+                if is_late:
+                    raise RequestFailed(
+                        f"the grammar was not tried within {WALL_SECONDS_MAX:.0f} s, because the machine is "
+                        "too busy; try again"
+                    ) from None
+                raise TrialStopped from None
+
+    def close(self) -> None:
+        """End the process. A later trial starts another one."""
+        with self._lock:
+            self._drop()
+
+    def _send(self, process: HelperProcess, kind: bytes, number: int, body: bytes = b"") -> None:
+        """To a process that may have ended, which the thread that reads learns."""
+        try:
+            process.send(kind + number.to_bytes(_NUMBER_BYTES, "big") + body)
+        except HelperEnded:
+            process.kill()
+
+    def _start(self) -> HelperProcess:
+        now = time.monotonic()
+        if len(self._starts) == STARTS_MAX and now - self._starts[0] < 60.0:
+            raise RequestFailed(
+                f"the process that tries grammars was ended {STARTS_MAX} times within a minute, and is not "
+                "started again yet; try again later"
+            )
+        self._starts.append(now)
+        try:
+            process = HelperProcess(_WORKER, import_folders("llguidance"), _ANSWER_BYTES_MAX)
+        except OSError as error:
+            raise RequestFailed(f"the process that tries grammars did not start: {error}") from error
+        try:
+            process.send(self._settings)
+            process.receive()
+        except HelperEnded:
+            status = process.end()
+            raise RequestFailed(f"the process that tries grammars did not start: {_how(status)}") from None
+        self._process = process
+        self._finalizer = weakref.finalize(self, process.kill)
+        threading.Thread(
+            target=_read, args=(weakref.ref(self), process), name="octavo-grammar-trials", daemon=True
+        ).start()
+        return process
+
+    def _drop(self) -> None:
+        if self._process is not None:
+            assert self._finalizer is not None
+            self._finalizer.detach()
+            self._process.kill()  # the thread that reads ends it
+            self._process = None
+
+    def _answered(self, number: int, answer: Mapping[str, object]) -> None:
+        with self._lock:
+            future = self._waiting.pop(number, None)
+        if future is not None:
+            future.set_result(answer)
+
+    def _ended(self, process: HelperProcess) -> None:
+        """No trial that waits will be answered."""
+        with self._lock:
+            if self._process is process:
+                self._drop()
+            lost, self._waiting = self._waiting, {}
+        for future in lost.values():
+            future.set_exception(RequestFailed("the process that tries grammars was ended; try again"))
+
+
+def _read(trials: weakref.ref[GrammarTrials], process: HelperProcess) -> None:
+    """Hand answers to those that wait, until the process ends."""
+    try:
+        while True:
+            frame = process.receive()
+            owner = trials()
+            if owner is not None:
+                owner._answered(
+                    int.from_bytes(frame[:_NUMBER_BYTES], "big"), json.loads(frame[_NUMBER_BYTES:])
+                )
+            del owner
+    except (HelperEnded, ValueError):
+        process.end()
+        owner = trials()
+        if owner is not None:
+            owner._ended(process)
+
+
+def _verdict(answer: Mapping[str, object]) -> Verdict:
+    status, num_bytes, lark = answer.get("status"), answer.get("bytes"), answer.get("lark", "")
+    if isinstance(status, int):
+        code = os.waitstatus_to_exitcode(status)
+        if code == -signal.SIGPROF:
+            why = f"it takes more than {CPU_SECONDS_MAX:.0f} s to compile; allowed: a simpler one"
+            return Verdict(why_not=why, is_final=False)
+        if code == -signal.SIGABRT:
+            return Verdict(why_not=f"it takes more than {ADDRESS_SPACE_MAX >> 20} MiB to compile")
+        why = f"it ended the process that tried it ({_how(code)}); most likely it is nested too deeply"
+        return Verdict(why_not=why, is_final=code != -signal.SIGKILL)
+    if isinstance(num_bytes, int) and isinstance(lark, str):
+        if num_bytes <= GROWTH_MAX:
+            return Verdict(num_bytes, lark)
+        return Verdict(why_not=f"it takes {num_bytes >> 20:,} MiB of memory; allowed: {GROWTH_MAX >> 20}")
+    if answer.get("kind") == "slow":
+        why = f"it takes more than {MASK_SECONDS_MAX} s to tell which tokens may come next"
+        return Verdict(why_not=why, is_final=False)
+    if answer.get("kind") == "memory":
+        return Verdict(why_not=f"it takes more than {ADDRESS_SPACE_MAX >> 20} MiB to compile")
+    return Verdict(why_not=str(answer.get("error")) or "it cannot be followed")
+
+
+def _how(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit status {code}"

@@ -1,0 +1,315 @@
+"""A process that tries grammars: each in a child of its own, forked from a parent that knows the vocabulary.
+
+    stdin   the vocabulary, then requests     parent --fork--> a spare child --a request--> answers, and exits
+    stdout  answers, as they come               +-- forks the next spare
+
+Frames are a length in four bytes, then so many bytes. The vocabulary is JSON: {"tokens" (hexadecimal),
+"special_ids", "end_ids"} and what bounds a trial. A request is one byte of what to do (`TRY`, `STOP`), eight
+bytes of its number, and for `TRY` JSON: {"grammar", "is_gbnf", "parser_limits"}. An answer is the number, and
+JSON: {"bytes", "lark"?} for a grammar that can be followed, {"error", "kind"} for one that cannot, {"status"}
+of a child that died.
+
+It is run by its path and imports nothing of Octavo. The parent never runs a grammar, so a request costs a
+child: its time is bounded by a timer that counts processor time, its memory by RLIMIT_AS, its stack by a
+thread of its own, which is smaller than any of the server's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    import llguidance
+
+_PATHS_FROM = 1  # of sys.argv: where llguidance is
+TRY, STOP = b"t", b"s"
+_HEAD_BYTES = 9
+_LOWER_PRIORITY_AFTER_S = 0.1
+_LOW_PRIORITY = 10
+_REAP_S = 0.1  # between two looks for children that have ended
+_ERROR_CHARS_MAX = 2000
+_PICKS_MAX = 4
+
+
+def main() -> None:
+    """Until stdin is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the server, which lets answers end
+    sys.path += sys.argv[_PATHS_FROM:]
+    settings = json.loads(_read_frame(0))
+    vocabulary = _Vocabulary(settings)
+    _write_frame(1, b'{"ready": true}')
+    _Parent(vocabulary, settings).run()
+
+
+class _Vocabulary:
+    """The library's tokenizer. It does not encode as the model would: a trial needs no canonical tokens."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        import llguidance
+
+        self.tokens = [bytes.fromhex(token) for token in settings["tokens"]]
+        self.special_token_ids = settings["special_ids"]
+        self.end_ids = settings["end_ids"]
+        self.eos_token_id = self.end_ids[0]
+        self.bos_token_id = None
+        self._bytes = {token: index for index, token in enumerate(self.tokens) if len(token) == 1}
+        wrapper = llguidance.TokenizerWrapper(self)
+        self.tokenizer = llguidance.LLTokenizer(
+            wrapper, n_vocab=len(self.tokens), eos_token=list(self.end_ids)
+        )
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        data = text if isinstance(text, bytes) else text.encode()
+        return [self._bytes[data[i : i + 1]] for i in range(len(data)) if data[i : i + 1] in self._bytes]
+
+
+class _Child:
+    """A process that waits for a request, and what it has said so far."""
+
+    def __init__(self, pid: int, link: socket.socket) -> None:
+        self.pid = pid
+        self.link = link
+        self.number = b""  # of its request
+        self.said = bytearray()
+
+
+class _Parent:
+    """Hands requests to spare children, and passes on what they say. Knows no grammar."""
+
+    def __init__(self, vocabulary: _Vocabulary, settings: dict[str, Any]) -> None:
+        self._vocabulary = vocabulary
+        self._settings = settings
+        self._busy: dict[bytes, _Child] = {}  # by number
+        self._exiting: list[int] = []  # pids of those that have answered
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(0, selectors.EVENT_READ)
+        self._spare: _Child = self._forked()
+
+    def run(self) -> None:
+        """Until stdin is closed; then no child is left."""
+        while True:
+            self._reap()
+            for key, _ in self._selector.select(_REAP_S if self._exiting else None):
+                if key.data is not None:
+                    self._hear(key.data)
+                elif not self._take():
+                    for child in [*self._busy.values(), self._spare]:
+                        os.kill(child.pid, signal.SIGKILL)
+                    return
+
+    def _take(self) -> bool:
+        """One request; False at the end."""
+        frame = _read_frame(0)
+        if not frame:
+            return False
+        number = frame[1:_HEAD_BYTES]
+        if frame[:1] == STOP:
+            if number in self._busy:
+                os.kill(self._busy[number].pid, signal.SIGKILL)
+            return True
+        child = self._spare
+        child.number = number
+        self._busy[number] = child
+        with contextlib.suppress(OSError):  # it was killed from outside, which `_hear` learns
+            _send_frame(child.link, frame[_HEAD_BYTES:])
+        self._spare = self._forked()
+        return True
+
+    def _hear(self, child: _Child) -> None:
+        try:
+            piece = child.link.recv(1 << 16)
+        except OSError:
+            piece = b""
+        child.said += piece
+        if piece and len(child.said) < 4 + int.from_bytes(child.said[:4], "big"):
+            return
+        self._selector.unregister(child.link)
+        child.link.close()
+        answer = bytes(child.said[4:])
+        if not piece:
+            answer = json.dumps({"status": os.waitpid(child.pid, 0)[1]}).encode()
+        else:
+            self._exiting.append(child.pid)
+        if child is self._spare:  # killed from outside
+            self._spare = self._forked()
+        else:
+            del self._busy[child.number]
+            _write_frame(1, child.number + answer)
+
+    def _reap(self) -> None:
+        self._exiting = [pid for pid in self._exiting if os.waitpid(pid, os.WNOHANG)[0] == 0]
+
+    def _forked(self) -> _Child:
+        own, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            own.close()
+            _live_as_child(theirs, self._vocabulary, self._settings)
+        theirs.close()
+        child = _Child(pid, own)
+        self._selector.register(own, selectors.EVENT_READ, child)
+        return child
+
+
+def _live_as_child(link: socket.socket, vocabulary: _Vocabulary, settings: dict[str, Any]) -> NoReturn:
+    """Try one grammar, say what came of it, and exit."""
+    try:
+        _bound_memory(settings["memory_bytes"])
+        with open(os.devnull, "rb+") as nothing:  # the server's pipes are not its own
+            os.dup2(nothing.fileno(), 0)
+            os.dup2(nothing.fileno(), 1)
+        head = _receive(link, 4)
+        request = json.loads(_receive(link, int.from_bytes(head, "big")))
+        answer = _in_a_thread(lambda: _tried(request, vocabulary, settings), settings)
+        _send_frame(link, json.dumps(answer).encode())
+    except EOFError:
+        pass  # the parent has ended
+    finally:
+        os._exit(0)
+
+
+def _in_a_thread(work: Callable[[], dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
+    """Its answer, on a small stack. What takes long goes on at a low priority, and is ended by a signal."""
+    answers: list[dict[str, Any]] = []
+    threading.stack_size(settings["stack_bytes"])
+    thread = threading.Thread(target=lambda: answers.append(work()))
+    signal.setitimer(signal.ITIMER_PROF, settings["cpu_seconds"])  # nothing handles it: the process ends
+    thread.start()
+    thread.join(_LOWER_PRIORITY_AFTER_S)
+    if thread.is_alive():
+        with contextlib.suppress(OSError):
+            own = thread.native_id if sys.platform == "linux" else None
+            os.setpriority(os.PRIO_PROCESS, own or os.getpid(), _LOW_PRIORITY)
+        thread.join()
+    return answers[0] if answers else {"kind": "memory", "error": ""}
+
+
+def _tried(request: dict[str, Any], vocabulary: _Vocabulary, settings: dict[str, Any]) -> dict[str, Any]:
+    """Compile it, take its first mask, walk some tokens."""
+    import llguidance
+
+    try:
+        grammar, answer = request["grammar"], dict[str, Any]()
+        if request["is_gbnf"]:
+            from llguidance.gbnf_to_lark import gbnf_to_lark
+
+            try:
+                answer["lark"] = gbnf_to_lark(grammar)
+            except Exception as error:  # noqa: BLE001  the converter raises nothing more special
+                return _refusal("unreadable", str(error) or type(error).__name__)
+            grammar = llguidance.LLMatcher.grammar_from_lark(answer["lark"])
+        faults = _faults()
+        limits = llguidance.LLParserLimits(**request["parser_limits"])
+        matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            return _refusal("refused", matcher.get_error())
+        longest = _walk(matcher, vocabulary, settings["walk_tokens"])
+        if matcher.is_error():
+            return _refusal("limit", matcher.get_error())
+        if longest > settings["mask_seconds"]:
+            return _refusal("slow", "")
+        answer["bytes"] = (_faults() - faults) * resource.getpagesize()
+        del matcher  # on this stack, too
+    except MemoryError:
+        return _refusal("memory", "")
+    return answer
+
+
+def _walk(matcher: llguidance.LLMatcher, vocabulary: _Vocabulary, num_tokens: int) -> float:
+    """Take so many tokens that are allowed, the same each time; to the end, or an error. Returns the longest
+    time of a mask, in seconds of the processor."""
+    state, longest = 1, 0.0
+    for _ in range(num_tokens):
+        begun = time.thread_time()
+        mask = matcher.compute_bitmask()
+        longest = max(longest, time.thread_time() - begun)
+        if matcher.is_stopped():
+            break
+        for _ in range(_PICKS_MAX):
+            state = (state * 1103515245 + 12345) & 0x7FFFFFFF
+            token = _first_set(mask, state % len(mask))
+            if token not in vocabulary.end_ids:
+                break
+        if not matcher.consume_token(token):
+            break
+    return longest
+
+
+def _first_set(mask: bytes, start: int) -> int:
+    """The first bit that is set from a byte on, or from the beginning on."""
+    rest = mask[start:].lstrip(b"\0")
+    place = len(mask) - len(rest)
+    if not rest:
+        rest = mask.lstrip(b"\0")
+        place = len(mask) - len(rest)
+    lowest = rest[0] & -rest[0]
+    return place * 8 + lowest.bit_length() - 1
+
+
+def _refusal(kind: str, error: str) -> dict[str, Any]:
+    return {"kind": kind, "error": error[:_ERROR_CHARS_MAX]}
+
+
+def _faults() -> int:
+    """Pages of memory that were touched for the first time."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def _bound_memory(num_bytes: int) -> None:
+    """So much more address space than it has now (where that is not told, in all), and no files."""
+    size = 0
+    with contextlib.suppress(OSError), open("/proc/self/statm") as file:
+        size = int(file.read().split()[0]) * resource.getpagesize()
+    _, allowed = resource.getrlimit(resource.RLIMIT_AS)
+    most = size + num_bytes if allowed == resource.RLIM_INFINITY else min(size + num_bytes, allowed)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _read_frame(descriptor: int) -> bytes:
+    """Empty at the end."""
+    size = int.from_bytes(_read(descriptor, 4), "big")
+    return _read(descriptor, size)
+
+
+def _read(descriptor: int, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size and (piece := os.read(descriptor, size - len(data))):
+        data += piece
+    return bytes(data) if len(data) == size else b""
+
+
+def _write_frame(descriptor: int, data: bytes) -> None:
+    unsent = memoryview(len(data).to_bytes(4, "big") + data)
+    while unsent:
+        unsent = unsent[os.write(descriptor, unsent) :]
+
+
+def _send_frame(link: socket.socket, data: bytes) -> None:
+    link.sendall(len(data).to_bytes(4, "big") + data)
+
+
+def _receive(link: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = link.recv(size - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What is refused without compiling: numbers and chains, by name and place."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.errors import InvalidRequest
+from octavo.grammar import GrammarKind, of_schema, of_text
+from octavo.sampling.grammar_refusals import REFS_DEEP_MAX, RULES_DEEP_MAX, refuse_unsafe
+
+
+def refs(num: int) -> dict[str, object]:
+    defs = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(num)}
+    return {"$defs": {**defs, f"d{num}": {"type": "string"}}, "$ref": "#/$defs/d0"}
+
+
+def lark(num: int) -> str:
+    return "start: r0\n" + "".join(f'r{i}: "a" r{i + 1}\n' for i in range(num)) + f'r{num}: "x"\n'
+
+
+def gbnf(num: int) -> str:
+    return "root ::= r0\n" + "".join(f"r{i} ::= [a-z] r{i + 1}\n" for i in range(num)) + f'r{num} ::= "x"\n'
+
+
+@pytest.mark.parametrize(
+    "keyword", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]
+)
+@pytest.mark.parametrize("value", [2**62 + 1, -(2**63), 10**40])
+def test_an_integer_beyond_2_to_the_62_is_refused_by_name_and_place(keyword: str, value: int) -> None:
+    schema = {"properties": {"a": {"type": "integer", keyword: value}}}
+    with pytest.raises(InvalidRequest, match=rf"{keyword} \(at #/properties/a\) is beyond 2\^62") as refused:
+        refuse_unsafe(of_schema(schema))
+    assert refused.value.code == "unsupported_grammar"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": -(2**62), "maximum": 2**62},
+        {"const": 2**80, "type": "number", "maximum": 1e300},
+        {"properties": {"minimum": {"const": 2**80}}},
+        refs(REFS_DEEP_MAX - 2),
+        {"$defs": {"tree": {"items": {"$ref": "#/$defs/tree"}}}, "$ref": "#/$defs/tree"},
+        # As wide as it is long, and not deep.
+        {
+            "$defs": {f"d{i}": {"type": "null"} for i in range(500)},
+            "anyOf": [{"$ref": f"#/$defs/d{i}"} for i in range(500)],
+        },
+    ],
+)
+def test_what_is_safe_is_not_refused(schema: object) -> None:
+    refuse_unsafe(of_schema(schema))
+
+
+def test_a_chain_of_refs_is_refused_by_the_name_that_it_comes_to() -> None:
+    with pytest.raises(
+        InvalidRequest, match=rf"\$ref to #/\$defs/d{REFS_DEEP_MAX} ends a chain of more than 100"
+    ):
+        refuse_unsafe(of_schema(refs(REFS_DEEP_MAX + 1)))
+
+
+@pytest.mark.parametrize(("kind", "write"), [(GrammarKind.LARK, lark), (GrammarKind.GBNF, gbnf)])
+def test_a_chain_of_rules_is_refused_by_the_rule_that_it_comes_to(kind: GrammarKind, write) -> None:
+    refuse_unsafe(of_text(kind, write(RULES_DEEP_MAX - 2), "grammar"))
+    with pytest.raises(InvalidRequest, match=r"the rule r\d+ ends a chain of more than 250"):
+        refuse_unsafe(of_text(kind, write(RULES_DEEP_MAX + 1), "grammar"))
+
+
+def test_names_in_quotes_are_no_rules() -> None:
+    text = (
+        "start: "
+        + " | ".join(f'"r{i}"' for i in range(400))
+        + "\n"
+        + "".join(f'r{i}: "r{i + 1}"\n' for i in range(400))
+    )
+    refuse_unsafe(of_text(GrammarKind.LARK, text, "grammar"))
+
+
+def test_an_expression_is_not_looked_at() -> None:
+    refuse_unsafe(of_text(GrammarKind.REGEX, "start: r0", "regex"))
