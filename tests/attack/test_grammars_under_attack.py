@@ -37,9 +37,15 @@ ROUTES = {
         {"input": "Hi", "text": {"format": {"type": "json_schema", "name": "a", "schema": OBJECT}}},
     ),
     "responses tools": ("/v1/responses", {"input": "Hi", "tools": [{"type": "function", **FUNCTION}]}),
-    "messages": ("/v1/messages", SAID | {"model": "", "tools": [{"name": "f", "input_schema": OBJECT}]}),
-    "ollama": ("/api/chat", SAID | {"format": OBJECT, "stream": False}),
-    "ollama generate": ("/api/generate", {"prompt": "Hi", "format": OBJECT, "stream": False}),
+    "messages": (
+        "/v1/messages",
+        SAID | {"model": "smollm2-135m", "tools": [{"name": "f", "input_schema": OBJECT}]},
+    ),
+    "ollama": ("/api/chat", SAID | {"model": "smollm2-135m", "format": OBJECT, "stream": False}),
+    "ollama generate": (
+        "/api/generate",
+        {"model": "smollm2-135m", "prompt": "Hi", "format": OBJECT, "stream": False},
+    ),
 }
 # As no check of ours knows it: the process that tries it dies.
 DEEP = "start: %json " + json.dumps(OBJECT) + "\n"

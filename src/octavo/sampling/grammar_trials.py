@@ -21,12 +21,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.errors import RequestFailed
+from octavo.errors import QueueFull, RequestFailed
 from octavo.helper_process import HelperEnded, HelperProcess, import_folders
 
 CPU_SECONDS_MAX = 2.0
 MASK_SECONDS_MAX = 0.25  # for telling which tokens may come next
-WALL_SECONDS_MAX = 30.0  # for those seconds, where the processors are busy
+WALL_SECONDS_MAX = 60.0  # for those seconds, where the processors are busy
 ADDRESS_SPACE_MAX = 1 << 30
 GROWTH_MAX = 128 << 20  # bytes of memory that one compiled grammar may take
 STACK_BYTES = 1 << 20
@@ -93,7 +93,8 @@ class GrammarTrials:
         stop: threading.Event | None = None,
     ) -> Verdict:
         """Whether a grammar, in the library's form or GBNF, can be followed. Raises TrialStopped soon after
-        `stop` was set, RequestFailed where no process can be started or none answers."""
+        `stop` was set, QueueFull where the machine is too busy, RequestFailed where no process can be started
+        or it is ended."""
         request = json.dumps({"grammar": grammar, "is_gbnf": is_gbnf, "parser_limits": limits}).encode()
         number, future = next(self._numbers), Future[Mapping[str, object]]()
         with self._lock:
@@ -112,7 +113,7 @@ class GrammarTrials:
                     self._waiting.pop(number, None)
                     self._send(process, _STOP, number)
                 if is_late:
-                    raise RequestFailed(
+                    raise QueueFull(
                         f"the grammar was not tried within {WALL_SECONDS_MAX:.0f} s, because the machine is "
                         "too busy; try again"
                     ) from None
