@@ -35,8 +35,9 @@ BF16 = torch.bfloat16
 SHARED_BYTES_MAX = {80: 163 * 1024, 90: 227 * 1024}
 LITTLE_SHARED_BYTES = 99 * 1024  # of capabilities 8.6 and 8.9
 # Rows, outputs, inputs: every form of tile, and inputs that no block divides.
-PRODUCTS = [(1, 4096, 4096), (16, 9216, 1024), (1, 4096, 192), (32, 4096, 4096), (32, 9216, 1024)]
-PRODUCTS += [(64, 4096, 4096), (64, 9216, 1024), (64, 4100, 200), (65, 4096, 4096)]
+PRODUCTS = [(1, 4096, 4096), (16, 9216, 1024), (1, 4096, 192), (32, 6144, 4096), (32, 9216, 1024)]
+PRODUCTS += [(64, 6144, 4096), (64, 9216, 1024), (64, 4100, 200), (65, 9216, 4096)]
+PRODUCTS += [(256, 4096, 4096), (256, 6144, 4096), (300, 4100, 200)]
 STEP = AttentionStep(
     torch.zeros((2, 64), dtype=torch.int32), *(torch.zeros(3, dtype=torch.int32) for _ in range(3))
 )
@@ -78,7 +79,7 @@ def multiplied(rows: int, outputs: int, inputs: int) -> None:
 
 def multiplied_in_little_memory(rows: int) -> None:
     with mock.patch.object(linear, "shared_bytes_of", return_value=LITTLE_SHARED_BYTES):
-        multiplied(rows, 4096, 4096)
+        multiplied(rows, 6144, 4096)
 
 
 def of_vocabulary(rows: int) -> None:
@@ -126,7 +127,7 @@ def cases() -> dict[str, Callable[[], None]]:
     for rows, outputs, inputs in PRODUCTS:
         label = f"linear {rows} {outputs} {inputs} product"
         found[label] = lambda r=rows, o=outputs, i=inputs: multiplied(r, o, i)
-    for rows in (1, 64, 65):
+    for rows in (1, 64, 128, 256):
         found[f"linear {rows} little product"] = lambda r=rows: multiplied_in_little_memory(r)
     for rows in (1, 32, 64, 65):
         found[f"vocabulary {rows} product"] = lambda r=rows: of_vocabulary(r)

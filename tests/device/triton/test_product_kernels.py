@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,12 +21,19 @@ pytestmark = pytest.mark.full
 
 DTYPES = [torch.float32, torch.float16]
 ROWS = [1, 16, 17, 64, 130]  # of all tilings, and beyond a tile
-SHAPES = [(4096, 128), (4096, 192), (9000, 128), (9000, 192)]  # all kinds of outputs and inputs
+SHAPES = [
+    (4096, 128),
+    (4096, 192),
+    (8192, 128),
+    (8192, 192),
+    (9000, 128),
+    (9000, 192),
+]  # all kinds of outputs and inputs
 # Stages aside, which the interpreter does not have.
 TILINGS = list(
     dict.fromkeys(
         dataclasses.replace(tiling_for(rows, *shape), num_stages=1)
-        for rows in (1, 32, 64, 65)
+        for rows in (1, 32, 64, 65, 256)
         for shape in SHAPES
     )
 )
@@ -34,12 +43,16 @@ def name_of(tiling: Tiling) -> str:
     return f"{tiling.rows}x{tiling.outputs}x{tiling.block_k}"
 
 
+def programs_of(tiling: Tiling, rows: int, outputs: int) -> int:
+    return math.prod(tiling.num_tiles(rows, outputs))
+
+
 @contextmanager
-def addresses_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
-    """Of all numbers that kernels load within."""
+def addresses_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
+    """Of all numbers that kernels load within, and how often."""
     from triton.runtime.interpreter import InterpreterBuilder
 
-    read: set[int] = set()
+    read: Counter[int] = Counter()
     load = InterpreterBuilder.create_masked_load
 
     def record(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
@@ -100,7 +113,9 @@ def test_a_product_reads_its_rows_and_weights_and_nothing_beyond(
     outs = torch.full((tiling.rows + 5, 70), 7.0)
     with addresses_read(monkeypatch) as read:
         linear(outs[: x.shape[0]], x, weight, tiling=tiling)
-    assert read == addresses_of(x) | addresses_of(weight)
+    assert set(read) == addresses_of(x) | addresses_of(weight)
+    # Once by each program, also where its tile reaches beyond the last row: reads of one line would wait.
+    assert max(read.values()) <= programs_of(tiling, *outs[: x.shape[0]].shape)
     torch.testing.assert_close(outs[: x.shape[0]], x @ weight.T, atol=2e-5, rtol=2e-5)
     assert bool((outs[x.shape[0] :] == 7).all())
 
@@ -114,7 +129,7 @@ def test_an_argmax_reads_no_rows_beyond_the_last(
     with addresses_read(monkeypatch) as read:
         logits(out, x, weight)
         argmax(best, x, weight, scratch)
-    assert read == set().union(*map(addresses_of, (x, weight, scratch.largest, scratch.index)))
+    assert set(read) == set().union(*map(addresses_of, (x, weight, scratch.largest, scratch.index)))
 
 
 @pytest.mark.usefixtures("chained_dots")
@@ -140,12 +155,26 @@ def test_a_row_alone_has_the_bits_it_has_beside_others(tiling: Tiling, rng: torc
         assert torch.equal(alone[0], crowd[row])
 
 
-def test_a_tile_is_a_function_of_shapes_alone() -> None:
-    rows = (1, 16, 17, 32, 33, 64, 65, 5000)
-    assert [tiling_for(n, 4096, 4096).rows for n in rows] == [16, 16, 32, 32, 64, 64, 128, 128]
-    # Where there are few tiles, more of fewer rows: up to 64 programs.
-    assert [tiling_for(n, 1024, 2048).rows for n in rows] == [16, 16, 16, 16, 16, 16, 128, 128]
-    assert [tiling_for(n, 2048, 2048).rows for n in rows] == [16, 16, 16, 16, 32, 32, 128, 128]
+def tiles(num_outputs: int, *rows: int) -> list[tuple[int, int]]:
+    chosen = [tiling_for(n, num_outputs, 4096) for n in rows]
+    return [(tiling.rows, tiling.outputs) for tiling in chosen]
+
+
+def test_few_programs_have_the_smallest_tile_that_they_fill_a_device_with() -> None:
+    assert tiles(1024, 1, 64, 65, 128, 129, 256) == [(16, 64)] * 4 + [(32, 64)] * 2
+    assert tiles(4096, 1, 32, 33, 64, 65, 128) == [(16, 64)] * 2 + [(32, 64)] * 2 + [(64, 64)] * 2
+    assert tiles(4096, 129, 256) == [(64, 128)] * 2
+    assert tiles(6144, 16, 32, 64, 128, 256) == [(16, 64), (32, 64), (64, 64), (64, 128), (128, 128)]
+    for rows in range(1, 257):
+        for outputs in (16, 1024, 2560, 3072, 5120, 8192):
+            assert programs_of(tiling_for(rows, outputs, 4096), rows, outputs) <= 128
+
+
+def test_many_programs_have_a_tile_by_their_rows() -> None:
+    assert tiles(8193, 1, 16, 17, 32, 33, 64, 65) == [(16, 64)] * 2 + [(32, 64)] * 2 + [(64, 128)] * 2 + [
+        (128, 128)
+    ]
+    assert tiling_for(65, 8193, 4096) == tiling_for(257, 1024, 4096) == tiling_for(5000, 1024, 4096)
 
 
 def test_as_many_inputs_are_loaded_at_a_time_as_divide_them() -> None:
@@ -153,7 +182,7 @@ def test_as_many_inputs_are_loaded_at_a_time_as_divide_them() -> None:
 
 
 def test_a_tiling_has_the_stages_that_fit_into_shared_memory() -> None:
-    chosen = tiling_for(64, 4096, 4096)
+    chosen = tiling_for(64, 6144, 4096)
     assert [chosen.within(kib * 1024, 2).num_stages for kib in (227, 163, 99, 10)] == [6, 5, 3, 1]
     assert chosen.within(163 * 1024, 4) == dataclasses.replace(chosen, num_stages=5, block_k=64)
 

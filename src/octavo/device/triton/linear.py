@@ -4,18 +4,21 @@ An element y[t, n] is one chain: products of x[t, k] and w[n, k] are added to th
 by the tensor core's steps of sixteen; no program sums a part of k. So neither the tile that an element falls
 into nor the number of inputs loaded at a time changes its bits, and tiles are free to follow the rows:
 
-    up to 64 rows   weights stand on the product's M side (64 outputs or more, wgmma's least); 16, 32 or 64
-                    rows are its N side
-    more            rows on M
+    few rows    weights stand on the product's M side (64 outputs or more, wgmma's least); 16, 32 or 64 rows
+                are its N side. Rows beyond the last are zeros: their memory is not read. (Read from the last
+                row instead, one row took up to two and a half times as long as sixteen: all multiprocessors
+                wanted the same cache lines.)
+    more        rows on M. Rows beyond the last are the first ones again: a mask, though full tiles need none,
+                cost 4 to 8 % of most products of 256 rows.
 
-Rows and outputs beyond the last are zeros: their memory is not read. (Read from the last row instead, one row
-took up to two and a half times as long as sixteen: all multiprocessors wanted the same cache lines.)
+Outputs beyond the last are zeros.
 
 T rows, K inputs, N outputs.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -63,31 +66,42 @@ class Tiling:
         }
 
 
-# By rows of a tile: up to `_FEW_OUTPUTS` outputs, and more, whose tiles outnumber the multiprocessors, so
-# that two programs share one. From the sweep of 26 November 2026 (H200, Triton 3.6, bf16; docs/gpu.md) over
-# 1024 to 6144 and 28672 outputs, 1024 to 14336 inputs: each the fastest of 18 forms or within 4 % of it, but
-# for 1024 outputs (6 % or more at one row, more at 64). The vocabulary's product was not in it: taken to be
-# as that of 28672 outputs.
-_FEW_OUTPUTS = 8192
-_TILINGS = {
-    16: (Tiling(16, 64, True, 4, 6, 128), Tiling(16, 64, True, 4, 4, 128)),
-    32: (Tiling(32, 64, True, 4, 6, 128), Tiling(32, 64, True, 4, 4, 128)),
-    64: (Tiling(64, 64, True, 4, 6, 128), Tiling(64, 128, True, 8, 4, 64)),
-}
-_PROMPTS = Tiling(128, 128, weights_first=False, num_warps=8, num_stages=3)
-# So few programs are bound by what one multiprocessor loads, some 90 GB/s in that sweep, and load less with
-# fewer rows each. This is reasoning: no form in the sweep had fewer rows than there were.
-_FEW_PROGRAMS = 64
+# From sweeps of 26 November 2026 (H200, Triton 3.6, bf16; one product at a time, not in a step; docs/gpu.md)
+# over 1, 16, 32, 64 and 256 rows, 1024 to 6144, 28672 and 128256 or more outputs, 1024 to 14336 inputs.
+#
+# Few programs. With 2048 inputs or more each loads some 55 to 80 GB/s whatever its tile, so the smallest tile
+# whose programs all run at once is fastest. With one on each multiprocessor (an H200 has 132) it was so, or
+# within 5 %, in every product swept; from 65 to 255 rows, and with 1024 outputs at 256, it is reasoning.
+_PROGRAMS_AT_ONCE = 128
+_FEW_OUTPUTS, _FEW_ROWS = 8192, 256  # up to these the last tile suffices
+_SMALLEST_FIRST = (
+    Tiling(16, 64, True, 4, 6, 128),
+    Tiling(32, 64, True, 4, 6, 128),
+    Tiling(64, 64, True, 4, 6, 128),
+    Tiling(64, 128, True, 8, 4, 64),
+    Tiling(128, 128, False, 8, 4, 64),
+)
+# Others, mostly of more programs, two or more on a multiprocessor: a tile by rows. The fastest in the sweeps,
+# or within 3 % of it; beyond 256 rows nothing was measured.
+_MANY_PROGRAMS = (
+    Tiling(16, 64, True, 4, 4, 128),
+    Tiling(32, 64, True, 4, 4, 128),
+    Tiling(64, 128, True, 8, 4, 64),
+    Tiling(128, 128, False, 8, 3, 64),
+)
 
 
 def tiling_for(num_rows: int, num_outputs: int, num_inputs: int) -> Tiling:
     """The tiles of a product, as a device with room for all stages takes them."""
-    if num_rows > max(_TILINGS):
-        return _PROMPTS
-    rows = min(size for size in _TILINGS if num_rows <= size)
-    while rows // 2 in _TILINGS and -(-num_rows // (rows // 2)) * -(-num_outputs // 64) <= _FEW_PROGRAMS:
-        rows //= 2
-    chosen = _TILINGS[rows][num_outputs > _FEW_OUTPUTS]
+    if num_rows <= _FEW_ROWS and num_outputs <= _FEW_OUTPUTS:
+        fitting = (
+            each
+            for each in _SMALLEST_FIRST
+            if math.prod(each.num_tiles(num_rows, num_outputs)) <= _PROGRAMS_AT_ONCE
+        )
+        chosen = next(fitting)
+    else:
+        chosen = next((each for each in _MANY_PROGRAMS if num_rows <= each.rows), _MANY_PROGRAMS[-1])
     return chosen if num_inputs % chosen.block_k == 0 else replace(chosen, block_k=64)
 
 
@@ -204,9 +218,11 @@ def product(
 ) -> tl.tensor:
     """A tile in float32: (OUTPUTS, ROWS) with weights first, (ROWS, OUTPUTS) otherwise.
 
-    Rows and outputs beyond the last are zeros, read from nowhere; they are not written.
+    Rows and outputs beyond the last are not written.
     """
     row = row_tile * ROWS + tl.arange(0, ROWS)
+    if not WEIGHTS_FIRST:
+        row = row % num_rows
     output = output_tile * OUTPUTS + tl.arange(0, OUTPUTS)
     inner = tl.arange(0, BLOCK_K)
     is_row, is_output = (row < num_rows)[:, None], (output < NUM_OUTPUTS)[:, None]
@@ -218,7 +234,10 @@ def product(
         y = tl.zeros([ROWS, OUTPUTS], tl.float32)
     for start in range(0, INPUTS, BLOCK_K):
         if INPUTS // BLOCK_K * BLOCK_K == INPUTS:  # constexpr has no reflected %
-            x_tile = tl.load(x_at + start, mask=is_row, other=0.0)
+            if WEIGHTS_FIRST:
+                x_tile = tl.load(x_at + start, mask=is_row, other=0.0)
+            else:
+                x_tile = tl.load(x_at + start)
             if NUM_OUTPUTS // OUTPUTS * OUTPUTS == NUM_OUTPUTS:
                 weight_tile = tl.load(weight_at + start)
             else:
