@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 
@@ -15,6 +16,9 @@ from octavo.sampling import grammars as module
 from octavo.sampling.grammar_refusals import place_of
 from octavo.sampling.grammar_trials import GrammarTrials, Verdict
 from octavo.sampling.grammars import CompiledGrammar, Grammars, Matcher, Words
+from octavo.tools.definitions import tool_use
+from octavo.tools.formats import HERMES
+from octavo.tools.grammars import calls_grammar
 
 LONGER = [b"cat", b"car", b'{"', b'": ', b"ab"]
 END = 256 + len(LONGER)
@@ -258,3 +262,31 @@ def test_a_schema_nested_too_deep_is_refused_before_anything_walks_it() -> None:
         schema = {"not": schema}
     with pytest.raises(InvalidRequest, match="nested deeper than 128 levels"):
         of_schema(schema)
+
+
+@pytest.mark.full
+def test_512_tools_of_1_mib_together_can_be_called(tried: Grammars) -> None:
+    def parameters(tool: int) -> dict[str, object]:
+        kinds = (
+            {"enum": ["alpha", "beta"]},
+            {"type": "integer"},
+            {"type": "array", "items": {"type": "string"}},
+        )
+        fields = {f"field_{tool}_{i}": kinds[i % 3] | {"description": "d" * 40} for i in range(17)}
+        return {"type": "object", "properties": fields, "required": list(fields)[:2]}
+
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{i}", "parameters": parameters(i)}}
+        for i in range(512)
+    ]
+    assert 900_000 < len(json.dumps(tools)) < 1 << 20
+    use = tool_use(tools, "required", None)
+    assert use is not None
+    grammar = calls_grammar(use, HERMES, None, lambda text: None, tried.check)
+    assert grammar is not None
+    held = tried.compile(grammar)
+    matcher = tried.begin(held.grammar, [])
+    for token in encode(
+        '<tool_call>\n{"name": "tool_511", "arguments": {"field_511_0": "beta", "field_511_1": 7'
+    ):
+        assert matcher.accept(token) == ""
