@@ -45,6 +45,41 @@ def test_what_is_shown_is_short() -> None:
     assert len(shown(10**4_000)) == len(shown(["a"] * 1_000_000)) == 80
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        [],
+        {},
+        [[]] * 100,
+        [[[1, {"a": [2.5, None]}], "b"], {"c": {}}] * 9,
+        {str(number): [{}] * number for number in range(90)},
+        {"a": "x" * 100, "b": True},
+        ("a", ["b"]),
+    ],
+)
+def test_what_is_shown_is_how_it_begins(given: object) -> None:
+    text = repr(given)
+    assert shown(given) == (text if len(text) <= 80 else text[:77] + "...")
+
+
+def test_no_more_is_printed_than_is_shown() -> None:
+    class Counted:
+        printed = 0
+
+        def __repr__(self) -> str:
+            Counted.printed += 1
+            return "0"
+
+    wide = [[Counted()] * 1_000] * 1_000
+    for given in (wide, {str(key): wide for key in range(1_000)}):
+        shown(given)
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert shown(deep) == "[" * 77 + "..."
+    assert Counted.printed < 200
+
+
 def test_the_home_of_no_user_is_told(monkeypatch):
     with pytest.raises(ConfigError, match="disk_cache is '~nosuchuser/x', and there is no such user"):
         StartOptions(disk_cache="~nosuchuser/x")

@@ -30,6 +30,7 @@ Expected shortage (no free block, no free row) is a value, not an exception. A b
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import islice
 from numbers import Integral, Real
 from operator import index
 
@@ -133,12 +134,23 @@ class UnsupportedModel(ModelError):
 
 
 def shown(given: object) -> str:
-    """What was given, for a message: short, whatever it is, also an integer that Python will not print."""
+    """What was given, for a message: short, whatever it is, also an integer that Python will not print.
+    O(what is shown), but for texts."""
     try:
-        text = repr(given)
+        text = repr(_beginning(given, [_SHOWN_CHARS_MAX]))
     except ValueError:
         return "a number too long to be printed"
     return text if len(text) <= _SHOWN_CHARS_MAX else text[: _SHOWN_CHARS_MAX - 3] + "..."
+
+
+def _beginning(given: object, left: list[int]) -> object:
+    """The first values of lists and dictionaries, of each of which a text has one character at least."""
+    left[0] -= 1
+    if type(given) is list:
+        return [_beginning(item, left) for item in given[:_SHOWN_CHARS_MAX] if left[0] > 0]
+    if type(given) is dict:
+        return {key: _beginning(item, left) for key, item in islice(given.items(), left[0]) if left[0] > 0}
+    return given
 
 
 def require_range(

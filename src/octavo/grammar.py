@@ -7,6 +7,7 @@ import enum
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import cast
 
 from octavo.errors import InvalidRequest, as_items, require_range, shown
@@ -15,6 +16,7 @@ GRAMMAR_CHARS_MAX = 256 * 1024  # as clients write one
 MADE_CHARS_MAX = 4 * 1024 * 1024  # of one that is made of tools
 CHOICES_MAX = 1024
 DEPTH_MAX = 128  # levels of a schema
+VALUES_MAX = 1 << 19  # within each other
 
 
 class GrammarKind(enum.StrEnum):
@@ -99,10 +101,14 @@ def of_schema(schema: object, param: str = "json_schema") -> Grammar:
 
 
 def check_depth(value: object, param: str) -> None:
-    """Raise InvalidRequest for JSON that is nested deeper than any schema needs to be. O(value)."""
-    level = [value]
+    """Raise InvalidRequest for JSON that is nested deeper than any schema needs to be, or has more values.
+    O(value), up to so many."""
+    level, left = [value], VALUES_MAX
     for _ in range(DEPTH_MAX):
-        level = [inner for one in level for inner in _inside(one)]
+        level = list(islice((inner for one in level for inner in _inside(one)), left + 1))
+        left -= len(level)
+        if left < 0:
+            raise InvalidRequest(f"{param} has more than {VALUES_MAX:,} values", param=param)
         if not level:
             return
     raise InvalidRequest(

@@ -69,6 +69,7 @@ def test_one_call_where_parallel_ones_are_not_wanted_and_nothing_without_tools()
         ([NOW] * (TOOLS_MAX + 1), None, "tools", "512"),
         ([function(description="x" * 300_000)], None, "tools", "length of tools"),
         ([function(parameters=deep(200))], None, "tools", "nested deeper than 128 levels"),
+        ([function(parameters={"enum": [[]] * 2**19})], None, "tools", "more than 524,288 values"),
         ([NOW], "maybe", "tool_choice", "allowed: none, auto, required"),
         ([NOW], {"type": "function", "function": {"name": "f"}}, "tool_choice", "allowed: now"),
         ([NOW], {"type": "allowed_tools", "allowed_tools": {"mode": "x"}}, "tool_choice", "allowed"),
