@@ -166,6 +166,12 @@ CASES = {
     "more token ids than the context": (complete(prompt=[1] * 1001), 400, "prompt"),
     "a text beyond the context": (complete(prompt="a" * 20_000), 400, "prompt"),
     "prompt and max_tokens beyond the context": (complete(max_tokens=1000), 400, "max_tokens"),
+    "two thousand fields": (complete(**dict.fromkeys(map(str, range(2_000)))), 400, None),
+    "a late number beyond float64": (
+        (COMPLETIONS, '{"prompt": "a", "x": [[], {"a": [1, {"b": 1e999}]}]}'),
+        400,
+        "x",
+    ),
     "a body over the cap": ((CHAT, " " * 400_001), 413, None),
 }
 

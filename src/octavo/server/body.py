@@ -11,6 +11,7 @@ import json
 import math
 import re
 import sys
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import NoReturn, TypeVar
 
@@ -21,6 +22,7 @@ from octavo.errors import InvalidRequest
 from octavo.server.errors import HttpRefusal, JsonObject
 
 _READ_TIMEOUT_S = 60.0
+_FIELDS_MAX = 1024  # of a body
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -61,6 +63,8 @@ def parse_json(body: bytes) -> JsonObject:
         raise _not_json(f"a number has more than {sys.get_int_max_str_digits():,} digits") from None
     if not isinstance(value, dict):
         raise _not_json("allowed: an object, {...}")
+    if len(value) > _FIELDS_MAX:
+        raise _not_json(f"it has {len(value):,} fields; allowed: up to {_FIELDS_MAX:,}")
     if beyond and (place := _place_of_infinity(value)):  # it may be told again, in a prompt or an answer
         raise InvalidRequest(
             f"{place} is {beyond[0][:40]}, which is too large; allowed: numbers that float64 holds",
@@ -71,17 +75,25 @@ def parse_json(body: bytes) -> JsonObject:
 
 
 def _place_of_infinity(body: JsonObject) -> str:
-    """Where the first infinite number is, such as options.stop[3]; "" for none. O(body)."""
-    left: list[tuple[str, object]] = [("", body)]
-    while left:
-        place, value = left.pop()
-        if isinstance(value, float) and math.isinf(value):
-            return place
-        if isinstance(value, dict):
-            left += [(f"{place}.{key}" if place else str(key), one) for key, one in reversed(value.items())]
-        elif isinstance(value, list):
-            left += [(f"{place}[{index}]", one) for index, one in reversed(list(enumerate(value)))]
+    """Where the first infinite number is, such as options.stop[3]; "" for none. O(what is before it)."""
+    walks = [_inside("", body)]
+    while walks:
+        for place, value in walks[-1]:
+            if isinstance(value, float) and math.isinf(value):
+                return place
+            if isinstance(value, dict | list):
+                walks.append(_inside(place, value))
+                break
+        else:
+            walks.pop()
     return ""
+
+
+def _inside(place: str, value: JsonObject | list[object]) -> Iterator[tuple[str, object]]:
+    """The items, each with its place."""
+    if isinstance(value, dict):
+        return ((f"{place}.{key}" if place else key, item) for key, item in value.items())
+    return ((f"{place}[{index}]", item) for index, item in enumerate(value))
 
 
 def validate(schema: type[BodyT], body: JsonObject) -> BodyT:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast
 
 from octavo.engine.bad_words import BAD_WORDS_MAX
 from octavo.engine.client import EngineClient
@@ -143,7 +143,7 @@ class GenerationBody(FormatBody, TermsBody):
     stop_token_ids: Annotated[list[int] | None, _at_most(STOP_TOKENS_MAX)] = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: Annotated[list[int] | None, FailFast()] = None
     bad_words: Annotated[list[str] | None, _at_most(BAD_WORDS_MAX)] = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
