@@ -16,6 +16,7 @@ import select
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,10 +60,12 @@ class HelperProcess:
         """Of the process."""
         return self._process.pid
 
-    def exchange(self, request: bytes, seconds: float) -> bytes:
-        """The answer to a request. Raises HelperTimeout or HelperEnded."""
+    def exchange(self, request: bytes | Sequence[bytes], seconds: float) -> bytes:
+        """The answer to a request, which may come in pieces, so that a large one is not copied. Raises
+        HelperTimeout or HelperEnded."""
         try:
-            return self._exchange(request, time.monotonic() + seconds)
+            pieces = [request] if isinstance(request, bytes) else request
+            return self._exchange(pieces, time.monotonic() + seconds)
         except TimeoutError:
             self.end()
             raise HelperTimeout(f"took more than {seconds:.0f} s, and was stopped") from None
@@ -73,9 +76,10 @@ class HelperProcess:
             self.end()
             raise
 
-    def _exchange(self, request: bytes, deadline: float) -> bytes:
+    def _exchange(self, pieces: Sequence[bytes], deadline: float) -> bytes:
         """Raises TimeoutError, OSError, ValueError."""
-        unsent = memoryview(len(request).to_bytes(_HEADER_BYTES, "big") + request)
+        header = sum(map(len, pieces)).to_bytes(_HEADER_BYTES, "big")
+        unsent = deque(memoryview(piece) for piece in (header, *pieces))
         received, expected = bytearray(), _HEADER_BYTES
         poll = select.poll()
         poll.register(self._in, select.POLLOUT)
@@ -86,15 +90,18 @@ class HelperProcess:
                 raise TimeoutError
             for descriptor, _ in poll.poll(left * 1000):
                 if descriptor == self._in:
-                    unsent = unsent[os.write(self._in, unsent) :]
+                    piece = unsent.popleft()
+                    rest = piece[os.write(self._in, piece) :]
+                    if rest:
+                        unsent.appendleft(rest)
                     if not unsent:
                         poll.unregister(self._in)
                     continue
-                piece = os.read(self._out, _READ_BYTES)
-                received += piece
+                answer = os.read(self._out, _READ_BYTES)
+                received += answer
                 if len(received) >= _HEADER_BYTES:
                     expected = _HEADER_BYTES + int.from_bytes(received[:_HEADER_BYTES], "big")
-                if not piece or max(expected, len(received)) > self._answer_bytes_max + _HEADER_BYTES:
+                if not answer or max(expected, len(received)) > self._answer_bytes_max + _HEADER_BYTES:
                     raise ValueError("the process ended, or its answer is too long")
         return bytes(received[_HEADER_BYTES:])
 

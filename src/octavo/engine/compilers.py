@@ -16,6 +16,9 @@ from octavo.sampling.grammars import CompiledGrammar
 
 THREADS = 4
 AT_ONCE_MAX = 2  # of one tenant
+GRAMMARS_WAIT = (
+    "{:,} grammars wait to be compiled; allowed: {:,} (settings max_queue and max_seqs); try again shortly"
+)
 
 ResultT = TypeVar("ResultT")
 
@@ -25,8 +28,7 @@ class Compilers:
 
     def __init__(self, facts: ModelFacts, waiting_max: int) -> None:
         self._facts = facts
-        what = "grammars wait to be compiled"
-        self._threads = FairThreads(THREADS, waiting_max, "octavo-compiler", what, AT_ONCE_MAX)
+        self._threads = FairThreads(THREADS, waiting_max, "octavo-compiler", GRAMMARS_WAIT, AT_ONCE_MAX)
 
     async def compiled(self, params: SamplerParams, tenant: str) -> CompiledGrammar | None:
         """The compiled grammar that an answer must follow, if any; at once where it is known. Raises

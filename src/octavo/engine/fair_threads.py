@@ -19,23 +19,27 @@ from octavo.errors import EngineStopped, QueueFull
 
 AnswerT = TypeVar("AnswerT")
 
+TEXTS_WAIT = (
+    "{:,} texts wait to be tokenised; allowed: {:,} (settings max_queue and max_seqs); try again shortly"
+)
+
 
 class FairThreads:
-    """Threads begin with the work. `waiting_max` and `at_once_max` are for each tenant; `what` is what waits,
-    for errors. Any thread may call it."""
+    """Threads begin with the work. `waiting_max` and `at_once_max` are for each tenant; `full` is said of how
+    many wait and may. Any thread may call it."""
 
     def __init__(
         self,
         num_threads: int,
         waiting_max: int,
         name: str,
-        what: str = "texts wait to be tokenised",
+        full: str = TEXTS_WAIT,
         at_once_max: int | None = None,
     ) -> None:
         self._num_threads = num_threads
         self._waiting_max = waiting_max
         self._name = name
-        self._what = what
+        self._full = full
         self._at_once_max = num_threads if at_once_max is None else at_once_max
         self._changed = threading.Condition()
         # All below are guarded by _changed. The next tenant first; one without waiting work is not in it.
@@ -55,10 +59,7 @@ class FairThreads:
             if len(own) >= self._waiting_max:
                 own = self._waiting[tenant] = deque(one for one in own if not one.future.cancelled())
             if len(own) >= self._waiting_max:
-                raise QueueFull(
-                    f"{len(own):,} {self._what}; allowed: {self._waiting_max:,} "
-                    "(settings max_queue and max_seqs); try again shortly"
-                )
+                raise QueueFull(self._full.format(len(own), self._waiting_max))
             own.append(item)  # type: ignore[arg-type]
             if self._num_started < self._num_threads:
                 name = f"{self._name}_{self._num_started}"
