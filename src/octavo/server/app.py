@@ -27,6 +27,7 @@ from octavo.server.access import REQUEST_ID_HEADER, TRACE_HEADER, AccessLog
 from octavo.server.dialects.error_shapes import on_any_exception, on_http_exception, on_octavo_error
 from octavo.server.feeds import Feeds
 from octavo.server.generation import SESSION_HEADER, ClientGone, Edge
+from octavo.server.large_bodies import LargeBodies, ModelSizes
 from octavo.server.metrics import Metrics
 from octavo.server.openapi import describe, render_docs
 from octavo.server.route import Handler
@@ -62,6 +63,7 @@ def create_app(model: EngineClient, settings: ServerSettings) -> Starlette:
         metrics,
         Feeds(model, metrics.latency, lambda: _about(model, begun)),
         settings.body_bytes_max,
+        LargeBodies(ModelSizes(model.context_length, model.vocab_size)),
         settings.roster,
         begun=begun,
         openapi=_openapi,
@@ -72,6 +74,7 @@ def create_app(model: EngineClient, settings: ServerSettings) -> Starlette:
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         await model.drain(settings.drain_timeout_s)
+        edge.large_bodies.close()
         if tracing is not None:
             await tracing.close()
 

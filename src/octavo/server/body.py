@@ -20,6 +20,9 @@ from starlette.requests import Request
 
 from octavo.errors import InvalidRequest
 from octavo.server.errors import HttpRefusal, JsonObject
+from octavo.server.generation import Edge, until_disconnect
+from octavo.server.large_bodies import is_large
+from octavo.server.tenant import tenant_of
 
 _READ_TIMEOUT_S = 60.0
 _FIELDS_MAX = 1024  # of a body
@@ -27,12 +30,18 @@ _FIELDS_MAX = 1024  # of a body
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
-async def read_json(request: Request, bytes_max: int) -> JsonObject:
+async def read_json(edge: Edge, request: Request) -> JsonObject:
     """The body as a JSON object, whatever its content type says (OpenAI's servers do not look at it either).
+    A large one has the fields of its route alone, and was checked as the route would.
 
-    Raises HttpRefusal (413, 408) and InvalidRequest. Starlette's ClientDisconnect passes through.
+    Raises HttpRefusal (413, 408), InvalidRequest, QueueFull and ClientGone. Starlette's ClientDisconnect
+    passes through.
     """
-    return parse_json(await _read(request, bytes_max))
+    chunks = await _read(request, edge.body_bytes_max)
+    if not is_large(chunks):
+        return parse_json(b"".join(chunks))
+    fields = edge.large_bodies.read(tenant_of(request), request.method, request.scope["path"], chunks)
+    return await until_disconnect(request, fields)
 
 
 def parse_json(body: bytes) -> JsonObject:
@@ -108,17 +117,18 @@ def validate(schema: type[BodyT], body: JsonObject) -> BodyT:
         raise InvalidRequest(message, param=field, code="invalid_type") from None
 
 
-async def _read(request: Request, bytes_max: int) -> bytes:
-    """The raw body; refused as soon as it is known to be too large, declared or not."""
+async def _read(request: Request, bytes_max: int) -> list[bytes]:
+    """The raw body in pieces; refused as soon as it is known to be too large, declared or not."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > bytes_max):
         raise _too_large(bytes_max)
-    received = bytearray()
+    received, size = list[bytes](), 0
     try:
         async with asyncio.timeout(_READ_TIMEOUT_S):
             async for chunk in request.stream():
-                received += chunk
-                if len(received) > bytes_max:
+                received.append(chunk)
+                size += len(chunk)
+                if size > bytes_max:
                     raise _too_large(bytes_max)
     except TimeoutError:
         raise HttpRefusal(
@@ -127,7 +137,7 @@ async def _read(request: Request, bytes_max: int) -> bytes:
             code="body_timeout",
             headers={"Connection": "close"},
         ) from None
-    return bytes(received)
+    return received
 
 
 def _refuse_constant(name: str) -> NoReturn:

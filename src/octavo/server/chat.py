@@ -14,12 +14,12 @@ from starlette.responses import Response
 from octavo.errors import OctavoError
 from octavo.server.body import read_json, validate
 from octavo.server.chat_answer import ChoiceWriter
-from octavo.server.chat_run import ChatRun, begin_chat
+from octavo.server.chat_run import ChatRun, begin_chat, check_chat
 from octavo.server.errors import JsonObject, error_body, json_response
 from octavo.server.field_list import Place
 from octavo.server.generation import Choice, Edge, Piece, gather_for
 from octavo.server.logprobs import chat_logprobs, ids_of, prompt_logprobs
-from octavo.server.openai_schema import ChatBody, UsageWish, check_stream_options
+from octavo.server.openai_schema import ChatBody, ModelBounds, UsageWish, check_stream_options
 from octavo.server.prompts import chat_messages
 from octavo.server.request_fields import OPENAI_FIELDS
 from octavo.server.sessions import session_of
@@ -51,7 +51,7 @@ class _Plan:
 async def chat_completions(edge: Edge, request: Request) -> Response:
     """Answer one request; raises the errors of `octavo.errors`, which the application turns into answers."""
     watch = edge.metrics.watch(request.scope)
-    raw = await read_json(request, edge.body_bytes_max)
+    raw = await read_json(edge, request)
     OPENAI_FIELDS.check(raw, Place.CHAT)
     body = validate(ChatBody, raw)
     check_stream_options(body)
@@ -69,6 +69,15 @@ async def chat_completions(edge: Edge, request: Request) -> Response:
         return EventStream(_events(plan), run.generation.cancel, run.generation.headers)
     choices = await gather_for(request, run.generation)
     return json_response(_answer(plan, choices), headers=run.generation.headers)
+
+
+def check_chat_body(raw: JsonObject, model: ModelBounds) -> None:
+    """Raise what `chat_completions` would of this body alone."""
+    OPENAI_FIELDS.check(raw, Place.CHAT)
+    body = validate(ChatBody, raw)
+    check_stream_options(body)
+    chat_messages(body.messages, model.context_length)
+    check_chat(body, model)
 
 
 def _answer(plan: _Plan, choices: list[Choice]) -> JsonObject:

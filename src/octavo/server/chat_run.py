@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 
-from octavo.engine.client import EngineClient
 from octavo.engine.outputs import ChatMessage, TokenInfo
 from octavo.engine.session_turns import TurnTaker
 from octavo.errors import InvalidRequest
@@ -33,7 +32,7 @@ from octavo.server.generation import (
     until_disconnect,
 )
 from octavo.server.metrics import RequestWatch
-from octavo.server.openai_schema import ChatBody, sampling_params
+from octavo.server.openai_schema import ChatBody, ModelBounds, check_options, sampling_params
 from octavo.server.prompts import chat_options
 from octavo.server.tenant import terms_of
 from octavo.tools.answer import AnswerEvent, AnswerReader, Thought
@@ -170,7 +169,14 @@ async def begin_chat(
     return ChatRun(generation, turn.prompt, params, answer_kind(use, wish, edge.model, turn.prompt))
 
 
-def chat_params(body: ChatBody, model: EngineClient) -> SamplerParams:
+def check_chat(body: ChatBody, model: ModelBounds) -> None:
+    """Raise InvalidRequest for what `begin_chat` would refuse of this body alone."""
+    chat_params(body, model)
+    check_options(body)
+    _ = body.tool_use, body.thinking_wish
+
+
+def chat_params(body: ChatBody, model: ModelBounds) -> SamplerParams:
     """`max_completion_tokens` is the newer name of `max_tokens`, and wins. Raises InvalidRequest."""
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs is only allowed when logprobs is true", param="top_logprobs")

@@ -30,8 +30,14 @@ from octavo.server.generation import (
     submit_all,
 )
 from octavo.server.logprobs import characters_begun, completion_logprobs, ids_of, prompt_logprobs
-from octavo.server.openai_schema import CompletionBody, UsageWish, check_stream_options, sampling_params
-from octavo.server.prompts import Prompt, encode_prompts
+from octavo.server.openai_schema import (
+    CompletionBody,
+    ModelBounds,
+    UsageWish,
+    check_stream_options,
+    sampling_params,
+)
+from octavo.server.prompts import Prompt, check_prompts, encode_prompts
 from octavo.server.request_fields import OPENAI_FIELDS
 from octavo.server.sse import DONE, EventStream, event
 from octavo.server.tenant import terms_of
@@ -70,7 +76,7 @@ class _Plan:
 async def completions(edge: Edge, request: Request) -> Response:
     """Answer one request; raises the errors of `octavo.errors`, which the application turns into answers."""
     watch = edge.metrics.watch(request.scope)
-    raw = await read_json(request, edge.body_bytes_max)
+    raw = await read_json(edge, request)
     OPENAI_FIELDS.check(raw, Place.COMPLETIONS)
     _refuse_session(request)
     body = validate(CompletionBody, raw)
@@ -112,6 +118,15 @@ async def completions(edge: Edge, request: Request) -> Response:
     shaped = [_choice(plan, generation, index, choice) for index, choice in enumerate(choices)]
     answer = plan.object(shaped) | {"usage": generation.usage()}
     return json_response(answer, headers=generation.headers)
+
+
+def check_completion(raw: JsonObject, model: ModelBounds) -> None:
+    """Raise what `completions` would of this body alone."""
+    OPENAI_FIELDS.check(raw, Place.COMPLETIONS)
+    body = validate(CompletionBody, raw)
+    check_stream_options(body)
+    _params(body, model, ranks=False)
+    check_prompts(body.prompt, model)
 
 
 def _check_total(choices: int) -> None:
@@ -175,7 +190,7 @@ def _mean_logprob(choice: Choice) -> float:
     return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
 
-def _params(body: CompletionBody, model: EngineClient, *, ranks: bool) -> SamplerParams:
+def _params(body: CompletionBody, model: ModelBounds, *, ranks: bool) -> SamplerParams:
     """`echo` with `logprobs` tells the prompt's logprobs too, so the engine is asked for them; and for those
     of tokens where choices are ranked by them."""
     prompt_logprobs = body.prompt_logprobs

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from octavo.engine.client import EngineClient
 from octavo.errors import InvalidRequest
 from octavo.server.dialects.names import named
+from octavo.server.openai_schema import ModelBounds
 from octavo.server.prompts import token_ids, too_long
 
 INPUTS_MAX = 2048  # as OpenAI bounds them
@@ -39,13 +40,10 @@ async def read_inputs(
     add_special_tokens: bool = True,
 ) -> list[tuple[int, ...]]:
     """The token ids of each input, at least one. Raises InvalidRequest, RequestTooLarge and QueueFull."""
-    inputs = _listed(raw)
-    for index, item in enumerate(inputs):
-        if not isinstance(item, str | list) or not item:
-            raise _bad(f"input[{index}] is empty, or neither text nor token ids")
+    inputs = _checked(raw)
     found = []
     for index, item in enumerate(inputs):
-        where = f"input[{index}]" if len(inputs) > 1 else "input"
+        where = _place(index, inputs)
         if isinstance(item, str):
             with named({"prompt": "input"}):
                 item = await model.encode(item, tenant=tenant, add_special_tokens=add_special_tokens)
@@ -55,6 +53,27 @@ async def read_inputs(
             await asyncio.sleep(0)  # a body may hold millions: others' streams go on between inputs
         found.append(_ids(item, where, model, cut))
     return found
+
+
+def check_inputs(raw: object, model: ModelBounds, cut: Cut | None) -> None:
+    """Raise InvalidRequest for inputs that cannot be encoded, whatever their texts are."""
+    inputs = _checked(raw)
+    for index, item in enumerate(inputs):
+        if isinstance(item, list):
+            _ids(item, _place(index, inputs), model, cut)
+
+
+def _place(index: int, inputs: list[object]) -> str:
+    return f"input[{index}]" if len(inputs) > 1 else "input"
+
+
+def _checked(raw: object) -> list[object]:
+    """The inputs, each of a right form."""
+    inputs = _listed(raw)
+    for index, item in enumerate(inputs):
+        if not isinstance(item, str | list) or not item:
+            raise _bad(f"input[{index}] is empty, or neither text nor token ids")
+    return inputs
 
 
 def _listed(raw: object) -> list[object]:
@@ -69,7 +88,7 @@ def _listed(raw: object) -> list[object]:
     return raw
 
 
-def _ids(given: object, where: str, model: EngineClient, cut: Cut | None) -> tuple[int, ...]:
+def _ids(given: object, where: str, model: ModelBounds, cut: Cut | None) -> tuple[int, ...]:
     assert isinstance(given, list)
     tokens = given if cut is None else cut.of(given)
     if len(tokens) > model.context_length:

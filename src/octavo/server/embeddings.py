@@ -21,12 +21,12 @@ from octavo.errors import InvalidRequest, RequestFailed, TimedOut, require_range
 from octavo.params import Pooling
 from octavo.server.body import read_json, validate
 from octavo.server.dialects.names import named
-from octavo.server.embedding_inputs import INPUTS_MAX, Cut, read_inputs
+from octavo.server.embedding_inputs import INPUTS_MAX, Cut, check_inputs, read_inputs
 from octavo.server.errors import JsonObject
 from octavo.server.field_list import Place
 from octavo.server.generation import ClientGone, Edge, until_disconnect
 from octavo.server.metrics import RequestWatch
-from octavo.server.openai_schema import TermsBody
+from octavo.server.openai_schema import ModelBounds, TermsBody
 from octavo.server.request_fields import OPENAI_FIELDS
 from octavo.server.sse import encode_json
 from octavo.server.tenant import Terms, terms_of
@@ -133,7 +133,7 @@ class EmbeddingsMade:
 async def embeddings(edge: Edge, request: Request) -> Response:
     """Answer one request; raises the errors of `octavo.errors`, which the application turns into answers."""
     watch = edge.metrics.watch(request.scope)
-    raw = await read_json(request, edge.body_bytes_max)
+    raw = await read_json(edge, request)
     OPENAI_FIELDS.check(raw, Place.EMBEDDINGS)
     body = validate(EmbeddingsBody, raw)
     edge.check_model(body.model)
@@ -147,6 +147,13 @@ async def embeddings(edge: Edge, request: Request) -> Response:
     )
     made = await embed_inputs(edge, request, prompts, order, watch)
     return await _answer(edge, made, as_base64=as_base64)
+
+
+def check_embeddings(raw: JsonObject, model: ModelBounds) -> None:
+    """Raise what `embeddings` would of this body alone."""
+    OPENAI_FIELDS.check(raw, Place.EMBEDDINGS)
+    body = validate(EmbeddingsBody, raw)
+    check_inputs(body.input, model, body.cut(model.context_length))
 
 
 async def embed_inputs(

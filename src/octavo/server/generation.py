@@ -20,6 +20,7 @@ from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, TimedOut
 from octavo.params import SamplerParams
 from octavo.server.errors import JsonObject
 from octavo.server.feeds import Feeds
+from octavo.server.large_bodies import LargeBodies
 from octavo.server.metrics import Metrics, RequestWatch
 from octavo.server.openai_schema import UsageWish
 from octavo.server.running import RunningAnswers
@@ -45,6 +46,7 @@ class Edge:
     metrics: Metrics
     feeds: Feeds  # of the live map
     body_bytes_max: int
+    large_bodies: LargeBodies
     roster: TenantRegistry | None = None
     begun: int = 0  # when the server began, in seconds of the epoch
     openapi: Callable[[], bytes] = lambda: b"{}"

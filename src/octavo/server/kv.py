@@ -30,7 +30,8 @@ from octavo.errors import InvalidRequest, require_range
 from octavo.server.body import read_json, validate
 from octavo.server.errors import HttpRefusal, JsonObject, json_response
 from octavo.server.generation import ClientGone, Edge
-from octavo.server.prompts import chat_messages, encode_prompts
+from octavo.server.openai_schema import ModelBounds
+from octavo.server.prompts import chat_messages, check_prompts, encode_prompts
 from octavo.server.sse import wait_for_disconnect
 from octavo.server.tenant import entry_of, owner_of, tenant_of, visible_tenant
 
@@ -99,7 +100,7 @@ def _tenants(edge: Edge, view: KvView) -> list[JsonObject]:
 
 async def resize_pool(edge: Edge, request: Request) -> Response:
     """PATCH /v1/kv: answers when the pool has its new size."""
-    body = validate(ResizeBody, await read_json(request, edge.body_bytes_max))
+    body = validate(ResizeBody, await read_json(edge, request))
     if (body.blocks is None) == (body.bytes is None):
         raise InvalidRequest("allowed: exactly one of blocks and bytes", param="blocks")
     blocks = body.blocks
@@ -144,7 +145,7 @@ async def list_pins(edge: Edge, request: Request) -> Response:
 
 async def create_pin(edge: Edge, request: Request) -> Response:
     """POST /v1/kv/pins: answers when the blocks are held."""
-    body = validate(PinBody, await read_json(request, edge.body_bytes_max))
+    body = validate(PinBody, await read_json(edge, request))
     strength = next((each for each in Strength if each.value == body.strength), None)
     if strength is None:
         allowed = ", ".join(each.value for each in Strength)
@@ -166,9 +167,19 @@ async def create_pin(edge: Edge, request: Request) -> Response:
         await asyncio.wait({work, watcher})
 
 
+def check_pin(raw: JsonObject, model: ModelBounds) -> None:
+    """Raise what `create_pin` would of this body alone."""
+    body = validate(PinBody, raw)
+    if body.messages is not None:
+        chat_messages(body.messages, model.context_length)
+    for prompt in (body.prompt, body.tokens):
+        if prompt is not None:
+            check_prompts(prompt, model)
+
+
 async def renew_pin(edge: Edge, request: Request) -> Response:
     """PATCH /v1/kv/pins/{name}."""
-    body = validate(RenewBody, await read_json(request, edge.body_bytes_max))
+    body = validate(RenewBody, await read_json(edge, request))
     tenant = owner_of(request, request.query_params.get("tenant"))
     name = request.path_params["name"]
     return json_response(_shaped(await edge.model.control.renew_pin(tenant, name, body.ttl)))

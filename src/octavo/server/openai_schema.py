@@ -7,14 +7,14 @@ vocabulary) is checked here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, Protocol
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast
 
 from octavo.engine.bad_words import BAD_WORDS_MAX
-from octavo.engine.client import EngineClient
 from octavo.errors import InvalidRequest, require_range
 from octavo.params import (
     CACHE_SALT_CHARS_MAX,
@@ -23,6 +23,7 @@ from octavo.params import (
     PRIORITY_MAX,
     STOP_STRINGS_MAX,
     STOP_TOKENS_MAX,
+    TEMPLATE_KWARGS_CHARS_MAX,
     BeamParams,
     SamplerParams,
     Timeouts,
@@ -49,6 +50,21 @@ _FIELD_OF = {
     "number of allowed_token_ids": "allowed_token_ids",
     "banned_sequences": "bad_words",
 }
+
+
+class ModelBounds(Protocol):
+    """What a request is checked against."""
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and output together, at most."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are in [0, vocab_size)."""
+
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The `banned_sequences` that keep these words out of an answer."""
 
 
 def _at_most(limit: int) -> BeforeValidator:
@@ -256,9 +272,19 @@ def check_stream_options(body: GenerationBody) -> None:
         raise InvalidRequest("prompt_logprobs is only allowed when stream is false", param="prompt_logprobs")
 
 
+def check_options(body: ChatOptionsBody) -> None:
+    """Raise InvalidRequest for options that no template is given."""
+    size = len(json.dumps(body.chat_options.template_kwargs, ensure_ascii=False))
+    if size > TEMPLATE_KWARGS_CHARS_MAX:
+        raise InvalidRequest(
+            f"chat_template_kwargs has {size:,} characters as JSON; allowed: {TEMPLATE_KWARGS_CHARS_MAX:,}",
+            param="chat_template_kwargs",
+        )
+
+
 def sampling_params(
     body: GenerationBody,
-    model: EngineClient,
+    model: ModelBounds,
     *,
     max_tokens: int | None,
     logprobs: int | None,

@@ -15,7 +15,7 @@ from octavo.engine.outputs import ChatMessage
 from octavo.errors import InvalidRequest, RequestTooLarge
 from octavo.server.errors import HttpRefusal
 from octavo.server.field_list import Place
-from octavo.server.openai_schema import ChatOptionsBody, check_token
+from octavo.server.openai_schema import ChatOptionsBody, ModelBounds, check_token
 from octavo.server.request_fields import OPENAI_FIELDS
 from octavo.server.tenant import is_operator
 from octavo.types import ChatOptions
@@ -58,9 +58,7 @@ async def encode_prompts(raw: object, model: EngineClient, tenant: str) -> list[
     Nothing is encoded before all token ids are known to be right, and no text before all texts are known to
     be short enough.
     """
-    given = _listed(raw)
-    for item in given:
-        _check_form(item, model.context_length)
+    given = _checked(raw, model.context_length)
     ids = {}
     for place, item in enumerate(given):
         if isinstance(item, list):
@@ -72,6 +70,21 @@ async def encode_prompts(raw: object, model: EngineClient, tenant: str) -> list[
         raise _bad_prompt("it has no tokens")
     of_texts = iter(Prompt(tuple(tokens), text) for tokens, text in zip(encoded, texts, strict=True))
     return [Prompt(ids[place], None) if place in ids else next(of_texts) for place in range(len(given))]
+
+
+def check_prompts(raw: object, model: ModelBounds) -> None:
+    """Raise InvalidRequest for prompts that cannot be encoded, whatever their texts are."""
+    for item in _checked(raw, model.context_length):
+        if isinstance(item, list):
+            token_ids(item, "prompt", model)
+
+
+def _checked(raw: object, context_length: int) -> list[object]:
+    """The prompts, each of a right form and not too long in tokens."""
+    given = _listed(raw)
+    for item in given:
+        _check_form(item, context_length)
+    return given
 
 
 def _listed(raw: object) -> list[object]:
@@ -99,7 +112,7 @@ def _check_count(given: list[object], param: str, context_length: int) -> None:
         raise too_long(f"{param} has {len(given):,} tokens", param, context_length)
 
 
-def token_ids(given: list[object], param: str, model: EngineClient) -> tuple[int, ...]:
+def token_ids(given: list[object], param: str, model: ModelBounds) -> tuple[int, ...]:
     """A client's token ids: no more than the context, and all in the vocabulary. Raises InvalidRequest.
 
     O(n), without a Python loop where all is well.

@@ -11,9 +11,12 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.server.errors import JsonObject
 from octavo.server.generation import Edge
+from octavo.server.openai_schema import ModelBounds
 
 Handler = Callable[[Edge, Request], Awaitable[Response]]
+Check = Callable[[JsonObject, ModelBounds], object]
 
 
 class Access(enum.Enum):
@@ -26,7 +29,11 @@ class Access(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of one path. `errors` are statuses beyond those that its access and body bring."""
+    """One method of one path. `errors` are statuses beyond those that its access and body bring.
+
+    A process checks large bodies with `check`, which raises what the handler would of the body alone; without
+    it they are validated as `body`. `more_fields` are those that the handler reads and `body` has not.
+    """
 
     method: str
     path: str
@@ -34,6 +41,8 @@ class Route:
     access: Access
     summary: str
     body: type[BaseModel] | None = None
+    check: Check | None = None
+    more_fields: tuple[str, ...] = ()
     query: tuple[str, ...] = ()
     success: int = 200
     content_type: str = "application/json"
@@ -45,6 +54,12 @@ class Route:
     def template(self) -> str:
         """The path with its parameters in braces, as OpenAPI writes it."""
         return re.sub(r":path\}", "}", self.path)
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields of a body that the handler reads; it ignores others."""
+        own = () if self.body is None else self.body.model_fields
+        return frozenset((*own, *self.more_fields))
 
     @property
     def statuses(self) -> tuple[int, ...]:

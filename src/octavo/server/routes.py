@@ -9,15 +9,15 @@ from __future__ import annotations
 from starlette.routing import compile_path
 
 from octavo.server import about, kv, sessions, ui
-from octavo.server.chat import chat_completions
-from octavo.server.completions import completions
+from octavo.server.chat import chat_completions, check_chat_body
+from octavo.server.completions import check_completion, completions
 from octavo.server.dialects.anthropic_routes import ANTHROPIC_ROUTES
 from octavo.server.dialects.ollama_routes import OLLAMA_ROUTES
 from octavo.server.dialects.responses_routes import RESPONSES_ROUTES
-from octavo.server.embeddings import EmbeddingsBody, embeddings
+from octavo.server.embeddings import EmbeddingsBody, check_embeddings, embeddings
 from octavo.server.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from octavo.server.route import Access, Route
-from octavo.server.tokenize import detokenize, tokenize, tokenizer_info
+from octavo.server.tokenize import check_detokenize, check_tokenize, detokenize, tokenize, tokenizer_info
 from octavo.server.watch import watch_pool
 
 _OPEN, _TENANT, _OPERATOR = Access.OPEN, Access.TENANT, Access.OPERATOR
@@ -59,6 +59,7 @@ ROUTES: tuple[Route, ...] = (
         _TENANT,
         "Answer a chat",
         body=ChatBody,
+        check=check_chat_body,
         errors=_GENERATES,
         streams=True,
     ),
@@ -69,6 +70,7 @@ ROUTES: tuple[Route, ...] = (
         _TENANT,
         "Continue one or more prompts",
         body=CompletionBody,
+        check=check_completion,
         errors=_GENERATES,
         streams=True,
     ),
@@ -79,6 +81,7 @@ ROUTES: tuple[Route, ...] = (
         _TENANT,
         "The vectors of one or more texts",
         body=EmbeddingsBody,
+        check=check_embeddings,
         errors=_GENERATES,
     ),
     Route(
@@ -88,6 +91,7 @@ ROUTES: tuple[Route, ...] = (
         _TENANT,
         "The tokens of a prompt or a chat",
         body=TokenizeBody,
+        check=check_tokenize,
         errors=(404, 429, 503),
     ),
     Route(
@@ -97,6 +101,7 @@ ROUTES: tuple[Route, ...] = (
         _TENANT,
         "The text of tokens",
         body=DetokenizeBody,
+        check=check_detokenize,
         errors=(404,),
     ),
     Route("GET", "/tokenizer_info", tokenizer_info, _TENANT, "What a client must know of the tokenizer"),
@@ -130,6 +135,7 @@ ROUTES: tuple[Route, ...] = (
         _TENANT,
         "Compute a prompt and keep its full blocks",
         body=kv.PinBody,
+        check=kv.check_pin,
         success=201,
         errors=_GENERATES,
     ),

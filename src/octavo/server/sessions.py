@@ -74,7 +74,7 @@ def session_of(request: Request, body: ChatBody) -> str | None:
 
 async def create_session(edge: Edge, request: Request) -> Response:
     """POST /v1/sessions."""
-    body = validate(SessionBody, await read_json(request, edge.body_bytes_max))
+    body = validate(SessionBody, await read_json(edge, request))
     view = await edge.model.sessions.create(tenant_of(request), body.ttl)
     return json_response(_shaped(view), status=HTTPStatus.CREATED)
 
@@ -99,7 +99,7 @@ async def delete_session(edge: Edge, request: Request) -> Response:
 
 async def fork_session(edge: Edge, request: Request) -> Response:
     """POST /v1/sessions/{id}/fork: a new session, which goes on from one of its turns."""
-    body = validate(ForkBody, await read_json(request, edge.body_bytes_max))
+    body = validate(ForkBody, await read_json(edge, request))
     tenant, session_id = _named(request)
     if tenant != tenant_of(request):
         edge.check_tenant(tenant)  # one that is gone gets no more sessions

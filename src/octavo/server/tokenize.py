@@ -16,11 +16,11 @@ from starlette.responses import Response
 
 from octavo.errors import InvalidRequest
 from octavo.server.body import read_json, validate
-from octavo.server.errors import json_response
+from octavo.server.errors import JsonObject, json_response
 from octavo.server.field_list import Place
 from octavo.server.generation import Edge
 from octavo.server.logprobs import token_text
-from octavo.server.openai_schema import DetokenizeBody, TokenizeBody
+from octavo.server.openai_schema import DetokenizeBody, ModelBounds, TokenizeBody, check_options
 from octavo.server.prompts import chat_messages, chat_options, token_ids
 from octavo.server.request_fields import OPENAI_FIELDS
 from octavo.server.tenant import tenant_of
@@ -30,7 +30,7 @@ _PIECE = 4096  # tokens: some milliseconds
 
 async def tokenize(edge: Edge, request: Request) -> Response:
     """POST /tokenize: of a prompt, with the begin token if the model wants one, or of a chat."""
-    raw = await read_json(request, edge.body_bytes_max)
+    raw = await read_json(edge, request)
     OPENAI_FIELDS.check(raw, Place.TOKENIZE)
     body = validate(TokenizeBody, raw)
     edge.check_model(body.model)
@@ -47,15 +47,28 @@ async def tokenize(edge: Edge, request: Request) -> Response:
     return Response(text.encode(), media_type="application/json")
 
 
+def check_tokenize(raw: JsonObject, model: ModelBounds) -> None:
+    """Raise what `tokenize` would of this body alone."""
+    OPENAI_FIELDS.check(raw, Place.TOKENIZE)
+    body = validate(TokenizeBody, raw)
+    if body.messages is not None:
+        chat_messages(body.messages, model.context_length)
+    check_options(body)
+
+
+def check_detokenize(raw: JsonObject, model: ModelBounds) -> None:
+    """Raise what `detokenize` would of this body alone."""
+    OPENAI_FIELDS.check(raw, Place.DETOKENIZE)
+    _token_ids(validate(DetokenizeBody, raw), model)
+
+
 async def detokenize(edge: Edge, request: Request) -> Response:
     """POST /detokenize: the text of tokens, special ones written out; half a character becomes U+FFFD."""
-    raw = await read_json(request, edge.body_bytes_max)
+    raw = await read_json(edge, request)
     OPENAI_FIELDS.check(raw, Place.DETOKENIZE)
     body = validate(DetokenizeBody, raw)
     edge.check_model(body.model)
-    if not isinstance(body.tokens, list):
-        raise InvalidRequest("tokens is missing or no list; allowed: a list of token ids", param="tokens")
-    tokens = token_ids(body.tokens, "tokens", edge.model)
+    tokens = _token_ids(body, edge.model)
     data = bytearray()
     for start in range(0, len(tokens), _PIECE):
         data += b"".join(map(edge.model.token_bytes, tokens[start : start + _PIECE]))
@@ -66,6 +79,12 @@ async def detokenize(edge: Edge, request: Request) -> Response:
 async def tokenizer_info(edge: Edge, request: Request) -> Response:
     """GET /tokenizer_info: what a tokenizer_config.json says."""
     return json_response(edge.model.tokenizer_info())
+
+
+def _token_ids(body: DetokenizeBody, model: ModelBounds) -> tuple[int, ...]:
+    if not isinstance(body.tokens, list):
+        raise InvalidRequest("tokens is missing or no list; allowed: a list of token ids", param="tokens")
+    return token_ids(body.tokens, "tokens", model)
 
 
 async def _of_prompt(edge: Edge, request: Request, body: TokenizeBody) -> list[int]:

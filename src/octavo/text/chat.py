@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from octavo.errors import InvalidRequest, OctavoError, RequestTooLarge
+from octavo.params import TEMPLATE_KWARGS_CHARS_MAX
 from octavo.text.control import ControlTokens, Neutraliser, Rendered, new_mark
 from octavo.text.template_helpers import TemplateHelpers
 from octavo.tools.formats import HERMES, ToolFormat, format_of_template
@@ -23,7 +24,6 @@ from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, ToolCall
 TEMPLATE_CHARS_MAX = 1 << 20
 OUTPUT_CHARS_MAX = 4 << 20
 KWARGS_MAX = 64
-KWARGS_JSON_CHARS_MAX = 64 << 10
 KWARGS_DEPTH_MAX = 16
 # Written into a template's text as they are; any other role is text of a client.
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
@@ -265,9 +265,9 @@ def _check_kwargs(given: Mapping[str, object]) -> None:
         size = len(json.dumps(given, ensure_ascii=False, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"{param} is not JSON: {error}", param=param) from error
-    if size > KWARGS_JSON_CHARS_MAX:
+    if size > TEMPLATE_KWARGS_CHARS_MAX:
         raise InvalidRequest(
-            f"{param} has {size:,} characters as JSON; allowed: {KWARGS_JSON_CHARS_MAX:,}", param=param
+            f"{param} has {size:,} characters as JSON; allowed: {TEMPLATE_KWARGS_CHARS_MAX:,}", param=param
         )
 
 

@@ -9,15 +9,16 @@ from starlette.responses import Response
 
 from octavo.errors import InvalidRequest
 from octavo.server.body import read_json, validate
-from octavo.server.chat_run import begin_chat
+from octavo.server.chat_run import begin_chat, check_chat
 from octavo.server.dialects.anthropic import NAMES, CountTokensBody, MessagesBody, translated
 from octavo.server.dialects.anthropic_answer import PING, MessagePlan, message_events, whole_message
 from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
 from octavo.server.dialects.error_shapes import request_id_of
 from octavo.server.dialects.names import named
-from octavo.server.errors import json_response
+from octavo.server.errors import JsonObject, json_response
 from octavo.server.field_list import Place
 from octavo.server.generation import SESSION_HEADER, Edge, gather_for
+from octavo.server.openai_schema import ModelBounds
 from octavo.server.prompts import chat_options
 from octavo.server.route import Access, Route
 from octavo.server.sse import EventStream
@@ -27,7 +28,7 @@ from octavo.server.tenant import tenant_of
 async def create_message(edge: Edge, request: Request) -> Response:
     """POST /v1/messages."""
     watch = edge.metrics.watch(request.scope)
-    raw = await read_json(request, edge.body_bytes_max)
+    raw = await read_json(edge, request)
     ANTHROPIC_FIELDS.check(raw, Place.MESSAGES)
     _refuse_session(request)
     body = validate(MessagesBody, raw)
@@ -44,7 +45,7 @@ async def create_message(edge: Edge, request: Request) -> Response:
 
 async def count_message_tokens(edge: Edge, request: Request) -> Response:
     """POST /v1/messages/count_tokens: of the prompt that the same request to /v1/messages would have."""
-    raw = await read_json(request, edge.body_bytes_max)
+    raw = await read_json(edge, request)
     ANTHROPIC_FIELDS.check(raw, Place.COUNT_TOKENS)
     body = validate(CountTokensBody, raw)
     edge.check_model(body.model)
@@ -54,6 +55,23 @@ async def count_message_tokens(edge: Edge, request: Request) -> Response:
         options = chat_options(request, chat.body)
         tokens = await edge.model.encode_chat(chat.messages, options, tenant=tenant_of(request))
     return json_response({"input_tokens": len(tokens)})
+
+
+def check_message(raw: JsonObject, model: ModelBounds) -> None:
+    """Raise what `create_message` would of this body alone."""
+    ANTHROPIC_FIELDS.check(raw, Place.MESSAGES)
+    _check(validate(MessagesBody, raw), model)
+
+
+def check_count(raw: JsonObject, model: ModelBounds) -> None:
+    """Raise what `count_message_tokens` would of this body alone."""
+    ANTHROPIC_FIELDS.check(raw, Place.COUNT_TOKENS)
+    _check(validate(CountTokensBody, raw), model)
+
+
+def _check(body: CountTokensBody, model: ModelBounds) -> None:
+    with named(NAMES):
+        check_chat(translated(body, model.context_length).body, model)
 
 
 def _refuse_session(request: Request) -> None:
@@ -73,6 +91,7 @@ ANTHROPIC_ROUTES: Final[tuple[Route, ...]] = (
         Access.TENANT,
         "Answer a chat, as Anthropic's API does",
         body=MessagesBody,
+        check=check_message,
         errors=(404, 429, 500, 503),
         streams=True,
     ),
@@ -83,6 +102,7 @@ ANTHROPIC_ROUTES: Final[tuple[Route, ...]] = (
         Access.TENANT,
         "The number of tokens of such a chat",
         body=CountTokensBody,
+        check=check_count,
         errors=(404, 429, 503),
     ),
 )

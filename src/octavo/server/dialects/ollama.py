@@ -153,11 +153,18 @@ def is_unload(keep_alive: float | str | None) -> bool:
 def chat_body(body: OllamaBody, model: EngineClient, own: Mapping[str, object]) -> ChatBody:
     """The same request in the chat path's words, with the route's `own` fields in these. Raises
     InvalidRequest."""
-    options = read_options(body.options or {}, model.context_length)
+    return validate(
+        ChatBody, chat_fields(body, model.context_length, own) | _thinking_fields(body.think, model)
+    )
+
+
+def chat_fields(body: OllamaBody, context_length: int, own: Mapping[str, object]) -> JsonObject:
+    """The fields of that, but for what must know the model. Raises InvalidRequest."""
+    options = read_options(body.options or {}, context_length)
     if body.top_logprobs is not None:
         require_range("top_logprobs", body.top_logprobs, 0, LOGPROBS_MAX)
     asked = options.model_dump(exclude_none=True, exclude={"num_ctx", "num_predict", "seed"})
-    fields: JsonObject = {
+    return {
         **DEFAULTS,
         **asked,
         "max_tokens": _max_tokens(options.num_predict),
@@ -165,10 +172,8 @@ def chat_body(body: OllamaBody, model: EngineClient, own: Mapping[str, object]) 
         "response_format": _response_format(body.format),
         "logprobs": body.logprobs,
         "top_logprobs": body.top_logprobs if body.logprobs else None,
-        **_thinking_fields(body.think, model),
         **own,
     }
-    return validate(ChatBody, fields)
 
 
 def read_options(given: Mapping[str, object], context_length: int) -> OllamaOptions:

@@ -61,7 +61,7 @@ async def ollama_ps(edge: Edge, request: Request) -> Response:
 
 async def ollama_show(edge: Edge, request: Request) -> Response:
     """POST /api/show: all that is known of the model."""
-    raw = await read_json(request, edge.body_bytes_max)
+    raw = await read_json(edge, request)
     OLLAMA_FIELDS.check(raw, Place.OLLAMA_SHOW)
     body = validate(OllamaShowBody, raw)
     check_name(body.model or body.name, edge.model)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from octavo.errors import InvalidRequest
 from octavo.server.body import read_json, validate
 from octavo.server.chat_answer import AnswerKind
-from octavo.server.chat_run import ChatRun, begin_chat, chat_params
+from octavo.server.chat_run import ChatRun, begin_chat, chat_params, check_chat
 from octavo.server.dialects.names import named
 from octavo.server.dialects.ollama import (
     NAMES,
@@ -24,16 +24,18 @@ from octavo.server.dialects.ollama import (
     OllamaChatBody,
     OllamaGenerateBody,
     chat_body,
+    chat_fields,
     check_name,
     is_unload,
 )
 from octavo.server.dialects.ollama_answer import Shape, answer
 from octavo.server.dialects.ollama_fields import OLLAMA_FIELDS
 from octavo.server.dialects.ollama_messages import chat_messages, goes_on
+from octavo.server.errors import JsonObject
 from octavo.server.field_list import Place
 from octavo.server.generation import SESSION_HEADER, Edge, held_grammar, submit_all
 from octavo.server.metrics import RequestWatch
-from octavo.server.openai_schema import ChatBody
+from octavo.server.openai_schema import ChatBody, ModelBounds
 from octavo.server.prompts import encode_prompts
 from octavo.server.sessions import session_of
 from octavo.server.tenant import tenant_of, terms_of
@@ -46,7 +48,7 @@ _TEXT: Final = AnswerKind(thinking=None, form=None)
 async def ollama_chat(edge: Edge, request: Request) -> Response:
     """Answer one chat; raises the errors of `octavo.errors`, which the application turns into answers."""
     watch = edge.metrics.watch(request.scope)
-    raw = await read_json(request, edge.body_bytes_max)
+    raw = await read_json(edge, request)
     OLLAMA_FIELDS.check(raw, Place.OLLAMA_CHAT)
     with named(NAMES):
         body = validate(OllamaChatBody, raw)
@@ -65,10 +67,27 @@ async def ollama_chat(edge: Edge, request: Request) -> Response:
     return await answer(request, run, shape, body.stream is not False)
 
 
+def check_ollama_chat(raw: JsonObject, model: ModelBounds) -> None:
+    """Raise what `ollama_chat` would of this body alone."""
+    OLLAMA_FIELDS.check(raw, Place.OLLAMA_CHAT)
+    with named(NAMES):
+        body = validate(OllamaChatBody, raw)
+        chat_messages(body.messages, model.context_length)
+        check_chat(validate(ChatBody, chat_fields(body, model.context_length, {"tools": body.tools})), model)
+
+
+def check_ollama_prompt(raw: JsonObject, model: ModelBounds) -> None:
+    """Raise what `ollama_generate` would of this body alone."""
+    OLLAMA_FIELDS.check(raw, Place.OLLAMA_GENERATE)
+    with named(NAMES):
+        body = validate(OllamaGenerateBody, raw)
+        check_chat(validate(ChatBody, chat_fields(body, model.context_length, {})), model)
+
+
 async def ollama_generate(edge: Edge, request: Request) -> Response:
     """Answer one prompt; raises as `ollama_chat`."""
     watch = edge.metrics.watch(request.scope)
-    raw = await read_json(request, edge.body_bytes_max)
+    raw = await read_json(edge, request)
     OLLAMA_FIELDS.check(raw, Place.OLLAMA_GENERATE)
     with named(NAMES):
         body = validate(OllamaGenerateBody, raw)

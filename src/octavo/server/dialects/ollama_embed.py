@@ -20,12 +20,12 @@ from octavo.server.body import read_json, validate
 from octavo.server.dialects.names import named
 from octavo.server.dialects.ollama import NAMES, check_name, context_asked
 from octavo.server.dialects.ollama_answer import nanoseconds
-from octavo.server.embedding_inputs import Cut, read_inputs
+from octavo.server.embedding_inputs import Cut, check_inputs, read_inputs
 from octavo.server.embeddings import EmbeddingsMade, embed_inputs
-from octavo.server.errors import json_response
+from octavo.server.errors import JsonObject, json_response
 from octavo.server.generation import Edge
 from octavo.server.metrics import RequestWatch
-from octavo.server.openai_schema import TermsBody
+from octavo.server.openai_schema import ModelBounds, TermsBody
 from octavo.server.tenant import terms_of
 
 
@@ -56,7 +56,7 @@ async def ollama_embed(edge: Edge, request: Request) -> Response:
     """Answer one request; raises the errors of `octavo.errors`. Without input it answers that the model is
     there."""
     watch = edge.metrics.watch(request.scope)
-    body = validate(OllamaEmbedBody, await read_json(request, edge.body_bytes_max))
+    body = validate(OllamaEmbedBody, await read_json(edge, request))
     name, texts = check_name(body.model, edge.model), _texts(body.input)
     with named(NAMES):
         keep = context_asked(body.options or {}, edge.model.context_length)
@@ -66,10 +66,17 @@ async def ollama_embed(edge: Edge, request: Request) -> Response:
     return await _answer(name, made, watch)
 
 
+def check_ollama_embed(raw: JsonObject, model: ModelBounds) -> None:
+    """Raise what `ollama_embed` would of this body alone."""
+    texts = _texts(validate(OllamaEmbedBody, raw).input)
+    if texts:
+        check_inputs(texts, model, None)
+
+
 async def ollama_embeddings(edge: Edge, request: Request) -> Response:
     """The same of one prompt; nothing is cut from it."""
     watch = edge.metrics.watch(request.scope)
-    body = validate(OllamaEmbeddingsBody, await read_json(request, edge.body_bytes_max))
+    body = validate(OllamaEmbeddingsBody, await read_json(edge, request))
     check_name(body.model, edge.model)
     with named(NAMES):
         context_asked(body.options or {}, edge.model.context_length)

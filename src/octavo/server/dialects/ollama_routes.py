@@ -7,10 +7,16 @@ from typing import Final
 from octavo.server.dialects import ollama_about as about
 from octavo.server.dialects.ollama import OllamaChatBody, OllamaGenerateBody
 from octavo.server.dialects.ollama_answer import MEDIA_TYPE
-from octavo.server.dialects.ollama_chat import ollama_chat, ollama_generate
+from octavo.server.dialects.ollama_chat import (
+    check_ollama_chat,
+    check_ollama_prompt,
+    ollama_chat,
+    ollama_generate,
+)
 from octavo.server.dialects.ollama_embed import (
     OllamaEmbedBody,
     OllamaEmbeddingsBody,
+    check_ollama_embed,
     ollama_embed,
     ollama_embeddings,
 )
@@ -27,6 +33,7 @@ OLLAMA_ROUTES: Final[tuple[Route, ...]] = (
         _TENANT,
         "Answer a chat, as Ollama does",
         body=OllamaChatBody,
+        check=check_ollama_chat,
         errors=_GENERATES,
         streams=True,
         stream_type=MEDIA_TYPE,
@@ -38,6 +45,7 @@ OLLAMA_ROUTES: Final[tuple[Route, ...]] = (
         _TENANT,
         "Answer a prompt, as Ollama does",
         body=OllamaGenerateBody,
+        check=check_ollama_prompt,
         errors=_GENERATES,
         streams=True,
         stream_type=MEDIA_TYPE,
@@ -63,6 +71,7 @@ OLLAMA_ROUTES: Final[tuple[Route, ...]] = (
         _TENANT,
         "The vectors of texts, as Ollama makes them",
         body=OllamaEmbedBody,
+        check=check_ollama_embed,
         errors=_GENERATES,
     ),
     Route(

@@ -21,7 +21,7 @@ from octavo.engine.responses import new_response_id
 from octavo.engine.session_store import DOCUMENTS_BYTES_MAX
 from octavo.errors import InvalidRequest
 from octavo.server.body import read_json
-from octavo.server.chat_run import ChatRun, begin_chat
+from octavo.server.chat_run import ChatRun, begin_chat, check_chat
 from octavo.server.dialects.responses_input import check_outputs, read_input
 from octavo.server.dialects.responses_items import chars_of, messages_of, numbered
 from octavo.server.dialects.responses_lookup import Lookup
@@ -31,6 +31,7 @@ from octavo.server.dialects.responses_truncation import fitting
 from octavo.server.errors import JsonObject, json_response
 from octavo.server.generation import SESSION_HEADER, Edge, until_disconnect
 from octavo.server.metrics import RequestWatch
+from octavo.server.openai_schema import ModelBounds
 from octavo.server.prompts import chat_options, too_long
 from octavo.server.sse import EventStream, encode_json
 from octavo.server.tenant import tenant_of
@@ -40,7 +41,7 @@ async def create_response(edge: Edge, request: Request) -> Response:
     """Answer one request; raises the errors of `octavo.errors`, which the application turns into answers."""
     watch = edge.metrics.watch(request.scope)
     _refuse_session(request)
-    asked = read_request(await read_json(request, edge.body_bytes_max))
+    asked = read_request(await read_json(edge, request))
     edge.check_model(asked.body.model)
     response_id, tenant = new_response_id(), tenant_of(request)
     talk = _conversation(edge, tenant, asked, response_id)
@@ -54,6 +55,14 @@ async def create_response(edge: Edge, request: Request) -> Response:
     finally:
         answer.close()
     return json_response(whole, headers=answer.headers)
+
+
+def check_response(raw: JsonObject, model: ModelBounds) -> None:
+    """Raise what `create_response` would of this body alone; what it refers to is not looked up."""
+    asked = read_request(raw)
+    read_input(asked.body.input, lambda *_: {}, model.context_length)
+    with own_names():
+        check_chat(asked.chat, model)
 
 
 def _refuse_session(request: Request) -> None:

@@ -42,6 +42,7 @@ INCLUDES: Final = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
+OF_CHAT: Final = (*PASSED, "cache_salt")  # fields that mean what they do in a chat
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SUMMARIES: Final = ("auto", "concise", "detailed")
 
@@ -126,7 +127,7 @@ def read_request(raw: JsonObject) -> Asked:
     wants_logprobs = LOGPROBS in includes_of(body.include, "include")
     if body.top_logprobs and not wants_logprobs:
         raise InvalidRequest(f"top_logprobs is only allowed with include {LOGPROBS}", param="top_logprobs")
-    fields: JsonObject = {name: raw[name] for name in (*PASSED, "cache_salt") if name in raw} | {
+    fields: JsonObject = {name: raw[name] for name in OF_CHAT if name in raw} | {
         "model": body.model,
         "stream": body.stream,
         "max_completion_tokens": body.max_output_tokens,

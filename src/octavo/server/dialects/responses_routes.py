@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from octavo.server.dialects.responses import create_response
-from octavo.server.dialects.responses_request import ResponsesBody
+from octavo.server.dialects.responses import check_response, create_response
+from octavo.server.dialects.responses_request import OF_CHAT, ResponsesBody
 from octavo.server.dialects.responses_stored import (
     cancel_response,
     delete_response,
@@ -22,6 +22,8 @@ RESPONSES_ROUTES: Final[tuple[Route, ...]] = (
         Access.TENANT,
         "Answer a conversation, and keep it to be gone on from",
         body=ResponsesBody,
+        check=check_response,
+        more_fields=OF_CHAT,
         errors=(404, 409, 429, 500, 503),
         streams=True,
     ),

@@ -1,0 +1,134 @@
+"""Bodies that are costly to parse: their items are counted, and beyond a bound another process reads them.
+
+    is_large --no--> parsed on the event loop, in a few milliseconds
+             --yes-> a queue for each tenant --> one of `HELPERS_MAX` processes (`body_worker`)
+                     parsed, checked as its route would --> one sentence, or the fields that the route reads
+
+What was accepted comes back in pieces, since parsing it in one call would hold the interpreter's lock and
+stop every stream. What a route refuses is in `Route.check`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import weakref
+from asyncio import wrap_future
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from octavo import errors
+from octavo.engine.fair_threads import FairThreads
+from octavo.errors import InvalidRequest, RequestFailed
+from octavo.helper_process import HelperEnded, HelperProcess, HelperTimeout, import_folders
+from octavo.server.errors import JsonObject
+from octavo.server.json_pieces import from_pieces
+
+ITEMS_MAX: Final = 20_000
+HELPERS_MAX: Final = 2
+WAITING_MAX: Final = 64  # bodies of a tenant
+SECONDS_MAX: Final = 30.0
+MEMORY_MAX: Final = 1 << 30
+ACCEPTED, REFUSED = b"+", b"-"  # how an answer begins
+
+_START_SECONDS_MAX = 60.0
+_ANSWER_BYTES_MAX = 64 << 20
+_FULL = "{:,} large bodies wait to be read; allowed: {:,}; try again shortly"
+_TEXT_BYTES_PER_ITEM, _NUMBER_BYTES_PER_ITEM = 64, 8  # that take as long as one item
+_NOT_BETWEEN_ITEMS = bytes(set(range(256)) - set(b",:[{"))
+_WORKER = Path(__file__).with_name("body_worker.py")
+
+
+def is_large(chunks: Sequence[bytes]) -> bool:
+    """Whether parsing takes as long as of `ITEMS_MAX` items: it has so many separators and opening brackets
+    outside of strings, so many escapes, or so much text. O(bytes), about a nanosecond for each."""
+    size = sum(map(len, chunks))
+    if size <= ITEMS_MAX:
+        return False
+    if size // _TEXT_BYTES_PER_ITEM > ITEMS_MAX:
+        return True
+    body = b"".join(chunks)
+    escapes = body.count(b"\\")
+    if max(escapes, body.count(b'"') // 2) > ITEMS_MAX:
+        return True
+    if _num_items(body) + escapes <= ITEMS_MAX:
+        return False  # wherever its strings are
+    if escapes:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return _num_items(b"".join(body.split(b'"')[::2])) + escapes > ITEMS_MAX
+
+
+def _num_items(outside: bytes) -> int:
+    """How many items there are at most outside of strings; long numbers count for several."""
+    return max(len(outside.translate(None, _NOT_BETWEEN_ITEMS)), len(outside) // _NUMBER_BYTES_PER_ITEM)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """What a check must know of the model."""
+
+    context_length: int
+    vocab_size: int
+
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """None: only the tokenizer knows them."""
+        return ()
+
+
+class LargeBodies:
+    """Reads large bodies in other processes, which start when they are first needed."""
+
+    def __init__(self, sizes: ModelSizes) -> None:
+        self._sizes = sizes
+        self._threads = FairThreads(HELPERS_MAX, WAITING_MAX, "octavo-body", _FULL)
+        self._idle: list[HelperProcess] = []  # appending and popping are one step each
+        weakref.finalize(self, _end_all, self._idle)
+
+    async def read(self, tenant: str, method: str, path: str, chunks: Sequence[bytes]) -> JsonObject:
+        """The fields that the route of this method and path reads. Raises QueueFull, InvalidRequest as the
+        route would, and RequestFailed where no process can be started. A body whose reader is cancelled while
+        it waits is not parsed."""
+        head = json.dumps({"method": method, "path": path}).encode() + b"\n"
+        return await wrap_future(self._threads.submit(tenant, lambda: self._read([head, *chunks])))
+
+    def close(self) -> None:
+        """Read no more, and end the processes."""
+        self._threads.close()
+        _end_all(self._idle)
+
+    def _read(self, request: Sequence[bytes]) -> JsonObject:
+        helper = self._idle.pop() if self._idle else self._started()
+        try:
+            answer = helper.exchange(request, SECONDS_MAX)
+        except HelperTimeout:
+            raise InvalidRequest(
+                f"the body took more than {SECONDS_MAX:.0f} s to be read, and was given up",
+                code="invalid_json",
+            ) from None
+        except HelperEnded as error:
+            raise InvalidRequest(
+                f"the body ended the process that reads it ({error}); allowed: fewer items",
+                code="invalid_json",
+            ) from None
+        self._idle.append(helper)
+        if answer[:1] == ACCEPTED:
+            return from_pieces(memoryview(answer)[len(ACCEPTED) :])
+        refusal = json.loads(answer[len(REFUSED) :])
+        raise getattr(errors, refusal.pop("kind"))(**refusal)
+
+    def _started(self) -> HelperProcess:
+        try:
+            helper = HelperProcess(
+                _WORKER, [*import_folders("octavo"), *filter(None, sys.path)], _ANSWER_BYTES_MAX
+            )
+            helper.exchange(json.dumps(asdict(self._sizes)).encode(), _START_SECONDS_MAX)
+        except (OSError, HelperTimeout, HelperEnded) as error:
+            raise RequestFailed(f"the process that reads large bodies did not start: {error}") from error
+        return helper
+
+
+def _end_all(helpers: list[HelperProcess]) -> None:
+    while helpers:
+        helpers.pop().end()

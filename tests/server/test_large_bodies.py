@@ -1,0 +1,225 @@
+"""Large bodies: which they are, what a process answers to one, and what may happen to the process."""
+
+import asyncio
+import json
+import os
+import signal
+import threading
+
+import pytest
+from tests.doubles.fake_model import FakeModel
+from tests.server.conftest import Edge
+from tests.server.test_bad_input import CASES
+from tests.waiting import turns, until
+
+from octavo.errors import InvalidRequest, QueueFull
+from octavo.server import body_reader, large_bodies
+from octavo.server.body_reader import read_body
+from octavo.server.json_pieces import PIECE_CHARS_MAX, from_pieces, to_pieces
+from octavo.server.large_bodies import ITEMS_MAX, LargeBodies, ModelSizes, is_large
+from octavo.server.routes import ROUTES
+from octavo.server.settings import ServerSettings
+
+SIZES = ModelSizes(context_length=1000, vocab_size=300)
+SPACE = b" " * (64 * ITEMS_MAX + 64)  # makes every body a large one
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def body_of(num_items, item="[]", text=""):
+    return f'{{"prompt":"{text}","x":[{",".join([item] * num_items)}]}}'.encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        body_of(ITEMS_MAX // 2),  # each has a comma and a bracket
+        body_of(ITEMS_MAX, item="1"),
+        body_of(ITEMS_MAX, item='"a"'),
+        body_of(ITEMS_MAX // 3, item='{"a":1}'),
+        body_of(0, text="\\n" * ITEMS_MAX),
+        body_of(0, text="a" * 64 * (ITEMS_MAX + 1)),
+        body_of(41, item="9" * (ITEMS_MAX // 5)),
+        b'"' * 3 * ITEMS_MAX,
+        body_of(ITEMS_MAX, item="1", text='\\\\\\"'),
+    ],
+)
+def test_what_takes_long_to_parse_is_large(body):
+    assert is_large([body, b"  "])
+    assert not is_large([body[: len(body) // 4]])
+
+
+def test_what_is_in_a_string_is_text():
+    for text in ("," * 2 * ITEMS_MAX, '\\",' * (ITEMS_MAX // 2), "[{:" * ITEMS_MAX, "\\\\" * 400):
+        assert not is_large([body_of(ITEMS_MAX // 8, text=text)])
+        assert is_large([body_of(ITEMS_MAX, text=text)])
+
+
+@pytest.fixture(scope="module")
+def large():
+    bodies = LargeBodies(SIZES)
+    yield bodies
+    bodies.close()
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """A server, with its processes, for all tests."""
+    return Edge(FakeModel(), ServerSettings())
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"a body over the cap", "empty body"}))
+def test_a_large_body_is_refused_as_a_small_one(wide, name):
+    (path, body), status, _ = CASES[name]
+    body = body if isinstance(body, bytes) else body.encode()
+    small = wide.request("POST", path, content=body)
+    answer = wide.request("POST", path, content=body + SPACE)
+    assert (answer.status_code, answer.json()) == (status, small.json())
+
+
+LEGAL = {
+    COMPLETIONS: {"prompt": [[1] * 900] * 100, "max_tokens": 1, "unknown": ["x"] * 1000, "seed": 1},
+    CHAT: {"messages": MESSAGES * 100, "max_tokens": 1, "seed": 1},
+    "/tokenize": {"messages": MESSAGES * 100, "return_token_strs": True},
+    "/detokenize": {"tokens": [65] * 1000},
+    "/v1/embeddings": {"input": [[1] * 900] * 100},
+    "/v1/messages": {"messages": MESSAGES * 100, "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": MESSAGES * 100},
+    "/v1/responses": {"input": MESSAGES * 100, "max_output_tokens": 1, "top_p": 0.5, "store": False},
+    "/api/chat": {"model": "fake-model", "messages": MESSAGES * 100, "stream": False},
+    "/api/generate": {"model": "fake-model", "prompt": "a" * 900, "stream": False},
+    "/api/embed": {"model": "fake-model", "input": ["a"] * 90},
+    "/api/embeddings": {"model": "fake-model", "prompt": "a" * 900},
+    "/api/show": {"model": "fake-model"},
+    "/v1/kv/pins": {"name": "a", "tokens": [1] * 900},
+    "/v1/sessions": {"ttl": 5.0},
+}
+OF_CHANCE = {"id", "request_id", "created", "created_at", "completed_at", "total_duration", "load_duration"}
+OF_CHANCE |= {"prompt_eval_duration", "eval_duration"}
+
+
+def told(answer):
+    def without_chance(value):
+        if isinstance(value, dict):
+            return {key: without_chance(item) for key, item in value.items() if key not in OF_CHANCE}
+        return [without_chance(item) for item in value] if isinstance(value, list) else value
+
+    return answer.status_code, without_chance(answer.json())
+
+
+@pytest.mark.parametrize("path", LEGAL)
+def test_a_large_body_is_answered_as_a_small_one(wide, path, monkeypatch):
+    body = json.dumps(LEGAL[path]).encode()
+    answer = told(wide.request("POST", path, content=body + SPACE))
+    monkeypatch.setattr("octavo.server.body.is_large", lambda chunks: False)
+    assert answer == told(wide.request("POST", path, content=body))
+    assert answer[0] < 300
+
+
+def test_every_route_that_takes_a_body_takes_a_large_one():
+    for route in ROUTES:
+        if route.body is not None:
+            answer = read_body(
+                json.dumps({"method": route.method, "path": route.path}).encode() + b"\n{}", SIZES
+            )
+            assert answer[:1] in (large_bodies.ACCEPTED, large_bodies.REFUSED)
+
+
+def test_fields_that_the_route_ignores_stay_in_the_process():
+    request = b'{"method": "POST", "path": "/v1/completions"}\n{"prompt": [1], "user": 1, "unknown": 2}'
+    answer = read_body(request, SIZES)
+    assert from_pieces(memoryview(answer)[1:]) == {"prompt": [1]}
+
+
+def test_what_takes_too_much_memory_is_the_clients_fault(monkeypatch):
+    def parse(body):
+        raise MemoryError
+
+    monkeypatch.setattr(body_reader, "parse_json", parse)
+    answer = read_body(b'{"method": "POST", "path": "/v1/completions"}\n{}', SIZES)
+    assert "too much memory" in json.loads(answer[1:])["message"]
+
+
+def read(bodies, body=b"{}", tenant=""):
+    return bodies.read(tenant, "POST", COMPLETIONS, [body])
+
+
+def test_a_process_that_dies_costs_one_request(large):
+    async def both():
+        with pytest.raises(InvalidRequest, match="prompt is wrong"):
+            await read(large)
+        for helper in large._idle:
+            os.kill(helper.pid, signal.SIGKILL)
+        with pytest.raises(InvalidRequest, match="ended the process that reads it"):
+            await read(large)
+        while large._idle:  # another one that was killed
+            with pytest.raises(InvalidRequest, match="ended the process"):
+                await read(large)
+        assert await read(large, b'{"prompt": "a"}') == {"prompt": "a"}
+
+    asyncio.run(both())
+
+
+def test_a_body_that_takes_too_long_is_given_up(large, monkeypatch):
+    monkeypatch.setattr(large_bodies, "SECONDS_MAX", 0.0)
+    with pytest.raises(InvalidRequest, match="was given up"):
+        asyncio.run(read(large))
+
+
+def test_a_body_whose_client_has_gone_is_not_parsed(monkeypatch):
+    bodies, begun, go = LargeBodies(SIZES), [], threading.Event()
+
+    def slow(request):
+        begun.append(request[-1])
+        go.wait(10)
+        return {}
+
+    monkeypatch.setattr(bodies, "_read", slow)
+
+    async def leave():
+        tasks = [asyncio.create_task(read(bodies, name)) for name in (b"1", b"2", b"3", b"4")]
+        await until(lambda: len(begun) == large_bodies.HELPERS_MAX)
+        tasks[2].cancel()
+        await turns(1)
+        go.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(leave())
+    assert sorted(begun) == [b"1", b"2", b"4"]
+
+
+def test_the_bodies_that_wait_are_bounded_for_each_tenant(monkeypatch):
+    monkeypatch.setattr(large_bodies, "WAITING_MAX", 1)
+    bodies, go = LargeBodies(SIZES), threading.Event()
+    monkeypatch.setattr(bodies, "_read", lambda request: go.wait(10))
+
+    async def fill():
+        tasks = [asyncio.create_task(read(bodies, tenant="a")) for _ in range(large_bodies.HELPERS_MAX + 9)]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        with pytest.raises(QueueFull, match="1 large bodies wait to be read; allowed: 1; try again"):
+            await read(bodies, tenant="a")
+        other = asyncio.create_task(read(bodies, tenant="b"))
+        await turns(1)
+        assert not other.done()
+        go.set()
+        assert await other
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(fill())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"a": list(range(50_000)), "b": [1.5, -0.0, 1e300, None, True, "ü"] * 9_000, "": 10**400},
+        {"a": "ü\n" * PIECE_CHARS_MAX, "b": ["x", "y" * PIECE_CHARS_MAX, "z"], "c": [[], {}]},
+        {"a": [[{"b": {"c": [[str(i)] for i in range(20_000)], "d": 1}}, 2], [3]], "e": 4},
+        {str(i): {"a": i} for i in range(30_000)},
+    ],
+)
+def test_pieces_are_the_same_value_and_short(value):
+    data = to_pieces(value)
+    again = from_pieces(memoryview(data))
+    assert json.dumps(again) == json.dumps(value)
+    assert data.count(b"+") >= len(data) // 6 // PIECE_CHARS_MAX
