@@ -26,7 +26,7 @@ from octavo.helper_process import HelperEnded, HelperProcess, HelperTimeout, imp
 from octavo.server.errors import JsonObject
 from octavo.server.json_pieces import from_pieces
 
-ITEMS_MAX: Final = 20_000
+ITEMS_MAX: Final = 10_000
 HELPERS_MAX: Final = 2
 WAITING_MAX: Final = 64  # bodies of a tenant
 SECONDS_MAX: Final = 30.0
