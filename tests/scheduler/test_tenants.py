@@ -437,6 +437,46 @@ def test_the_prompt_of_a_tenant_that_was_served_less_is_computed_before_those_of
     assert sequence.num_computed >= 31 - decoding, "the whole step but one position, and not a half of it"
 
 
+def test_a_tenant_that_comes_beside_prompts_that_were_admitted_gets_the_next_step() -> None:
+    served = Served(blocks=400, block=16, tokens=32)
+    flood = [served.add(800, tenant="flood") for _ in range(4)]
+    for _ in range(3):
+        served.step()
+    assert served.scheduler.live.service.admitted["flood"] > 1000, "two are admitted, as a whole"
+    for length in (4, 60, 4):
+        late = served.add(length, tenant="late")
+        steps = 0
+        while served.state(late) is not State.FINISHED:
+            served.step()
+            steps += 1
+        assert steps <= 1 + -(-length // 16), "at most one step is another's, then half of each is its own"
+    assert not any(served.finished(request) for request in flood)
+    served.drain()
+
+
+def test_a_tenant_is_not_admitted_again_before_others_because_its_prompts_are_yet_to_be_computed() -> None:
+    served = Served(block=16, rows=4, tokens=64)
+    first = [served.add(4, 9, tenant="a") for _ in range(4)]
+    second = [served.add(4, 9, tenant="b") for _ in range(4)]
+    served.step()
+    running = [request for request in first + second if served.state(request) is State.RUNNING]
+    assert running == [*first[:2], *second[:2]]
+    served.drain()
+
+
+def test_a_prompt_that_is_cancelled_or_preempted_counts_for_what_was_computed_of_it() -> None:
+    served = Served(blocks=60, block=16, tokens=32)
+    service = served.scheduler.live.service
+    gone = served.add(800, tenant="a")
+    served.add(4, 9, tenant="b")
+    for _ in range(3):
+        served.step()
+    assert service.turn_of("a") - service.of("a") == 800 - service.served["a"] > 600
+    served.scheduler.cancel(gone)
+    assert service.turn_of("a") == service.of("a") == service.served["a"] < 100
+    served.drain()
+
+
 def test_a_tenant_that_is_gone_gets_nothing_in_until_it_is_named_again() -> None:
     served = Served(blocks=40)
     bounds = TenantPolicy("a", maximum=4, max_running=1, request_maximum=4)

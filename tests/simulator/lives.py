@@ -30,6 +30,7 @@ from tests.simulator.sights import check_sights
 from tests.simulator.tenants import (
     TENANTS,
     GuaranteeWatch,
+    TurnWatch,
     owner_of_seed,
     random_policies,
     salt_of_seed,
@@ -115,7 +116,7 @@ class Simulation:
             stop_ids=frozenset([EOS]),
         )
         self.executor.shared = self._shared
-        self._watch = GuaranteeWatch()
+        self._watch, self._turns = GuaranteeWatch(), TurnWatch(self.scheduler)
         try_policies(self.scheduler, self._policies)
 
     @property
@@ -338,7 +339,9 @@ class Simulation:
         best = best_running(self.scheduler)
         if self._speculator is not None:
             self._speculator.attend(self.scheduler)
+        self._turns.before()
         plan = self.scheduler.schedule(self.clock)
+        self._turns.after()
         check_best_stays(self.scheduler, best)
         self.scheduler.check()
         if self.outcome.steps % SIGHT_EVERY == 0:

@@ -229,6 +229,10 @@ def _drop_for_this_process_alone(self: OffloadTier, slot: int) -> None:
     self._free[self._tier_of(slot)].append(slot)
 
 
+def _place_by_admission(self: LiveSequences, sequence: Sequence) -> tuple[int, float, int, int]:
+    return (sequence.rank[0], self.service.turn_of(sequence.request.tenant), *sequence.rank[1:])
+
+
 def _view_anyone(
     ledger: Ledger, live: LiveSequences, tenant: str, request_id: int, now: float
 ) -> RequestView | None:
@@ -355,6 +359,7 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("quota forgotten when a table grows", Quotas, "room", lambda self, owner: 1 << 30),
     PlantedBug("quota forgotten below", Quotas, "disk_maximum", lambda self, owner: None),
     PlantedBug("guarantees that nobody can claim", Admission, "_claim_guarantees", lambda self: None),
+    PlantedBug("prompts charged before they are computed", LiveSequences, "place", _place_by_admission),
     PlantedBug("guarantees lent for good", Capacity, "reserved", lambda *a, **k: 0),
     PlantedBug("shared blocks charged to each holder", BlockPool, "retain", _retain_charging_again),
     PlantedBug(

@@ -9,6 +9,8 @@ from collections.abc import Sequence as Many
 from octavo.errors import TenantsRefused
 from octavo.memory.holders import HolderKind
 from octavo.memory.quota import TenantPolicy
+from octavo.params import PRIORITY_MAX
+from octavo.scheduler.admit import BYPASS_MAX
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.waits import WaitReason
@@ -61,6 +63,61 @@ def try_policies(scheduler: Scheduler, policies: list[TenantPolicy]) -> bool:
     except TenantsRefused:
         return False
     return True
+
+
+class TurnWatch:
+    """The tenant that was served least, for its weight, has positions in the next plan, once a row and blocks
+    for it are free; one that was served as little as some others, once each of these had a step."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._left: dict[str, int] = {}  # by tenant that was kept out: for how many steps it may be so yet
+        self._served: dict[str, float] = {}  # before the plan: of tenants that want something
+        self._prompts: list[Sequence] = []  # that run, and share what is left of the step
+        self._granted: list[Sequence] = []  # those that got some of it
+        self._room = 0  # what is left of the step
+        self._share, scheduler._planner.share = scheduler._planner.share, self.share  # type: ignore[method-assign]
+
+    def share(self, continuing: list[Sequence], prompts: list[Sequence]) -> list[tuple[Sequence, int]]:
+        """The planner's, which is listened to."""
+        self._prompts, self._room = prompts, self._scheduler.config.step_tokens - len(continuing)
+        share = self._share(continuing, prompts)
+        self._granted = [s for s, _ in share if s in prompts]
+        return share
+
+    def before(self) -> None:
+        """Call it before each plan."""
+        service = self._scheduler.live.service
+        self._served = {
+            request.tenant: service.of(request.tenant) for request in self._scheduler.live.requests()
+        }
+
+    def after(self) -> None:
+        """Call it after each plan."""
+        least = [t for t, count in self._served.items() if count == min(self._served.values())]
+        # What was lost and is computed again does not count, so no turn ends by it.
+        turns = [t for t in least if self._scheduler.live.service.of(t) > self._served[t]]
+        granted = {s.request.tenant for s in self._granted}
+        left = dict[str, int]()
+        # One position of a step is always the best-ranked sequence's.
+        for tenant in least if len(self._served) > 1 and self._room > 1 else ():
+            is_even = tenant in turns and len(least) > 1  # it decodes as much as others are served
+            if not is_even and tenant not in granted and self._could_run(tenant):
+                left[tenant] = self._left.get(tenant, len(least) - 1) - len(turns)
+        assert all(steps >= 0 for steps in left.values()), "it waits although it was served least"
+        assert not left or len(least) > 1, "it waits although it alone was served least"
+        self._left = left
+
+    def _could_run(self, tenant: str) -> bool:
+        """Whether its first prompt lacked nothing but positions: no row, no block, no priority."""
+        own = [s for s in [*self._prompts, *self._scheduler.live.waiting] if s.request.tenant == tenant]
+        if not own or own[0].rank[0] > min((s.rank[0] for s in self._granted), default=PRIORITY_MAX):
+            return False
+        if own[0] in self._prompts:
+            return True
+        fits = self._scheduler._admission._fits(own[0], 0)
+        is_closed = any(s.bypassed >= BYPASS_MAX for s in self._scheduler.live.waiting)  # room is kept for it
+        return own[0].wait.reason is WaitReason.STEP_TOKENS and fits and not is_closed
 
 
 class GuaranteeWatch:

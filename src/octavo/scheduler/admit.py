@@ -349,7 +349,6 @@ class Admission:
 
     def _enter(self, sequence: Sequence, num_hits: int) -> None:
         self._live.admit(sequence, num_hits)
-        # Others' places may have moved with what their tenant is served: they are looked up anew next step.
         bisect.insort(self._contenders, self._contender(sequence, num_hits))
         self._forget_counts()
 

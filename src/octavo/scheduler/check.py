@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from octavo.memory.holders import HolderKind
 from octavo.memory.ledger import Ledger
 from octavo.retention.limits import blocks_needed
@@ -23,6 +25,11 @@ def check_live(ledger: Ledger, live: LiveSequences, max_rows: int) -> None:
     assert len(rows) == len(set(rows)), "two sequences share a row"
     assert live.num_free_rows == max_rows - len(rows) - sum(s.forks_left for s in running)
     assert live.names.sequences() <= set(running), "no sequence computes a name that is registered"
+    admitted = Counter[str]()
+    for s in running:
+        admitted[s.request.tenant] += s.num_prompt_unserved
+    assert +admitted == +live.service.admitted, "a tenant's turn counts prompts that do not run"
+    assert min(live.service.admitted.values(), default=0) >= 0
     for s in everyone:
         assert s.table is s.holder.table
         assert 0 <= s.num_computed <= s.num_planned, f"counters of sequence {s.seq_id}"

@@ -87,10 +87,11 @@ class LiveSequences:
         self.tokens_recomputed += max(0, sequence.num_lost - sequence.num_planned)
         sequence.num_lost = 0
         if not sequence.was_admitted:
-            sequence.num_cached = sequence.num_served = sequence.num_planned
+            sequence.num_cached = sequence.num_planned
+        sequence.num_served = max(sequence.num_served, sequence.num_planned)
         sequence.note_admission(self._context.now)
         sequence.was_admitted = True
-        self.service.count(sequence, sequence.num_prompt)
+        self.service.admit(sequence)
         sequence.wait = QUEUED
         sequence.count_blocks(self._context.now)
         bisect.insort(self.running, sequence, key=lambda s: s.own_rank)
@@ -162,6 +163,7 @@ class LiveSequences:
         sequence.table = None
         sequence.count_blocks(self._context.now)
         self.running.remove(sequence)
+        self.service.withdraw(sequence)
         self._rows_promised -= sequence.forks_left
         self._context.plan.retire(sequence.row)
         self._free_rows.append(sequence.row)

@@ -56,7 +56,7 @@ class Sequence:
     forks_left: int = 0
     epoch: int = 0  # grows when the blocks are dropped: results of an older one publish nothing
     num_cached: int = 0
-    num_served: int = 0  # positions that its tenant was charged for, or that came from the cache at first
+    num_served: int = 0  # positions that its tenant was charged for, or that came from the cache
     preemptions: int = 0
     in_grammar: bool = False  # the executor has told that a grammar leads its output now
     num_forced: int = 0  # output tokens that it forced
@@ -126,6 +126,11 @@ class Sequence:
     def remaining(self) -> int:
         """Positions that can be planned now: 1 when decoding, more when blocks are (again) to be filled."""
         return self.known - self.num_planned
+
+    @property
+    def num_prompt_unserved(self) -> int:
+        """Positions of its prompt that its tenant was not charged for."""
+        return max(0, self.num_prompt - self.num_served)
 
     @property
     def choices_left(self) -> list[int]:
