@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.tiers import OffloadTier
@@ -14,7 +16,7 @@ from octavo.types import FinishReason, Request, SampledToken, StepPlan, StepResu
 
 class Served:
     """A scheduler whose every sample is token 7; prompts are lists of ids that no other prompt has, unless
-    given."""
+    given. Steps take no time, and no prompt is held back, unless `seconds_of` says what they take."""
 
     def __init__(
         self,
@@ -27,13 +29,14 @@ class Served:
         capacity: int | None = None,
         slots: int = 0,
         staging: int = 0,
+        seconds_of: Callable[[StepPlan], float] | None = None,
     ) -> None:
         config = SchedulerConfig(
             rows,
             tokens,
             max_waiting=1000,
             context_length=100_000,
-            pace=False,
+            pace=seconds_of is not None,
             pin_blocks=pins,
             staging_blocks=staging,
         )
@@ -43,6 +46,7 @@ class Served:
         self.updates: list[Update] = []
         self.now = 0.0
         self._next_id = 0
+        self._seconds_of = seconds_of or (lambda plan: 0.0)
 
     def add(
         self,
@@ -100,7 +104,8 @@ class Served:
             s.seq_id: "poisoned" for request in failing for s in self.scheduler.live.sequences_of(request)
         }
         samples = {seq_id: (SampledToken(7),) for seq_id in sampled if seq_id not in failures}
-        self.updates += self.scheduler.commit(plan, StepResult(plan.step_id, samples, {}, failures), self.now)
+        result = StepResult(plan.step_id, samples, {}, failures, seconds=self._seconds_of(plan))
+        self.updates += self.scheduler.commit(plan, result, self.now)
         self.scheduler.check()
 
     def step(self) -> StepPlan:

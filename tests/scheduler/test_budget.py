@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.scheduler.served import Served, State
 
 from octavo.scheduler.budget import share_budget, share_in_turn
 from octavo.step.prefill_budget import PrefillBudget
@@ -58,6 +59,33 @@ def test_many_prompts_beside_one_stream_are_not_held_up_for_its_sake() -> None:
 def test_the_whole_budget_is_granted_when_nobody_decodes_or_nothing_was_measured() -> None:
     assert measured(0.030, 0.002).prompt_budget(0, 1) == 512
     assert PrefillBudget(512).prompt_budget(8, 1) == 504
+
+
+def seconds_of(num_positions: int) -> float:
+    """A machine on which each position costs alike."""
+    return 0.020 + 0.0007 * num_positions
+
+
+def test_a_server_that_starts_under_prompts_measures_a_decoding_step_first() -> None:
+    served = Served(blocks=10_000, tokens=512, seconds_of=lambda plan: seconds_of(plan.num_tokens))
+    for _ in range(2):
+        served.add(8_000)
+    served.step()
+    stream = served.add(4, 60)
+    served.step()
+    taken = list[float]()
+    while served.state(stream) is not State.FINISHED:
+        plan = served.step()
+        taken.append(seconds_of(plan.num_tokens))
+        assert taken[-1] < 4 * seconds_of(1), "the stream waited for a whole step of prompts"
+        assert any(not chunk.num_samples for chunk in plan.chunks), "prompts always advance"
+    assert min(taken[1:]) > 2 * seconds_of(1), "and no more is held back than must be"
+
+
+def test_a_server_that_knows_no_cost_yet_holds_no_prompt_back() -> None:
+    pace = PrefillBudget(512)
+    pace.observe(8, 0, 0.040)
+    assert pace.prompt_budget(8, 1) == 504
 
 
 def test_a_prompt_always_advances() -> None:

@@ -75,12 +75,14 @@ class TurnWatch:
         self._served: dict[str, float] = {}  # before the plan: of tenants that want something
         self._prompts: list[Sequence] = []  # that run, and share what is left of the step
         self._granted: list[Sequence] = []  # those that got some of it
-        self._room = 0  # what is left of the step
+        self._room = 0  # what is left of the step for them
         self._share, scheduler._planner.share = scheduler._planner.share, self.share  # type: ignore[method-assign]
 
     def share(self, continuing: list[Sequence], prompts: list[Sequence]) -> list[tuple[Sequence, int]]:
         """The planner's, which is listened to."""
-        self._prompts, self._room = prompts, self._scheduler.config.step_tokens - len(continuing)
+        num_waiting = len(self._scheduler.live.waiting)
+        budget = self._scheduler.prefill_budget.prompt_budget(len(continuing), len(prompts) + num_waiting)
+        self._prompts, self._room = prompts, budget
         share = self._share(continuing, prompts)
         self._granted = [s for s, _ in share if s in prompts]
         return share

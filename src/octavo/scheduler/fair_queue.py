@@ -18,8 +18,8 @@ something, so that no tenant saves service up. Bounds, with U = OUTPUT_COST * po
     waiting    The tenant that was served least has prompt positions in the next plan, once a row and its
                blocks are free and no higher priority wants them. One that was served as little as k others,
                as one that comes back is, waits for k steps' budgets at most: each of those has had its turn
-               then. (A step that decoding sequences fill but for one position leaves that one to the
-               best-ranked; what a preemption computes again comes on top.)
+               then. (A step with one position for prompts gives it to the best-ranked; what a preemption
+               computes again comes on top.)
 
 Source: Sheng et al., Fairness in Serving Large Language Models, OSDI 2024, theorem 4.4 (VTC).
 """

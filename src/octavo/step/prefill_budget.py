@@ -10,8 +10,9 @@ class PrefillBudget:
     `token_s`, what one more position costs, of a prompt or of another decoding sequence. With d sequences
     decoding and p prompts to be computed, a mixed step may last 1 + SHARE * (1 + p / d) times a decoding one:
     one prompt beside eight streams takes four fifths of a step's time; many prompts beside one stream are not
-    held up for its sake. Until both times are known (and always when seconds are not measured, as in traces)
-    the whole budget is granted.
+    held up for its sake. Until `token_s` is known (and always when seconds are not measured, as in traces)
+    the whole budget is granted. Where it is known and no decoding step was measured, as in a server that
+    starts under prompts, one position of a prompt is granted: such a step is as good as a decoding one.
     """
 
     SHARE = 0.7
@@ -27,15 +28,18 @@ class PrefillBudget:
         """Prompt tokens for a step in which `num_decoding` sequences continue and `num_prompts` want to
         begin."""
         budget = max(0, self.step_tokens - num_decoding)
-        if num_decoding == 0 or not self.decode_steps or not self.token_s:
+        if num_decoding == 0 or not self.token_s:
             return budget
+        if not self.decode_steps:
+            return min(budget, 1)
         size, seconds = self._nearest(num_decoding)
         decode_s = max(seconds + self.token_s * (num_decoding - size), 0.5 * seconds)
         allowed_s = self.SHARE * (1.0 + num_prompts / num_decoding) * decode_s
         return min(budget, max(self.FLOOR, int(allowed_s / self.token_s)))
 
     def observe(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
-        """A step took `seconds`; 0 means that it was not measured."""
+        """A step took `seconds`; 0 means that it was not measured. A prompt's single position is one of a
+        decoding sequence here."""
         if seconds <= 0.0 or num_decoding + num_prompt_tokens == 0:
             return
         if num_prompt_tokens == 0:
