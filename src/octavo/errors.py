@@ -98,7 +98,8 @@ class TimedOut(OctavoError):
 
 
 class QueueFull(OctavoError):
-    """`max_queue` requests wait already; nothing was queued, and `Retry-After` says when to try again."""
+    """`max_queue` requests wait already, or a tenant has its share of them; nothing was queued, and
+    `Retry-After` says when to try again."""
 
 
 class RequestFailed(OctavoError):

@@ -12,7 +12,7 @@ from tests.engine.test_client import LONG, greedy, nothing_is_left, prompt_of
 from tests.engine.test_sessions import HELLO
 from tests.waiting import LIMIT_S, until
 
-from octavo.engine.core import ask
+from octavo.engine.core import Submit, ask
 from octavo.engine.requests import make_request
 from octavo.engine.stream import DeltaStream
 from octavo.errors import (
@@ -71,6 +71,37 @@ def test_a_refusal_is_the_engines_and_leaves_nothing(served: Served) -> None:
         (told,) = await read(await waiting)
         assert told.finishes == [FinishReason.LENGTH]
         assert await served.llm.drain(5), "a refused request is still counted as open"
+
+    asyncio.run(scenario())
+    nothing_is_left(served)
+
+
+def test_a_tenant_within_its_share_is_asked_for_although_others_have_as_many_open_as_all_may() -> None:
+    served = serve_tiny(rows=1, max_waiting=1000, max_queue=7)
+    served.engine.scheduler.tenants.set_policies(
+        [TenantPolicy("alice", max_waiting=1000), TenantPolicy("bob")]
+    )
+
+    def num_asked() -> int:
+        return sum(isinstance(command, Submit) for command in list(served.engine.inbox._commands))
+
+    async def scenario() -> None:
+        running = await hold(served)
+        streams = [submit(served, seed, 4) for seed in range(2, 9)]
+        await until(lambda: num_asked() == 7)
+        with pytest.raises(QueueFull, match=r"too many .* allowed: 8 \(settings max_queue and max_seqs\)"):
+            await submit(served, 9, 4)
+        late = [
+            asyncio.ensure_future(served.llm.submit(prompt_of(seed), greedy(4), tenant="bob"))
+            for seed in (10, 11)
+        ]
+        await until(lambda: num_asked() == 9)
+        with pytest.raises(QueueFull):
+            await served.llm.submit(prompt_of(12), greedy(4), tenant="bob")
+        running.cancel()
+        served.turnstile.open.set()
+        for stream in [*streams, *late]:
+            assert (await read(await stream))[0].finishes == [FinishReason.LENGTH]
 
     asyncio.run(scenario())
     nothing_is_left(served)

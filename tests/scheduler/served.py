@@ -26,6 +26,7 @@ class Served:
         rows: int = 8,
         tokens: int = 16,
         pins: int = 50,
+        waiting: int = 1000,
         capacity: int | None = None,
         slots: int = 0,
         staging: int = 0,
@@ -34,7 +35,7 @@ class Served:
         config = SchedulerConfig(
             rows,
             tokens,
-            max_waiting=1000,
+            max_waiting=waiting,
             context_length=100_000,
             pace=seconds_of is not None,
             pin_blocks=pins,

@@ -132,6 +132,50 @@ def test_max_running_and_max_queue_are_a_tenants_own() -> None:
     served.drain()
 
 
+def fill_queue(served: Served, tenant: str) -> int:
+    """How many of the tenant's requests are queued until one is refused."""
+    for count in range(10_000):
+        try:
+            served.add(4, tenant=tenant)
+        except QueueFull:
+            return count
+    raise AssertionError("it is never refused")
+
+
+def test_a_flood_of_one_tenant_leaves_each_other_its_share_of_the_queue() -> None:
+    served = Served(tokens=64, waiting=60)
+    served.scheduler.tenants.set_policies([TenantPolicy(name) for name in "abc"])
+    assert fill_queue(served, "a") == 30, "half of it, of which the share of a tenant is a third"
+    with pytest.raises(QueueFull, match=r"^30 of your requests .* allowed then: 10, your share .*max_queue"):
+        served.add(4, tenant="a")
+    assert fill_queue(served, "b") == 10
+    assert fill_queue(served, "c") == 10
+    served.drain()
+    assert fill_queue(served, "c") == 30
+
+
+def test_a_tenants_own_max_queue_is_stronger_than_its_share_and_takes_none_of_others() -> None:
+    served = Served(tokens=64, waiting=60)
+    served.scheduler.tenants.set_policies(
+        [TenantPolicy("a", max_waiting=1000), TenantPolicy("b"), TenantPolicy("c", max_waiting=4)]
+    )
+    assert fill_queue(served, "a") == 60, "all that may wait"
+    with pytest.raises(QueueFull, match="too many requests are waiting; allowed: 60"):
+        served.add(4, tenant="a")
+    assert fill_queue(served, "b") == 10
+    assert fill_queue(served, "c") == 4
+    served.drain()
+
+
+def test_without_tenants_or_with_one_the_queue_is_not_shared_out() -> None:
+    served = Served(tokens=64, waiting=60)
+    assert fill_queue(served, "") == 60
+    served.drain()
+    served.scheduler.tenants.set_policies([TenantPolicy("a"), TenantPolicy(SHARED, maximum=9)])
+    assert fill_queue(served, "a") == 60
+    served.drain()
+
+
 def test_two_backlogged_tenants_are_served_within_the_bound() -> None:
     """Theorem 4.4 of the paper, with weights: b sends long prompts, a short ones that answer at length."""
     served = Served(blocks=24, block=16, rows=8, tokens=64)

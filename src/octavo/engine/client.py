@@ -42,6 +42,7 @@ from octavo.errors import DeviceLost, EngineStopped, QueueFull, RequestFailed, R
 from octavo.inspect.inspector import Inspector
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
+from octavo.retention.limits import share_of
 from octavo.sampling.grammars import CompiledGrammar
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.control import Rendered
@@ -348,17 +349,15 @@ class EngineClient:
         compiled: CompiledGrammar | None = None,
     ) -> DeltaStream:
         """The stream of a request, noted before `send` queues it. Raises QueueFull or EngineStopped."""
-        stream = DeltaStream(
-            request.request_id,
-            asyncio.get_running_loop(),
-            Assembler(request, self._vocabulary, compiled),
-            self._cancel,
-        )
-        stream.recorder = recorder
+        loop, assembler = asyncio.get_running_loop(), Assembler(request, self._vocabulary, compiled)
+        stream = DeltaStream(request.request_id, loop, assembler, self._cancel)
+        stream.tenant, stream.recorder = request.tenant, recorder
         with self._lock:
             if self._closed is not None:
                 raise EngineStopped(self._closed)
-            if len(self._streams) >= self._max_open:
+            num_tenants = self._engine.scheduler.ledger.quotas.num_tenants
+            own = (other.tenant == request.tenant for other in self._streams.values())
+            if len(self._streams) >= self._max_open and sum(own) >= share_of(self._max_open, num_tenants):
                 raise QueueFull(
                     f"too many requests are waiting or running; allowed: {self._max_open:,} "
                     "(settings max_queue and max_seqs); try again shortly"

@@ -28,6 +28,7 @@ class DeltaStream:
         self._cancel = cancel
         self.loop = loop
         self.assembler = assembler
+        self.tenant = ""  # whose request it is
         self.recorder: TurnRecorder | None = None  # of a session's turn
         self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
 

@@ -46,6 +46,7 @@ class Quotas:
         self.version = 0  # changes with tenants and bounds
         self.num_guaranteed = 0  # to all together
         self.has_guarantees = False  # any tenant has one
+        self.num_tenants = 0  # that the operator named last, `shared` aside
         self.has_maxima = False
         self.disk_limits: list[tuple[int, int]] = []  # owner and slots, of tenants that have such a bound
         self.shared = self.owner(SHARED)

@@ -10,6 +10,12 @@ from octavo.types import Request
 from octavo.units import blocks_for
 
 
+def share_of(bound: int, num_tenants: int) -> int:
+    """What each of so many tenants may always have of what all together have a `bound` for: half of it is
+    shared out, the other half is for those that come first. 0 where there is no other tenant."""
+    return max(1, bound // (2 * num_tenants)) if num_tenants > 1 else 0
+
+
 def blocks_needed(request: Request, block_size: int) -> int:
     """Blocks of one of its sequences at its longest: the last token is sampled, never computed.
 

@@ -22,7 +22,6 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 
-from octavo.errors import QueueFull
 from octavo.memory.check import check as check_ledger
 from octavo.memory.ledger import Ledger
 from octavo.memory.tiers import OffloadTier
@@ -153,6 +152,7 @@ class Scheduler:
         """Queue a request. Raises RequestTooLarge, InvalidRequest, QueueFull, SessionBusy or UnknownTenant;
         then nothing was queued."""
         self.tenants.check_known(request.tenant)
+        self.tenants.check_queue(request.tenant)
         context, live, room = self.context, self.live, self.room
         chain = self.naming.of_request(request)
         if request.session:
@@ -162,12 +162,6 @@ class Scheduler:
             own = room.own_blocks(request, hard_only=True)
         context.ledger.quotas.owner(request.tenant)  # one that was never seen is known from now on
         check_fits(request, context.config, room.hard, own, context.ledger.block_size)
-        self.tenants.check_queue(request.tenant)
-        if len(live.waiting) >= context.config.max_waiting:
-            many = "too many" if request.tenant else f"{len(live.waiting)}"  # no number that others move
-            raise QueueFull(
-                f"{many} requests are waiting; allowed: {context.config.max_waiting} (setting max_queue)"
-            )
         assert request.request_id not in live, "request ids are unique"
         sequence = Sequence(
             seq_id=live.new_seq_id(),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from octavo.errors import QueueFull, TenantsRefused, UnknownTenant
 from octavo.memory.holders import HolderKind
 from octavo.memory.quota import SHARED, TenantPolicy
-from octavo.retention.limits import blocks_needed
+from octavo.retention.limits import blocks_needed, share_of
 from octavo.retention.pins import Pins
 from octavo.retention.room import Room
 from octavo.retention.soft_holds import SoftHolds
@@ -59,6 +59,7 @@ class Tenants:
         self.leaving = {policy.name for policy in leaving}
         self.gone = (self.gone | self._named) - named - {SHARED}
         self._named = named
+        self._quotas.num_tenants = len(named - {SHARED})
         self._live.service.reweigh()
         self._soft_holds.keep_to_bounds()
         for policy in policies:
@@ -83,15 +84,25 @@ class Tenants:
             )
 
     def check_queue(self, tenant: str) -> None:
-        """Raise QueueFull when the tenant has as many requests waiting as it may."""
-        limit = self._quotas.policy(tenant).max_waiting
-        if limit is None:
+        """Raise QueueFull when the tenant has as many requests waiting as it may, or all together have and it
+        has its share. O(waiting) near these bounds."""
+        num_waiting, bound = len(self._live.waiting), self._context.config.max_waiting
+        limit, share = self._quotas.policy(tenant).max_waiting, share_of(bound, self._quotas.num_tenants)
+        common = bound // 2 if share and limit is None else bound
+        if limit is None and num_waiting < common:
             return
-        waiting = {s.request.request_id for s in self._live.waiting if s.request.tenant == tenant}
-        if len(waiting) >= limit:
+        own = len({s.request.request_id for s in self._live.waiting if s.request.tenant == tenant})
+        if limit is not None and own >= limit:
+            raise QueueFull(f"{own:,} of your requests are waiting; allowed: {limit:,} (your max_queue)")
+        if num_waiting < common or own < share:
+            return
+        if common < bound:
             raise QueueFull(
-                f"{len(waiting):,} of your requests are waiting; allowed: {limit:,} (your max_queue)"
+                f"{own:,} of your requests are waiting, and half of the queue is taken; allowed then: "
+                f"{share:,}, your share (max_queue of your entry in the tenants file, or setting max_queue)"
             )
+        many = "too many" if tenant else f"{num_waiting}"  # no number that others move
+        raise QueueFull(f"{many} requests are waiting; allowed: {bound} (setting max_queue)")
 
     def reap_departed(self) -> None:
         """Tenants that are gone, and of whom nothing is left, have no bounds any more. O(1) without any."""
