@@ -103,7 +103,10 @@ def serve(
     server = build_server(model, settings, on_ready)
     # Vocabulary, templates and modules stay: looking through them for garbage stops all streams for 80 ms.
     gc.freeze()
-    asyncio.run(server.serve(sockets=[listener]))
+    try:
+        asyncio.run(server.serve(sockets=[listener]))
+    finally:
+        gc.unfreeze()  # else the native module would be left, and say so
     if model.gave_up is not None:
         raise EngineStopped(model.gave_up)
 
