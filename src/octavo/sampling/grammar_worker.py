@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import resource
 import selectors
 import signal
@@ -26,7 +27,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -38,8 +38,14 @@ _HEAD_BYTES = 9
 _LOWER_PRIORITY_AFTER_S = 0.1
 _LOW_PRIORITY = 10
 _REAP_S = 0.1  # between two looks for children that have ended
+_SPARE_S = 0.02  # until there is a spare again: one forked at once would slow down the trial that begins
 _ERROR_CHARS_MAX = 2000
 _PICKS_MAX = 4
+_WARM_UP = {
+    "grammar": 'start: %json {"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}',
+    "is_gbnf": False,
+    "parser_limits": {},
+}
 
 
 def main() -> None:
@@ -94,19 +100,23 @@ class _Parent:
         self._exiting: list[int] = []  # pids of those that have answered
         self._selector = selectors.DefaultSelector()
         self._selector.register(0, selectors.EVENT_READ)
-        self._spare: _Child = self._forked()
+        self._spare: _Child | None = self._forked()
 
     def run(self) -> None:
         """Until stdin is closed; then no child is left."""
         while True:
             self._reap()
-            for key, _ in self._selector.select(_REAP_S if self._exiting else None):
+            waits = None if self._spare else _SPARE_S
+            events = self._selector.select(_REAP_S if self._exiting and waits is None else waits)
+            for key, _ in events:
                 if key.data is not None:
                     self._hear(key.data)
                 elif not self._take():
-                    for child in [*self._busy.values(), self._spare]:
+                    for child in self._busy.values():
                         os.kill(child.pid, signal.SIGKILL)
                     return
+            if not events:
+                self._spare = self._spare or self._forked()
 
     def _take(self) -> bool:
         """One request; False at the end."""
@@ -118,12 +128,11 @@ class _Parent:
             if number in self._busy:
                 os.kill(self._busy[number].pid, signal.SIGKILL)
             return True
-        child = self._spare
+        child, self._spare = self._spare or self._forked(), None
         child.number = number
         self._busy[number] = child
         with contextlib.suppress(OSError):  # it was killed from outside, which `_hear` learns
             _send_frame(child.link, frame[_HEAD_BYTES:])
-        self._spare = self._forked()
         return True
 
     def _hear(self, child: _Child) -> None:
@@ -142,7 +151,7 @@ class _Parent:
         else:
             self._exiting.append(child.pid)
         if child is self._spare:  # killed from outside
-            self._spare = self._forked()
+            self._spare = None
         else:
             del self._busy[child.number]
             _write_frame(1, child.number + answer)
@@ -169,9 +178,9 @@ def _live_as_child(link: socket.socket, vocabulary: _Vocabulary, settings: dict[
         with open(os.devnull, "rb+") as nothing:  # the server's pipes are not its own
             os.dup2(nothing.fileno(), 0)
             os.dup2(nothing.fileno(), 1)
+        trial = _Trial(vocabulary, settings)
         head = _receive(link, 4)
-        request = json.loads(_receive(link, int.from_bytes(head, "big")))
-        answer = _in_a_thread(lambda: _tried(request, vocabulary, settings), settings)
+        answer = trial.run(json.loads(_receive(link, int.from_bytes(head, "big"))))
         _send_frame(link, json.dumps(answer).encode())
     except EOFError:
         pass  # the parent has ended
@@ -179,20 +188,34 @@ def _live_as_child(link: socket.socket, vocabulary: _Vocabulary, settings: dict[
         os._exit(0)
 
 
-def _in_a_thread(work: Callable[[], dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
-    """Its answer, on a small stack. What takes long goes on at a low priority, and is ended by a signal."""
-    answers: list[dict[str, Any]] = []
-    threading.stack_size(settings["stack_bytes"])
-    thread = threading.Thread(target=lambda: answers.append(work()))
-    signal.setitimer(signal.ITIMER_PROF, settings["cpu_seconds"])  # nothing handles it: the process ends
-    thread.start()
-    thread.join(_LOWER_PRIORITY_AFTER_S)
-    if thread.is_alive():
-        with contextlib.suppress(OSError):
-            own = thread.native_id if sys.platform == "linux" else None
-            os.setpriority(os.PRIO_PROCESS, own or os.getpid(), _LOW_PRIORITY)
-        thread.join()
-    return answers[0] if answers else {"kind": "memory", "error": ""}
+class _Trial:
+    """A thread with a small stack, which has touched the memory that a trial needs before there is one."""
+
+    def __init__(self, vocabulary: _Vocabulary, settings: dict[str, Any]) -> None:
+        self._vocabulary = vocabulary
+        self._settings = settings
+        self._requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._answers: list[dict[str, Any]] = []
+        threading.stack_size(settings["stack_bytes"])
+        self._thread = threading.Thread(target=self._work)
+        self._thread.start()
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What came of it. What takes long goes on at a low priority, and is ended by a signal."""
+        # Nothing handles it: the process ends.
+        signal.setitimer(signal.ITIMER_PROF, self._settings["cpu_seconds"])
+        self._requests.put(request)
+        self._thread.join(_LOWER_PRIORITY_AFTER_S)
+        if self._thread.is_alive():
+            with contextlib.suppress(OSError):
+                own = self._thread.native_id if sys.platform == "linux" else None
+                os.setpriority(os.PRIO_PROCESS, own or os.getpid(), _LOW_PRIORITY)
+            self._thread.join()
+        return self._answers[0] if self._answers else _refusal("memory", "")
+
+    def _work(self) -> None:
+        _tried(_WARM_UP, self._vocabulary, self._settings)
+        self._answers.append(_tried(self._requests.get(), self._vocabulary, self._settings))
 
 
 def _tried(request: dict[str, Any], vocabulary: _Vocabulary, settings: dict[str, Any]) -> dict[str, Any]:
