@@ -232,9 +232,9 @@ def test_a_pin_takes_nothing_that_another_tenant_is_guaranteed_for_what_its_own_
 
 
 def test_a_pin_whose_request_is_not_taken_takes_nothing() -> None:
-    chats = Chats(blocks=40, pins=8)
+    chats = Chats(blocks=40, pins=14)
     chats.scheduler.tenants.set_policies([TenantPolicy("t", max_waiting=0)])
-    say_all(chats, "u", "a")
+    say_all(chats, "u", "a", "b")
     with pytest.raises(QueueFull):
         pin(chats, "rules", OTHER[:20], tenant="t")
     assert (chats.blocks().held, gave_way(chats)) == (5, 0)

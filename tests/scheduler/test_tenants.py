@@ -12,6 +12,7 @@ from octavo.engine.core import inspector_of
 from octavo.errors import PinRefused, QueueFull, RequestTooLarge, TenantsRefused, UnknownTenant
 from octavo.memory.quota import ONCE_SHARED, SHARED, TenantPolicy
 from octavo.params import Timeouts
+from octavo.retention import client_pins
 from octavo.retention.client_pins import PinOrder
 from octavo.scheduler.fair_queue import OUTPUT_COST
 from octavo.scheduler.sequence import State
@@ -174,6 +175,45 @@ def test_without_tenants_or_with_one_the_queue_is_not_shared_out() -> None:
     served.scheduler.tenants.set_policies([TenantPolicy("a"), TenantPolicy(SHARED, maximum=9)])
     assert fill_queue(served, "a") == 60
     served.drain()
+
+
+def fill_pins(served: Served, tenant: str, num_tokens: int = 4) -> int:
+    """How many prompts of that length the tenant pins until one is refused."""
+    for count in range(2000):
+        try:
+            open_pin(served, f"p{served.next_id}", num_tokens, tenant)
+        except PinRefused:
+            return count
+        served.drain()
+    raise AssertionError("it is never refused")
+
+
+def test_the_pins_of_one_tenant_leave_each_other_and_what_is_shared_its_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_pins, "PINS_MAX", 48)
+    served = Served(blocks=300, tokens=64, pins=200)
+    served.scheduler.tenants.set_policies([TenantPolicy(name) for name in "abc"])
+    assert fill_pins(served, "a") == 24, "half of them; the share of each, and of what is shared, is 6"
+    with pytest.raises(PinRefused, match=r"^tenant a has 24 pins, .* allowed then: 6, its share of 48"):
+        pin(served, "one", 4, "a")
+    assert [fill_pins(served, tenant) for tenant in ("b", "c", SHARED)] == [6, 6, 6]
+
+
+def test_the_memory_of_pins_of_one_tenant_leaves_each_other_its_share_where_nothing_is_guaranteed() -> None:
+    served = Served(blocks=100, tokens=64, pins=48)
+    served.scheduler.tenants.set_policies([TenantPolicy(name) for name in "abc"])
+    assert fill_pins(served, "a", 8) == 12, "24 blocks, half of what pins may keep"
+    with pytest.raises(PinRefused, match=r"tenant a keep 24; allowed then: 6, its share of 48 .*pin_memory"):
+        pin(served, "one", 4, "a")
+    assert [fill_pins(served, tenant, 8) for tenant in ("b", "c", SHARED)] == [3, 3, 3]
+    served.scheduler.tenants.set_policies([])
+    assert fill_pins(served, "", 4) == 48 - 24 - 3 * 6
+
+
+def test_without_tenants_pins_are_not_shared_out() -> None:
+    served = Served(blocks=100, tokens=64, pins=48)
+    assert fill_pins(served, "") == 48
 
 
 def test_two_backlogged_tenants_are_served_within_the_bound() -> None:

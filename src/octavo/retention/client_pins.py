@@ -10,6 +10,9 @@ engine:
     blocks of all pins + worst case of the largest request    <= pool
 
 What is kept of idle sessions counts in both, and gives way to whatever was asked for (soft_holds.py).
+
+Where there are tenants, half of the budget and half of `PINS_MAX` are for those that come first; of the other
+half each tenant, and `shared`, has an equal share. With guarantees, pins use their memory alone.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from dataclasses import dataclass
 
 from octavo.errors import InvalidRequest, PinRefused, UnknownPin, require_range
 from octavo.memory.names import NameChain
+from octavo.retention.limits import share_of
 from octavo.retention.naming import Naming
 from octavo.retention.pins import Pin, Pins, Strength
 from octavo.retention.room import Room
@@ -211,14 +215,44 @@ class ClientPins:
         self._context.events.record(Event(self._context.now, kind, text, session.turn, session.tenant))
 
     def _check_budget(self, num_blocks: int, order: PinOrder) -> None:
-        num_pins = len(self._pins.named())
-        if num_pins >= PINS_MAX and not order.is_resumed_session:
-            raise PinRefused(f"there are {num_pins:,} pins; allowed: {PINS_MAX:,}")
+        if not order.is_resumed_session:
+            self._check_number(order.tenant)
         reason = self._room.shortage(num_blocks, order.tenant, f"pin {order.name}", hard_only=True)
+        reason = reason or self._beyond_share(num_blocks, order)
         if reason:
             event = Event(self._context.now, EventKind.REFUSED, reason, None, order.tenant, num_blocks)
             self._context.events.record(event)
             raise PinRefused(reason)
+
+    def _check_number(self, tenant: str) -> None:
+        """Raise PinRefused where there are as many pins as all may have, or the tenant has its share."""
+        named, share = self._pins.named(), self._share_of(PINS_MAX)
+        own = sum(pin.tenant == tenant for pin in named)
+        if len(named) < (PINS_MAX // 2 if share else PINS_MAX) or own < share:
+            return
+        if not share:
+            raise PinRefused(f"there are {len(named):,} pins; allowed: {PINS_MAX:,}")
+        raise PinRefused(
+            f"tenant {tenant} has {own:,} pins, and half of all that may be are taken; allowed then: "
+            f"{share:,}, its share of {PINS_MAX:,}; delete some, or let them expire"
+        )
+
+    def _beyond_share(self, num_blocks: int, order: PinOrder) -> str:
+        """Why its tenant may not pin so many blocks more where others may want some, or ""."""
+        pins, bound = self._pins, self._context.config.pin_blocks
+        share, kept = self._share_of(bound), pins.blocks_of(order.tenant, hard_only=True)
+        is_common = pins.num_blocks - pins.num_soft + num_blocks <= bound // 2
+        if not share or is_common or kept + num_blocks <= share or self._context.ledger.quotas.has_guarantees:
+            return ""
+        return (
+            f"pin {order.name} needs {num_blocks:,} blocks, more than is left of the half of pins' memory "
+            f"that is for all; those of tenant {order.tenant} keep {kept:,}; allowed then: {share:,}, its "
+            f"share of {bound:,} (setting pin_memory, or guaranteed in the tenants file)"
+        )
+
+    def _share_of(self, bound: int) -> int:
+        """A tenant's, and that of what is shared; 0 without tenants."""
+        return share_of(bound, self._context.ledger.quotas.num_tenants + 1)
 
     def find(self, tenant: str, name: str) -> Pin:
         """The tenant's pin. Raises UnknownPin, also for a session's: clients do not name those."""
