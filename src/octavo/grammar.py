@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import cast
 
@@ -15,6 +15,7 @@ from octavo.errors import InvalidRequest, as_items, require_range, shown
 GRAMMAR_CHARS_MAX = 256 * 1024  # as clients write one
 MADE_CHARS_MAX = 4 * 1024 * 1024  # of one that is made of tools
 CHOICES_MAX = 1024
+TOO_SLOW = "grammar_too_slow"  # the code of the error of one that takes too long to try
 DEPTH_MAX = 128  # levels of a schema
 VALUES_MAX = 1 << 19  # within each other
 
@@ -43,10 +44,15 @@ class Grammar:
     param: str = "grammar"  # the client's name for it, for errors
     triggers: tuple[str, ...] = ()
     at_start: bool = False
+    tenant: str = ""  # whose requests share what is compiled of it
 
     def __post_init__(self) -> None:
         most = MADE_CHARS_MAX if self.param.startswith("tools") else GRAMMAR_CHARS_MAX
         require_range(f"length of {self.param}", len(self.text), 1, most, param=self.param)
+
+    def of_tenant(self, tenant: str) -> Grammar:
+        """The same, compiled for this tenant."""
+        return self if self.tenant == tenant else replace(self, tenant=tenant)
 
 
 class ThinkingState(enum.StrEnum):

@@ -105,26 +105,28 @@ class HelperProcess:
                     raise ValueError("the process ended, or its answer is too long")
         return bytes(received[_HEADER_BYTES:])
 
-    def send(self, request: bytes) -> None:
+    def send(self, request: bytes, seconds: float) -> None:
         """For a worker that answers out of turn: one thread at a time sends, and another one receives. Raises
-        HelperEnded."""
+        HelperEnded, also where the worker does not read it within `seconds`."""
         unsent = memoryview(len(request).to_bytes(_HEADER_BYTES, "big") + request)
         poll = select.poll()
         poll.register(self._in, select.POLLOUT)
         try:
             while unsent:
-                poll.poll()
+                if not poll.poll(seconds * 1000):
+                    raise HelperEnded("it reads nothing")
                 unsent = unsent[os.write(self._in, unsent) :]
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a closed pipe
             raise HelperEnded(str(error)) from None
 
-    def receive(self) -> bytes:
-        """The next answer, whenever it comes. Raises HelperEnded."""
+    def receive(self, seconds: float | None = None) -> bytes:
+        """The next answer, whenever it comes, or within that time. Raises HelperEnded."""
         received, expected = bytearray(), _HEADER_BYTES
         poll = select.poll()
         poll.register(self._out, select.POLLIN)
         while len(received) < expected:
-            poll.poll()
+            if not poll.poll(None if seconds is None else seconds * 1000):
+                raise HelperEnded("it answers nothing")
             piece = os.read(self._out, expected - len(received))
             received += piece
             if len(received) == _HEADER_BYTES == expected:

@@ -106,6 +106,7 @@ def test_no_metric_of_octavos_is_left_without_a_panel_or_a_reason():
     assert left == {
         "octavo_block_size_tokens",
         "octavo_drafter_bytes",
+        "octavo_grammar_bytes",
         "octavo_engine_requests_finished",  # choices are shown
         "octavo_grammar_compile_seconds",
         "octavo_preemptions_kept",

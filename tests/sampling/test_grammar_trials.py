@@ -17,7 +17,7 @@ import pytest
 from tests.processes import is_alive, running
 from tests.waiting import wait_until
 
-from octavo.errors import QueueFull, RequestFailed
+from octavo.errors import EngineStopped, QueueFull, RequestFailed
 from octavo.sampling import grammar_trials
 from octavo.sampling.grammar_trials import GrammarTrials, TrialStopped, Verdict
 from octavo.sampling.grammars import _LIMITS
@@ -42,7 +42,7 @@ ENDLESS = schema({"type": "integer", "multipleOf": 16777213})
 
 def try_it(trials: GrammarTrials, grammar: str, **more: object) -> Verdict:
     limits: Mapping[str, object] = _LIMITS
-    return trials.try_it(grammar, limits, is_gbnf=bool(more.get("is_gbnf")), stop=more.get("stop"))  # type: ignore[arg-type]
+    return trials.try_grammar(grammar, limits, is_gbnf=bool(more.get("is_gbnf")), stop=more.get("stop"))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_memory_is_bounded_while_it_compiles_and_for_what_is_left(
 
 def test_a_mask_that_takes_long_is_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_trials, "MASK_SECONDS_MAX", 0.0)
-    assert "to tell which tokens may come next" in try_it(made(), GOOD).why_not
+    assert "to say which tokens may come next; allowed" in try_it(made(), GOOD).why_not
 
 
 def test_who_has_gone_ends_the_trial_and_its_process(shared: GrammarTrials) -> None:
@@ -163,6 +163,36 @@ def test_trials_at_once_are_answered_as_they_end(shared: GrammarTrials) -> None:
         thread.join(30)
     assert {name for name, one in verdicts.items() if one.why_not} == {"crash", "bad", "deep"}
     assert "frog" in verdicts["bad"].why_not
+
+
+def test_long_grammars_and_long_answers_at_once_hold_up_nothing(shared: GrammarTrials) -> None:
+    """Each is longer than a pipe holds."""
+    gbnf = "# " + "c" * 120_000 + '\nroot ::= "a"\n'
+    lark = llguidance.LLMatcher.grammar_from_lark("// " + "c" * 200_000 + '\nstart: "a"\n')
+    verdicts = []
+    threads = [
+        threading.Thread(
+            target=lambda is_gbnf=index % 2 == 0: verdicts.extend(  # type: ignore[misc]
+                try_it(shared, gbnf if is_gbnf else lark, is_gbnf=is_gbnf) for _ in range(8)
+            )
+        )
+        for index in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(verdicts) == 48
+    assert {one.why_not for one in verdicts} == {""}
+
+
+def test_after_close_nothing_is_tried(made: Made) -> None:
+    trials = made()
+    try_it(trials, GOOD)
+    trials.close()
+    wait_until(lambda: trials.pid is None)
+    with pytest.raises(EngineStopped):
+        try_it(trials, GOOD)
 
 
 def test_a_process_that_was_ended_is_started_again_and_not_without_end(made: Made) -> None:

@@ -56,7 +56,7 @@ def tried() -> Iterator[Grammars]:
 @pytest.fixture
 def untried(monkeypatch: pytest.MonkeyPatch) -> Grammars:
     """Each trial says yes, and that the grammar takes 1 MiB."""
-    monkeypatch.setattr(GrammarTrials, "try_it", lambda *_, **__: Verdict(1 << 20))
+    monkeypatch.setattr(GrammarTrials, "try_grammar", lambda *_, **__: Verdict(1 << 20))
     return Grammars(words)
 
 
@@ -134,19 +134,69 @@ def test_grammars_in_use_are_bounded_and_a_tenant_has_half(
 ) -> None:
     monkeypatch.setattr(module, "COMPILED_BYTES_MAX", 4 << 20)
     monkeypatch.setattr(module, "TENANT_BYTES_MAX", 2 << 20)
-    held = [untried.compile(number(index), "a") for index in range(2)]
+    held = [untried.compile(number(index).of_tenant("a")) for index in range(2)]
     with pytest.raises(QueueFull, match="take 2 MiB, and this one takes 1; allowed: 2 MiB"):
-        untried.compile(number(2), "a")
-    held += [untried.compile(number(index), "b") for index in (3, 4)]
+        untried.compile(number(2).of_tenant("a"))
+    held += [untried.compile(number(index).of_tenant("b")) for index in (3, 4)]
     with pytest.raises(QueueFull):
-        untried.compile(number(5), "c")
+        untried.compile(number(5).of_tenant("c"))
     del held[0]
-    untried.compile(number(2), "a")
+    untried.compile(number(2).of_tenant("a"))
 
 
-def test_a_row_whose_request_holds_no_grammar_is_a_bug(untried: Grammars) -> None:
-    with pytest.raises(AssertionError, match="does not hold"):
-        untried.begin(number(1), [])
+def test_a_tenant_s_grammars_that_nothing_uses_make_room_for_its_others(
+    untried: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TENANT_BYTES_MAX", 2 << 20)
+    other = untried.compile(number(0).of_tenant("b"))
+    for index in range(9):
+        untried.compile(number(index).of_tenant("a"))
+    assert untried.num_bytes == 3 << 20
+    assert untried.known(other.grammar) is other
+
+
+def test_a_row_whose_grammar_nothing_holds_fails_alone(untried: Grammars) -> None:
+    matcher = untried.begin(number(1), [])
+    assert "given up" in matcher.mask(np.zeros(END + 1, np.float32))
+    assert not matcher.allows(ord("1"))
+    assert matcher.only() is None
+    assert "given up" in matcher.copy().accept(ord("1"))
+
+
+def test_a_grammar_whose_shared_states_are_used_up_is_compiled_anew_and_rows_of_before_go_on(
+    untried: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MASKS_MAX", 3)
+    held = untried.compile(of_choices(["cat", "dog"]))
+    matcher = untried.begin(held.grammar, [])
+    for _ in range(3):
+        allowed(matcher)
+    assert untried.known(held.grammar) is None
+    assert allowed(untried.begin(held.grammar, [])) == allowed(matcher)  # a preempted row of the same request
+    fresh = untried.compile(held.grammar)
+    assert fresh is not held
+    assert untried.known(held.grammar) is fresh
+
+
+def test_what_one_row_makes_of_a_grammar_ends_no_row_that_comes_later(
+    untried: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(module._LIMITS, "max_lexer_states", 300)
+    grammar = of_text(GrammarKind.REGEX, "(x|y)*x(x|y){9}z", "regex")
+    held = untried.compile(grammar)
+    rng, matcher, why = np.random.default_rng(0), untried.begin(grammar, []), ""
+    while not why:
+        why = matcher.mask(np.zeros(END + 1, np.float32)) or matcher.accept(int(rng.choice([*b"xy"])))
+    assert "states" in why
+    again = untried.compile(grammar)
+    assert again is not held
+    assert {*b"xy"} <= allowed(untried.begin(grammar, []))
+
+
+def test_tenants_do_not_share_what_is_compiled(untried: Grammars) -> None:
+    one, two = untried.compile(number(1).of_tenant("a")), untried.compile(number(1).of_tenant("b"))
+    assert one is not two
+    assert untried.begin(one.grammar, [])._compiled is one
 
 
 def test_what_was_refused_once_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +206,7 @@ def test_what_was_refused_once_is_not_tried_again(monkeypatch: pytest.MonkeyPatc
         trials.append(given)
         return Verdict(why_not="too large", is_final=len(trials) > 1)
 
-    monkeypatch.setattr(GrammarTrials, "try_it", refuse)
+    monkeypatch.setattr(GrammarTrials, "try_grammar", refuse)
     grammars = Grammars(words)
     for _ in range(3):
         with pytest.raises(InvalidRequest, match="json_schema cannot be followed: too large"):
@@ -173,7 +223,11 @@ def test_masks_that_take_long_are_charged_for_what_they_leave(
     matcher = untried.begin(held.grammar, [])
     monkeypatch.setattr(module, "_MASK_SECONDS_FREE", -0.01)
     allowed(matcher)
-    assert held.num_bytes >= before + (10 << 20)
+    assert before + (10 << 20) <= held.num_bytes <= before + (32 << 20)
+    for _ in range(9):
+        allowed(matcher)
+    assert held.num_bytes == before + (32 << 20)
+    assert untried.known(held.grammar) is None
 
 
 def test_a_limit_that_is_met_later_is_named(kept: KeptGrammars, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ PROMPTS = {
     "strict that is a word": (body(tools=[TOOL | {"strict": "yes"}]), "tools[0].strict"),
     "two tools of one name": (body(tools=[TOOL, TOOL]), "two functions named f"),
     "a schema nested 900 deep": (body(tools=[TOOL | {"input_schema": {"a": nested(900)}}]), "nested"),
-    "many tools": (body(tools=[TOOL] * 129), "number of tools"),
+    "many tools": (body(tools=[TOOL] * 513), "number of tools"),
     "a choice that is a word": (body(tools=[TOOL], tool_choice="any"), "tool_choice"),
     "an unknown choice": (body(tools=[TOOL], tool_choice={"type": "required"}), "tool_choice"),
     "a choice of no tool": (

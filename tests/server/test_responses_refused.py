@@ -189,7 +189,7 @@ CASES = {
     ),
     "a tool that is text": ({"tools": ["f"]}, "tools", "tools[0]"),
     "two tools of one name": ({"tools": [TOOL, TOOL]}, "tools", "two functions named f"),
-    "129 tools": ({"tools": [TOOL | {"name": f"f{i}"} for i in range(129)]}, "tools", "128"),
+    "513 tools": ({"tools": [TOOL | {"name": f"f{i}"} for i in range(513)]}, "tools", "512"),
     "a choice without tools": ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
     "a choice of another tool": ({"tools": [TOOL], "tool_choice": OTHER}, "tool_choice", "allowed: f"),
     "a hosted choice": (

@@ -67,7 +67,7 @@ def test_one_call_where_parallel_ones_are_not_wanted_and_nothing_without_tools()
         ([function(parameters=[])], None, "tools", "a JSON schema"),
         ([NOW, NOW], None, "tools", "two functions named now"),
         ([NOW] * (TOOLS_MAX + 1), None, "tools", "512"),
-        ([function(description="x" * 300_000)], None, "tools", "length of tools"),
+        ([function(description="x" * 1_050_000)], None, "tools", "length of tools"),
         ([function(parameters=deep(200))], None, "tools", "nested deeper than 128 levels"),
         ([function(parameters={"enum": [[]] * 2**19})], None, "tools", "more than 524,288 values"),
         ([NOW], "maybe", "tool_choice", "allowed: none, auto, required"),

@@ -17,7 +17,7 @@ from octavo.engine.assemble import Assembler, Vocabulary
 from octavo.engine.core import Cancel, Engine
 from octavo.engine.outputs import Delta
 from octavo.engine.requests import ModelFacts, compile_grammar, make_request
-from octavo.errors import EngineStopped, InvalidRequest, RequestFailed
+from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestFailed
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import FinishReason, Request, Update
 
@@ -172,7 +172,13 @@ class Driver:
         scheduler = self.engine.scheduler
         while unsent or self.engine.has_work:
             while unsent and len(scheduler.live.waiting) < scheduler.config.max_rows:
-                self.submit(unsent.pop())
+                try:
+                    self.submit(unsent[-1])
+                except QueueFull:  # compiled grammars of those that run take all memory that they may
+                    if not self._assemblers:
+                        raise
+                    break
+                unsent.pop()
             for request_id, delta in self.step():
                 if delta.finish in (FinishReason.ERROR, FinishReason.DEAD_END):
                     self._abandon()

@@ -28,6 +28,7 @@ class Compilers:
 
     def __init__(self, facts: ModelFacts, waiting_max: int) -> None:
         self._facts = facts
+        self._stops: set[Event] = set()  # of what runs, or waits; for the event loop alone
         self._threads = FairThreads(THREADS, waiting_max, "octavo-compiler", GRAMMARS_WAIT, AT_ONCE_MAX)
 
     async def compiled(self, params: SamplerParams, tenant: str) -> CompiledGrammar | None:
@@ -36,7 +37,7 @@ class Compilers:
         facts = self._facts
         if params.grammar is None or facts.grammars is None:
             return None  # `make_request` refuses what cannot be led
-        known = facts.grammars.known(params.grammar)
+        known = facts.grammars.known(params.grammar.of_tenant(tenant))
         if known is not None:
             return known
         return await self.run(tenant, lambda stop: compile_grammar(params, facts, tenant, stop))
@@ -44,14 +45,19 @@ class Compilers:
     async def run(self, tenant: str, work: Callable[[Event], ResultT]) -> ResultT:
         """What `work` returns, on a thread. When this is cancelled, its event is set: it shall end soon."""
         stop = Event()
+        self._stops.add(stop)
         try:
             return await wrap_future(self._threads.submit(tenant, lambda: work(stop)))
         except asyncio.CancelledError:
             stop.set()
             raise
+        finally:
+            self._stops.discard(stop)
 
     def close(self) -> None:
         """Compile nothing any more."""
         self._threads.close()
+        for stop in list(self._stops):
+            stop.set()
         if self._facts.grammars is not None:
             self._facts.grammars.close()

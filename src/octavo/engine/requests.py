@@ -92,6 +92,8 @@ def make_request(
     check_masks(params, facts.vocab_size, config.stop_ids)
     check_guide(params, facts)
     params = _with_state(params, prompt, facts)
+    if params.grammar is not None:
+        params = replace(params, grammar=params.grammar.of_tenant(tenant))
     require_range("length of cache_salt", len(cache_salt), 0, CACHE_SALT_CHARS_MAX, param="cache_salt")
     if params.beams is not None:
         require_range("beam_width", params.beams.width, 1, facts.vocab_size, hint="the vocabulary")
@@ -132,7 +134,7 @@ def compile_grammar(
     if params.grammar is None:
         return None
     assert facts.grammars is not None
-    return facts.grammars.compile(params.grammar, tenant, stop)
+    return facts.grammars.compile(params.grammar.of_tenant(tenant), stop)
 
 
 def _with_state(params: SamplerParams, prompt: Sequence[int], facts: ModelFacts) -> SamplerParams:

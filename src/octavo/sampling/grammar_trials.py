@@ -1,6 +1,6 @@
 """Trials of grammars in processes that a crash may take (`grammar_worker`), before the server compiles them.
 
-    try_it --a frame--> parent --fork--> child: compile, first mask, 64 tokens --a frame--> _read, a thread
+    try_grammar --frame--> parent --fork--> child: compile, first mask, 64 tokens --frame--> _read, a thread
 
 A grammar that cannot be followed, takes too much, or ends its child is refused with the reason. The process
 starts with the first grammar, and again after it was ended from outside, at most `STARTS_MAX` times a minute.
@@ -21,12 +21,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.errors import QueueFull, RequestFailed
+from octavo.errors import EngineStopped, QueueFull, RequestFailed
 from octavo.helper_process import HelperEnded, HelperProcess, import_folders
 
 CPU_SECONDS_MAX = 2.0
 MASK_SECONDS_MAX = 0.25  # for telling which tokens may come next
 WALL_SECONDS_MAX = 60.0  # for those seconds, where the processors are busy
+START_SECONDS_MAX = 60.0
+SEND_SECONDS_MAX = 10.0  # for the process to read a grammar: it reads at once, whatever its children do
 ADDRESS_SPACE_MAX = 1 << 30
 GROWTH_MAX = 128 << 20  # bytes of memory that one compiled grammar may take
 STACK_BYTES = 1 << 20
@@ -51,7 +53,7 @@ class Verdict:
 
 
 class TrialStopped(Exception):
-    """Who waited for the verdict has gone."""
+    """The caller cancelled the trial."""
 
 
 class GrammarTrials:
@@ -71,12 +73,14 @@ class GrammarTrials:
             "walk_tokens": WALK_TOKENS,
         }
         self._settings = json.dumps(settings).encode()
-        self._lock = threading.Lock()  # guards all below, and writing to the process
+        self._send_lock = threading.Lock()  # guards starting, ending and writing to the process
         self._process: HelperProcess | None = None
         self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
         self._starts: deque[float] = deque(maxlen=STARTS_MAX)
+        self._is_closed = False
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, Future[Mapping[str, object]]] = {}
+        self._lock = threading.Lock()  # guards _waiting; the thread that reads takes no other
+        self._waiting: dict[int, tuple[HelperProcess, Future[Mapping[str, object]]]] = {}
 
     @property
     def pid(self) -> int | None:
@@ -84,7 +88,7 @@ class GrammarTrials:
         process = self._process
         return None if process is None else process.pid
 
-    def try_it(
+    def try_grammar(
         self,
         grammar: str,
         limits: Mapping[str, object],
@@ -94,13 +98,14 @@ class GrammarTrials:
     ) -> Verdict:
         """Whether a grammar, in the library's form or GBNF, can be followed. Raises TrialStopped soon after
         `stop` was set, QueueFull where the machine is too busy, RequestFailed where no process can be started
-        or it is ended."""
+        or it is ended, EngineStopped after `close`."""
         request = json.dumps({"grammar": grammar, "is_gbnf": is_gbnf, "parser_limits": limits}).encode()
         number, future = next(self._numbers), Future[Mapping[str, object]]()
-        with self._lock:
+        with self._send_lock:
             process = self._process or self._start()
-            self._waiting[number] = future
-            self._send(process, _TRY, number, request)
+            with self._lock:
+                self._waiting[number] = process, future
+            _send(process, _TRY, number, request)
         deadline = time.monotonic() + WALL_SECONDS_MAX
         while True:
             try:
@@ -109,29 +114,28 @@ class GrammarTrials:
                 is_late = time.monotonic() > deadline
                 if not is_late and not (stop is not None and stop.is_set()):
                     continue
-                with self._lock:
-                    self._waiting.pop(number, None)
-                    self._send(process, _STOP, number)
-                if is_late:
-                    raise QueueFull(
-                        f"the grammar was not tried within {WALL_SECONDS_MAX:.0f} s, because the machine is "
-                        "too busy; try again"
-                    ) from None
-                raise TrialStopped from None
+            with self._lock:
+                self._waiting.pop(number, None)
+            with self._send_lock:
+                if self._process is process:
+                    _send(process, _STOP, number)
+            if is_late:
+                raise QueueFull(
+                    f"the grammar was not tried within {WALL_SECONDS_MAX:.0f} s, because the machine is too "
+                    "busy; try again"
+                )
+            raise TrialStopped
 
     def close(self) -> None:
-        """End the process. A later trial starts another one."""
-        with self._lock:
-            self._drop()
-
-    def _send(self, process: HelperProcess, kind: bytes, number: int, body: bytes = b"") -> None:
-        """To a process that may have ended, which the thread that reads learns."""
-        try:
-            process.send(kind + number.to_bytes(_NUMBER_BYTES, "big") + body)
-        except HelperEnded:
-            process.kill()
+        """End the process; there will be no other."""
+        self._is_closed = True
+        with self._send_lock:
+            if self._process is not None:
+                self._process.kill()  # the thread that reads does the rest
 
     def _start(self) -> HelperProcess:
+        if self._is_closed:
+            raise EngineStopped("the engine has stopped")
         now = time.monotonic()
         if len(self._starts) == STARTS_MAX and now - self._starts[0] < 60.0:
             raise RequestFailed(
@@ -144,8 +148,8 @@ class GrammarTrials:
         except OSError as error:
             raise RequestFailed(f"the process that tries grammars did not start: {error}") from error
         try:
-            process.send(self._settings)
-            process.receive()
+            process.send(self._settings, START_SECONDS_MAX)
+            process.receive(START_SECONDS_MAX)
         except HelperEnded:
             status = process.end()
             raise RequestFailed(f"the process that tries grammars did not start: {_how(status)}") from None
@@ -156,27 +160,34 @@ class GrammarTrials:
         ).start()
         return process
 
-    def _drop(self) -> None:
-        if self._process is not None:
-            assert self._finalizer is not None
-            self._finalizer.detach()
-            self._process.kill()  # the thread that reads ends it
-            self._process = None
-
-    def _answered(self, number: int, answer: Mapping[str, object]) -> None:
+    def _take_answer(self, number: int, answer: Mapping[str, object]) -> None:
         with self._lock:
-            future = self._waiting.pop(number, None)
+            _, future = self._waiting.pop(number, (None, None))
         if future is not None:
             future.set_result(answer)
 
-    def _ended(self, process: HelperProcess) -> None:
-        """No trial that waits will be answered."""
-        with self._lock:
+    def _take_end(self, process: HelperProcess) -> None:
+        """The process has ended: nothing that it was to answer will be."""
+        with self._send_lock:  # nothing is written to its pipe, which may be another's by then
             if self._process is process:
-                self._drop()
-            lost, self._waiting = self._waiting, {}
+                self._process = None
+                assert self._finalizer is not None
+                self._finalizer.detach()
+            process.end()
+        with self._lock:
+            lost = {n: future for n, (its, future) in self._waiting.items() if its is process}
+            for number in lost:
+                del self._waiting[number]
         for future in lost.values():
             future.set_exception(RequestFailed("the process that tries grammars was ended; try again"))
+
+
+def _send(process: HelperProcess, kind: bytes, number: int, body: bytes = b"") -> None:
+    """To a process that may have ended, which the thread that reads learns."""
+    try:
+        process.send(kind + number.to_bytes(_NUMBER_BYTES, "big") + body, SEND_SECONDS_MAX)
+    except HelperEnded:
+        process.kill()
 
 
 def _read(trials: weakref.ref[GrammarTrials], process: HelperProcess) -> None:
@@ -186,38 +197,44 @@ def _read(trials: weakref.ref[GrammarTrials], process: HelperProcess) -> None:
             frame = process.receive()
             owner = trials()
             if owner is not None:
-                owner._answered(
-                    int.from_bytes(frame[:_NUMBER_BYTES], "big"), json.loads(frame[_NUMBER_BYTES:])
-                )
+                number = int.from_bytes(frame[:_NUMBER_BYTES], "big")
+                owner._take_answer(number, json.loads(frame[_NUMBER_BYTES:]))
             del owner
     except (HelperEnded, ValueError):
-        process.end()
         owner = trials()
-        if owner is not None:
-            owner._ended(process)
+        if owner is None:
+            process.end()
+        else:
+            owner._take_end(process)
 
 
 def _verdict(answer: Mapping[str, object]) -> Verdict:
     status, num_bytes, lark = answer.get("status"), answer.get("bytes"), answer.get("lark", "")
+    too_much = Verdict(
+        why_not=f"it takes more than {ADDRESS_SPACE_MAX >> 20:,} MiB to compile; allowed: a simpler one"
+    )
     if isinstance(status, int):
         code = os.waitstatus_to_exitcode(status)
         if code == -signal.SIGPROF:
             why = f"it takes more than {CPU_SECONDS_MAX:.0f} s to compile; allowed: a simpler one"
             return Verdict(why_not=why, is_final=False)
         if code == -signal.SIGABRT:
-            return Verdict(why_not=f"it takes more than {ADDRESS_SPACE_MAX >> 20} MiB to compile")
+            return too_much
         why = f"it ended the process that tried it ({_how(code)}); most likely it is nested too deeply"
-        return Verdict(why_not=why, is_final=code != -signal.SIGKILL)
+        return Verdict(why_not=f"{why}; allowed: a simpler one", is_final=code != -signal.SIGKILL)
     if isinstance(num_bytes, int) and isinstance(lark, str):
         if num_bytes <= GROWTH_MAX:
             return Verdict(num_bytes, lark)
         return Verdict(why_not=f"it takes {num_bytes >> 20:,} MiB of memory; allowed: {GROWTH_MAX >> 20}")
-    if answer.get("kind") == "slow":
-        why = f"it takes more than {MASK_SECONDS_MAX} s to tell which tokens may come next"
-        return Verdict(why_not=why, is_final=False)
-    if answer.get("kind") == "memory":
-        return Verdict(why_not=f"it takes more than {ADDRESS_SPACE_MAX >> 20} MiB to compile")
-    return Verdict(why_not=str(answer.get("error")) or "it cannot be followed")
+    match answer.get("kind"):
+        case "slow":
+            why = f"it takes more than {MASK_SECONDS_MAX} s to say which tokens may come next"
+            return Verdict(why_not=f"{why}; allowed: a simpler one", is_final=False)
+        case "memory":
+            return too_much
+        case "failed":
+            return Verdict(why_not=f"the trial of it failed: {answer.get('error')}", is_final=False)
+    return Verdict(why_not=str(answer.get("error") or "it cannot be followed"))
 
 
 def _how(code: int) -> str:

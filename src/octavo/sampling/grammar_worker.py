@@ -69,7 +69,7 @@ class _Vocabulary:
         self.end_ids = settings["end_ids"]
         self.eos_token_id = self.end_ids[0]
         self.bos_token_id = None
-        self._bytes = {token: index for index, token in enumerate(self.tokens) if len(token) == 1}
+        self._of_byte = {token[0]: index for index, token in enumerate(self.tokens) if len(token) == 1}
         wrapper = llguidance.TokenizerWrapper(self)
         self.tokenizer = llguidance.LLTokenizer(
             wrapper, n_vocab=len(self.tokens), eos_token=list(self.end_ids)
@@ -77,21 +77,21 @@ class _Vocabulary:
 
     def __call__(self, text: str | bytes) -> list[int]:
         data = text if isinstance(text, bytes) else text.encode()
-        return [self._bytes[data[i : i + 1]] for i in range(len(data)) if data[i : i + 1] in self._bytes]
+        return [token for token in map(self._of_byte.get, data) if token is not None]
 
 
 class _Child:
-    """A process that waits for a request, and what it has said so far."""
+    """A process that waits for a request, and what it has answered so far."""
 
     def __init__(self, pid: int, link: socket.socket) -> None:
         self.pid = pid
         self.link = link
         self.number = b""  # of its request
-        self.said = bytearray()
+        self.received = bytearray()
 
 
 class _Parent:
-    """Hands requests to spare children, and passes on what they say. Knows no grammar."""
+    """Hands requests to spare children, and passes on their answers. Knows no grammar."""
 
     def __init__(self, vocabulary: _Vocabulary, settings: dict[str, Any]) -> None:
         self._vocabulary = vocabulary
@@ -100,7 +100,7 @@ class _Parent:
         self._exiting: list[int] = []  # pids of those that have answered
         self._selector = selectors.DefaultSelector()
         self._selector.register(0, selectors.EVENT_READ)
-        self._spare: _Child | None = self._forked()
+        self._spare: _Child | None = self._fork_child()
 
     def run(self) -> None:
         """Until stdin is closed; then no child is left."""
@@ -110,13 +110,13 @@ class _Parent:
             events = self._selector.select(_REAP_S if self._exiting and waits is None else waits)
             for key, _ in events:
                 if key.data is not None:
-                    self._hear(key.data)
+                    self._receive_from(key.data)
                 elif not self._take():
                     for child in self._busy.values():
                         os.kill(child.pid, signal.SIGKILL)
                     return
             if not events:
-                self._spare = self._spare or self._forked()
+                self._spare = self._spare or self._fork_child()
 
     def _take(self) -> bool:
         """One request; False at the end."""
@@ -128,24 +128,24 @@ class _Parent:
             if number in self._busy:
                 os.kill(self._busy[number].pid, signal.SIGKILL)
             return True
-        child, self._spare = self._spare or self._forked(), None
+        child, self._spare = self._spare or self._fork_child(), None
         child.number = number
         self._busy[number] = child
-        with contextlib.suppress(OSError):  # it was killed from outside, which `_hear` learns
+        with contextlib.suppress(OSError):  # it was killed from outside, which `_receive_from` learns
             _send_frame(child.link, frame[_HEAD_BYTES:])
         return True
 
-    def _hear(self, child: _Child) -> None:
+    def _receive_from(self, child: _Child) -> None:
         try:
             piece = child.link.recv(1 << 16)
         except OSError:
             piece = b""
-        child.said += piece
-        if piece and len(child.said) < 4 + int.from_bytes(child.said[:4], "big"):
+        child.received += piece
+        if piece and len(child.received) < 4 + int.from_bytes(child.received[:4], "big"):
             return
         self._selector.unregister(child.link)
         child.link.close()
-        answer = bytes(child.said[4:])
+        answer = bytes(child.received[4:])
         if not piece:
             answer = json.dumps({"status": os.waitpid(child.pid, 0)[1]}).encode()
         else:
@@ -159,21 +159,23 @@ class _Parent:
     def _reap(self) -> None:
         self._exiting = [pid for pid in self._exiting if os.waitpid(pid, os.WNOHANG)[0] == 0]
 
-    def _forked(self) -> _Child:
+    def _fork_child(self) -> _Child:
         own, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
             own.close()
-            _live_as_child(theirs, self._vocabulary, self._settings)
+            _run_child(theirs, self._vocabulary, self._settings)
         theirs.close()
         child = _Child(pid, own)
         self._selector.register(own, selectors.EVENT_READ, child)
         return child
 
 
-def _live_as_child(link: socket.socket, vocabulary: _Vocabulary, settings: dict[str, Any]) -> NoReturn:
-    """Try one grammar, say what came of it, and exit."""
+def _run_child(link: socket.socket, vocabulary: _Vocabulary, settings: dict[str, Any]) -> NoReturn:
+    """Try one grammar, send the answer, and exit."""
     try:
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")  # where memory is short, the system ends this one, and not the server
         _bound_memory(settings["memory_bytes"])
         with open(os.devnull, "rb+") as nothing:  # the server's pipes are not its own
             os.dup2(nothing.fileno(), 0)
@@ -211,14 +213,16 @@ class _Trial:
                 own = self._thread.native_id if sys.platform == "linux" else None
                 os.setpriority(os.PRIO_PROCESS, own or os.getpid(), _LOW_PRIORITY)
             self._thread.join()
-        return self._answers[0] if self._answers else _refusal("memory", "")
+        return self._answers[0] if self._answers else _refusal("failed", "it was not tried")
 
     def _work(self) -> None:
-        _tried(_WARM_UP, self._vocabulary, self._settings)
-        self._answers.append(_tried(self._requests.get(), self._vocabulary, self._settings))
+        _try_grammar(_WARM_UP, self._vocabulary, self._settings)
+        self._answers.append(_try_grammar(self._requests.get(), self._vocabulary, self._settings))
 
 
-def _tried(request: dict[str, Any], vocabulary: _Vocabulary, settings: dict[str, Any]) -> dict[str, Any]:
+def _try_grammar(
+    request: dict[str, Any], vocabulary: _Vocabulary, settings: dict[str, Any]
+) -> dict[str, Any]:
     """Compile it, take its first mask, walk some tokens."""
     import llguidance
 
@@ -246,6 +250,8 @@ def _tried(request: dict[str, Any], vocabulary: _Vocabulary, settings: dict[str,
         del matcher  # on this stack, too
     except MemoryError:
         return _refusal("memory", "")
+    except Exception as error:  # noqa: BLE001  the library's, or ours: the server tells which
+        return _refusal("failed", f"{type(error).__name__}: {error}")
     return answer
 
 
@@ -255,6 +261,7 @@ def _walk(matcher: llguidance.LLMatcher, vocabulary: _Vocabulary, num_tokens: in
     state, longest = 1, 0.0
     for _ in range(num_tokens):
         begun = time.thread_time()
+        matcher.compute_ff_tokens()
         mask = matcher.compute_bitmask()
         longest = max(longest, time.thread_time() - begun)
         if matcher.is_stopped():
@@ -290,7 +297,7 @@ def _faults() -> int:
 
 
 def _bound_memory(num_bytes: int) -> None:
-    """So much more address space than it has now (where that is not told, in all), and no files."""
+    """So much more address space than it has now (where the system does not say it, in all), and no files."""
     size = 0
     with contextlib.suppress(OSError), open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()

@@ -26,17 +26,18 @@ import llguidance
 import numpy as np
 from llguidance.numpy import fill_next_token_bitmask
 
-from octavo.errors import InvalidRequest, QueueFull
-from octavo.grammar import Grammar, GrammarKind
+from octavo.errors import EngineStopped, InvalidRequest, QueueFull
+from octavo.grammar import TOO_SLOW, Grammar, GrammarKind
 from octavo.kernels.contract import Floats
 from octavo.sampling.grammar_refusals import counted, refusal, refuse_unsafe, unknown_keywords, why_of
 from octavo.sampling.grammar_trials import GrammarTrials, TrialStopped, Verdict
 
 COMPILED_BYTES_MAX = 256 << 20  # of all compiled grammars, kept or in use
 TENANT_BYTES_MAX = COMPILED_BYTES_MAX // 2  # of those in use that one tenant brought, where there are tenants
+STATES_BYTES_MAX = 32 << 20  # of the lexer's states that a grammar is charged for before it is compiled anew
+MASKS_MAX = 50_000
 VERDICTS_MAX = 4096
 FORCED_MAX = 256  # tokens of one forced run that are taken at once
-# A mask that takes longer has made states of the lexer, which stay; they are charged by that time.
 _MASK_SECONDS_FREE = 0.0005
 _BYTES_PER_SECOND = 1 << 30
 _COMPILE_STACK_BYTES = 16 << 20  # of the thread that compiles: 16 times that of trials
@@ -59,13 +60,21 @@ _JSON_OPTIONS: dict[str, object] = {
 class CompiledGrammar:
     """A grammar that is ready to be followed, as long as something holds it: a request does until it ends."""
 
-    def __init__(
-        self, grammar: Grammar, tenant: str, prototype: llguidance.LLMatcher, num_bytes: int
-    ) -> None:
+    def __init__(self, grammar: Grammar, prototype: llguidance.LLMatcher, num_bytes: int) -> None:
         self.grammar = grammar
-        self.tenant = tenant  # that brought it
-        self.prototype = prototype  # never advanced
-        self.num_bytes = num_bytes  # about; it grows with the states of the lexer that rows come to
+        self.prototype = prototype  # never advanced; copies share the states of its lexer
+        self.num_bytes = num_bytes  # about; it grows with those states
+        self.is_used_up = False  # no further request follows this one: they compile it anew
+        self._num_masks = 0
+        self._bytes_max = num_bytes + STATES_BYTES_MAX
+
+    def charge(self, mask_seconds: float) -> None:
+        """A mask was made, in so much time of a processor: what takes long has made states, which stay."""
+        self._num_masks += 1
+        grown = max(0, int((mask_seconds - _MASK_SECONDS_FREE) * _BYTES_PER_SECOND))
+        self.num_bytes = min(self._bytes_max, self.num_bytes + grown)
+        if self.num_bytes == self._bytes_max or self._num_masks == MASKS_MAX:
+            self.is_used_up = True
 
 
 class Matcher:
@@ -78,22 +87,23 @@ class Matcher:
         self._inner = inner
         self._num_words = num_words
         self._end_id = end_id
+        self._ahead: list[int] = []  # forced tokens that were found, and not accepted yet
 
     def copy(self) -> Matcher:
         """For a fork."""
-        return Matcher(self._compiled, self._inner.deep_copy(), self._num_words, self._end_id)
+        twin = Matcher(self._compiled, self._inner.deep_copy(), self._num_words, self._end_id)
+        twin._ahead = list(self._ahead)
+        return twin
 
     def mask(self, scores: Floats) -> str:
         """Make impossible in `scores` (V,) what may not come next. Returns why the grammar cannot go on, or
         ""."""
-        begun = time.perf_counter()
+        begun = time.thread_time()
         words = np.zeros((1, self._num_words), np.int32)
         fill_next_token_bitmask(self._inner, words)
-        beyond = time.perf_counter() - begun - _MASK_SECONDS_FREE
-        if beyond > 0:
-            self._compiled.num_bytes += int(beyond * _BYTES_PER_SECOND)
+        self._compiled.charge(time.thread_time() - begun)
         if self._inner.is_error():
-            return str(self._inner.get_error())
+            return self._why_not()
         allowed = np.unpackbits(words.view(np.uint8)[0], bitorder="little")[: scores.shape[0]]
         scores[allowed == 0] = -np.inf
         return ""
@@ -102,8 +112,9 @@ class Matcher:
         """The token that must come next; None where several may."""
         if self._inner.is_stopped():
             return None if self._inner.is_error() else self._end_id
-        tokens = self._inner.compute_ff_tokens()
-        return tokens[0] if tokens else None
+        # They are kept: to find them costs as much as the whole text that is forced.
+        self._ahead = self._ahead or list(self._inner.compute_ff_tokens())
+        return self._ahead[0] if self._ahead else None
 
     def allows(self, token: int) -> bool:
         """Whether this token may come next: the same as in the mask, for a hundredth of what that costs."""
@@ -114,13 +125,15 @@ class Matcher:
         """A sampled token. Returns why the grammar cannot go on, or ""; that it may be an end token."""
         if self._inner.is_stopped() and not self._inner.is_error():
             return ""  # behind the end: only the end token could come
+        self._ahead = self._ahead[1:] if self._ahead[:1] == [token] else []
         if self._inner.consume_token(token):
             return ""
-        return self._inner.get_error() or "the grammar does not allow a token that was sampled"
+        return self._why_not() or "the grammar does not allow a token that was sampled"
 
     def forced(self) -> list[int]:
         """The tokens that must come next, canonical ones, perhaps none. They are accepted."""
-        tokens = list(self._inner.compute_ff_tokens()[:FORCED_MAX])
+        ahead = self._ahead or list(self._inner.compute_ff_tokens())
+        tokens, self._ahead = ahead[:FORCED_MAX], ahead[FORCED_MAX:]
         if tokens and not self._inner.consume_tokens(tokens):
             return []
         if self._inner.is_stopped() and not self._inner.is_error():
@@ -131,6 +144,43 @@ class Matcher:
     def is_at_end(self) -> bool:
         """True when nothing but an end token may come."""
         return bool(self._inner.is_stopped())
+
+    def _why_not(self) -> str:
+        """The library's error. What others made of the states that are shared must not end the next one."""
+        self._compiled.is_used_up = True
+        return str(self._inner.get_error())
+
+
+class NoMatcher(Matcher):
+    """Of a row whose grammar nothing holds any more: its request has been given up."""
+
+    def __init__(self) -> None:
+        pass
+
+    def copy(self) -> Matcher:
+        return self
+
+    def mask(self, scores: Floats) -> str:
+        return _NOT_HELD
+
+    def only(self) -> int | None:
+        return None
+
+    def allows(self, token: int) -> bool:
+        return False
+
+    def accept(self, token: int) -> str:
+        return _NOT_HELD
+
+    def forced(self) -> list[int]:
+        return []
+
+    @property
+    def is_at_end(self) -> bool:
+        return False
+
+
+_NOT_HELD = "what was compiled of it is gone, because its request was given up"
 
 
 @dataclass(slots=True)
@@ -170,15 +220,18 @@ class Grammars:
     """Compiles grammars for one vocabulary, and knows those that are in use. Any thread."""
 
     def __init__(self, words: Callable[[], Words]) -> None:
-        self._ask_words = words  # once, when the first grammar comes: it costs a fifth of a second
+        self._load_words = words  # once, when the first grammar comes: it costs a fifth of a second
         self._words: Words | None = None
-        self._lock = threading.Lock()  # guards all below
+        self._open_lock = threading.Lock()  # guards these four, and is held while they are made
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._trials: GrammarTrials | None = None
         self._end_id = -1
+        self._is_closed = False
+        self._lock = threading.Lock()  # guards all below
         self.stats = CompileStats()
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()  # by a digest of the grammar
-        self._in_use: weakref.WeakValueDictionary[Grammar, CompiledGrammar] = weakref.WeakValueDictionary()
+        self._newest: weakref.WeakValueDictionary[Grammar, CompiledGrammar] = weakref.WeakValueDictionary()
+        self._in_use: weakref.WeakSet[CompiledGrammar] = weakref.WeakSet()  # or kept
         self._kept: OrderedDict[Grammar, CompiledGrammar] = (
             OrderedDict()
         )  # the most recent ones, in use or not
@@ -188,9 +241,8 @@ class Grammars:
     @property
     def words(self) -> Words:
         """The vocabulary."""
-        with self._lock:
-            self._words = self._words or self._ask_words()
-            return self._words
+        with self._open_lock:
+            return self._loaded_words()
 
     @property
     def num_bytes(self) -> int:
@@ -199,18 +251,22 @@ class Grammars:
             return self._bytes_in_use()
 
     def close(self) -> None:
-        """End the process that tries grammars."""
-        if self._trials is not None:
-            self._trials.close()
+        """End the process that tries grammars; a new grammar cannot be compiled any more."""
+        with self._open_lock:
+            self._is_closed = True
+            if self._trials is not None:
+                self._trials.close()
 
     def known(self, grammar: Grammar) -> CompiledGrammar | None:
         """The compiled grammar, where it is ready: at once."""
         with self._lock:
-            found = self._in_use.get(grammar)
-            if found is not None:
+            found = self._newest.get(grammar)
+            if found is not None and not found.is_used_up:
                 self._kept[grammar] = found
                 self._kept.move_to_end(grammar)
-            return found
+                return found
+            self._kept.pop(grammar, None)
+            return None
 
     def check(self, grammar: Grammar, stop: threading.Event | None = None) -> Verdict:
         """Raise InvalidRequest for one that cannot be followed. May take long; raises TrialStopped soon after
@@ -220,12 +276,12 @@ class Grammars:
             keywords = unknown_keywords(verdict.why_not)
             with self._lock:
                 self.stats.refusals.update(counted(keywords))
-            raise refusal(grammar, why_of(grammar, verdict.why_not, keywords))
+            error = refusal(grammar, why_of(grammar, verdict.why_not, keywords))
+            error.code = error.code if verdict.is_final else TOO_SLOW
+            raise error
         return verdict
 
-    def compile(
-        self, grammar: Grammar, tenant: str = "", stop: threading.Event | None = None
-    ) -> CompiledGrammar:
+    def compile(self, grammar: Grammar, stop: threading.Event | None = None) -> CompiledGrammar:
         """Try it, and compile it unless it is known. Raises as `check`, and QueueFull where grammars in use
         take all memory that they may. May take long."""
         while (found := self.known(grammar)) is None:
@@ -239,7 +295,7 @@ class Grammars:
                         raise TrialStopped
                 continue
             try:
-                return self._compiled(grammar, tenant, stop)
+                return self._compile(grammar, stop)
             finally:
                 with self._lock:
                     self._busy.pop(grammar).set()
@@ -254,28 +310,33 @@ class Grammars:
         return self.words.encode(text)
 
     def begin(self, grammar: Grammar, output: Sequence[int]) -> Matcher:
-        """A matcher that has accepted these tokens, of a grammar that something holds compiled."""
-        compiled = self.known(grammar)
-        assert compiled is not None, "a row follows a grammar that its request does not hold"
-        assert self._tokenizer is not None
+        """A matcher that has accepted these tokens, of a grammar that something holds compiled; otherwise one
+        that allows none, so that its request fails alone."""
+        with self._lock:
+            compiled = self._newest.get(grammar) or next(
+                (one for one in self._in_use if one.grammar == grammar), None
+            )
+        if compiled is None or self._tokenizer is None:
+            return NoMatcher()
         inner = compiled.prototype.deep_copy()
         matcher = Matcher(compiled, inner, -(-self._tokenizer.vocab_size // 32), self._end_id)
         for token in output:
             matcher.accept(token)
         return matcher
 
-    def _compiled(self, grammar: Grammar, tenant: str, stop: threading.Event | None) -> CompiledGrammar:
+    def _compile(self, grammar: Grammar, stop: threading.Event | None) -> CompiledGrammar:
         verdict = self.check(grammar, stop)
-        with self._lock:
+        with self._open_lock:
             tokenizer = self._tokenizer or self._open()
-        with self._room_for(verdict.num_bytes, tenant), self._timed():
+        with self._room_for(verdict.num_bytes, grammar.tenant), self._timed():
             text = _librarys_form(grammar, verdict)
             prototype = _on_a_large_stack(lambda: _prototype(tokenizer, text))
             if prototype.is_error():  # the trial has met none: a bug, or the machine's memory is used up
                 raise refusal(grammar, prototype.get_error())
-            compiled = CompiledGrammar(grammar, tenant, prototype, verdict.num_bytes)
+            compiled = CompiledGrammar(grammar, prototype, verdict.num_bytes)
             with self._lock:
-                self._in_use[grammar] = self._kept[grammar] = compiled
+                self._newest[grammar] = self._kept[grammar] = compiled
+                self._in_use.add(compiled)
                 self.stats.count += 1
         return compiled
 
@@ -291,7 +352,7 @@ class Grammars:
         text = _librarys_form(grammar, None)
         with self._timed():
             is_gbnf = grammar.kind is GrammarKind.GBNF
-            verdict = self._tried().try_it(text, _LIMITS, is_gbnf=is_gbnf, stop=stop)
+            verdict = self._opened_trials().try_grammar(text, _LIMITS, is_gbnf=is_gbnf, stop=stop)
         with self._lock:
             if verdict.is_final and not verdict.lark:
                 self._verdicts[digest] = verdict
@@ -299,17 +360,28 @@ class Grammars:
                     self._verdicts.popitem(last=False)
         return verdict
 
-    def _tried(self) -> GrammarTrials:
-        words = self.words
-        with self._lock:
+    def _opened_trials(self) -> GrammarTrials:
+        with self._open_lock:
+            if self._is_closed:
+                raise EngineStopped("the engine has stopped")
+            words = self._loaded_words()
             self._trials = self._trials or GrammarTrials(words.token_bytes, words.special_ids, words.end_ids)
             return self._trials
 
+    def _loaded_words(self) -> Words:
+        self._words = self._words or self._load_words()
+        return self._words
+
     @contextlib.contextmanager
     def _room_for(self, num_bytes: int, tenant: str) -> Iterator[None]:
-        """Memory for one more: those that are kept and not in use leave. Raises QueueFull."""
+        """Memory for one more: those that are kept and not in use are dropped, a tenant's own beyond its
+        share first. Raises QueueFull."""
         with self._lock:
             most = TENANT_BYTES_MAX if tenant else COMPILED_BYTES_MAX
+            for kept in [one for one in self._kept if one.tenant == tenant]:
+                if self._bytes_in_use(tenant) + num_bytes <= most:
+                    break
+                del self._kept[kept]
             while self._kept and self._bytes_in_use() + num_bytes > COMPILED_BYTES_MAX:
                 self._kept.popitem(last=False)
             own = self._bytes_in_use(tenant)
@@ -327,7 +399,7 @@ class Grammars:
 
     def _bytes_in_use(self, tenant: str = "") -> int:
         """Of the compiled grammars that are there, or will be; with `tenant`, of those that it brought."""
-        there = sum(one.num_bytes for one in self._in_use.values() if tenant in ("", one.tenant))
+        there = sum(one.num_bytes for one in self._in_use if tenant in ("", one.grammar.tenant))
         return there + (self._reserved[tenant] if tenant else self._reserved.total())
 
     @contextlib.contextmanager
@@ -340,7 +412,7 @@ class Grammars:
                 self.stats.seconds += time.perf_counter() - begun
 
     def _open(self) -> llguidance.LLTokenizer:
-        words = self._words = self._words or self._ask_words()
+        words = self._loaded_words()
         wrapper = llguidance.TokenizerWrapper(_AsLibraryWantsIt(words))
         self._end_id = words.end_ids[0]
         self._tokenizer = llguidance.LLTokenizer(

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from octavo.errors import InvalidRequest
-from octavo.grammar import Grammar, GrammarKind
+from octavo.grammar import TOO_SLOW, Grammar, GrammarKind
 from octavo.tools.definitions import Tool, ToolMode, ToolUse
 from octavo.tools.formats import ToolFormat
 
@@ -136,7 +136,9 @@ def _schema_of(tool: Tool, check: Check) -> Mapping[str, object]:
         return schema
     try:
         check(Grammar(GrammarKind.LARK, f"start: %json {json.dumps(schema)}", f"tools ({tool.name})"))
-    except InvalidRequest:
+    except InvalidRequest as error:
+        if error.code == TOO_SLOW:  # each of many tools may take as long
+            raise
         return {**_OBJECT, "x-guidance": _SPACES}
     return schema
 
