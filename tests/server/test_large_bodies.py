@@ -7,13 +7,15 @@ import signal
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.doubles.fake_model import FakeModel
 from tests.server.conftest import Edge
 from tests.server.test_bad_input import CASES
 from tests.waiting import turns, until
 
 from octavo.errors import InvalidRequest, QueueFull
-from octavo.server import body_reader, large_bodies
+from octavo.server import body_reader, json_pieces, large_bodies
 from octavo.server.body_reader import read_body
 from octavo.server.json_pieces import PIECE_CHARS_MAX, from_pieces, to_pieces
 from octavo.server.large_bodies import ITEMS_MAX, LargeBodies, ModelSizes, is_large
@@ -216,6 +218,8 @@ def test_the_bodies_that_wait_are_bounded_for_each_tenant(monkeypatch):
         {"a": "ü\n" * PIECE_CHARS_MAX, "b": ["x", "y" * PIECE_CHARS_MAX, "z"], "c": [[], {}]},
         {"a": [[{"b": {"c": [[str(i)] for i in range(20_000)], "d": 1}}, 2], [3]], "e": 4},
         {str(i): {"a": i} for i in range(30_000)},
+        {"tools": [{"parameters": {"properties": {"a" * 70_000: True}}}]},
+        {"chat_template_kwargs": {"é" * 40_000: 1.5, "b": {"ü" * 40_000: None}}, "c": 1},
     ],
 )
 def test_pieces_are_the_same_value_and_short(value):
@@ -223,3 +227,16 @@ def test_pieces_are_the_same_value_and_short(value):
     again = from_pieces(memoryview(data))
     assert json.dumps(again) == json.dumps(value)
     assert data.count(b"+") >= len(data) // 6 // PIECE_CHARS_MAX
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS
+VALUES = st.recursive(SCALARS, lambda inside: st.lists(inside) | st.dictionaries(TEXTS, inside))
+
+
+@given(value=st.dictionaries(TEXTS, VALUES), chars_max=st.integers(1, 30))
+def test_pieces_of_any_size_are_the_same_value(value, chars_max):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_pieces, "PIECE_CHARS_MAX", chars_max)
+        again = from_pieces(memoryview(to_pieces(value)))
+    assert json.dumps(again) == json.dumps(value)

@@ -3,7 +3,8 @@
     {"prompt": [1, 2, 3, 4], "n": 2}     KEY "prompt"  LIST  MORE [1,2]  MORE [3,4]  END  MORE {"n":2}
 
 MORE extends the innermost list or object that is open; KEY names what follows it in an object. A long text is
-one piece (TEXT): UTF-8 is decoded fast. Each piece is its kind, its length in four bytes, and its bytes.
+one piece (TEXT), and so is a long key: UTF-8 is decoded fast. Each piece is its kind, its length in four
+bytes, and its bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def from_pieces(data: memoryview) -> dict[str, object]:
             time.sleep(_PAUSE_S)
         if kind == _MORE:
             part = json.loads(piece)
-            _ = opened[-1].update(part) if isinstance(part, dict) else opened[-1].extend(part)
+            if isinstance(part, dict):
+                opened[-1].update(part)
+            else:
+                opened[-1].extend(part)
         elif kind == _KEY:
             key = json.loads(piece)
         elif kind == _END:
@@ -74,9 +78,11 @@ def _split(
         yield from _split(items[:middle], kind)
         yield from _split(items[middle:], kind)
         return
-    item = items[0]
+    key, item = items[0] if kind is dict else (None, items[0])
+    if not isinstance(item, dict | list | str):  # the key is long
+        yield _MORE, text
+        return
     if kind is dict:
-        key, item = item
         yield _KEY, _dumped(key)
     if isinstance(item, str):
         yield _TEXT, item.encode()
