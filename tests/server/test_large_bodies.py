@@ -14,7 +14,7 @@ from tests.server.conftest import Edge
 from tests.server.test_bad_input import CASES
 from tests.waiting import turns, until
 
-from octavo.errors import InvalidRequest, QueueFull
+from octavo.errors import InvalidRequest, QueueFull, RequestFailed
 from octavo.server import body_reader, json_pieces, large_bodies
 from octavo.server.body_reader import read_body
 from octavo.server.json_pieces import PIECE_CHARS_MAX, from_pieces, to_pieces
@@ -160,6 +160,59 @@ def test_a_process_that_dies_costs_one_request(large):
         assert await read(large, b'{"prompt": "a"}') == {"prompt": "a"}
 
     asyncio.run(both())
+
+
+# A worker that has taken the model's sizes, said that it is ready, and read a request.
+READY = """
+import os, signal, sys
+def read():
+    return sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(4), "big"))
+def answer(data):
+    sys.stdout.buffer.write(len(data).to_bytes(4, "big") + data)
+    sys.stdout.buffer.flush()
+read()
+answer(b"")
+while request := read():
+"""
+
+
+@pytest.fixture
+def made(monkeypatch, tmp_path):
+    """Large bodies whose worker does this with each request."""
+    every = []
+
+    def make(work):
+        worker = tmp_path / "worker.py"
+        worker.write_text(READY + work)
+        monkeypatch.setattr(large_bodies, "_WORKER", worker)
+        every.append(LargeBodies(SIZES))
+        return every[-1]
+
+    yield make
+    for one in every:
+        one.close()
+
+
+def test_bodies_that_end_their_process_do_not_start_others_without_end(made):
+    bodies = made("    os.abort()")
+    for _ in range(6):
+        with pytest.raises(InvalidRequest, match=r"ended the process that reads it \(signal 6\)"):
+            asyncio.run(read(bodies))
+    with pytest.raises(RequestFailed, match=r"was ended 6 times within a minute.*; try again later"):
+        asyncio.run(read(bodies))
+    bodies._ended[0] -= 60.0  # a minute later
+    with pytest.raises(InvalidRequest, match="ended the process"):
+        asyncio.run(read(bodies))
+
+
+def test_a_process_that_does_not_start_is_not_tried_without_end(made, monkeypatch, tmp_path):
+    bodies = made("")
+    monkeypatch.setattr(large_bodies, "_WORKER", tmp_path / "nowhere.py")
+    for _ in range(6):
+        with pytest.raises(RequestFailed, match="did not start"):
+            asyncio.run(read(bodies))
+    with pytest.raises(RequestFailed, match="try again later"):
+        asyncio.run(read(bodies))
 
 
 def test_a_body_that_takes_too_long_is_given_up(large, monkeypatch):

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import weakref
 from asyncio import wrap_future
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +33,7 @@ HELPERS_MAX: Final = 2
 WAITING_MAX: Final = 64  # bodies of a tenant
 SECONDS_MAX: Final = 30.0
 MEMORY_MAX: Final = 1 << 30
+ENDED_MAX: Final = 6  # processes in a minute; no other is started then
 ACCEPTED, REFUSED = b"+", b"-"  # how an answer begins
 
 _START_SECONDS_MAX = 60.0
@@ -84,12 +87,13 @@ class LargeBodies:
         self._sizes = sizes
         self._threads = FairThreads(HELPERS_MAX, WAITING_MAX, "octavo-body", _FULL)
         self._idle: list[HelperProcess] = []  # appending and popping are one step each
+        self._ended: deque[float] = deque(maxlen=ENDED_MAX)  # when; appending is one step
         weakref.finalize(self, _end_all, self._idle)
 
     async def read(self, tenant: str, method: str, path: str, chunks: Sequence[bytes]) -> JsonObject:
         """The fields that the route of this method and path reads. Raises QueueFull, InvalidRequest as the
-        route would, and RequestFailed where no process can be started. A body whose reader is cancelled while
-        it waits is not parsed."""
+        route would, and RequestFailed where no process can be started, or too many were ended. A body whose
+        reader is cancelled while it waits is not parsed."""
         head = json.dumps({"method": method, "path": path}).encode() + b"\n"
         return await wrap_future(self._threads.submit(tenant, lambda: self._read([head, *chunks])))
 
@@ -103,11 +107,13 @@ class LargeBodies:
         try:
             answer = helper.exchange(request, SECONDS_MAX)
         except HelperTimeout:
+            self._ended.append(time.monotonic())
             raise InvalidRequest(
                 f"the body took more than {SECONDS_MAX:.0f} s to be read, and was given up",
                 code="invalid_json",
             ) from None
         except HelperEnded as error:
+            self._ended.append(time.monotonic())
             raise InvalidRequest(
                 f"the body ended the process that reads it ({error}); allowed: fewer items",
                 code="invalid_json",
@@ -119,12 +125,19 @@ class LargeBodies:
         raise getattr(errors, refusal.pop("kind"))(**refusal)
 
     def _started(self) -> HelperProcess:
+        now = time.monotonic()
+        if len(self._ended) == ENDED_MAX and now - self._ended[0] < 60.0:
+            raise RequestFailed(
+                f"the process that reads large bodies was ended {ENDED_MAX} times within a minute, and is "
+                "not started again yet; try again later"
+            )
         try:
             helper = HelperProcess(
                 _WORKER, [*import_folders("octavo"), *filter(None, sys.path)], _ANSWER_BYTES_MAX
             )
             helper.exchange(json.dumps(asdict(self._sizes)).encode(), _START_SECONDS_MAX)
         except (OSError, HelperTimeout, HelperEnded) as error:
+            self._ended.append(time.monotonic())
             raise RequestFailed(f"the process that reads large bodies did not start: {error}") from error
         return helper
 
