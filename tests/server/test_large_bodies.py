@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.doubles.fake_model import FakeModel
+from tests.processes import is_alive
 from tests.server.conftest import Edge
 from tests.server.test_bad_input import CASES
 from tests.waiting import turns, until
 
 from octavo.errors import InvalidRequest, QueueFull, RequestFailed
+from octavo.helper_process import HelperProcess
 from octavo.server import body_reader, json_pieces, large_bodies
 from octavo.server.body_reader import read_body
 from octavo.server.json_pieces import PIECE_CHARS_MAX, from_pieces, to_pieces
@@ -224,7 +226,7 @@ def test_a_body_that_takes_too_long_is_given_up(large, monkeypatch):
 def test_a_body_whose_client_has_gone_is_not_parsed(monkeypatch):
     bodies, begun, go = LargeBodies(SIZES), [], threading.Event()
 
-    def slow(request):
+    def slow(request, *_):
         begun.append(request[-1])
         go.wait(10)
         return {}
@@ -243,22 +245,80 @@ def test_a_body_whose_client_has_gone_is_not_parsed(monkeypatch):
     assert sorted(begun) == [b"1", b"2", b"4"]
 
 
+ANSWERS_OR_HANGS = """
+    if request.endswith(b"hang"):
+        signal.pause()
+    answer(b"+")
+"""
+
+
+def test_the_process_of_a_body_whose_client_has_gone_is_ended(made, monkeypatch):
+    bodies, sent, plain = made(ANSWERS_OR_HANGS), [], HelperProcess.exchange
+
+    def exchange(helper, request, seconds):
+        sent.append((helper.pid, request[-1]))
+        return plain(helper, request, seconds)
+
+    monkeypatch.setattr(HelperProcess, "exchange", exchange)
+
+    async def leave():
+        for _ in range(large_bodies.ENDED_MAX + 1):  # they do not count as ended by a body
+            assert await read(bodies) == {}
+            task = asyncio.create_task(read(bodies, b"hang"))
+            await until(lambda: sent[-1][1] == b"hang")
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await until(lambda: not is_alive(sent[-1][0]))
+        assert await read(bodies) == {}
+
+    asyncio.run(leave())
+
+
+def test_a_process_is_kept_when_the_client_goes_while_it_starts(made, monkeypatch):
+    bodies, begun, go = made(ANSWERS_OR_HANGS), threading.Event(), threading.Event()
+    started = bodies._started()
+
+    def start():
+        begun.set()
+        assert go.wait(10)
+        return started
+
+    monkeypatch.setattr(bodies, "_started", start)
+
+    async def leave():
+        task = asyncio.create_task(read(bodies, b"hang"))
+        await until(begun.is_set)
+        task.cancel()
+        await asyncio.wait([task])
+        go.set()
+        await until(lambda: bodies._idle == [started])
+        assert await read(bodies) == {}
+
+    asyncio.run(leave())
+
+
 def test_the_bodies_that_wait_are_bounded_for_each_tenant(monkeypatch):
     monkeypatch.setattr(large_bodies, "WAITING_MAX", 1)
-    bodies, go = LargeBodies(SIZES), threading.Event()
-    monkeypatch.setattr(bodies, "_read", lambda request: go.wait(10))
+    bodies, begun, go = LargeBodies(SIZES), [], threading.Event()
+
+    def slow(request, *_):
+        begun.append(request[-1])
+        return go.wait(10)
+
+    monkeypatch.setattr(bodies, "_read", slow)
 
     async def fill():
-        tasks = [asyncio.create_task(read(bodies, tenant="a")) for _ in range(large_bodies.HELPERS_MAX + 9)]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        tasks = [asyncio.create_task(read(bodies, b"a1", "a"))]
+        await until(lambda: begun == [b"a1"])
+        tasks.append(asyncio.create_task(read(bodies, b"a2", "a")))
+        await turns(1)
         with pytest.raises(QueueFull, match="1 large bodies wait to be read; allowed: 1; try again"):
             await read(bodies, tenant="a")
-        other = asyncio.create_task(read(bodies, tenant="b"))
-        await turns(1)
-        assert not other.done()
+        tasks.append(asyncio.create_task(read(bodies, b"b1", "b")))
+        await until(lambda: begun == [b"a1", b"b1"])  # a tenant has one process at a time
         go.set()
-        assert await other
-        await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(await asyncio.gather(*tasks))
 
     asyncio.run(fill())
 

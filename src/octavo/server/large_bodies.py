@@ -10,8 +10,10 @@ stop every stream. What a route refuses is in `Route.check`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import threading
 import time
 import weakref
 from asyncio import wrap_future
@@ -36,6 +38,7 @@ MEMORY_MAX: Final = 1 << 30
 ENDED_MAX: Final = 6  # processes in a minute; no other is started then
 ACCEPTED, REFUSED = b"+", b"-"  # how an answer begins
 
+_AT_ONCE_MAX = 1  # bodies of a tenant, where there are tenants
 _START_SECONDS_MAX = 60.0
 _ANSWER_BYTES_MAX = 64 << 20
 _FULL = "{:,} large bodies wait to be read; allowed: {:,}; try again shortly"
@@ -85,25 +88,38 @@ class LargeBodies:
 
     def __init__(self, sizes: ModelSizes) -> None:
         self._sizes = sizes
+        # A server has tenants, which have names, or it has none: one of both is used.
         self._threads = FairThreads(HELPERS_MAX, WAITING_MAX, "octavo-body", _FULL)
+        self._tenants_threads = FairThreads(HELPERS_MAX, WAITING_MAX, "octavo-body", _FULL, _AT_ONCE_MAX)
         self._idle: list[HelperProcess] = []  # appending and popping are one step each
         self._ended: deque[float] = deque(maxlen=ENDED_MAX)  # when; appending is one step
         weakref.finalize(self, _end_all, self._idle)
 
     async def read(self, tenant: str, method: str, path: str, chunks: Sequence[bytes]) -> JsonObject:
         """The fields that the route of this method and path reads. Raises QueueFull, InvalidRequest as the
-        route would, and RequestFailed where no process can be started, or too many were ended. A body whose
-        reader is cancelled while it waits is not parsed."""
+        route would, and RequestFailed where no process can be started, or too many were ended. When this
+        is cancelled, a body that waits is not parsed, and the process of one that is parsed is ended."""
         head = json.dumps({"method": method, "path": path}).encode() + b"\n"
-        return await wrap_future(self._threads.submit(tenant, lambda: self._read([head, *chunks])))
+        threads = self._tenants_threads if tenant else self._threads
+        stop = _Stop()
+        try:
+            return await wrap_future(threads.submit(tenant, lambda: self._read([head, *chunks], stop)))
+        except asyncio.CancelledError:
+            stop.set()
+            raise
 
     def close(self) -> None:
         """Read no more, and end the processes."""
         self._threads.close()
+        self._tenants_threads.close()
         _end_all(self._idle)
 
-    def _read(self, request: Sequence[bytes]) -> JsonObject:
-        helper = self._idle.pop() if self._idle else self._started()
+    def _read(self, request: Sequence[bytes], stop: _Stop) -> JsonObject:
+        """Raises _Stopped where the reader was cancelled."""
+        helper = self._pop_idle() or self._started()
+        if not stop.assign(helper):
+            self._idle.append(helper)
+            raise _Stopped
         try:
             answer = helper.exchange(request, SECONDS_MAX)
         except HelperTimeout:
@@ -113,16 +129,27 @@ class LargeBodies:
                 code="invalid_json",
             ) from None
         except HelperEnded as error:
+            if stop.is_set:
+                raise _Stopped from None
             self._ended.append(time.monotonic())
             raise InvalidRequest(
                 f"the body ended the process that reads it ({error}); allowed: fewer items",
                 code="invalid_json",
             ) from None
+        if not stop.assign(None):
+            helper.end()
+            raise _Stopped
         self._idle.append(helper)
         if answer[:1] == ACCEPTED:
             return from_pieces(memoryview(answer)[len(ACCEPTED) :])
         refusal = json.loads(answer[len(REFUSED) :])
         raise getattr(errors, refusal.pop("kind"))(**refusal)
+
+    def _pop_idle(self) -> HelperProcess | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
     def _started(self) -> HelperProcess:
         now = time.monotonic()
@@ -140,6 +167,32 @@ class LargeBodies:
             self._ended.append(time.monotonic())
             raise RequestFailed(f"the process that reads large bodies did not start: {error}") from error
         return helper
+
+
+class _Stopped(Exception):
+    """The reader was cancelled."""
+
+
+class _Stop:
+    """Set by the reader of one body when it is cancelled: the process that works for it is ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._helper: HelperProcess | None = None
+        self.is_set = False
+
+    def set(self) -> None:
+        """End the process, if one works for the body, and let none work for it later."""
+        with self._lock:
+            self.is_set = True
+            if self._helper is not None:
+                self._helper.kill()
+
+    def assign(self, helper: HelperProcess | None) -> bool:
+        """Note which process works for the body now, which `set` ends; False where it was set before."""
+        with self._lock:
+            self._helper = helper
+            return not self.is_set
 
 
 def _end_all(helpers: list[HelperProcess]) -> None:
