@@ -217,6 +217,13 @@ def test_a_process_that_does_not_start_is_not_tried_without_end(made, monkeypatc
         asyncio.run(read(bodies))
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/oom_score_adj"), reason="Linux has it")
+def test_the_kernel_ends_the_process_before_the_server(large):
+    asyncio.run(read(large, b'{"prompt": "a"}'))
+    with open(f"/proc/{large._idle[-1].pid}/oom_score_adj") as file:
+        assert int(file.read()) == 1000
+
+
 def test_a_body_that_takes_too_long_is_given_up(large, monkeypatch):
     monkeypatch.setattr(large_bodies, "SECONDS_MAX", 0.0)
     with pytest.raises(InvalidRequest, match="was given up"):

@@ -26,6 +26,7 @@ def main() -> None:
     """Read bodies until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the server, which lets answers end
     os.nice(_NICENESS)
+    _be_ended_first()
     sys.path += sys.argv[_PATHS_FROM:]
     from octavo.server.body_reader import read_body
     from octavo.server.large_bodies import MEMORY_MAX, ModelSizes
@@ -51,6 +52,12 @@ def _write_frame(answers: IO[bytes], answer: bytes) -> None:
 def _read_frame(requests: IO[bytes]) -> bytes:
     """The next request; empty at the end."""
     return requests.read(int.from_bytes(requests.read(4), "big"))
+
+
+def _be_ended_first() -> None:
+    """Where memory is short, the kernel ends this process before the server."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
 
 
 def _bound_memory(num_bytes: int) -> None:
