@@ -74,7 +74,7 @@ def parse_json(body: bytes) -> JsonObject:
         raise _not_json("allowed: an object, {...}")
     if len(value) > _FIELDS_MAX:
         raise _not_json(f"it has {len(value):,} fields; allowed: up to {_FIELDS_MAX:,}")
-    if beyond and (place := _place_of_infinity(value)):  # it may be told again, in a prompt or an answer
+    if beyond and (place := _place_of_infinity(value)):  # it may be repeated, in a prompt or an answer
         raise InvalidRequest(
             f"{place} is {beyond[0][:40]}, which is too large; allowed: numbers that float64 holds",
             param=re.split(r"[.[]", place)[0],

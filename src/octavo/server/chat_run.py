@@ -173,7 +173,8 @@ def check_chat(body: ChatBody, model: ModelBounds) -> None:
     """Raise InvalidRequest for what `begin_chat` would refuse of this body alone."""
     chat_params(body, model)
     check_options(body)
-    _ = body.tool_use, body.thinking_wish
+    body.tool_use  # noqa: B018  it raises
+    body.thinking_wish  # noqa: B018  it raises
 
 
 def chat_params(body: ChatBody, model: ModelBounds) -> SamplerParams:

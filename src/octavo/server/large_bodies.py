@@ -125,7 +125,8 @@ class LargeBodies:
         except HelperTimeout:
             self._ended.append(time.monotonic())
             raise InvalidRequest(
-                f"the body took more than {SECONDS_MAX:.0f} s to be read, and was given up",
+                f"the body took more than {SECONDS_MAX:.0f} s to read; allowed: up to {SECONDS_MAX:.0f} s; "
+                "send fewer items, or divide them among several requests",
                 code="invalid_json",
             ) from None
         except HelperEnded as error:

@@ -23,7 +23,6 @@ SECONDS_MAX = 5.0
 START_SECONDS_MAX = 30.0
 MEMORY_MAX = 512 << 20
 _WORKER = Path(__file__).with_name("template_worker.py")
-_READ_BYTES = 1 << 20
 
 
 class TemplateHelpers:

@@ -38,8 +38,8 @@ def main() -> None:
     """Read templates' values, write texts, until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the server, which lets answers end
     sys.path += sys.argv[_PATHS_FROM:]
-    asked, told = sys.stdin.buffer, sys.stdout.buffer
-    settings = json.loads(_read_frame(asked))
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    settings = json.loads(_read_frame(requests))
     environment = sandbox()
     _bound_memory(settings["memory_bytes"])
     template: jinja2.Template | None = None
@@ -49,11 +49,11 @@ def main() -> None:
         template = template or environment.from_string(settings["source"])
         return _rendered(template, values, settings["chars_max"])
 
-    _tell(told, _words(environment, settings["source"]))
-    while request := _read_frame(asked):
+    _write_frame(answers, _words(environment, settings["source"]))
+    while request := _read_frame(requests):
         signal.alarm(settings["seconds"])
         answer = _answer(render, request)
-        _tell(told, answer)
+        _write_frame(answers, answer)
         if "error" in answer:
             gc.collect()  # an error keeps what it met, in a circle
         signal.alarm(0)
@@ -106,19 +106,20 @@ def _words(environment: jinja2.Environment, source: str) -> dict[str, list[str]]
     return {"words": sorted(words), "names": sorted(names)}
 
 
-def _tell(told: IO[bytes], answer: dict[str, str] | dict[str, list[str]]) -> None:
+def _write_frame(answers: IO[bytes], answer: dict[str, str] | dict[str, list[str]]) -> None:
     data = json.dumps(answer).encode()
-    told.write(len(data).to_bytes(4, "big") + data)
-    told.flush()
+    answers.write(len(data).to_bytes(4, "big") + data)
+    answers.flush()
 
 
-def _read_frame(asked: IO[bytes]) -> bytes:
+def _read_frame(requests: IO[bytes]) -> bytes:
     """The next request; empty at the end."""
-    return asked.read(int.from_bytes(asked.read(4), "big"))
+    return requests.read(int.from_bytes(requests.read(4), "big"))
 
 
 def _bound_memory(num_bytes: int) -> None:
-    """So much more address space than it has now (where that is not told, in all), and no files."""
+    """So much more address space than it has now (where the system does not report it, in all), and no
+    files."""
     size = 0
     with contextlib.suppress(OSError), open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()
