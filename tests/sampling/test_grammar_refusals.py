@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
 import pytest
 
 from octavo.errors import InvalidRequest
@@ -74,6 +79,73 @@ def test_names_in_quotes_are_no_rules() -> None:
         + "".join(f'r{i}: "r{i + 1}"\n' for i in range(400))
     )
     refuse_unsafe(of_text(GrammarKind.LARK, text, "grammar"))
+
+
+@pytest.mark.parametrize("before", ["", r'"\""', r'"\\"', r'"\\\""'])
+@pytest.mark.parametrize(
+    ("write", "first"),
+    [
+        (lark, "start: {} [r0]"),  # brackets of Lark hold what is optional
+        (lark, "start: {} /a\n\\/b/ r0"),
+        (lark, "start: {} </s> r0 </s>"),
+        (lark, 'start: {} "/" r0 "/"'),
+        (lark, 'start: {} // "\n  | r0'),
+        (lark, 'start: {} # "\n  | r0'),
+        (gbnf, 'root ::= {} "a\nb" r0'),
+        (gbnf, 'root ::= {} [a\n"] r0 [^"]'),
+        (gbnf, 'root ::= {} "/" r0 "/"'),
+        (gbnf, 'root ::= {} "a" | # "\n  r0'),
+    ],
+)
+def test_a_rule_next_to_what_is_quoted_counts(write: Callable[[int], str], first: str, before: str) -> None:
+    kind = GrammarKind.LARK if write is lark else GrammarKind.GBNF
+    text = first.format(before) + "\n" + write(RULES_DEEP_MAX + 1).partition("\n")[2]
+    with pytest.raises(InvalidRequest, match="ends a chain"):
+        refuse_unsafe(of_text(kind, text, "grammar"))
+
+
+# Work that grows with the square of the text takes hours at this size; linear work, a fraction of a second.
+# The kernel ends a program that uses more processor time than its limit.
+CHECK_LARGE = """
+import json, resource, sys
+from octavo.grammar import GRAMMAR_CHARS_MAX, GrammarKind, of_schema, of_text
+from octavo.sampling.grammar_refusals import refuse_unsafe
+for kind, head, unit in json.load(sys.stdin):
+    print([kind, head, unit], flush=True)
+    text = (head + unit * GRAMMAR_CHARS_MAX)[:GRAMMAR_CHARS_MAX]
+    used = int(resource.getrusage(resource.RUSAGE_SELF).ru_utime)
+    resource.setrlimit(resource.RLIMIT_CPU, (used + 5, resource.RLIM_INFINITY))
+    refuse_unsafe(of_text(GrammarKind(kind), text, "grammar"))
+"""
+OPENERS = ["[", '"', "/", "#", "<", '"\\', "/\\", "[\\", '\\"', '"\\"', '["/', '"/[\\#<', "<a", '"\n', "/\n"]
+OF_RULES = [
+    "a",
+    "aa ",
+    "?",
+    "!",
+    ".",
+    ".1",
+    ".1[",
+    " ",
+    "[",
+    "{",
+    "[]",
+    "{}",
+    "[]{",
+    ":",
+    "a:",
+    "a:b\n",
+    "\n",
+]
+
+
+def test_large_grammars_of_rules_are_checked_in_linear_time() -> None:
+    cases = [(kind, "", unit) for kind in ("lark", "gbnf") for unit in OPENERS]
+    cases += [("lark", head, unit) for head in ("", "a") for unit in OF_RULES]
+    run = subprocess.run(
+        [sys.executable, "-c", CHECK_LARGE], input=json.dumps(cases), capture_output=True, text=True
+    )
+    assert run.returncode == 0, (run.stdout.splitlines()[-1:], run.stderr)
 
 
 def test_an_expression_is_not_looked_at() -> None:

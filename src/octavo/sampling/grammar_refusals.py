@@ -38,7 +38,12 @@ _SAID_OF = {
     "$ref": "URI reference|not present in a registry|[Uu]nresolvable|Pointer",
 }
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|\[(?:\\.|[^\]\\\n])*\]|//.*|#.*')
+# What of a grammar holds no names of rules. Each alternative takes what it has looked at, closed or not, and
+# gives nothing back: so a text is looked at once.
+_QUOTED = {
+    GrammarKind.LARK: re.compile(r'//.*|#.*|"(?:\\.|[^"\\\n])*+"?|/(?:\\.|[^/\\])*+/?|<[^<>\s]*+>?'),
+    GrammarKind.GBNF: re.compile(r'#[^\r\n]*|"(?:\\.|[^"\\])*+"?|\[(?:\\.|[^\]\\])*+\]?'),
+}
 _RULE = re.compile(r"\s*[?!]?([A-Za-z_][\w-]*)(?:\.-?\d+|\[[^\]\n]*\]|\{[^}\n]*\})*\s*(?:::=|:)")
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
 _OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -88,7 +93,7 @@ def refuse_unsafe(grammar: Grammar) -> None:
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         _refuse_unsafe_schema(grammar, json.loads(grammar.text))
         return
-    rule = _too_deep(_rules(grammar.text), RULES_DEEP_MAX)
+    rule = _too_deep(_rules(grammar), RULES_DEEP_MAX)
     if rule is not None:
         raise refusal(
             grammar,
@@ -142,12 +147,12 @@ def _references(schema: object) -> dict[str, list[str]]:
     return found
 
 
-def _rules(text: str) -> dict[str, list[str]]:
-    """What refers to what in a grammar of rules, Lark's or GBNF's: names behind each rule's colon. What is
-    quoted, or between slashes, is none."""
+def _rules(grammar: Grammar) -> dict[str, list[str]]:
+    """What refers to what in a grammar of rules, Lark's or GBNF's: names behind each rule's colon, but for
+    those in texts, expressions, classes of characters, special tokens and comments. O(text)."""
     found: dict[str, list[str]] = {}
     owner = ""
-    for line in _QUOTED.sub(" ", text).splitlines():
+    for line in _QUOTED[grammar.kind].sub(" ", grammar.text).splitlines():
         rule = _RULE.match(line)
         if rule is not None:
             owner, line = rule[1], line[rule.end() :]
