@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
 
 from octavo.errors import InvalidRequest
 from octavo.grammar import GrammarKind, of_schema, of_text
-from octavo.sampling.grammar_refusals import REFS_DEEP_MAX, RULES_DEEP_MAX, refuse_unsafe
+from octavo.sampling.grammar_refusals import (
+    REFS_DEEP_MAX,
+    RULES_DEEP_MAX,
+    place_of,
+    place_where,
+    refuse_unsafe,
+)
 
 
 def refs(num: int) -> dict[str, object]:
@@ -146,6 +153,64 @@ def test_large_grammars_of_rules_are_checked_in_linear_time() -> None:
         [sys.executable, "-c", CHECK_LARGE], input=json.dumps(cases), capture_output=True, text=True
     )
     assert run.returncode == 0, (run.stdout.splitlines()[-1:], run.stderr)
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """The most memory that is in use while it runs, beyond what was before."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("entry", [{}, 1])
+@pytest.mark.parametrize("key", ["anyOf", "properties"])
+def test_a_search_takes_no_memory_for_schemas_that_do_not_match(entry: object, key: str) -> None:
+    schema: dict[str, object] = {
+        key: {str(i): entry for i in range(5_000)} if key == "properties" else [entry] * 5_000
+    }
+    for i in range(40):
+        schema = {"properties": {f"{i:0500}": schema}}
+    assert place_of(schema, "not") is None
+    assert peak_bytes(lambda: place_of(schema, "not")) < 64 << 10  # paths of all entries take 100 MB
+
+
+def test_places_are_found_in_the_order_of_the_schema() -> None:
+    schema = {
+        "anyOf": [{"title": "7"}, 0, {"items": {"title": "8"}}],
+        "not": {"title": "5"},
+        "items": {"title": "4"},
+        "$defs": {"b/c": {"title": "3"}, "none": []},
+        "properties": {"a": {"title": "1", "items": {"title": "2"}}, "none": None},
+        "prefixItems": [True, {"title": "9"}],
+        "else": {"additionalProperties": {"title": "6"}, "then": False},
+        "title": "0",
+    }
+    places = [place_where(schema, lambda one, n=n: one.get("title") == str(n)) for n in range(11)]
+    assert places == [
+        "#",
+        "#/properties/a",
+        "#/properties/a/items",
+        "#/$defs/b/c",
+        "#/items",
+        "#/not",
+        "#/else/additionalProperties",
+        "#/anyOf/0",
+        "#/anyOf/2/items",
+        "#/prefixItems/1",
+        None,
+    ]
+    assert place_of({"items": {"not": {}}}, "not", "#/tools") == "#/tools/items"
+    assert place_of(["not"], "not") is None
+
+
+def test_a_schema_may_be_nested_deeper_than_the_interpreters_stack() -> None:
+    schema: dict[str, object] = {"not": {}}
+    for _ in range(5_000):
+        schema = {"items": schema}
+    assert place_of(schema, "not") == "#" + "/items" * 5_000
 
 
 def test_an_expression_is_not_looked_at() -> None:

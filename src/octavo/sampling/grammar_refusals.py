@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 
 from octavo.errors import InvalidRequest
 from octavo.grammar import Grammar, GrammarKind
@@ -49,6 +50,7 @@ _NAME = re.compile(r"[A-Za-z_][\w-]*")
 _OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _OF_ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains")
 _OF_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_WITH_SCHEMAS = frozenset((*_OF_NAMES, *_OF_ONE, *_OF_MANY))
 
 
 def unknown_keywords(message: str) -> list[str]:
@@ -186,17 +188,35 @@ def place_of(schema: object, keyword: str, at: str = "#") -> str | None:
 
 
 def place_where(schema: object, is_it: Callable[[Mapping[str, object]], bool], at: str = "#") -> str | None:
-    """Where the first of a schema's schemas is that is so, as a JSON pointer. O(schema)."""
+    """Where the first of a schema's schemas is that is so, as a JSON pointer, depth-first. O(schema); memory,
+    O(levels): a pointer is written only for the schema that is found."""
     if not isinstance(schema, dict):
         return None
-    if is_it(schema):
-        return at
-    inner: list[tuple[object, str]] = []
+    levels: list[Iterator[tuple[dict[str, object], tuple[str, ...]]]] = [iter([(schema, ())])]
+    path: list[tuple[str, ...]] = []  # one less than levels
+    while levels:
+        schema, steps = next(levels[-1], (None, ()))
+        if schema is None:
+            levels.pop()
+            del path[-1:]
+            continue
+        path.append(steps)
+        if is_it(schema):
+            return "/".join([at, *chain.from_iterable(path)])
+        levels.append(_subschemas(schema))
+    return None
+
+
+def _subschemas(schema: dict[str, object]) -> Iterator[tuple[dict[str, object], tuple[str, ...]]]:
+    """The schemas directly inside one, each with the rest of its pointer."""
+    if _WITH_SCHEMAS.isdisjoint(schema):
+        return
     for key in _OF_NAMES:
-        if isinstance(schema.get(key), dict):
-            inner += [(value, f"{at}/{key}/{name}") for name, value in schema[key].items()]
-    inner += [(schema[key], f"{at}/{key}") for key in _OF_ONE if key in schema]
+        if isinstance(named := schema.get(key), dict):
+            yield from ((one, (key, name)) for name, one in named.items() if isinstance(one, dict))
+    for key in _OF_ONE:
+        if isinstance(one := schema.get(key), dict):
+            yield one, (key,)
     for key in _OF_MANY:
-        if isinstance(schema.get(key), list):
-            inner += [(value, f"{at}/{key}/{index}") for index, value in enumerate(schema[key])]
-    return next((place for value, where in inner if (place := place_where(value, is_it, where))), None)
+        if isinstance(listed := schema.get(key), list):
+            yield from ((one, (key, str(index))) for index, one in enumerate(listed) if isinstance(one, dict))
