@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from octavo.errors import InvalidRequest
-from octavo.grammar import GrammarKind, of_schema, of_text
+from octavo.grammar import GRAMMAR_CHARS_MAX, GrammarKind, of_schema, of_text
 from octavo.sampling.grammar_refusals import (
     REFS_DEEP_MAX,
     RULES_DEEP_MAX,
@@ -115,44 +115,60 @@ def test_a_rule_next_to_what_is_quoted_counts(write: Callable[[int], str], first
 # The kernel ends a program that uses more processor time than its limit.
 CHECK_LARGE = """
 import json, resource, sys
-from octavo.grammar import GRAMMAR_CHARS_MAX, GrammarKind, of_schema, of_text
+from octavo.grammar import Grammar, GrammarKind
 from octavo.sampling.grammar_refusals import refuse_unsafe
-for kind, head, unit in json.load(sys.stdin):
-    print([kind, head, unit], flush=True)
-    text = (head + unit * GRAMMAR_CHARS_MAX)[:GRAMMAR_CHARS_MAX]
+for case in sys.stdin:
     used = int(resource.getrusage(resource.RUSAGE_SELF).ru_utime)
     resource.setrlimit(resource.RLIMIT_CPU, (used + 5, resource.RLIM_INFINITY))
-    refuse_unsafe(of_text(GrammarKind(kind), text, "grammar"))
+    print(case[:100], flush=True)
+    kind, text = json.loads(case)
+    refuse_unsafe(Grammar(GrammarKind(kind), text))
 """
 OPENERS = ["[", '"', "/", "#", "<", '"\\', "/\\", "[\\", '\\"', '"\\"', '["/', '"/[\\#<', "<a", '"\n', "/\n"]
-OF_RULES = [
-    "a",
-    "aa ",
-    "?",
-    "!",
-    ".",
-    ".1",
-    ".1[",
-    " ",
-    "[",
-    "{",
-    "[]",
-    "{}",
-    "[]{",
-    ":",
-    "a:",
-    "a:b\n",
-    "\n",
+OF_RULES = ["a", "aa ", "1", "-", "-1", "?", "!", ".", ".1", ".1[", " ", "[", "{", "[]", "{}", "[]{"]
+OF_RULES += [":", "a:", "a:b\n", "\n"]
+SCHEMAS = [
+    ('{"anyOf": [', "1, ", "1]}"),
+    ('{"anyOf": [', "{}, ", "1]}"),
+    ('{"anyOf": [', "[], ", "1]}"),
+    ('{"anyOf": [', '{"$ref": "#"}, ', "1]}"),
+    ('{"anyOf": [', '{"$ref": "#/$defs/@"}, ', '1], "$defs": {"1": {"$ref": "#"}}}'),
+    ('{"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [', '{"$ref": "#/$defs/a"}, ', "1]}}}"),
+    ('{"$ref": "#/$defs/0", "$defs": {', '"@": {}, ', '"": {}}}'),
+    ('{"$ref": "#/$defs/0", "$defs": {', '"@": {"items": {"$ref": "#/$defs/@"}}, ', '"": {}}}'),
+    ('{"required": [', '"a", ', '""], "minProperties": 1}'),
+    ('{"$ref": "#/$defs/', "a", '"}'),
+]
+RULES = [("start: ", unit, "") for unit in ("a ", "aa ", "r@ ", "start ")]
+RULES += [
+    ("start: r0\n", unit, "") for unit in ("r@: r0\n", "r@: r@ start\n", "r@:\nstart:r@\n", "r0: r0\n", "r0:")
 ]
 
 
-def test_large_grammars_of_rules_are_checked_in_linear_time() -> None:
-    cases = [(kind, "", unit) for kind in ("lark", "gbnf") for unit in OPENERS]
-    cases += [("lark", head, unit) for head in ("", "a") for unit in OF_RULES]
-    run = subprocess.run(
-        [sys.executable, "-c", CHECK_LARGE], input=json.dumps(cases), capture_output=True, text=True
-    )
+def repeated(head: str, unit: str, tail: str, num_chars: int) -> str:
+    """Almost this many characters; each @ of `unit` is its number."""
+    num = (num_chars - len(head) - len(tail)) // (len(unit) + 5 * unit.count("@"))
+    return head + "".join(unit.replace("@", str(i)) for i in range(num)) + tail
+
+
+def check_with_little_processor_time(cases: list[tuple[GrammarKind, str]]) -> None:
+    lines = "\n".join(map(json.dumps, cases))
+    run = subprocess.run([sys.executable, "-c", CHECK_LARGE], input=lines, capture_output=True, text=True)
     assert run.returncode == 0, (run.stdout.splitlines()[-1:], run.stderr)
+    assert len(run.stdout.splitlines()) >= len(cases)
+
+
+@pytest.mark.parametrize("kind", [GrammarKind.LARK, GrammarKind.GBNF])
+def test_large_grammars_of_rules_are_checked_in_linear_time(kind: GrammarKind) -> None:
+    parts = [("", unit, "") for unit in OPENERS] + RULES
+    parts += [(head, unit, "") for head in ("", "a") for unit in OF_RULES]
+    check_with_little_processor_time([(kind, repeated(*part, GRAMMAR_CHARS_MAX)) for part in parts])
+
+
+def test_large_schemas_are_checked_in_linear_time() -> None:
+    check_with_little_processor_time(
+        [(GrammarKind.JSON_SCHEMA, repeated(*parts, GRAMMAR_CHARS_MAX)) for parts in SCHEMAS]
+    )
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
@@ -163,6 +179,17 @@ def peak_bytes(work: Callable[[], object]) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [(GrammarKind.JSON_SCHEMA, parts) for parts in SCHEMAS] + [(GrammarKind.LARK, parts) for parts in RULES],
+)
+def test_a_check_takes_memory_in_proportion_to_the_text(
+    kind: GrammarKind, parts: tuple[str, str, str]
+) -> None:
+    text = repeated(*parts, GRAMMAR_CHARS_MAX // 4)
+    assert peak_bytes(lambda: refuse_unsafe(of_text(kind, text, "grammar"))) < 64 * len(text)
 
 
 @pytest.mark.parametrize("entry", [{}, 1])
