@@ -40,7 +40,10 @@ def gbnf(num: int) -> str:
 @pytest.mark.parametrize("value", [2**62 + 1, -(2**63), 10**40])
 def test_an_integer_beyond_2_to_the_62_is_refused_by_name_and_place(keyword: str, value: int) -> None:
     schema = {"properties": {"a": {"type": "integer", keyword: value}}}
-    with pytest.raises(InvalidRequest, match=rf"{keyword} \(at #/properties/a\) is beyond 2\^62") as refused:
+    words = (
+        rf"{keyword} \(at #/properties/a\) is beyond 2\^62 in size; allowed: integers from -2\^62 to 2\^62$"
+    )
+    with pytest.raises(InvalidRequest, match=words) as refused:
         refuse_unsafe(of_schema(schema))
     assert refused.value.code == "unsupported_grammar"
 
@@ -65,17 +68,26 @@ def test_what_is_safe_is_not_refused(schema: object) -> None:
 
 
 def test_a_chain_of_refs_is_refused_by_the_name_that_it_comes_to() -> None:
-    with pytest.raises(
-        InvalidRequest, match=rf"\$ref to #/\$defs/d{REFS_DEEP_MAX} ends a chain of more than 100"
-    ):
+    words = (
+        r"\$ref to #/\$defs/d100 ends a chain of more than 100 \$refs; allowed: chains of up to 100 \$refs$"
+    )
+    with pytest.raises(InvalidRequest, match=words):
         refuse_unsafe(of_schema(refs(REFS_DEEP_MAX + 1)))
+
+
+def test_more_properties_than_the_required_ones_and_one_are_refused() -> None:
+    refuse_unsafe(of_schema({"required": ["a"], "minProperties": 2}))
+    words = r"minProperties \(at #\); allowed: up to one more than the number of required properties$"
+    with pytest.raises(InvalidRequest, match=words):
+        refuse_unsafe(of_schema({"required": ["a"], "minProperties": 3}))
 
 
 @pytest.mark.parametrize(("kind", "write"), [(GrammarKind.LARK, lark), (GrammarKind.GBNF, gbnf)])
 def test_a_chain_of_rules_is_refused_by_the_rule_that_it_comes_to(kind: GrammarKind, write) -> None:
     refuse_unsafe(of_text(kind, write(RULES_DEEP_MAX - 2), "grammar"))
-    with pytest.raises(InvalidRequest, match=r"the rule r\d+ ends a chain of more than 250"):
-        refuse_unsafe(of_text(kind, write(RULES_DEEP_MAX + 1), "grammar"))
+    words = "the rule r249 ends a chain of more than 250 rules; allowed: chains of up to 250 rules$"
+    with pytest.raises(InvalidRequest, match=words):
+        refuse_unsafe(of_text(kind, write(RULES_DEEP_MAX - 1), "grammar"))
 
 
 def test_names_in_quotes_are_no_rules() -> None:

@@ -1,4 +1,4 @@
-"""Why a grammar is refused: what of it is not supported, or not safe to compile, and where it stands."""
+"""Reasons to refuse a grammar: what is not supported, or not safe to compile, and its place."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _KEYWORDS = frozenset(
         ),
     )
 )
-# What the library says where a keyword's value is what it does not know.
-_SAID_OF = {
+# The library's errors for a value of the keyword that it does not support.
+_ERRORS_OF = {
     "oneOf": "oneOf constraints are not supported",
     "format": "Unknown format",
     "$ref": "URI reference|not present in a registry|[Uu]nresolvable|Pointer",
@@ -54,20 +54,20 @@ _WITH_SCHEMAS = frozenset((*_OF_NAMES, *_OF_ONE, *_OF_MANY))
 
 
 def unknown_keywords(message: str) -> list[str]:
-    """The schema's keywords that the library says it does not know, or cannot follow."""
+    """The schema's keywords that the library does not support, as its error names them."""
     found = re.fullmatch(r"Unimplemented keys: (\[.*\])", message.strip())
     if found is not None:
         return [str(key) for key in json.loads(found.group(1))]
-    return [keyword for keyword, words in _SAID_OF.items() if re.search(words, message)][:1]
+    return [keyword for keyword, error in _ERRORS_OF.items() if re.search(error, message)][:1]
 
 
 def counted(keywords: list[str]) -> list[str]:
-    """As metrics name them: a client's own words are none of them."""
+    """The keywords as metrics name them: "other" is one that is not in `_KEYWORDS`."""
     return [key if key in _KEYWORDS else "other" for key in keywords] or ["other"]
 
 
 def why_of(grammar: Grammar, message: str, keywords: list[str]) -> str:
-    """The library's reason, with the places of a schema's keywords that it does not know."""
+    """The library's error, with the places of a schema's keywords that it does not support."""
     if not keywords or grammar.kind is not GrammarKind.JSON_SCHEMA:
         return message
     schema = json.loads(grammar.text)
@@ -75,8 +75,8 @@ def why_of(grammar: Grammar, message: str, keywords: list[str]) -> str:
     named = ", ".join(
         f"{key} (at {place})" if place else key for key, place in zip(keywords, places, strict=True)
     )
-    said = "" if message.startswith("Unimplemented") else f": {message.splitlines()[0]}"
-    return f"not supported: {named}{said}"
+    detail = "" if message.startswith("Unimplemented") else f": {message.splitlines()[0]}"
+    return f"not supported: {named}{detail}"
 
 
 def refusal(grammar: Grammar, why: str) -> InvalidRequest:
@@ -99,7 +99,8 @@ def refuse_unsafe(grammar: Grammar) -> None:
     if rule is not None:
         raise refusal(
             grammar,
-            f"the rule {rule[:80]} ends a chain of more than {RULES_DEEP_MAX}; allowed: fewer",
+            f"the rule {rule[:80]} ends a chain of more than {RULES_DEEP_MAX} rules; "
+            f"allowed: chains of up to {RULES_DEEP_MAX} rules",
         )
 
 
@@ -111,8 +112,11 @@ def _refuse_unsafe_schema(grammar: Grammar, schema: object) -> None:
 
     place = place_where(schema, repeats)
     if place is not None:
-        why = "of more than the required ones and one"
-        raise refusal(grammar, f"not supported: minProperties (at {place}) {why}")
+        raise refusal(
+            grammar,
+            f"not supported: minProperties (at {place}); "
+            "allowed: up to one more than the number of required properties",
+        )
     large: list[str] = []
 
     def has_large(one: Mapping[str, object]) -> bool:
@@ -121,11 +125,16 @@ def _refuse_unsafe_schema(grammar: Grammar, schema: object) -> None:
 
     place = place_where(schema, has_large)
     if place is not None:
-        raise refusal(grammar, f"{large[0]} (at {place}) is beyond 2^62 in size, the most allowed")
+        raise refusal(
+            grammar,
+            f"{large[0]} (at {place}) is beyond 2^62 in size; allowed: integers from -2^62 to 2^62",
+        )
     deep = _too_deep(_references(schema), REFS_DEEP_MAX)
     if deep is not None:
         raise refusal(
-            grammar, f"$ref to {deep[:80]} ends a chain of more than {REFS_DEEP_MAX} $refs, the most allowed"
+            grammar,
+            f"$ref to {deep[:80]} ends a chain of more than {REFS_DEEP_MAX} $refs; "
+            f"allowed: chains of up to {REFS_DEEP_MAX} $refs",
         )
 
 
@@ -166,7 +175,7 @@ def _rules(grammar: Grammar) -> dict[str, list[str]]:
 
 
 def _too_deep(graph: Mapping[str, list[str]], deep_max: int) -> str | None:
-    """A name that is reached through more than `deep_max` others, as one who visits each once finds it."""
+    """The first name that ends a chain of more than `deep_max`: depth-first, each visited once. O(graph)."""
     seen = {""}
     path: list[Iterable[str]] = [iter(graph.get("", ()))]
     while path:
@@ -187,9 +196,9 @@ def place_of(schema: object, keyword: str, at: str = "#") -> str | None:
     return place_where(schema, lambda one: keyword in one, at)
 
 
-def place_where(schema: object, is_it: Callable[[Mapping[str, object]], bool], at: str = "#") -> str | None:
-    """Where the first of a schema's schemas is that is so, as a JSON pointer, depth-first. O(schema); memory,
-    O(levels): a pointer is written only for the schema that is found."""
+def place_where(schema: object, matches: Callable[[Mapping[str, object]], bool], at: str = "#") -> str | None:
+    """The JSON pointer of the first schema, depth-first, for which `matches` is true. O(schema) time,
+    O(levels) memory: a pointer is written only for the schema that is found."""
     if not isinstance(schema, dict):
         return None
     levels: list[Iterator[tuple[dict[str, object], tuple[str, ...]]]] = [iter([(schema, ())])]
@@ -201,7 +210,7 @@ def place_where(schema: object, is_it: Callable[[Mapping[str, object]], bool], a
             del path[-1:]
             continue
         path.append(steps)
-        if is_it(schema):
+        if matches(schema):
             return "/".join([at, *chain.from_iterable(path)])
         levels.append(_subschemas(schema))
     return None
