@@ -163,7 +163,7 @@ def test_a_row_whose_grammar_nothing_holds_fails_alone(untried: Grammars) -> Non
     assert "given up" in matcher.copy().accept(ord("1"))
 
 
-def test_a_grammar_whose_shared_states_are_used_up_is_compiled_anew_and_rows_of_before_go_on(
+def test_a_grammar_whose_shared_states_are_used_up_is_compiled_again_and_rows_of_before_go_on(
     untried: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MASKS_MAX", 3)

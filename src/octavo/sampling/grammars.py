@@ -34,7 +34,7 @@ from octavo.sampling.grammar_trials import GrammarTrials, TrialStopped, Verdict
 
 COMPILED_BYTES_MAX = 256 << 20  # of all compiled grammars, kept or in use
 TENANT_BYTES_MAX = COMPILED_BYTES_MAX // 2  # of those in use that one tenant brought, where there are tenants
-STATES_BYTES_MAX = 32 << 20  # of the lexer's states that a grammar is charged for before it is compiled anew
+STATES_BYTES_MAX = 32 << 20  # of the lexer's states that a grammar is charged for before it is compiled again
 MASKS_MAX = 50_000
 VERDICTS_MAX = 4096
 FORCED_MAX = 256  # tokens of one forced run that are taken at once
@@ -64,7 +64,7 @@ class CompiledGrammar:
         self.grammar = grammar
         self.prototype = prototype  # never advanced; copies share the states of its lexer
         self.num_bytes = num_bytes  # about; it grows with those states
-        self.is_used_up = False  # no further request follows this one: they compile it anew
+        self.is_used_up = False  # no further request follows this one: they compile it again
         self._num_masks = 0
         self._bytes_max = num_bytes + STATES_BYTES_MAX
 
