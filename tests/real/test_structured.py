@@ -177,7 +177,8 @@ def test_what_is_asked_of_one_token_is_what_the_mask_says_of_all(llm: LLM) -> No
         of_choices(["yes, indeed", "yes"]),
         lark,
     ):
-        matcher = grammars.begin(grammar, ())
+        held = grammars.compile(grammar)
+        matcher = grammars.begin(held.grammar, ())
         for _ in range(25):
             scores = np.zeros(size, np.float32)
             matcher.mask(scores)
