@@ -72,6 +72,15 @@ def children_of(pid: int) -> set[int]:
         return {child for child in map(int, file.read().split()) if is_alive(child)}
 
 
+def has_spare_alone(trials: GrammarTrials) -> bool:
+    """Whether the one child is the spare, which has a thread that waits; one that has answered has none."""
+    try:
+        [child] = children_of(trials.pid or 0)
+        return len(os.listdir(f"/proc/{child}/task")) == 2
+    except (ValueError, FileNotFoundError, ProcessLookupError):  # none, or two, or it has just ended
+        return False
+
+
 def test_a_good_grammar_is_good_and_takes_memory(shared: GrammarTrials) -> None:
     verdict = try_it(shared, GOOD)
     assert verdict.why_not == ""
@@ -132,7 +141,7 @@ def test_a_mask_that_takes_long_is_refused(made: Made, monkeypatch: pytest.Monke
 def test_who_has_gone_ends_the_trial_and_its_process(shared: GrammarTrials) -> None:
     try_it(shared, GOOD)
     assert shared.pid is not None
-    wait_until(lambda: len(children_of(shared.pid or 0)) == 1)  # the spare
+    wait_until(lambda: has_spare_alone(shared))  # the spare
     stop, raised = threading.Event(), []
 
     def leave() -> None:
@@ -147,7 +156,7 @@ def test_who_has_gone_ends_the_trial_and_its_process(shared: GrammarTrials) -> N
     stop.set()
     thread.join(30)
     assert raised == [True]
-    wait_until(lambda: len(children_of(shared.pid or 0)) == 1)
+    wait_until(lambda: has_spare_alone(shared))
 
 
 def test_trials_at_once_are_answered_as_they_end(shared: GrammarTrials) -> None:
@@ -210,7 +219,7 @@ def test_a_trial_whose_process_is_ended_from_outside_fails_and_a_spare_is_replac
     trials, failed = made(), []
     try_it(trials, GOOD)
     assert trials.pid is not None
-    wait_until(lambda: len(children_of(trials.pid or 0)) == 1)
+    wait_until(lambda: has_spare_alone(trials))
     [spare] = children_of(trials.pid)
     os.kill(spare, signal.SIGKILL)
     wait_until(lambda: spare not in children_of(trials.pid or 0) and bool(children_of(trials.pid or 0)))
@@ -222,7 +231,7 @@ def test_a_trial_whose_process_is_ended_from_outside_fails_and_a_spare_is_replac
         except RequestFailed as error:
             failed.append(str(error))
 
-    wait_until(lambda: len(children_of(trials.pid or 0)) == 1)
+    wait_until(lambda: has_spare_alone(trials))
     thread = threading.Thread(target=wait)
     thread.start()
     wait_until(lambda: len(children_of(trials.pid or 0)) > 1)
@@ -246,12 +255,12 @@ def test_no_process_outlives_its_server() -> None:
     code = """
 import sys, threading
 sys.path[:0] = sys.argv[1:]
-from tests.sampling.test_grammar_trials import ENDLESS, GOOD, TOKENS, children_of, try_it
+from tests.sampling.test_grammar_trials import ENDLESS, GOOD, TOKENS, children_of, has_spare_alone, try_it
 from tests.waiting import wait_until
 from octavo.sampling.grammar_trials import GrammarTrials
 trials = GrammarTrials(TOKENS, [256], [256])
 try_it(trials, GOOD)
-wait_until(lambda: len(children_of(trials.pid)) == 1)
+wait_until(lambda: has_spare_alone(trials))
 threading.Thread(target=try_it, args=(trials, ENDLESS), daemon=True).start()
 wait_until(lambda: len(children_of(trials.pid)) == 2)
 print(trials.pid, *children_of(trials.pid), flush=True)
@@ -271,7 +280,7 @@ def test_the_processes_have_no_secrets(made: Made, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OCTAVO_API_KEY", "secret")
     trials = made()
     try_it(trials, GOOD)
-    wait_until(lambda: len(children_of(trials.pid or 0)) == 1)
+    wait_until(lambda: has_spare_alone(trials))
     for pid in (trials.pid, *children_of(trials.pid or 0)):
         with open(f"/proc/{pid}/environ", "rb") as file:
             assert b"secret" not in file.read()
