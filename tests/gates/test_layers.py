@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.database": set(),
     "octavo.files": {"octavo.database", "octavo.errors"},
     "octavo.helper_process": set(),
+    "octavo.helper_worker": set(),
     "octavo.sse_reader": set(),
     "octavo.tenants": VALUES | {"octavo.files", "octavo.memory"},
     "octavo.memory": VALUES,
@@ -48,9 +49,11 @@ ALLOWED: dict[str, set[str]] = {
     | {"octavo.fields", "octavo.kernels", "octavo.model.rope", "octavo.model.spec"},
     "octavo.model": VALUES
     | {"octavo.fields", "octavo.files", "octavo.kernels", "octavo.text", "octavo._native"},
-    "octavo.sampling": VALUES | {"octavo.helper_process", "octavo.kernels", "octavo._native"},
+    "octavo.sampling": VALUES
+    | {"octavo.helper_process", "octavo.helper_worker", "octavo.kernels", "octavo._native"},
     "octavo.tools": VALUES,
-    "octavo.text": VALUES | {"octavo.fields", "octavo.helper_process", "octavo.tools"},
+    "octavo.text": VALUES
+    | {"octavo.fields", "octavo.helper_process", "octavo.helper_worker", "octavo.tools"},
     "octavo.executor": VALUES
     | {"octavo.database", "octavo.files", "octavo.kernels", "octavo.model", "octavo.sampling"},
     # The one room that knows torch and Triton; `octavo.engine.backends` opens it, and only on demand.
@@ -66,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"octavo.engine", "octavo.config", "octavo.setting", "octavo.text", "octavo.tools"},
     "octavo.server": VALUES
     | {"octavo.engine", "octavo.config", "octavo.setting", "octavo.tenants", "octavo.tools", "octavo.files"}
-    | {"octavo.helper_process", "octavo.__version__"},
+    | {"octavo.helper_process", "octavo.helper_worker", "octavo.__version__"},
     "octavo.bench": VALUES
     | LEDGER
     | ENGINE

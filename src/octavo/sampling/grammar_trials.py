@@ -144,7 +144,7 @@ class GrammarTrials:
             )
         self._starts.append(now)
         try:
-            process = HelperProcess(_WORKER, import_folders("llguidance"), _ANSWER_BYTES_MAX)
+            process = HelperProcess(_WORKER, import_folders("octavo", "llguidance"), _ANSWER_BYTES_MAX)
         except OSError as error:
             raise RequestFailed(f"the process that tries grammars did not start: {error}") from error
         try:

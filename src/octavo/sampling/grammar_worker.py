@@ -9,9 +9,9 @@ bytes of its number, and for `TRY` JSON: {"grammar", "is_gbnf", "parser_limits"}
 JSON: {"bytes", "lark"?} for a grammar that can be followed, {"error", "kind"} for one that cannot, {"status"}
 of a child that died.
 
-It is run by its path and imports nothing of Octavo. The parent never runs a grammar, so a request costs a
-child: its time is bounded by a timer that counts processor time, its memory by RLIMIT_AS, its stack by a
-thread of its own, which is smaller than any of the server's.
+It is run by its path and imports of Octavo what every helper process does, and no more. The parent never
+runs a grammar, so a request costs a child: its time is bounded by a timer that counts processor time, its
+memory by RLIMIT_AS, its stack by a thread of its own, which is smaller than any of the server's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import llguidance
 
-_PATHS_FROM = 1  # of sys.argv: where llguidance is
+if __name__ == "__main__":
+    sys.path += sys.argv[1:]  # where Octavo and llguidance are
+
+from octavo.helper_worker import bound_memory, end_before_the_server, read_frame, write_frame
+
 TRY, STOP = b"t", b"s"
 _HEAD_BYTES = 9
 _LOWER_PRIORITY_AFTER_S = 0.1
@@ -51,10 +55,9 @@ _WARM_UP = {
 def main() -> None:
     """Until stdin is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the server, which lets answers end
-    sys.path += sys.argv[_PATHS_FROM:]
-    settings = json.loads(_read_frame(0))
+    settings = json.loads(read_frame(0))
     vocabulary = _Vocabulary(settings)
-    _write_frame(1, b'{"ready": true}')
+    write_frame(1, b'{"ready": true}')
     _Parent(vocabulary, settings).run()
 
 
@@ -120,7 +123,7 @@ class _Parent:
 
     def _take(self) -> bool:
         """One request; False at the end."""
-        frame = _read_frame(0)
+        frame = read_frame(0)
         if not frame:
             return False
         number = frame[1:_HEAD_BYTES]
@@ -132,7 +135,7 @@ class _Parent:
         child.number = number
         self._busy[number] = child
         with contextlib.suppress(OSError):  # it was killed from outside, which `_receive_from` learns
-            _send_frame(child.link, frame[_HEAD_BYTES:])
+            write_frame(child.link.fileno(), frame[_HEAD_BYTES:])
         return True
 
     def _receive_from(self, child: _Child) -> None:
@@ -154,7 +157,7 @@ class _Parent:
             self._spare = None
         else:
             del self._busy[child.number]
-            _write_frame(1, child.number + answer)
+            write_frame(1, child.number + answer)
 
     def _reap(self) -> None:
         self._exiting = [pid for pid in self._exiting if os.waitpid(pid, os.WNOHANG)[0] == 0]
@@ -174,18 +177,15 @@ class _Parent:
 def _run_child(link: socket.socket, vocabulary: _Vocabulary, settings: dict[str, Any]) -> NoReturn:
     """Try one grammar, send the answer, and exit."""
     try:
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # where memory is short, the system ends this one, and not the server
-        _bound_memory(settings["memory_bytes"])
+        end_before_the_server()
+        bound_memory(settings["memory_bytes"])
         with open(os.devnull, "rb+") as nothing:  # the server's pipes are not its own
             os.dup2(nothing.fileno(), 0)
             os.dup2(nothing.fileno(), 1)
         trial = _Trial(vocabulary, settings)
-        head = _receive(link, 4)
-        answer = trial.run(json.loads(_receive(link, int.from_bytes(head, "big"))))
-        _send_frame(link, json.dumps(answer).encode())
-    except EOFError:
-        pass  # the parent has ended
+        request = read_frame(link.fileno())
+        if request:  # else the parent has ended
+            write_frame(link.fileno(), json.dumps(trial.run(json.loads(request))).encode())
     finally:
         os._exit(0)
 
@@ -294,51 +294,6 @@ def _refusal(kind: str, error: str) -> dict[str, Any]:
 def _faults() -> int:
     """Pages of memory that were touched for the first time."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-def _bound_memory(num_bytes: int) -> None:
-    """So much more address space than it has now (where the system does not say it, in all), and no files."""
-    size = 0
-    with contextlib.suppress(OSError), open("/proc/self/statm") as file:
-        size = int(file.read().split()[0]) * resource.getpagesize()
-    _, allowed = resource.getrlimit(resource.RLIMIT_AS)
-    most = size + num_bytes if allowed == resource.RLIM_INFINITY else min(size + num_bytes, allowed)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _read_frame(descriptor: int) -> bytes:
-    """Empty at the end."""
-    size = int.from_bytes(_read(descriptor, 4), "big")
-    return _read(descriptor, size)
-
-
-def _read(descriptor: int, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size and (piece := os.read(descriptor, size - len(data))):
-        data += piece
-    return bytes(data) if len(data) == size else b""
-
-
-def _write_frame(descriptor: int, data: bytes) -> None:
-    unsent = memoryview(len(data).to_bytes(4, "big") + data)
-    while unsent:
-        unsent = unsent[os.write(descriptor, unsent) :]
-
-
-def _send_frame(link: socket.socket, data: bytes) -> None:
-    link.sendall(len(data).to_bytes(4, "big") + data)
-
-
-def _receive(link: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        piece = link.recv(size - len(data))
-        if not piece:
-            raise EOFError
-        data += piece
-    return bytes(data)
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ class _Helper(HelperProcess):
 
     def __init__(self, bytes_max: int) -> None:
         try:
-            super().__init__(_WORKER, import_folders("jinja2", "markupsafe"), bytes_max)
+            super().__init__(_WORKER, import_folders("octavo", "jinja2", "markupsafe"), bytes_max)
         except OSError as error:
             raise RequestFailed(f"the process that renders chat templates did not start: {error}") from error
 

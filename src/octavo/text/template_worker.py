@@ -5,9 +5,10 @@
 
 Each is a frame: its length in four bytes, then JSON.
 
-It is run by its path and imports nothing of Octavo. What the sandbox cannot bound (a string times a billion,
-one doubled in a loop, loops within loops) the system bounds: address space by RLIMIT_AS, time by whoever
-waits, who ends the process, and by SIGALRM where there is nobody any more.
+It is run by its path and imports of Octavo what every helper process does, and no more. What the sandbox
+cannot bound (a string times a billion, one doubled in a loop, loops within loops) the system bounds: address
+space by RLIMIT_AS, time by the server, which ends the process, and by SIGALRM where there is no server any
+more.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ import contextlib
 import datetime
 import gc
 import json
-import resource
 import signal
 import sys
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     import jinja2
 
-_PATHS_FROM = 1  # of sys.argv: where Jinja2 and what it needs are
+_PATHS_FROM = 1  # of sys.argv: where Octavo, Jinja2 and what it needs are
 _ERROR_CHARS_MAX = 2000
 _WORDS_MAX, _WORD_CHARS_MAX = 1000, 100
 
@@ -38,10 +38,14 @@ def main() -> None:
     """Read templates' values, write texts, until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the server, which lets answers end
     sys.path += sys.argv[_PATHS_FROM:]
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    settings = json.loads(_read_frame(requests))
+    from octavo.helper_worker import bound_memory, read_frame, write_frame
+
+    def answer_with(answer: dict[str, str] | dict[str, list[str]]) -> None:
+        write_frame(1, json.dumps(answer).encode())
+
+    settings = json.loads(read_frame(0))
     environment = sandbox()
-    _bound_memory(settings["memory_bytes"])
+    bound_memory(settings["memory_bytes"])
     template: jinja2.Template | None = None
 
     def render(values: dict[str, object]) -> str:
@@ -49,11 +53,11 @@ def main() -> None:
         template = template or environment.from_string(settings["source"])
         return _rendered(template, values, settings["chars_max"])
 
-    _write_frame(answers, _words(environment, settings["source"]))
-    while request := _read_frame(requests):
+    answer_with(_words(environment, settings["source"]))
+    while request := read_frame(0):
         signal.alarm(settings["seconds"])
         answer = _answer(render, request)
-        _write_frame(answers, answer)
+        answer_with(answer)
         if "error" in answer:
             gc.collect()  # an error keeps what it met, in a circle
         signal.alarm(0)
@@ -104,30 +108,6 @@ def _words(environment: jinja2.Environment, source: str) -> dict[str, list[str]]
             elif kind == "name" and len(names) < _WORDS_MAX:
                 names.add(text)
     return {"words": sorted(words), "names": sorted(names)}
-
-
-def _write_frame(answers: IO[bytes], answer: dict[str, str] | dict[str, list[str]]) -> None:
-    data = json.dumps(answer).encode()
-    answers.write(len(data).to_bytes(4, "big") + data)
-    answers.flush()
-
-
-def _read_frame(requests: IO[bytes]) -> bytes:
-    """The next request; empty at the end."""
-    return requests.read(int.from_bytes(requests.read(4), "big"))
-
-
-def _bound_memory(num_bytes: int) -> None:
-    """So much more address space than it has now (where the system does not report it, in all), and no
-    files."""
-    size = 0
-    with contextlib.suppress(OSError), open("/proc/self/statm") as file:
-        size = int(file.read().split()[0]) * resource.getpagesize()
-    _, allowed = resource.getrlimit(resource.RLIMIT_AS)
-    most = size + num_bytes if allowed == resource.RLIM_INFINITY else min(size + num_bytes, allowed)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def sandbox() -> jinja2.Environment:
