@@ -87,7 +87,7 @@ class Matcher:
         self._inner = inner
         self._num_words = num_words
         self._end_id = end_id
-        self._ahead: list[int] = []  # forced tokens that were found, and not accepted yet
+        self._ahead: list[int] = []  # forced tokens that were found and not accepted yet, the next one last
 
     def copy(self) -> Matcher:
         """For a fork."""
@@ -113,8 +113,8 @@ class Matcher:
         if self._inner.is_stopped():
             return None if self._inner.is_error() else self._end_id
         # They are kept: to find them costs as much as the whole text that is forced.
-        self._ahead = self._ahead or list(self._inner.compute_ff_tokens())
-        return self._ahead[0] if self._ahead else None
+        self._ahead = self._ahead or self._inner.compute_ff_tokens()[::-1]
+        return self._ahead[-1] if self._ahead else None
 
     def allows(self, token: int) -> bool:
         """Whether this token may come next: the same as in the mask, for a hundredth of what that costs."""
@@ -125,15 +125,16 @@ class Matcher:
         """A sampled token. Returns why the grammar cannot go on, or ""; that it may be an end token."""
         if self._inner.is_stopped() and not self._inner.is_error():
             return ""  # behind the end: only the end token could come
-        self._ahead = self._ahead[1:] if self._ahead[:1] == [token] else []
+        if self._ahead and self._ahead.pop() != token:
+            self._ahead = []
         if self._inner.consume_token(token):
             return ""
         return self._why_not() or "the grammar does not allow a token that was sampled"
 
     def forced(self) -> list[int]:
         """The tokens that must come next, canonical ones, perhaps none. They are accepted."""
-        ahead = self._ahead or list(self._inner.compute_ff_tokens())
-        tokens, self._ahead = ahead[:FORCED_MAX], ahead[FORCED_MAX:]
+        ahead = self._ahead or self._inner.compute_ff_tokens()[::-1]
+        tokens, self._ahead = ahead[-FORCED_MAX:][::-1], ahead[:-FORCED_MAX]
         if tokens and not self._inner.consume_tokens(tokens):
             return []
         if self._inner.is_stopped() and not self._inner.is_error():
@@ -232,17 +233,19 @@ class Grammars:
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()  # by a digest of the grammar
         self._newest: weakref.WeakValueDictionary[Grammar, CompiledGrammar] = weakref.WeakValueDictionary()
         self._in_use: weakref.WeakSet[CompiledGrammar] = weakref.WeakSet()  # or kept
-        self._kept: OrderedDict[Grammar, CompiledGrammar] = (
-            OrderedDict()
-        )  # the most recent ones, in use or not
+        # The most recent ones, in use or not.
+        self._kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         self._busy: dict[Grammar, threading.Event] = {}  # set when the thread that compiles it is done
         self._reserved: Counter[str] = Counter()  # bytes of those that are being compiled, by tenant
 
     @property
     def words(self) -> Words:
         """The vocabulary."""
-        with self._open_lock:
-            return self._loaded_words()
+        words = self._words  # read for each token of a row that thinks
+        if words is None:
+            with self._open_lock:
+                words = self._loaded_words()
+        return words
 
     @property
     def num_bytes(self) -> int:
