@@ -12,9 +12,7 @@ from octavo.engine.core import inspector_of
 from octavo.errors import PinRefused, QueueFull, RequestTooLarge, TenantsRefused, UnknownTenant
 from octavo.memory.quota import ONCE_SHARED, SHARED, TenantPolicy
 from octavo.params import Timeouts
-from octavo.retention import client_pins
 from octavo.retention.client_pins import PinOrder
-from octavo.scheduler.fair_queue import OUTPUT_COST
 from octavo.scheduler.sequence import State
 from octavo.scheduler.waits import WaitReason
 from octavo.types import FinishReason, TransferDone
@@ -133,146 +131,6 @@ def test_max_running_and_max_queue_are_a_tenants_own() -> None:
     served.drain()
 
 
-def fill_queue(served: Served, tenant: str) -> int:
-    """How many of the tenant's requests are queued until one is refused."""
-    for count in range(10_000):
-        try:
-            served.add(4, tenant=tenant)
-        except QueueFull:
-            return count
-    raise AssertionError("it is never refused")
-
-
-def test_a_flood_of_one_tenant_leaves_each_other_its_share_of_the_queue() -> None:
-    served = Served(tokens=64, waiting=60)
-    served.scheduler.tenants.set_policies([TenantPolicy(name) for name in "abc"])
-    assert fill_queue(served, "a") == 30, "half of it, of which the share of a tenant is a third"
-    with pytest.raises(QueueFull, match=r"^30 of your requests .* allowed then: 10, your share .*max_queue"):
-        served.add(4, tenant="a")
-    assert fill_queue(served, "b") == 10
-    assert fill_queue(served, "c") == 10
-    served.drain()
-    assert fill_queue(served, "c") == 30
-
-
-def test_a_tenants_own_max_queue_is_stronger_than_its_share_and_takes_none_of_others() -> None:
-    served = Served(tokens=64, waiting=60)
-    served.scheduler.tenants.set_policies(
-        [TenantPolicy("a", max_waiting=1000), TenantPolicy("b"), TenantPolicy("c", max_waiting=4)]
-    )
-    assert fill_queue(served, "a") == 60, "all that may wait"
-    with pytest.raises(QueueFull, match="too many requests are waiting; allowed: 60"):
-        served.add(4, tenant="a")
-    assert fill_queue(served, "b") == 10
-    assert fill_queue(served, "c") == 4
-    served.drain()
-
-
-def test_without_tenants_or_with_one_the_queue_is_not_shared_out() -> None:
-    served = Served(tokens=64, waiting=60)
-    assert fill_queue(served, "") == 60
-    served.drain()
-    served.scheduler.tenants.set_policies([TenantPolicy("a"), TenantPolicy(SHARED, maximum=9)])
-    assert fill_queue(served, "a") == 60
-    served.drain()
-
-
-def fill_pins(served: Served, tenant: str, num_tokens: int = 4) -> int:
-    """How many prompts of that length the tenant pins until one is refused."""
-    for count in range(2000):
-        try:
-            open_pin(served, f"p{served.next_id}", num_tokens, tenant)
-        except PinRefused:
-            return count
-        served.drain()
-    raise AssertionError("it is never refused")
-
-
-def test_the_pins_of_one_tenant_leave_each_other_and_what_is_shared_its_share(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(client_pins, "PINS_MAX", 48)
-    served = Served(blocks=300, tokens=64, pins=200)
-    served.scheduler.tenants.set_policies([TenantPolicy(name) for name in "abc"])
-    assert fill_pins(served, "a") == 24, "half of them; the share of each, and of what is shared, is 6"
-    with pytest.raises(PinRefused, match=r"^tenant a has 24 pins, .* allowed then: 6, its share of 48"):
-        pin(served, "one", 4, "a")
-    assert [fill_pins(served, tenant) for tenant in ("b", "c", SHARED)] == [6, 6, 6]
-
-
-def test_the_memory_of_pins_of_one_tenant_leaves_each_other_its_share_where_nothing_is_guaranteed() -> None:
-    served = Served(blocks=100, tokens=64, pins=48)
-    served.scheduler.tenants.set_policies([TenantPolicy(name) for name in "abc"])
-    assert fill_pins(served, "a", 8) == 12, "24 blocks, half of what pins may keep"
-    with pytest.raises(PinRefused, match=r"tenant a keep 24; allowed then: 6, its share of 48 .*pin_memory"):
-        pin(served, "one", 4, "a")
-    assert [fill_pins(served, tenant, 8) for tenant in ("b", "c", SHARED)] == [3, 3, 3]
-    served.scheduler.tenants.set_policies([])
-    assert fill_pins(served, "", 4) == 48 - 24 - 3 * 6
-
-
-def test_without_tenants_pins_are_not_shared_out() -> None:
-    served = Served(blocks=100, tokens=64, pins=48)
-    assert fill_pins(served, "") == 48
-
-
-def test_two_backlogged_tenants_are_served_within_the_bound() -> None:
-    """Theorem 4.4 of the paper, with weights: b sends long prompts, a short ones that answer at length."""
-    served = Served(blocks=24, block=16, rows=8, tokens=64)
-    served.scheduler.tenants.set_policies([TenantPolicy("a", weight=1.0), TenantPolicy("b", weight=2.0)])
-    for i in range(160):
-        served.add(tuple(range(i * 1000, i * 1000 + 10)), 40, tenant="a")
-        for j in range(2):
-            served.add(tuple(range(i * 1000 + 300 * j + 100, i * 1000 + 300 * j + 180)), 4, tenant="b")
-    service = served.scheduler.live.service
-    bound = 2 * max(80, OUTPUT_COST * 24 * 16)
-    worst = 0.0
-    while all(any(s.request.tenant == t for s in served.scheduler.live.waiting) for t in "ab"):
-        served.step()
-        worst = max(worst, abs(service.served["a"] - service.served["b"] / 2.0))
-    assert service.served["a"] + service.served["b"] > 8 * bound, "too short to show anything"
-    assert worst <= bound
-
-
-def test_first_come_alone_would_break_that_bound() -> None:
-    served = Served(blocks=24, block=16, rows=8, tokens=64)
-    for i in range(400):
-        served.add(tuple(range(i * 100, i * 100 + 30)), 30, tenant="flood")
-    for _ in range(20):
-        served.step()
-    late = served.add(tuple(range(90_000, 90_030)), 4, tenant="late")
-    steps = 0
-    while served.state(late) is not State.RUNNING:
-        served.step()
-        steps += 1
-    assert steps < 60, "it waits for a row, not for 400 others"
-    ahead = sum(s.request.tenant == "flood" for s in served.scheduler.live.waiting)
-    assert ahead > 300
-
-
-def test_a_tenant_that_comes_back_has_saved_nothing_up() -> None:
-    served = Served(blocks=24, block=16, rows=4, tokens=64)
-    served.add(tuple(range(16)), 2, tenant="a")
-    served.drain()
-    for i in range(50):
-        served.add(tuple(range(i * 100, i * 100 + 30)), 30, tenant="b")
-    for _ in range(200):
-        served.step()
-    service = served.scheduler.live.service
-    served.add(tuple(range(70_000, 70_016)), 2, tenant="a")
-    assert service.of("a") >= service.of("b") - 1e-9
-
-
-def test_what_the_cache_gives_does_not_count_as_service() -> None:
-    served = Served(blocks=24, block=16, tokens=64)
-    served.add(tuple(range(64)), 2, tenant="a")
-    served.drain()
-    before = served.scheduler.live.service.served["a"]
-    served.add(tuple(range(64)), 2, tenant="a")
-    served.drain()
-    assert served.scheduler.live.service.served["a"] - before <= 16 + 2 * OUTPUT_COST
-
-
 def test_a_prefix_is_another_tenants_only_when_the_operator_shares_it() -> None:
     served = Served(blocks=40, block=16, tokens=64)
     secret = served.add(tuple(range(64)), 2, tenant="a")
@@ -321,34 +179,25 @@ def test_a_refused_pin_is_told_its_tenants_pins_whatever_others_have_pinned() ->
     told = []
     for num_others in (0, 5):
         served = Served(blocks=100, pins=60, tokens=64)
-        pin(served, "own", 8, "a")
+        served.open_pin("own", 8, "a")
+        served.drain()
         for index in range(num_others):
-            pin(served, f"other{index}", 16, "b")
+            served.open_pin(f"other{index}", 16, "b")
+            served.drain()
         with pytest.raises(PinRefused, match="held by pins own 2") as refusal:
-            pin(served, "large", 4 * 70, "a")
+            served.open_pin("large", 4 * 70, "a")
         told.append(str(refusal.value))
     assert told[0] == told[1]
 
 
 def test_a_request_that_others_pins_keep_out_is_told_no_number_of_theirs() -> None:
     served = Served(blocks=20, pins=10, tokens=64)
-    pin(served, "rules", 32, "b")
+    served.open_pin("rules", 32, "b")
+    served.drain()
     with pytest.raises(RequestTooLarge, match="allowed: fewer, because others have pinned some of the pool"):
         served.add(60, 1, tenant="a")
     with pytest.raises(RequestTooLarge, match="needs 21 KV blocks; allowed: 20, what pins leave of the pool"):
         served.add(84, 1, tenant="a")
-
-
-def open_pin(served: Served, name: str, num_tokens: int, tenant: str) -> int:
-    first = served.next_id * 10_000
-    order = PinOrder(name, tuple(range(first, first + num_tokens)), 60.0, tenant=tenant)
-    served.scheduler.client_pins.open(order, served.next_id, 0.0)
-    return served.add(order.tokens, 1, tenant=tenant, fills_pin=name)
-
-
-def pin(served: Served, name: str, num_tokens: int, tenant: str) -> None:
-    open_pin(served, name, num_tokens, tenant)
-    served.drain()
 
 
 def test_bounds_that_do_not_fit_are_refused_and_change_nothing() -> None:
@@ -449,9 +298,9 @@ def test_what_borrowers_fetched_and_wait_with_gives_way_to_a_guarantee() -> None
 def test_what_is_computed_to_be_shared_is_left_room_for_although_nobody_is_charged_for_it_yet() -> None:
     served = Served(blocks=60, tokens=20, pins=40)
     served.scheduler.tenants.set_policies([TenantPolicy(SHARED, maximum=9)])
-    requests = [open_pin(served, "long", 22, SHARED)]
+    requests = [served.open_pin("long", 22, SHARED)]
     served.step()  # five blocks of it have names, and are nobody's yet
-    requests.append(open_pin(served, "short", 14, SHARED))
+    requests.append(served.open_pin("short", 14, SHARED))
     served.drain()
     assert [served.finished(request) for request in requests] == [{0: FinishReason.LENGTH}] * 2
     assert served.memory.quotas.charged(SHARED) == 8
@@ -506,61 +355,6 @@ def test_a_pin_of_a_tenant_that_is_gone_keeps_its_bounds_and_one_that_comes_back
     assert served.memory.quotas.policy("a").maximum == 9
 
 
-def test_the_prompt_of_a_tenant_that_was_served_less_is_computed_before_those_of_one_that_floods() -> None:
-    served = Served(blocks=64, block=16, tokens=32)
-    served.scheduler.tenants.set_policies([TenantPolicy("quiet", guaranteed=8), TenantPolicy("flood")])
-    for i in range(6):
-        served.add(tuple(range(i * 100, i * 100 + 70)), 4, tenant="flood")
-    for _ in range(3):
-        served.step()  # some of the flood's prompts have few positions left
-    wanted = served.add(tuple(range(5000, 5060)), 4, tenant="quiet")
-    served.step()  # both were served alike when it came
-    served.step()
-    (sequence,) = served.scheduler.live.sequences_of(wanted)
-    decoding = sum(len(s.tokens) > s.num_prompt for s in served.scheduler.live.running)
-    assert sequence.num_computed >= 31 - decoding, "the whole step but one position, and not a half of it"
-
-
-def test_a_tenant_that_comes_beside_prompts_that_were_admitted_gets_the_next_step() -> None:
-    served = Served(blocks=400, block=16, tokens=32)
-    flood = [served.add(800, tenant="flood") for _ in range(4)]
-    for _ in range(3):
-        served.step()
-    assert served.scheduler.live.service.admitted["flood"] > 1000, "two are admitted, as a whole"
-    for length in (4, 60, 4):
-        late = served.add(length, tenant="late")
-        steps = 0
-        while served.state(late) is not State.FINISHED:
-            served.step()
-            steps += 1
-        assert steps <= 1 + -(-length // 16), "at most one step is another's, then half of each is its own"
-    assert not any(served.finished(request) for request in flood)
-    served.drain()
-
-
-def test_a_tenant_is_not_admitted_again_before_others_because_its_prompts_are_yet_to_be_computed() -> None:
-    served = Served(block=16, rows=4, tokens=64)
-    first = [served.add(4, 9, tenant="a") for _ in range(4)]
-    second = [served.add(4, 9, tenant="b") for _ in range(4)]
-    served.step()
-    running = [request for request in first + second if served.state(request) is State.RUNNING]
-    assert running == [*first[:2], *second[:2]]
-    served.drain()
-
-
-def test_a_prompt_that_is_cancelled_or_preempted_counts_for_what_was_computed_of_it() -> None:
-    served = Served(blocks=60, block=16, tokens=32)
-    service = served.scheduler.live.service
-    gone = served.add(800, tenant="a")
-    served.add(4, 9, tenant="b")
-    for _ in range(3):
-        served.step()
-    assert service.turn_of("a") - service.of("a") == 800 - service.served["a"] > 600
-    served.scheduler.cancel(gone)
-    assert service.turn_of("a") == service.of("a") == service.served["a"] < 100
-    served.drain()
-
-
 def test_a_tenant_that_is_gone_gets_nothing_in_until_it_is_named_again() -> None:
     served = Served(blocks=40)
     bounds = TenantPolicy("a", maximum=4, max_running=1, request_maximum=4)
@@ -595,7 +389,7 @@ def test_a_refused_reload_takes_nobody_off() -> None:
 def test_what_was_shared_once_keeps_nobody_from_what_it_is_guaranteed() -> None:
     served = Served(blocks=30, tokens=64, pins=28)
     for index in range(3):
-        open_pin(served, f"p{index}", 28, SHARED)
+        served.open_pin(f"p{index}", 28, SHARED)
     prompts = [request.prompt for request in served.scheduler.live.requests()]
     served.drain()
     others = [served.add((*prompt, 1, 2, 3, 4), 5, tenant="b") for prompt in prompts]
