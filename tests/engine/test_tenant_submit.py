@@ -103,8 +103,12 @@ def test_a_tenant_within_its_share_is_asked_for_although_others_have_as_many_ope
         for stream in [*streams, *late]:
             assert (await read(await stream))[0].finishes == [FinishReason.LENGTH]
 
-    asyncio.run(scenario())
-    nothing_is_left(served)
+    try:
+        asyncio.run(scenario())
+        nothing_is_left(served)
+    finally:
+        served.turnstile.open.set()
+        served.llm.close()
 
 
 def test_a_client_that_leaves_before_it_is_taken_is_never_taken(
