@@ -13,6 +13,8 @@ from pathlib import Path
 from octavo.errors import ConfigError, shown
 from octavo.files import folder_of
 from octavo.setting import About, Gone, Unit, check, gone, setting
+from octavo.tools.formats import FORMAT_NAMES
+from octavo.tools.thinking import THINKING_NAMES
 
 BLOCK_SIZES = (16, 32, 64)
 BACKENDS = ("auto", "native", "torch", "reference")
@@ -21,16 +23,8 @@ ATTENTIONS = ("triton", "flash")
 WEIGHTS = ("auto", "f32", "bf16", "int8", "q4")
 HOST_KV_KINDS = ("f32", "bf16", "int8")
 KV_KINDS = (*HOST_KV_KINDS, "fp16", "fp8")  # the last two on a device alone
-TOOL_PARSERS = (
-    "hermes",
-    "llama3_json",
-    "pythonic",
-    "mistral",
-    "mistral_args",
-    "deepseek_v3",
-    "deepseek_v31",
-    "json",
-)
+TOOL_PARSERS = tuple(FORMAT_NAMES)
+REASONING_PARSERS = tuple(THINKING_NAMES)
 POOLINGS = ("last", "mean")
 SPECULATE = ("off", "auto", "ngram")
 SESSION_TTL_S = 86_400
@@ -94,7 +88,17 @@ class StartOptions:
             MODEL,
             choices=TOOL_PARSERS,
             metavar="NAME",
-            default="as its chat template tells, else hermes",
+            default="as its chat template writes them, else hermes",
+        ),
+    )
+    reasoning_parser: str | None = setting(
+        None,
+        About(
+            "How the model marks what it thinks before it answers.",
+            MODEL,
+            choices=REASONING_PARSERS,
+            metavar="NAME",
+            default="as its chat template writes it",
         ),
     )
     pooling: str = setting(

@@ -66,16 +66,26 @@ class ThinkingState(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Thinking:
     """How an output that may think before it answers begins. `max_tokens`: what it thinks ends there, as if
-    the model had written `end`."""
+    the model had written `end`. `behind`: what stands between `end` and an answer that follows a grammar.
+    `always`: before such an answer it thinks, so `begin` is written for it."""
 
     state: ThinkingState | None = None  # None: as the end of the prompt tells
     max_tokens: int | None = None
     begin: str = "<think>"
     end: str = "</think>"
+    behind: str = "\n\n"
+    always: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
             require_range("max_thinking_tokens", self.max_tokens, 0, 2**31 - 1, whole=True)
+
+    def state_after(self, tail: bytes) -> ThinkingState:
+        """Where an output begins; `tail`: the last bytes of its prompt."""
+        end = tail.rstrip()
+        if end.endswith(self.begin.encode()):
+            return ThinkingState.INSIDE
+        return ThinkingState.NONE if end.endswith(self.end.encode()) else ThinkingState.MAYBE
 
 
 ANY_OBJECT: Mapping[str, object] = {"type": "object"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.grammar import Grammar, ThinkingState
-from octavo.tools.answer import state_of_prompt
 from octavo.tools.definitions import ToolUse
 from octavo.tools.formats import HERMES
 from octavo.tools.grammars import calls_grammar
+from octavo.tools.thinking import THINK, ThinkingFormat
 
 
 class FakeAnswers:
@@ -20,7 +20,12 @@ class FakeAnswers:
 
     def thinking_state(self, prompt: Sequence[int]) -> ThinkingState:
         """As the end of the prompt tells."""
-        return state_of_prompt(bytes(token for token in prompt if token < 256))
+        return THINK.state_after(bytes(token for token in prompt if token < 256))
+
+    @property
+    def thinking_format(self) -> ThinkingFormat | None:
+        """As most models mark it."""
+        return THINK if self.thinks else None
 
     def is_hidden(self, *, calls: bool) -> bool:
         """No token is special."""

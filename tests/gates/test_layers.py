@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "octavo.errors": set(),
     "octavo.units": {"octavo.errors"},
     "octavo.setting": {"octavo.errors", "octavo.units"},
-    "octavo.config": {"octavo.errors", "octavo.files", "octavo.setting"},
+    "octavo.config": {"octavo.errors", "octavo.files", "octavo.setting", "octavo.tools"},
     "octavo.fields": {"octavo.errors"},
     "octavo.database": set(),
     "octavo.files": {"octavo.database", "octavo.errors"},

@@ -13,11 +13,11 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.config import StartOptions
 from octavo.grammar import Grammar, of_schema
-from octavo.tools.answer import AnswerReader
+from octavo.tools.answer import AnswerKind, AnswerReader
 from octavo.tools.definitions import ToolUse, tool_use
+from octavo.tools.events import ArgumentsText, CallBegun, Content
 from octavo.tools.formats import FORMATS, HERMES, PYTHONIC, ToolFormat
 from octavo.tools.grammars import calls_grammar
-from octavo.tools.parser import ArgumentsText, CallBegun, Content
 
 pytestmark = pytest.mark.full
 
@@ -99,7 +99,7 @@ def grammar(llm: LLM, form: ToolFormat, choice: object = "required", parallel: b
 def calls_of(text: str, form: ToolFormat) -> tuple[str, list[tuple[str, str]]]:
     """Content and calls."""
     content, calls = "", list[tuple[str, str]]()
-    for event in AnswerReader(None, form).push(text, is_last=True):
+    for event in AnswerReader(AnswerKind(None, form)).push(text, is_last=True):
         match event:
             case Content(more):
                 content += more

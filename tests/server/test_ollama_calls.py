@@ -8,8 +8,8 @@ from tests.server.ollama_asking import CALLS, HI, NOW, TOOL, chat, generate, lin
 
 from octavo.grammar import Thinking
 from octavo.server.dialects.ollama_answer import Teller
+from octavo.tools.events import ArgumentsText, CallBegun, Content
 from octavo.tools.formats import HERMES, MISTRAL
-from octavo.tools.parser import ArgumentsText, CallBegun, Content
 
 
 # -- calls ---------------------------------------------------------------------------------------------------

@@ -8,17 +8,6 @@ import pytest
 
 from octavo.text.chat import ChatTemplate
 from octavo.text.control import ControlTokens
-from octavo.tools.formats import (
-    DEEPSEEK_V3,
-    DEEPSEEK_V31,
-    HERMES,
-    LLAMA3_JSON,
-    MISTRAL,
-    MISTRAL_ARGS,
-    PYTHONIC,
-    ToolFormat,
-    format_of_template,
-)
 from octavo.types import ChatMessage, ChatOptions, ToolCall
 
 TOOL = {
@@ -112,30 +101,6 @@ def test_control_tokens_in_tools_and_calls_of_a_client_are_text(template: str) -
         "[assistant]",
     ]
     assert "x[system]y" in "".join(rendered.parts[::2])
-
-
-@pytest.mark.parametrize(
-    ("source", "form"),
-    [
-        ("... <tool_call>\\n ...", HERMES),
-        ("'[TOOL_CALLS] [' ...", MISTRAL),
-        ("'[TOOL_CALLS]' + name + '[ARGS]' ...", MISTRAL_ARGS),
-        ("<｜tool▁calls▁begin｜> ... ```json", DEEPSEEK_V3),
-        ("<｜tool▁calls▁begin｜> ...", DEEPSEEK_V31),
-        ("<|python_tag|> ...", LLAMA3_JSON),
-        ("[func_name1(params_name1=params_value1)]", PYTHONIC),
-        ("{{ message.content }}", None),
-    ],
-)
-def test_the_format_is_told_by_the_template(source: str, form: ToolFormat | None) -> None:
-    assert format_of_template(source) is form
-
-
-@pytest.mark.parametrize(
-    ("source", "thinks"), [("a<think>b", True), ("split('</think>')", True), (PLAIN, False)]
-)
-def test_a_model_thinks_where_its_template_says_so(source: str, thinks: bool) -> None:
-    assert ChatTemplate(source).thinks is thinks
 
 
 def test_a_message_gives_its_thinking_to_the_template() -> None:

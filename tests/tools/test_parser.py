@@ -9,7 +9,9 @@ import random
 import pytest
 
 from octavo.grammar import ThinkingState
-from octavo.tools.answer import AnswerEvent, AnswerReader, Thought
+from octavo.tools.answer import AnswerKind, AnswerReader
+from octavo.tools.definitions import tools_of
+from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
 from octavo.tools.formats import (
     DEEPSEEK_V3,
     DEEPSEEK_V31,
@@ -20,12 +22,15 @@ from octavo.tools.formats import (
     MISTRAL,
     MISTRAL_ARGS,
     PYTHONIC,
+    Body,
     ToolFormat,
 )
-from octavo.tools.parser import ArgumentsText, CallBegun, Content
 from octavo.types import ToolCall
 
 Told = tuple[str, str, list[tuple[str, str]]]  # thought, content, calls
+TOOLS = tools_of(
+    [{"type": "function", "function": {"name": name}} for name in ("get_weather", "now", "send-mail_2")]
+)
 CALLS = [
     ToolCall("get_weather", '{"city": "Paris \\"}{[", "days": [1, {"a": null}]}'),
     ToolCall("now", "{}"),
@@ -52,7 +57,7 @@ def told(events: list[AnswerEvent]) -> Told:
 
 
 def read(text: str, form: ToolFormat | None, cuts: list[int], thinking: ThinkingState | None = None) -> Told:
-    reader = AnswerReader(thinking, form)
+    reader = AnswerReader(AnswerKind(thinking, form, tools=TOOLS))
     events: list[AnswerEvent] = []
     places = [0, *cuts, len(text)]
     for start, stop in itertools.pairwise(places):
@@ -74,22 +79,22 @@ def every_way(text: str, form: ToolFormat | None, thinking: ThinkingState | None
 
 def written(form: ToolFormat, calls: list[ToolCall]) -> str:
     """In the format's own form; as Python where that is it."""
-    if not form.is_pythonic:
+    if form.body is not Body.PYTHON:
         return form.written(calls)
     each = [f"{c.name}({', '.join(f'{k}={v!r}' for k, v in json.loads(c.arguments).items())})" for c in calls]
-    return f"[{', '.join(each)}]"
+    return f"{form.open}{form.between.join(each)}{form.close}"
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_calls_are_read_as_they_were_written(form: ToolFormat, count: int) -> None:
-    calls = CALLS[:count] if not form.is_pythonic else [*CALLS[:count]]
+    calls = CALLS[:count]
     thought, content, found = every_way(written(form, calls), form)
     assert (thought, content) == ("", "")
     assert [(name, json.loads(text)) for name, text in found] == [
         (call.name, json.loads(call.arguments)) for call in calls
     ]
-    if not form.is_pythonic:
+    if form.body not in (Body.PYTHON, Body.TAGGED):
         assert [text for _, text in found] == [call.arguments for call in calls]
 
 

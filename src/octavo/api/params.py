@@ -269,8 +269,9 @@ class SamplingParams:
             banned = bad_word_ids(lambda text: tokenizer.encode(text, add_bos=False), words)
             params = replace(params, banned_sequences=params.banned_sequences + banned)
         template, budget = tokenizer.chat_template, self.thinking_token_budget
-        if budget not in (None, -1) and self.thinking is None and template is not None and template.thinks:
-            params = replace(params, thinking=Thinking(None, budget))
+        if budget not in (None, -1) and self.thinking is None and template is not None:
+            form = template.thinking_format
+            params = params if form is None else replace(params, thinking=form.leading(budget))
         return RequestOrder(params, self.n, self.detokenize, self.output_kind, self.truncate_prompt_tokens)
 
     def _take_plain(self) -> None:

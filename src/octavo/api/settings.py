@@ -29,6 +29,7 @@ class OwnSettings(TypedDict, total=False):
     context_length: int | None
     chat_template: str | None
     tool_parser: str | None
+    reasoning_parser: str | None
     pooling: str | None
     served_name: str | None
     backend: str | None

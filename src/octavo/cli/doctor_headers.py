@@ -36,6 +36,7 @@ from octavo.model.loader import OpenedFiles
 from octavo.model.measuring import measure_model
 from octavo.model.quantised.source import DequantisedFiles
 from octavo.model.spec import ModelWeights
+from octavo.text.chat import FITS_NO_FORMAT
 from octavo.units import blocks_for, format_bytes
 
 Lines = list[tuple[str, str]]
@@ -138,8 +139,11 @@ def _doubts(checked: Checked) -> list[str]:
 
 def _chats(checked: Checked, options: StartOptions) -> list[str]:
     vocabulary = checked.vocabulary
-    if vocabulary is None or vocabulary.has_template or options.chat_template is not None:
+    if vocabulary is None or options.chat_template is not None:
         return []
+    if vocabulary.template is not None:
+        is_given = options.tool_parser is not None
+        return [FITS_NO_FORMAT] if not is_given and vocabulary.template.fits_no_format else []
     return [
         "the files have no chat template: chats are refused, unless --chat-template FILE or NAME gives one"
     ]
@@ -220,7 +224,7 @@ def model_lines(checked: Checked, opened: OpenedFiles, fit: Fit) -> Lines:
         lines.insert(2, ("quantised", source.in_words()))
     if checked.vocabulary is not None:
         words = checked.vocabulary
-        chats = "a chat template" if words.has_template else "no chat template"
+        chats = "no chat template" if words.template is None else words.template.in_words()
         lines.append(("tokenizer", f"{words.name}, {words.size:,} tokens; {chats}"))
     return lines
 
@@ -364,7 +368,7 @@ def json_of(found: Diagnosis) -> dict[str, object]:
         "runs": found.runs,
         "fits": found.fits,
         "problems": [{"part": problem.part, "text": problem.text} for problem in found.checked.problems],
-        "has_chat_template": vocabulary is not None and vocabulary.has_template,
+        "has_chat_template": vocabulary is not None and vocabulary.template is not None,
         "bytes_by_stored_kind": dict(found.checked.stored),
         "read_bytes_per_s": found.bytes_per_s,
         "settings": None if fit is None else _json_of_fit(fit, found.bytes_per_s),

@@ -12,7 +12,6 @@ from octavo.errors import InvalidRequest
 from octavo.grammar import Grammar, ThinkingState
 from octavo.sampling.grammars import Grammars
 from octavo.text.tokenizer import Tokenizer
-from octavo.tools.answer import BEGIN, END, state_of_prompt
 from octavo.tools.definitions import ToolUse
 from octavo.tools.formats import HERMES
 from octavo.tools.grammars import calls_grammar
@@ -40,20 +39,26 @@ class Answers:
     def __init__(self, tokenizer: Tokenizer, grammars: Grammars | None, on_thread: OnThread) -> None:
         template = tokenizer.chat_template
         self.form = HERMES if template is None else template.tool_format
-        self.thinks = template is not None and template.thinks
+        self.thinking_format = None if template is None else template.thinking_format
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._on_thread = on_thread
 
+    @property
+    def thinks(self) -> bool:
+        """Whether the model thinks before it answers."""
+        return self.thinking_format is not None
+
     def thinking_state(self, prompt: Sequence[int]) -> ThinkingState:
         """Where an answer to this prompt begins."""
-        if not self.thinks:
+        if self.thinking_format is None:
             return ThinkingState.NONE
-        return state_of_prompt(b"".join(map(self._tokenizer.token_bytes, prompt[-TAIL_TOKENS:])))
+        tail = b"".join(map(self._tokenizer.token_bytes, prompt[-TAIL_TOKENS:]))
+        return self.thinking_format.state_after(tail)
 
     def is_hidden(self, *, calls: bool) -> bool:
         """Whether marks of thinking, or of calls, are special tokens, which are no text unless asked for."""
-        marks = (BEGIN, END) if self.thinks else ()
+        marks = () if self.thinking_format is None else self.thinking_format.marks
         return any(
             self._special_id(mark) is not None for mark in (*marks, *(self.form.markers if calls else ()))
         )

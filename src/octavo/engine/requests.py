@@ -22,7 +22,6 @@ from octavo.sampling.guides import needs_guide
 from octavo.text.control import Rendered
 from octavo.text.named_templates import GIVE_ONE
 from octavo.text.tokenizer import Tokenizer
-from octavo.tools.answer import state_of_prompt
 from octavo.types import DEFAULT_CHAT, ChatOptions, Request
 
 
@@ -143,7 +142,7 @@ def _with_state(params: SamplerParams, prompt: Sequence[int], facts: ModelFacts)
     if thinking is None or thinking.state is not None or facts.grammars is None:
         return params
     tail = b"".join(map(facts.grammars.token_bytes, prompt[-TAIL_TOKENS:]))
-    state = state_of_prompt(tail)
+    state = thinking.state_after(tail)
     return replace(params, thinking=None if state is ThinkingState.NONE else replace(thinking, state=state))
 
 

@@ -43,9 +43,11 @@ from octavo.scheduler.pressure import PressureConfig, PressurePolicy
 from octavo.scheduler.scheduler import Scheduler
 from octavo.speculation.speculator import Speculation, Speculator
 from octavo.step.config import SchedulerConfig
+from octavo.text.chat import FITS_NO_FORMAT
 from octavo.text.named_templates import load_template
 from octavo.text.tokenizer import Tokenizer
-from octavo.tools.formats import FORMATS
+from octavo.tools.formats import FORMAT_NAMES
+from octavo.tools.thinking import THINKING_NAMES
 from octavo.types import ChatMessage
 from octavo.units import blocks_for, format_bytes
 
@@ -129,6 +131,8 @@ def try_template(tokenizer: Tokenizer) -> None:
             "will be refused; plain prompts (/v1/completions) work",
             error,
         )
+    if tokenizer.chat_template.fits_no_format:
+        log.warning("%s", FITS_NO_FORMAT)
 
 
 def client_of(started: Started, options: StartOptions) -> EngineClient:
@@ -151,8 +155,11 @@ def build_engine(
     loaded = load_model(resolve(model, progress), weights, context, progress, packed)
     if template is not None:
         loaded = replace(loaded, tokenizer=loaded.tokenizer.with_template(template))
-    if options.tool_parser is not None and loaded.tokenizer.chat_template is not None:
-        loaded.tokenizer.chat_template.tool_format = FORMATS[options.tool_parser]
+    if loaded.tokenizer.chat_template is not None:
+        loaded.tokenizer.chat_template.give_formats(
+            None if options.tool_parser is None else FORMAT_NAMES[options.tool_parser],
+            None if options.reasoning_parser is None else THINKING_NAMES[options.reasoning_parser],
+        )
     started = engine_over(loaded, chosen.backend, options, policies_of)
     return replace(started, backend_reason=chosen.reason)
 

@@ -24,6 +24,7 @@ from octavo.model.hub.paths import ModelPath
 from octavo.model.loader import OpenedFiles, describe_gguf_file, require_rows
 from octavo.model.measuring import MeasuredModel, measure_model
 from octavo.model.quantised.source import DequantisedFiles, dequantised_source
+from octavo.text.chat import ChatTemplate
 from octavo.text.gguf_vocabulary import check_vocabulary
 from octavo.text.model_templates import templates_of_gguf
 from octavo.text.tokenizer import Tokenizer
@@ -42,12 +43,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokenizer in words, whether the files have a template for chats, and what is guessed ("":
-    nothing)."""
+    """The tokenizer in words, the files' template for chats, and what is guessed ("": nothing)."""
 
     name: str
     size: int
-    has_template: bool
+    template: ChatTemplate | None
     doubt: str = ""
 
 
@@ -141,14 +141,18 @@ def _vocabulary_of(
 ) -> Vocabulary | None:
     if path.kind != "gguf":
         tokenizer = Tokenizer.from_folder(path.path)
-        return Vocabulary("the folder's own", tokenizer.vocab_size, tokenizer.chat_template is not None)
+        return Vocabulary("the folder's own", tokenizer.vocab_size, tokenizer.chat_template)
     if not isinstance(source, GgufFile):
         return None
     fields = Fields(str(path.path), source.metadata)
     facts, templates = check_vocabulary(fields), templates_of_gguf(fields)
     if description is not None:
         require_rows(path, description, facts.size)
-    return Vocabulary(facts.name, facts.size, templates.default is not None, facts.doubt)
+    template = None
+    if templates.default is not None:
+        with_tools = None if templates.with_tools is None else ChatTemplate(templates.with_tools)
+        template = ChatTemplate(templates.default, with_tools=with_tools)
+    return Vocabulary(facts.name, facts.size, template, facts.doubt)
 
 
 def _files(source: _Source) -> GgufFile | SafetensorsFiles:

@@ -22,8 +22,6 @@ from octavo.kernels.contract import Floats
 from octavo.params import SamplerParams
 from octavo.sampling.grammars import Grammars, Matcher
 
-# What a model writes behind its thinking, before an answer that a grammar leads.
-_BEHIND_THINKING = "\n\n"
 _BLANKS_MAX = 16  # bytes of white space before a trigger at the start
 
 
@@ -72,7 +70,9 @@ class Guide:
             self._think()
         elif state is ThinkingState.MAYBE:
             self._phase = _Phase.OPENING
-            if self._has_whole_grammar:
+            if self._has_whole_grammar and thinking is not None and thinking.always:
+                self._dictated = grammars.encode(thinking.begin)
+            elif self._has_whole_grammar:
                 self._matcher = self._begin()
         else:
             self._answer()
@@ -204,7 +204,7 @@ class Guide:
         self._dictated = []
         self._answer()
         if self._has_whole_grammar and not rest:
-            self._dictated = self._grammars.encode(_BEHIND_THINKING)
+            self._dictated = self._grammars.encode(self._thinking.behind)
 
     def _end_thinking_at_the_budget(self) -> None:
         thinking = self._thinking

@@ -7,27 +7,18 @@ import secrets
 import string
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from octavo.engine.client import EngineClient
-from octavo.grammar import Thinking, ThinkingState
 from octavo.params import SamplerParams
 from octavo.server.errors import JsonObject
 from octavo.server.tool_fields import ThinkingWish
-from octavo.tools.answer import AnswerEvent, AnswerReader, Thought
+from octavo.tools.answer import AnswerKind, AnswerReader
 from octavo.tools.definitions import ToolMode, ToolUse
+from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
 from octavo.tools.formats import ToolFormat
-from octavo.tools.parser import ArgumentsText, CallBegun, Content
+from octavo.tools.thinking import THINK
 from octavo.types import FinishReason
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerKind:
-    """How the text of an answer is read. `thinking` None: it is not split; `form` None: it has no calls."""
-
-    thinking: ThinkingState | None
-    form: ToolFormat | None
-    tells_thoughts: bool = True
 
 
 async def led_params(
@@ -41,14 +32,16 @@ async def led_params(
     banned = params.banned_sequences
     if use is not None and use.mode is ToolMode.NONE and not answers.form.at_start:
         banned += model.bad_word_ids(answers.form.begins)
-    is_led = answers.thinks and (grammar is not None or wish.max_tokens is not None)
+    thinking = answers.thinking_format
+    is_led = thinking is not None and (grammar is not None or wish.max_tokens is not None)
     has_calls = use is not None and use.mode is not ToolMode.NONE
-    shows = wish.is_split and answers.is_hidden(calls=has_calls)
+    is_read = wish.is_split or (thinking is not None and thinking.is_channels)
+    shows = is_read and answers.is_hidden(calls=has_calls)
     return replace(
         params,
         grammar=grammar,
         banned_sequences=banned,
-        thinking=Thinking(None, wish.max_tokens) if is_led else None,
+        thinking=thinking.leading(wish.max_tokens, has_calls=has_calls) if thinking and is_led else None,
         skip_special_tokens=params.skip_special_tokens and not shows,
     )
 
@@ -58,13 +51,21 @@ def answer_kind(
 ) -> AnswerKind:
     """How an answer to this prompt is read."""
     answers = model.answers
-    form = answers.form if use is not None and use.mode is not ToolMode.NONE else None
-    state = answers.thinking_state(prompt) if answers.thinks and wish.is_split else None
-    return AnswerKind(state, form, wish.is_told)
+    has_calls = use is not None and use.mode is not ToolMode.NONE
+    thinking = answers.thinking_format
+    return AnswerKind(
+        answers.thinking_state(prompt) if thinking is not None and wish.is_split else None,
+        answers.form if has_calls else None,
+        wish.is_told,
+        thinking or THINK,
+        use.tools if use is not None and has_calls else (),
+    )
 
 
-def new_call_id(form: ToolFormat | None) -> str:
-    """An id for a call, of so many characters as the model's template wants."""
+def new_call_id(form: ToolFormat | None, name: str, index: int) -> str:
+    """An id for the answer's call number `index`, as the model's template wants it."""
+    if form is not None and form.id_form:
+        return form.id_form.format(name=name, index=index)
     letters, chars = string.ascii_letters + string.digits, 0 if form is None else form.id_chars
     return "".join(secrets.choice(letters) for _ in range(chars)) or f"call_{uuid.uuid4().hex[:24]}"
 
@@ -74,7 +75,7 @@ class ChoiceWriter:
 
     def __init__(self, kind: AnswerKind) -> None:
         self._kind = kind
-        self._reader = AnswerReader(kind.thinking, kind.form)
+        self._reader = AnswerReader(kind)
 
     def deltas(self, text: str, is_last: bool) -> list[JsonObject]:
         """More of the text, as deltas of a stream."""
@@ -94,7 +95,10 @@ class ChoiceWriter:
                     functions.append({"name": name, "arguments": ""})
                 case ArgumentsText(index, more):
                     functions[index]["arguments"] += more
-        calls = [{"id": self._new_id(), "type": "function", "function": one} for one in functions]
+        calls = [
+            {"id": new_call_id(self._kind.form, one["name"], index), "type": "function", "function": one}
+            for index, one in enumerate(functions)
+        ]
         message: JsonObject = {
             "role": "assistant",
             "content": content if content or not calls else None,
@@ -116,11 +120,9 @@ class ChoiceWriter:
                 return {"reasoning_content": text, "reasoning": text}
             case CallBegun(index, name):
                 function = {"name": name, "arguments": ""}
-                call = {"index": index, "id": self._new_id(), "type": "function", "function": function}
+                call_id = new_call_id(self._kind.form, name, index)
+                call = {"index": index, "id": call_id, "type": "function", "function": function}
                 return {"tool_calls": [call]}
             case ArgumentsText(index, text):
                 return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
         return {}
-
-    def _new_id(self) -> str:
-        return new_call_id(self._kind.form)

@@ -20,7 +20,7 @@ from octavo.engine.outputs import ChatMessage, TokenInfo
 from octavo.engine.session_turns import TurnTaker
 from octavo.errors import InvalidRequest
 from octavo.params import SamplerParams
-from octavo.server.chat_answer import AnswerKind, answer_kind, led_params
+from octavo.server.chat_answer import answer_kind, led_params
 from octavo.server.generation import (
     Choice,
     Edge,
@@ -35,8 +35,8 @@ from octavo.server.metrics import RequestWatch
 from octavo.server.openai_schema import ChatBody, ModelBounds, check_options, sampling_params
 from octavo.server.prompts import chat_options
 from octavo.server.tenant import terms_of
-from octavo.tools.answer import AnswerEvent, AnswerReader, Thought
-from octavo.tools.parser import ArgumentsText, CallBegun, Content
+from octavo.tools.answer import AnswerKind, AnswerReader
+from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
 from octavo.types import FinishReason, ToolCall, Usage
 
 
@@ -80,7 +80,7 @@ class ChatRun:
         readers: dict[int, AnswerReader] = {}
         async with aclosing(self.generation.pieces()) as pieces:
             async for piece in pieces:
-                reader = readers.setdefault(piece.index, AnswerReader(self.kind.thinking, self.kind.form))
+                reader = readers.setdefault(piece.index, AnswerReader(self.kind))
                 events = reader.push(piece.delta.text, piece.delta.finish is not None)
                 yield Step(piece, tuple(event for event in events if self._is_told(event)))
 
@@ -91,7 +91,7 @@ class ChatRun:
 
     def read(self, choice: Choice, index: int) -> WholeAnswer:
         """A gathered choice, read as what it says."""
-        reader = AnswerReader(self.kind.thinking, self.kind.form)
+        reader = AnswerReader(self.kind)
         events = [e for e in reader.push(choice.text, is_last=True) if self._is_told(e)]
         usage = self.generation.usage_of(index)
         return whole_answer(events, choice.finish, choice.stop, choice.tokens, usage)

@@ -13,12 +13,20 @@ import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from octavo.errors import InvalidRequest, OctavoError, RequestTooLarge
+from octavo.errors import InvalidRequest, RequestTooLarge
 from octavo.params import TEMPLATE_KWARGS_CHARS_MAX
 from octavo.text.control import ControlTokens, Neutraliser, Rendered, new_mark
 from octavo.text.template_helpers import TemplateHelpers
-from octavo.tools.formats import HERMES, ToolFormat, format_of_template
+from octavo.text.turn_format import (
+    ToolsPlace,
+    TurnFormat,
+    find_turn_format,
+    thinking_turn,
+    with_tools_in_system,
+)
+from octavo.tools.formats import HERMES, ToolFormat
 from octavo.tools.prompt import told_as_messages
+from octavo.tools.thinking import ThinkingFormat
 from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions, ToolCall
 
 TEMPLATE_CHARS_MAX = 1 << 20
@@ -27,6 +35,10 @@ KWARGS_MAX = 64
 KWARGS_DEPTH_MAX = 16
 # Written into a template's text as they are; any other role is text of a client.
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
+FITS_NO_FORMAT = (
+    "the model's chat template writes tool calls in a form that is not known here: they are read in the form "
+    "of hermes; give --tool-parser where the model writes them otherwise"
+)
 # What a template always gets, or finds in the sandbox: not a client's to set.
 _OWN_NAMES = frozenset(
     (
@@ -61,8 +73,8 @@ class ChatTemplate:
         self.bos = bos
         self.eos = eos
         self._with_tools = with_tools
-        found = format_of_template(source if with_tools is None else with_tools.source)
-        self._tool_format = found or HERMES
+        self._given_calls: ToolFormat | None = None
+        self._given_thinking: ThinkingFormat | None = None
         self._controls = controls or ControlTokens()
         self._helpers = TemplateHelpers(source, OUTPUT_CHARS_MAX)
         self._neutraliser: Neutraliser | None = None  # made with the first chat
@@ -80,7 +92,9 @@ class ChatTemplate:
             tag = new_mark([self.source, *(message.content for message in messages)])
         messages = self._in_its_words(messages, options)
         values = [self._message_value(message) for message in messages]
-        tools: list[object] = list(options.tools) if self.knows_tools else []
+        tools: list[object] = list(options.tools) if options.tools and self.knows_tools else []
+        if tools and self.turn_format.tools is not ToolsPlace.ARGUMENT:
+            values, tools = with_tools_in_system(values, tools, self.turn_format.tools), []
         text = self._written(values, options.template_kwargs, options, tag, tools)
         if options.allow_control_tokens or not self._controls:
             return Rendered(text)
@@ -99,26 +113,60 @@ class ChatTemplate:
         tools = [neutral.of_value(tool) for tool in tools]
         return self._controls.told_apart(text, self._written(values, given, options, tag, tools))
 
+    def give_formats(self, calls: ToolFormat | None, thinking: ThinkingFormat | None) -> None:
+        """Formats that count in place of those that are found."""
+        self._given_calls, self._given_thinking = calls, thinking
+        if self._with_tools is not None:
+            self._with_tools.give_formats(calls, thinking)
+
     @property
     def tool_format(self) -> ToolFormat:
         """How the model writes calls."""
-        return self._tool_format
-
-    @tool_format.setter
-    def tool_format(self, tool_format: ToolFormat) -> None:
-        self._tool_format = tool_format
-        if self._with_tools is not None:
-            self._with_tools.tool_format = tool_format
+        return self._given_calls or self.turn_format.calls or HERMES
 
     @property
-    def knows_tools(self) -> bool:
-        """Whether it writes tools into the prompt. Raises RequestFailed where no process can be started."""
-        return "tools" in self._helpers.words()[1]
+    def thinking_format(self) -> ThinkingFormat | None:
+        """How the model marks what it thinks before it answers; None: it does not think."""
+        return self._given_thinking or self.turn_format.thinking
 
     @property
     def thinks(self) -> bool:
         """Whether the model thinks before it answers."""
-        return "<think>" in self.source or "</think>" in self.source
+        return self.thinking_format is not None
+
+    @property
+    def fits_no_format(self) -> bool:
+        """Whether it writes tools, and calls in a way that is not known."""
+        return self._given_calls is None and self.turn_format.calls is None and self.knows_tools
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether it writes tools into the prompt."""
+        return self.turn_format.tools is not ToolsPlace.NOWHERE
+
+    def in_words(self) -> str:
+        """How it writes calls and thinking."""
+        calls = "its own tool calls" if self.fits_no_format else f"tool calls as {self.tool_format.name}"
+        thinking = (
+            "no thinking" if self.thinking_format is None else f"thinking as {self.thinking_format.name}"
+        )
+        return f"a chat template, {calls}, {thinking}"
+
+    @functools.cached_property
+    def turn_format(self) -> TurnFormat:
+        """How it writes an assistant's turn: found once."""
+        return find_turn_format(self._tried)
+
+    def _tried(
+        self,
+        messages: Sequence[dict[str, object]],
+        tools: Sequence[object],
+        is_followed: bool,
+        given: Mapping[str, object],
+    ) -> str:
+        if tools and self._with_tools is not None:
+            return self._with_tools._tried(messages, tools, is_followed, given)
+        return self._written(messages, given, ChatOptions(add_generation_prompt=is_followed), "", tools)
 
     def _in_its_words(self, messages: Sequence[ChatMessage], options: ChatOptions) -> Sequence[ChatMessage]:
         """With tools, calls and results as text, where the template knows none."""
@@ -133,45 +181,31 @@ class ChatTemplate:
         if message.name:
             value["name"] = message.name
         if message.reasoning:
-            value["reasoning_content"] = message.reasoning
+            value |= self._thinking_value(message)
         if message.tool_call_id:
             value["tool_call_id"] = message.tool_call_id
         if message.tool_calls:
             value["tool_calls"] = [self._call_value(call) for call in message.tool_calls]
         return value
 
+    def _thinking_value(self, message: ChatMessage) -> dict[str, object]:
+        """A turn's thinking and its text, as the template takes them."""
+        thought, text, form = message.reasoning, message.content, self.turn_format
+        if form.refuses_text and message.tool_calls and text:
+            thought, text = f"{thought}\n\n{text}", ""
+        return thinking_turn(thought, text, form.thinks_in_parts)
+
     def _call_value(self, call: ToolCall) -> dict[str, object]:
         arguments: object = call.arguments
-        if self._takes_objects:
+        if self.turn_format.takes_objects:
             with contextlib.suppress(ValueError):
                 arguments = json.loads(call.arguments)
         function = {"name": call.name, "arguments": arguments}
         return {"type": "function", "id": call.call_id, "function": function}
 
-    @functools.cached_property
-    def _takes_objects(self) -> bool:
-        """Whether it writes a call's arguments as JSON where they are an object, as transformers gives them:
-        tried once. Else it wants them as JSON already."""
-        as_object, as_text = self._tried_call({"probed": 1}), self._tried_call('{"probed": 1}')
-        is_written = '"probed":' in as_object or "probed=1" in as_object
-        return is_written or '{"probed": 1}' not in as_text
-
-    def _tried_call(self, arguments: object) -> str:
-        """What becomes of a call with these arguments; "" where the template refuses it."""
-        call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": arguments}}
-        messages: list[dict[str, object]] = [
-            {"role": "user", "content": "a"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "content": "b", "name": "f", "tool_call_id": "call00000"},
-        ]
-        try:
-            return self._written(messages, {}, ChatOptions(add_generation_prompt=False), "", ())
-        except OctavoError:
-            return ""
-
     def _written(
         self,
-        messages: list[dict[str, object]],
+        messages: Sequence[dict[str, object]],
         given: Mapping[str, object],
         options: ChatOptions,
         tag: str,
@@ -184,7 +218,7 @@ class ChatTemplate:
         text = self._helpers.render(
             {
                 **given,
-                "messages": messages,
+                "messages": list(messages),
                 "add_generation_prompt": options.add_generation_prompt and not tag,
                 "bos_token": self.bos,
                 "eos_token": self.eos,

@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from octavo.errors import InvalidRequest
 from octavo.grammar import TOO_SLOW, Grammar, GrammarKind
 from octavo.tools.definitions import Tool, ToolMode, ToolUse
-from octavo.tools.formats import ToolFormat
+from octavo.tools.formats import Body, ToolFormat
+from octavo.tools.rules import CallWriter, SpecialId
+from octavo.tools.thinking import FINAL
 
 CALLS_MAX = 16  # in one answer
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _OBJECT: Mapping[str, object] = {"type": "object"}
 
-SpecialId = Callable[[str], int | None]  # of a text that is one special token of the vocabulary
 Check = Callable[[Grammar], object]  # raises InvalidRequest for one that cannot be followed
 
 
@@ -52,16 +53,17 @@ def _calls_grammar(
     schemas: Sequence[Mapping[str, object]],
 ) -> Grammar:
     """The same with these schemas of the tools that may be called."""
-    tools, writer = use.callable_tools, _Writer(form, special_id)
+    tools, writer = use.callable_tools, CallWriter(form, special_id)
     rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
     for index, (tool, schema) in enumerate(zip(tools, schemas, strict=True)):
-        rules += writer.call(index, tool, schema)
-    more = f" ({writer.text(form.between)} call){{0,{CALLS_MAX - 1}}}" if use.is_parallel else ""
-    calls = f"{writer.text(form.open)} call{more} {writer.text(form.close)}"
+        rules += writer.call(index, tool.name, schema)
+    more = f" ({writer.loose(form.between)} call){{0,{CALLS_MAX - 1}}}" if use.is_parallel else ""
+    calls = f"{writer.loose(form.open)} call{more} {writer.loose(form.close)}"
     if use.mode is ToolMode.REQUIRED:
         return Grammar(GrammarKind.LARK, "\n".join([f"start: {calls}", *rules]), "tools")
     if output is not None:
-        rules.append(f"content: %json {json.dumps(_content_schema(output))}")
+        final = f"{writer.text(FINAL)} " if form.body is Body.CHANNELS else ""
+        rules.append(f"content: {final}%json {json.dumps(_content_schema(output))}")
         return Grammar(
             GrammarKind.LARK, "\n".join([f"start: calls | content\ncalls: {calls}", *rules]), "tools"
         )
@@ -74,36 +76,6 @@ def _calls_grammar(
     start = f"start: {calls}" if writer.begins_special else f"start: JUNK? {calls}"
     text = "\n".join([start, *([] if writer.begins_special else junk), *rules])
     return Grammar(GrammarKind.LARK, text, "tools", triggers, form.at_start)
-
-
-class _Writer:
-    """Writes rules of one format for one vocabulary."""
-
-    def __init__(self, form: ToolFormat, special_id: SpecialId) -> None:
-        self._form = form
-        self._ids = {text: found for text in form.markers if (found := special_id(text)) is not None}
-
-    @property
-    def begins_special(self) -> bool:
-        """Whether calls begin with a special token, so that no text is in the same one."""
-        return self._form.begins[0] in self._ids and not self._form.at_start
-
-    def text(self, literal: str) -> str:
-        """A text as terms of a rule: special tokens among letters."""
-        for marker, number in self._ids.items():
-            before, found, after = literal.partition(marker)
-            if found:
-                return " ".join(filter(None, [self.text(before), f"<[{number}]>", self.text(after)]))
-        return json.dumps(literal, ensure_ascii=False) if literal else ""
-
-    def call(self, index: int, tool: Tool, schema: Mapping[str, object]) -> list[str]:
-        """The rules of one function."""
-        form = self._form
-        before, after = self.text(form.call_open + tool.name + form.to_arguments), self.text(form.call_close)
-        rule = f"call_{index}: {before} args_{index} {after}"
-        if form.is_pythonic:
-            return [rule, *_pythonic_arguments(index, schema)]
-        return [rule, f"args_{index}: %json {json.dumps(schema)}"]
 
 
 def _content_schema(output: Grammar) -> Mapping[str, object]:
@@ -150,34 +122,3 @@ def _beginning(form: ToolFormat, tool: Tool) -> str:
 
 def _in_class(letter: str) -> str:
     return "\\" + letter if letter in "\\]^-[/" else letter
-
-
-def _pythonic_arguments(index: int, schema: Mapping[str, object]) -> list[str]:
-    """Arguments by name, in the schema's order, those that are required and perhaps others: rules for what
-    may follow where none was written yet (n), and where some were (s). A value is JSON, but for True, False
-    and None."""
-    given, required = schema.get("properties"), schema.get("required")
-    properties = given if isinstance(given, Mapping) else {}
-    names = required if isinstance(required, list) else []
-    rules, place = [f"args_{index}: n_{index}_0"], 0
-    for place, (name, value) in enumerate(properties.items()):
-        own, after = f"v_{index}_{place}", f"s_{index}_{place + 1}"
-        first, later = json.dumps(f"{name}="), json.dumps(f", {name}=")
-        skip = "" if name in names else f" | n_{index}_{place + 1}"
-        rules.append(f"n_{index}_{place}: {first} {own} {after}{skip}")
-        skip = "" if name in names else f" | {after}"
-        rules.append(f"s_{index}_{place}: {later} {own} {after}{skip}")
-        rules.append(f"{own}: {_pythonic_value(value, schema)}")
-    end = place + 1 if properties else 0
-    return [*rules, f'n_{index}_{end}: ""', f's_{index}_{end}: ""']
-
-
-def _pythonic_value(value: object, schema: Mapping[str, object]) -> str:
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    if kind == "boolean":
-        return '"True" | "False"'
-    if kind == "null":
-        return '"None"'
-    shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
-    inner = {**value, **shared} if isinstance(value, Mapping) else {**_OBJECT, **shared}
-    return f"%json {json.dumps(inner)}"

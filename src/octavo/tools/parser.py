@@ -1,281 +1,382 @@
 """From text, as it comes, to calls: the same whether it comes at once or letter by letter.
 
-    CONTENT --a text that begins calls--> HEAD --name and "{"--> ARGUMENTS --its "}"--> TAIL --> BETWEEN
-       ^                                   |                                                     |
-       +------------- no call after all ---+            another call: HEAD; other text: CONTENT -+
+    content --a text that begins calls--> NAME --> arguments --> what closes the call --> another NAME
+       ^                                   |                                                    |
+       +---------- no call after all ------+---------------- anything else ---------------------+
 
-Arguments are given on as they were written, letter by letter. White space around JSON's punctuation may be
-other than the format's; what is no call after all is content.
+It is written as if all text were there: a generator that pauses where it needs more. A call is an event from
+where its arguments begin, so that what is no call after all is content, to the letter. Arguments that are
+JSON are given on as they were written, letter by letter; others as JSON. White space between the words of a
+format may be other than the format's.
 """
 
 from __future__ import annotations
 
-import enum
+import json
 import re
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
 
-from octavo.tools.formats import ToolFormat
-from octavo.tools.pythonic import PythonicCalls
+from octavo.tools.arguments import ArgumentTypes, escaped
+from octavo.tools.cursor import BLANKS, HALF_LETTER, Cut, NoCall, Reading, TextCursor
+from octavo.tools.definitions import Tool
+from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content
+from octavo.tools.formats import Body, Tags, ToolFormat
+from octavo.tools.pythonic import read_call
 
-# More than any head or tail has, white space included.
-_HEAD_CHARS_MAX = 640
-_CUT_CHARACTER = "\ufffd"  # what the bytes of half a character become at the end of an answer
-_BLANKS = r"\s{0,8}"
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Text for the reader."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallBegun:
-    """A call of this function; `index` counts the answer's calls."""
-
-    index: int
-    name: str
+_KEY_CHARS_MAX = 256  # of an argument's name in tags
+_NAME = re.compile(r"[A-Za-z0-9_.\-/]{1,128}")
+_ID = re.compile(r"[A-Za-z0-9_\-]{0,64}")
+_NAME_KEYS = frozenset(("name", "tool_name"))
+_ARGUMENT_KEYS = frozenset(("arguments", "parameters"))
+_HALF_CALL = re.compile(r"[A-Za-z0-9_.\-]*")
+_PYTHON_CALL = re.compile(r"[A-Za-z0-9_.\-]+\(")
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentsText:
-    """More of a call's arguments: JSON, in pieces."""
+class CallParser(TextCursor):
+    """Reads one answer, which may call these tools."""
 
-    index: int
-    text: str
-
-
-Event = Content | CallBegun | ArgumentsText
-
-
-class _State(enum.Enum):
-    CONTENT = enum.auto()
-    HEAD = enum.auto()
-    ARGUMENTS = enum.auto()
-    TAIL = enum.auto()
-    BETWEEN = enum.auto()
-
-
-class CallParser:
-    """Reads one answer."""
-
-    def __init__(self, form: ToolFormat) -> None:
+    def __init__(self, form: ToolFormat, tools: Sequence[Tool] = ()) -> None:
+        super().__init__()
         self._form = form
-        self._state = _State.CONTENT
-        self._text = ""  # not yet decided
-        self._is_over = False  # no more will come
-        self._num_calls = 0
+        self._types = ArgumentTypes(tools)
+        self._num_calls = 0  # begun
         self._has_content = False
-        self._is_behind_calls = False  # white space that comes now is no content
-        self._object = _ObjectScanner()
-        first, name = _flexible(form.call_open), r"(?P<name>[A-Za-z0-9_.-]{1,64})"
-        to_arguments = _flexible(form.to_arguments).replace("parameters", "arguments")
-        to_arguments = to_arguments.replace("arguments", "(?:arguments|parameters)")
-        self._head = re.compile(f"{first}{name}{to_arguments}{_BLANKS}(?={{)")
-        opening = "|".join(map(re.escape, form.begins))
-        self._first_head = re.compile(f"(?:{opening})?{_BLANKS}\\[?{_BLANKS}{self._head.pattern}")
-        self._tail = re.compile(_flexible(form.call_close))
+        self._events: list[AnswerEvent] = []
+        self._has_said_more = False  # behind the last call
+        self._blanks = ""  # before what begins an answer as a call would
+        self._first_heads, self._next_heads = _heads(form)
+        self._tail = _tail(form)
+        self._reading = self._answer()
 
-    def push(self, text: str) -> list[Event]:
+    def push(self, text: str) -> list[AnswerEvent]:
         """More of the answer."""
         self._text += text
-        return self._events()
+        return self._resume()
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[AnswerEvent]:
         """There is no more: what was held back."""
         self._is_over = True
-        return self._events()
+        return self._resume()
 
-    def _events(self) -> list[Event]:
-        events: list[Event] = []
-        step = {
-            _State.CONTENT: self._read_content,
-            _State.HEAD: self._read_head,
-            _State.ARGUMENTS: self._read_arguments,
-            _State.TAIL: self._read_tail,
-            _State.BETWEEN: self._read_between,
-        }
-        while step[self._state](events):
-            pass
-        return events
+    def _resume(self) -> list[AnswerEvent]:
+        self._events = []
+        next(self._reading, None)
+        return self._events
 
-    def _read_content(self, events: list[Event]) -> bool:
-        """True where the state has changed: a call may begin here."""
-        begins = self._form.begins
-        if self._is_behind_calls:
-            self._text = self._text.lstrip()
-            self._is_behind_calls = not self._text
-        if self._form.at_start:
-            rest = self._text.lstrip()
-            if self._has_content or (rest and not _may_begin(rest, begins)):
-                self._say(self._text, events)
-                self._text = ""
-                return False
-            if rest.startswith(begins):
-                self._text, self._state = rest, _State.HEAD
+    # --- content ---
+
+    def _answer(self) -> Reading:
+        while (yield from self._find_calls()):
+            yield from self._calls()
+
+    def _find_calls(self) -> Generator[None, None, bool]:
+        """Give on content up to where calls may begin; False at the end of the answer."""
+        while True:
+            if self._form.at_start:
+                begins = self._begins_at_start()
+            else:
+                begins = self._begins_anywhere()
+            if begins:
                 return True
-            self._say_what_is_left(events)
+            if self._is_over:
+                self._say(len(self._text))
+                return False
+            yield
+
+    def _begins_at_start(self) -> bool:
+        rest = self._text.lstrip()
+        if self._has_content or (rest and not _may_begin(rest, self._form.begins)):
+            self._say(len(self._text))
             return False
+        if rest and rest.startswith(self._form.begins):
+            self._blanks, self._text = self._text[: len(self._text) - len(rest)], rest
+            return True
+        return False
+
+    def _begins_anywhere(self) -> bool:
+        if self._num_calls and not self._has_said_more:
+            self._text = self._text.lstrip()  # white space behind calls is no content
+        begins = self._form.begins
         place = min((at for one in begins if (at := self._text.find(one)) >= 0), default=-1)
         if place >= 0:
-            # White space before a call is no content.
-            self._say(self._text[:place].rstrip(), events)
-            self._text, self._state = self._text[place:], _State.HEAD
+            self._say(len(self._text[:place].rstrip()))
+            self._text = self._text.lstrip()
             return True
         # Held back: what may begin calls, and the white space before it.
         held = max((_overlap(self._text, one) for one in begins), default=0)
-        kept = len(self._text[: len(self._text) - held].rstrip())
-        self._say(self._text[:kept], events)
-        self._text = self._text[kept:]
-        self._say_what_is_left(events)
+        self._say(len(self._text[: len(self._text) - held].rstrip()))
         return False
 
-    def _read_head(self, events: list[Event]) -> bool:
-        if self._form.is_pythonic:
-            return self._read_pythonic(events)
-        found = (self._head if self._num_calls else self._first_head).match(self._text)
-        if found is not None:
-            events.append(CallBegun(self._num_calls, found["name"]))
-            self._text, self._state = self._text[found.end() :], _State.ARGUMENTS
-            self._object = _ObjectScanner()
-            return True
-        if self._is_over or len(self._text) > _HEAD_CHARS_MAX:
-            self._give_up(events)
-            return True
-        return False
-
-    def _read_arguments(self, events: list[Event]) -> bool:
-        length = self._object.take(self._text)
+    def _say(self, length: int) -> None:
+        """The first characters are content."""
         if length:
-            events.append(ArgumentsText(self._num_calls, self._text[:length]))
+            self._has_content = self._has_said_more = True
+            self._events.append(Content(self._text[:length]))
             self._text = self._text[length:]
-        if self._object.is_whole:
-            self._num_calls += 1
-            self._state = _State.TAIL
-            return True
-        return False
 
-    def _read_tail(self, events: list[Event]) -> bool:
-        found = self._tail.match(self._text)
-        if found is None and not self._is_over and len(self._text) <= _HEAD_CHARS_MAX:
-            return False
-        if found is not None:
-            self._text = self._text[found.end() :]
-        elif self._is_over and _squeezed(self._form.call_close).startswith(self._squeezed_rest()):
-            self._text = ""  # the rest of the tail was left out, or cut off
-        self._state = _State.BETWEEN
-        return True
+    # --- calls ---
 
-    def _read_between(self, events: list[Event]) -> bool:
-        self._text = self._text.lstrip(" \t\r\n,;")
-        form = self._form
-        if self._text.startswith(form.next_begins):
-            self._state = _State.HEAD
-            return True
-        if form.close and self._text.startswith(form.close):
-            self._text = self._text[len(form.close) :]
-            self._end_calls()
-            return True
-        rest = self._text.rstrip(_CUT_CHARACTER)
-        may_go_on = form.next_begins.startswith(rest) or form.close.startswith(rest)
-        if may_go_on:
-            self._text = "" if self._is_over else self._text
-            return False
-        self._end_calls()
-        return True
-
-    def _read_pythonic(self, events: list[Event]) -> bool:
-        calls = PythonicCalls(self._text, self._num_calls > 0)
-        for call in calls.whole:
-            events.append(CallBegun(self._num_calls, call.name))
-            events.append(ArgumentsText(self._num_calls, call.arguments))
-            self._num_calls += 1
-        self._text = self._text[calls.end :]
-        if calls.is_over:
-            self._end_calls()
-            return True
-        if calls.is_wrong or self._is_over:
-            self._give_up(events)
-            return True
-        return False
-
-    def _may_become_head(self) -> bool:
-        form, text = self._form, self._squeezed_rest()
-        head = _squeezed(form.call_open)
-        return form.is_pythonic or head.startswith(text) or text.startswith(head)
-
-    def _squeezed_rest(self) -> str:
-        return _squeezed(self._text.rstrip(_CUT_CHARACTER))
-
-    def _end_calls(self) -> None:
-        self._state, self._has_content, self._is_behind_calls = _State.CONTENT, True, True
-
-    def _give_up(self, events: list[Event]) -> None:
-        """What looked like a call is none; behind another, one that is cut before its arguments is
-        nothing."""
-        self._state = _State.CONTENT
-        if self._num_calls and self._is_over and self._may_become_head():
-            self._text = ""
+    def _calls(self) -> Reading:
+        """One call after another, from the text that begins them on."""
+        heads, num_before = self._first_heads, self._num_calls
+        try:
+            while True:
+                self._at = 0
+                yield from self._call(heads)
+                self._text = self._text[self._at :]
+                heads = self._next_heads
+                if not (yield from self._finds_next_call()):
+                    break
+        except NoCall:
+            self._give_up(num_before)
             return
+        except Cut:
+            if self._num_calls:
+                self._text = ""
+            else:
+                self._give_up(num_before)
+            return
+        self._has_content, self._has_said_more = True, False
+
+    def _give_up(self, num_before: int) -> None:
+        """What looked like a call is none."""
         if self._form.at_start:
             self._has_content = True
+            self._text = (self._blanks if self._num_calls == 0 else "") + self._text
+        elif self._num_calls == num_before or self._text:
+            self._say(1)
+
+    def _call(self, heads: Sequence[str]) -> Reading:
+        yield from self._take_one(heads)
+        match self._form.body:
+            case Body.OBJECT:
+                yield from self._object_call()
+            case Body.PYTHON:
+                yield from self._python_call()
+            case Body.TAGGED:
+                yield from self._tagged_call()
+            case _:
+                yield from self._named_call()
+        yield from self._take_optional(self._tail)
+
+    def _finds_next_call(self) -> Generator[None, None, bool]:
+        """Skip what stands between calls, and what closes the last; whether another begins."""
+        is_list = False
+        while True:
+            rest = self._text.lstrip(BLANKS + ",;")
+            is_list |= "," in self._text[: len(self._text) - len(rest)]
+            self._text = rest
+            may_begin, begins = self._may_be_next_call(rest.rstrip(HALF_LETTER), is_list)
+            if begins:
+                return True
+            self._at = 0
+            if not may_begin:
+                yield from self._take_optional(self._form.close)
+                self._text = self._text[self._at :]
+                return False
+            if self._is_over:
+                self._text = ""
+                return False
+            yield
+
+    def _may_be_next_call(self, rest: str, is_list: bool) -> tuple[bool, bool]:
+        """Whether this may become the beginning of another call, and whether it is one; `is_list`: there was
+        a comma."""
+        form = self._form
+        if form.body is Body.PYTHON:
+            return _HALF_CALL.fullmatch(rest) is not None, _PYTHON_CALL.match(rest) is not None
+        begins = form.next_begins or form.begins
+        if is_list and form.body is Body.OBJECT:
+            begins = (*begins, "{")
+        return any(one.startswith(rest) for one in begins), rest.startswith(begins)
+
+    # --- bodies ---
+
+    def _object_call(self) -> Reading:
+        """An object with the call's name and arguments, in any order, at any depth of "function"."""
+        begun = self._num_calls
+        try:
+            yield from self._members()
+        except NoCall:
+            if self._num_calls == begun:
+                raise
+        if self._num_calls == begun:
+            raise NoCall
+
+    def _members(self) -> Reading:
+        """The members of a call's object; the call begins with its name and the first of its arguments."""
+        yield from self._take_one(("{",))
+        name, held, depth, is_begun = "", "", 1, False
+        while depth:
+            key = yield from self._key()
+            if key is None:
+                self._at, depth = self._at + 1, depth - 1
+                if not depth:
+                    return
+            elif key == "function" and (yield from self._peek()) == "{":
+                self._at, depth = self._at + 1, depth + 1
+                continue
+            elif key in _NAME_KEYS and not name:
+                name = _as_name((yield from self._value()))
+            elif key in _ARGUMENT_KEYS and not is_begun and not held:
+                if name and (yield from self._peek()) == "{":
+                    is_begun = True
+                    self._begin(name)
+                    yield from self._stream_object(self._tell_arguments)
+                else:
+                    held = _as_object((yield from self._value()))
+            else:
+                yield from self._value()
+            if name and held and not is_begun:
+                is_begun = True
+                self._begin(name)
+                self._tell_arguments(held)
+            yield from self._separator()
+
+    def _named_call(self) -> Reading:
+        """NAME, what leads to its arguments, a JSON object."""
+        name = (yield from self._match(_NAME)).removeprefix("functions.")
+        if self._form.id_open and (yield from self._takes(self._form.id_open)):
+            yield from self._match(_ID)
+        if self._form.begins == ("",) and not self._types.knows(name):
+            raise NoCall
+        yield from self._take_one((self._form.to_arguments,))
+        if (yield from self._peek()) != "{":
+            raise NoCall
+        self._begin(name)
+        yield from self._stream_object(self._tell_arguments)
+
+    def _tagged_call(self) -> Reading:
+        """NAME, then arguments in tags of their own."""
+        form, tags = self._form, self._form.tags
+        assert tags is not None
+        name = yield from self._match(_NAME)
+        yield from self._take_one((form.to_arguments,))
+        last = form.call_close.split()[0]
+        if not (yield from self._has_one((tags.param_open, last))):
+            raise NoCall
+        self._begin(name)
+        opening = "{"
+        while (yield from self._takes(tags.param_open)):
+            key, is_json = yield from self._tag_key(tags)
+            self._tell_arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
+            opening = ", "
+            yield from self._tag_value(tags, name, key, is_json)
+            self._cut_read()
+            if not (yield from self._has_one((tags.param_open, last))):
+                break
+        self._tell_arguments("{}" if opening == "{" else "}")
+
+    def _tag_key(self, tags: Tags) -> Generator[None, None, tuple[str, bool]]:
+        """An argument's name, and whether its value is JSON whatever the schema says."""
+        ends = [one for one in (tags.to_value, tags.to_json) if one]
+        stop = ends[0].strip()[0]
+        while (place := self._text.find(stop, self._at, self._at + _KEY_CHARS_MAX)) < 0:
+            if len(self._text) - self._at >= _KEY_CHARS_MAX:
+                raise NoCall
+            yield from self._more()
+        key, self._at = self._text[self._at : place].strip(), place
+        taken = yield from self._take_one([one.rstrip("\n") for one in ends])
+        if tags.to_value.endswith("\n") and (yield from self._peek_raw()) == "\n":
+            self._at += 1
+        return key, taken == tags.to_json
+
+    def _tag_value(self, tags: Tags, name: str, key: str, is_json: bool) -> Reading:
+        """An argument's value, up to what closes it: a text letter by letter, anything else whole."""
+        self._cut_read()
+        end = tags.param_close.strip()
+        held = max(len(end), 1) + 1
+        is_text = bool(tags.to_json and not is_json) or (not is_json and self._types.is_text(name, key))
+        if is_text:
+            self._tell_arguments('"')
+        while (place := self._text.find(end)) < 0:
+            if is_text and len(self._text) > held:
+                self._tell_arguments(escaped(self._text[:-held]))
+                self._text = self._text[-held:]
+            if self._is_over:
+                raise Cut
+            yield
+        value = self._text[:place]
+        if tags.param_close.startswith("\n"):
+            value = value.removesuffix("\n")
+        self._at = place + len(end)
+        if is_text:
+            self._tell_arguments(escaped(value) + '"')
         else:
-            self._say(self._text[:1], events)
-            self._text = self._text[1:]
+            self._tell_arguments(self._types.as_json(name, key, value))
 
-    def _say(self, text: str, events: list[Event]) -> None:
+    def _python_call(self) -> Reading:
+        """NAME(key=value, ...)."""
+        while True:
+            found = read_call(self._text, self._at)
+            if found.is_wrong:
+                raise NoCall
+            if found.call is not None:
+                self._at = found.end
+                self._begin(found.call.name)
+                self._tell_arguments(found.call.arguments)
+                return
+            if self._is_over:
+                raise Cut
+            yield
+
+    def _begin(self, name: str) -> None:
+        self._events.append(CallBegun(self._num_calls, name))
+        self._num_calls += 1
+        self._cut_read()
+
+    def _tell_arguments(self, text: str) -> None:
         if text:
-            self._has_content = True
-            events.append(Content(text))
-
-    def _say_what_is_left(self, events: list[Event]) -> None:
-        if self._is_over:
-            self._say(self._text, events)
-            self._text = ""
+            self._events.append(ArgumentsText(self._num_calls - 1, text))
 
 
-class _ObjectScanner:
-    """Finds the end of a JSON object that comes in pieces."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._is_escaped = False
-        self.is_whole = False
-
-    def take(self, text: str) -> int:
-        """How many of these characters belong to it."""
-        for place, letter in enumerate(text):
-            if self._is_escaped:
-                self._is_escaped = False
-            elif self._in_string:
-                self._is_escaped = letter == "\\"
-                self._in_string = letter != '"'
-            elif letter == '"':
-                self._in_string = True
-            elif letter in "{[":
-                self._depth += 1
-            elif letter in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    self.is_whole = True
-                    return place + 1
-        return len(text)
+def _heads(form: ToolFormat) -> tuple[list[str], list[str]]:
+    """What may stand before the first call's body, and before that of another."""
+    is_list = form.body in (Body.OBJECT, Body.PYTHON)
+    prefix = form.call_open.partition("{")[0] if form.body is Body.OBJECT else form.call_open
+    prefixes = [prefix, prefix.removesuffix("functions.")]
+    if form.body is Body.TAGGED:  # without its first word, where calls may begin with the second
+        prefixes += [word for word in prefix.split(maxsplit=1)[1:] if word in form.begins]
+    opens = {"", form.open, form.open.rstrip().removesuffix("["), *form.begins} - {"{"}
+    opens |= {one + "[" for one in opens if is_list and not one.endswith("[")}
+    if form.body is Body.OBJECT:
+        prefixes += ["", prefix + "[", *(one for one in form.next_begins if one != "{")]
+    first = {one + prefix for one in opens for prefix in prefixes}
+    first |= {one for one in opens if prefix and one.endswith(prefix.rstrip())}
+    return sorted(first - {""} if form.body is Body.PYTHON else first), prefixes
 
 
-def _flexible(literal: str) -> str:
-    """A pattern of this text, with some freedom in its white space."""
-    parts = [part for part in re.split(r"(\s+|[{}:,])", literal) if part and not part.isspace()]
-    pattern = _BLANKS.join(re.escape(part) for part in parts)
-    begins, ends = literal[:1], literal[-1:]
-    before = _BLANKS if begins.isspace() or (begins in "{}:," and begins) else ""
-    after = _BLANKS if ends.isspace() or (ends in "{}:," and ends) else ""
-    return before + pattern + after
+def _tail(form: ToolFormat) -> str:
+    """What closes a call behind its body, word by word."""
+    match form.body:
+        case Body.PYTHON:
+            return ""
+        case Body.OBJECT:
+            return form.call_close.rpartition("}")[2]
+        case _:
+            return form.call_close
 
 
-def _squeezed(text: str) -> str:
-    return "".join(text.split())
+def _as_name(text: str) -> str:
+    value = json.loads(text)
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise NoCall
+    return value
+
+
+def _as_object(text: str) -> str:
+    """Arguments as the text of an object: of one that is null, or within a string."""
+    value = json.loads(text)
+    if isinstance(value, str):
+        try:
+            text, value = value, json.loads(value)
+        except (ValueError, RecursionError):
+            raise NoCall from None
+    if value is None:
+        return "{}"
+    if not isinstance(value, dict):
+        raise NoCall
+    return text
 
 
 def _may_begin(text: str, begins: tuple[str, ...]) -> bool:

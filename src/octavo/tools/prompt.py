@@ -28,8 +28,6 @@ def told_as_messages(
         return told
     described = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     example = form.written([ToolCall("function-name", '{"argument": "value"}')])
-    if form.is_pythonic:
-        example = '[function-name(argument="value")]'
     text = _TOLD.replace("{tools}", described).replace("{example}", example)
     if told and told[0].role == "system":
         return [replace(told[0], content=f"{told[0].content}\n\n{text}"), *told[1:]]

@@ -1,4 +1,4 @@
-"""Calls as a Python list, [f(a=1, b="x"), g()], which Llama 4 and others write: read, and given on as JSON.
+"""A call as Python writes it, f(a=1, b="x"), as Llama 4, OLMo 3 and others do: read, and given on as JSON.
 
 Values are Python's or JSON's: True and true, None and null.
 """
@@ -9,55 +9,54 @@ import ast
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from octavo.types import ToolCall
 
-_CALL = re.compile(r"\s*([A-Za-z0-9_.-]{1,64})\s*\(")
+_CALL = re.compile(r"\s*([A-Za-z0-9_.-]{1,128})\s*\(")
+_HALF_CALL = re.compile(r"\s*([A-Za-z0-9_.-]{1,128}\s*)?")
 _NAME = re.compile(r"([A-Za-z0-9_]+)\s*=")
 _BLANKS = re.compile(r"\s*")
 _WORDS = {"true": True, "false": False, "null": None}
 _CALL_CHARS_MAX = 1 << 20
 
 
-class PythonicCalls:
-    """What a text that begins with "[" has of calls; `goes_on`: its "[" and some calls were read before."""
+@dataclass(frozen=True, slots=True)
+class FoundCall:
+    """What a text has at some place: a whole call, which ends at `end`; with `call` None and nothing wrong,
+    what may become one."""
 
-    def __init__(self, text: str, goes_on: bool = False) -> None:
-        self.whole: list[ToolCall] = []
-        self.end = 0  # up to here it was read
-        self.is_over = False  # "]" was read
-        self.is_wrong = False  # it is no such list
-        self._read(text, goes_on)
+    call: ToolCall | None = None
+    end: int = 0
+    is_wrong: bool = False
 
-    def _read(self, text: str, goes_on: bool) -> None:
-        place = 0 if goes_on else 1
-        while True:
-            place = _past(text, place, _BLANKS)
-            if text[place : place + 1] == "]":
-                self.end, self.is_over = place + 1, bool(self.whole) or goes_on
-                self.is_wrong = not self.is_over
-                self.end = self.end if self.is_over else 0
-                return
-            if self.whole or goes_on:
-                if text[place : place + 1] not in (",", ""):
-                    self.is_wrong = True
-                    return
-                place += 1
-            found = _CALL.match(text, place)
-            if found is None:
-                rest = text[place:].strip()
-                self.is_wrong = bool(rest) and re.fullmatch(r"[A-Za-z0-9_.-]{1,64}\s*", rest) is None
-                return
-            close = _closing(text, found.end())
-            if close is None:
-                self.is_wrong = len(text) - place > _CALL_CHARS_MAX
-                return
-            arguments = _as_json(text[found.end() : close])
-            if arguments is None:
-                self.is_wrong = True
-                return
-            self.whole.append(ToolCall(found[1], arguments))
-            self.end = place = close + 1
+
+def read_call(text: str, place: int) -> FoundCall:
+    """The call that begins there."""
+    found = _CALL.match(text, place)
+    if found is None:
+        return FoundCall(is_wrong=_HALF_CALL.fullmatch(text, place) is None)
+    close = _closing(text, found.end())
+    if close is None:
+        return FoundCall(is_wrong=len(text) - place > _CALL_CHARS_MAX)
+    arguments = _as_json(text[found.end() : close])
+    if arguments is None:
+        return FoundCall(is_wrong=True)
+    return FoundCall(ToolCall(found[1], arguments), close + 1)
+
+
+def value_of(text: str) -> object:
+    """JSON's or Python's. Raises what `json` and `ast` raise."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except ValueError:
+        if text[:1] in ("'", '"'):  # models write line breaks into strings as they are
+            text = text.replace("\r", "\\r").replace("\n", "\\n")
+        return _literal(ast.parse(text, mode="eval").body)
+
+
+def _refuse(word: str) -> object:
+    raise ValueError(f"{word} is no JSON")
 
 
 def _past(text: str, place: int, pattern: re.Pattern[str]) -> int:
@@ -103,19 +102,11 @@ def _as_json(arguments: str) -> str | None:
             if name is None:
                 return None
             stop = _value_end(arguments, name.end())
-            values[name[1]] = _value(arguments[name.end() : stop].strip())
+            values[name[1]] = value_of(arguments[name.end() : stop].strip())
             place = _past(arguments, stop + 1, _BLANKS)
         return json.dumps(values, ensure_ascii=False, allow_nan=False)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
-
-
-def _value(text: str) -> object:
-    """JSON's or Python's."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return _literal(ast.parse(text, mode="eval").body)
 
 
 def _literal(node: ast.expr) -> object:

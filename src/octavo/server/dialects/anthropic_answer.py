@@ -25,9 +25,9 @@ from octavo.server.dialects.error_shapes import anthropic_error
 from octavo.server.errors import JsonObject
 from octavo.server.generation import Choice
 from octavo.server.sse import encode_json
-from octavo.tools.answer import AnswerEvent, AnswerReader, Thought
+from octavo.tools.answer import AnswerReader
+from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
 from octavo.tools.formats import ToolFormat
-from octavo.tools.parser import ArgumentsText, CallBegun, Content
 from octavo.types import FinishReason, Usage
 
 # Clients drop thinking that has no signature, and the server asks for none.
@@ -86,9 +86,9 @@ class MessageWriter:
                 yield from self._say("thinking", text)
             case Content(text):
                 yield from self._say("text", text)
-            case CallBegun(_, name):
+            case CallBegun(index, name):
                 yield from self.close()
-                call = {"id": _call_id(self._form), "name": name, "input": {}}
+                call = {"id": _call_id(self._form, name, index), "name": name, "input": {}}
                 yield self._open("tool_use", {"type": "tool_use", **call})
             case ArgumentsText(_, text):
                 yield self._delta(text)
@@ -166,7 +166,7 @@ class MessagePlan:
 def whole_message(plan: MessagePlan, choice: Choice) -> JsonObject:
     """The answer, complete."""
     writer, kind = plan.writer(), plan.run.kind
-    for said in AnswerReader(kind.thinking, kind.form).push(choice.text, is_last=True):
+    for said in AnswerReader(kind).push(choice.text, is_last=True):
         if kind.tells_thoughts or not isinstance(said, Thought):
             list(writer.push(said))
     return plan.message(writer.content, plan.end(writer, choice.finish, choice.stop))
@@ -227,7 +227,7 @@ def input_of(arguments: str) -> JsonObject:
     return read if isinstance(read, dict) else {}
 
 
-def _call_id(form: ToolFormat | None) -> str:
-    """Some templates want ids of a certain length, and no prefix."""
-    wants_own = form is not None and form.id_chars
-    return new_call_id(form) if wants_own else f"toolu_{uuid.uuid4().hex[:24]}"
+def _call_id(form: ToolFormat | None, name: str, index: int) -> str:
+    """Some templates want ids of their own, without a prefix."""
+    wants_own = form is not None and (form.id_chars or form.id_form)
+    return new_call_id(form, name, index) if wants_own else f"toolu_{uuid.uuid4().hex[:24]}"

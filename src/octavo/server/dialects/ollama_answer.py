@@ -32,9 +32,8 @@ from octavo.server.errors import JsonObject, json_response
 from octavo.server.logprobs import chat_logprobs
 from octavo.server.metrics import RequestWatch
 from octavo.server.sse import EventStream, encode_json
-from octavo.tools.answer import AnswerEvent, Thought
+from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
 from octavo.tools.formats import ToolFormat
-from octavo.tools.parser import ArgumentsText, CallBegun, Content
 from octavo.types import FinishReason, Usage
 
 MEDIA_TYPE: Final = "application/x-ndjson"
@@ -140,7 +139,7 @@ class Teller:
             return []
         function = {"index": self._num_calls, "name": name, "arguments": arguments}
         self._num_calls += 1
-        return [{"id": new_call_id(self._form), "function": function}]
+        return [{"id": new_call_id(self._form, name, self._num_calls - 1), "function": function}]
 
 
 async def answer(request: Request, run: ChatRun, shape: Shape, is_stream: bool) -> Response:

@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from octavo.errors import InvalidRequest
 from octavo.server.body import read_json, validate
-from octavo.server.chat_answer import AnswerKind
 from octavo.server.chat_run import ChatRun, begin_chat, chat_params, check_chat
 from octavo.server.dialects.names import named
 from octavo.server.dialects.ollama import (
@@ -39,6 +38,7 @@ from octavo.server.openai_schema import ChatBody, ModelBounds
 from octavo.server.prompts import encode_prompts
 from octavo.server.sessions import session_of
 from octavo.server.tenant import tenant_of, terms_of
+from octavo.tools.answer import AnswerKind
 from octavo.types import ChatMessage
 
 # A raw prompt's answer is text and nothing else.

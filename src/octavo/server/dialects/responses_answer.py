@@ -22,9 +22,8 @@ from octavo.server.chat_run import ChatRun, Step
 from octavo.server.dialects.responses_items import item_id
 from octavo.server.errors import JsonObject
 from octavo.server.logprobs import chat_logprobs
-from octavo.tools.answer import AnswerEvent, Thought
+from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
 from octavo.tools.formats import ToolFormat
-from octavo.tools.parser import ArgumentsText, CallBegun, Content
 
 
 class _Open(Protocol):
@@ -73,9 +72,9 @@ class OutputWriter:
                 tokens = self._take_waiting()
                 told = chat_logprobs(tokens)["content"] if self._tells_logprobs else []
                 yield from self._write(_MESSAGE, "message", text, cast("list[JsonObject]", told))
-            case CallBegun(_, name):
+            case CallBegun(index, name):
                 self._take_waiting()
-                call_id = new_call_id(self._form)
+                call_id = new_call_id(self._form, name, index)
                 yield from self._begin(_Call(self._next("function_call"), self._index(), name, call_id))
             case ArgumentsText(_, text):
                 self._take_waiting()

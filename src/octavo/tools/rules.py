@@ -1,0 +1,146 @@
+"""The rules of a grammar for one call: the format's own text around the name, and its arguments.
+
+    call_0: CALL_OPEN "get_weather" TO_ARGUMENTS args_0 CALL_CLOSE
+    args_0: %json {...}                                                   in formats that write JSON
+    args_0: n_0_0       n_0_0: "<parameter=city>" v_0_0 s_0_1 | n_0_1     arguments one by one, in the
+    v_0_0[suffix="</parameter>"]: /(?s:.*)/                               schema's order
+
+Source: llguidance's Lark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from octavo.tools.arguments import types_of
+from octavo.tools.formats import ID, Body, Tags, ToolFormat
+
+SpecialId = Callable[[str], int | None]  # of a text that is one special token of the vocabulary
+_ANY_TEXT = "/(?s:.*)/"
+_ID = "/[A-Za-z0-9_.:\\-]{1,64}/"
+_QUOTED = r"/'(\\.|[^'\\])*'/"
+_WORDS = {"boolean": ("true", "false", "True", "False"), "null": ("null", "None")}
+
+
+class CallWriter:
+    """Writes rules of one format for one vocabulary."""
+
+    def __init__(self, form: ToolFormat, special_id: SpecialId) -> None:
+        self._form = form
+        self._ids = {text: found for text in form.markers if (found := special_id(text)) is not None}
+
+    @property
+    def begins_special(self) -> bool:
+        """Whether calls begin with a special token, so that no text is in the same one."""
+        return self._form.begins[0].startswith(tuple(self._ids)) and not self._form.at_start
+
+    def text(self, literal: str) -> str:
+        """A text as terms of a rule: special tokens and ids among letters."""
+        for marker, term in [(ID, _ID), *((text, f"<[{number}]>") for text, number in self._ids.items())]:
+            before, found, after = literal.partition(marker)
+            if found:
+                return " ".join(filter(None, [self.text(before), term, self.text(after)]))
+        return json.dumps(literal, ensure_ascii=False) if literal else ""
+
+    def loose(self, literal: str) -> str:
+        """The same, with any of its line breaks left out, in formats that write tags."""
+        if self._form.body is not Body.TAGGED:
+            return self.text(literal)
+        return r" /\n{0,2}/ ".join(map(self.text, literal.split("\n"))).strip()
+
+    def call(self, index: int, name: str, schema: Mapping[str, object]) -> list[str]:
+        """The rules of one function."""
+        form, args = self._form, f"args_{index}"
+        if form.is_spaced:
+            schema = {**schema, "x-guidance": _spaced(schema.get("x-guidance"))}
+        if form.body is Body.CHANNELS:
+            return [self._message(index, name), f"{args}: %json {json.dumps(schema)}"]
+        opening, closing = self.loose(form.call_open + name), self.loose(form.call_close)
+        number = f"{self._optional_id()} " if form.id_open else ""
+        rule = f"call_{index}: {opening} {number}{self.loose(form.to_arguments)} {args} {closing}"
+        match form.body:
+            case Body.TAGGED:
+                assert form.tags is not None
+                return [rule, *self._one_by_one(index, schema, form.tags)]
+            case Body.PYTHON:
+                return [rule, *self._one_by_one(index, schema, None)]
+            case _:
+                return [rule, f"{args}: %json {json.dumps(schema)}"]
+
+    def _optional_id(self) -> str:
+        if self._form.id_form:
+            return f"{self.text(self._form.id_open)} /[0-9]{{1,4}}/"
+        return f"({self.text(self._form.id_open)} {_ID})?"
+
+    def _message(self, index: int, name: str) -> str:
+        """A message of gpt-oss to a function: its channel first, or its recipient."""
+        channel, json_, message = map(self.text, ("<|channel|>", "<|constrain|>", "<|message|>"))
+        recipient = json.dumps(f" to=functions.{name}")
+        header = f'{channel} "commentary" {recipient} | {recipient} {channel} "commentary"'
+        constrain = f'(" "? {json_}? "json" | " "? {json_} "json")?'
+        return f"call_{index}: ({header}) {constrain} {message} args_{index} {self.text('<|call|>')}"
+
+    def _one_by_one(self, index: int, schema: Mapping[str, object], tags: Tags | None) -> list[str]:
+        """Arguments by name, in the schema's order, those that are required and perhaps others: rules for
+        what may follow where none was written yet (n), and where some were (s)."""
+        given, required = schema.get("properties"), schema.get("required")
+        properties = given if isinstance(given, Mapping) else {}
+        names = required if isinstance(required, list) else []
+        rules, place = [f"args_{index}: n_{index}_0"], 0
+        for place, (name, value) in enumerate(properties.items()):
+            own, after = f"v_{index}_{place}", f"s_{index}_{place + 1}"
+            if tags is None:
+                first, later = json.dumps(f"{name}="), json.dumps(f", {name}=")
+                values = [f"{own}: {_python_value(value, schema)}"]
+                if self._form.is_quoted and "string" in types_of(value, schema):
+                    values = [f"{own}: {own}_json | {_QUOTED}", f"{own}_json: {_python_value(value, schema)}"]
+            else:
+                values, before = self._tagged_value(own, name, value, schema, tags)
+                first = later = before
+            skip = "" if name in names else f" | n_{index}_{place + 1}"
+            rules.append(f"n_{index}_{place}: {first} {own} {after}{skip}")
+            skip = "" if name in names else f" | {after}"
+            rules.append(f"s_{index}_{place}: {later} {own} {after}{skip}")
+            rules += values
+        end = place + 1 if properties else 0
+        return [*rules, f'n_{index}_{end}: ""', f's_{index}_{end}: ""']
+
+    def _tagged_value(
+        self, own: str, name: str, value: object, root: Mapping[str, object], tags: Tags
+    ) -> tuple[list[str], str]:
+        """The rules of a value with what closes it, and what stands before it. Line breaks beside a value are
+        as the format has them."""
+        types = types_of(value, root)
+        is_text = "string" in types
+        to_value = tags.to_json if tags.to_json and not is_text else tags.to_value
+        words = to_value.rstrip("\n")
+        before = f"{self.loose(tags.param_open + name + words)} {self.text(to_value[len(words) :])}"
+        end = tags.param_close.rstrip("\n")
+        after = self.loose(tags.param_close[len(end) :])
+        choices = value.get("enum") if isinstance(value, Mapping) else None
+        if is_text and isinstance(choices, list) and all(isinstance(one, str) for one in choices):
+            texts = " | ".join(json.dumps(one, ensure_ascii=False) for one in choices)
+            return [f"{own}: ({texts}) {self.text(end)} {after}"], before
+        if not is_text:
+            return [f"{own}: {_python_value(value, root)} {self.text(end)} {after}"], before
+        if end.strip() in self._ids:
+            return [f"{own}: {own}_text {self.text(end)} {after}", f"{own}_text: {_ANY_TEXT}"], before
+        return [f"{own}: {own}_text {after}", f"{own}_text[suffix={json.dumps(end)}]: {_ANY_TEXT}"], before
+
+
+def _spaced(options: object) -> dict[str, object]:
+    """The same, with any white space between the parts of JSON."""
+    given = options if isinstance(options, Mapping) else {}
+    kept = {key: value for key, value in given.items() if not key.endswith("_separator")}
+    return {**kept, "whitespace_flexible": True}
+
+
+def _python_value(value: object, schema: Mapping[str, object]) -> str:
+    """A value as JSON, or as one of Python's words for it."""
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if isinstance(kind, str) and kind in _WORDS:
+        return f"({' | '.join(map(json.dumps, _WORDS[kind]))})"
+    shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
+    inner = {**value, **shared} if isinstance(value, Mapping) else {"type": "object", **shared}
+    return f"%json {json.dumps(inner)}"
