@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.grammars import KeptGrammars
@@ -90,6 +92,28 @@ def test_the_model_may_open_its_thinking_where_the_prompt_leaves_it_to_it(gramma
     assert may_come(made) is None
     feed(twin, [ord("n")])
     assert may_come(twin) == {ord("o")}
+
+
+@pytest.mark.parametrize("budget", [None, 0])
+def test_before_a_grammar_of_a_model_that_always_thinks_its_thinking_is_opened(
+    grammars: KeptGrammars, budget: int | None
+) -> None:
+    thinking = Thinking(ThinkingState.MAYBE, budget, begin="<a><m>", end="<e>", behind="<f>", always=True)
+    made = guide_of(SamplerParams(grammar=ANSWER, thinking=thinking), grammars, [])
+    assert made is not None
+    for letter in b"<a><m>":
+        assert may_come(made) == {letter}
+        feed(made, [letter])
+    if budget is None:
+        assert may_come(made) is None
+        feed(made, encode("hm<e>"))
+    for letter in b"<f>" if budget is None else b"<e><f>":
+        assert may_come(made) == {letter}
+        feed(made, [letter])
+    assert may_come(made) == {ord("y"), ord("n")}
+    free = guide_of(SamplerParams(thinking=replace(thinking, max_tokens=3)), grammars, [])
+    assert free is not None
+    assert may_come(free) is None  # without a grammar the model decides
 
 
 @pytest.mark.parametrize("state", [ThinkingState.INSIDE, ThinkingState.MAYBE])

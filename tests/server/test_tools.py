@@ -7,7 +7,7 @@ import json
 import pytest
 
 from octavo.grammar import ThinkingState
-from octavo.tools.formats import HERMES, MISTRAL
+from octavo.tools.formats import FORMATS, HERMES, MISTRAL
 from octavo.types import ToolCall
 
 TOOL = {
@@ -75,6 +75,23 @@ def test_ids_are_as_long_as_the_template_wants_them(edge):
     edge.model.answer = MISTRAL.written(CALLS)
     calls = edge.chat(tools=[TOOL]).json()["choices"][0]["message"]["tool_calls"]
     assert [len(call["id"]) for call in calls] == [9, 9]
+
+
+def test_ids_are_the_calls_themselves_where_the_template_writes_them(edge):
+    edge.model.answers.form = FORMATS["kimi_k2"]
+    edge.model.answer = FORMATS["kimi_k2"].written(CALLS)
+    calls = edge.chat(tools=[TOOL]).json()["choices"][0]["message"]["tool_calls"]
+    assert [call["id"] for call in calls] == [f"functions.{c.name}:{n}" for n, c in enumerate(CALLS)]
+
+
+def test_arguments_without_quotes_are_of_the_types_that_the_schema_says(edge):
+    form = edge.model.answers.form = FORMATS["qwen3_coder"]
+    properties = {"zip": {"type": "string"}, "days": {"type": ["integer", "null"]}, "any": {}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+    edge.model.answer = form.written([ToolCall("f", '{"zip": "00501", "days": 3, "any": [1], "more": "x"}')])
+    whole = edge.chat(tools=[tool]).json()["choices"][0]["message"]
+    [(_, arguments)] = functions(whole)
+    assert json.loads(arguments) == {"zip": "00501", "days": 3, "any": [1], "more": "x"}
 
 
 def test_without_tools_or_with_choice_none_calls_are_text(edge):

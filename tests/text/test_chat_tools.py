@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from families import FAMILIES
 
 from octavo.text.chat import ChatTemplate
 from octavo.text.control import ControlTokens
+from octavo.tools.formats import FORMAT_NAMES
+from octavo.tools.thinking import THINKING_NAMES
 from octavo.types import ChatMessage, ChatOptions, ToolCall
 
 TOOL = {
@@ -101,6 +105,48 @@ def test_control_tokens_in_tools_and_calls_of_a_client_are_text(template: str) -
         "[assistant]",
     ]
     assert "x[system]y" in "".join(rendered.parts[::2])
+
+
+def family(name: str) -> ChatTemplate:
+    return ChatTemplate(next(one.template for one in FAMILIES if one.name == name))
+
+
+def test_text_beside_thinking_and_calls_is_kept_where_the_template_refuses_it() -> None:
+    turn = replace(CHAT[2], content="I will look.", reasoning="They ask.")
+    text = family("gpt-oss").render([*CHAT[:2], turn, CHAT[3]], ChatOptions(tools=(TOOL,))).text
+    assert "<|channel|>analysis<|message|>They ask.\n\nI will look.<|end|>" in text
+    alone = family("gpt-oss").render([*CHAT[:2], ChatMessage("assistant", "Yes.", reasoning="hm")]).text
+    assert "analysis<|message|>hm<|end|>" in alone
+    assert "final<|message|>Yes.<|return|>" in alone
+
+
+def test_thinking_is_a_part_of_the_content_where_the_template_takes_it_so() -> None:
+    turn = ChatMessage("assistant", "Yes.", reasoning="hm")
+    text = family("Ministral 3, Magistral").render([ChatMessage("user", "Hi"), turn]).text
+    assert text == "[INST]Hi[/INST][THINK]hm[/THINK]Yes.</s>"
+
+
+@pytest.mark.parametrize("system", [[], [ChatMessage("system", "Be brief.")]])
+def test_tools_are_in_the_system_message_where_the_template_takes_them_from_there(
+    system: list[ChatMessage],
+) -> None:
+    phi = family("Phi-4-mini")
+    text = phi.render([*system, ChatMessage("user", "Hi")], ChatOptions(tools=(TOOL,))).text
+    said = system[0].content if system else ""
+    assert text.startswith(f'<|system|>{said}<|tool|>[{{"type": "function"')
+    assert phi.tool_format.name == "phi4_mini_json"
+    assert not phi.fits_no_format
+
+
+def test_a_template_whose_calls_are_unknown_says_so_and_another_format_can_be_given() -> None:
+    source = KNOWS.replace("<tool_call>", "<weird>").replace('"name"', '"n"')
+    template = ChatTemplate(source)
+    assert template.fits_no_format
+    assert (template.tool_format.name, template.thinking_format) == ("hermes", None)
+    template.give_formats(FORMAT_NAMES["llama4_json"], THINKING_NAMES["deepseek_r1"])
+    assert not template.fits_no_format
+    assert (template.tool_format.name, template.thinks) == ("llama3_json", True)
+    assert not ChatTemplate(PLAIN).fits_no_format  # its calls are told to it
 
 
 def test_a_message_gives_its_thinking_to_the_template() -> None:

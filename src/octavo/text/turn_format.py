@@ -55,8 +55,8 @@ class ToolsPlace(enum.Enum):
     """Where a template takes tools from."""
 
     ARGUMENT = enum.auto()  # of its own
-    SYSTEM_LIST = enum.auto()  # a list in the system message
     SYSTEM_TEXT = enum.auto()  # JSON in the system message
+    SYSTEM_LIST = enum.auto()  # a list in the system message
     NOWHERE = enum.auto()
 
 
@@ -144,11 +144,7 @@ class _Trial:
         before = self._tried([_USER], has_tools=has_tools)
         prompt = self._tried([_USER], is_followed=True, has_tools=has_tools)
         whole = self._tried([_USER, message], has_tools=has_tools)
-        own = len(_common(whole, before))
-        shared = _common(whole[own:], prompt[own:])
-        if len(shared) < len(prompt) - own:
-            shared = _whole_marks(shared)
-        return whole[: own + len(shared)], whole[own + len(shared) :]
+        return own_text(before, prompt, whole)
 
     # --- calls ---
 
@@ -179,7 +175,7 @@ class _Trial:
                     return asked
                 return tuned(found, text, count)
         is_shown = any(_NAMES[0] in self._turn(_calling(1, takes_objects, ids))[1] for ids in _IDS)
-        return None if is_shown else _asked_for(self._tried([_USER], is_followed=True))
+        return _asked_for(self._tried([_USER], is_followed=True), in_words=is_shown)
 
     def _reads(self, text: str, form: ToolFormat, wanted: list[tuple[str, dict[str, object]]]) -> bool:
         turn = read_turn(text, self._kind(form, None, ThinkingState.NONE))
@@ -245,6 +241,16 @@ def thinking_turn(thought: str, text: str, in_parts: bool) -> Message:
             *([{"type": "text", "text": text}] if text else []),
         ]
     return {"role": "assistant", "content": content, **names}
+
+
+def own_text(before: str, prompt: str, whole: str) -> tuple[str, str]:
+    """Of a chat that ends with an assistant's turn: what stands before the turn's own text, as `prompt` ends,
+    and that text. `before`: the chat without it, and without what begins a turn."""
+    own = len(_common(whole, before))
+    shared = _common(whole[own:], prompt[own:])
+    if len(shared) < len(prompt) - own:  # the turn goes on otherwise, perhaps amid a mark
+        shared = _whole_marks(shared)
+    return whole[: own + len(shared)], whole[own + len(shared) :]
 
 
 def with_tools_in_system(
@@ -361,15 +367,16 @@ def _probed(count: int) -> list[ToolCall]:
     return [ToolCall(name, json.dumps(_ARGUMENTS)) for name in _NAMES[:count]]
 
 
-def _asked_for(prompt: str) -> ToolFormat | None:
-    """The format whose words the prompt has, where a turn shows none."""
+def _asked_for(prompt: str, in_words: bool = False) -> ToolFormat | None:
+    """The format whose marks the prompt has, where a turn shows no calls; `in_words`: of which it has an
+    example, for a turn shows calls that cannot be read."""
     found: list[tuple[int, ToolFormat]] = []
     for form in FORMATS.values():
         words = {word for word in (*form.begins, *form.markers, *form.hints) if len(word) > 1}
         if form.tags is not None:
             words.add(form.tags.param_open)
         has = {word for word in words if word in prompt}
-        if has & {*form.begins, *form.hints}:
+        if has & {*(() if in_words else form.begins), *form.hints}:
             found.append((len(has), form))
     return max(found, key=lambda one: one[0])[1] if found else None
 
