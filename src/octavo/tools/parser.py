@@ -306,18 +306,21 @@ class CallParser(TextCursor):
             self._tell_arguments(self._types.as_json(name, key, value))
 
     def _python_call(self) -> Reading:
-        """NAME(key=value, ...)."""
+        """NAME(key=value, ...), which can only end with a parenthesis."""
+        seen = self._at
         while True:
-            found = read_call(self._text, self._at)
-            if found.is_wrong:
-                raise NoCall
-            if found.call is not None:
-                self._at = found.end
-                self._begin(found.call.name)
-                self._tell_arguments(found.call.arguments)
-                return
+            if self._is_over or ")" in self._text[seen:] or "(" not in self._text[self._at : seen]:
+                found = read_call(self._text, self._at)
+                if found.is_wrong:
+                    raise NoCall
+                if found.call is not None:
+                    self._at = found.end
+                    self._begin(found.call.name)
+                    self._tell_arguments(found.call.arguments)
+                    return
             if self._is_over:
                 raise Cut
+            seen = len(self._text)
             yield
 
     def _begin(self, name: str) -> None:
