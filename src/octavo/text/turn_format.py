@@ -46,7 +46,7 @@ _OFFERED = [
 _IDS = ("call0000{index}", "functions.{name}:{index}")  # nine letters for Mistral, the call itself for Kimi
 _CALL_ID = re.compile("call0000[01]")
 _USER: Message = {"role": "user", "content": "Why?"}
-_THINKING_ON = {"thinking": True, "enable_thinking": True, "reasoning": True}
+_SWITCHES = ("thinking", "enable_thinking", "reasoning")  # of thinking, that templates read
 _THOUGHT, _TEXT = "Because.", "Yes."
 _MARGIN = 200  # characters of a turn's beginning in which it may open the thinking
 
@@ -203,7 +203,7 @@ class _Trial:
             found = [one for one in THINKING_FORMATS.values() if self._reads_thought(one, before, text)]
             if found:
                 return max(found, key=lambda one: sum(mark in before + text for mark in one.marks)), in_parts
-        for given in ({}, _THINKING_ON):
+        for given in ({}, dict.fromkeys(_SWITCHES, True), dict.fromkeys(_SWITCHES, False)):
             prompt = self._tried([_USER], is_followed=True, has_tools=False, given=given)
             text = self._turn({"role": "assistant", "content": _TEXT}, has_tools=False)[1]
             found = [one for one in THINKING_FORMATS.values() if _shows(one, prompt, text)]

@@ -57,7 +57,8 @@ def _calls_grammar(
     rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
     for index, (tool, schema) in enumerate(zip(tools, schemas, strict=True)):
         rules += writer.call(index, tool.name, schema)
-    more = f" ({writer.loose(form.between)} call){{0,{CALLS_MAX - 1}}}" if use.is_parallel else ""
+    between = writer.loose(form.between) or r"/\s{0,2}/"
+    more = f" ({between} call){{0,{CALLS_MAX - 1}}}" if use.is_parallel else ""
     calls = f"{writer.loose(form.open)} call{more} {writer.loose(form.close)}"
     if use.mode is ToolMode.REQUIRED:
         return Grammar(GrammarKind.LARK, "\n".join([f"start: {calls}", *rules]), "tools")
