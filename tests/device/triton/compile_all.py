@@ -16,6 +16,7 @@ from tests.device.triton.compiling import compiled
 from tests.device.triton.steps import CPU
 
 from octavo.device.layout import DevicePool, allocate_pool
+from octavo.device.triton import attention as launching
 from octavo.device.triton import (
     blocks,
     elementwise,
@@ -120,6 +121,7 @@ def cases() -> dict[str, Callable[[], None]]:
         found[f"attention {name} 128 product"] = lambda d=is_decode: attention(8, 2, 128, "bf16", d, plain)
         found[f"attention {name} int8 product"] = lambda d=is_decode: attention(8, 2, 128, "int8", d, plain)
     found["attention prefill 64 product"] = lambda: attention(8, 8, 64, "bf16", False, plain)
+    found["attention prefill fp8 product"] = lambda: attention(8, 2, 128, "fp8", False, plain)
     found["attention decode fp8 product"] = lambda: attention(8, 2, 128, "fp8", True, plain)
     found["attention prefill full product"] = lambda: attention(8, 2, 128, "bf16", False, full)
     found["attention decode 80 product"] = lambda: attention(8, 2, 80, "bf16", True, plain)
@@ -147,7 +149,8 @@ ONLY_ON_90 = ("full", "fp8", "attention decode 80", "attention prefill 64", "voc
 
 def main() -> None:
     capability = int(sys.argv[1])
-    with mock.patch.object(linear, "shared_bytes_of", return_value=SHARED_BYTES_MAX[capability]):
+    shared_bytes = {"shared_bytes_of": lambda _: SHARED_BYTES_MAX[capability]}
+    with mock.patch.multiple(linear, **shared_bytes), mock.patch.multiple(launching, **shared_bytes):
         results = [
             dataclasses.asdict(result)
             for label, start in cases().items()

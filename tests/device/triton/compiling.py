@@ -46,6 +46,8 @@ class Compiled:
     spilled_bytes: int
     registers: int
     shared_bytes: int
+    is_serialized: bool  # ptxas found wgmma's accumulators touched while it may still run, and has it wait
+    operand_widths: list[int]  # neighbours along K that a thread holds of a product's operands, each once
 
 
 @contextmanager
@@ -95,7 +97,7 @@ def _compile(
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attrs)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     ptx = made.asm["ptx"]
-    registers, spilled = _assembled(ptx, capability)
+    registers, spilled, is_serialized = _assembled(ptx, capability)
     return Compiled(
         label=label,
         kernel=kernel.__name__,
@@ -106,11 +108,13 @@ def _compile(
         spilled_bytes=spilled,
         registers=registers,
         shared_bytes=made.metadata.shared,
+        is_serialized=is_serialized,
+        operand_widths=sorted({int(width) for width in re.findall(r"kWidth = (\d+)", made.asm["ttgir"])}),
     )
 
 
-def _assembled(ptx: str, capability: int) -> tuple[int, int]:
-    """Registers a thread, and bytes of spill stores and loads, as ptxas reports them."""
+def _assembled(ptx: str, capability: int) -> tuple[int, int, bool]:
+    """Registers a thread, bytes of spill stores and loads, and `is_serialized`, as ptxas reports them."""
     arch = f"sm_{capability}{'a' if capability >= 90 else ''}"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
@@ -131,4 +135,4 @@ def _assembled(ptx: str, capability: int) -> tuple[int, int]:
     spills = re.findall(r"(\d+) bytes spill", said)
     assert registers is not None, said
     assert spills, said
-    return int(registers[1]), sum(map(int, spills))
+    return int(registers[1]), sum(map(int, spills)), "wgmma.mma_async instructions are serialized" in said

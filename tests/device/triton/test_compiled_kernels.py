@@ -19,8 +19,8 @@ pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[3]
 # Attention's largest tiles fill the registers. ptxas then keeps some addresses in local memory, also where
-# that makes room for one more program.
-SPILLED_BYTES_MAX = 512
+# that makes room for one more program. On 8.0 walks over codes, and careful ones, keep more there.
+SPILLED_BYTES_MAX = {80: 1536, 90: 512}
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +60,27 @@ def test_products_use_the_larger_instruction_whatever_the_number_of_rows(kernels
     assert all((kernel.wgmma > 0) == (kernel.capability == 90) for kernel in products), products
 
 
+def test_nothing_reads_a_product_before_it_is_there(kernels: list[Compiled]) -> None:
+    """Triton 3.6 forgets to wait where an `if` at the end of a loop reads a product of the same round."""
+    assert [kernel for kernel in kernels if kernel.is_serialized] == []
+
+
+def test_products_of_attention_take_positions_and_dimensions_in_one_order(kernels: list[Compiled]) -> None:
+    """Of operands that were loaded as single bytes Triton has `mma.sync` take them in another order, but not
+    `wgmma`: decoding would differ from prompts in the last bit."""
+    assert {w for each in kernels if each.label.startswith("attention") for w in each.operand_widths} == {2}
+
+
 def test_no_product_and_sum_are_fused(kernels: list[Compiled]) -> None:
-    """But in erf, which is the math library's: it spells its own order, whatever the launch."""
-    assert {kernel.label for kernel in kernels if kernel.fused_multiply_adds} == {"erf"}
+    """But in erf, which is the math library's: it spells its own order, whatever the launch. Attention says
+    itself which are."""
+    others = [kernel for kernel in kernels if not kernel.label.startswith("attention")]
+    assert {kernel.label for kernel in others if kernel.fused_multiply_adds} == {"erf"}
 
 
 def test_registers_and_shared_memory_suffice(kernels: list[Compiled]) -> None:
     for kernel in kernels:
-        limit = SPILLED_BYTES_MAX if kernel.label.startswith("attention") else 0
+        limit = SPILLED_BYTES_MAX[kernel.capability] if kernel.label.startswith("attention") else 0
         assert kernel.spilled_bytes <= limit, kernel
         is_little = "little" in kernel.label
         most = LITTLE_SHARED_BYTES if is_little else SHARED_BYTES_MAX[kernel.capability]

@@ -138,6 +138,45 @@ def test_a_token_has_the_same_bits_in_any_place_of_a_tile(rng: torch.Generator) 
         assert torch.equal(out, want[first:])
 
 
+@pytest.mark.usefixtures("chained_dots")
+@pytest.mark.parametrize("kind", ["f32", "int8", "fp8"])
+@pytest.mark.parametrize("window", [None, 600])
+def test_a_prompt_has_the_bits_of_decoding_with_masks_and_without(
+    kind: str, window: int | None, rng: torch.Generator
+) -> None:
+    """Positions 767 to 774 see partitions as a whole, the first and the last of them in part."""
+    context = make_context([775], 1, 16, 16, kind, rng)
+    form = replace(PLAIN, window=window)
+    whole = Step([(0, 767, 8)])
+    q = torch.randn((8, 2 * 16), generator=rng)
+    want, _ = walked(q, context, whole, form, whole.work(8, window))
+    assert torch.equal(split(q, context, whole, form, whole.work(8, window))[0], want)
+    alone = Step([(0, 767 + row, 1) for row in range(8)])
+    for way in (walked, split):
+        assert torch.equal(way(q, context, alone, form, alone.work(1, window))[0], want)
+
+
+@pytest.mark.parametrize("length", [16 * 256, 16 * 256 + 1])
+def test_more_partials_than_a_merge_loads_at_a_time(length: int, rng: torch.Generator) -> None:
+    context = make_context([length], 1, 16, 16, "f32", rng)
+    step = Step([(0, length - 1, 1)])
+    q = torch.randn((1, 2 * 16), generator=rng)
+    check(q, context, step, PLAIN, 1, 3e-6)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_row_that_sees_what_is_no_number_is_none_in_any_tile(number: float, rng: torch.Generator) -> None:
+    context = make_context([300], 1, 16, 16, "f32", rng)
+    q = torch.randn((16, 2 * 16), generator=rng)
+    context.pool.values(1)[int(context.tables[0, 259 // 16]), 0, 259 % 16, 5] = number
+    whole, alone = Step([(0, 252, 16)]), Step([(0, 252 + row, 1) for row in range(16)])
+    for step, tokens in ((whole, 16), (whole, 3), (alone, 1)):
+        for way in (walked, split):
+            out, _ = way(q, context, step, PLAIN, step.work(tokens, None))
+            assert bool(out[:7].isfinite().all())
+            assert bool(out[7:].isnan().all())
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.parametrize("is_value", [False, True], ids=["k", "v"])
 def test_what_is_no_number_reaches_those_who_see_it_and_nobody_else(
@@ -195,7 +234,8 @@ def test_tiles_cover_every_token_once_and_every_partition_it_sees(window: int | 
 
 
 def test_a_tile_of_a_prefill_fills_the_rows_of_a_product() -> None:
-    assert prefill_tokens_per_tile(32, 8, 128) == 16
+    assert prefill_tokens_per_tile(32, 8, 128) == 32
+    assert prefill_tokens_per_tile(32, 8, 64) == 16
     assert prefill_tokens_per_tile(32, 8, 256) == 8
     assert prefill_tokens_per_tile(128, 1, 64) == 1
 

@@ -3,6 +3,9 @@
     attend_walking      one program for each (tile, kv head): enough of them in a prefill
     attend_splitting    a fixed grid over (tile, partition) items, then a merge: for few rows of long contexts
 
+Where V may hold what is no number, tiles of several tokens are then looked at by a second walk, which ends at
+once where a result is finite; so the first one needs no registers for that.
+
 Grids are fixed by the work list's sizes, and its counts are read on the device, so both can be captured in a
 CUDA graph. The dtype of the products is q's; where K and V are held as floats that it cannot represent, it
 is theirs (q bfloat16 over fp16 memory: q is rounded to fp16; over f32 memory it is widened).
@@ -18,11 +21,13 @@ import torch
 
 from octavo.device.layout import DevicePool
 from octavo.device.triton.attention_kernels import merge_partitions, split_partitions, walk_partitions
-from octavo.device.triton.attention_work import AttentionStep, AttentionWork
+from octavo.device.triton.attention_work import SUB_TILE_SIZE, AttentionStep, AttentionWork
 from octavo.device.triton.launch import TRITON_DTYPES, Argument, Constant, launch, padded
+from octavo.device.triton.linear import shared_bytes_of
 
 _LEAST_ROWS = 16  # of a tensor core's product
 _LARGEST_HEAD = 256
+_OTHER_SHARED_BYTES = 3 * 1024  # beside queries and sub-tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +76,13 @@ def attend_walking(
     form: AttentionForm,
     log_sum_exp: torch.Tensor | None = None,
 ) -> None:
-    """Causal attention of q (T, H * D) into out (T, H * D), whose rows may be strided.
+    """Causal attention of q (T, H * D) into out (T, H * D), other memory; rows may be strided.
 
     Fills log_sum_exp (T, H) float32 where it is given: the natural logarithm of the softmax's denominator.
     """
-    sizes = _check(out, q, pool, form, log_sum_exp)
-    tile = _tile_constants(sizes, work.tokens_per_tile)
-    launch(
-        walk_partitions,
-        (work.tiles_max, sizes.num_kv_heads),
-        [
-            *(out, log_sum_exp, q, *_memory(pool, layer)),
-            *(step.tables, step.table_rows, step.starts, step.offsets),
-            *(work.tile_chunks, work.tile_rows, work.num_tiles, form.sinks, form.slopes),
-            *(out.stride(0), q.stride(0), *_strides(pool, layer), step.tables.stride(0)),
-            *(form.scale, form.soft_cap, form.window),
-        ],
-        tile | _held_constants(q, pool),
-        num_warps=_num_warps(tile),
-    )
+    _walk(out, q, pool, layer, step, work, form, log_sum_exp, is_careful=False)
+    if _may_spoil(work, pool):
+        _walk(out, q, pool, layer, step, work, form, log_sum_exp, is_careful=True)
 
 
 def attend_splitting(
@@ -113,6 +106,7 @@ def attend_splitting(
     tiles = (work.tile_chunks, work.tile_rows, work.tile_ends, work.num_tiles)
     chunks = (step.table_rows, step.starts, step.offsets)
     tile = _tile_constants(sizes, work.tokens_per_tile)
+    compiled = _form_of(tile, q, pool)
     launch(
         split_partitions,
         (num_programs, sizes.num_kv_heads),
@@ -122,14 +116,54 @@ def attend_splitting(
             *(form.scale, form.soft_cap, form.window),
         ],
         {"SEARCH_STEPS": work.tiles_max.bit_length()} | tile | _held_constants(q, pool),
-        num_warps=_num_warps(tile),
+        num_warps=compiled.num_warps,
+        num_stages=compiled.num_stages,
     )
     launch(
         merge_partitions,
-        (work.tiles_max, sizes.num_kv_heads),
+        (work.tiles_max, sizes.num_kv_heads, rows),
         [out, log_sum_exp, *partials, *chunks, *tiles, form.sinks, out.stride(0)],
-        tile | {"ROWS": padded(rows)},
+        {name: value for name, value in tile.items() if name != "ROWS"},
+        num_warps=1,  # which holds all partials of a load in registers
     )
+    if _may_spoil(work, pool):
+        _walk(out, q, pool, layer, step, work, form, log_sum_exp, is_careful=True)
+
+
+def _walk(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    pool: DevicePool,
+    layer: int,
+    step: AttentionStep,
+    work: AttentionWork,
+    form: AttentionForm,
+    log_sum_exp: torch.Tensor | None,
+    *,
+    is_careful: bool,
+) -> None:
+    sizes = _check(out, q, pool, form, log_sum_exp)
+    tile = _tile_constants(sizes, work.tokens_per_tile)
+    compiled = _form_of(tile, q, pool)
+    launch(
+        walk_partitions,
+        (work.tiles_max, sizes.num_kv_heads),
+        [
+            *(out, log_sum_exp, q, *_memory(pool, layer)),
+            *(step.tables, step.table_rows, step.starts, step.offsets),
+            *(work.tile_chunks, work.tile_rows, work.num_tiles, form.sinks, form.slopes),
+            *(out.stride(0), q.stride(0), *_strides(pool, layer), step.tables.stride(0)),
+            *(form.scale, form.soft_cap, form.window),
+        ],
+        tile | _held_constants(q, pool) | {"CAREFUL": is_careful},
+        num_warps=compiled.num_warps,
+        num_stages=compiled.num_stages,
+    )
+
+
+def _may_spoil(work: AttentionWork, pool: DevicePool) -> bool:
+    """Whether a V that is not finite may have spoilt rows of a tile that do not see it."""
+    return work.tokens_per_tile > 1 and not pool.layout.has_scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +192,7 @@ def _check(
     assert q.shape[1] == num_heads * size
     assert num_heads % shape.num_kv_heads == 0
     assert form.window is None or form.window > 0
+    assert form.scale > 0
     assert log_sum_exp is None or (
         log_sum_exp.is_contiguous() and log_sum_exp.shape == (q.shape[0], num_heads)
     )
@@ -180,24 +215,42 @@ def _held_constants(q: torch.Tensor, pool: DevicePool) -> dict[str, Constant]:
     held = pool.layout.dtype
     is_exact = pool.layout.has_scales or q.dtype in (held, torch.float32)
     dot = TRITON_DTYPES[q.dtype if is_exact else held]
-    return {"BLOCK_SIZE": pool.shape.block_size, "DOT": dot, "IS_FP8": pool.shape.kind == "fp8"}
+    codes = pool.shape.kind if pool.layout.has_scales else ""
+    return {"BLOCK_SIZE": pool.shape.block_size, "DOT": dot, "CODES": codes}
 
 
 def _memory(pool: DevicePool, layer: int) -> tuple[Argument, Argument, Argument]:
-    """K, V and scales of a layer; fp8 as bytes, which the kernels decode themselves."""
+    """K, V and scales of a layer; codes as words of four, which the kernels decode themselves."""
     keys, values = pool.keys(layer), pool.values(layer)
-    if pool.shape.kind == "fp8":
-        keys, values = keys.view(torch.uint8), values.view(torch.uint8)
-    return keys, values, pool.scales(layer) if pool.layout.has_scales else None
+    if not pool.layout.has_scales:
+        return keys, values, None
+    return keys.view(torch.int32), values.view(torch.int32), pool.scales(layer)
 
 
 def _strides(pool: DevicePool, layer: int) -> tuple[int, int]:
-    """Elements from block to block, of K or V and of scales."""
-    return pool.keys(layer).stride(0), pool.scales(layer).stride(0) if pool.layout.has_scales else 0
+    """Numbers or words from block to block of K or V, and numbers of scales."""
+    stride = pool.keys(layer).stride(0)
+    return (stride // 4, pool.scales(layer).stride(0)) if pool.layout.has_scales else (stride, 0)
 
 
-def _num_warps(tile: dict[str, Constant]) -> int:
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a tile's kernel is compiled."""
+
+    num_warps: int
+    num_stages: int
+
+
+def _form_of(tile: dict[str, Constant], q: torch.Tensor, pool: DevicePool) -> _Form:
+    """So many warps that registers hold the rows, and so many stages that shared memory holds the sub-tiles.
+
+    Block tables are loaded a stage before K and V, so three stages hold two sub-tiles, five stages three.
+    """
     rows, size = tile["ROWS"], tile["BLOCK_D"]
     assert isinstance(rows, int)
     assert isinstance(size, int)
-    return 8 if rows >= 64 or rows * size >= 32 * 256 else 4  # so many that registers hold the rows
+    num_warps = 8 if rows > 64 or (rows > 16 and size > 128) else 4
+    num_bytes = max(q.element_size(), pool.layout.dtype.itemsize)
+    room = shared_bytes_of(q.device) - _OTHER_SHARED_BYTES - rows * size * num_bytes
+    sub_tiles = room // (2 * SUB_TILE_SIZE * size * num_bytes)
+    return _Form(num_warps, 5 if sub_tiles > 2 else 3 if sub_tiles == 2 else 1)

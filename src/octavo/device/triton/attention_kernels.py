@@ -1,6 +1,6 @@
 """The three kernels of attention: partitions walked by one program, or split among programs, and their merge.
 
-What they compute is in `attention_partition`, and who starts them in `attention`.
+What they compute is in `attention_partition`; `attention` starts them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,21 @@ import triton.language as tl
 from octavo.device.triton.attention_partition import (
     BLOCK_N,
     PARTITION,
+    add_sub_tile,
+    all_finite,
+    empty_part,
     fold,
     lowest_seen,
-    partition,
     row_positions,
+    rows_at,
+    softmax_of,
     tile_place,
     write_rows,
 )
 from octavo.device.triton.launch import jit, kernel
+
+_MANY = tl.constexpr(16)  # partials that a merge loads together
+_FEW = tl.constexpr(4)  # the same of the last ones
 
 
 @kernel()
@@ -52,36 +59,96 @@ def walk_partitions(
     ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     DOT: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    CODES: tl.constexpr,
+    CAREFUL: tl.constexpr,
 ) -> None:
-    """One program for each (tile, kv head): all its partitions in ascending order."""
-    tile, kv_head, num_kv_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    if tile >= tl.load(num_tiles):
+    """One program for each (tile, kv head): all its partitions in ascending order.
+
+    CAREFUL: only tiles whose result, in `out`, is not finite, and those as if there were no such V.
+    """
+    kv_head, num_kv_heads = tl.program_id(1), tl.num_programs(1)
+    tile = tl.load(num_tiles) - 1 - tl.program_id(0)  # a chunk's last tiles, which are longest, first
+    if tile < 0:
         return
     table_row, begin, position, num_tokens = tile_place(
         tile, tile_chunks, tile_rows, table_rows, starts, offsets, TOKENS
     )
-    own, low = row_positions(position, num_tokens, window, GROUP, ROWS)
+    row, place = tl.arange(0, ROWS), (begin, num_tokens, kv_head, num_kv_heads)
+    if CAREFUL:
+        at, mask = rows_at(row, place, out_stride, BLOCK_D, HEAD_SIZE, GROUP)
+        if all_finite(tl.load(out + at, mask=mask, other=0.0)):
+            return
+    rows = row_positions(position, num_tokens, window, GROUP, ROWS)
     slope = slopes
     if slopes is not None:
-        slope = tl.load(slopes + kv_head * GROUP + tl.arange(0, ROWS) % GROUP)
-    rows = (own, low)
-    queries = _queries(q, q_stride, begin, num_tokens, kv_head, GROUP, HEAD_SIZE, ROWS, BLOCK_D, DOT)
+        slope = tl.load(slopes + kv_head * GROUP + row % GROUP)
+    at, mask = rows_at(row, place, q_stride, BLOCK_D, HEAD_SIZE, GROUP)
+    queries = tl.load(q + at, mask=mask, other=0.0).to(DOT)
     table = tables + table_row.to(tl.int64) * table_stride
     memory = (keys, values, block_stride, scale_stride, table, kv_head, num_kv_heads)
-    tile_low, tile_stop = lowest_seen(position, window), position + num_tokens
-    largest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    summed = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    for base in range(tile_low // PARTITION * PARTITION, tile_stop, PARTITION):
-        span = _span(base, tile_low, tile_stop)
-        part_largest, part_total, part_out = partition(
-            queries, memory, scales, span, rows, factor, soft_cap, slope, HEAD_SIZE, BLOCK_SIZE, IS_FP8
+    # Partitions [first, seen_from) hold positions that are too old for some rows, those from seen_to on hold
+    # positions that are too new; those between go without masks.
+    limits = (lowest_seen(position, window), position + num_tokens)
+    first = limits[0] // PARTITION * PARTITION
+    seen_from = tl.cdiv(lowest_seen(limits[1] - 1, window), PARTITION) * PARTITION
+    seen_to = tl.maximum((position + 1) // PARTITION * PARTITION, seen_from)
+    if CAREFUL:
+        seen_to = first
+    softmax = _nothing(ROWS, BLOCK_D)
+    if not (CAREFUL or window is None):
+        softmax = _walked(
+            softmax,
+            (first, tl.minimum(seen_from, limits[1])),
+            limits,
+            queries,
+            memory,
+            scales,
+            rows,
+            factor,
+            soft_cap,
+            slope,
+            HEAD_SIZE,
+            BLOCK_SIZE,
+            CODES,
+            IS_WHOLE=False,
+            CAREFUL=False,
         )
-        largest, total, summed = fold(largest, total, summed, part_largest, part_total, part_out)
-    softmax = (largest, total, summed)
-    place = (begin, num_tokens, kv_head, num_kv_heads)
-    write_rows(out, out_stride, log_sum_exp, place, softmax, sinks, HEAD_SIZE, GROUP)
+    if not CAREFUL:
+        softmax = _walked(
+            softmax,
+            (seen_from, seen_to),
+            limits,
+            queries,
+            memory,
+            scales,
+            rows,
+            factor,
+            soft_cap,
+            slope,
+            HEAD_SIZE,
+            BLOCK_SIZE,
+            CODES,
+            IS_WHOLE=True,
+            CAREFUL=False,
+        )
+    softmax = _walked(
+        softmax,
+        (seen_to, limits[1]),
+        limits,
+        queries,
+        memory,
+        scales,
+        rows,
+        factor,
+        soft_cap,
+        slope,
+        HEAD_SIZE,
+        BLOCK_SIZE,
+        CODES,
+        IS_WHOLE=False,
+        CAREFUL=CAREFUL,
+    )
+    write_rows(out, out_stride, log_sum_exp, row, place, softmax, sinks, HEAD_SIZE, GROUP)
 
 
 @kernel()
@@ -117,7 +184,7 @@ def split_partitions(
     ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     DOT: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    CODES: tl.constexpr,
 ) -> None:
     """A fixed number of programs for each kv head, which take (tile, partition) items in turn."""
     kv_head, num_kv_heads = tl.program_id(1), tl.num_programs(1)
@@ -128,25 +195,46 @@ def split_partitions(
         table_row, begin, position, num_tokens = tile_place(
             tile, tile_chunks, tile_rows, table_rows, starts, offsets, TOKENS
         )
-        own, low = row_positions(position, num_tokens, window, GROUP, ROWS)
+        row, place = tl.arange(0, ROWS), (begin, num_tokens, kv_head, num_kv_heads)
+        rows = row_positions(position, num_tokens, window, GROUP, ROWS)
         slope = slopes
         if slopes is not None:
-            slope = tl.load(slopes + kv_head * GROUP + tl.arange(0, ROWS) % GROUP)
-        rows = (own, low)
-        queries = _queries(q, q_stride, begin, num_tokens, kv_head, GROUP, HEAD_SIZE, ROWS, BLOCK_D, DOT)
+            slope = tl.load(slopes + kv_head * GROUP + row % GROUP)
+        at, mask = rows_at(row, place, q_stride, BLOCK_D, HEAD_SIZE, GROUP)
+        queries = tl.load(q + at, mask=mask, other=0.0).to(DOT)
         table = tables + table_row.to(tl.int64) * table_stride
         memory = (keys, values, block_stride, scale_stride, table, kv_head, num_kv_heads)
-        tile_low = lowest_seen(position, window)
-        base = (tile_low // PARTITION + item - _items_before(tile, tile_ends)) * PARTITION
-        span = _span(base, tile_low, position + num_tokens)
-        largest, total, summed = partition(
-            queries, memory, scales, span, rows, factor, soft_cap, slope, HEAD_SIZE, BLOCK_SIZE, IS_FP8
-        )
-        row, real = _partial_rows(item, kv_head, num_kv_heads, num_tokens, TOKENS, GROUP, ROWS)
-        tl.store(partial_largest + row, largest, mask=real)
-        tl.store(partial_total + row, total, mask=real)
+        limits = (lowest_seen(position, window), position + num_tokens)
+        base = (limits[0] // PARTITION + item - _items_before(tile, tile_ends)) * PARTITION
+        none, part = _nothing(ROWS, BLOCK_D), empty_part(ROWS, BLOCK_D)
+        first = tl.maximum(base, limits[0] // BLOCK_N * BLOCK_N)
+        for start in range(first, tl.minimum(base + PARTITION, limits[1]), BLOCK_N):
+            _, part = add_sub_tile(
+                none,
+                part,
+                start,
+                limits,
+                queries,
+                memory,
+                scales,
+                rows,
+                factor,
+                soft_cap,
+                slope,
+                HEAD_SIZE,
+                BLOCK_SIZE,
+                CODES,
+                IS_WHOLE=False,
+                CAREFUL=False,
+                FOLDS=False,
+            )
+        largest, total, summed = softmax_of(part, CAREFUL=False)
+        partial = _partial_rows(item, kv_head, num_kv_heads, TOKENS * GROUP) + row
+        real = row // GROUP < num_tokens
+        tl.store(partial_largest + partial, largest, mask=real)
+        tl.store(partial_total + partial, total, mask=real)
         dim = tl.arange(0, BLOCK_D)
-        at = partial_out + row[:, None] * HEAD_SIZE + dim[None, :]
+        at = partial_out + partial[:, None] * HEAD_SIZE + dim[None, :]
         tl.store(at, summed, mask=real[:, None] & (dim < HEAD_SIZE)[None, :])
 
 
@@ -169,56 +257,128 @@ def merge_partitions(
     GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
-    ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ) -> None:
-    """One program for each (tile, kv head): the partials of its partitions in ascending order."""
+    """One program for each (tile, kv head, row): the partials of its partitions in ascending order.
+
+    They are loaded several at a time, so that their latencies overlap, and folded one by one.
+    """
     tile, kv_head, num_kv_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     if tile >= tl.load(num_tiles):
         return
     _, begin, _, num_tokens = tile_place(tile, tile_chunks, tile_rows, table_rows, starts, offsets, TOKENS)
-    dim = tl.arange(0, BLOCK_D)
-    largest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    summed = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    for item in range(_items_before(tile, tile_ends), tl.load(tile_ends + tile)):
-        row, real = _partial_rows(item, kv_head, num_kv_heads, num_tokens, TOKENS, GROUP, ROWS)
-        part_largest = tl.load(partial_largest + row, mask=real, other=float("-inf"))
-        part_total = tl.load(partial_total + row, mask=real, other=0.0)
-        at = partial_out + row[:, None] * HEAD_SIZE + dim[None, :]
-        part_out = tl.load(at, mask=real[:, None] & (dim < HEAD_SIZE)[None, :], other=0.0)
-        largest, total, summed = fold(largest, total, summed, part_largest, part_total, part_out)
-    softmax = (largest, total, summed)
+    row = tl.program_id(2) + tl.arange(0, 1)
+    if tl.program_id(2) >= num_tokens * GROUP:
+        return
+    partials = (partial_largest, partial_total, partial_out)
+    first, stop = _items_before(tile, tile_ends), tl.load(tile_ends + tile)
+    many = first + (stop - first) // _MANY * _MANY
+    places = (kv_head, num_kv_heads, tl.program_id(2))
+    softmax = _nothing(1, BLOCK_D)
+    softmax = _merged(softmax, partials, first, many, places, TOKENS * GROUP, HEAD_SIZE, BLOCK_D, _MANY)
+    softmax = _merged(softmax, partials, many, stop, places, TOKENS * GROUP, HEAD_SIZE, BLOCK_D, _FEW)
     place = (begin, num_tokens, kv_head, num_kv_heads)
-    write_rows(out, out_stride, log_sum_exp, place, softmax, sinks, HEAD_SIZE, GROUP)
+    write_rows(out, out_stride, log_sum_exp, row, place, softmax, sinks, HEAD_SIZE, GROUP)
 
 
 @jit
-def _queries(
-    q: tl.tensor,
-    q_stride: tl.tensor,
-    begin: tl.tensor,
-    num_tokens: tl.tensor,
-    kv_head: tl.tensor,
-    GROUP: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
+def _merged(
+    softmax: tl.tensor,
+    partials: tl.tensor,
+    first: tl.tensor,
+    stop: tl.tensor,
+    places: tl.tensor,
     ROWS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    DOT: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ) -> tl.tensor:
-    """(ROWS, BLOCK_D) of a tile; padding is zero."""
-    row, dim = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
-    token, head = row // GROUP, kv_head * GROUP + row % GROUP
-    at = (begin + token).to(tl.int64)[:, None] * q_stride + (head * HEAD_SIZE)[:, None] + dim[None, :]
-    mask = (token < num_tokens)[:, None] & (dim < HEAD_SIZE)[None, :]
-    return tl.load(q + at, mask=mask, other=0.0).to(DOT)
+    """The softmax of one row with items [first, stop) folded in, as many loaded at once.
+
+    `places`: the kv head, the number of kv heads, the row of the tile's ROWS.
+    """
+    largest, total, summed = softmax
+    partial_largest, partial_total, partial_out = partials
+    kv_head, num_kv_heads, row = places
+    dim = tl.arange(0, BLOCK_D)
+    for base in tl.range(first, stop, AT_ONCE, num_stages=2):
+        item = base + tl.arange(0, AT_ONCE)
+        partial = _partial_rows(item, kv_head, num_kv_heads, ROWS) + row
+        there = item < stop  # beyond it nothing is seen: folded, that changes no bit
+        largest_of = tl.load(partial_largest + partial, mask=there, other=float("-inf"))
+        total_of = tl.load(partial_total + partial, mask=there, other=0.0)
+        at = partial_out + partial[:, None] * HEAD_SIZE + dim[None, :]
+        out_of = tl.load(at, mask=there[:, None] & (dim < HEAD_SIZE)[None, :], other=0.0)
+        for index in tl.static_range(AT_ONCE):
+            part_largest, part_total = _taken(largest_of, index), _taken(total_of, index)
+            part_out = _taken(out_of, index)
+            largest, total, summed = fold(largest, total, summed, part_largest, part_total, part_out)
+    return largest, total, summed
 
 
 @jit
-def _span(base: tl.tensor, tile_low: tl.tensor, tile_stop: tl.tensor) -> tl.tensor:
-    """What a tile reads of the partition at `base`."""
-    first = tl.maximum(base, tile_low // BLOCK_N * BLOCK_N)
-    return first, tl.minimum(base + PARTITION, tile_stop), tile_low
+def _walked(
+    softmax: tl.tensor,
+    span: tl.tensor,
+    limits: tl.tensor,
+    queries: tl.tensor,
+    memory: tl.tensor,
+    scales: tl.tensor,
+    rows: tl.tensor,
+    factor: tl.tensor,
+    soft_cap: tl.tensor,
+    slope: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    CODES: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    CAREFUL: tl.constexpr,
+) -> tl.tensor:
+    """The softmax with partitions folded in, from span[0], a border of partitions, to span[1].
+
+    One loop over their sub-tiles, so that loads do not wait for the end of a partition.
+    """
+    first, stop = tl.maximum(span[0], limits[0] // BLOCK_N * BLOCK_N), span[1]
+    part = empty_part(queries.shape[0], queries.shape[1])
+    for start in tl.range(first, stop, BLOCK_N, num_stages=1 if CAREFUL else None):
+        softmax, part = add_sub_tile(
+            softmax,
+            part,
+            start,
+            limits,
+            queries,
+            memory,
+            scales,
+            rows,
+            factor,
+            soft_cap,
+            slope,
+            HEAD_SIZE,
+            BLOCK_SIZE,
+            CODES,
+            IS_WHOLE,
+            CAREFUL,
+            FOLDS=True,
+        )
+    part_largest, part_total, part_out = softmax_of(part, CAREFUL)
+    return fold(softmax[0], softmax[1], softmax[2], part_largest, part_total, part_out)
+
+
+@jit
+def _nothing(ROWS: tl.constexpr, BLOCK_D: tl.constexpr) -> tl.tensor:
+    """The softmax of rows that have seen nothing yet."""
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    return largest, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, BLOCK_D], tl.float32)
+
+
+@jit
+def _taken(numbers: tl.tensor, INDEX: tl.constexpr) -> tl.tensor:
+    """(1, ...): one of several (M, ...), as its bits, so that the compiler drops the others."""
+    bits = numbers.to(tl.int32, bitcast=True)
+    is_it = tl.arange(0, numbers.shape[0]) == INDEX
+    if len(numbers.shape) == 2:
+        is_it = is_it[:, None]
+    return tl.sum(tl.where(is_it, bits, 0), 0, keep_dims=True).to(tl.float32, bitcast=True)
 
 
 @jit
@@ -242,15 +402,7 @@ def _items_before(tile: tl.tensor, tile_ends: tl.tensor) -> tl.tensor:
 
 @jit
 def _partial_rows(
-    item: tl.tensor,
-    kv_head: tl.tensor,
-    num_kv_heads: tl.tensor,
-    num_tokens: tl.tensor,
-    TOKENS: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
+    item: tl.tensor, kv_head: tl.tensor, num_kv_heads: tl.tensor, ROWS: tl.constexpr
 ) -> tl.tensor:
-    """(ROWS,) each: a tile's rows in the partials (items, kv heads, tokens * group), and which are real."""
-    row = tl.arange(0, ROWS).to(tl.int64)
-    place = (item * num_kv_heads + kv_head) * (TOKENS * GROUP) + row
-    return place, row // GROUP < num_tokens
+    """Where an item's first row lies in the partials (items, kv heads, tokens * group)."""
+    return (item * num_kv_heads + kv_head).to(tl.int64) * ROWS

@@ -8,26 +8,35 @@ Kernels that cut the work differently call the same functions, so they give the 
 - a row's largest score is exact in any order, so the layout of a tile may change;
 - a softmax's total is the dot of its rounded weights with ones, whose order along positions is the
   product's own, not that of a reduction over warps;
+- a weight is exp2(score * unit - largest), one fused multiply-add, written out as such everywhere;
 - a sub-tile or partition of which a row sees nothing multiplies by exactly one and adds zeros. That may turn
-  -0 into +0, so `write_rows` does it for every row.
+  -0 into +0, so `write_rows` does it for every row;
+- masks change nothing where a row sees all positions, so whole partitions go without (`IS_WHOLE`);
+- codes are loaded as words of four, whose numbers the compiler takes for any others. (Of codes loaded one by
+  one it permutes positions and dimensions within a product, but only in tiles of few rows.)
 
 Positions that a row does not see get score -inf and weight zero. But zero times NaN is NaN, so a V that is
-not finite, seen by one row of the tile, would spoil the others: `partition` notices that its result is not
-finite and then starts again, carefully: without such positions' V, and rows that see one become NaN.
+not finite, seen by one row of a tile, spoils the others. A row whose result is not finite is therefore NaN in
+all its dimensions, and tiles of several tokens that have such a row are walked again (`CAREFUL`): without
+such positions' V, and rows that see one become NaN. Codes are finite, and a scale that is not is masked.
+
+"Largest" scores are in units of log2 of a weight.
 """
 
 from __future__ import annotations
 
 import triton.language as tl
 
-from octavo.device.triton.arithmetic import capped, e4m3_value
-from octavo.device.triton.attention_work import PARTITION_SIZE
+from octavo.device.triton.arithmetic import capped, e4m3_values, int8_values
+from octavo.device.triton.attention_work import PARTITION_SIZE, SUB_TILE_SIZE
 from octavo.device.triton.launch import jit
 
 PARTITION = tl.constexpr(PARTITION_SIZE)
-BLOCK_N = tl.constexpr(64)  # positions of a sub-tile
+BLOCK_N = tl.constexpr(SUB_TILE_SIZE)
 _ONES = tl.constexpr(16)  # columns of the ones that give a total: the least that a product takes
 _INFINITY = tl.constexpr(float("inf"))
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @jit
@@ -73,50 +82,102 @@ def lowest_seen(position: tl.tensor, window: tl.tensor) -> tl.tensor:
 
 
 @jit
-def partition(
+def empty_part(ROWS: tl.constexpr, BLOCK_D: tl.constexpr) -> tl.tensor:
+    """A partition of which nothing has been read: largest (M,), total (M, 16), whose columns are equal, out
+    (M, D), not divided, and which rows saw a V that is not finite (M,)."""
+    return (
+        tl.full([ROWS], -_INFINITY, tl.float32),
+        tl.zeros([ROWS, _ONES], tl.float32),
+        tl.zeros([ROWS, BLOCK_D], tl.float32),
+        tl.zeros([ROWS], tl.int32),
+    )
+
+
+@jit
+def add_sub_tile(
+    softmax: tl.tensor,
+    part: tl.tensor,
+    start: tl.tensor,
+    limits: tl.tensor,
     q: tl.tensor,
     memory: tl.tensor,
     scales: tl.tensor,
-    span: tl.tensor,
     rows: tl.tensor,
     factor: tl.tensor,
     soft_cap: tl.tensor,
     slope: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    CODES: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    CAREFUL: tl.constexpr,
+    FOLDS: tl.constexpr,
 ) -> tl.tensor:
-    """Largest (M,), total (M,) and out (M, D), not divided, of queries q (M, D) over a span of positions.
+    """A partition (`empty_part`) with the sub-tile at `start` added, for queries q (M, D).
 
+    FOLDS: where the sub-tile begins a partition, the one before is first folded into the softmax. That stands
+    behind the scores, for which the device waits anyway: nothing else waits for the product before.
+
+    limits      the lowest position that any row sees, a stop
     memory      keys, values, strides from block to block of these and of scales, the chunk's block table,
                 the kv head, the number of kv heads
-    span        first position (a border of sub-tiles), stop, the lowest position that any row sees
     rows        own position, lowest position seen: (M,) each
+    CODES       "int8" or "fp8", of which keys and values are words of four; "" otherwise
+    IS_WHOLE    every row sees every position of the sub-tile
 
     Scales, the scores' soft cap and ALiBi's slopes (M,) may be None: a tuple of Triton 3.6 cannot hold that.
     """
-    largest, total, out = _softmax(
-        q, memory, scales, span, rows, factor, soft_cap, slope, HEAD_SIZE, BLOCK_SIZE, IS_FP8, CAREFUL=False
-    )
-    # Codes are finite, and a scale that is not is masked row by row. Nested, because Triton decides the outer
-    # condition when it compiles.
-    if scales is None:  # noqa: SIM102
-        if tl.max(tl.where(tl.abs(out) < _INFINITY, 0, 1)) > 0:
-            largest, total, out = _softmax(
-                q,
-                memory,
-                scales,
-                span,
-                rows,
-                factor,
-                soft_cap,
-                slope,
-                HEAD_SIZE,
-                BLOCK_SIZE,
-                IS_FP8,
-                CAREFUL=True,
-            )
-    return largest, total, out
+    keys, values, block_stride, scale_stride, table, kv_head, num_kv_heads = memory
+    ROW_SIZE: tl.constexpr = HEAD_SIZE // 4 if CODES != "" else HEAD_SIZE
+    position = start + tl.arange(0, BLOCK_N)
+    inside = (position >= limits[0]) & (position < limits[1])
+    seen = (position[None, :] <= rows[0][:, None]) & (position[None, :] >= rows[1][:, None])
+    block = _loaded(table + position // BLOCK_SIZE, inside, IS_WHOLE).to(tl.int64)
+    slot = kv_head * BLOCK_SIZE + position % BLOCK_SIZE
+    at = block * block_stride + slot * ROW_SIZE
+    k = _numbers(keys, at, inside, q.dtype, HEAD_SIZE, q.shape[1], CODES, IS_WHOLE)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if scales is not None:
+        scale_at = scales + block * scale_stride + slot
+        scores = scores * _loaded(scale_at, inside, IS_WHOLE)[None, :]
+    scores, unit = _transformed(scores, position, rows[0], factor, soft_cap, slope)
+    if not IS_WHOLE:
+        scores = tl.where(seen, scores, -_INFINITY)
+    largest, total, out, is_spoilt = part
+    if FOLDS:
+        folded = softmax
+        if start // PARTITION * PARTITION == start:  # constexpr has no reflected %
+            part_largest, part_total, part_out = softmax_of(part, CAREFUL)
+            folded = fold(softmax[0], softmax[1], softmax[2], part_largest, part_total, part_out)
+            largest, total, out, is_spoilt = empty_part(q.shape[0], q.shape[1])
+        softmax = folded
+    new = tl.maximum(largest, tl.max(scores, 1) * unit)
+    shift = _finite_shift(new)
+    decay = tl.exp2(largest - shift)
+    weights = tl.exp2(tl.fma(scores, unit, -shift[:, None]))
+    total, out = total * decay[:, None], out * decay[:, None]
+    ones = tl.full([BLOCK_N, _ONES], 1.0, q.dtype)
+    total = tl.dot(weights.to(q.dtype), ones, total, input_precision="ieee")
+    if scales is not None:
+        weights = weights * _loaded(scale_at + num_kv_heads * BLOCK_SIZE, inside, IS_WHOLE)[None, :]
+        if not IS_WHOLE:
+            weights = tl.where(seen, weights, 0.0)
+    v = _numbers(values, at, inside, q.dtype, HEAD_SIZE, q.shape[1], CODES, IS_WHOLE)
+    if CAREFUL:
+        spoilt = tl.where(tl.sum(v.to(tl.float32) * 0.0, 1) == 0.0, 0, 1)  # NaN and inf make NaN
+        v = tl.where((spoilt > 0)[:, None], tl.zeros_like(v), v)
+        is_spoilt = tl.maximum(is_spoilt, tl.max(tl.where(seen, spoilt[None, :], 0), 1))
+    out = tl.dot(weights.to(q.dtype), v, out, input_precision="ieee")
+    return softmax, (new, total, out, is_spoilt)
+
+
+@jit
+def softmax_of(part: tl.tensor, CAREFUL: tl.constexpr) -> tl.tensor:
+    """A partition's largest (M,), total (M,) and out (M, D)."""
+    largest, total, out, is_spoilt = part
+    if CAREFUL:
+        out = tl.where((is_spoilt > 0)[:, None], float("nan"), out)
+    return largest, tl.max(total, 1), out
 
 
 @jit
@@ -130,11 +191,10 @@ def fold(
 ) -> tl.tensor:
     """Both softmaxes as one; a row that sees nothing of the part stays as it is (see above for -0)."""
     new = tl.maximum(largest, part_largest)
-    # exp(0) is written as one: -inf less -inf would be NaN.
-    old_factor = tl.where(new == largest, 1.0, tl.exp(largest - new))
-    part_factor = tl.where(new == part_largest, 1.0, tl.exp(part_largest - new))
-    total = total * old_factor + part_total * part_factor
-    return new, total, out * old_factor[:, None] + part_out * part_factor[:, None]
+    shift = _finite_shift(new)
+    old_factor, part_factor = tl.exp2(largest - shift), tl.exp2(part_largest - shift)
+    total = tl.fma(part_total, part_factor, total * old_factor)
+    return new, total, tl.fma(part_out, part_factor[:, None], out * old_factor[:, None])
 
 
 @jit
@@ -142,93 +202,65 @@ def write_rows(
     out_at: tl.tensor,
     out_stride: tl.tensor,
     log_sum_exp: tl.tensor,
+    row: tl.tensor,
     place: tl.tensor,
     softmax: tl.tensor,
     sinks: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> tl.tensor:
-    """Fold the sinks in, divide, and write a tile's rows and, where asked, their log-sum-exp.
+    """Fold the sinks in, divide, and write rows (M,) of a tile and, where asked, their log-sum-exp.
 
     `place`: the tile's first token, its number of tokens, the kv head, the number of kv heads.
     """
     begin, num_tokens, kv_head, num_kv_heads = place
     largest, total, out = softmax
-    row = tl.arange(0, out.shape[0])
-    dim = tl.arange(0, out.shape[1])
-    token, head = begin + row // GROUP, kv_head * GROUP + row % GROUP
-    real = row // GROUP < num_tokens
+    head = kv_head * GROUP + row % GROUP
     if sinks is not None:  # one more partition, of one score whose value is zero
-        sink = tl.load(sinks + head)
-        one, nothing = tl.full([out.shape[0]], 1.0, tl.float32), tl.zeros_like(out)
-        largest, total, out = fold(largest, total, out, sink, one, nothing)
+        sink = tl.load(sinks + head) * _LOG2_E
+        largest, total, out = fold(largest, total, out, sink, tl.zeros_like(total) + 1.0, tl.zeros_like(out))
     divided = out / total[:, None] + 0.0
-    at = token.to(tl.int64)[:, None] * out_stride + (head * HEAD_SIZE)[:, None] + dim[None, :]
-    mask = real[:, None] & (dim < HEAD_SIZE)[None, :]
+    divided = tl.where(_is_finite(divided)[:, None], divided, float("nan"))
+    at, mask = rows_at(row, place, out_stride, out.shape[1], HEAD_SIZE, GROUP)
     tl.store(out_at + at, divided.to(out_at.dtype.element_ty), mask=mask)
     if log_sum_exp is not None:
-        at = token.to(tl.int64) * (num_kv_heads * GROUP) + head
-        tl.store(log_sum_exp + at, largest + tl.log(total), mask=real)
+        at = (begin + row // GROUP).to(tl.int64) * (num_kv_heads * GROUP) + head
+        tl.store(log_sum_exp + at, (largest + tl.log2(total)) * _LN_2, mask=row // GROUP < num_tokens)
 
 
 @jit
-def _softmax(
-    q: tl.tensor,
-    memory: tl.tensor,
-    scales: tl.tensor,
-    span: tl.tensor,
-    rows: tl.tensor,
-    factor: tl.tensor,
-    soft_cap: tl.tensor,
-    slope: tl.tensor,
+def rows_at(
+    row: tl.tensor,
+    place: tl.tensor,
+    stride: tl.tensor,
+    BLOCK_D: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    IS_FP8: tl.constexpr,
-    CAREFUL: tl.constexpr,
+    GROUP: tl.constexpr,
 ) -> tl.tensor:
-    """`partition`, sub-tile after sub-tile."""
-    keys, values, block_stride, scale_stride, table, kv_head, num_kv_heads = memory
-    first, stop, tile_low = span
-    own, low = rows
-    ROWS: tl.constexpr = q.shape[0]
-    BLOCK_D: tl.constexpr = q.shape[1]
-    largest = tl.full([ROWS], -_INFINITY, tl.float32)
-    total = tl.zeros([ROWS, _ONES], tl.float32)
-    out = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    is_spoilt = tl.zeros([ROWS], tl.int32)
-    ones = tl.full([BLOCK_N, _ONES], 1.0, q.dtype)
-    for start in tl.range(first, stop, BLOCK_N, num_stages=1 if CAREFUL else None):
-        position = start + tl.arange(0, BLOCK_N)
-        inside = (position >= tile_low) & (position < stop)
-        seen = (position[None, :] <= own[:, None]) & (position[None, :] >= low[:, None])
-        block = tl.load(table + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        slot = kv_head * BLOCK_SIZE + position % BLOCK_SIZE
-        at = block * block_stride + slot * HEAD_SIZE
-        k = _numbers(keys, at, inside, q.dtype, HEAD_SIZE, BLOCK_D, IS_FP8)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if scales is not None:
-            scale_at = scales + block * scale_stride + slot
-            scores = scores * tl.load(scale_at, mask=inside, other=0.0)[None, :]
-        scores = _transformed(scores, position, own, factor, soft_cap, slope)
-        scores = tl.where(seen, scores, -_INFINITY)
-        new = tl.maximum(largest, tl.max(scores, 1))
-        decay = tl.where(new == largest, 1.0, tl.exp(largest - new))
-        shift = tl.where(new == -_INFINITY, 0.0, new)  # a row that has seen nothing: exp(-inf) is zero
-        weights = tl.exp(scores - shift[:, None])
-        largest = new
-        total = tl.dot(weights.to(q.dtype), ones, total * decay[:, None], input_precision="ieee")
-        if scales is not None:
-            v_scale = tl.load(scale_at + num_kv_heads * BLOCK_SIZE, mask=inside, other=0.0)
-            weights = tl.where(seen, weights * v_scale[None, :], 0.0)
-        v = _numbers(values, at, inside, q.dtype, HEAD_SIZE, BLOCK_D, IS_FP8)
-        if CAREFUL:
-            spoilt = tl.where(tl.sum(v.to(tl.float32) * 0.0, 1) == 0.0, 0, 1)  # NaN and inf make NaN
-            v = tl.where((spoilt > 0)[:, None], tl.zeros_like(v), v)
-            is_spoilt = tl.maximum(is_spoilt, tl.max(tl.where(seen, spoilt[None, :], 0), 1))
-        out = tl.dot(weights.to(q.dtype), v, out * decay[:, None], input_precision="ieee")
-    if CAREFUL:
-        out = tl.where((is_spoilt > 0)[:, None], float("nan"), out)
-    return largest, tl.max(total, 1), out
+    """Where rows (M,) of a tile lie in an array (T, H * D), and which are there: (M, BLOCK_D) each."""
+    begin, num_tokens, kv_head, _ = place
+    dim = tl.arange(0, BLOCK_D)
+    token, head = row // GROUP, kv_head * GROUP + row % GROUP
+    at = (begin + token).to(tl.int64)[:, None] * stride + (head * HEAD_SIZE)[:, None] + dim[None, :]
+    return at, (token < num_tokens)[:, None] & (dim < HEAD_SIZE)[None, :]
+
+
+@jit
+def all_finite(numbers: tl.tensor) -> tl.tensor:
+    """Whether all of (M, D) are."""
+    return tl.min(_is_finite(numbers).to(tl.int32)) > 0
+
+
+@jit
+def _is_finite(numbers: tl.tensor) -> tl.tensor:
+    """(M,): whether all of a row (M, D) are."""
+    return tl.max(tl.where(tl.abs(numbers.to(tl.float32)) < _INFINITY, 0, 1), 1) == 0
+
+
+@jit
+def _finite_shift(largest: tl.tensor) -> tl.tensor:
+    """What to subtract from scores: zero for a row that has seen nothing, as -inf less -inf would be NaN."""
+    return tl.where(largest == -_INFINITY, 0.0, largest)
 
 
 @jit
@@ -240,13 +272,27 @@ def _transformed(
     soft_cap: tl.tensor,
     slope: tl.tensor,
 ) -> tl.tensor:
-    """Scores (M, N) times the factor, capped, with ALiBi."""
-    scores = scores * factor
+    """Scores (M, N), and what makes log2 of a weight of them. With a cap or ALiBi's slopes they are scaled
+    first; otherwise that is left to the weights' multiply-add."""
+    unit = factor * _LOG2_E
+    if (soft_cap is not None) or (slope is not None):
+        scores = scores * factor
+        unit = tl.full([], _LOG2_E, tl.float32)
     if soft_cap is not None:
         scores = capped(scores, soft_cap)
     if slope is not None:
         scores = scores + slope[:, None] * (position[None, :] - own[:, None]).to(tl.float32)
-    return scores
+    return scores, unit
+
+
+@jit
+def _loaded(at: tl.tensor, inside: tl.tensor, IS_WHOLE: tl.constexpr) -> tl.tensor:
+    """What lies there; zeros outside."""
+    if IS_WHOLE:
+        found = tl.load(at)
+    else:
+        found = tl.load(at, mask=inside, other=0)
+    return found
 
 
 @jit
@@ -257,12 +303,18 @@ def _numbers(
     DOT: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    CODES: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
 ) -> tl.tensor:
     """(N, BLOCK_D) of K or V in the dots' dtype; zeros outside."""
-    dim = tl.arange(0, BLOCK_D)
-    mask = inside[:, None]
-    if HEAD_SIZE != BLOCK_D:
-        mask = mask & (dim < HEAD_SIZE)[None, :]
-    held = tl.load(memory + at[:, None] + dim[None, :], mask=mask, other=0)
-    return (e4m3_value(held) if IS_FP8 else held).to(DOT)
+    WIDTH: tl.constexpr = 4 if CODES != "" else 1
+    dim = tl.arange(0, BLOCK_D // WIDTH)
+    mask = (dim < HEAD_SIZE // WIDTH)[None, :]
+    if not IS_WHOLE:
+        mask = mask & inside[:, None]
+    held = _loaded(memory + at[:, None] + dim[None, :], mask, IS_WHOLE and HEAD_SIZE == BLOCK_D)
+    if CODES == "int8":
+        held = int8_values(held)
+    elif CODES == "fp8":
+        held = e4m3_values(held)
+    return held.to(DOT)

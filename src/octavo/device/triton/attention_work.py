@@ -20,8 +20,10 @@ import torch
 from octavo.kernels.contract import Ints
 
 PARTITION_SIZE = 256  # positions that attention reduces at a time, at absolute borders
-_ROWS_OF_PREFILL = 64  # (token, query head) pairs that a tile of many tokens holds
-_LARGE_HEAD = 128  # above it half as many, which registers can hold
+SUB_TILE_SIZE = 64  # positions that it reads at a time
+# Head sizes up to these, and (token, query head) pairs that a tile of many tokens then holds: as many as
+# registers hold twice. More pairs read K and V less often; fewer let more programs run at once.
+_ROWS_OF_PREFILL = {64: 64, 128: 128, 256: 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class AttentionStep:
 
 def prefill_tokens_per_tile(num_heads: int, num_kv_heads: int, head_size: int) -> int:
     """Tokens whose query heads of one kv head fill a tile."""
-    rows = _ROWS_OF_PREFILL if head_size <= _LARGE_HEAD else _ROWS_OF_PREFILL // 2
+    rows = next(rows for largest, rows in _ROWS_OF_PREFILL.items() if head_size <= largest)
     return max(1, rows // (num_heads // num_kv_heads))
 
 
