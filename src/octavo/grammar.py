@@ -18,6 +18,14 @@ CHOICES_MAX = 1024
 TOO_SLOW = "grammar_too_slow"  # the code of the error of one that takes too long to try
 DEPTH_MAX = 128  # levels of a schema
 VALUES_MAX = 1 << 19  # within each other
+# How JSON is written, in the library's words: a space behind commas and colons and no other white space; any
+# escape of RFC 8259 in strings that have no pattern and no format.
+JSON_OPTIONS: Mapping[str, object] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allow_general_unicode_escapes": True,
+}
 
 
 class GrammarKind(enum.StrEnum):
@@ -49,6 +57,11 @@ class Grammar:
     def __post_init__(self) -> None:
         most = MADE_CHARS_MAX if self.param.startswith("tools") else GRAMMAR_CHARS_MAX
         require_range(f"length of {self.param}", len(self.text), 1, most, param=self.param)
+
+    @property
+    def is_json(self) -> bool:
+        """Whether its texts are JSON, or calls, whose arguments are."""
+        return self.kind is GrammarKind.JSON_SCHEMA or self.param.startswith("tools")
 
     def of_tenant(self, tenant: str) -> Grammar:
         """The same, compiled for this tenant."""

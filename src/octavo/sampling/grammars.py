@@ -24,13 +24,13 @@ from dataclasses import dataclass, field
 
 import llguidance
 import numpy as np
-from llguidance.numpy import fill_next_token_bitmask
 
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull
-from octavo.grammar import TOO_SLOW, Grammar, GrammarKind
+from octavo.grammar import JSON_OPTIONS, TOO_SLOW, Grammar, GrammarKind
 from octavo.kernels.contract import Floats
 from octavo.sampling.grammar_refusals import counted, refusal, refuse_unsafe, unknown_keywords, why_of
 from octavo.sampling.grammar_trials import GrammarTrials, TrialStopped, Verdict
+from octavo.sampling.json_slashes import NO_SLASHES, Slashes, SlashMatcher
 
 COMPILED_BYTES_MAX = 256 << 20  # of all compiled grammars, kept or in use
 TENANT_BYTES_MAX = COMPILED_BYTES_MAX // 2  # of those in use that one tenant brought, where there are tenants
@@ -49,11 +49,6 @@ _LIMITS: dict[str, object] = {
     "max_lexer_states": 50_000,
     "initial_lexer_fuel": 300_000,
     "verbose_errors": False,
-}
-_JSON_OPTIONS: dict[str, object] = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
 }
 
 
@@ -80,9 +75,7 @@ class CompiledGrammar:
 class Matcher:
     """Where one row stands in its grammar. Mutable; only the row's executor calls it."""
 
-    def __init__(
-        self, compiled: CompiledGrammar, inner: llguidance.LLMatcher, num_words: int, end_id: int
-    ) -> None:
+    def __init__(self, compiled: CompiledGrammar, inner: SlashMatcher, num_words: int, end_id: int) -> None:
         self._compiled = compiled
         self._inner = inner
         self._num_words = num_words
@@ -100,7 +93,7 @@ class Matcher:
         ""."""
         begun = time.thread_time()
         words = np.zeros((1, self._num_words), np.int32)
-        fill_next_token_bitmask(self._inner, words)
+        self._inner.fill(words)
         self._compiled.charge(time.thread_time() - begun)
         if self._inner.is_error():
             return self._why_not()
@@ -119,7 +112,7 @@ class Matcher:
     def allows(self, token: int) -> bool:
         """Whether this token may come next: the same as in the mask, for a hundredth of what that costs."""
         only = self.only()
-        return self._inner.validate_tokens([token]) == 1 if only is None else token == only
+        return self._inner.allows(token) if only is None else token == only
 
     def accept(self, token: int) -> str:
         """A sampled token. Returns why the grammar cannot go on, or ""; that it may be an end token."""
@@ -223,9 +216,10 @@ class Grammars:
     def __init__(self, words: Callable[[], Words]) -> None:
         self._load_words = words  # once, when the first grammar comes: it costs a fifth of a second
         self._words: Words | None = None
-        self._open_lock = threading.Lock()  # guards these four, and is held while they are made
+        self._open_lock = threading.Lock()  # guards these five, and is held while they are made
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._trials: GrammarTrials | None = None
+        self._slashes = NO_SLASHES
         self._end_id = -1
         self._is_closed = False
         self._lock = threading.Lock()  # guards all below
@@ -321,7 +315,8 @@ class Grammars:
             )
         if compiled is None or self._tokenizer is None:
             return NoMatcher()
-        inner = compiled.prototype.deep_copy()
+        slashes = self._slashes if grammar.is_json else NO_SLASHES
+        inner = SlashMatcher(compiled.prototype.deep_copy(), slashes)
         matcher = Matcher(compiled, inner, -(-self._tokenizer.vocab_size // 32), self._end_id)
         for token in output:
             matcher.accept(token)
@@ -418,6 +413,7 @@ class Grammars:
         words = self._loaded_words()
         wrapper = llguidance.TokenizerWrapper(_AsLibraryWantsIt(words))
         self._end_id = words.end_ids[0]
+        self._slashes = Slashes(words.token_bytes)
         self._tokenizer = llguidance.LLTokenizer(
             wrapper, n_vocab=len(words.token_bytes), eos_token=list(words.end_ids)
         )
@@ -462,7 +458,7 @@ def _librarys_form(grammar: Grammar, verdict: Verdict | None) -> str:
     try:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:
-                return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
+                return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=JSON_OPTIONS)  # type: ignore[arg-type]
             case GrammarKind.REGEX:
                 return llguidance.LLMatcher.grammar_from_regex(grammar.text)
             case GrammarKind.LARK:

@@ -13,14 +13,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from octavo.errors import InvalidRequest
-from octavo.grammar import TOO_SLOW, Grammar, GrammarKind
+from octavo.grammar import JSON_OPTIONS, TOO_SLOW, Grammar, GrammarKind
 from octavo.tools.definitions import Tool, ToolMode, ToolUse
 from octavo.tools.formats import Body, ToolFormat
 from octavo.tools.rules import CallWriter, SpecialId
 from octavo.tools.thinking import FINAL
 
 CALLS_MAX = 16  # in one answer
-_SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _OBJECT: Mapping[str, object] = {"type": "object"}
 
 Check = Callable[[Grammar], object]  # raises InvalidRequest for one that cannot be followed
@@ -87,15 +86,15 @@ def _content_schema(output: Grammar) -> Mapping[str, object]:
             param=output.param,
         )
     schema = json.loads(output.text)
-    return {**(schema if isinstance(schema, dict) else {}), "x-guidance": _SPACES}
+    return {**(schema if isinstance(schema, dict) else {}), "x-guidance": JSON_OPTIONS}
 
 
 def _whole_schema(tool: Tool) -> Mapping[str, object]:
     """What the grammar says of its arguments, where all of it can be followed."""
     schema = dict(tool.parameters)
     if tool.is_strict:
-        return schema | {"x-guidance": _SPACES}
-    schema["x-guidance"] = _SPACES | {"lenient": True}
+        return schema | {"x-guidance": JSON_OPTIONS}
+    schema["x-guidance"] = {**JSON_OPTIONS, "lenient": True}
     if "properties" in schema and "anyOf" not in schema and "allOf" not in schema:
         schema.setdefault("additionalProperties", False)  # a function has its parameters, and no others
     return schema
@@ -112,7 +111,7 @@ def _schema_of(tool: Tool, check: Check) -> Mapping[str, object]:
     except InvalidRequest as error:
         if error.code == TOO_SLOW:  # each of many tools may take as long
             raise
-        return {**_OBJECT, "x-guidance": _SPACES}
+        return {**_OBJECT, "x-guidance": JSON_OPTIONS}
     return schema
 
 
