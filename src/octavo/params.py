@@ -87,6 +87,12 @@ _NOT_WITH_BEAMS: Mapping[str, tuple[object, ...]] = {
     "grammar": (None,),
     "thinking": (None,),
 }
+# What an output cannot have that follows a grammar from its first token to its last, and why: the two may
+# contradict each other at a token that nothing foresees.
+_NOT_WITH_WHOLE_GRAMMAR: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "min_tokens": ((0,), "the answer ends where what it follows ends"),
+    "allowed_token_ids": ((None,), "what it follows says which tokens may come"),
+}
 # A request that wants its prompt's embedding samples nothing.
 _NOT_WITH_POOLING: Mapping[str, tuple[object, ...]] = {
     **_NOT_WITH_BEAMS,
@@ -111,8 +117,9 @@ class SamplerParams:
     one alone).
 
     `allowed_token_ids`: no other token is sampled, an end token neither. `banned_sequences`: the last token
-    of one is not sampled where the output ends with the tokens before it. Where that and the rest forbid
-    every token, the request fails.
+    of one is not sampled where the output ends with the tokens before it. Beside a grammar, or a budget for
+    thinking, `min_tokens` and both of these hold for the tokens that it leaves; where they would leave none
+    of them, it has the last word.
     """
 
     max_tokens: int | None = None
@@ -153,11 +160,8 @@ class SamplerParams:
             self._check_beams(self.beams)
         if self.pooling is not None:
             self._check_pooling(self.pooling)
-        if self.grammar is not None and self.ignore_eos:
-            raise InvalidRequest(
-                f"ignore_eos is true; allowed with {self.grammar.param}: false; it ends with an end token",
-                param="ignore_eos",
-            )
+        if self.grammar is not None:
+            self._check_grammar(self.grammar)
 
     def _check_numbers(self) -> None:
         for name, low, high in (
@@ -228,6 +232,23 @@ class SamplerParams:
         self._refuse_beside("pooling", _NOT_WITH_POOLING)
         object.__setattr__(self, "pooling", Pooling(str(pooling)))
         object.__setattr__(self, "max_tokens", 1)
+
+    def _check_grammar(self, grammar: Grammar) -> None:
+        if self.ignore_eos:
+            raise InvalidRequest(
+                f"ignore_eos is true; allowed with {grammar.param}: false; it ends with an end token",
+                param="ignore_eos",
+            )
+        if grammar.triggers:
+            return  # what is written before follows nothing
+        for name, (allowed, why) in _NOT_WITH_WHOLE_GRAMMAR.items():
+            given = getattr(self, name)
+            if given not in allowed:
+                words = "none" if allowed[0] is None else repr(allowed[0])
+                raise InvalidRequest(
+                    f"{name} is {shown(given)}; allowed with {grammar.param}: {words}, because {why}",
+                    param=name,
+                )
 
     def _refuse_beside(self, feature: str, meaningless: Mapping[str, tuple[object, ...]]) -> None:
         """Raise InvalidRequest for a field that would have to mean something."""

@@ -89,7 +89,9 @@ def case(seed: int, request_id: int = 1, n: int | None = None) -> Request:
         state = ThinkingState.INSIDE if rng.random() < 0.6 else ThinkingState.MAYBE
         params["thinking"] = Thinking(state, int(rng.integers(0, 9)), begin="a", end="the ")
     if rng.random() < 0.9 or "thinking" not in params:
-        params["grammar"] = grammar_of(rng)
+        params["grammar"] = grammar = grammar_of(rng)
+        if not grammar.triggers:
+            params.pop("min_tokens", None)  # which would be refused
     masks = np.random.default_rng([seed, 11])  # of its own: the other draws stay what they are
     if masks.random() < 0.15:
         params["banned_sequences"] = (

@@ -368,13 +368,15 @@ def test_masks_that_leave_no_first_token_are_refused_before_the_queue(
     nothing_is_left(served)
 
 
-def test_masks_that_end_in_a_dead_end_end_the_request_with_the_reason(served: Served) -> None:
+def test_masks_that_could_forbid_every_token_are_refused_before_anything_is_sent(served: Served) -> None:
     async def scenario() -> None:
         masks = {"allowed_token_ids": (7,), "banned_sequences": ((7, 7, 7),)}
+        with pytest.raises(InvalidRequest, match="each of them ends one of banned_sequences") as refused:
+            await served.llm.submit(prompt_of(1), greedy(5, **masks))
+        assert refused.value.param == "allowed_token_ids"
+        masks["allowed_token_ids"] = (7, 8)
         (told,) = await read(await served.llm.submit(prompt_of(1), greedy(5, **masks)))
-        assert told.answer.tokens == [7, 7]
-        assert told.finishes == [FinishReason.DEAD_END]
-        assert "banned_sequences" in told.error
+        assert told.finishes == [FinishReason.LENGTH]
 
     asyncio.run(scenario())
     nothing_is_left(served)

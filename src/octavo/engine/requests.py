@@ -173,18 +173,18 @@ def check_tokens(param: str, tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def check_masks(params: SamplerParams, vocab_size: int, stop_ids: frozenset[int]) -> None:
-    """Raise InvalidRequest unless all ids are in the vocabulary and the first token can be sampled. A later
-    one may meet a dead end, which fails the request then."""
+    """Raise InvalidRequest unless all ids are in the vocabulary and a token is left to be sampled, whatever
+    was sampled before."""
     check_tokens("banned_sequences", list(chain.from_iterable(params.banned_sequences)), vocab_size)
     if params.allowed_token_ids is None:
         return
     check_tokens("allowed_token_ids", params.allowed_token_ids, vocab_size)
-    never = {sequence[0] for sequence in params.banned_sequences if len(sequence) == 1}
+    never = {sequence[-1] for sequence in params.banned_sequences}
     if params.min_tokens:
         never |= params.end_ids(stop_ids)
     if never.issuperset(params.allowed_token_ids):
         raise InvalidRequest(
-            f"allowed_token_ids has {len(params.allowed_token_ids):,} tokens, and each of them is banned by "
-            "banned_sequences (bad_words) or ends the answer before min_tokens; allowed: at least one other",
+            f"allowed_token_ids has {len(params.allowed_token_ids):,} tokens, and each of them ends one of "
+            "banned_sequences (bad_words) or, before min_tokens, the answer; allowed: at least one other",
             param="allowed_token_ids",
         )

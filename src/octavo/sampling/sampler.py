@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -130,6 +130,13 @@ class Sampler:
                 return first
         with self.timed():
             why_not = guide.mask(scores)
+            if not why_not and scores.max() == -np.inf:
+                # The client's own limits forbid all that may come: what leads the row has the last word.
+                scores = raw.copy()
+                adjust(
+                    scores, replace(params, min_tokens=0), None, row.history, row.num_prompt, self._stop_ids
+                )
+                why_not = guide.mask(scores)
         return SampleFailure(GRAMMAR_ENDED + why_not, False) if why_not else self._drawn(scores, row)
 
     def _drawn(self, scores: Floats, row: SampleRow) -> int | SampleFailure:

@@ -30,7 +30,9 @@ async def led_params(
     if use is not None and not (params.beams is not None and use.mode is not ToolMode.REQUIRED):
         grammar = await answers.grammar(use, params.grammar, tenant)
     banned = params.banned_sequences
-    if use is not None and use.mode is ToolMode.NONE and not answers.form.at_start:
+    # What follows a grammar calls nothing anyway, and a search knows no bans.
+    is_free = grammar is None and params.beams is None
+    if use is not None and use.mode is ToolMode.NONE and is_free and not answers.form.at_start:
         banned += model.bad_word_ids(answers.form.begins)
     thinking = answers.thinking_format
     is_led = thinking is not None and (grammar is not None or wish.max_tokens is not None)
