@@ -6,11 +6,12 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import cast
 
 from octavo.errors import InvalidRequest, as_items, require_range, shown
+from octavo.schemas import told, without_effect
 
 GRAMMAR_CHARS_MAX = 256 * 1024  # as clients write one
 MADE_CHARS_MAX = 4 * 1024 * 1024  # of one that is made of tools
@@ -53,6 +54,8 @@ class Grammar:
     triggers: tuple[str, ...] = ()
     at_start: bool = False
     tenant: str = ""  # whose requests share what is compiled of it
+    # What of the schemas that it was made of is not followed: for people, and no part of what it is.
+    let_go: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         most = MADE_CHARS_MAX if self.param.startswith("tools") else GRAMMAR_CHARS_MAX
@@ -122,11 +125,12 @@ def of_schema(schema: object, param: str = "json_schema") -> Grammar:
             param=param,
             code="unsupported_grammar",
         )
+    found = without_effect({} if schema is True else schema)
     try:
-        text = json.dumps({} if schema is True else schema, allow_nan=False)
+        text = json.dumps(found.schema, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidRequest(f"{param} is no JSON: {error}", param=param) from None
-    return Grammar(GrammarKind.JSON_SCHEMA, text, param)
+    return Grammar(GrammarKind.JSON_SCHEMA, text, param, let_go=told(found.let_go))
 
 
 def check_depth(value: object, param: str) -> None:

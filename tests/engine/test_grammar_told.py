@@ -26,7 +26,8 @@ def test_statistics_and_the_view_of_a_request_tell_what_a_grammar_does() -> None
     llm = start_engine(None, StartOptions(kv_memory_bytes=2**26, context_length=512), lambda phase: None)
 
     async def run() -> None:
-        params = SamplerParams(max_tokens=300, temperature=0.0, grammar=of_schema(SCHEMA, "response_format"))
+        schema = {**SCHEMA, "$defs": {"a": {"type": "string", "format": "password"}}}
+        params = SamplerParams(max_tokens=300, temperature=0.0, grammar=of_schema(schema, "response_format"))
         gate = llm.engine.executor = Turnstile(llm.engine.executor)
         gate.permits = threading.Semaphore(0)
         stream = await llm.submit(await llm.encode("As JSON:"), params)
@@ -39,6 +40,7 @@ def test_statistics_and_the_view_of_a_request_tell_what_a_grammar_does() -> None
             pass
         assert views[-1] is not None
         assert views[-1].follows == "response_format (json_schema)"
+        assert views[-1].let_go == ("format (at #/$defs/a)",)
         [sequence] = views[-1].sequences
         assert sequence.in_grammar
         assert sequence.forced_tokens >= 3  # {"a_long_name...": "

@@ -14,6 +14,7 @@ ROOT = Path(octavo.__file__).parent
 
 # What a room may import of Octavo besides itself. A room that is missing here may import nothing.
 VALUES = {"octavo.types", "octavo.errors", "octavo.units", "octavo.params", "octavo.grammar"}
+VALUES |= {"octavo.schemas"}
 LEDGER = {"octavo.memory", "octavo.step", "octavo.retention", "octavo.scheduler", "octavo.inspect"}
 LEDGER |= {"octavo.speculation"}
 BYTES = {"octavo.executor", "octavo.kernels", "octavo.model", "octavo.sampling", "octavo.text"}
@@ -22,7 +23,8 @@ ENGINE = {"octavo.engine"} | BYTES
 ALLOWED: dict[str, set[str]] = {
     "octavo.types": {"octavo.params"},
     "octavo.params": {"octavo.errors", "octavo.grammar"},
-    "octavo.grammar": {"octavo.errors"},
+    "octavo.grammar": {"octavo.errors", "octavo.schemas"},
+    "octavo.schemas": {"octavo.errors"},
     "octavo.errors": set(),
     "octavo.units": {"octavo.errors"},
     "octavo.setting": {"octavo.errors", "octavo.units"},

@@ -247,7 +247,10 @@ def test_a_limit_that_is_met_later_is_named(kept: KeptGrammars, monkeypatch: pyt
     [
         (of_schema({"type": "object", "properties": {"a": {"not": {}}}}), r"not \(at #/properties/a\)"),
         (of_schema({"anyOf": [{"type": "null"}, {"type": "array", "uniqueItems": True}]}), r"at #/anyOf/1\)"),
-        (of_schema({"properties": {"if": {"type": "string", "if": True}}}), r"if \(at #/properties/if\)"),
+        (
+            of_schema({"properties": {"if": {"if": True, "then": {"maxLength": 1}}}}),
+            r"if \(at #/properties/if\)",
+        ),
         (of_schema({"type": "frog"}), "Invalid type: frog"),
         (of_text(GrammarKind.REGEX, "(", "regex"), "unclosed group"),
         (of_text(GrammarKind.LARK, "start: foo", "guided_grammar"), 'unknown name: "foo"'),

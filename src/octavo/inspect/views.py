@@ -61,6 +61,7 @@ class RequestView:
     place: int | None  # in the queue, from 0; None unless it waits
     sequences: tuple[SequenceView, ...]
     follows: str = ""  # what its output must follow: the client's name for it, and its kind
+    let_go: tuple[str, ...] = ()  # what of its schemas is not followed: keywords and their places
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,7 @@ def view_request(ledger: Ledger, live: LiveSequences, request_id: int, now: floa
         line.index(sequences[0]) if sequences[0] in line else None,
         tuple(_view_sequence(ledger, live, s, now) for s in sequences),
         "" if grammar is None else f"{grammar.param} ({grammar.kind})",
+        () if grammar is None else grammar.let_go,
     )
 
 

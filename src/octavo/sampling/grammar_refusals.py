@@ -9,6 +9,7 @@ from itertools import chain
 
 from octavo.errors import InvalidRequest
 from octavo.grammar import Grammar, GrammarKind
+from octavo.schemas import subschemas
 
 INTEGER_MAX = 2**62  # in size: the library's arithmetic overflows beyond
 REFS_DEEP_MAX = 100  # of a chain of $refs; the library follows it by recursion
@@ -47,10 +48,6 @@ _QUOTED = {
 }
 _RULE = re.compile(r"\s*[?!]?([A-Za-z_][\w-]*)(?:\.-?\d+|\[[^\]\n]*\]|\{[^}\n]*\})*\s*(?:::=|:)")
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
-_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_OF_ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains")
-_OF_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_WITH_SCHEMAS = frozenset((*_OF_NAMES, *_OF_ONE, *_OF_MANY))
 
 
 def unknown_keywords(message: str) -> list[str]:
@@ -212,20 +209,5 @@ def place_where(schema: object, matches: Callable[[Mapping[str, object]], bool],
         path.append(steps)
         if matches(schema):
             return "/".join([at, *chain.from_iterable(path)])
-        levels.append(_subschemas(schema))
+        levels.append(subschemas(schema))
     return None
-
-
-def _subschemas(schema: dict[str, object]) -> Iterator[tuple[dict[str, object], tuple[str, ...]]]:
-    """The schemas directly inside one, each with the rest of its pointer."""
-    if _WITH_SCHEMAS.isdisjoint(schema):
-        return
-    for key in _OF_NAMES:
-        if isinstance(named := schema.get(key), dict):
-            yield from ((one, (key, name)) for name, one in named.items() if isinstance(one, dict))
-    for key in _OF_ONE:
-        if isinstance(one := schema.get(key), dict):
-            yield one, (key,)
-    for key in _OF_MANY:
-        if isinstance(listed := schema.get(key), list):
-            yield from ((one, (key, str(index))) for index, one in enumerate(listed) if isinstance(one, dict))

@@ -26,7 +26,7 @@ from octavo.errors import OctavoError
 from octavo.server.access import REQUEST_ID_HEADER, TRACE_HEADER, AccessLog
 from octavo.server.dialects.error_shapes import on_any_exception, on_http_exception, on_octavo_error
 from octavo.server.feeds import Feeds
-from octavo.server.generation import SESSION_HEADER, ClientGone, Edge
+from octavo.server.generation import LET_GO_HEADER, SESSION_HEADER, ClientGone, Edge
 from octavo.server.large_bodies import LargeBodies, ModelSizes
 from octavo.server.metrics import Metrics
 from octavo.server.openapi import describe, render_docs
@@ -102,6 +102,7 @@ def create_app(model: EngineClient, settings: ServerSettings) -> Starlette:
                 REQUEST_ID_HEADER,
                 SESSION_HEADER,
                 "X-Octavo-Request",
+                LET_GO_HEADER,
                 "Retry-After",
                 TRACE_HEADER,
             ],

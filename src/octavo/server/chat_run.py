@@ -165,7 +165,7 @@ async def begin_chat(
             options=options,
         )
     first = TokenInfo(turn.prompt[0], edge.model.token_bytes(turn.prompt[0]))
-    generation = Generation([turn.stream], [first], 1, watch, turn)
+    generation = Generation([turn.stream], [first], 1, watch, turn, grammar=params.grammar)
     return ChatRun(generation, turn.prompt, params, answer_kind(use, wish, edge.model, turn.prompt))
 
 

@@ -6,6 +6,7 @@ Choices are numbered over all prompts: choice c of prompt p is p * n + c, as Ope
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from octavo.engine.client import EngineClient
 from octavo.engine.outputs import Delta, TokenInfo
 from octavo.engine.stream import DeltaStream, Turn
 from octavo.errors import EngineStopped, InvalidRequest, RequestFailed, TimedOut, UnknownModel
+from octavo.grammar import Grammar
 from octavo.params import SamplerParams
 from octavo.server.errors import JsonObject
 from octavo.server.feeds import Feeds
@@ -32,6 +34,8 @@ from octavo.types import FinishReason, Usage
 ResultT = TypeVar("ResultT")
 
 SESSION_HEADER = "X-Octavo-Session"
+LET_GO_HEADER = "X-Octavo-Let-Go"
+LET_GO_CHARS_MAX = 1000  # of that header
 
 
 class ClientGone(Exception):
@@ -101,8 +105,10 @@ class Generation:
         turn: Turn | None = None,
         *,
         scores_only: bool = False,
+        grammar: Grammar | None = None,
     ) -> None:
         self.turn = turn  # of a session, if that is what it is
+        self._grammar = grammar  # that its choices follow
         self._scores_only = scores_only  # the client wants its prompt scored, and the engine's token dropped
         self._streams = streams
         self._firsts = firsts  # by prompt: its first token, which no logits predict
@@ -113,8 +119,11 @@ class Generation:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The engine's id of each prompt's request: what /v1/requests/{id} takes; and the session's."""
+        """The engine's id of each prompt's request: what /v1/requests/{id} takes; the session's; and what of
+        schemas is not followed, as far as a header holds that."""
         headers = {"X-Octavo-Request": ",".join(str(stream.request_id) for stream in self._streams)}
+        if self._grammar is not None and self._grammar.let_go:
+            headers[LET_GO_HEADER] = _as_header("; ".join(self._grammar.let_go))
         return headers if self.turn is None else headers | {SESSION_HEADER: self.turn.session_id}
 
     def told_session(self) -> JsonObject:
@@ -278,7 +287,13 @@ async def submit_all(
                 answer.cancel()
         raise
     firsts = [TokenInfo(prompt[0], edge.model.token_bytes(prompt[0])) for prompt in prompts]
-    return Generation(streams, firsts, n, watch, scores_only=scores_only)
+    return Generation(streams, firsts, n, watch, scores_only=scores_only, grammar=params.grammar)
+
+
+def _as_header(text: str) -> str:
+    """In printable ASCII, whatever names a client gave; the end is cut off where it is long."""
+    safe = json.dumps(text[:LET_GO_CHARS_MAX])[1:-1].replace('\\"', '"').replace("\x7f", "?")
+    return safe if len(safe) <= LET_GO_CHARS_MAX else safe[: LET_GO_CHARS_MAX - 3] + "..."
 
 
 def _without_output(delta: Delta) -> Delta:

@@ -3,26 +3,27 @@
     start: OPEN call (BETWEEN call){0,15} CLOSE          call: call_0 | call_1 | ...
     call_0: CALL_OPEN "get_weather" TO_ARGUMENTS args_0 CALL_CLOSE          args_0: %json {...}
 
-A strict function's arguments follow all of its schema, or the request is refused. Others' follow what can be
-followed of it; of a schema that cannot be read at all, that it is a JSON object. Source: llguidance's Lark.
+What of a schema is followed is told by `octavo.tools.schemas`. Source: llguidance's Lark.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from octavo.errors import InvalidRequest
-from octavo.grammar import JSON_OPTIONS, TOO_SLOW, Grammar, GrammarKind
+from octavo.grammar import JSON_OPTIONS, Grammar, GrammarKind
+from octavo.schemas import told
 from octavo.tools.definitions import Tool, ToolMode, ToolUse
 from octavo.tools.formats import Body, ToolFormat
 from octavo.tools.rules import CallWriter, SpecialId
+from octavo.tools.schemas import Check, Trials, arguments_schema
 from octavo.tools.thinking import FINAL
 
 CALLS_MAX = 16  # in one answer
 _OBJECT: Mapping[str, object] = {"type": "object"}
 
-Check = Callable[[Grammar], object]  # raises InvalidRequest for one that cannot be followed
 
 
 def calls_grammar(
@@ -33,15 +34,17 @@ def calls_grammar(
     Compiles; may take long. Raises InvalidRequest for a strict function whose schema cannot be followed."""
     if use.mode is ToolMode.NONE:
         return output
-    whole = _calls_grammar(
-        use, form, output, special_id, [_whole_schema(tool) for tool in use.callable_tools]
-    )
+    tools = use.callable_tools
+    found = [arguments_schema(tool) for tool in tools]
+    whole = _calls_grammar(use, form, output, special_id, [one.schema for one in found])
     try:
         check(whole)
     except InvalidRequest:  # of one tool, or of all together
-        found = [_schema_of(tool, check) for tool in use.callable_tools]
-        return _calls_grammar(use, form, output, special_id, found)
-    return whole
+        trials = Trials(check)
+        found = [trials.followed(tool, one) for tool, one in zip(tools, found, strict=True)]
+        whole = _calls_grammar(use, form, output, special_id, [one.schema for one in found])
+    let_go = [f"{tool.name}: {key}" for tool, one in zip(tools, found, strict=True) for key in one.let_go]
+    return replace(whole, let_go=(*(() if output is None else output.let_go), *told(let_go)))
 
 
 def _calls_grammar(
@@ -87,32 +90,6 @@ def _content_schema(output: Grammar) -> Mapping[str, object]:
         )
     schema = json.loads(output.text)
     return {**(schema if isinstance(schema, dict) else {}), "x-guidance": JSON_OPTIONS}
-
-
-def _whole_schema(tool: Tool) -> Mapping[str, object]:
-    """What the grammar says of its arguments, where all of it can be followed."""
-    schema = dict(tool.parameters)
-    if tool.is_strict:
-        return schema | {"x-guidance": JSON_OPTIONS}
-    schema["x-guidance"] = {**JSON_OPTIONS, "lenient": True}
-    if "properties" in schema and "anyOf" not in schema and "allOf" not in schema:
-        schema.setdefault("additionalProperties", False)  # a function has its parameters, and no others
-    return schema
-
-
-def _schema_of(tool: Tool, check: Check) -> Mapping[str, object]:
-    """As much of it as can be followed."""
-    schema = _whole_schema(tool)
-    if tool.is_strict:
-        check(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema), f"parameters of the function {tool.name}"))
-        return schema
-    try:
-        check(Grammar(GrammarKind.LARK, f"start: %json {json.dumps(schema)}", f"tools ({tool.name})"))
-    except InvalidRequest as error:
-        if error.code == TOO_SLOW:  # each of many tools may take as long
-            raise
-        return {**_OBJECT, "x-guidance": JSON_OPTIONS}
-    return schema
 
 
 def _beginning(form: ToolFormat, tool: Tool) -> str:

@@ -24,7 +24,7 @@ from octavo.errors import OctavoError
 from octavo.server.chat_run import ChatRun
 from octavo.server.dialects.responses_answer import OutputWriter
 from octavo.server.errors import JsonObject, error_body, message_of
-from octavo.server.generation import Edge
+from octavo.server.generation import SESSION_HEADER, Edge
 from octavo.server.sse import encode_json
 from octavo.types import FinishReason
 
@@ -88,8 +88,8 @@ class ResponseRun:
     @property
     def headers(self) -> dict[str, str]:
         """What the answer's headers tell of it: no session, for it is none."""
-        request = "X-Octavo-Request"
-        return {request: self._run.generation.headers[request]}
+        told = self._run.generation.headers
+        return {name: value for name, value in told.items() if name != SESSION_HEADER}
 
     async def events(self) -> AsyncGenerator[JsonObject, None]:
         """All events, numbered; nothing is raised but bugs of ours."""
