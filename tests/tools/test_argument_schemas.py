@@ -129,6 +129,17 @@ def test_arguments_are_an_object_whatever_the_schema_says(
     assert schema["type"] == "object"
 
 
+@pytest.mark.parametrize("required", [{}, {"required": ["q"]}])
+def test_names_stay_possible_where_what_named_them_is_let_go(
+    grammars: Grammars, required: dict[str, object]
+) -> None:
+    pattern = {"^(?!x)": {"type": "string"}}
+    given = {"type": "object", "patternProperties": pattern, "additionalProperties": False, **required}
+    schema, told = followed(grammars, given)
+    assert schema == {"type": "object", **required}
+    assert told == ["patternProperties (at #)", "additionalProperties (at #)"]
+
+
 def test_names_that_only_a_condition_declares_stay_possible(grammars: Grammars) -> None:
     given = {
         "type": "object",

@@ -29,6 +29,7 @@ _MAY_NAME = ("if", "then", "else", "dependentSchemas", "dependencies", "unevalua
 # Keys that others need, before those; and those that need others, behind them.
 _FIRST = ("$schema", "$id", "$defs", "definitions", "type", "properties")
 _LAST = ("required", "additionalProperties")
+_DECLARING = ("properties", "patternProperties")
 _DEFINED = ("#/$defs/", "#/definitions/")
 
 
@@ -80,8 +81,9 @@ class Trials:
             return self._can_follow(tool, schema)
 
         gone = _culprits(_keys(whole), follows)
-        told = [named(key, place) for place, _, key in (one.rpartition("/") for one in gone)]
         schema = _without(whole, frozenset(gone))
+        also = [key for key in map(_closing, gone) if key not in gone and key in _keys(whole)]
+        told = [named(key, place) for place, _, key in (one.rpartition("/") for one in [*gone, *also])]
         if "type" not in schema and "$ref" not in schema:
             schema = {**_OBJECT, **schema}
         exact = _written(schema)
@@ -159,7 +161,8 @@ def _rank(key: str) -> int:
 
 
 def _without(schema: Schema, gone: frozenset[str]) -> dict[str, object]:
-    """The schema without these keys."""
+    """The schema without these keys, and open for other names where those that name its own are gone."""
+    gone |= frozenset(map(_closing, gone))
 
     def change(one: object, at: str) -> object:
         if not isinstance(one, Mapping):
@@ -167,6 +170,12 @@ def _without(schema: Schema, gone: frozenset[str]) -> dict[str, object]:
         return {key: value for key, value in one.items() if f"{at}/{key}" not in gone}
 
     return rebuilt(schema, change)
+
+
+def _closing(key: str) -> str:
+    """The place of what closes a schema for names that this key declares; else the same."""
+    place, _, last = key.rpartition("/")
+    return f"{place}/additionalProperties" if last in _DECLARING else key
 
 
 def _places_of(key: str, schema: Schema) -> list[str]:
