@@ -88,7 +88,7 @@ def readable(schema: Schema) -> Loosened:
             return one
         if not isinstance(one, Mapping):
             let_go.append(named("null" if one is None else shown(one), at))
-            return True
+            return {}
         kept: dict[str, object] = {}
         for key, value in one.items():
             if _changes_nothing(key, one):

@@ -14,7 +14,7 @@ from octavo.sampling.grammars import Grammars, Words
 from octavo.schemas import told
 from octavo.tools import schemas as module
 from octavo.tools.definitions import Tool, tool_use
-from octavo.tools.formats import HERMES
+from octavo.tools.formats import FORMATS, HERMES
 from octavo.tools.grammars import calls_grammar
 from octavo.tools.schemas import Trials, arguments_schema
 
@@ -116,7 +116,7 @@ def test_one_bad_key_takes_nothing_else_with_it(
 def test_names_that_are_required_and_not_declared_may_be_anything(grammars: Grammars) -> None:
     given = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a", "b"]}
     schema, told = followed(grammars, given)
-    assert (schema, told) == (closed({"a": {"type": "string"}, "b": True}, required=["a", "b"]), [])
+    assert (schema, told) == (closed({"a": {"type": "string"}, "b": {}}, required=["a", "b"]), [])
 
 
 @pytest.mark.parametrize(
@@ -241,3 +241,18 @@ def test_the_content_beside_tools_tells_what_it_lost_too(grammars: Grammars) -> 
 
 def test_many_keys_are_told_in_few_words() -> None:
     assert told(["a" * 300, *"b" * 80]) == ("a" * 197 + "...", *"b" * 63, "17 more")
+
+
+def test_a_name_that_is_not_declared_may_be_any_value_of_a_pythonic_call_too(grammars: Grammars) -> None:
+    function = {
+        "name": "f",
+        "parameters": {"type": "object", "properties": {"a": None}, "required": ["a", "b"]},
+    }
+    use = tool_use([{"type": "function", "function": function}], "required", False)
+    assert use is not None
+    grammar = calls_grammar(use, FORMATS["pythonic"], None, lambda text: None, grammars.check)
+    assert grammar is not None
+    held = grammars.compile(grammar)
+    matcher = grammars.begin(held.grammar, [])
+    for token in b'[f(a=5, b="x")]':
+        assert matcher.accept(token) == ""

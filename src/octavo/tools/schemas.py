@@ -118,7 +118,7 @@ def _with_its_names(schema: Schema, *, is_open: bool) -> dict[str, object]:
     if "additionalProperties" in schema or is_open:
         return dict(schema)
     undeclared = [name for name in required if name not in properties] if isinstance(required, list) else []
-    declared = {**properties, **dict.fromkeys(undeclared, True)}
+    declared = {**properties, **{name: {} for name in undeclared}}
     return {**schema, "properties": declared, "additionalProperties": False}
 
 
