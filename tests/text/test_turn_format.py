@@ -206,10 +206,13 @@ class _Bytes:
 
 
 def refused_part(
-    form: ToolFormat, text: str, tools: tuple[str, ...] = ("get_weather", "send_mail", "now")
+    form: ToolFormat,
+    text: str,
+    tools: tuple[str, ...] = ("get_weather", "send_mail", "now"),
+    use: ToolUse | None = None,
 ) -> str:
     """The rest of the text from where the grammar of required calls does not allow it."""
-    use = ToolUse(TOOLS, ToolMode.REQUIRED, tools)
+    use = use or ToolUse(TOOLS, ToolMode.REQUIRED, tools)
     grammar = calls_grammar(use, form, None, lambda text: None, lambda grammar: None)
     assert grammar is not None
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
@@ -237,6 +240,16 @@ def test_the_grammar_of_calls_accepts_what_the_template_renders(family: Family, 
     assert refused_part(found.calls, written) == ""
     if len(names) == 1:
         assert refused_part(found.calls, written, names) == ""
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "deepseek_v32", "olmo3", "pythonic"])
+def test_a_function_that_declares_no_arguments_may_have_any(name: str) -> None:
+    function = {"name": "f", "parameters": {"type": "object"}}
+    use = ToolUse(tools_of([{"type": "function", "function": function}]), ToolMode.REQUIRED, ("f",))
+    text = FORMATS[name].written([ToolCall("f", '{"a": "x", "b": "two words"}')])
+    assert refused_part(FORMATS[name], text, use=use) == ""
+    assert refused_part(FORMATS[name], FORMATS[name].written([ToolCall("f", "{}")]), use=use) == ""
+    assert refused_part(FORMATS[name], FORMATS[name].written([ToolCall("g", "{}")]), use=use) != ""
 
 
 @pytest.mark.parametrize("family", KNOWN, ids=lambda family: family.name)

@@ -9,21 +9,20 @@ What of a schema is followed is told by `octavo.tools.schemas`. Source: llguidan
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from octavo.errors import InvalidRequest
 from octavo.grammar import JSON_OPTIONS, Grammar, GrammarKind
 from octavo.schemas import told
 from octavo.tools.definitions import Tool, ToolMode, ToolUse
-from octavo.tools.formats import Body, ToolFormat
+from octavo.tools.formats import ID, Body, ToolFormat
 from octavo.tools.rules import CallWriter, SpecialId
 from octavo.tools.schemas import Check, Trials, arguments_schema
 from octavo.tools.thinking import FINAL
 
 CALLS_MAX = 16  # in one answer
 _OBJECT: Mapping[str, object] = {"type": "object"}
-
 
 
 def calls_grammar(
@@ -94,7 +93,7 @@ def _content_schema(output: Grammar) -> Mapping[str, object]:
 
 def _beginning(form: ToolFormat, tool: Tool) -> str:
     """What an answer begins with that calls this function."""
-    return form.open + form.call_open + tool.name + form.to_arguments[:1]
+    return (form.open + form.call_open + tool.name + form.to_arguments[:1]).partition(ID)[0]
 
 
 def _in_class(letter: str) -> str:

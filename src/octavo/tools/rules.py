@@ -87,6 +87,8 @@ class CallWriter:
         given, required = schema.get("properties"), schema.get("required")
         properties = given if isinstance(given, Mapping) else {}
         names = required if isinstance(required, list) else []
+        if not properties and schema.get("additionalProperties", True) is not False:
+            return self._any_arguments(index, tags)
         rules, place = [f"args_{index}: n_{index}_0"], 0
         for place, (name, value) in enumerate(properties.items()):
             own, after = f"v_{index}_{place}", f"s_{index}_{place + 1}"
@@ -96,8 +98,8 @@ class CallWriter:
                 if self._form.is_quoted and "string" in types_of(value, schema):
                     values = [f"{own}: {own}_json | {_QUOTED}", f"{own}_json: {_python_value(value, schema)}"]
             else:
-                values, before = self._tagged_value(own, name, value, schema, tags)
-                first = later = before
+                values, to_value = self._tagged_value(own, value, schema, tags)
+                first = later = f"{self.loose(tags.param_open + name)} {to_value}"
             skip = "" if name in names else f" | n_{index}_{place + 1}"
             rules.append(f"n_{index}_{place}: {first} {own} {after}{skip}")
             skip = "" if name in names else f" | {after}"
@@ -106,16 +108,26 @@ class CallWriter:
         end = place + 1 if properties else 0
         return [*rules, f'n_{index}_{end}: ""', f's_{index}_{end}: ""']
 
+    def _any_arguments(self, index: int, tags: Tags | None) -> list[str]:
+        """Arguments of any names, of a function that declares none."""
+        own, name = f"any_{index}", "/[A-Za-z0-9_]{1,64}/"
+        if tags is None:
+            values = [f"{own}_value: %json {{}}"]
+            return [f'args_{index}: ({own} (", " {own})*)?', f'{own}: {name} "=" {own}_value', *values]
+        values, to_value = self._tagged_value(f"{own}_value", {}, {}, tags)
+        rule = f"{own}: {self.loose(tags.param_open)} {name} {to_value} {own}_value"
+        return [f"args_{index}: {own}*", rule, *values]
+
     def _tagged_value(
-        self, own: str, name: str, value: object, root: Mapping[str, object], tags: Tags
+        self, own: str, value: object, root: Mapping[str, object], tags: Tags
     ) -> tuple[list[str], str]:
-        """The rules of a value with what closes it, and what stands before it. Line breaks beside a value are
-        as the format has them."""
+        """The rules of a value with what closes it, and what stands between its name and it. Line breaks
+        beside a value are as the format has them."""
         types = types_of(value, root)
         is_text = "string" in types
         to_value = tags.to_json if tags.to_json and not is_text else tags.to_value
         words = to_value.rstrip("\n")
-        before = f"{self.loose(tags.param_open + name + words)} {self.text(to_value[len(words) :])}"
+        before = f"{self.loose(words)} {self.text(to_value[len(words) :])}"
         end = tags.param_close.rstrip("\n")
         after = self.loose(tags.param_close[len(end) :])
         choices = value.get("enum") if isinstance(value, Mapping) else None
