@@ -6,6 +6,7 @@ from tests.engine.served import LetterTokenizer
 
 from octavo.errors import InvalidRequest
 from octavo.text.control import Rendered
+from octavo.tools.thinking import THINK, ThinkingFormat
 from octavo.types import ChatMessage, ChatOptions
 
 
@@ -14,6 +15,11 @@ class Template:
 
     thinks = False
     source = "the contents"
+
+    @property
+    def thinking_format(self) -> ThinkingFormat | None:
+        """As most models mark it, where it thinks."""
+        return THINK if self.thinks else None
 
     def __init__(self) -> None:
         self.seen: list[ChatOptions] = []

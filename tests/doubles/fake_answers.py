@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.grammar import Grammar, ThinkingState
+from octavo.text.infill import InfillTokens
 from octavo.tools.definitions import ToolUse
 from octavo.tools.formats import HERMES
 from octavo.tools.grammars import calls_grammar
@@ -17,6 +18,7 @@ class FakeAnswers:
     def __init__(self) -> None:
         self.form = HERMES
         self.thinks = False
+        self.infill: InfillTokens | None = None
 
     def thinking_state(self, prompt: Sequence[int]) -> ThinkingState:
         """As the end of the prompt tells."""

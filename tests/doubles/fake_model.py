@@ -77,6 +77,7 @@ class FakeModel:
         self.answer = answer
         self.submitted: list[FakeStream] = []
         self.encodings: list[Encoding] = []
+        self.chats: list[Sequence[ChatMessage]] = []  # that were encoded
         self.hold: Hold | None = None
         self.refusal: OctavoError | None = None
         self.failure = ""
@@ -130,6 +131,7 @@ class FakeModel:
         text = text[:-1] if options.continue_final_message else text
         self._check_length(text)
         self.encodings.append(Encoding(text, tenant, False, options))
+        self.chats.append(messages)
         return list(text.encode())
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -167,7 +169,7 @@ class FakeModel:
             raise self.refusal
         if self.drained:
             raise EngineStopped("the engine is draining")
-        output = 0 if params.pooling is not None else params.max_tokens or 1
+        output = 0 if params.pooling is not None else 1
         if len(prompt) + output > self._context_length:
             raise too_long(f"{len(prompt):,} tokens and max_tokens", "max_tokens", self._context_length)
         stream = FakeStream(
@@ -327,8 +329,9 @@ class FakeStream:
             before, found, _ = text.partition(candidate)
             if found:
                 text, stop = before, candidate
-        limit = self.params.max_tokens
-        if limit is not None and len(text.encode()) > limit:
+        limit = self._model.context_length - len(self.prompt)
+        limit = limit if self.params.max_tokens is None else min(limit, self.params.max_tokens)
+        if len(text.encode()) > limit:
             return text.encode()[:limit].decode(errors="replace"), FinishReason.LENGTH, None
         return text, finish, stop
 

@@ -121,11 +121,11 @@ def test_stop_reasons(edge, fields, reason, stop):
 def test_an_answer_ends_with_the_context_where_max_tokens_is_more(edge):
     edge.model.answer = "x" * 40
     assert both(edge, max_tokens=100_000)["stop_reason"] == "end_turn"
-    assert edge.model.submitted[-1].params.max_tokens is None
-    ask(edge, max_tokens=992)
-    assert edge.model.submitted[-1].params.max_tokens == 992
-    assert ask(edge, max_tokens=993).status_code == 200
-    assert edge.model.submitted[-1].params.max_tokens is None
+    edge.model.answer = "x" * 1000
+    assert both(edge, max_tokens=100_000)["stop_reason"] == "model_context_window_exceeded"
+    assert both(edge, max_tokens=900)["stop_reason"] == "max_tokens"
+    answer = ask(edge, max_tokens=993)
+    assert answer.headers["X-Octavo-Max-Tokens-Cut-To"] == "992"
 
 
 def test_a_deadline_pauses_the_turn_and_what_was_made_stands(edge):

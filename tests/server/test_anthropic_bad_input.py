@@ -60,15 +60,15 @@ PROMPTS = {
     "thinking of a user": (user({"type": "thinking", "thinking": "a"}), "'thinking'"),
     "a result of no call": (user({"type": "tool_result", "tool_use_id": "x"}), "tool_use_id is 'x'"),
     "a result without an id": (user({"type": "tool_result"}), "tool_use_id"),
-    "a result with an image": (
+    "a result with audio": (
         messages(
             {"role": "assistant", "content": [CALL]},
             {
                 "role": "user",
-                "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "image"}]}],
+                "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "audio"}]}],
             },
         ),
-        "messages[1].content[0].content[0].type is 'image'",
+        "messages[1].content[0].content[0].type is 'audio'",
     ),
     "an error that is a word": (
         messages(
@@ -152,7 +152,7 @@ ANSWERS = {
     "a temperature above 1": (body(temperature=1.1), "temperature"),
     "a negative temperature": (body(temperature=-0.1), "temperature"),
     "a temperature beyond float64": ('{"max_tokens": 5, "temperature": 1e999}', "temperature"),
-    "a top_p of zero": (body(top_p=0), "top_p"),
+    "a top_p below zero": (body(top_p=-0.1), "top_p"),
     "a top_k below -1": (body(top_k=-2), "top_k"),
     "a stream of a word": (body(stream="yes"), "stream"),
     "a stop sequence that is a string": (body(stop_sequences="a"), "stop_sequences"),

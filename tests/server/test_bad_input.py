@@ -82,7 +82,7 @@ CASES = {
     "max_completion_tokens too small": (chat(max_completion_tokens=0), 400, "max_tokens"),
     "negative temperature": (chat(temperature=-0.1), 400, "temperature"),
     "huge temperature": (chat(temperature=1e300), 400, "temperature"),
-    "zero top_p": (chat(top_p=0), 400, "top_p"),
+    "negative top_p": (chat(top_p=-0.1), 400, "top_p"),
     "top_p above one": (chat(top_p=1.01), 400, "top_p"),
     "top_k below -1": (chat(top_k=-2), 400, "top_k"),
     "n of zero": (chat(n=0), 400, "n"),
@@ -165,7 +165,6 @@ CASES = {
     ),
     "more token ids than the context": (complete(prompt=[1] * 1001), 400, "prompt"),
     "a text beyond the context": (complete(prompt="a" * 20_000), 400, "prompt"),
-    "prompt and max_tokens beyond the context": (complete(max_tokens=1000), 400, "max_tokens"),
     "two thousand fields": (complete(**dict.fromkeys(map(str, range(2_000)))), 400, None),
     "a late number beyond float64": (
         (COMPLETIONS, '{"prompt": "a", "x": [[], {"a": [1, {"b": 1e999}]}]}'),
@@ -290,7 +289,7 @@ def test_shortage_is_not_the_clients_fault(edge, refusal, status, code):
 
 
 def test_when_a_later_prompt_is_refused_the_earlier_ones_are_cancelled(edge):
-    answer = edge.complete(prompt=["a", "b" * 999], max_tokens=5)
+    answer = edge.complete(prompt=["a", "b" * 1000], max_tokens=5)
     assert answer.status_code == 400
     assert [stream.cancelled for stream in edge.model.submitted] == [True]
 

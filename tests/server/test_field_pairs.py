@@ -21,7 +21,8 @@ from octavo.server.settings import ServerSettings
 from octavo.text.chat import ChatTemplate
 
 _TEMPLATE = (
-    "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}{% endfor %}{% if tools %}<tool_call>{% endif %}"
+    "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}{% endfor %}"
+    "{% if tools %}<tool_call>{% for t in tools %}{{ t.function.name }}{% endfor %}{% endif %}"
     "{% if add_generation_prompt %}[a]{% if enable_thinking %}<think>{% endif %}{% endif %}"
 )
 PIECES_HERE = [*PIECES[:-1], b"\n"]  # calls have line ends
@@ -210,7 +211,7 @@ def test_completions_take_or_refuse_each_pair_too(edge: Edge, structure: str) ->
 def test_a_text_beside_tools_is_at_least_so_long(edge: Edge) -> None:
     for seed in range(8):
         answer = ask(edge, "tools", "min_tokens", {"seed": seed, "temperature": 1.5})
-        assert answer.status_code == 200
+        assert answer.status_code == 200, answer.text
         if answer.json()["choices"][0]["finish_reason"] == "stop":
             assert answer.json()["usage"]["completion_tokens"] >= 24
 

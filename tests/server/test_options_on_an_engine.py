@@ -97,13 +97,26 @@ def test_a_loglikelihood_as_lm_eval_asks_for_it_is_that_of_the_tokens_asked_abou
     [
         {"prompt": [1] * 3000},
         {"prompt": "a" * 100_000},
-        {"prompt": "a", "max_tokens": 100_000},
     ],
 )
 def test_an_overlong_prompt_is_told_in_the_words_that_clients_look_for(tiny, fields):
     error = tiny.complete(**fields).json()["error"]
     assert "this model's maximum context length is" in error["message"]
     assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_max_tokens_beyond_the_context_are_cut_to_it_and_that_is_told(tiny, n):
+    length = tiny.get("/v1/models").json()["data"][0]["max_model_len"]
+    answer = tiny.complete(prompt=[1] * (length - 3), max_tokens=100_000, n=n, ignore_eos=True)
+    body = answer.json()
+    assert answer.headers["X-Octavo-Max-Tokens-Cut-To"] == "3"
+    assert body["usage"]["max_tokens_cut_to"] == 3
+    assert body["usage"]["completion_tokens"] == 3 * n
+    assert {choice["finish_reason"] for choice in body["choices"]} == {"length"}
+    fits = tiny.complete(prompt=[1] * (length - 3), max_tokens=3)
+    assert "max_tokens_cut_to" not in fits.json()["usage"]
+    assert "X-Octavo-Max-Tokens-Cut-To" not in fits.headers
 
 
 def test_a_prompt_that_leaves_no_room_is_told_so_too(tiny):

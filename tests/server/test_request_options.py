@@ -11,6 +11,7 @@ from tests.server.test_tenant_keys import BOB, BOSS, by, entry
 from octavo.params import SamplerParams
 from octavo.server.app import ServerSettings
 from octavo.server.tenant_registry import TenantRegistry
+from octavo.text.infill import InfillTokens
 from octavo.types import ChatOptions
 
 PLAIN = SamplerParams(max_tokens=16)
@@ -236,9 +237,20 @@ def test_a_session_tells_the_token_ids_of_its_prompt(edge):
 
 
 # -- the usage so far ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("last", [True, False])
-def test_every_chunk_tells_the_usage_so_far(edge, last):
-    options = {"continuous_usage_stats": True, "include_usage": last}
+def test_usage_in_chunks_needs_the_usage_at_the_end_too(edge):
+    for options in (
+        {"continuous_usage_stats": True},
+        {"continuous_usage_stats": True, "include_usage": False},
+    ):
+        for answer in (
+            edge.complete(max_tokens=3, stream=True, stream_options=options),
+            edge.chat(max_tokens=3, stream=True, stream_options=options),
+        ):
+            assert not any(event.get("usage") for event in events_of(answer))
+
+
+def test_every_chunk_tells_the_usage_so_far(edge):
+    options = {"continuous_usage_stats": True, "include_usage": True}
     for answer in (
         edge.complete(max_tokens=3, stream=True, stream_options=options),
         edge.chat(max_tokens=3, stream=True, stream_options=options),
@@ -248,4 +260,22 @@ def test_every_chunk_tells_the_usage_so_far(edge, last):
         assert made == sorted(made)
         assert made[0] == 1
         assert made[-1] == 3
-        assert (events[-1]["choices"] == []) == last
+        assert events[-1]["choices"] == []
+
+
+def test_a_suffix_is_filled_in_before_where_the_model_can(edge):
+    refused = edge.complete(prompt="a", suffix="b")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "suffix")
+    edge.model.answers.infill = InfillTokens(297, 298, 299)
+    assert edge.complete(prompt=["a", [98]], suffix="c").status_code == 200
+    prompts = [list(stream.prompt) for stream in edge.model.submitted[-2:]]
+    assert prompts == [[297, 97, 298, 99, 299], [297, 98, 298, 99, 299]]
+    asked = {"model": edge.model.name, "prompt": "a", "suffix": "c", "stream": False}
+    assert edge.post("/api/generate", asked).status_code == 200
+    assert list(edge.model.submitted[-1].prompt) == [297, 97, 298, 99, 299]
+
+
+def test_a_top_p_of_zero_takes_the_likeliest(edge):
+    for answer in (edge.complete(top_p=0), edge.chat(top_p=0, temperature=2.0)):
+        assert answer.status_code == 200
+        assert edge.model.submitted[-1].params.temperature == 0.0

@@ -132,11 +132,6 @@ CASES = {
     "a temperature of 9": ({"temperature": 9}, "temperature", "temperature is 9"),
     "no tokens": ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens is 0"),
     "tokens as text": ({"max_output_tokens": "5"}, "max_output_tokens", "integer"),
-    "more tokens than the context": (
-        {"max_output_tokens": 2000},
-        "max_output_tokens",
-        "maximum context length",
-    ),
     "text that is a string": ({"text": "json"}, "text", "dictionary"),
     "a format that is none": ({"text": {"format": {"type": "xml"}}}, "text.format", "json_schema"),
     "a schema without a name": (
@@ -180,8 +175,8 @@ CASES = {
         "stream_options",
         "when stream is true",
     ),
-    "a hosted tool": ({"tools": [{"type": "web_search"}]}, "tools", "hosted tools"),
-    "a custom tool": ({"tools": [{"type": "custom", "name": "x"}]}, "tools", "custom tools"),
+    "a hosted tool": ({"tools": [{"type": "file_search"}]}, "tools", "hosted tools"),
+    "a custom tool without a name": ({"tools": [{"type": "custom"}]}, "tools", "name"),
     "a tool of a chat": (
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         "tools",

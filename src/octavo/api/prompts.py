@@ -55,6 +55,7 @@ _MESSAGE_KEYS = (
     "tool_call_id",
     "reasoning_content",
     "reasoning",
+    "thinking",
 )
 
 

@@ -11,6 +11,7 @@ from octavo.engine.stats import EngineStats
 from octavo.errors import InvalidRequest
 from octavo.grammar import Grammar, ThinkingState
 from octavo.sampling.grammars import Grammars
+from octavo.text.infill import InfillTokens
 from octavo.text.tokenizer import Tokenizer
 from octavo.tools.definitions import ToolUse
 from octavo.tools.formats import HERMES
@@ -43,6 +44,11 @@ class Answers:
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._on_thread = on_thread
+
+    @property
+    def infill(self) -> InfillTokens | None:
+        """The tokens by which it fills in the middle; None: it has none."""
+        return self._tokenizer.infill
 
     @property
     def thinks(self) -> bool:

@@ -16,6 +16,15 @@ ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
+# The text of a part of content; thinking is told apart from the rest.
+_TEXT_OF = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
 def read_message(raw: object, where: str) -> ChatMessage:
@@ -29,15 +38,15 @@ def read_message(raw: object, where: str) -> ChatMessage:
         raise InvalidRequest(f"{where}.name must be a string", param="messages")
     calls = _calls(raw.get("tool_calls"), f"{where}.tool_calls") if role == "assistant" else ()
     content, answered = raw.get("content"), raw.get("tool_call_id")
-    thought = (raw.get("reasoning_content") or raw.get("reasoning")) if role == "assistant" else None
+    thought = next((raw[name] for name in _THOUGHTS if raw.get(name)), None) if role == "assistant" else None
     if answered is not None and not isinstance(answered, str):
         raise InvalidRequest(f"{where}.tool_call_id must be a string", param="messages")
     if thought is not None and not isinstance(thought, str):
         raise InvalidRequest(f"{where}.reasoning_content must be a string", param="messages")
-    text = "" if content in (None, []) and calls else _content(content, f"{where}.content")
-    return ChatMessage(
-        ROLES[role], text, name, calls, (answered or "") if role == "tool" else "", thought or ""
-    )
+    is_silent = content in (None, []) and role == "assistant"  # it called, or only thought
+    text, told = ("", "") if is_silent else _content(content, f"{where}.content")
+    thought = thought or (told if role == "assistant" else "")
+    return ChatMessage(ROLES[role], text, name, calls, (answered or "") if role == "tool" else "", thought)
 
 
 def _calls(raw: object, where: str) -> tuple[ToolCall, ...]:
@@ -64,24 +73,24 @@ def _calls(raw: object, where: str) -> tuple[ToolCall, ...]:
     return tuple(calls)
 
 
-def _content(raw: object, where: str) -> str:
-    """Text, or the text parts of a list of parts joined."""
+def _content(raw: object, where: str) -> tuple[str, str]:
+    """Text, or the text parts of a list of parts joined; and its parts that are thinking."""
     if isinstance(raw, str):
-        return raw
+        return raw, ""
     if not isinstance(raw, list) or not raw:
         raise InvalidRequest(f"{where} must be a string or a list of text parts", param="messages")
-    texts = []
+    texts, thoughts = list[str](), list[str]()
     for part in raw:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
+        if not isinstance(kind, str) or kind not in _TEXT_OF:
             raise InvalidRequest(
                 f"{where} has a part of type {_shown(kind)}; this model reads text only", param="messages"
             )
-        text = part.get("text")
+        text = part.get(_TEXT_OF[kind])
         if not isinstance(text, str):
-            raise InvalidRequest(f"{where} has a text part without text", param="messages")
-        texts.append(text)
-    return "".join(texts)
+            raise InvalidRequest(f"{where} has a {kind} part without {_TEXT_OF[kind]}", param="messages")
+        (thoughts if kind == "thinking" else texts).append(text)
+    return "".join(texts), "".join(thoughts)
 
 
 def _shown(value: object) -> str:

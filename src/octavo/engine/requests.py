@@ -83,8 +83,9 @@ def make_request(
     fits = tokens_that_fit(len(prompt), params, everything.room(tenant), block_size)
     if fits < 1:
         fits = tokens_that_fit(len(prompt), params, hard.room(tenant), block_size)
-    room = min(facts.context_length - len(prompt), fits)
-    max_tokens = params.max_tokens if params.max_tokens is not None else max(1, room)
+    left = facts.context_length - len(prompt)
+    is_bounded = params.max_tokens is not None and params.max_tokens <= left  # more is a bound, not a demand
+    max_tokens = params.max_tokens if is_bounded and params.max_tokens else max(1, min(left, fits))
     check_tokens("prompt", prompt, facts.vocab_size)
     check_tokens("stop_token_ids", params.stop_token_ids, facts.vocab_size)
     check_tokens("logit_bias", [token for token, _ in params.logit_bias], facts.vocab_size)

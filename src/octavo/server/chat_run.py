@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from starlette.requests import Request
 
@@ -26,6 +26,7 @@ from octavo.server.generation import (
     Edge,
     Generation,
     Piece,
+    cut_to,
     gather_for,
     held_grammar,
     submit_all,
@@ -133,7 +134,6 @@ async def begin_chat(
     *,
     session: str | None = None,
     sessions: TurnTaker | None = None,
-    may_be_cut: bool = False,
 ) -> ChatRun:
     """Encode the chat and queue it, as the next turn of a session where one is named, which `sessions` take:
     by default the model's. `may_be_cut`: where the context has no room for `max_tokens`, the answer ends with
@@ -148,8 +148,6 @@ async def begin_chat(
     async with held_grammar(edge, request, params, terms.tenant):
         if session is None:
             prompt = tuple(await edge.model.encode_chat(messages, options, tenant=terms.tenant))
-            if may_be_cut and len(prompt) + (params.max_tokens or 1) > edge.model.context_length:
-                params = replace(params, max_tokens=None)
             generation = await submit_all(
                 edge, [prompt], params, n=n, terms=terms, watch=watch, cache_salt=salt
             )
@@ -165,7 +163,8 @@ async def begin_chat(
             options=options,
         )
     first = TokenInfo(turn.prompt[0], edge.model.token_bytes(turn.prompt[0]))
-    generation = Generation([turn.stream], [first], 1, watch, turn, grammar=params.grammar)
+    cut = cut_to(params, len(turn.prompt), edge.model.context_length)
+    generation = Generation([turn.stream], [first], 1, watch, turn, grammar=params.grammar, cut_to=cut)
     return ChatRun(generation, turn.prompt, params, answer_kind(use, wish, edge.model, turn.prompt))
 
 

@@ -87,7 +87,7 @@ async def completions(edge: Edge, request: Request) -> Response:
     scores_only = _scores_only(body)
     params = _params(body, edge.model, ranks=made > n)
 
-    prompts = tuple(await encode_prompts(body.prompt, edge.model, terms.tenant))
+    prompts = tuple(await encode_prompts(body.prompt, edge.model, terms.tenant, body.suffix or ""))
     _check_total(made * len(prompts))
     plan = _Plan(
         answer_id=f"cmpl-{uuid.uuid4().hex}",

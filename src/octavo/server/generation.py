@@ -35,6 +35,7 @@ ResultT = TypeVar("ResultT")
 
 SESSION_HEADER = "X-Octavo-Session"
 LET_GO_HEADER = "X-Octavo-Let-Go"
+CUT_HEADER = "X-Octavo-Max-Tokens-Cut-To"
 LET_GO_CHARS_MAX = 1000  # of that header
 
 
@@ -106,8 +107,10 @@ class Generation:
         *,
         scores_only: bool = False,
         grammar: Grammar | None = None,
+        cut_to: int | None = None,
     ) -> None:
         self.turn = turn  # of a session, if that is what it is
+        self._cut_to = cut_to  # the tokens that the context has room for, where max_tokens is more
         self._grammar = grammar  # that its choices follow
         self._scores_only = scores_only  # the client wants its prompt scored, and the engine's token dropped
         self._streams = streams
@@ -124,6 +127,8 @@ class Generation:
         headers = {"X-Octavo-Request": ",".join(str(stream.request_id) for stream in self._streams)}
         if self._grammar is not None and self._grammar.let_go:
             headers[LET_GO_HEADER] = _as_header("; ".join(self._grammar.let_go))
+        if self._cut_to is not None:
+            headers[CUT_HEADER] = str(self._cut_to)
         return headers if self.turn is None else headers | {SESSION_HEADER: self.turn.session_id}
 
     def told_session(self) -> JsonObject:
@@ -217,7 +222,12 @@ class Generation:
             "preemptions": sum(usage.preemptions for usage in self._usage.values()),
             "blocks_peak": sum(usage.blocks_peak for usage in self._usage.values()),
             "block_seconds": round(sum(usage.block_seconds for usage in self._usage.values()), 3),
+            **self.told_cut(),
         }
+
+    def told_cut(self) -> JsonObject:
+        """The field of usage about max_tokens, where the context has no room for so many."""
+        return {} if self._cut_to is None else {"max_tokens_cut_to": self._cut_to}
 
     async def _one(self, prompt: int) -> AsyncGenerator[Piece, None]:
         async for delta in self._streams[prompt]:
@@ -287,7 +297,21 @@ async def submit_all(
                 answer.cancel()
         raise
     firsts = [TokenInfo(prompt[0], edge.model.token_bytes(prompt[0])) for prompt in prompts]
-    return Generation(streams, firsts, n, watch, scores_only=scores_only, grammar=params.grammar)
+    return Generation(
+        streams,
+        firsts,
+        n,
+        watch,
+        scores_only=scores_only,
+        grammar=params.grammar,
+        cut_to=cut_to(params, max(map(len, prompts)), edge.model.context_length),
+    )
+
+
+def cut_to(params: SamplerParams, num_prompt: int, context_length: int) -> int | None:
+    """The tokens that the context has room for behind a prompt, where max_tokens is more; else None."""
+    left = context_length - num_prompt
+    return left if params.max_tokens is not None and params.max_tokens > left else None
 
 
 def _as_header(text: str) -> str:

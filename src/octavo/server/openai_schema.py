@@ -194,7 +194,8 @@ class GenerationBody(FormatBody, TermsBody):
     def usage_wish(self) -> UsageWish:
         """What the chunks of a stream shall tell."""
         options = self.stream_options or StreamOptions()
-        return UsageWish(bool(options.include_usage), bool(options.continuous_usage_stats))
+        is_wanted = bool(options.include_usage)
+        return UsageWish(is_wanted, is_wanted and bool(options.continuous_usage_stats))
 
 
 class ChatOptionsBody(ToolsBody):
@@ -259,6 +260,7 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions. `prompt` is read by `prompts_of`."""
 
     prompt: object = None
+    suffix: str | None = None
     echo: bool | None = None
     best_of: int | None = None
     logprobs: int | None = None
@@ -292,13 +294,13 @@ def sampling_params(
 ) -> SamplerParams:
     """The engine's parameters; raises InvalidRequest that names the client's field."""
     vocab_size = model.vocab_size
-    beams = body.beams
+    beams, is_greedy = body.beams, body.top_p == 0  # of which the likeliest token alone is left
     try:
         return SamplerParams(
             max_tokens=max_tokens,
-            temperature=_or(body.temperature, 1.0 if beams is None else 0.0),
+            temperature=0.0 if is_greedy else _or(body.temperature, 1.0 if beams is None else 0.0),
             top_k=body.top_k or 0,
-            top_p=_or(body.top_p, 1.0),
+            top_p=1.0 if is_greedy else _or(body.top_p, 1.0),
             min_p=_or(body.min_p, 0.0),
             repetition_penalty=_or(_repetition_penalty(body), 1.0),
             presence_penalty=_or(body.presence_penalty, 0.0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import cast
@@ -52,8 +53,9 @@ def chat_options(request: Request, body: ChatOptionsBody) -> ChatOptions:
     return options
 
 
-async def encode_prompts(raw: object, model: EngineClient, tenant: str) -> list[Prompt]:
-    """The prompts of a completion: text, a list of texts, token ids, or a list of lists of them.
+async def encode_prompts(raw: object, model: EngineClient, tenant: str, suffix: str = "") -> list[Prompt]:
+    """The prompts of a completion: text, a list of texts, token ids, or a list of lists of them; with a
+    `suffix`, that the model fills in what is missing before it.
 
     Nothing is encoded before all token ids are known to be right, and no text before all texts are known to
     be short enough.
@@ -65,11 +67,41 @@ async def encode_prompts(raw: object, model: EngineClient, tenant: str) -> list[
             ids[place] = token_ids(item, "prompt", model)
             await asyncio.sleep(0)  # a body may hold millions: others' streams go on between prompts
     texts = [item for item in given if isinstance(item, str)]
+    if suffix:
+        return await _infill_prompts(given, ids, model, tenant, suffix)
     encoded = await model.encode_all(texts, tenant=tenant) if texts else []
     if not all(encoded):
         raise _bad_prompt("it has no tokens")
     of_texts = iter(Prompt(tuple(tokens), text) for tokens, text in zip(encoded, texts, strict=True))
     return [Prompt(ids[place], None) if place in ids else next(of_texts) for place in range(len(given))]
+
+
+async def _infill_prompts(
+    given: Sequence[object],
+    ids: Mapping[int, tuple[int, ...]],
+    model: EngineClient,
+    tenant: str,
+    suffix: str,
+) -> list[Prompt]:
+    """The prompts with what follows behind the answer, between the model's own tokens for it."""
+    infill = model.answers.infill
+    if infill is None:
+        raise InvalidRequest(
+            "suffix is given, and this model's files name no fill-in-the-middle tokens; allowed: none of it",
+            param="suffix",
+        )
+    begin = await model.encode("", tenant=tenant)
+    behind = await model.encode(suffix, tenant=tenant, add_special_tokens=False)
+    prompts = []
+    for place, item in enumerate(given):
+        text = item if isinstance(item, str) else None
+        before = (
+            [*ids[place]]
+            if text is None
+            else await model.encode(text, tenant=tenant, add_special_tokens=False)
+        )
+        prompts.append(Prompt(tuple(infill.prompt(begin, before, behind)), text))
+    return prompts
 
 
 def check_prompts(raw: object, model: ModelBounds) -> None:

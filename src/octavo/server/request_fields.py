@@ -85,9 +85,7 @@ _FIELDS: Final[tuple[Field, ...]] = (
     _refused("prompt", "OVLS", "use messages, or /v1/completions", places=_CHAT),
     _refused("input_ids", "S", "use /v1/completions with token ids as prompt"),
     _refused("prompt_embeds", "V", "use prompt", [], places=_TEXT),
-    _refused(
-        "suffix", "OVS", "use a prompt with the model's own fill-in-the-middle tokens", "", places=_TEXT
-    ),
+    _done("suffix", "OVS", "text behind the answer, where the model has fill-in-the-middle tokens", _TEXT),
     _refused("input_prefix", "L", "use prompt", "", places=_TEXT),
     _refused("input_suffix", "L", "use prompt", "", places=_TEXT),
     _refused("input_extra", "L", "use prompt", [], places=_TEXT),
@@ -127,7 +125,7 @@ _FIELDS: Final[tuple[Field, ...]] = (
     _refused("task", "S", "use a message", places=_CHAT),
     _done("return_token_strs", "V", "the text of each token", _TOKENS),
     # -- how much, how many ----------------------------------------------------------------------------------
-    _done("max_tokens", "OVLS", "completions: default 16, and 0 with echo scores the prompt alone"),
+    _done("max_tokens", "OVLS", "cut to the context; completions: default 16, 0 with echo scores the prompt"),
     _done("max_completion_tokens", "OVLS", "the newer name of max_tokens, which wins", _CHAT),
     _refused("max_completion_tokens", "L", "use max_tokens", places=_TEXT),
     _refused("n_predict", "L", "use max_tokens"),
@@ -147,7 +145,7 @@ _FIELDS: Final[tuple[Field, ...]] = (
     _ignored("sse_ping_interval", "L", "comments in a stream are no part of the answer"),
     # -- sampling --------------------------------------------------------------------------------------------
     _done("temperature", "OVLS", "default 1; 0 is greedy"),
-    _done("top_p", "OVLS"),
+    _done("top_p", "OVLS", "0 takes the likeliest token"),
     _done("top_k", "VLS", "0 or -1 keeps all"),
     _done("min_p", "VLS"),
     _done("presence_penalty", "OVLS"),
@@ -292,7 +290,7 @@ _FIELDS: Final[tuple[Field, ...]] = (
     _ignored("reasoning_budget_end_tag", "L", "told by the template"),
     _ignored("reasoning_budget_end_tags", "L", "told by the template"),
     _refused("reasoning_budget_message", "L", "leave it out", ""),
-    _refused("verbosity", "O", "ask for it in a message", "medium"),
+    _ignored("verbosity", "O", "ask for it in a message"),
     _refused("modalities", "O", "this model writes text only", ["text"]),
     _refused("audio", "O", "this model writes text only"),
     _refused("web_search_options", "O", "put what was found into a message"),

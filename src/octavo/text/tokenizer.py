@@ -26,6 +26,7 @@ from octavo.text.control import ControlTokens
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.encoding import encode_text, start_library_threads
 from octavo.text.gguf_vocabulary import build_vocabulary, named_ids
+from octavo.text.infill import infill_tokens
 from octavo.text.model_templates import ModelTemplates, templates_of_folder, templates_of_gguf
 from octavo.text.sentencepiece import SPACE
 from octavo.text.turns import ends_of_turn
@@ -77,6 +78,7 @@ class Tokenizer:
         self._controls = {i: text for i, text in control_texts.items() if i in added and text.strip()}
         self._aliases = AliasEncoder(backend, self._controls)
         self.chat_template = self._template(templates)
+        self.infill = infill_tokens(backend.token_to_id)  # how it fills in the middle; None: it does not
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object], source: str) -> Tokenizer:
@@ -100,13 +102,15 @@ class Tokenizer:
             vocabulary.begin_ids,
             padding if type(padding) is int and 0 <= padding <= last else None,
         )
-        return cls(
+        made = cls(
             vocabulary.backend,
             special,
             byte_level=byte_level,
             strips_leading_space=strips,
             templates=templates_of_gguf(fields),
         )
+        made.infill = infill_tokens(vocabulary.backend.token_to_id, metadata, vocabulary.size)
+        return made
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:

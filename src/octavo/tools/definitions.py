@@ -15,7 +15,7 @@ from octavo.grammar import check_depth
 
 TOOLS_MAX = 512
 TOOLS_JSON_CHARS_MAX = 1024 * 1024
-TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}}
 
 
@@ -92,7 +92,7 @@ def _tool(given: object, where: str) -> Tool:
         raise _wrong(where, given, '{"type": "function", "function": {"name": ..., "parameters": ...}}')
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
-        raise _wrong(f"{where}.function.name", name, "1 to 64 letters, digits, _ and -")
+        raise _wrong(f"{where}.function.name", name, "1 to 128 letters, digits, _ and -")
     description, is_strict = function.get("description"), function.get("strict")
     if description is not None and not isinstance(description, str):
         raise _wrong(f"{where}.function.description", description, "a string")

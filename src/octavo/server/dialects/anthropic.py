@@ -29,6 +29,7 @@ from octavo.server.openai_schema import ChatBody
 from octavo.types import ChatMessage
 
 EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
+_CLEAR_THINKING: Final = "clear_thinking_20251015"
 _DISPLAYS: Final = (None, "summarized", "omitted")
 
 # How errors of the chat path name what was translated.
@@ -70,6 +71,7 @@ class CountTokensBody(BaseModel):
     system: object = None
     tools: object = None
     tool_choice: object = None
+    context_management: object = None
     thinking: object = None
     output_config: object = None
     output_format: object = None
@@ -99,6 +101,7 @@ class Translated:
 def translated(body: CountTokensBody, context_length: int) -> Translated:
     """The same request in the chat path's words. Raises InvalidRequest that names Anthropic's fields."""
     limit = _max_tokens(body) if isinstance(body, MessagesBody) else None
+    _check_edits(body.context_management)
     tools = openai_tools(body.tools)
     read = read_messages(body.system, body.messages, context_length)
     fields: JsonObject = {
@@ -121,6 +124,24 @@ def translated(body: CountTokensBody, context_length: int) -> Translated:
             "top_k": body.top_k,
         }
     return Translated(validate(ChatBody, fields), read.messages)
+
+
+def _check_edits(given: object) -> None:
+    """Raise InvalidRequest for edits of the context that would change it: none is built. All thinking is
+    kept anyway."""
+    edits = given.get("edits", []) if isinstance(given, Mapping) else given
+    if edits is None:
+        return
+    if not isinstance(edits, list):
+        raise _wrong("context_management", given, '{"edits": [...]}')
+    for index, edit in enumerate(edits):
+        if not isinstance(edit, Mapping) or (edit.get("type"), edit.get("keep")) != (_CLEAR_THINKING, "all"):
+            raise InvalidRequest(
+                f"context_management.edits[{index}] is {shown(edit)}, which is not supported by this server; "
+                f'allowed: {{"type": "{_CLEAR_THINKING}", "keep": "all"}}; shorten messages in the client',
+                param="context_management",
+                code="unsupported_parameter",
+            )
 
 
 def _max_tokens(body: MessagesBody) -> int:

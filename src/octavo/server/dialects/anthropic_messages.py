@@ -19,6 +19,7 @@ from octavo.engine.messages import CALLS_MAX
 from octavo.errors import InvalidRequest, shown
 from octavo.grammar import check_depth
 from octavo.server.dialects.anthropic_fields import ANTHROPIC_FIELDS
+from octavo.server.dialects.media import unread_media
 from octavo.server.field_list import Place
 from octavo.server.prompts import too_long
 from octavo.types import ChatMessage, ToolCall
@@ -28,6 +29,7 @@ _BLOCKS: Final[Mapping[str, tuple[str, ...]]] = {
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
     "system": ("text",),
 }
+_MEDIA: Final = ("image", "document")
 _BETWEEN_MESSAGES: Final = "\n\n"  # of one turn; blocks of one message follow each other as they are
 
 
@@ -182,7 +184,7 @@ class _Reader:
         is_error, content = block.get("is_error"), block.get("content")
         if is_error not in (None, False, True):
             raise _wrong(f"{where}.is_error", is_error, "true or false")
-        text = "" if content is None else _joined(content, f"{where}.content")
+        text = "" if content is None else _joined(content, f"{where}.content", has_media=True)
         if is_error:
             text = f"Error: {text}"  # no chat template has another word for it
         result = _Turn("tool", _Text([text]), function=self._functions[call_id], call_id=call_id)
@@ -203,15 +205,21 @@ def _check_prefill(last: _Turn, where: str) -> None:
         )
 
 
-def _joined(given: object, where: str) -> str:
-    """A string, or the text of text blocks."""
+def _joined(given: object, where: str, *, has_media: bool = False) -> str:
+    """A string, or the text of text blocks; `has_media`: an image among them becomes a sentence."""
     if isinstance(given, str):
         return given
     if not isinstance(given, list):
         raise _wrong(where, given, "a string, or a list of text blocks")
     places = [f"{where}[{index}]" for index in range(len(given))]
-    blocks = [_checked_block(block, place, ("text",)) for block, place in zip(given, places, strict=True)]
-    return "".join(_string(block, "text", place) for block, place in zip(blocks, places, strict=True))
+    kinds = ("text", *(_MEDIA if has_media else ()))
+    blocks = [_checked_block(block, place, kinds) for block, place in zip(given, places, strict=True)]
+    return "".join(_block_text(block, place) for block, place in zip(blocks, places, strict=True))
+
+
+def _block_text(block: Mapping[str, object], where: str) -> str:
+    kind = str(block["type"])
+    return unread_media(kind) if kind in _MEDIA else _string(block, "text", where)
 
 
 def _checked_block(given: object, where: str, kinds: tuple[str, ...]) -> Mapping[str, object]:

@@ -34,7 +34,7 @@ async def create_message(edge: Edge, request: Request) -> Response:
     body = validate(MessagesBody, raw)
     with named(NAMES):
         chat = translated(body, edge.model.context_length)
-        run = await begin_chat(edge, request, chat.body, chat.messages, watch, may_be_cut=True)
+        run = await begin_chat(edge, request, chat.body, chat.messages, watch)
     plan = MessagePlan(run, edge.model.name, body.max_tokens or 1)
     if body.stream:
         events = message_events(plan, request_id_of(request.scope))

@@ -61,7 +61,7 @@ def _tool(given: object, where: str) -> JsonObject:
     ANTHROPIC_FIELDS.check(given, Place.TOOL, f"{where}.")
     name, schema = given.get("name"), given.get("input_schema")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
-        raise _wrong(f"{where}.name", name, "1 to 64 letters, digits, _ and -")
+        raise _wrong(f"{where}.name", name, "1 to 128 letters, digits, _ and -")
     if not isinstance(schema, Mapping):
         raise _wrong(f"{where}.input_schema", schema, "a JSON schema, which is an object")
     description, is_strict = given.get("description"), given.get("strict")

@@ -57,9 +57,8 @@ _PENALTIES: Final[Mapping[str, tuple[object, ...]]] = {
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
 }
-_OF_PENALTIES: Final = ("repeat_last_n", "penalize_newline")
-_WHOLE: Final = ("num_ctx", "num_predict", "top_k", "seed")
-_UNLIMITED: Final = (-1, -2)  # of num_predict: on and on; until the context is full
+_OF_PENALTIES: Final = ("penalize_newline",)
+_WHOLE: Final = ("num_ctx", "num_predict", "top_k", "seed", "repeat_last_n")
 _ANY_SEED: Final = -1
 _TAG: Final = ":latest"
 _AT_ONCE: Final = ("0", "0s", "0m", "0h")
@@ -95,6 +94,7 @@ class OllamaOptions(BaseModel):
     min_p: float | None = None
     seed: int | None = None
     stop: object = None  # ChatBody bounds it before it looks at its items
+    repeat_last_n: int | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -126,6 +126,7 @@ class OllamaGenerateBody(OllamaBody):
     """POST /api/generate."""
 
     prompt: str | None = None
+    suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
 
@@ -163,7 +164,9 @@ def chat_fields(body: OllamaBody, context_length: int, own: Mapping[str, object]
     options = read_options(body.options or {}, context_length)
     if body.top_logprobs is not None:
         require_range("top_logprobs", body.top_logprobs, 0, LOGPROBS_MAX)
-    asked = options.model_dump(exclude_none=True, exclude={"num_ctx", "num_predict", "seed"})
+    asked = options.model_dump(exclude_none=True, exclude={"num_ctx", "num_predict", "seed", "repeat_last_n"})
+    if options.repeat_last_n == 0:  # penalties look at nothing
+        asked = {name: value for name, value in asked.items() if name not in _PENALTIES}
     return {
         **DEFAULTS,
         **asked,
@@ -193,8 +196,8 @@ def context_asked(options: Mapping[str, object], context_length: int) -> int:
     """`num_ctx`: how long a context the client expects; none, or 0, is all of it. Raises InvalidRequest."""
     asked = validate(OllamaOptions, _whole({"num_ctx": options.get("num_ctx")})).num_ctx
     if asked is not None:
-        require_range("num_ctx", asked, 0, context_length, hint="the server's --context-length")
-    return asked or context_length
+        require_range("num_ctx", asked, 0, TOKENS_MAX)
+    return min(asked or context_length, context_length)
 
 
 def _whole(options: Mapping[str, object]) -> JsonObject:
@@ -205,11 +208,7 @@ def _whole(options: Mapping[str, object]) -> JsonObject:
 
 
 def _max_tokens(given: int | None) -> int | None:
-    if given is None or given in _UNLIMITED:
-        return None
-    hint = "or -1 or -2, up to the end of the context"
-    require_range("num_predict", given, 1, TOKENS_MAX, hint=hint)
-    return given
+    return None if given is None or given <= 0 else min(given, TOKENS_MAX)
 
 
 def _response_format(given: object) -> JsonObject | None:

@@ -97,14 +97,14 @@ async def ollama_generate(edge: Edge, request: Request) -> Response:
                 f"the header {SESSION_HEADER} is given; allowed: on /api/chat, whose turns make a session",
                 param="session",
             )
-        if not body.prompt:
+        if not body.prompt and not body.suffix:
             return shape.loaded("unload" if is_unload(body.keep_alive) else "load")
         chat = chat_body(body, edge.model, {})
-        if body.raw or not edge.model.has_chat_template:
+        if body.raw or body.suffix or not edge.model.has_chat_template:
             run = await _begin_raw(edge, request, body, chat, watch)
         else:
             messages = [ChatMessage("system", body.system)] if body.system else []
-            messages.append(ChatMessage("user", body.prompt))
+            messages.append(ChatMessage("user", body.prompt or ""))
             run = await begin_chat(edge, request, chat, messages, watch)
     return await answer(request, run, shape, body.stream is not False)
 
@@ -118,11 +118,13 @@ async def _begin_raw(
 ) -> ChatRun:
     """Queue the prompt as it is. Raises InvalidRequest for what only a template can do."""
     why = "raw is true" if body.raw else "this model has no chat template"
+    why = "suffix is given" if body.suffix else why
     for name, given in (("system", body.system), ("think", body.think)):
         if given:
             raise InvalidRequest(f"{name} is given, and {why}; allowed: the prompt alone", param=name)
     params, terms = chat_params(chat, edge.model), terms_of(request, chat)
-    [prompt] = await encode_prompts(body.prompt, edge.model, tenant_of(request))
+    given, behind = body.prompt or "", body.suffix or ""
+    [prompt] = await encode_prompts(given, edge.model, tenant_of(request), behind)
     async with held_grammar(edge, request, params, terms.tenant):
         generation = await submit_all(
             edge, [prompt.tokens], params, n=1, terms=terms, watch=watch, cache_salt=chat.salt

@@ -59,7 +59,7 @@ some clients want one as new. Errors are `{"error": "message"}`, also on routes 
 - **Sampling** is Ollama's where `options` do not say: temperature 0.8, top_k 40, top_p 0.9, no penalty.
   Penalties look at the whole prompt and output, not at the last 64 tokens.
 - **`num_predict`** is by default what the context has room for. A prompt that does not fit is refused with
-  400, and nothing is cut from it; `num_ctx` may be as large as the context, and changes nothing.
+  400, and nothing is cut from it; `num_ctx` changes nothing.
 - **Thinking** comes as `thinking`, whatever `think` is; where that is left out, the model's template
   decides.
 - **Calls** come whole, when the next thing begins, with ids. One that is cut before its end is text, at the
@@ -103,7 +103,7 @@ _FIELDS: Final[tuple[Field, ...]] = (
     _done("keep_alive", "0 without messages or prompt: the answer is `unload`, and the model stays"),
     _done("logprobs", "of the raw distribution"),
     _done("top_logprobs", "0 to 20, with logprobs"),
-    _refused("suffix", "use raw, with the model's own fill-in-the-middle tokens", "", places=_TEXT),
+    _done("suffix", "text behind the answer, where the model has fill-in-the-middle tokens", _TEXT),
     _refused("template", "use raw; `octavo serve` takes the model's own", "", places=_TEXT),
     _refused("context", "use /api/chat, with the messages so far", [], places=_TEXT),
     _refused("images", "this model reads text only", [], places=_TEXT),
@@ -114,8 +114,8 @@ _FIELDS: Final[tuple[Field, ...]] = (
     _ignored("truncate", "a prompt that does not fit is refused with either"),
     _ignored("shift", "an answer ends where the context does"),
     # -- options ---------------------------------------------------------------------------------------------
-    _done("num_ctx", "up to the context; changes nothing", _OPTIONS),
-    _done("num_predict", "1 or more; -1, -2: up to the end of the context", _OPTIONS),
+    _done("num_ctx", "more than the context is the context; changes nothing", _OPTIONS),
+    _done("num_predict", "0 and less: up to the end of the context, where more ends too", _OPTIONS),
     _done("temperature", "0 to 2; default 0.8", _OPTIONS),
     _done("top_k", "default 40; 0 keeps all", _OPTIONS),
     _done("top_p", "default 0.9", _OPTIONS),
@@ -125,9 +125,7 @@ _FIELDS: Final[tuple[Field, ...]] = (
     _done("repeat_penalty", "over prompt and output", _OPTIONS),
     _done("presence_penalty", "", _OPTIONS),
     _done("frequency_penalty", "", _OPTIONS),
-    _refused(
-        "repeat_last_n", "penalties look at everything; leave it out" + _OF_PENALTIES, -1, places=_OPTIONS
-    ),
+    _done("repeat_last_n", "0: no penalties; otherwise they look at everything", _OPTIONS),
     _refused("penalize_newline", "leave it out", True, places=_OPTIONS),
     _refused("typical_p", _SAMPLER, 1, places=_OPTIONS),
     _refused("tfs_z", _SAMPLER, 1, places=_OPTIONS),

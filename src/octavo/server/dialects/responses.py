@@ -47,7 +47,7 @@ async def create_response(edge: Edge, request: Request) -> Response:
     talk = _conversation(edge, tenant, asked, response_id)
     response = _begun(edge, asked, response_id)
     run = await _begin(edge, request, asked, response, talk, watch)
-    answer = ResponseRun(edge, tenant, response, talk, run)
+    answer = ResponseRun(edge, tenant, response, talk, run, asked.tools)
     if asked.body.stream:
         return EventStream(_frames(answer), answer.close, answer.headers)
     try:

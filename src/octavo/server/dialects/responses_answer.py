@@ -5,6 +5,7 @@
     Content      message             the same, with output_text
     CallBegun    function_call       output_item.added, function_call_arguments.delta ..., .done,
                                      output_item.done
+                 custom_tool_call    the same, with custom_tool_call_input
 
 One item is open at a time; what begins another closes it. Events have no sequence_number yet. Source of the
 shapes: openai-python's `types/responses/*_event.py`.
@@ -20,6 +21,7 @@ from octavo.engine.outputs import TokenInfo
 from octavo.server.chat_answer import new_call_id
 from octavo.server.chat_run import ChatRun, Step
 from octavo.server.dialects.responses_items import item_id
+from octavo.server.dialects.responses_tools import Offered, custom_input
 from octavo.server.errors import JsonObject
 from octavo.server.logprobs import chat_logprobs
 from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content, Thought
@@ -33,7 +35,7 @@ class _Open(Protocol):
 
     def begin(self) -> Iterator[JsonObject]: ...
 
-    def more(self, text: str, logprobs: list[JsonObject]) -> JsonObject: ...
+    def more(self, text: str, logprobs: list[JsonObject]) -> JsonObject | None: ...
 
     def end(self, status: str) -> Iterator[JsonObject]: ...
 
@@ -41,12 +43,13 @@ class _Open(Protocol):
 class OutputWriter:
     """Writes the output of one response, whose own items before it are `num_before`."""
 
-    def __init__(self, response_id: str, num_before: int, run: ChatRun) -> None:
+    def __init__(self, response_id: str, num_before: int, run: ChatRun, tools: Offered) -> None:
         self.output: list[JsonObject] = []  # complete
         self.num_reasoning_tokens = 0
         self._response_id = response_id
         self._num_before = num_before
         self._form: ToolFormat | None = run.kind.form
+        self._tools = tools
         self._tells_logprobs = run.params.logprobs is not None
         self._open: _Open | None = None
         self._waiting: list[TokenInfo] = []  # tokens whose text has not come yet
@@ -74,19 +77,28 @@ class OutputWriter:
                 yield from self._write(_MESSAGE, "message", text, cast("list[JsonObject]", told))
             case CallBegun(index, name):
                 self._take_waiting()
-                call_id = new_call_id(self._form, name, index)
-                yield from self._begin(_Call(self._next("function_call"), self._index(), name, call_id))
+                yield from self._begin(self._call(name, new_call_id(self._form, name, index)))
             case ArgumentsText(_, text):
                 self._take_waiting()
                 assert self._open is not None, "arguments come behind the call that they are of"
-                yield self._open.more(text, [])
+                told = self._open.more(text, [])
+                if told is not None:
+                    yield told
+
+    def _call(self, name: str, call_id: str) -> _Open:
+        """The item of a call, by the kind of tool that the function stands for."""
+        if name in self._tools.custom:
+            return _CustomCall(self._next("custom_tool_call"), self._index(), name, call_id)
+        namespace, own_name = self._tools.namespaces.get(name, ("", name))
+        return _Call(self._next("function_call"), self._index(), own_name, call_id, namespace)
 
     def _write(self, kind: _Kind, name: str, text: str, logprobs: list[JsonObject]) -> Iterator[JsonObject]:
         """More text of a message, or of thinking, in the item that is open, or in a new one."""
         if not (isinstance(self._open, _Text) and self._open.kind is kind):
             yield from self._begin(_Text(kind, self._next(name), self._index()))
-        assert self._open is not None
-        yield self._open.more(text, logprobs)
+        event = None if self._open is None else self._open.more(text, logprobs)
+        assert event is not None, "text of an item is told as it comes"
+        yield event
 
     def _take_waiting(self) -> list[TokenInfo]:
         taken, self._waiting = self._waiting, []
@@ -164,7 +176,7 @@ class _Text:
 class _Call:
     """A call of a function."""
 
-    def __init__(self, item_id: str, index: int, name: str, call_id: str) -> None:
+    def __init__(self, item_id: str, index: int, name: str, call_id: str, namespace: str) -> None:
         self._id, self._index = item_id, index
         self._arguments: list[str] = []
         self.item: JsonObject = {
@@ -175,6 +187,8 @@ class _Call:
             "name": name,
             "arguments": "",
         }
+        if namespace:
+            self.item["namespace"] = namespace
 
     def begin(self) -> Iterator[JsonObject]:
         yield _added(self.item, self._index)
@@ -191,6 +205,39 @@ class _Call:
 
     def _event(self, kind: str, told: JsonObject) -> JsonObject:
         return {"type": kind, "item_id": self._id, "output_index": self._index, **told}
+
+
+class _CustomCall:
+    """A call of a custom tool: its text is known when its arguments, which are JSON, have ended."""
+
+    def __init__(self, item_id: str, index: int, name: str, call_id: str) -> None:
+        self._id, self._index = item_id, index
+        self._arguments: list[str] = []
+        self.item: JsonObject = {
+            "id": item_id,
+            "type": "custom_tool_call",
+            "status": "in_progress",
+            "call_id": call_id,
+            "name": name,
+            "input": "",
+        }
+
+    def begin(self) -> Iterator[JsonObject]:
+        yield _added(self.item, self._index)
+
+    def more(self, text: str, logprobs: list[JsonObject]) -> None:
+        self._arguments.append(text)
+
+    def end(self, status: str) -> Iterator[JsonObject]:
+        text = custom_input("".join(self._arguments))
+        self.item |= {"status": status, "input": text}
+        yield self._event("delta", {"delta": text})
+        yield self._event("done", {"input": text})
+        yield _ended(self.item, self._index)
+
+    def _event(self, kind: str, told: JsonObject) -> JsonObject:
+        place: JsonObject = {"item_id": self._id, "output_index": self._index}
+        return {"type": f"response.custom_tool_call_input.{kind}", **place, **told}
 
 
 def _added(item: JsonObject, index: int) -> JsonObject:

@@ -69,6 +69,12 @@ responses that were stored. Those of other tenants are not found.
 - **Items** have ids of their response. `item_reference` finds those that are stored, without
   their logprobs; all items together have no more characters than a context could hold. A `reasoning` item has
   what the model thought as `content`; `encrypted_content` is never given, and cannot be read.
+- **Tools.** A `custom` tool is offered as a function of one string, and its calls are `custom_tool_call`
+  items; its grammar is told to the model and not enforced. Functions of a `namespace` are offered as
+  `NAMESPACE__NAME`, and their calls tell both names. `web_search`, `tool_search`, `local_shell` and
+  `image_generation`, which agents offer beside their own, are left out, and named in the answer's `metadata`
+  as `tools_left_out`; other hosted tools are refused. An image in a tool's output becomes a sentence that
+  says so.
 - **Cancelling** works while a response runs; a client that leaves cancels it too. What
   it has said stays. A stream of it ends with `response.incomplete`, in which `status` is `cancelled`.
 - **Failing** in a stream is told by `error`, then `response.failed`.
@@ -87,7 +93,7 @@ _done, _refused, _ignored = _AT.done, _AT.refused, _AT.ignored
 _FIELDS: Final[tuple[Field, ...]] = (
     # -- what was said ---------------------------------------------------------------------------------------
     _done("model", "the served model's name; may be left out"),
-    _done("input", "text, or message, function_call, function_call_output, reasoning, item_reference"),
+    _done("input", "text, or items: message, calls and their outputs, reasoning, item_reference"),
     _done("instructions", "the first system message"),
     _done("previous_response_id", "a stored response that has ended"),
     _done("truncation", "disabled; auto: the oldest messages, but system's, are left out until it fits"),
@@ -96,18 +102,18 @@ _FIELDS: Final[tuple[Field, ...]] = (
     _refused("context_management", "use truncation", []),
     _refused("messages", "use input"),
     # -- the answer ------------------------------------------------------------------------------------------
-    _done("max_output_tokens", "with what was thought"),
+    _done("max_output_tokens", "with what was thought; cut to the context"),
     _done("text"),
     _done("format", "text, json_object, json_schema", _TEXT),
-    _refused("verbosity", "ask for it in instructions", "medium", places=_TEXT),
+    _ignored("verbosity", "ask for it in instructions", _TEXT),
     _done("reasoning"),
     _done("effort", "given to the template; none: enable_thinking false too", _REASONING),
     _done("summary", "what was thought is told whole, as content of the reasoning item", _REASONING),
     _done("generate_summary", "the older name of summary", _REASONING),
     _refused("context", "send the reasoning items that shall count", "auto", places=_REASONING),
     _refused("mode", "leave it out", "standard", places=_REASONING),
-    _done("tools", "up to 128 functions; hosted and custom ones are refused by their type"),
-    _done("tool_choice", "none, auto, required, a function, or allowed_tools"),
+    _done("tools", "up to 512: function, custom, namespace; those of the list below are left out"),
+    _done("tool_choice", "none, auto, required, a function, a custom tool, or allowed_tools"),
     _done("parallel_tool_calls", "default true: up to 16 calls in an answer"),
     _ignored("max_tool_calls", "it counts calls of hosted tools, of which there are none"),
     _done("include", "message.output_text.logprobs; the others have nothing to tell here"),
@@ -141,7 +147,7 @@ _FIELDS: Final[tuple[Field, ...]] = (
     _refused("regex", "use structured_outputs"),
     _refused("ebnf", "use structured_outputs"),
     _refused("reasoning_effort", "use reasoning.effort"),
-    _refused("verbosity", "ask for it in instructions", "medium"),
+    _ignored("verbosity", "ask for it in instructions"),
     _refused("include_reasoning", "leave reasoning items out of what you show", True),
     _refused("separate_reasoning", _APART, True),
     _refused("reasoning_format", _APART, "auto", "deepseek"),

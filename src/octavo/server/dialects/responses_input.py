@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from octavo.errors import InvalidRequest, shown
-from octavo.server.dialects.responses_items import response_of
+from octavo.server.dialects.media import unread_media
+from octavo.server.dialects.responses_items import CALLS, OUTPUTS, response_of
 from octavo.server.errors import JsonObject
 from octavo.server.prompts import too_long
 
@@ -41,9 +42,9 @@ def check_outputs(items: Sequence[JsonObject]) -> None:
     """Raise InvalidRequest where an output answers no call that was made before it."""
     made = set[object]()
     for item in items:
-        if item["type"] == "function_call":
+        if item["type"] in CALLS:
             made.add(item["call_id"])
-        elif item["type"] == "function_call_output" and item["call_id"] not in made:
+        elif item["type"] in OUTPUTS and item["call_id"] not in made:
             raise InvalidRequest(
                 f"there is no function_call with the call_id {shown(item['call_id'])} before its output; "
                 "allowed: outputs of calls in this input, or in the response that previous_response_id names",
@@ -62,13 +63,18 @@ def _item(given: object, where: str, look_up: LookUp) -> JsonObject:
             return _any_message(given, where)
         case "function_call":
             return _call(given, where)
-        case "function_call_output":
-            return _output(given, where)
+        case "custom_tool_call":
+            return _custom_call(given, where)
+        case "function_call_output" | "custom_tool_call_output":
+            return _output(given, where, str(kind))
         case "reasoning":
             return _reasoning(given, where)
         case "item_reference":
             return look_up(_string(given, "id", where), where)
-    allowed = "message, function_call, function_call_output, reasoning, item_reference"
+    allowed = (
+        "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, reasoning, "
+        "item_reference"
+    )
     raise _wrong(f"{where}.type", kind, allowed)
 
 
@@ -88,27 +94,46 @@ def _message(role: str, content: list[JsonObject]) -> JsonObject:
 
 
 def _call(given: JsonObject, where: str) -> JsonObject:
-    name = _string(given, "name", where)
-    if not _NAME.fullmatch(name):
-        raise _wrong(f"{where}.name", name, "1 to 128 letters, digits, _, . and -")
+    name = _name(given, where)
+    namespace = given.get("namespace")
+    if namespace is not None and (not isinstance(namespace, str) or not _NAME.fullmatch(namespace)):
+        raise _wrong(f"{where}.namespace", namespace, "1 to 128 letters, digits, _, . and -")
     arguments = given.get("arguments")
     if not isinstance(arguments, str):
         raise _wrong(f"{where}.arguments", arguments, "a string of JSON")
     call_id = _call_id(given, where)
-    return {
+    item: JsonObject = {
         "type": "function_call",
         "status": "completed",
         "call_id": call_id,
         "name": name,
         "arguments": arguments,
     }
+    return item | ({"namespace": namespace} if namespace else {})
 
 
-def _output(given: JsonObject, where: str) -> JsonObject:
-    output = given.get("output")
-    text = output if isinstance(output, str) else _text(output, f"{where}.output")
+def _name(given: JsonObject, where: str) -> str:
+    name = _string(given, "name", where)
+    if not _NAME.fullmatch(name):
+        raise _wrong(f"{where}.name", name, "1 to 128 letters, digits, _, . and -")
+    return name
+
+
+def _custom_call(given: JsonObject, where: str) -> JsonObject:
     return {
-        "type": "function_call_output",
+        "type": "custom_tool_call",
+        "status": "completed",
+        "call_id": _call_id(given, where),
+        "name": _name(given, where),
+        "input": _string(given, "input", where),
+    }
+
+
+def _output(given: JsonObject, where: str, kind: str) -> JsonObject:
+    output = given.get("output")
+    text = output if isinstance(output, str) else _text(output, f"{where}.output", has_media=True)
+    return {
+        "type": kind,
         "status": "completed",
         "call_id": _call_id(given, where),
         "output": text,
@@ -136,17 +161,19 @@ def _parts_of(given: object, where: str, kind: str) -> list[JsonObject]:
     return [{"type": kind, "text": part["text"]} for part in parts]
 
 
-def _text(given: object, where: str) -> str:
-    """A text, or the texts of a list of parts joined."""
+def _text(given: object, where: str, *, has_media: bool = False) -> str:
+    """A text, or the texts of a list of parts joined; `has_media`: an image among them becomes a sentence."""
     if isinstance(given, str):
         return given
     if not isinstance(given, list) or not given or len(given) > PARTS_MAX:
         raise _wrong(where, given, f"text, or a list of 1 to {PARTS_MAX:,} parts")
-    return "".join(_part(part, f"{where}[{index}]") for index, part in enumerate(given))
+    return "".join(_part(part, f"{where}[{index}]", has_media) for index, part in enumerate(given))
 
 
-def _part(part: object, where: str) -> str:
+def _part(part: object, where: str, has_media: bool) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
+    if has_media and kind in _MEDIA_PARTS:
+        return unread_media(str(kind).removeprefix("input_"))
     if not isinstance(part, dict) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
         if kind in _MEDIA_PARTS:
             raise InvalidRequest(

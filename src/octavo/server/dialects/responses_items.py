@@ -3,26 +3,38 @@
 msg_<response>_<k>    message                 the response in which it first stood, and its place among
 fc_<response>_<k>     function_call           that one's own items: an id tells where to look for it
 fco_<response>_<k>    function_call_output
+ctc_<response>_<k>    custom_tool_call, and ctco for its output
 rs_<response>_<k>     reasoning
 
 reasoning, message, function_call...    one message of the assistant, as a template writes it
-function_call_output                    one message of a tool
+function_call_output                    one message of a tool; calls of custom tools alike
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 from octavo.engine.outputs import ChatMessage
+from octavo.server.dialects.responses_tools import custom_arguments, joined_name
 from octavo.server.errors import JsonObject
 from octavo.types import ToolCall
 
 RESPONSE_PREFIX = "resp_"
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-_ITEM_ID = re.compile(r"(?:msg|fc|fco|rs)_([A-Za-z0-9_-]{24})_[0-9]{1,6}")
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+_ITEM_ID = re.compile(r"(?:msg|fc|fco|ctc|ctco|rs)_([A-Za-z0-9_-]{24})_[0-9]{1,6}")
+CALLS = ("function_call", "custom_tool_call")
+OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _ROLES = {"system": "system", "developer": "system", "user": "user"}
 _AROUND_CHARS = 32  # what JSON puts around an item, or around a part of one, takes this at least
 
@@ -80,7 +92,7 @@ def messages_of(items: Sequence[JsonObject], instructions: str | None) -> list[C
         if said.takes(item):
             continue
         found += said.message()
-        if item["type"] == "function_call_output":
+        if item["type"] in OUTPUTS:
             answered = str(item["call_id"])
             found.append(ChatMessage("tool", text_of(item["output"]), tool_call_id=answered))
         elif item.get("role") in _ROLES:
@@ -107,7 +119,12 @@ class _Said:
                 self.content = (self.content or "") + text_of(item["content"])
             case {"type": "function_call"}:
                 name, arguments, call_id = (str(item[key]) for key in ("name", "arguments", "call_id"))
+                namespace = str(item.get("namespace") or "")
+                name = joined_name(namespace, name) if namespace else name
                 self.calls.append(ToolCall(name, arguments or "{}", call_id))
+            case {"type": "custom_tool_call"}:
+                arguments = json.dumps(custom_arguments(str(item["input"])), ensure_ascii=False)
+                self.calls.append(ToolCall(str(item["name"]), arguments, str(item["call_id"])))
             case _:
                 return False
         return True

@@ -1,7 +1,7 @@
 """A request for a response: its fields, checked, as a `ChatBody`, and as they are told again in the answer.
 
     max_output_tokens     max_completion_tokens
-    tools, tool_choice    the same, with their function in an object of its own
+    tools, tool_choice    the same, as functions: `responses_tools`
     text.format           response_format
     reasoning.effort      reasoning_effort
     include, top_logprobs logprobs, top_logprobs
@@ -22,6 +22,7 @@ from octavo.errors import InvalidRequest, as_items, require_range, shown
 from octavo.server.body import validate
 from octavo.server.dialects.names import named
 from octavo.server.dialects.responses_fields import PASSED, RESPONSES_FIELDS
+from octavo.server.dialects.responses_tools import Offered, joined_name, left_out_metadata, read_tools
 from octavo.server.errors import JsonObject
 from octavo.server.field_list import Place
 from octavo.server.openai_schema import ChatBody
@@ -92,6 +93,7 @@ class Asked:
     body: ResponsesBody
     chat: ChatBody
     told: JsonObject
+    tools: Offered
 
     @property
     def is_stored(self) -> bool:
@@ -127,13 +129,14 @@ def read_request(raw: JsonObject) -> Asked:
     wants_logprobs = LOGPROBS in includes_of(body.include, "include")
     if body.top_logprobs and not wants_logprobs:
         raise InvalidRequest(f"top_logprobs is only allowed with include {LOGPROBS}", param="top_logprobs")
+    offered = read_tools(body.tools)
     fields: JsonObject = {name: raw[name] for name in OF_CHAT if name in raw} | {
         "model": body.model,
         "stream": body.stream,
         "max_completion_tokens": body.max_output_tokens,
         "logprobs": wants_logprobs,
         "top_logprobs": body.top_logprobs if wants_logprobs else None,
-        "tools": _tools(body.tools),
+        "tools": offered.functions,
         "tool_choice": _choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": _chat_format(form),
@@ -141,7 +144,7 @@ def read_request(raw: JsonObject) -> Asked:
     }
     with own_names():
         chat = validate(ChatBody, fields)
-    return Asked(body, chat, _told(body, chat, form))
+    return Asked(body, chat, _told(body, chat, form, offered), offered)
 
 
 def includes_of(given: object, param: str) -> tuple[str, ...]:
@@ -224,38 +227,7 @@ def _effort(reasoning: Mapping[str, object]) -> str | None:
     return None if effort is None else str(effort)
 
 
-def _tools(given: object) -> list[JsonObject] | None:
-    """The functions, as a chat offers them."""
-    if given is None:
-        return None
-    items = as_items("tools", given, "a list of functions", TOOLS_MAX, of="number of tools")
-    return [_tool(item, f"tools[{index}]") for index, item in enumerate(items)]
-
-
-def _tool(given: object, where: str) -> JsonObject:
-    kind = given.get("type") if isinstance(given, Mapping) else None
-    if not isinstance(given, Mapping) or not isinstance(kind, str):
-        raise _wrong(where, given, '{"type": "function", "name": ..., "parameters": ...}', "tools")
-    if kind != "function":
-        what = "custom tools are" if kind == "custom" else "hosted tools are"
-        raise InvalidRequest(
-            f"{where} is of type {shown(kind)}, which is not supported by this server: {what} not run here; "
-            "use functions",
-            param="tools",
-            code="unsupported_parameter",
-        )
-    for name, harmless in (("async", (None, False)), ("allowed_callers", (None, ["direct"]))):
-        if given.get(name) not in harmless:
-            raise InvalidRequest(
-                f"{where}.{name} is not supported by this server: the client alone runs functions",
-                param="tools",
-                code="unsupported_parameter",
-            )
-    function = {name: given[name] for name in _OF_FUNCTION if given.get(name) is not None}
-    return {"type": "function", "function": function}
-
-
-_OF_FUNCTION: Final = ("name", "description", "parameters", "strict")
+_CALLABLE: Final = ("function", "custom")
 
 
 def _choice(given: object) -> object:
@@ -263,7 +235,7 @@ def _choice(given: object) -> object:
     if given is None or isinstance(given, str):
         return given
     if isinstance(given, Mapping):
-        if given.get("type") == "function":
+        if given.get("type") in _CALLABLE:
             return _function(given)
         listed, mode = given.get("tools"), given.get("mode")
         if given.get("type") == "allowed_tools" and isinstance(listed, list) and len(listed) <= TOOLS_MAX:
@@ -279,15 +251,17 @@ def _choice(given: object) -> object:
 
 def _function(given: object) -> JsonObject:
     name = given.get("name") if isinstance(given, Mapping) else None
-    if not isinstance(given, Mapping) or given.get("type") != "function" or not isinstance(name, str):
+    if not isinstance(given, Mapping) or given.get("type") not in _CALLABLE or not isinstance(name, str):
         raise _wrong("tool_choice's tool", given, '{"type": "function", "name": ...}', "tool_choice")
+    namespace = given.get("namespace")
+    if isinstance(namespace, str) and namespace:
+        name = joined_name(namespace, name)
     return {"type": "function", "function": {"name": name}}
 
 
-def _told(body: ResponsesBody, chat: ChatBody, form: JsonObject) -> JsonObject:
+def _told(body: ResponsesBody, chat: ChatBody, form: JsonObject, offered: Offered) -> JsonObject:
     """The fields of the answer that repeat the request."""
     reasoning = body.reasoning or {}
-    functions = [tool["function"] for tool in (_tools(body.tools) or [])]
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -300,18 +274,14 @@ def _told(body: ResponsesBody, chat: ChatBody, form: JsonObject) -> JsonObject:
         "temperature": 1.0 if chat.temperature is None else chat.temperature,
         "text": {"format": form, "verbosity": "medium"},
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
-        "tools": [
-            {"type": "function"} | {name: function.get(name) for name in _OF_FUNCTION}
-            for function in functions
-            if isinstance(function, dict)
-        ],
+        "tools": offered.told,
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if chat.top_p is None else chat.top_p,
         "truncation": body.truncation or "disabled",
         "user": body.user,
         "safety_identifier": body.safety_identifier,
         "prompt_cache_key": body.prompt_cache_key,
-        "metadata": body.metadata or {},
+        "metadata": left_out_metadata(offered, body.metadata or {}),
         "background": False,
     }
 

@@ -23,6 +23,7 @@ from typing import cast
 from octavo.errors import OctavoError
 from octavo.server.chat_run import ChatRun
 from octavo.server.dialects.responses_answer import OutputWriter
+from octavo.server.dialects.responses_tools import Offered
 from octavo.server.errors import JsonObject, error_body, message_of
 from octavo.server.generation import SESSION_HEADER, Edge
 from octavo.server.sse import encode_json
@@ -67,7 +68,13 @@ class ResponseRun:
     """One response; whoever holds it sees to it that `close` is called."""
 
     def __init__(
-        self, edge: Edge, tenant: str, response: JsonObject, conversation: Conversation, run: ChatRun
+        self,
+        edge: Edge,
+        tenant: str,
+        response: JsonObject,
+        conversation: Conversation,
+        run: ChatRun,
+        tools: Offered,
     ) -> None:
         self.response = response  # as it is told now
         self.error: OctavoError | None = None  # why it failed
@@ -76,7 +83,7 @@ class ResponseRun:
         self._conversation = conversation
         self._run = run
         self._id = str(response["id"])
-        self._writer = OutputWriter(self._id, conversation.num_own, run)
+        self._writer = OutputWriter(self._id, conversation.num_own, run, tools)
         self._ended = asyncio.Event()
         self._is_cancelled = False
         self._finish: FinishReason | None = None  # of the engine
@@ -184,7 +191,9 @@ class ResponseRun:
             "output_tokens_details": {"reasoning_tokens": self._writer.num_reasoning_tokens},
             "total_tokens": num_prompt + usage.num_output,
             # Ours: tokens of the conversation that were not tokenised again, and why there are none.
-        } | {name: told[name] for name in ("reused_tokens", "fallback") if name in told}
+            **{name: told[name] for name in ("reused_tokens", "fallback") if name in told},
+            **generation.told_cut(),
+        }
 
     def _numbered(self, event: JsonObject) -> JsonObject:
         return event | {"sequence_number": next(self._numbers)}

@@ -25,7 +25,9 @@ async def fitting(
 ) -> Sequence[ChatMessage]:
     """The messages, or as many of the newest as fit; system messages stay. Where not even the last ones fit,
     those, which will be refused. O(log messages) renderings."""
-    wanted = max_output_tokens or model.context_length // _SHARE_OF_AN_ANSWER
+    wanted = max_output_tokens or 0
+    if not 0 < wanted < model.context_length:  # none is given, or it is no more than a bound
+        wanted = model.context_length // _SHARE_OF_AN_ANSWER
     limit = model.context_length - max(1, wanted)
 
     async def fits(kept: Sequence[ChatMessage]) -> bool:
