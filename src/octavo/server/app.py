@@ -1,7 +1,7 @@
 """The HTTP application: the table of routes behind the middlewares, and errors in one shape.
 
-    uvicorn -> AccessLog (ids, log, counts) -> CORS (if pages are allowed) -> Guard (keys, hosts) -> routes
-            -> EngineClient
+    uvicorn -> Targets (one reading of a head) -> AccessLog (ids, log, counts) -> Preflights (pages)
+            -> Guard (keys, hosts, pages) -> routes -> EngineClient
 
 It asks the client alone and knows nothing of engines; tests have a double of it.
 """
@@ -15,7 +15,6 @@ from functools import cache
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
@@ -26,15 +25,17 @@ from octavo.errors import OctavoError
 from octavo.server.access import REQUEST_ID_HEADER, TRACE_HEADER, AccessLog
 from octavo.server.dialects.error_shapes import on_any_exception, on_http_exception, on_octavo_error
 from octavo.server.feeds import Feeds
-from octavo.server.generation import LET_GO_HEADER, SESSION_HEADER, ClientGone, Edge
+from octavo.server.generation import CUT_HEADER, LET_GO_HEADER, SESSION_HEADER, ClientGone, Edge
 from octavo.server.large_bodies import LargeBodies, ModelSizes
 from octavo.server.metrics import Metrics
 from octavo.server.openapi import describe, render_docs
+from octavo.server.preflights import Preflights
 from octavo.server.route import Handler
 from octavo.server.routes import ROUTES
 from octavo.server.security import Guard
 from octavo.server.settings import ServerSettings
 from octavo.server.sse import encode_json
+from octavo.server.targets import Targets
 from octavo.server.tracing import open_tracing
 
 # nginx's word for a client that left; nobody reads it but the log and the metrics.
@@ -92,22 +93,22 @@ def create_app(model: EngineClient, settings: ServerSettings) -> Starlette:
     app.router.redirect_slashes = False  # a path with a slash more is another path
     # The last one added is the outermost.
     app.add_middleware(Guard, settings=settings)
-    if settings.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.allowed_origins,
-            allow_methods=sorted({route.method for route in ROUTES}),
-            allow_headers=["*"],
-            expose_headers=[
-                REQUEST_ID_HEADER,
-                SESSION_HEADER,
-                "X-Octavo-Request",
-                LET_GO_HEADER,
-                "Retry-After",
-                TRACE_HEADER,
-            ],
-        )
+    app.add_middleware(
+        Preflights,
+        settings=settings,
+        methods=sorted({route.method for route in ROUTES}),
+        exposed=[
+            REQUEST_ID_HEADER,
+            SESSION_HEADER,
+            "X-Octavo-Request",
+            LET_GO_HEADER,
+            CUT_HEADER,
+            "Retry-After",
+            TRACE_HEADER,
+        ],
+    )
     app.add_middleware(AccessLog, metrics=metrics)
+    app.add_middleware(Targets)
     return app
 
 

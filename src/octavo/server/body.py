@@ -11,6 +11,7 @@ import json
 import math
 import re
 import sys
+import zlib
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import NoReturn, TypeVar
@@ -26,6 +27,8 @@ from octavo.server.tenant import tenant_of
 
 _READ_TIMEOUT_S = 60.0
 _FIELDS_MAX = 1024  # of a body
+_WINDOW_BITS = {"gzip": 31, "deflate": 15}  # of the encodings that are unpacked, as zlib names them
+_PIECE_BYTES = 1 << 20
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -37,7 +40,7 @@ async def read_json(edge: Edge, request: Request) -> JsonObject:
     Raises HttpRefusal (413, 408), InvalidRequest, QueueFull and ClientGone. Starlette's ClientDisconnect
     passes through.
     """
-    chunks = await _read(request, edge.body_bytes_max)
+    chunks = await _unpacked(request, await _read(request, edge.body_bytes_max), edge.body_bytes_max)
     if not is_large(chunks):
         return parse_json(b"".join(chunks))
     fields = edge.large_bodies.read(tenant_of(request), request.method, request.scope["path"], chunks)
@@ -115,6 +118,35 @@ def validate(schema: type[BodyT], body: JsonObject) -> BodyT:
         field = str(first["loc"][0]) if first["loc"] else None
         message = f"{path or 'the body'}: {first['msg'].removeprefix('Value error, ')}"
         raise InvalidRequest(message, param=field, code="invalid_type") from None
+
+
+async def _unpacked(request: Request, chunks: list[bytes], bytes_max: int) -> list[bytes]:
+    """The body without the encoding that its header names; refused as soon as it becomes too large."""
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding in ("", "identity"):
+        return chunks
+    if encoding not in _WINDOW_BITS:
+        raise HttpRefusal(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"Content-Encoding is {encoding[:40]!r}; allowed: {', '.join(_WINDOW_BITS)}, or none",
+            code="unsupported_encoding",
+        )
+    unpacker, unpacked, size = zlib.decompressobj(_WINDOW_BITS[encoding]), list[bytes](), 0
+    try:
+        for chunk in chunks:
+            while chunk:
+                piece = unpacker.decompress(chunk, _PIECE_BYTES)
+                chunk, size = unpacker.unconsumed_tail, size + len(piece)
+                unpacked.append(piece)
+                if size > bytes_max:
+                    raise _too_large(bytes_max)
+                await asyncio.sleep(0)  # others' streams go on between pieces
+        unpacked.append(unpacker.flush())
+    except zlib.error as error:
+        raise InvalidRequest(f"the body is no {encoding}: {error}", code="invalid_encoding") from None
+    if not unpacker.eof:
+        raise InvalidRequest(f"the body is no whole {encoding}: it ends too early", code="invalid_encoding")
+    return unpacked
 
 
 async def _read(request: Request, bytes_max: int) -> list[bytes]:

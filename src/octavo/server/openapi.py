@@ -47,29 +47,34 @@ _OLLAMA_ERROR: JsonObject = {
     "required": ["error"],
     "properties": {"error": {"type": "string"}},
 }
+_TEXT_PARTS = ["text", "input_text", "output_text", "refusal", "thinking"]
 _MESSAGES: JsonObject = {
     "type": "array",
     "minItems": 1,
     "items": {
         "type": "object",
-        "required": ["role", "content"],
+        "required": ["role"],
         "properties": {
-            "role": {"enum": ["system", "developer", "user", "assistant"]},
+            "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
             "content": {
                 "anyOf": [
                     {"type": "string"},
+                    {"type": "null"},
                     {
                         "type": "array",
                         "minItems": 1,
                         "items": {
                             "type": "object",
-                            "required": ["type", "text"],
-                            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                            "required": ["type"],
+                            "properties": {"type": {"enum": _TEXT_PARTS}, "text": {"type": "string"}},
                         },
                     },
                 ]
             },
             "name": {"type": "string"},
+            "reasoning_content": {"type": "string"},
+            "tool_call_id": {"type": "string"},
+            "tool_calls": {"type": "array", "items": {"type": "object", "required": ["function"]}},
         },
     },
 }

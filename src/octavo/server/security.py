@@ -5,8 +5,9 @@ are listed for it, whatever others exist.
 
 A web page can make its visitor's browser send requests to loopback, directly or by pointing its own name at
 127.0.0.1 (DNS rebinding). Such requests carry the page's name in Host or Origin, so without keys foreign
-names are refused, but for those that the operator lists. An address in Host is not a name that somebody else
-could rebind. `/health` and `/ping` are open to probes and tell nothing.
+names are refused, but for those that the operator lists and, for inference, pages of this machine (`pages`).
+An address in Host is not a name that somebody else could rebind. `/health` and `/ping` are open to probes
+and tell nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.server.dialects.error_shapes import error_response
 from octavo.server.errors import BAD_KEY, WANTS_KEY, HttpRefusal
-from octavo.server.hosts import hostname, is_address, origin_host
+from octavo.server.hosts import hostname, is_address
+from octavo.server.pages import CONTAINERS_HOST, Pages
 from octavo.server.route import Access
 from octavo.server.routes import access_to, tenant_areas
 from octavo.server.settings import ServerSettings
@@ -43,7 +45,7 @@ class Guard:
         self._digests = tuple(digest_of(key) for key in settings.keys)
         listed = {hostname(name) or "" for name in settings.allowed_hosts}
         self._names = (_LOOPBACK | {settings.host.lower()} | listed) - _WILDCARDS
-        self._origins = frozenset(settings.allowed_origins)
+        self._pages = Pages(settings)
         self._any_address = settings.host in _WILDCARDS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,21 +67,19 @@ class Guard:
             return None
         if self._roster is not None:
             return _let_tenant_in(scope, self._roster)
-        return self.refusal(Headers(scope=scope))
+        return self.refusal(scope)
 
-    def refusal(self, headers: Headers) -> HttpRefusal | None:
-        """Why these headers are refused, or None; there are no tenants."""
+    def refusal(self, scope: Scope) -> HttpRefusal | None:
+        """Why a request is refused, or None; there are no tenants."""
+        headers = Headers(scope=scope)
         if self._digests:
             return None if self._has_key(headers) else _bad_key()
         host = hostname(headers.get("host", ""))
-        if not self._is_ours(host):
+        is_container = host == CONTAINERS_HOST and self._pages.lets_local_in(scope["method"], scope["path"])
+        if not is_container and not self._is_ours(host):
             return _foreign("Host", headers.get("host", ""))
         origin = headers.get("origin")
-        if origin is None or origin.lower() in self._origins:
-            return None
-        page = origin_host(origin)
-        same = page is not None and (page == host or page in self._names)
-        return None if same else _foreign("Origin", origin)
+        return None if origin is None or self._pages.may_send(origin, scope) else _foreign("Origin", origin)
 
     def _has_key(self, headers: Headers) -> bool:
         """True when a key that was sent is one of the keys; every key is compared, in constant time."""

@@ -1,0 +1,77 @@
+"""Preflights of browsers, and the headers by which a page may read an answer: Starlette's middleware, once
+for pages that the operator named, once with those of this machine. A preflight that is refused is logged with
+the flag that would let the page in."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo.server.dialects.error_shapes import error_response
+from octavo.server.errors import HttpRefusal
+from octavo.server.pages import LOCAL_PAGES, Pages
+from octavo.server.settings import ServerSettings
+
+_log = logging.getLogger("octavo.server")
+
+
+class Preflights:
+    """ASGI middleware around what guards the routes."""
+
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, methods: list[str], exposed: list[str]
+    ) -> None:
+        self._app = app
+        self._pages = Pages(settings)
+        self._named, self._local = (
+            CORSMiddleware(
+                app,
+                allow_origins=settings.allowed_origins,
+                allow_origin_regex=regex,
+                allow_methods=methods,
+                allow_headers=["*"],
+                allow_private_network=True,
+                expose_headers=exposed,
+            )
+            for regex in (None, LOCAL_PAGES)
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        origin, wanted = headers.get("origin"), headers.get("access-control-request-method")
+        is_preflight = scope["method"] == "OPTIONS" and wanted is not None
+        if origin is None:
+            await self._app(scope, receive, send)
+            return
+        method = wanted if is_preflight and wanted is not None else scope["method"]
+        if is_preflight and not self._pages.may_ask(origin, scope, method):
+            await self._refuse(origin, method, scope, receive, send)
+            return
+        answers = self._local if self._pages.lets_local_in(method, scope["path"]) else self._named
+        await answers(scope, receive, send)
+
+    async def _refuse(self, origin: str, method: str, scope: Scope, receive: Receive, send: Send) -> None:
+        client = scope.get("client") or ("an unknown address", 0)
+        flag = f"--allowed-origin {origin[:100]!r}" if origin != "null" else "an origin that has a name"
+        _log.warning(
+            "refused: %s asks for %s %s from the page %r: foreign_host; %s lets it in",
+            client[0],
+            method[:10],
+            scope["path"][:100],
+            origin[:100],
+            flag,
+        )
+        refusal = HttpRefusal(
+            HTTPStatus.FORBIDDEN,
+            f"the page {origin[:100]!r} may not ask for this; allowed: pages that the server was started "
+            f"with ({flag})",
+            code="foreign_host",
+        )
+        await error_response(refusal, scope)(scope, receive, send)

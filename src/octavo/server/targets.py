@@ -1,0 +1,46 @@
+"""Requests whose head may be read in two ways, brought into one: an absolute target (as for a proxy) becomes
+its path and its host, and a request with both Content-Length and Transfer-Encoding is the connection's last
+(RFC 9112, 3.2.2 and 6.3)."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+class Targets:
+    """ASGI middleware around everything else."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        has_both = "content-length" in headers and "transfer-encoding" in headers
+        if scope["path"].lower().startswith(("http://", "https://")):
+            scope = _origin_form(scope)
+
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["Connection"] = "close"
+            await send(message)
+
+        await self._app(scope, receive, send_and_close if has_both else send)
+
+
+def _origin_form(scope: Scope) -> Scope:
+    """The same with the target's path, and its authority as Host, which it overrides."""
+    target = urlsplit(scope.get("raw_path", b"").decode("ascii", "replace") or scope["path"])
+    others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    raw_path = target.path or "/"
+    return {
+        **scope,
+        "path": unquote(raw_path),
+        "raw_path": raw_path.encode("ascii", "replace"),
+        "headers": [*others, (b"host", target.netloc.encode("ascii", "replace"))],
+    }
