@@ -71,7 +71,7 @@ test-clients: $(VENV)/.installed-for-tests
 test-clients-node: $(VENV)/.installed-for-tests
 	@command -v npm >/dev/null || { echo "the JavaScript clients need node and npm; on Debian: apt-get install nodejs npm"; exit 1; }
 	mkdir -p $(VENV)/clients-node && cp tests/clients/package.json $(VENV)/clients-node && npm install --silent --prefix $(VENV)/clients-node
-	$(BIN)/python -m pytest tests/clients/test_node.py -m clients -s
+	$(BIN)/python -m pytest tests/clients/test_node.py tests/clients/test_coding_agents.py -m clients -s
 
 # The GPU probes, tiny, in Triton's interpreter.
 test-probes: $(VENV)/.installed-oracles

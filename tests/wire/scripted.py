@@ -255,9 +255,9 @@ class ScriptedBackend:
     exactness = "exact"
     notes: Sequence[tuple[str, str]] = ()
 
-    def __init__(self, tokenizer: Tokenizer, new_executor_over: Callable[[Executor], Executor]) -> None:
+    def __init__(self, script: Script, new_executor_over: Callable[[Executor], Executor]) -> None:
         self.weights: WeightOps = self
-        self._script = Script(tokenizer)
+        self._script = script
         self._new_executor_over = new_executor_over
 
     def matrix(self, raw: RawTensor, table: bool = False) -> Matrix:
@@ -311,17 +311,21 @@ def start_scripted(
     clock: Callable[[], float],
     disk: Path | None = None,
     policies_of: PoliciesOf | None = None,
+    *,
+    script: Script | None = None,
+    context: int = CONTEXT,
 ) -> EngineClient:
-    """The engine that `start_engine` makes, over the scripted model. Close it."""
+    """The engine that `start_engine` makes, over the scripted model, or one with a script of its own and a
+    longer context. Close it."""
     vocab = tokenizer.vocab_size
-    spec = ModelSpec("qwen3", 1, HIDDEN, 1, 1, HIDDEN, HIDDEN, vocab, CONTEXT, 1.0)
+    spec = ModelSpec("qwen3", 1, HIDDEN, 1, 1, HIDDEN, HIDDEN, vocab, context, 1.0)
     norm = Norm(np.ones(HIDDEN, np.float32))
     weights = ModelWeights(FixedMatrix((vocab, HIDDEN)), (), norm, FixedMatrix((vocab, HIDDEN)))
     options = StartOptions(
-        kv_memory_bytes=NUM_BLOCKS * _BLOCK_BYTES,
+        kv_memory_bytes=NUM_BLOCKS * (context // CONTEXT) * _BLOCK_BYTES,
         max_seqs=8,
         max_queue=8,
-        step_tokens=256,
+        step_tokens=256 * (context // CONTEXT),
         speculate="off",
         pace=False,
         overlap=0,
@@ -329,7 +333,7 @@ def start_scripted(
         disk_size_bytes=1 << 20,
     )
     model = Model("scripted", spec, weights, bytes(range(32)), ())
-    backend = ScriptedBackend(tokenizer, new_executor_over)
+    backend = ScriptedBackend(script or Script(tokenizer), new_executor_over)
     started = engine_over(LoadedModel(model, tokenizer), backend, options, policies_of)
     started.engine.clock = clock
     return client_of(started, options)
