@@ -14,8 +14,8 @@ from octavo.device.triton.attention_partition import (
     all_finite,
     empty_part,
     fold,
+    loaded_tile,
     lowest_seen,
-    row_positions,
     rows_at,
     softmax_of,
     tile_place,
@@ -78,76 +78,23 @@ def walk_partitions(
         at, mask = rows_at(row, place, out_stride, BLOCK_D, HEAD_SIZE, GROUP)
         if all_finite(tl.load(out + at, mask=mask, other=0.0)):
             return
-    rows = row_positions(position, num_tokens, window, GROUP, ROWS)
     slope = slopes
     if slopes is not None:
         slope = tl.load(slopes + kv_head * GROUP + row % GROUP)
-    at, mask = rows_at(row, place, q_stride, BLOCK_D, HEAD_SIZE, GROUP)
-    queries = tl.load(q + at, mask=mask, other=0.0).to(DOT)
-    table = tables + table_row.to(tl.int64) * table_stride
-    memory = (keys, values, block_stride, scale_stride, table, kv_head, num_kv_heads)
-    # Partitions [first, seen_from) hold positions that are too old for some rows, those from seen_to on hold
-    # positions that are too new; those between go without masks.
-    limits = (lowest_seen(position, window), position + num_tokens)
-    first = limits[0] // PARTITION * PARTITION
-    seen_from = tl.cdiv(lowest_seen(limits[1] - 1, window), PARTITION) * PARTITION
-    seen_to = tl.maximum((position + 1) // PARTITION * PARTITION, seen_from)
-    if CAREFUL:
-        seen_to = first
-    softmax = _nothing(ROWS, BLOCK_D)
-    if not (CAREFUL or window is None):
-        softmax = _walked(
-            softmax,
-            (first, tl.minimum(seen_from, limits[1])),
-            limits,
-            queries,
-            memory,
-            scales,
-            rows,
-            factor,
-            soft_cap,
-            slope,
-            HEAD_SIZE,
-            BLOCK_SIZE,
-            CODES,
-            IS_WHOLE=False,
-            CAREFUL=False,
-        )
-    if not CAREFUL:
-        softmax = _walked(
-            softmax,
-            (seen_from, seen_to),
-            limits,
-            queries,
-            memory,
-            scales,
-            rows,
-            factor,
-            soft_cap,
-            slope,
-            HEAD_SIZE,
-            BLOCK_SIZE,
-            CODES,
-            IS_WHOLE=True,
-            CAREFUL=False,
-        )
-    softmax = _walked(
-        softmax,
-        (seen_to, limits[1]),
-        limits,
-        queries,
-        memory,
-        scales,
-        rows,
-        factor,
-        soft_cap,
-        slope,
-        HEAD_SIZE,
-        BLOCK_SIZE,
-        CODES,
-        IS_WHOLE=False,
-        CAREFUL=CAREFUL,
+    memory = (keys, values, block_stride, scale_stride, tables + table_row.to(tl.int64) * table_stride)
+    loaded = loaded_tile(
+        q, q_stride, place, position, window, memory, factor, HEAD_SIZE, GROUP, ROWS, BLOCK_D, DOT
     )
+    if CAREFUL:
+        span = (loaded[2][0] // PARTITION * PARTITION, loaded[2][1])
+        softmax = _nothing(ROWS, BLOCK_D)
+        softmax = _walked(
+            softmax, span, loaded, scales, soft_cap, slope, HEAD_SIZE, BLOCK_SIZE, CODES, CAREFUL=True
+        )
+    else:
+        softmax = _walked_by_masks(
+            loaded, position, window, scales, soft_cap, slope, HEAD_SIZE, BLOCK_SIZE, CODES
+        )
     write_rows(out, out_stride, log_sum_exp, row, place, softmax, sinks, HEAD_SIZE, GROUP)
 
 
@@ -196,46 +143,25 @@ def split_partitions(
             tile, tile_chunks, tile_rows, table_rows, starts, offsets, TOKENS
         )
         row, place = tl.arange(0, ROWS), (begin, num_tokens, kv_head, num_kv_heads)
-        rows = row_positions(position, num_tokens, window, GROUP, ROWS)
         slope = slopes
         if slopes is not None:
             slope = tl.load(slopes + kv_head * GROUP + row % GROUP)
-        at, mask = rows_at(row, place, q_stride, BLOCK_D, HEAD_SIZE, GROUP)
-        queries = tl.load(q + at, mask=mask, other=0.0).to(DOT)
-        table = tables + table_row.to(tl.int64) * table_stride
-        memory = (keys, values, block_stride, scale_stride, table, kv_head, num_kv_heads)
-        limits = (lowest_seen(position, window), position + num_tokens)
-        base = (limits[0] // PARTITION + item - _items_before(tile, tile_ends)) * PARTITION
+        memory = (keys, values, block_stride, scale_stride, tables + table_row.to(tl.int64) * table_stride)
+        loaded = loaded_tile(
+            q, q_stride, place, position, window, memory, factor, HEAD_SIZE, GROUP, ROWS, BLOCK_D, DOT
+        )
+        low, stop = loaded[2]
+        base = (low // PARTITION + item - _items_before(tile, tile_ends)) * PARTITION
         none, part = _nothing(ROWS, BLOCK_D), empty_part(ROWS, BLOCK_D)
-        first = tl.maximum(base, limits[0] // BLOCK_N * BLOCK_N)
-        for start in range(first, tl.minimum(base + PARTITION, limits[1]), BLOCK_N):
+        for start in range(
+            tl.maximum(base, low // BLOCK_N * BLOCK_N), tl.minimum(base + PARTITION, stop), BLOCK_N
+        ):
             _, part = add_sub_tile(
-                none,
-                part,
-                start,
-                limits,
-                queries,
-                memory,
-                scales,
-                rows,
-                factor,
-                soft_cap,
-                slope,
-                HEAD_SIZE,
-                BLOCK_SIZE,
-                CODES,
-                IS_WHOLE=False,
-                CAREFUL=False,
-                FOLDS=False,
+                none, part, start, loaded, scales, soft_cap, slope, HEAD_SIZE, BLOCK_SIZE, CODES
             )
-        largest, total, summed = softmax_of(part, CAREFUL=False)
         partial = _partial_rows(item, kv_head, num_kv_heads, TOKENS * GROUP) + row
-        real = row // GROUP < num_tokens
-        tl.store(partial_largest + partial, largest, mask=real)
-        tl.store(partial_total + partial, total, mask=real)
-        dim = tl.arange(0, BLOCK_D)
-        at = partial_out + partial[:, None] * HEAD_SIZE + dim[None, :]
-        tl.store(at, summed, mask=real[:, None] & (dim < HEAD_SIZE)[None, :])
+        partials = (partial_largest, partial_total, partial_out)
+        _write_partials(partials, partial, part, row // GROUP < num_tokens, HEAD_SIZE)
 
 
 @kernel()
@@ -282,6 +208,20 @@ def merge_partitions(
 
 
 @jit
+def _write_partials(
+    partials: tl.tensor, partial: tl.tensor, part: tl.tensor, real: tl.tensor, HEAD_SIZE: tl.constexpr
+) -> tl.tensor:
+    """Write the real rows (M,) of a partition to places `partial` (M,) of the partials."""
+    partial_largest, partial_total, partial_out = partials
+    largest, total, out = softmax_of(part, CAREFUL=False)
+    tl.store(partial_largest + partial, largest, mask=real)
+    tl.store(partial_total + partial, total, mask=real)
+    dim = tl.arange(0, out.shape[1])
+    at = partial_out + partial[:, None] * HEAD_SIZE + dim[None, :]
+    tl.store(at, out, mask=real[:, None] & (dim < HEAD_SIZE)[None, :])
+
+
+@jit
 def _merged(
     softmax: tl.tensor,
     partials: tl.tensor,
@@ -317,40 +257,64 @@ def _merged(
 
 
 @jit
-def _walked(
-    softmax: tl.tensor,
-    span: tl.tensor,
-    limits: tl.tensor,
-    queries: tl.tensor,
-    memory: tl.tensor,
+def _walked_by_masks(
+    tile: tl.tensor,
+    position: tl.tensor,
+    window: tl.tensor,
     scales: tl.tensor,
-    rows: tl.tensor,
-    factor: tl.tensor,
     soft_cap: tl.tensor,
     slope: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     CODES: tl.constexpr,
-    IS_WHOLE: tl.constexpr,
-    CAREFUL: tl.constexpr,
+) -> tl.tensor:
+    """The softmax of a tile whose first token stands at `position`.
+
+    Partitions [first, seen_from) hold positions that are too old for some rows, those from seen_to on hold
+    positions that are too new; those between go without masks.
+    """
+    low, stop = tile[2]
+    seen_from = tl.cdiv(lowest_seen(stop - 1, window), PARTITION) * PARTITION
+    seen_to = tl.maximum((position + 1) // PARTITION * PARTITION, seen_from)
+    softmax = _nothing(tile[0].shape[0], tile[0].shape[1])
+    if window is not None:
+        span = (low // PARTITION * PARTITION, tl.minimum(seen_from, stop))
+        softmax = _walked(softmax, span, tile, scales, soft_cap, slope, HEAD_SIZE, BLOCK_SIZE, CODES)
+    span = (seen_from, seen_to)
+    softmax = _walked(
+        softmax, span, tile, scales, soft_cap, slope, HEAD_SIZE, BLOCK_SIZE, CODES, IS_WHOLE=True
+    )
+    span = (seen_to, stop)
+    return _walked(softmax, span, tile, scales, soft_cap, slope, HEAD_SIZE, BLOCK_SIZE, CODES)
+
+
+@jit
+def _walked(
+    softmax: tl.tensor,
+    span: tl.tensor,
+    tile: tl.tensor,
+    scales: tl.tensor,
+    soft_cap: tl.tensor,
+    slope: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    CODES: tl.constexpr,
+    IS_WHOLE: tl.constexpr = False,
+    CAREFUL: tl.constexpr = False,
 ) -> tl.tensor:
     """The softmax with partitions folded in, from span[0], a border of partitions, to span[1].
 
     One loop over their sub-tiles, so that loads do not wait for the end of a partition.
     """
-    first, stop = tl.maximum(span[0], limits[0] // BLOCK_N * BLOCK_N), span[1]
-    part = empty_part(queries.shape[0], queries.shape[1])
+    first, stop = tl.maximum(span[0], tile[2][0] // BLOCK_N * BLOCK_N), span[1]
+    part = empty_part(tile[0].shape[0], tile[0].shape[1])
     for start in tl.range(first, stop, BLOCK_N, num_stages=1 if CAREFUL else None):
         softmax, part = add_sub_tile(
             softmax,
             part,
             start,
-            limits,
-            queries,
-            memory,
+            tile,
             scales,
-            rows,
-            factor,
             soft_cap,
             slope,
             HEAD_SIZE,

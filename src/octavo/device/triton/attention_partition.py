@@ -94,46 +94,71 @@ def empty_part(ROWS: tl.constexpr, BLOCK_D: tl.constexpr) -> tl.tensor:
 
 
 @jit
+def loaded_tile(
+    q: tl.tensor,
+    q_stride: tl.tensor,
+    place: tl.tensor,
+    position: tl.tensor,
+    window: tl.tensor,
+    memory: tl.tensor,
+    factor: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    DOT: tl.constexpr,
+) -> tl.tensor:
+    """A tile, as the functions below take it:
+
+    queries     (M, D)
+    rows        own position, lowest position seen: (M,) each
+    limits      the lowest position that any row sees, a stop
+    memory      keys, values, strides from block to block of these and of scales, the chunk's block table
+    heads       the kv head, the number of kv heads
+    factor      what scores are multiplied by
+    """
+    _, num_tokens, kv_head, num_kv_heads = place
+    at, mask = rows_at(tl.arange(0, ROWS), place, q_stride, BLOCK_D, HEAD_SIZE, GROUP)
+    queries = tl.load(q + at, mask=mask, other=0.0).to(DOT)
+    rows = row_positions(position, num_tokens, window, GROUP, ROWS)
+    limits = (lowest_seen(position, window), position + num_tokens)
+    return queries, rows, limits, memory, (kv_head, num_kv_heads), factor
+
+
+@jit
 def add_sub_tile(
     softmax: tl.tensor,
     part: tl.tensor,
     start: tl.tensor,
-    limits: tl.tensor,
-    q: tl.tensor,
-    memory: tl.tensor,
+    tile: tl.tensor,
     scales: tl.tensor,
-    rows: tl.tensor,
-    factor: tl.tensor,
     soft_cap: tl.tensor,
     slope: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     CODES: tl.constexpr,
-    IS_WHOLE: tl.constexpr,
-    CAREFUL: tl.constexpr,
-    FOLDS: tl.constexpr,
+    IS_WHOLE: tl.constexpr = False,
+    CAREFUL: tl.constexpr = False,
+    FOLDS: tl.constexpr = False,
 ) -> tl.tensor:
-    """A partition (`empty_part`) with the sub-tile at `start` added, for queries q (M, D).
+    """The softmax, and a partition (`empty_part`) with the sub-tile at `start` added, for a tile's queries.
 
-    FOLDS: where the sub-tile begins a partition, the one before is first folded into the softmax. That stands
-    behind the scores, for which the device waits anyway: nothing else waits for the product before.
-
-    limits      the lowest position that any row sees, a stop
-    memory      keys, values, strides from block to block of these and of scales, the chunk's block table,
-                the kv head, the number of kv heads
-    rows        own position, lowest position seen: (M,) each
     CODES       "int8" or "fp8", of which keys and values are words of four; "" otherwise
     IS_WHOLE    every row sees every position of the sub-tile
+    FOLDS       where the sub-tile begins a partition, the one before is first folded into the softmax. That
+                stands behind the scores, for which the device waits anyway: nothing else waits for the
+                product before
 
     Scales, the scores' soft cap and ALiBi's slopes (M,) may be None: a tuple of Triton 3.6 cannot hold that.
     """
-    keys, values, block_stride, scale_stride, table, kv_head, num_kv_heads = memory
+    q, rows, limits, memory, heads, factor = tile
+    keys, values, block_stride, scale_stride, table = memory
     ROW_SIZE: tl.constexpr = HEAD_SIZE // 4 if CODES != "" else HEAD_SIZE
     position = start + tl.arange(0, BLOCK_N)
     inside = (position >= limits[0]) & (position < limits[1])
     seen = (position[None, :] <= rows[0][:, None]) & (position[None, :] >= rows[1][:, None])
     block = _loaded(table + position // BLOCK_SIZE, inside, IS_WHOLE).to(tl.int64)
-    slot = kv_head * BLOCK_SIZE + position % BLOCK_SIZE
+    slot = heads[0] * BLOCK_SIZE + position % BLOCK_SIZE
     at = block * block_stride + slot * ROW_SIZE
     k = _numbers(keys, at, inside, q.dtype, HEAD_SIZE, q.shape[1], CODES, IS_WHOLE)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
@@ -143,14 +168,9 @@ def add_sub_tile(
     scores, unit = _transformed(scores, position, rows[0], factor, soft_cap, slope)
     if not IS_WHOLE:
         scores = tl.where(seen, scores, -_INFINITY)
-    largest, total, out, is_spoilt = part
     if FOLDS:
-        folded = softmax
-        if start // PARTITION * PARTITION == start:  # constexpr has no reflected %
-            part_largest, part_total, part_out = softmax_of(part, CAREFUL)
-            folded = fold(softmax[0], softmax[1], softmax[2], part_largest, part_total, part_out)
-            largest, total, out, is_spoilt = empty_part(q.shape[0], q.shape[1])
-        softmax = folded
+        softmax, part = _begun(softmax, part, start, CAREFUL)
+    largest, total, out, is_spoilt = part
     new = tl.maximum(largest, tl.max(scores, 1) * unit)
     shift = _finite_shift(new)
     decay = tl.exp2(largest - shift)
@@ -159,7 +179,7 @@ def add_sub_tile(
     ones = tl.full([BLOCK_N, _ONES], 1.0, q.dtype)
     total = tl.dot(weights.to(q.dtype), ones, total, input_precision="ieee")
     if scales is not None:
-        weights = weights * _loaded(scale_at + num_kv_heads * BLOCK_SIZE, inside, IS_WHOLE)[None, :]
+        weights = weights * _loaded(scale_at + heads[1] * BLOCK_SIZE, inside, IS_WHOLE)[None, :]
         if not IS_WHOLE:
             weights = tl.where(seen, weights, 0.0)
     v = _numbers(values, at, inside, q.dtype, HEAD_SIZE, q.shape[1], CODES, IS_WHOLE)
@@ -169,6 +189,16 @@ def add_sub_tile(
         is_spoilt = tl.maximum(is_spoilt, tl.max(tl.where(seen, spoilt[None, :], 0), 1))
     out = tl.dot(weights.to(q.dtype), v, out, input_precision="ieee")
     return softmax, (new, total, out, is_spoilt)
+
+
+@jit
+def _begun(softmax: tl.tensor, part: tl.tensor, start: tl.tensor, CAREFUL: tl.constexpr) -> tl.tensor:
+    """Softmax and part, before a sub-tile is added: where it begins a partition, the one before is folded."""
+    if start // PARTITION * PARTITION == start:  # constexpr has no reflected %
+        part_largest, part_total, part_out = softmax_of(part, CAREFUL)
+        softmax = fold(softmax[0], softmax[1], softmax[2], part_largest, part_total, part_out)
+        part = empty_part(part_out.shape[0], part_out.shape[1])
+    return softmax, part
 
 
 @jit
