@@ -74,17 +74,48 @@ def e4m3_values(words: tl.tensor) -> tl.tensor:
     A code's sign becomes a float's, and its other bits a float's lowest exponent and highest fraction bits:
     2^120 too small.
     """
-    upper = words[:, :, None] << (24 - 8 * tl.arange(0, 4))[None, None, :]
-    numbers = ((upper >> 4) & -0x78100000).to(tl.float32, bitcast=True) * _TWO_TO_120  # 0x87F00000
-    return numbers.reshape(words.shape[0], 4 * words.shape[1])
+    return _four_of(
+        _e4m3_value(words << 24),
+        _e4m3_value(words << 16),
+        _e4m3_value(words << 8),
+        _e4m3_value(words),
+    )
 
 
 @jit
 def int8_values(words: tl.tensor) -> tl.tensor:
-    """(M, 4 * W) float32 of int32 words (M, W) of four int8 each, the lowest byte first.
+    """(M, 4 * W) float32, exactly, of int32 words (M, W) of four int8 each, the lowest byte first.
 
     Faster than conversions: a code + 128 becomes the low bits of a float from 2^23 on, whose unit is one.
     """
-    shifted = (words ^ -0x7F7F7F80)[:, :, None] >> (8 * tl.arange(0, 4))[None, None, :]  # 0x80808080
-    numbers = ((shifted & 0xFF) | 0x4B000000).to(tl.float32, bitcast=True) - _TWO_TO_23_AND_128
-    return numbers.reshape(words.shape[0], 4 * words.shape[1])
+    words = words ^ -0x7F7F7F80  # 0x80808080
+    return _four_of(
+        _int8_value(words),
+        _int8_value(words >> 8),
+        _int8_value(words >> 16),
+        _int8_value(words >> 24),
+    )
+
+
+@jit
+def _e4m3_value(words: tl.tensor) -> tl.tensor:
+    """float32 of the codes in the highest bytes."""
+    return ((words >> 4) & -0x78100000).to(tl.float32, bitcast=True) * _TWO_TO_120  # 0x87F00000
+
+
+@jit
+def _int8_value(words: tl.tensor) -> tl.tensor:
+    """float32 of the codes, each + 128, in the lowest bytes."""
+    return ((words & 0xFF) | 0x4B000000).to(tl.float32, bitcast=True) - _TWO_TO_23_AND_128
+
+
+@jit
+def _four_of(first: tl.tensor, second: tl.tensor, third: tl.tensor, fourth: tl.tensor) -> tl.tensor:
+    """(M, 4 * W) of four (M, W): of each in turn.
+
+    Joined, so that one thread has all four of a word and stores them together. The largest of one number is
+    that number, but a compiler that sees it looks no further: from a join it would infer operands of bytes,
+    of which `mma.sync` takes neighbours in another order.
+    """
+    joined = tl.join(tl.join(first, third), tl.join(second, fourth))
+    return tl.max(joined.reshape(first.shape[0], 4 * first.shape[1], 1), 2)
