@@ -144,7 +144,7 @@ def _walk(
 ) -> None:
     sizes = _check(out, q, pool, form, log_sum_exp)
     tile = _tile_constants(sizes, work.tokens_per_tile)
-    compiled = _form_of(tile, q, pool)
+    compiled = _form_of(tile, q, pool, is_decoding_walk=work.tokens_per_tile == 1)
     launch(
         walk_partitions,
         (work.tiles_max, sizes.num_kv_heads),
@@ -241,10 +241,14 @@ class _Form:
     num_stages: int
 
 
-def _form_of(tile: dict[str, Constant], q: torch.Tensor, pool: DevicePool) -> _Form:
+def _form_of(
+    tile: dict[str, Constant], q: torch.Tensor, pool: DevicePool, *, is_decoding_walk: bool = False
+) -> _Form:
     """So many warps that registers hold the rows, and so many stages that shared memory holds the sub-tiles.
 
     Block tables are loaded a stage before K and V, so three stages hold two sub-tiles, five stages three.
+    Walks of decoding are started where there are many: with two sub-tiles they need fewer registers, so three
+    run at once on a multiprocessor, and load while others compute.
     """
     rows, size = tile["ROWS"], tile["BLOCK_D"]
     assert isinstance(rows, int)
@@ -253,4 +257,6 @@ def _form_of(tile: dict[str, Constant], q: torch.Tensor, pool: DevicePool) -> _F
     num_bytes = max(q.element_size(), pool.layout.dtype.itemsize)
     room = shared_bytes_of(q.device) - _OTHER_SHARED_BYTES - rows * size * num_bytes
     sub_tiles = room // (2 * SUB_TILE_SIZE * size * num_bytes)
+    if is_decoding_walk:
+        sub_tiles = min(sub_tiles, 2)
     return _Form(num_warps, 5 if sub_tiles > 2 else 3 if sub_tiles == 2 else 1)

@@ -85,11 +85,11 @@ def walk_partitions(
     loaded = loaded_tile(
         q, q_stride, place, position, window, memory, factor, HEAD_SIZE, GROUP, ROWS, BLOCK_D, DOT
     )
-    if CAREFUL:
+    if CAREFUL or TOKENS == 1:
         span = (loaded[2][0] // PARTITION * PARTITION, loaded[2][1])
         softmax = _nothing(ROWS, BLOCK_D)
         softmax = _walked(
-            softmax, span, loaded, scales, soft_cap, slope, HEAD_SIZE, BLOCK_SIZE, CODES, CAREFUL=True
+            softmax, span, loaded, scales, soft_cap, slope, HEAD_SIZE, BLOCK_SIZE, CODES, False, CAREFUL
         )
     else:
         softmax = _walked_by_masks(
