@@ -67,9 +67,9 @@ def draw(logits: Tensor, params: DrawParams, positions: Tensor, *, is_filtered: 
     best = logits.amax(dim=-1, keepdim=True)
     greedy = logits.argmax(dim=-1)
     scores = (logits - best) / params.temperature.clamp(min=_TEMPERATURE_MIN)[:, None]
-    noisy = scores + gumbel_noise(params, positions, logits.shape[1])
     if is_filtered:
-        noisy = torch.where(_kept(scores, params), noisy, -torch.inf)
+        scores = _filtered(scores, params)
+    noisy = scores + gumbel_noise(params, positions, logits.shape[1])
     tokens = torch.where(params.temperature == 0.0, greedy, noisy.argmax(dim=-1))
     return torch.where(torch.isfinite(best[:, 0]), tokens, -1)
 
@@ -83,9 +83,20 @@ def greedy_tokens(logits: Tensor) -> Tensor:
 def logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
     """Of each row's token its logprob (S,), and the `top` likeliest: their ids and logprobs (S, top),
     float32, the lowest id first among equals."""
+    if logits.device.type == "cuda":
+        from octavo.device.triton import cuts
+        from octavo.device.triton.likeliest import logprobs as find
+
+        if logits.shape[1] <= cuts.SIZE_MAX:
+            return find(logits, tokens, top)
+    return logprobs_by_sort(logits, tokens, top)
+
+
+def logprobs_by_sort(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`logprobs` on any device."""
     if logits.shape[0] > _ROWS_AT_ONCE:
         parts = zip(logits.split(_ROWS_AT_ONCE), tokens.split(_ROWS_AT_ONCE), strict=True)
-        own, ids, values = zip(*(logprobs(rows, chosen, top) for rows, chosen in parts), strict=True)
+        own, ids, values = zip(*(logprobs_by_sort(rows, chosen, top) for rows, chosen in parts), strict=True)
         return torch.cat(own), torch.cat(ids), torch.cat(values)
     best = logits.amax(dim=-1, keepdim=True)
     units = torch.round(exp((logits - best).to(torch.float64)) * 2.0**_UNIT_BITS).to(torch.int64)
@@ -162,8 +173,19 @@ def logarithm(x: Tensor) -> Tensor:
     return e * 0.69314718036912382 + (2.0 * s + tail)
 
 
-def _kept(scores: Tensor, params: DrawParams) -> Tensor:
-    """(S, V) bool: what top-k, then top-p, then min-p leave."""
+def _filtered(scores: Tensor, params: DrawParams) -> Tensor:
+    """Scores (S, V), which may be overwritten, with minus infinity for what the filters cut."""
+    if scores.device.type == "cuda":
+        from octavo.device.triton import cuts
+
+        if scores.shape[1] <= cuts.SIZE_MAX:
+            cuts.cut_scores(scores, *(x.contiguous() for x in (params.top_k, params.top_p, params.min_p)))
+            return scores
+    return torch.where(kept_by_sort(scores, params), scores, -torch.inf)
+
+
+def kept_by_sort(scores: Tensor, params: DrawParams) -> Tensor:
+    """(S, V) bool: what top-k, then top-p, then min-p leave. `triton/cuts.py` finds it without a sort."""
     order = torch.sort(scores, dim=-1, descending=True, stable=True)
     rank = torch.arange(scores.shape[1], device=scores.device)[None, :]
     top_k = torch.where(params.top_k > 0, params.top_k, scores.shape[1])[:, None]

@@ -19,8 +19,10 @@ from octavo.device.layout import DevicePool, allocate_pool
 from octavo.device.triton import attention as launching
 from octavo.device.triton import (
     blocks,
+    cuts,
     elementwise,
     embedding,
+    likeliest,
     linear,
     noise,
     norms,
@@ -105,6 +107,12 @@ def of_noise() -> None:
     noise.gumbel_noise(torch.empty((4, 5000)), *keys)
 
 
+def of_cuts() -> None:
+    whole, part = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.float64)
+    cuts.cut_scores(torch.zeros(4, 9008), whole, part, part)
+    likeliest.logprobs(torch.zeros(4, 9008), whole, 20)
+
+
 def of_moves() -> None:
     data = torch.zeros((2, 8192), dtype=torch.uint8)
     blocks.copy_blocks(data, ints(2), ints(2))
@@ -140,6 +148,7 @@ def cases() -> dict[str, Callable[[], None]]:
         "erf": lambda: elementwise.activate(halves(4, 64), halves(4, 64), "gelu"),
         "moves": of_moves,
         "noise": of_noise,
+        "cuts": of_cuts,
     }
 
 

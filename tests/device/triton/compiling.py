@@ -22,6 +22,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 _POINTERS = {
+    torch.float64: "*fp64",
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[3]
 # Attention's largest tiles fill the registers. ptxas then keeps some addresses in local memory, also where
 # that makes room for one more program. On 8.0 walks over codes, and careful ones, keep more there.
 SPILLED_BYTES_MAX = {80: 1536, 90: 512}
+SPILLED_BYTES_OF_CUTS = 128  # some numbers of a row, which are used once for each look at it
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,7 @@ def test_no_product_and_sum_are_fused(kernels: list[Compiled]) -> None:
 def test_registers_and_shared_memory_suffice(kernels: list[Compiled]) -> None:
     for kernel in kernels:
         limit = SPILLED_BYTES_MAX[kernel.capability] if kernel.label.startswith("attention") else 0
+        limit = SPILLED_BYTES_OF_CUTS if kernel.label == "cuts" else limit
         assert kernel.spilled_bytes <= limit, kernel
         is_little = "little" in kernel.label
         most = LITTLE_SHARED_BYTES if is_little else SHARED_BYTES_MAX[kernel.capability]

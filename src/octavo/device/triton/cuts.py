@@ -1,0 +1,272 @@
+"""Top-k, top-p and min-p without a sort: what `device/sampler.py` spells out by one, bit for bit.
+
+    key of a token      how far its score lies below the largest, then its id: ascending keys are the order in
+                        which filters see tokens, and no two are equal
+    a cut               the largest key v below which tokens weigh less than a target; kept are keys <= v
+
+    top-k       each token weighs 1, the target is k
+    top-p       each weighs its chance in units of 2^-40, the target is top_p times what top-k left
+    min-p       the last score that is likely enough, found without a look at the tokens
+
+A cut is found by bisection, four parts at a time, over the whole row, until few tokens are undecided; these
+are copied to a list and bisected there, eight parts at a time. Weights are integers, so no order of adding
+matters. S rows, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+
+from octavo.device.triton.arithmetic import exponential, nearest_integer
+from octavo.device.triton.launch import jit, kernel, launch
+
+SIZE_MAX = 1 << 20  # of a vocabulary
+LISTED_MAX = 1024  # undecided tokens that a list holds
+_BLOCK = 2048  # tokens that a program of a row reads at a time
+_FEW = 1024  # the same where rows have many programs
+_WAYS = tl.constexpr(8)
+_UNROLLED = tl.constexpr(4)  # so that loads of several blocks are under way
+_ID_BITS = tl.constexpr(20)
+LAST_ID = tl.constexpr(SIZE_MAX - 1)
+LAST_KEY = tl.constexpr((0xFF800001 << 20) - 1)  # of minus infinity and the highest id
+TWO_TO_40 = tl.constexpr(float(2**40))
+
+
+def cut_scores(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> None:
+    """Make impossible in scores (S, V) float32, of which the largest of a row is 0, what top-k, then top-p,
+    then min-p cut. top_k (S,) int64, 0: all; top_p and min_p (S,) float64."""
+    num_rows, size = scores.shape
+    assert scores.is_contiguous()
+    assert scores.dtype == torch.float32
+    assert size <= SIZE_MAX
+    for vector, dtype in ((top_k, torch.int64), (top_p, torch.float64), (min_p, torch.float64)):
+        assert vector.shape == (num_rows,)
+        assert vector.dtype == dtype
+        assert vector.is_contiguous()
+    units = torch.empty((num_rows, 2, size), dtype=torch.int32, device=scores.device)
+    launch(write_units, (num_rows, -(-size // _FEW)), [units, scores, size], {"BLOCK": _FEW})
+    lists = torch.empty((num_rows, 2, LISTED_MAX), dtype=torch.int64, device=scores.device)
+    listed = torch.zeros((num_rows, 2), dtype=torch.int32, device=scores.device)
+    launch(
+        cut_rows,
+        (num_rows,),
+        [scores, units, lists, listed, top_k, top_p, min_p, size],
+        {"BLOCK": _BLOCK, "LISTED": LISTED_MAX},
+        num_warps=16,
+    )
+
+
+@kernel()
+def write_units(units: tl.tensor, scores: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) -> None:
+    """Each token's chance in units of 2^-40: the low 20 bits, then the others. One program for each row and
+    block."""
+    row, token = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    score = tl.load(scores + row * size + token, mask=token < size, other=0.0)
+    chance = nearest_integer(exponential(score.to(tl.float64)) * TWO_TO_40).to(tl.int64)
+    at = units + row * 2 * size + token
+    tl.store(at, (chance & 0xFFFFF).to(tl.int32), mask=token < size)
+    tl.store(at + size, (chance >> 20).to(tl.int32), mask=token < size)
+
+
+@kernel()
+def cut_rows(
+    scores: tl.tensor,
+    units: tl.tensor,
+    lists: tl.tensor,
+    listed: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    min_p: tl.tensor,
+    size: tl.tensor,
+    BLOCK: tl.constexpr,
+    LISTED: tl.constexpr,
+) -> None:
+    """One program for each row."""
+    row = tl.program_id(0).to(tl.int64)
+    memory = (scores + row * size, units + row * 2 * size, lists + row * 2 * LISTED, listed + 2 * row, size)
+    count, nucleus, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
+    best = nucleus.to(tl.float32) * 0.0
+    cut, kept = size.to(tl.int64) * 0 + LAST_KEY, size.to(tl.int64)
+    if (count > 0) & (count < size):
+        cut = cut_of(memory, best, cut, kept, count.to(tl.float64), BLOCK, LISTED, BY_COUNT=True)
+        kept = count
+    if nucleus < 1.0:
+        total = _weight_up_to(memory, cut, BLOCK)
+        target = nucleus * total.to(tl.float64)
+        cut = cut_of(memory, best, cut, kept, target, BLOCK, LISTED, BY_COUNT=False)
+    if least > 0.0:
+        cut = tl.minimum(cut, _last_likely(least))
+    for start in range(0, size, BLOCK):
+        key, _, _ = tokens_of(memory, start, BLOCK, BY_COUNT=True)
+        token = start + tl.arange(0, BLOCK)
+        tl.store(scores + row * size + token, float("-inf"), mask=(key > cut) & (token < size))
+
+
+@jit
+def tokens_of(memory: tl.tensor, start: tl.tensor, BLOCK: tl.constexpr, BY_COUNT: tl.constexpr) -> tl.tensor:
+    """Keys of the tokens from `start` on, and both parts of their weights: (BLOCK,) each. Beyond the last
+    token keys are above all others."""
+    scores, units, _, _, size = memory
+    token = start + tl.arange(0, BLOCK)
+    inside = token < size
+    key = _key(tl.load(scores + token, mask=inside, other=0.0)) | token
+    key = tl.where(inside, key, LAST_KEY + 1)
+    lower, upper = tl.full([BLOCK], 1, tl.int32), tl.zeros([BLOCK], tl.int32)
+    if not BY_COUNT:
+        lower = tl.load(units + token, mask=inside, other=0)
+        upper = tl.load(units + size + token, mask=inside, other=0)
+    return key, lower, upper
+
+
+@jit
+def _key(score: tl.tensor) -> tl.tensor:
+    """Of a score and id 0: floats order as integers once negative ones are inverted and the others are not
+    below them; here the largest has the lowest key."""
+    bits = (score + 0.0).to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF  # -0 is 0
+    return tl.where(bits < 0x80000000, 0x7FFFFFFF - bits, bits) << _ID_BITS
+
+
+@jit
+def cut_of(
+    memory: tl.tensor,
+    best: tl.tensor,
+    high: tl.tensor,
+    count: tl.tensor,
+    target: tl.tensor,
+    BLOCK: tl.constexpr,
+    LISTED: tl.constexpr,
+    BY_COUNT: tl.constexpr,
+) -> tl.tensor:
+    """The largest key v up to `high` so that what is below it weighs less than `target`; up to `high` there
+    are `count` tokens, and `best` is the largest score."""
+    low = high * 0
+    # What is below `low` weighs so much, and is so many tokens; how many there are up to `high`.
+    known = (low, low, count)
+    first, second, third = _key(best - 1.0), _key(best - 4.0), _key(best - 16.0)
+    while (low < high) & (known[2] - known[1] > LISTED):
+        first = tl.minimum(tl.maximum(first, low + 1), high)
+        second = tl.minimum(tl.maximum(second, low + 1), high)
+        third = tl.minimum(tl.maximum(third, low + 1), high)
+        low, high, known = _narrowed(
+            memory, low, high, known, (first, second, third), target, BLOCK, BY_COUNT
+        )
+        width = high - low
+        first, second, third = low + width // 4 + 1, low + width // 2 + 1, low + width * 3 // 4 + 1
+    if low < high:
+        low = _cut_of_list(memory, low, high, known[0], target, BLOCK, LISTED, BY_COUNT)
+    return low
+
+
+@jit
+def _narrowed(
+    memory: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    known: tl.tensor,
+    borders: tl.tensor,
+    target: tl.tensor,
+    BLOCK: tl.constexpr,
+    BY_COUNT: tl.constexpr,
+) -> tl.tensor:
+    """`low`, `high` and what is known of them after a look at three ascending borders between them."""
+    first, second, third = borders
+    below, count_low, count_high = known
+    lower_1 = tl.zeros([BLOCK], tl.int32)  # of a thread few enough that 32 bits hold them
+    lower_2, lower_3, upper_1, upper_2, upper_3 = lower_1, lower_1, lower_1, lower_1, lower_1
+    counts_1, counts_2, counts_3 = lower_1, lower_1, lower_1
+    for start in tl.range(0, memory[4], BLOCK, loop_unroll_factor=_UNROLLED):
+        key, lower, upper = tokens_of(memory, start, BLOCK, BY_COUNT)
+        counts_1 += (key < first).to(tl.int32)
+        counts_2 += (key < second).to(tl.int32)
+        counts_3 += (key < third).to(tl.int32)
+        if not BY_COUNT:
+            lower_1 += tl.where(key < first, lower, 0)
+            lower_2 += tl.where(key < second, lower, 0)
+            lower_3 += tl.where(key < third, lower, 0)
+            upper_1 += tl.where(key < first, upper, 0)
+            upper_2 += tl.where(key < second, upper, 0)
+            upper_3 += tl.where(key < third, upper, 0)
+    count_1, count_2 = tl.sum(counts_1, 0).to(tl.int64), tl.sum(counts_2, 0).to(tl.int64)
+    count_3 = tl.sum(counts_3, 0).to(tl.int64)
+    weight_1, weight_2, weight_3 = count_1, count_2, count_3
+    if not BY_COUNT:
+        weight_1, weight_2 = _weight_of(lower_1, upper_1), _weight_of(lower_2, upper_2)
+        weight_3 = _weight_of(lower_3, upper_3)
+    is_1, is_2 = weight_1.to(tl.float64) < target, weight_2.to(tl.float64) < target
+    is_3 = weight_3.to(tl.float64) < target
+    high = tl.where(is_3, high, tl.where(is_2, third, tl.where(is_1, second, first)) - 1)
+    count_high = tl.where(is_3, count_high, tl.where(is_2, count_3, tl.where(is_1, count_2, count_1)))
+    low = tl.where(is_3, third, tl.where(is_2, second, tl.where(is_1, first, low)))
+    below = tl.where(is_3, weight_3, tl.where(is_2, weight_2, tl.where(is_1, weight_1, below)))
+    count_low = tl.where(is_3, count_3, tl.where(is_2, count_2, tl.where(is_1, count_1, count_low)))
+    return low, high, (below, count_low, count_high)
+
+
+@jit
+def _cut_of_list(
+    memory: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    below: tl.tensor,
+    target: tl.tensor,
+    BLOCK: tl.constexpr,
+    LISTED: tl.constexpr,
+    BY_COUNT: tl.constexpr,
+) -> tl.tensor:
+    """`_cut` where at most LISTED tokens are between the bounds."""
+    _, _, lists, listed, size = memory
+    own = listed + 1 if BY_COUNT else listed
+    for start in range(0, size, BLOCK):
+        key, lower, upper = tokens_of(memory, start, BLOCK, BY_COUNT)
+        inside = (key >= low) & (key <= high)
+        weight = (upper.to(tl.int64) << 20) + lower
+        place = tl.atomic_add(own + tl.zeros([BLOCK], tl.int32), 1, mask=inside)
+        inside = inside & (place < LISTED)
+        tl.store(lists + place, key, mask=inside)
+        tl.store(lists + LISTED + place, weight, mask=inside)
+    tl.debug_barrier()
+    place = tl.arange(0, LISTED)
+    there = place < tl.load(own, volatile=True)
+    key = tl.load(lists + place, mask=there, other=LAST_KEY + 1)
+    weight = tl.load(lists + LISTED + place, mask=there, other=0)
+    while low < high:
+        border = low + (high - low) * tl.arange(0, _WAYS) // _WAYS + 1
+        weights = tl.sum(tl.where(key[:, None] < border[None, :], weight[:, None], 0), 0) + below
+        is_less = weights.to(tl.float64) < target
+        low, high = (
+            tl.max(tl.where(is_less, border, low), 0),
+            tl.min(tl.where(is_less, high, border - 1), 0),
+        )
+    tl.debug_barrier()  # before the list is written again
+    return low
+
+
+@jit
+def _weight_up_to(memory: tl.tensor, cut: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+    """The units of all keys up to the cut."""
+    lowers = tl.zeros([BLOCK], tl.int32)
+    uppers = lowers
+    for start in tl.range(0, memory[4], BLOCK, loop_unroll_factor=_UNROLLED):
+        key, lower, upper = tokens_of(memory, start, BLOCK, BY_COUNT=False)
+        lowers += tl.where(key <= cut, lower, 0)
+        uppers += tl.where(key <= cut, upper, 0)
+    return _weight_of(lowers, uppers)
+
+
+@jit
+def _weight_of(lower: tl.tensor, upper: tl.tensor) -> tl.tensor:
+    """The sum of weights in two parts."""
+    return tl.sum(lower.to(tl.int64), 0) + (tl.sum(upper.to(tl.int64), 0) << 20)
+
+
+@jit
+def _last_likely(least: tl.tensor) -> tl.tensor:
+    """The last key of the lowest score whose chance is at least so much."""
+    low = (least * 0.0).to(tl.int32)  # bits of a score's distance from 0
+    high = low + 0x7F800000
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        is_likely = exponential(-middle.to(tl.float32, bitcast=True).to(tl.float64)) >= least
+        low, high = tl.where(is_likely, middle, low), tl.where(is_likely, high, middle - 1)
+    return _key(-low.to(tl.float32, bitcast=True)) | LAST_ID
