@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class Agent(Script):
         super().__init__(tokenizer)
         self._steps = steps
 
-    def logits(self, context: object) -> Floats:
+    def logits(self, context: Sequence[int]) -> Floats:
         """(V,)."""
         text = b"".join(map(self._tokenizer.token_bytes, context))
         said = text[text.rfind(self._header) + len(self._header) :]
