@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -156,6 +158,67 @@ def test_safetensors_are_listed_with_their_type_and_whether_they_are_whole(hub, 
     path.unlink()
     assert listed()["owner/name"]["is_whole"] is False
     assert "not whole: `octavo models pull` fetches the rest" in run("list").stdout
+
+
+COMMIT = 40 * "a"
+
+
+@pytest.fixture
+def precious(tmp_path):
+    """A file and a folder outside of the cache, of the names of those inside."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / Q4).write_bytes(b"mine")
+    return outside
+
+
+def repository(tmp_path):
+    folder = tmp_path / "cache" / "models--owner--name"
+    (folder / "snapshots" / COMMIT).mkdir(parents=True)
+    (folder / "blobs").mkdir()
+    return folder
+
+
+def test_removing_a_link_out_of_the_cache_leaves_what_it_leads_to(hub, tmp_path, precious):
+    pointer = repository(tmp_path) / "snapshots" / COMMIT / Q4
+    pointer.symlink_to(precious / Q4)
+    assert "0 B are free now" in run("rm", "owner/name:Q4_K_M", "--yes").stdout
+    assert not pointer.is_symlink()
+    assert (precious / Q4).read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("inside", ["snapshots/" + COMMIT, "snapshots", "."])
+@pytest.mark.parametrize("name", ["owner/name:Q4_K_M", "owner/name"])
+def test_a_folder_that_leads_out_of_the_cache_is_not_followed(name, inside, hub, tmp_path, precious):
+    folder = repository(tmp_path)
+    (folder / "blobs" / ("0" * 64 + ".incomplete")).write_bytes(b"part")
+    if inside == ".":
+        shutil.rmtree(folder)
+        (precious / "snapshots" / COMMIT).mkdir(parents=True)
+        (precious / Q4).rename(precious / "snapshots" / COMMIT / Q4)
+        folder.symlink_to(precious)
+    elif inside == "snapshots":
+        shutil.rmtree(folder / "snapshots")
+        (precious / COMMIT).mkdir()
+        (precious / Q4).rename(precious / COMMIT / Q4)
+        (folder / "snapshots").symlink_to(precious)
+    else:
+        (folder / "snapshots" / COMMIT).rmdir()
+        (folder / "snapshots" / COMMIT).symlink_to(precious)
+    with contextlib.suppress(ModelNotFound):
+        run("rm", name, "--yes")
+    assert [path.read_bytes() for path in precious.rglob(Q4)] == [b"mine"]
+    if ":" in name or inside == ".":
+        with pytest.raises(ModelNotFound, match=r"outside of .* nothing was removed"):
+            run("rm", name, "--yes")
+
+
+def test_an_alias_whose_folder_leads_out_of_the_cache_is_refused(hub, tmp_path):
+    (tmp_path / "octavo" / "tiny").rename(tmp_path / "outside")
+    (tmp_path / "octavo" / "tiny").symlink_to(tmp_path / "outside")
+    with pytest.raises(ModelNotFound, match=r"outside of .* nothing was removed"):
+        run("rm", "tiny", "--yes")
+    assert (tmp_path / "outside" / "tiny-Q4_0.gguf").exists()
 
 
 @pytest.mark.parametrize("name", ["own.gguf", "own", "./own", "{tmp_path}/own.gguf"])

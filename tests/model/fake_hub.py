@@ -37,7 +37,9 @@ class FakeHub:
     refused_files: tuple[int, str] | None = None
     spoilt: set[str] = field(default_factory=set)  # its bytes are not what the hub says
     untold: set[str] = field(default_factory=set)  # neither LFS nor git: nobody tells a checksum
-    odd_etags: bool = False  # that are no names of blobs, so that only huggingface_hub fetches
+    etags: dict[str, str] = field(default_factory=dict)  # told instead of a checksum
+    sizes: dict[str, object] = field(default_factory=dict)  # listed instead of the right ones
+    listing: bytes | None = None  # sent instead of a description
     ranges: bool = True
     stall: threading.Event | None = None  # a cut waits for it before it ends
     seen: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, range
@@ -86,6 +88,8 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.hub
         if hub.refused is not None:
             self.refuse(hub.refused)
+        elif path == f"/api/models/{hub.name}" and hub.listing is not None:
+            self.send(200, {"Content-Type": "application/json"}, hub.listing)
         elif path == f"/api/models/{hub.name}":
             self.send(200, {"Content-Type": "application/json"}, json.dumps(self.info()).encode())
         elif path.startswith(f"/{hub.name}/resolve/"):
@@ -96,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
     def info(self) -> dict[str, object]:
         siblings = []
         for name, data in self.hub.files.items():
-            one: dict[str, object] = {"rfilename": name, "size": len(data)}
+            one: dict[str, object] = {"rfilename": name, "size": self.hub.sizes.get(name, len(data))}
             if name not in self.hub.untold:
                 one["blobId"] = git_sha1(data)
             if name not in self.hub.small | self.hub.untold:
@@ -112,16 +116,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.send(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": hub.commit})
         elif name in hub.small:
             data = hub.files[name]
-            self.send(200, {"X-Repo-Commit": hub.commit, "ETag": self.etag(git_sha1(data))}, data)
+            self.send(200, {"X-Repo-Commit": hub.commit, "ETag": self.etag(name, git_sha1(data))}, data)
         else:
             data = hub.files[name]
             told = f"mirror-{len(data)}" if name in hub.untold else sha256(data)
-            linked = {"X-Linked-Etag": self.etag(told), "X-Linked-Size": str(len(data))}
+            linked = {"X-Linked-Etag": self.etag(name, told), "X-Linked-Size": str(len(data))}
             where = {"X-Repo-Commit": hub.commit, "Location": f"{hub.store_url}/{sha256(data)}"}
             self.send(302, linked | where)
 
-    def etag(self, told: str) -> str:
-        return f'"{told[:16]}.odd"' if self.hub.odd_etags else f'"{told}"'
+    def etag(self, name: str, told: str) -> str:
+        return f'"{self.hub.etags.get(name, told)}"'
 
 
 class _Store(_Handler):

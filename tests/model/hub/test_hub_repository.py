@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
 from collections import namedtuple
+from types import SimpleNamespace
 
+import huggingface_hub
 import numpy as np
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 from tests.model.fake_hub import git_sha1, serving_hub, sha256, use_hub
 
 from octavo.errors import BadModelFile, ModelNotFound, UnsupportedModel
@@ -212,17 +215,126 @@ def test_a_small_file_is_checked_by_its_name_in_git(safetensors, tmp_path, monke
         resolve("owner/name")
 
 
-def test_what_only_the_library_can_fetch_is_checked_too(ggufs, tmp_path):
-    ggufs.odd_etags, ggufs.spoilt = True, {"X-Q4_K_M.gguf"}
-    expected = sha256(ggufs.files["X-Q4_K_M.gguf"])
-    with pytest.raises(BadModelFile, match=rf"X-Q4_K_M\.gguf has sha256 \w+; the hub says {expected}"):
+@pytest.mark.parametrize("is_right", [True, False])
+def test_what_only_the_library_can_fetch_is_checked_too(is_right, ggufs, tmp_path, monkeypatch):
+    data = ggufs.files["X-Q4_K_M.gguf"]
+    where = SimpleNamespace(file_hash="x")
+
+    def metadata(url, timeout):
+        return SimpleNamespace(etag=sha256(data), size=len(data), xet_file_data=where)
+
+    def xet_get(*, incomplete_path, xet_file_data, expected_size, **_more):
+        assert (xet_file_data, expected_size) == (where, len(data))
+        incomplete_path.write_bytes(data if is_right else data[::-1])
+
+    monkeypatch.setattr(repositories, "_PLAIN_HTTP_MAX", len(data) - 1)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", metadata)
+    monkeypatch.setattr(file_download, "xet_get", xet_get)
+    if is_right:
+        assert resolve("owner/name").path.read_bytes() == data
+    else:
+        with pytest.raises(
+            BadModelFile, match=rf"X-Q4_K_M\.gguf has sha256 \w+; the hub says {sha256(data)}"
+        ):
+            resolve("owner/name")
+    assert blobs(tmp_path) == ([sha256(data)] if is_right else [])
+    assert ggufs.gets() == []
+
+
+def outside(tmp_path):
+    """What there is beside the cache's own folder."""
+    own = tmp_path / "cache" / "models--owner--name"
+    return sorted(path for path in tmp_path.rglob("*") if path != own and own not in path.parents)
+
+
+HOSTILE_ETAGS = [
+    "../../../../etag",
+    "..",
+    ".",
+    "a/b",
+    "/tmp/etag",
+    "e" * 3000,
+    "",
+    "a%00b",
+    "a..b",
+    "a.incomplete",
+]
+
+
+@pytest.mark.parametrize("etag", HOSTILE_ETAGS)
+def test_an_etag_that_is_no_name_of_a_blob_is_refused_and_writes_nothing(etag, ggufs, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "etag").write_text("mine")
+    before = outside(tmp_path)
+    ggufs.etags = {"X-Q4_K_M.gguf": etag}
+    with pytest.raises(BadModelFile, match=r"gives 'X-Q4_K_M.gguf' the ETag .* allowed: 1 to 128 letters"):
         resolve("owner/name")
-    assert not any(name.endswith(".odd") for name in blobs(tmp_path))
-    ggufs.spoilt = set()
-    said = []
-    found = resolve("owner/name", said.append)
-    assert found.path.read_bytes() == ggufs.files["X-Q4_K_M.gguf"]
-    assert not any("not checked" in line for line in said)
+    assert outside(tmp_path) == before
+    assert (tmp_path / "etag").read_text() == "mine"
+    assert blobs(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "commit", ["../../../../escape", "/tmp/escape", "..", "main", "a" * 5000, "A" * 40, 7, None, ["a"]]
+)
+def test_a_commit_that_is_no_hash_is_refused_and_writes_nothing(commit, ggufs, tmp_path):
+    (tmp_path / "cache").mkdir()
+    before = outside(tmp_path)
+    ggufs.commit = commit
+    ggufs.statuses = []
+    with pytest.raises(ModelNotFound, match=r"names the commit .* allowed: 40 hexadecimal digits"):
+        resolve("owner/name")
+    assert outside(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../../../X-Q4_K_M.gguf", "/tmp/X-Q4_K_M.gguf", "a/../X-Q4_K_M.gguf", "a//X.gguf", "", "a\0.gguf"],
+)
+def test_a_file_that_leaves_the_repository_is_refused_and_writes_nothing(name, ggufs, tmp_path):
+    (tmp_path / "cache").mkdir()
+    before = outside(tmp_path)
+    ggufs.files[name] = noise(1000)
+    with pytest.raises(ModelNotFound, match=r"lists the file .* allowed: .* a path inside the repository"):
+        resolve("owner/name:IQ4_XS")
+    assert outside(tmp_path) == before
+
+
+@pytest.mark.parametrize("size", [-5, 2**62, "x", 1e300, True, [1]])
+def test_a_size_that_is_none_is_refused(size, ggufs):
+    ggufs.sizes = {"X-Q4_K_M.gguf": size}
+    with pytest.raises(ModelNotFound, match=r"says that 'X-Q4_K_M.gguf' has .* bytes; allowed: 0 to"):
+        resolve("owner/name")
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        b"[1]",
+        b"null",
+        b"7",
+        b"[" * 200_000,
+        b"\xff" * 5000,
+        b"{}",
+        b'{"id": 7}',
+        b'{"id": "owner/name", "sha": "' + b"a" * 40 + b'", "siblings": [7]}',
+        b'{"id": "owner/name", "sha": "' + b"a" * 40 + b'", "siblings": {"a": 1}}',
+        b'{"id": "owner/name", "sha": "' + b"a" * 40 + b'", "siblings": [{"rfilename": "x", "lfs": 3}]}',
+    ],
+)
+def test_json_that_describes_no_repository_is_a_clear_error(listing, hub):
+    hub.listing = listing
+    with pytest.raises(ModelNotFound, match="repository owner/name could not be fetched"):
+        resolve("owner/name")
+
+
+def test_a_file_system_without_links_has_the_files_themselves(ggufs, tmp_path, monkeypatch):
+    def refuse(*_arguments):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(repositories.Path, "symlink_to", refuse)
+    assert resolve("owner/name").path.read_bytes() == ggufs.files["X-Q4_K_M.gguf"]
+    assert blobs(tmp_path) == []
 
 
 def test_a_file_whose_checksum_nobody_tells_is_named(ggufs):

@@ -5,7 +5,8 @@
                                     /blobs/*.incomplete    what an interrupted download left
 
 A blob that other commits' files use stays until the last of them goes. A person's own files are in neither
-folder, and nothing here reaches them.
+folder, and nothing here removes them: a link that leads out of the cache is removed, and what it leads to
+stays; a folder that is such a link is refused.
 """
 
 from __future__ import annotations
@@ -80,21 +81,25 @@ def find_cached(name: str, among: Iterable[CachedModel]) -> list[CachedModel]:
 
 
 def remove_cached(name: str, models: Iterable[CachedModel]) -> int:
-    """Remove what `find_cached` found for `name`. Returns the bytes that became free. Raises OSError."""
+    """Remove what `find_cached` found for `name`. Returns the bytes that became free. Raises OSError, and
+    ModelNotFound where its folder is a link out of the cache."""
     base, _, wanted = name.partition(":")
+    folder = cache_folder() / base if base in ALIASES else repository_folder(base)
+    _check_inside(folder, folder.parent)
     if wanted:
         names = {each.name for each in models}
         sets = gguf_sets(_all_files(base))
         return sum(_remove_files(base, each.names) for each in sets if _name_of(base, each, sets) in names)
     if base in ALIASES:
-        path = cache_folder() / base / ALIASES[base].file_name
-        num_bytes = path.stat().st_size
+        path = folder / ALIASES[base].file_name
+        num_bytes = 0 if path.is_symlink() else path.stat().st_size
         path.unlink()
         return num_bytes
-    folder = repository_folder(base)
     num_bytes = _bytes_of(path for path in folder.rglob("*") if not path.is_symlink())
     shutil.rmtree(folder)
-    shutil.rmtree(hub_folder() / ".locks" / folder.name, ignore_errors=True)
+    locks = hub_folder() / ".locks"  # of huggingface_hub's own fetches
+    if not locks.is_symlink():
+        shutil.rmtree(locks / folder.name, ignore_errors=True)
     return num_bytes
 
 
@@ -193,12 +198,26 @@ def _blobs(pointers: Iterable[Path]) -> set[Path]:
     return {Path(os.path.realpath(path)) for path in pointers}
 
 
+def _check_inside(path: Path, folder: Path) -> None:
+    """Raise ModelNotFound where `path`, followed to its end, is not below `folder`."""
+    found, allowed = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+    if not found.is_relative_to(allowed):
+        raise ModelNotFound(
+            f"{path} leads to {found}, which is outside of {allowed}, and nothing was removed; allowed: what "
+            "lies in the cache itself; remove the link, or what it leads to, by hand"
+        )
+
+
 def _remove_files(repository: str, names: Iterable[str]) -> int:
     """Remove files from every commit, and their blobs that no other file of the repository uses."""
     snapshots = snapshots_of(repository)
     gone = _pointers(snapshots, names)
+    for path in gone:
+        _check_inside(path.parent, repository_folder(repository))
     others = [each.folder / name for each in snapshots for name in each.files]
     unused = _blobs(gone) - _blobs(path for path in others if path not in set(gone))
+    own = Path(os.path.realpath(repository_folder(repository)))
+    unused = {blob for blob in unused if blob.is_relative_to(own)}
     num_bytes = _bytes_of(unused)
     for path in gone:
         path.unlink()

@@ -32,7 +32,7 @@ _TIMEOUTS = httpx2.Timeout(20.0, connect=10.0)
 _STOP_S = 2.0
 _CHUNK = 1 << 20
 _TRY_AGAIN = (408, 416, 429, 500, 502, 503, 504)
-_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+_RANGE = re.compile(r"bytes (\d{1,20})-\d+/(\d+|\*)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ import httpx2
 from octavo.errors import ModelError, ModelNotFound
 from octavo.model.files.gguf import HEADER_MEMORY_MAX, read_gguf_part
 from octavo.model.files.safetensors_file import HEADER_BYTES_MAX
+from octavo.model.hub.look_up import Repository
 from octavo.model.hub.repository import (
     Progress,
-    Repository,
     bring_files,
     tell_choice,
     text_files,
@@ -39,7 +39,7 @@ ROPE_BYTES_MAX = 1 << 16
 _TIMEOUTS = httpx2.Timeout(20.0, connect=10.0)
 _ATTEMPTS = 3
 _FACTORS = re.compile(r"rope_(freqs|factors_(short|long))\.weight")  # they count among a file's settings
-_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+_RANGE = re.compile(r"bytes (\d{1,20})-\d+/(\d+|\*)")
 
 
 def fetch_headers(folder: Path, repository: Repository, choice: Choice | None, progress: Progress) -> Path:

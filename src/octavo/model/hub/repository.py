@@ -3,7 +3,9 @@
     look up (commit, names, sizes, SHA-256)  ->  pick  ->  room on the disk?  ->  fetch, check, link
         no network, or HF_HUB_OFFLINE=1  ->  pick among what the cache has, if it is whole
 
-huggingface_hub looks things up, brings tokens, and lays the cache out; hub_download brings the bytes.
+huggingface_hub looks things up and brings tokens; download.py brings the bytes. What the hub says names files
+of the cache (look_up.py checks commits and paths, `_bring_one` ETags), so it never calls `hf_hub_download`,
+which asks again and believes the answer.
 """
 
 from __future__ import annotations
@@ -16,16 +18,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from octavo.errors import BadModelFile, ModelError, ModelNotFound
+from octavo.errors import BadModelFile, ModelError, ModelNotFound, shown
 from octavo.fields import read_json_fields
 from octavo.model.files.safetensors_file import INDEX_NAME, SINGLE_NAME
 from octavo.model.hub.download import Checking, Download, RemoteFile, watch
+from octavo.model.hub.look_up import LOOK_UP_TIMEOUT_S, Repository, look_up
 from octavo.model.hub.snapshots import (
     PART_SUFFIX,
     Snapshot,
+    link_blob,
     note_main,
     repository_folder,
     snapshots_of,
@@ -34,32 +38,17 @@ from octavo.model.hub.variants import Choice, pick
 from octavo.types import Notice
 from octavo.units import format_age, format_bytes
 
+if TYPE_CHECKING:
+    from huggingface_hub.utils._xet import XetFileData
+
 # What a folder of safetensors has beside its weights: settings, tokenizers, templates.
 TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
-_LOOK_UP_TIMEOUT_S = 10.0
 _PLAIN_HTTP_MAX = 50 * 10**9  # larger files are only served through Xet, which huggingface_hub speaks
-_ETAG = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_ETAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _SHA256, _GIT_SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 _RATE_OVER_S = 10.0
 
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Repository:
-    """What the hub says: the commit, and its files' sizes, their SHA-256 and git's SHA-1 (None where it tells
-    none)."""
-
-    name: str
-    commit: str
-    files: Mapping[str, int]
-    sha256: Mapping[str, str | None]
-    git_sha1: Mapping[str, str | None]
-
-    @property
-    def snapshot(self) -> Path:
-        """The folder of this commit, which need not exist yet."""
-        return repository_folder(self.name) / "snapshots" / self.commit
 
 
 Fetch = Callable[[Repository, Choice | None, Progress], Path]
@@ -75,7 +64,7 @@ def fetch_repository(name: str, wanted: str | None, progress: Progress, fetch: F
 
     progress(f"{name}: looking for it on Hugging Face")
     try:
-        repository = _look_up(name)
+        repository = look_up(name)
     except (OSError, ValueError, RuntimeError, httpx2.HTTPError) as error:
         return _from_cache(name, wanted, error, progress)
     choice = pick(repository.files, wanted, f"repository {name}")
@@ -83,22 +72,6 @@ def fetch_repository(name: str, wanted: str | None, progress: Progress, fetch: F
         return (fetch or _fetch)(repository, choice, progress)
     except (OSError, ValueError, RuntimeError, httpx2.HTTPError) as error:
         raise _in_words(name, error) from error
-
-
-def _look_up(name: str) -> Repository:
-    """Ask the hub."""
-    from huggingface_hub import HfApi
-
-    info = HfApi(library_name="octavo").model_info(name, files_metadata=True, timeout=_LOOK_UP_TIMEOUT_S)
-    files, sha256, git_sha1 = dict[str, int](), dict[str, str | None](), dict[str, str | None]()
-    for file in info.siblings or []:
-        files[file.rfilename] = file.size or 0
-        sha256[file.rfilename] = None if file.lfs is None else file.lfs.sha256
-        # Of a large file it is that of a text that stands for it.
-        git_sha1[file.rfilename] = file.blob_id if file.lfs is None else None
-    if not info.sha:
-        raise ValueError("the hub names no commit of it")
-    return Repository(name, info.sha, files, sha256, git_sha1)
 
 
 def _fetch(repository: Repository, choice: Choice | None, progress: Progress) -> Path:
@@ -167,46 +140,57 @@ def bring_files(repository: Repository, names: Sequence[str], progress: Progress
 
 
 def _bring_one(repository: Repository, name: str, blobs: Path, meter: _Meter) -> None:
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    """Raises BadModelFile where the hub gives it an ETag that is no name of a blob."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(repository.name, name, revision=repository.commit)
-    known = get_hf_file_metadata(url, timeout=_LOOK_UP_TIMEOUT_S)
-    etag, size = str(known.etag or ""), known.size
+    known = get_hf_file_metadata(url, timeout=LOOK_UP_TIMEOUT_S)
+    etag, size = _checked_etag(name, known.etag), known.size or repository.files[name]
     sha256 = repository.sha256[name] or (etag if _SHA256.fullmatch(etag) else None)
     git_sha1 = repository.git_sha1[name] or (etag if _GIT_SHA1.fullmatch(etag) else None)
-    file = RemoteFile(name, url, token_headers(), size or repository.files[name], sha256, git_sha1)
-    is_ours = size is not None and size <= _PLAIN_HTTP_MAX and _ETAG.fullmatch(etag) is not None
-    if is_ours and not (blobs / etag).exists():
-        download = Download(file, blobs / f"{etag}{PART_SUFFIX}", blobs / etag)
+    file = RemoteFile(name, url, token_headers(), size, sha256, git_sha1)
+    if not (blobs / etag).exists():
+        part, missing = blobs / f"{etag}{PART_SUFFIX}", size - _bytes_here(blobs, etag)
+        _check_room(blobs, missing)
+        if size > _PLAIN_HTTP_MAX and missing and known.xet_file_data is not None:
+            _bring_by_xet(file, known.xet_file_data, part, meter)
+        download = Download(file, part, blobs / etag)  # checks what is whole already
         watch(download.run, lambda: meter.tell(download))
-
-    def link(_stop: threading.Event) -> None:
-        hf_hub_download(repository.name, name, revision=repository.commit)
-
-    watch(link, lambda: meter.tell_waiting(name))  # links the blob; fetches what only the library can
-    if not is_ours:
-        _check_linked(file, repository.snapshot / name, meter)
+    link_blob(repository.snapshot / name, blobs / etag)
     if file.checksum is None:
         meter.tell_unchecked(name)
 
 
-def _check_linked(file: RemoteFile, pointer: Path, meter: _Meter) -> None:
-    """Check what huggingface_hub fetched, which compares nothing itself. Raises BadModelFile."""
-    checking = Checking(file)
+def _checked_etag(name: str, etag: str | None) -> str:
+    given = etag or ""
+    if _ETAG.fullmatch(given) is None or ".." in given or given.endswith(PART_SUFFIX):
+        raise BadModelFile(
+            f"the hub gives {shown(name)} the ETag {shown(given)}, which is no name of a file; allowed: 1 to "
+            "128 letters, digits, and - . _ without two dots in a row; is HF_ENDPOINT a hub that you trust?"
+        )
+    return given
 
-    def check(stop: threading.Event) -> None:
-        fd = os.open(pointer, os.O_RDONLY)
-        try:
-            checking.run(fd, stop)
-        except BadModelFile:
-            blob = pointer.resolve()
-            pointer.unlink(missing_ok=True)
-            blob.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(fd)
 
-    watch(check, lambda: meter.tell_checking(checking))
+def _bring_by_xet(file: RemoteFile, where: XetFileData, part: Path, meter: _Meter) -> None:
+    """The whole file as `part`, as only huggingface_hub can; by a file of this process's own."""
+    from huggingface_hub.file_download import xet_get
+
+    own = part.with_suffix(f".{os.getpid()}{PART_SUFFIX}")
+
+    def fetch(_stop: threading.Event) -> None:
+        xet_get(
+            incomplete_path=own,
+            xet_file_data=where,
+            headers=dict(file.headers),
+            expected_size=file.num_bytes,
+            displayed_filename=file.name,
+        )
+        os.replace(own, part)
+
+    try:
+        watch(fetch, lambda: meter.tell_waiting(file.name))
+    finally:
+        own.unlink(missing_ok=True)
 
 
 def token_headers() -> dict[str, str]:
@@ -217,10 +201,10 @@ def token_headers() -> dict[str, str]:
     return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
-def _bytes_here(blobs: Path, sha256: str | None) -> int:
-    """Of a file that is on its way already."""
+def _bytes_here(blobs: Path, etag: str | None) -> int:
+    """Of a file that is on its way already; None: its ETag is not known yet."""
     try:
-        return 0 if sha256 is None else (blobs / f"{sha256}{PART_SUFFIX}").stat().st_size
+        return 0 if etag is None else (blobs / f"{etag}{PART_SUFFIX}").stat().st_size
     except OSError:
         return 0
 

@@ -12,7 +12,9 @@ way round. It knows no network.
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +79,21 @@ def unfinished_parts(name: str) -> list[Path]:
         return sorted((repository_folder(name) / "blobs").glob(f"*{PART_SUFFIX}"))
     except OSError:
         return []
+
+
+def link_blob(pointer: Path, blob: Path) -> None:
+    """Have the file of a commit stand for that blob, by an atomic rename; where the file system knows no
+    links the blob itself becomes that file. Raises OSError."""
+    pointer.parent.mkdir(parents=True, exist_ok=True)
+    made = pointer.with_name(f".{os.getpid()}-{threading.get_ident()}.link")
+    made.unlink(missing_ok=True)
+    try:
+        made.symlink_to(os.path.relpath(blob, pointer.parent))
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP):
+            raise
+        made = blob
+    os.replace(made, pointer)
 
 
 def note_main(name: str, commit: str) -> None:
