@@ -15,11 +15,11 @@ import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import tokenizers
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, OctavoError
 
 LONG_CHARS = 4096  # about a millisecond
 VERY_LONG_CHARS = 256 << 10  # leaves megabytes behind
@@ -38,7 +38,7 @@ def encode_text(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bo
     except (UnicodeEncodeError, TypeError) as error:
         raise InvalidRequest(f"the text is not valid Unicode: {_why(text, error)}", param="prompt") from error
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # the library's, which is no Exception and has no module
+        if not _is_panic(error):
             raise
         raise InvalidRequest(
             f"the tokenizer library gave up on this text: {error!s:.200}", param="prompt"
@@ -46,6 +46,22 @@ def encode_text(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bo
     if len(text) >= VERY_LONG_CHARS:
         give_memory_back()
     return ids
+
+
+@contextlib.contextmanager
+def panics_as(kind: type[OctavoError], source: str) -> Iterator[None]:
+    """What the library gives up on within it is an error of that kind."""
+    try:
+        yield
+    except BaseException as error:
+        if not _is_panic(error):
+            raise
+        raise kind(f"{source}: the tokenizer library gave up on it: {error!s:.200}") from None
+
+
+def _is_panic(error: BaseException) -> bool:
+    """The library's own, which is no Exception and has no module."""
+    return type(error).__name__ == "PanicException"
 
 
 def start_library_threads(backend: tokenizers.Tokenizer) -> threading.Thread:
@@ -62,7 +78,8 @@ def _start(backend: tokenizers.Tokenizer) -> None:
     with contextlib.suppress(OSError, AttributeError):
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICER)
-    backend.encode_batch_fast(["a"])
+    with contextlib.suppress(OctavoError), panics_as(OctavoError, "the first text"):
+        backend.encode_batch_fast(["a"])
 
 
 def give_memory_back() -> None:

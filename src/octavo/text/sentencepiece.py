@@ -22,6 +22,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from octavo.errors import BadModelFile
+from octavo.text.encoding import panics_as
+from octavo.text.growth import charsmap_growth
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "▁"
@@ -122,10 +124,14 @@ def _normalizers(pieces: Pieces) -> list[normalizers.Normalizer]:
                 f"{pieces.source}: a character map of {len(pieces.charsmap):,} bytes; "
                 f"allowed: {CHARSMAP_BYTES_MAX:,}"
             )
-        try:
-            steps.append(normalizers.Precompiled(pieces.charsmap))
-        except Exception as error:  # the library raises nothing narrower
-            raise BadModelFile(f"{pieces.source}: its character map is not sound: {error!s:.200}") from error
+        with panics_as(BadModelFile, pieces.source):
+            try:
+                charsmap_growth(pieces.charsmap)
+                steps.append(normalizers.Precompiled(pieces.charsmap))
+            except Exception as error:  # the library raises nothing narrower
+                raise BadModelFile(
+                    f"{pieces.source}: its character map is not sound: {error!s:.200}"
+                ) from error
     if pieces.collapses_spaces:
         steps.append(normalizers.Replace(Regex(r"\A +"), ""))
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))

@@ -17,15 +17,16 @@ from pathlib import Path
 
 import tokenizers
 
-from octavo.errors import UnsupportedModel
+from octavo.errors import BadModelFile, UnsupportedModel
 from octavo.fields import Fields, parse_json_object
 from octavo.text.aliases import AliasEncoder
 from octavo.text.byte_level import byte_level_bytes
 from octavo.text.chat import ChatTemplate
 from octavo.text.control import ControlTokens
 from octavo.text.detokenizer import IncrementalDetokenizer
-from octavo.text.encoding import encode_text, start_library_threads
+from octavo.text.encoding import encode_text, panics_as, start_library_threads
 from octavo.text.gguf_vocabulary import build_vocabulary, named_ids
+from octavo.text.growth import growth_of
 from octavo.text.infill import infill_tokens
 from octavo.text.model_templates import ModelTemplates, templates_of_folder, templates_of_gguf
 from octavo.text.sentencepiece import SPACE
@@ -76,7 +77,9 @@ class Tokenizer:
         named = {special.bos_id, special.eos_id, special.pad_id, *special.named_ids} - {None}
         control_texts = {i: self._content(i) for i in {*special.special_ids, *special.stop_ids, *named}}
         self._controls = {i: text for i, text in control_texts.items() if i in added and text.strip()}
-        self._aliases = AliasEncoder(backend, self._controls)
+        self._growth = growth_of(backend)
+        with panics_as(BadModelFile, "the tokenizer"):
+            self._aliases = AliasEncoder(backend, self._controls)
         self.chat_template = self._template(templates)
         self.infill = infill_tokens(backend.token_to_id)  # how it fills in the middle; None: it does not
 
@@ -195,14 +198,16 @@ class Tokenizer:
         """Token ids; special tokens written in the text become themselves, as with Hugging Face.
 
         `add_bos` puts the begin token in front if the model wants one; not for chats, whose template writes
-        it. Raises InvalidRequest for text that is no Unicode (a lone surrogate).
+        it. Raises InvalidRequest for text that is no Unicode (a lone surrogate), or could become too long.
         """
+        self._growth.check(text)
         ids = encode_text(self._backend, text, add_bos)
         return [*self._special.begin_ids, *ids] if add_bos else ids
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
         """Token ids of text, control token, text, ... (`Rendered.parts`): nothing in a text becomes a control
-        token. Raises InvalidRequest as `AliasEncoder.encode`."""
+        token. Raises InvalidRequest as `AliasEncoder.encode`, and as `encode`."""
+        self._growth.check("".join(parts))
         return self._aliases.encode(parts)
 
     def start_threads(self) -> None:

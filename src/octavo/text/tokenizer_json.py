@@ -1,4 +1,4 @@
-"""A tokenizer.json, from a file or from a text, as the `tokenizers` library reads it."""
+"""A tokenizer.json, from a file or from a text, as the `tokenizers` library reads it after a trial."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pathlib import Path
 import tokenizers
 
 from octavo.errors import BadModelFile
+from octavo.text.encoding import panics_as
+from octavo.text.tokenizer_trial import try_tokenizer
 
 TOKENIZER_BYTES_MAX = 256 << 20
 
 
 def read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
-    """Raises BadModelFile."""
+    """Raises BadModelFile, ConfigError where no process can be started."""
     size = path.stat().st_size
     if size > TOKENIZER_BYTES_MAX:
         raise BadModelFile(f"{path} has {size:,} bytes; allowed: up to {TOKENIZER_BYTES_MAX:,}")
@@ -24,11 +26,14 @@ def read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
 
 
 def backend_of_json(text: str, source: str) -> tokenizers.Tokenizer:
-    """The tokenizer, which neither cuts nor pads. Raises BadModelFile."""
-    try:
-        backend = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing narrower
-        raise BadModelFile(f"{source} is not a sound tokenizer: {error!s:.300}") from error
-    backend.no_truncation()
-    backend.no_padding()
+    """The tokenizer, which neither cuts nor pads. Raises BadModelFile, ConfigError where no process can be
+    started."""
+    try_tokenizer(text, source)
+    with panics_as(BadModelFile, source):
+        try:
+            backend = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises nothing narrower
+            raise BadModelFile(f"{source} is not a sound tokenizer: {error!s:.300}") from error
+        backend.no_truncation()
+        backend.no_padding()
     return backend
