@@ -1,12 +1,14 @@
 """The command line: quick to answer, clear when it refuses."""
 
+import errno
 import re
+import resource
 import subprocess
 import sys
 
 import pytest
 
-from octavo.cli.main import main, whole_command
+from octavo.cli.main import main, run_command, whole_command
 
 HEAVY = {"numpy", "starlette", "uvicorn", "tokenizers", "pydantic", "prometheus_client", "torch"}
 
@@ -105,3 +107,39 @@ def test_a_wrong_instruction_set_is_a_wrong_setting():
     assert done.returncode == 2
     assert "OCTAVO_ISA" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("12 blocks"),
+        OSError(errno.ENOMEM, "no"),
+        RuntimeError("can't start new thread"),
+    ],
+)
+def test_memory_that_the_system_refuses_is_a_sentence_and_status_1(error, capsys, monkeypatch):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (300 << 20, resource.RLIM_INFINITY))
+    with pytest.raises(SystemExit) as ended:
+        run_command(fail)
+    assert ended.value.code == 1
+    words = str(error) or "MemoryError"
+    told = capsys.readouterr().err
+    assert told.startswith(
+        f"octavo: the system refuses memory ({words}); allowed: 300 MiB of addresses (ulimit -v)"
+    )
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    with pytest.raises(SystemExit):
+        run_command(fail)
+    assert "ulimit" not in capsys.readouterr().err
+
+
+def test_another_error_of_the_system_is_no_shortage_of_memory():
+    def fail():
+        raise OSError(errno.EIO, "no")
+
+    with pytest.raises(OSError, match="no"):
+        run_command(fail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,15 @@ def test_the_reserve_is_a_twentieth_and_at_most_512_mib(machine: Path) -> None:
 def test_this_machine_answers() -> None:
     assert available_memory() > 0
     assert default_reserve() > 0
+
+
+def test_half_of_the_address_space_that_a_limit_leaves_is_to_be_had(machine: Path) -> None:
+    pages = os.sysconf("SC_PAGE_SIZE")
+    tell(machine, "proc/self/statm", f"{400 * MIB // pages} 5 5 5 0 5 0\n")
+    told = "Limit  Soft Limit  Hard Limit  Units\nMax cpu time  unlimited unlimited seconds\n"
+    tell(machine, "proc/self/limits", told + f"Max address space         {GIB}      unlimited   bytes\n")
+    assert available_memory(machine) == 312 * MIB
+    tell(machine, "proc/self/limits", told + f"Max address space         {300 * MIB} {GIB}   bytes\n")
+    assert available_memory(machine) == 0
+    tell(machine, "proc/self/limits", told + "Max address space         unlimited  unlimited   bytes\n")
+    assert available_memory(machine) == 2 * GIB

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from tests.executor.store import (
 from tests.processes import running
 
 from octavo.errors import ConfigError
+from octavo.executor import disk
 from octavo.executor.disk import DiskStore
 from octavo.files import Files
 
@@ -153,6 +155,29 @@ def test_a_full_disk_at_open_is_a_config_error_that_names_the_room(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"asks for 32.0 KiB in .* is free there; give the tier less"):
         open_store(tmp_path, files)
     open_store(tmp_path).close()
+
+
+def test_a_size_beyond_the_disk_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match=r"asks for 1024 TiB in .* free there; give the tier less"):
+            DiskStore.open(tmp_path, 2**50, BLOCK, FINGERPRINT)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / NAMESPACE / "blocks").stat().st_size == 0
+
+
+def test_what_the_store_has_already_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path)
+    monkeypatch.setattr(disk, "bytes_free", lambda folder: SLOT)
+    open_store(tmp_path, num_slots=5).close()
+    with pytest.raises(ConfigError, match=r"asks for 56.0 KiB in .*, and 8.0 KiB is free there"):
+        open_store(tmp_path, num_slots=7)
+    monkeypatch.setattr(disk, "bytes_free", lambda folder: None)
+    store = open_store(tmp_path, num_slots=7)
+    assert len(check_reads_back(store)) == 4
+    store.close()
 
 
 def test_a_store_that_cannot_grow_keeps_its_size_and_its_blocks(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ can meet ends the process with its message and no traceback: 2 for a wrong setti
 
 from __future__ import annotations
 
+import errno
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +78,29 @@ def run_command(command: Callable[[], object]) -> None:
         except OctavoError as error:
             typer.echo(f"octavo: {error}", err=True)
             sys.exit(2 if isinstance(error, (ConfigError, InvalidRequest, TenantsRefused)) else 1)
+        except (MemoryError, OSError, RuntimeError) as error:
+            if not _is_shortage(error):
+                raise
+            typer.echo(f"octavo: {_shortage_in_words(error)}", err=True)
+            sys.exit(1)
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Whether the system has refused memory."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or "can't start new thread" in str(error)
+
+
+def _shortage_in_words(error: Exception) -> str:
+    """What was refused, and what to change. It imports nothing: there may be no room."""
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    is_bounded = most != resource.RLIM_INFINITY
+    allowed = f"; allowed: {most >> 20:,} MiB of addresses (ulimit -v)" if is_bounded else ""
+    return (
+        f"the system refuses memory ({str(error) or type(error).__name__}){allowed}; give the process more, "
+        "or a smaller --kv-memory, --context-length or model"
+    )
 
 
 def whole_command() -> TyperGroup:

@@ -1,8 +1,9 @@
 """How much memory and how many cores there are for this process, as the system tells it.
 
-Two bounds count, and the smaller one is the answer: `MemAvailable` of the machine, and what each control
-group around the process leaves of its own limit. A group's file pages count as available, as they do in
-`MemAvailable`: the kernel takes them back before it kills a process.
+Three bounds count, and the smallest one is the answer: `MemAvailable` of the machine, what each control group
+around the process leaves of its own limit, and half of the address space that `ulimit -v` leaves, since
+threads and libraries take some too. A group's file pages count as available, as they do in `MemAvailable`:
+the kernel takes them back before it kills a process.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def available_memory(root: Path = Path("/")) -> int:
     Raises OSError or ValueError where the system does not tell.
     """
     available = _meminfo(root, "MemAvailable")
-    return min([available, *_left_in_groups(root)])
+    return min([available, *_left_in_groups(root), *_left_of_address_space(root)])
 
 
 def default_reserve(root: Path = Path("/")) -> int:
@@ -41,6 +42,25 @@ def _meminfo(root: Path, field: str) -> int:
         if name == field:
             return int(rest.split()[0]) * 1024
     raise ValueError(f"/proc/meminfo has no {field}")
+
+
+def address_space_max(root: Path = Path("/")) -> int | None:
+    """Bytes of address space that the process may have (`ulimit -v`); None: it has no limit."""
+    limits = root / "proc/self/limits"
+    for line in limits.read_text(encoding="ascii").splitlines() if limits.exists() else []:
+        name, _, rest = line.partition("Max address space")
+        if not name and rest.split()[0].isdigit():
+            return int(rest.split()[0])
+    return None
+
+
+def _left_of_address_space(root: Path) -> list[int]:
+    """Half of what is left, where there is a limit."""
+    most = address_space_max(root)
+    if most is None:
+        return []
+    pages = int((root / "proc/self/statm").read_text(encoding="ascii").split()[0])
+    return [max(0, most - pages * os.sysconf("SC_PAGE_SIZE")) // 2]
 
 
 def _left_in_groups(root: Path) -> list[int]:

@@ -45,6 +45,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from octavo.errors import ConfigError
+from octavo.executor.disk_folder import bytes_free
 from octavo.executor.disk_index import DIGEST_BYTES, NAME_BYTES, Binding, DiskIndex, Row
 from octavo.files import Files, Whereabouts
 from octavo.units import format_bytes
@@ -75,7 +76,8 @@ class DiskStore:
     ) -> DiskStore:
         """The store of this fingerprint in `folder`, with as much of its content as is sound and still fits.
 
-        Takes the space of all slots now, so that a full disk is met here. A store that grew or shrank keeps
+        Takes the space of all slots now, so that a full disk is met here, before memory is taken for so many
+        slots. A store that grew or shrank keeps
         the blocks of the slots that it still has; blocks that were last used more than `max_age_s` ago are
         dropped; `needed_s`, which is asked under the store's lock, may say a longer time. Raises ConfigError
         for a folder that cannot be used, is in use, or has no room. O(blocks stored), without reading them.
@@ -96,6 +98,7 @@ class DiskStore:
                 _lock(files, namespace / "lock", resources)
                 fd = files.open(namespace / "blocks")
                 resources.callback(files.close, fd)
+                _check_room(namespace / "blocks", num_slots * slot_bytes)
                 index = DiskIndex.open(
                     files, namespace / "index.sqlite", Binding(fingerprint, block_bytes, num_slots)
                 )
@@ -372,6 +375,16 @@ def _digest(name: bytes, data: memoryview) -> bytes:
     return digest.digest()
 
 
+def _check_room(blocks: Path, num_bytes: int) -> None:
+    """Raise ConfigError where the disk has no room for the file to become so large; it may be there already.
+    Where the system does not tell, the file itself will."""
+    present, free = 0, bytes_free(blocks.parent)
+    with contextlib.suppress(OSError):
+        present = blocks.stat().st_blocks * 512
+    if free is not None and num_bytes - present > free:
+        raise ConfigError(_no_room(blocks.parents[1], num_bytes, format_bytes(free)))
+
+
 def _lock(files: Files, path: Path, resources: contextlib.ExitStack) -> None:
     """Hold the namespace until `resources` are closed or the process ends."""
     fd = files.open(path)
@@ -404,6 +417,10 @@ def _refusal(folder: Path, num_bytes: int, error: OSError | sqlite3.Error) -> st
     free = "too little"
     with contextlib.suppress(OSError):
         free = format_bytes(shutil.disk_usage(folder).free)
+    return _no_room(folder, num_bytes, free)
+
+
+def _no_room(folder: Path, num_bytes: int, free: str) -> str:
     return (
         f"the disk tier asks for {format_bytes(num_bytes)} in {folder}, and {free} is free there; "
         "give the tier less, or make room"
