@@ -25,12 +25,12 @@ from octavo.engine.offload import open_disk
 from octavo.engine.session_file import SESSIONS_FILE, longest_ttl
 from octavo.engine.session_record import TTL_S_MAX, SessionRecord
 from octavo.engine.session_store import SessionStore
+from octavo.engine.steady_clock import Seen, Sources, SteadyClock
 from octavo.errors import (
     InvalidRequest,
     SessionBusy,
     UnknownSession,
 )
-from octavo.executor.disk import DiskStore
 from octavo.files import Files
 from octavo.inspect.session_views import SessionBlocks
 from octavo.memory.quota import TenantPolicy
@@ -113,7 +113,9 @@ def test_a_session_deleted_while_something_is_prepared_leaves_nothing_behind(
     run(work())
 
 
-def test_blocks_of_a_session_outlive_a_shorter_age_of_the_disk_cache(tmp_path: Path) -> None:
+def test_blocks_of_a_session_outlive_a_shorter_age_of_the_disk_cache_and_a_clock_that_is_wrong(
+    tmp_path: Path,
+) -> None:
     day = 86_400.0
     store = SessionStore.open(tmp_path / SESSIONS_FILE, clock=lambda: 1000.0)
     store.create("", 3 * day)
@@ -135,11 +137,13 @@ def test_blocks_of_a_session_outlive_a_shorter_age_of_the_disk_cache(tmp_path: P
         assert chat.store is not None
         folder, size = chat.store.namespace.parent, 200 * (BLOCK_BYTES + 4096)
         options = StartOptions(disk_cache=str(folder), disk_size_bytes=size, disk_max_age_days=1)
-        for days, left in ((2, view.blocks.kept), (4, 0)):
-            now = time.time() + days * day
-            opened = partial(DiskStore.open, clock=partial(float, now))
-            with mock.patch("time.time", return_value=now), mock.patch.object(DiskStore, "open", opened):
-                store = open_disk(options, BLOCK_BYTES, b"f" * 32, day)
+        began = time.time()
+        for days, passed, left in ((4, 0, view.blocks.kept), (2, 2, view.blocks.kept), (4, 4, 0)):
+            sources = Sources(
+                partial(float, began + days * day), partial(float, passed * day), partial(str, "boot")
+            )
+            clock = SteadyClock(Seen("boot", 0.0, began), sources)
+            store = open_disk(options, BLOCK_BYTES, b"f" * 32, day, clock)
             assert store is not None
             assert len(store.entries()) == left
             store.close()

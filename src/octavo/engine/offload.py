@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.config import StartOptions
 from octavo.engine.session_file import SESSIONS_FILE, longest_ttl
+from octavo.engine.session_store import GRACE_S
+from octavo.engine.steady_clock import CLOCK_FILE, SteadyClock
 from octavo.errors import ConfigError
 from octavo.executor.disk import DiskStore, namespace_of
 from octavo.executor.disk_folder import remove_unused, survey
@@ -30,6 +31,7 @@ class Below:
     num_host: int  # slots in host memory: the first ones
     max_age_s: float
     namespace: Path | None = None  # the disk's folder for this model and layout
+    clock: SteadyClock | None = None  # by which things on disk are as old as they are
 
     def new_ledger(self) -> OffloadTier:
         """Of what is there now."""
@@ -41,9 +43,10 @@ class Below:
 def open_below(options: StartOptions, block_bytes: int, fingerprint: bytes) -> Below | None:
     """Host memory, disk, both or nothing. Raises ConfigError."""
     max_age_s = options.disk_max_age_days * 86_400.0 or math.inf
-    disk = open_disk(options, block_bytes, fingerprint, max_age_s)
+    clock = open_clock(options, fingerprint)
+    disk = open_disk(options, block_bytes, fingerprint, max_age_s, clock)
     if not options.host_cache_bytes:
-        return None if disk is None else Below(disk, 0, max_age_s, disk.namespace)
+        return None if disk is None else Below(disk, 0, max_age_s, disk.namespace, clock)
     try:
         host = HostStore(options.host_cache_bytes, block_bytes)
     except ConfigError:
@@ -52,29 +55,42 @@ def open_below(options: StartOptions, block_bytes: int, fingerprint: bytes) -> B
         raise
     if disk is None:
         return Below(host, host.num_slots, max_age_s)
-    return Below(TieredStore(host, disk), host.num_slots, max_age_s, disk.namespace)
+    return Below(TieredStore(host, disk), host.num_slots, max_age_s, disk.namespace, clock)
+
+
+def open_clock(options: StartOptions, fingerprint: bytes) -> SteadyClock:
+    """The time of this model's part of the disk cache, if there is to be one."""
+    folder = options.disk_folder
+    return (
+        SteadyClock() if folder is None else SteadyClock.open(folder / namespace_of(fingerprint) / CLOCK_FILE)
+    )
 
 
 def open_disk(
-    options: StartOptions, block_bytes: int, fingerprint: bytes, max_age_s: float
+    options: StartOptions, block_bytes: int, fingerprint: bytes, max_age_s: float, clock: SteadyClock
 ) -> DiskStore | None:
     """The disk cache, if there is to be one, bound to everything that its bytes depend on. What others have
-    left in its folder is told, and removed where no server has used it for too long.
+    left in its folder is told, and removed where no server has used it for too long; nothing where `clock` is
+    not sure of ages.
 
     Raises ConfigError.
     """
     folder = options.disk_folder
     if folder is None:
         return None
-    tidy(folder, namespace_of(fingerprint), max_age_s, time.time())
+    if not clock.is_sure:
+        max_age_s = math.inf
+    tidy(folder, namespace_of(fingerprint), max_age_s, clock())
     store = DiskStore.open(
         folder,
         options.disk_size_bytes,
         block_bytes,
         fingerprint,
         max_age_s=max_age_s,
-        needed_s=lambda namespace: longest_ttl(namespace / SESSIONS_FILE, time.time()),
+        needed_s=lambda namespace: longest_ttl(namespace / SESSIONS_FILE, clock() - GRACE_S) + GRACE_S,
+        clock=clock,
     )
+    clock.keep(store.namespace / CLOCK_FILE)
     if store.opened_afresh:
         log.warning("the disk cache in %s begins afresh: %s", folder, store.opened_afresh)
     if store.aged:

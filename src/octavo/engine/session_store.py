@@ -5,15 +5,15 @@ It answers from memory; with a file, every change is written behind (`session_fi
 is on the medium, and so may a caller that deletes one. A file that SQLite finds damaged costs the sessions in
 it, never an answer, and is begun afresh. Where there are too many, a session is refused, because clients
 delete them; of responses, which they do not, the one gives way that was used longest ago and does not run.
-Times are of the wall clock, because they outlive the process. Any thread may call. It does not know blocks:
-`num_shared` and `num_suspended` are numbers that the scheduler gave it, and gets back with the tokens.
+Times are seconds since 1970, because they outlive the process (`steady_clock`). Any thread may call. It does
+not know blocks: `num_shared` and `num_suspended` are numbers that the scheduler gave it, and gets back with
+the tokens.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
-import time
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from octavo.engine.session_file import SessionFile, open_file
 from octavo.engine.session_record import TTL_S_MAX, SessionRecord
+from octavo.engine.steady_clock import SteadyClock
 from octavo.errors import (
     InvalidRequest,
     RequestTooLarge,
@@ -35,6 +36,7 @@ from octavo.files import Files
 SESSIONS_MAX = 1024  # of a tenant
 RESPONSES_MAX = 1000  # of a tenant
 DOCUMENTS_BYTES_MAX = 64 * 2**20  # of a tenant's responses together
+GRACE_S = 3600.0
 _ID_BYTES = 18
 
 
@@ -49,8 +51,9 @@ class NewResponse:
 class SessionStore:
     """All sessions of a server, or of a script."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self.num_graced = 0  # records that had expired when they were read from the file
+        self._clock = clock or SteadyClock()
         self._records: dict[str, SessionRecord] = {}  # guarded by _lock
         self._turns: dict[object, str] = {}  # guarded by _lock: turns that run, and the ids of their sessions
         self._lock = threading.Lock()
@@ -58,12 +61,16 @@ class SessionStore:
 
     @classmethod
     def open(
-        cls, path: Path, files: Files | None = None, clock: Callable[[], float] = time.time
+        cls, path: Path, files: Files | None = None, clock: Callable[[], float] | None = None
     ) -> SessionStore:
-        """The sessions in a file, or a new file. Raises as `open_file`."""
+        """The sessions in a file, or a new file. One that seems to have expired is kept for its ttl once
+        more, at most `GRACE_S`: the clock may be wrong, and what is deleted does not come back. Raises as
+        `open_file`."""
         store = cls(clock)
         store._file, records = open_file(path, files or Files())
-        store._records = {record.session_id: record for record in records}
+        now = store._clock()
+        store.num_graced = sum(record.expires <= now for record in records)
+        store._records = {record.session_id: _graced(record, now) for record in records}
         return store
 
     @property
@@ -336,6 +343,12 @@ class SessionStore:
             self._records[session_id] = record
             self._put(record)
         return True
+
+
+def _graced(record: SessionRecord, now: float) -> SessionRecord:
+    """The same, used at a time that has passed, and not to be forgotten at once."""
+    least = now - record.ttl_s + min(record.ttl_s, GRACE_S) if record.expires <= now else record.used
+    return replace(record, used=min(least, now))
 
 
 def _unknown_session(session_id: str) -> UnknownSession:

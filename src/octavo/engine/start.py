@@ -23,8 +23,9 @@ from octavo.engine.model_card import ModelCard
 from octavo.engine.offload import open_below
 from octavo.engine.requests import ModelFacts, encode_rendered, render_chat
 from octavo.engine.session_file import SESSIONS_FILE
-from octavo.engine.session_store import SessionStore
+from octavo.engine.session_store import GRACE_S, SessionStore
 from octavo.engine.sessions import SessionSupport, restore
+from octavo.engine.steady_clock import SteadyClock
 from octavo.engine.windows import waste_in_words, window_waste
 from octavo.errors import ConfigError, OctavoError
 from octavo.executor.backend import Backend, EngineRunner, PoolSize
@@ -49,7 +50,7 @@ from octavo.text.tokenizer import Tokenizer
 from octavo.tools.formats import FORMAT_NAMES
 from octavo.tools.thinking import THINKING_NAMES
 from octavo.types import ChatMessage
-from octavo.units import blocks_for, format_bytes
+from octavo.units import blocks_for, format_age, format_bytes
 
 Progress = Callable[[str], None]
 PoliciesOf = Callable[[int], Sequence[TenantPolicy]]  # tenants' bounds, for blocks of so many bytes
@@ -233,7 +234,7 @@ def engine_over(
     engine = Engine(new_scheduler, executor, runner.reset, overlap, time.perf_counter, inbox, watch)
     engine.scheduler.ledger.pool.backing.record_ready(ready)
     sessions = SessionSupport(
-        open_sessions(None if below is None else below.namespace),
+        open_sessions(None) if below is None else open_sessions(below.namespace, below.clock),
         options.session_ttl_s,
         None if worker is None else worker.sync,
     )
@@ -295,17 +296,24 @@ def words_of(tokenizer: Tokenizer, vocab_size: int) -> Words:
     )
 
 
-def open_sessions(namespace: Path | None) -> SessionStore:
+def open_sessions(namespace: Path | None, clock: SteadyClock | None = None) -> SessionStore:
     """The sessions beside the blocks on disk; without a disk cache they end with the process."""
     if namespace is None:
-        return SessionStore()
+        return SessionStore(clock)
     path = namespace / SESSIONS_FILE
     try:
-        sessions = SessionStore.open(path)
+        sessions = SessionStore.open(path, clock=clock)
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"the sessions in {path} cannot be used: {error}; make room, or move it") from None
     if sessions.opened_afresh:
         log.warning("the sessions in %s are lost: %s", path, sessions.opened_afresh)
+    if sessions.num_graced:
+        log.warning(
+            "%s sessions or responses in %s seem to have expired meanwhile; they are kept for up to %s more",
+            f"{sessions.num_graced:,}",
+            path,
+            format_age(GRACE_S),
+        )
     return sessions
 
 

@@ -26,6 +26,8 @@ _DATABASES = ("sessions.sqlite", "index.sqlite")
 _FILES = (
     "blocks",
     *(f"{name}{end}" for name in _DATABASES for end in ("-wal", "-shm", "-journal", "")),
+    "clock",
+    "clock.new",
     "lock",
 )
 
