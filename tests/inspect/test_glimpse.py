@@ -242,15 +242,78 @@ def test_a_tenants_glimpse_is_its_own_part_of_the_whole() -> None:
     run_for(served, 3)
     whole, own = look(served), look(served, "a")
     assert {g.tenant for g in own.tables} == {"a"}
-    assert own.tables == tuple(g for g in whole.tables if g.tenant == "a")
-    held = {block for g in own.tables for block in g.blocks}
-    assert own.names == [name if block in held else None for block, name in enumerate(whole.names)]
+    ours = [g for g in whole.tables if g.tenant == "a"]
+    places = list(dict.fromkeys(block for g in ours for block in g.blocks))
+    assert [replace(g, blocks=[places[number] for number in g.blocks]) for g in own.tables] == ours
+    assert own.names == [whole.names[block] for block in places] + [None] * (60 - len(places))
     assert any(own.names)
     assert {row.request_id for row in own.requests} == {
         row.request_id for row in whole.requests if row.tenant == "a"
     }
     assert (own.tenants, own.tier) == ((), None)
     assert whole.tenants
+
+
+def between(served: Served, num_blocks: int) -> None:
+    """So many blocks become another tenant's."""
+    if num_blocks:
+        holder = Holder(HolderKind.STORE, "b", "b's", is_fixed=True)
+        served.memory.reserve(served.memory.open(holder), 0, num_blocks * 4)
+
+
+def lives_of(*taken: int) -> list[object]:
+    """All that tenant a sees of its life beside one who takes so many blocks in between."""
+    served, seen = Served(blocks=90, rows=8, slots=50, pins=30), list[object]()
+    inspector = inspector_of(served.scheduler)
+    for place, num_blocks in enumerate(taken):
+        between(served, num_blocks)
+        number = served.add(tuple(range(100 * place, 100 * place + 9)), 12, tenant="a", n=1 + place % 2)
+        run_for(served, 2)
+        own = look(served, "a")
+        seen += [own.names, own.requests, [(g.label, g.blocks) for g in own.tables], inspector.map("a")]
+        seen.append(inspector.request(number, 0.0, "a"))
+    return seen
+
+
+def test_places_of_a_tenants_blocks_do_not_tell_how_many_another_takes() -> None:
+    alone = lives_of(0, 0, 0, 0, 0)
+    assert alone == lives_of(3, 7, 0, 12, 1)
+    assert alone == lives_of(0, 1, 9, 0, 2)
+
+
+def test_a_tenants_blocks_have_one_number_in_every_view_and_its_pins_the_first() -> None:
+    served = Chats(blocks=60)
+    served.say("a", PROMPT, tenant="t")
+    run_for(served, 3)
+    between(served, 5)
+    first = served.add(13, 8, tenant="t", n=2)
+    run_for(served, 3)
+    inspector = inspector_of(served.scheduler)
+    drawn, own = inspector.map("t"), look(served, "t")
+    assert [g.kind for g in own.tables] == [HolderKind.SESSION, HolderKind.SEQUENCE, HolderKind.SEQUENCE]
+    told = inspector.request(first, 0.0, "t")
+    assert told is not None
+    tables = [[entry.block for entry in sequence.table] for sequence in told.sequences]
+    assert tables == [g.blocks for g in own.tables[1:]]
+    numbers = {block for g in own.tables for block in g.blocks}
+    assert numbers == set(range(len(numbers)))
+    assert {number for number, state in enumerate(drawn.states) if state != "."} == numbers
+    shared = set(tables[0]) & set(tables[1])
+    assert {number for number, state in enumerate(drawn.states) if state == "S"} == shared != set()
+    assert {entry.holders for sequence in told.sequences for entry in sequence.table} == {1, 2}
+
+
+def test_how_many_others_hold_a_block_is_not_told() -> None:
+    served = Served(blocks=60, rows=4)
+    number = served.add(13, 8, tenant="a")
+    run_for(served, 2)
+    inspector = inspector_of(served.scheduler)
+    before = inspector.request(number, 0.0, "a")
+    table = served.memory.open(Holder(HolderKind.SEQUENCE, "b", "b's"))
+    for block in served.scheduler.live.running[0].holder.blocks[:2]:
+        served.memory.pool.retain(block)
+        table.blocks.append(block)
+    assert inspector.request(number, 0.0, "a") == before
 
 
 def test_nothing_that_another_tenant_does_moves_a_number_of_a_tenants_glimpse() -> None:

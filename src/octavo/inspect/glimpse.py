@@ -7,17 +7,18 @@ finds out what changed and writes it. One is taken only while a client watches; 
     names     the name of each block, None where it has none
     below     which of `BELOW_WINDOW` blocks can be found below, too: the pool is gone through in turn
 
-A tenant's glimpse has that tenant's tables, names and requests alone: `own_views` says what it may know.
+A tenant's glimpse has that tenant's tables, names and requests alone, and its blocks by its own numbers:
+`own_views` says what it may know.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
-from octavo.inspect.own_views import own_event
+from octavo.inspect.own_views import number_blocks, own_event, own_holders
 from octavo.inspect.views import TierView, view_tier
 from octavo.memory.holders import HolderKind
 from octavo.memory.ledger import Ledger
@@ -36,8 +37,6 @@ SESSIONS_GLIMPSED = 100  # of the newest; a server may have thousands
 PINS_GLIMPSED = 200
 REQUESTS_GLIMPSED = 1000
 TENANTS_GLIMPSED = 200
-# Copies on their way are nobody's own: where they come and go, others are at work.
-_OWN_KINDS = frozenset({HolderKind.SEQUENCE, HolderKind.SESSION, HolderKind.PIN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +173,12 @@ def take_glimpse(parts: Glimpsed, now: float, below_from: int = 0, tenant: str |
     tables = tuple(_tables(ledger, live, tenant))
     names = pool.name_of[:]
     if tenant is not None:
-        names = [None] * pool.capacity
-        for table in tables:
-            for block in table.blocks:
-                names[block] = pool.name_of[block]
+        numbers = number_blocks(table.blocks for table in tables)
+        names = [pool.name_of[block] for block in numbers]
+        names += [None] * (pool.capacity - len(names))
+        tables = tuple(
+            replace(table, blocks=list(map(numbers.__getitem__, table.blocks))) for table in tables
+        )
     below_from = below_from if below_from < pool.num_blocks else 0
     window = names[below_from : below_from + BELOW_WINDOW]
     return Glimpse(
@@ -202,18 +203,18 @@ def take_glimpse(parts: Glimpsed, now: float, below_from: int = 0, tenant: str |
 
 def _tables(ledger: Ledger, live: LiveSequences, tenant: str | None) -> Iterator[TableGlimpse]:
     choices = {sequence.table: sequence.choice for sequence in live.running}
-    for table, holder in ledger.holders.items():
-        if tenant is None or (holder.tenant == tenant and holder.kind in _OWN_KINDS):
-            is_sequence = holder.kind is HolderKind.SEQUENCE
-            yield TableGlimpse(
-                table,
-                holder.kind,
-                holder.tenant,
-                holder.label,
-                holder.group if is_sequence else None,
-                choices.get(table),
-                table.blocks[:],
-            )
+    for holder in ledger.holders.values() if tenant is None else own_holders(ledger, tenant):
+        table = holder.table
+        assert table is not None, "a holder without blocks is not registered"
+        yield TableGlimpse(
+            table,
+            holder.kind,
+            holder.tenant,
+            holder.label,
+            holder.group if holder.kind is HolderKind.SEQUENCE else None,
+            choices.get(table),
+            table.blocks[:],
+        )
 
 
 def _requests(live: LiveSequences, tenant: str | None) -> Iterator[RequestGlimpse]:

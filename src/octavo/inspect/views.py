@@ -6,7 +6,7 @@ Made on the engine's thread between two steps, so that all numbers of one answer
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from octavo.inspect.uses import TenantUse, view_uses
@@ -156,15 +156,17 @@ def view_map(ledger: Ledger) -> MapView:
     return MapView("".join(states), owner, owners)
 
 
-def draw(holders: Iterable[Holder], states: list[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Write the letters of these holders' blocks into `states`; returns who owns which block, and their
-    labels. O(blocks held)."""
+def draw(
+    holders: Iterable[Holder], states: list[str], numbers: Mapping[int, int] | None = None
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Write the letters of these holders' blocks into `states`, by their places in the pool or by these
+    `numbers`; returns who owns which block, and their labels. O(blocks held)."""
     order = {kind: place for place, kind in enumerate(_MAP_LETTERS)}
     owner, owners = [-1] * len(states), dict[tuple[str, str], int]()
     for holder in sorted(holders, key=lambda holder: order.get(holder.kind, len(order))):
         number = owners.setdefault((holder.tenant, holder.label), len(owners))
         letter = _MAP_LETTERS.get(holder.kind, "p")
-        for block in holder.blocks:
+        for block in holder.blocks if numbers is None else map(numbers.__getitem__, holder.blocks):
             if states[block] != letter or owner[block] < 0 or letter == "p":
                 owner[block] = number
             states[block] = letter
