@@ -20,10 +20,13 @@ from tests.tiny import tiny_model
 
 from octavo.cli import serve
 from octavo.config import StartOptions
+from octavo.engine import start as start_module
 from octavo.engine.available import available_memory
 from octavo.engine.client import EngineClient
 from octavo.engine.start import Budget, client_of, engine_over, ready_blocks, start_engine, try_template
+from octavo.errors import ConfigError, TenantsRefused
 from octavo.executor.backend import HostBackend
+from octavo.executor.runner import Runner
 from octavo.kernels.native_ops import NativeOps
 from octavo.memory.quota import TenantPolicy
 from octavo.model.loader import LoadedModel
@@ -199,3 +202,45 @@ def test_the_first_request_of_a_tenant_is_sized_by_its_bounds_before_any_step() 
     bounds = TenantPolicy("t", request_maximum=3)
     engine = engine_over(loaded, host_backend(ops), options, lambda size: [bounds]).engine
     assert engine.capacities.hard.room("t") == 3
+
+
+@pytest.mark.parametrize("fails", ["bounds", "sessions", "restore"])
+def test_a_start_that_fails_behind_the_runner_leaves_no_thread_and_no_lock(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error, policies = ConfigError("no"), [TenantPolicy("t", guaranteed=10**6)]
+    if fails != "bounds":
+        name, policies = {"sessions": "open_sessions", "restore": "restore"}[fails], []
+        monkeypatch.setattr(start_module, name, mock.Mock(side_effect=error))
+    before = set(threading.enumerate())
+    with pytest.raises((ConfigError, TenantsRefused)):
+        start(tmp_path, *policies)
+    assert set(threading.enumerate()) == before
+    monkeypatch.undo()
+    start(tmp_path).close()
+
+
+def test_a_start_that_is_interrupted_leaves_no_thread_and_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    def build(*_given: object) -> object:
+        ops = NativeOps()
+        loaded = LoadedModel(tiny_model(ops), SilentTokenizer())  # type: ignore[arg-type]
+        options = StartOptions(kv="f32", kv_memory_bytes=4 << 20, disk_cache=str(tmp_path), max_seqs=8)
+        options = replace(options, disk_size_bytes=16 << 20)
+        begun.append(engine_over(loaded, host_backend(ops), options))
+        return begun[-1]
+
+    monkeypatch.setattr(start_module, "build_engine", build)
+    monkeypatch.setattr(PairTokenizer, "start_threads", lambda self: None, raising=False)
+    monkeypatch.setattr(PairTokenizer, "close", lambda self: None, raising=False)
+    monkeypatch.setattr(Runner, "wait_ready", mock.Mock(side_effect=KeyboardInterrupt))
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        start_engine(None, StartOptions(), lambda text: None)
+    assert len(begun) == 1
+    assert {thread for thread in threading.enumerate() if thread.name != "octavo-template"} <= before
+    monkeypatch.undo()
+    start(tmp_path).close()

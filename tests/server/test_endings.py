@@ -110,3 +110,39 @@ def test_a_whole_answer_that_outlasts_the_drain_is_a_503_in_openais_shape(ending
     assert answers[0].json()["error"]["type"] == "service_unavailable_error"
     assert server.process.wait(LIMIT_S) == 0
     check_log(server)
+
+
+AFTER = (
+    """
+import os, signal
+from octavo.server.run import ignore_signals
+ignore_signals()
+for one in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+    os.kill(os.getpid(), one)
+"""
+    + SERVE
+    + """
+for _ in range(2):
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(os.getpid(), one)
+print("closed", flush=True)
+"""
+)
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_end_changes_no_exit_status_and_cuts_no_closing_short(first, tmp_path):
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", AFTER, "0.2"], stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    try:
+        assert process.stdout.readline().startswith("http://")
+        process.send_signal(signal.SIGUSR1)
+        process.send_signal(first)
+        assert process.communicate(timeout=LIMIT_S)[0] == "closed\n"
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert "Traceback" not in (tmp_path / "log").read_text()

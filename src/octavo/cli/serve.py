@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-
 from rich.console import Console
 
 from octavo.cli.terminal import running_engine
 from octavo.config import StartOptions
 from octavo.server.logs import configure_logging
-from octavo.server.run import listening, reach_in_words, serve
+from octavo.server.run import ignore_signals, listening, reach_in_words, serve
 from octavo.server.settings import ServerSettings
 
 
@@ -17,7 +15,7 @@ def run(model: str | None, options: StartOptions, settings: ServerSettings) -> N
     """Serve until a signal. The port is taken and the tenants are read before the model is loaded, so what is
     wrong with them is known at once."""
     configure_logging(settings.log_level, settings.log_format)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it ends a process that does not expect it; the server will
+    ignore_signals()
     policies_of = None if settings.roster is None else settings.roster.tenants.policies
     with (
         listening(settings) as listener,

@@ -3,6 +3,7 @@ front door."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sqlite3
 import threading
@@ -113,11 +114,17 @@ def start_engine(
     guarantees do not fit; `progress` is told each phase."""
     started = build_engine(model, options, progress, policies_of)
     tokenizer = started.loaded.tokenizer
-    tokenizer.start_threads()
-    # Beside the rest: its process takes a tenth of a second to begin, and stands ready for the first chat.
-    threading.Thread(target=try_template, args=(tokenizer,), name="octavo-template", daemon=True).start()
-    started.runner.wait_ready(READY_WAIT_S)
-    return client_of(started, options)
+    with contextlib.ExitStack() as undo:
+        undo.callback(started.engine.executor.close)
+        undo.callback(started.sessions.store.close)
+        undo.callback(tokenizer.close)
+        tokenizer.start_threads()
+        # Beside the rest: its process takes a tenth of a second to begin, and is ready for the first chat.
+        threading.Thread(target=try_template, args=(tokenizer,), name="octavo-template", daemon=True).start()
+        started.runner.wait_ready(READY_WAIT_S)
+        client = client_of(started, options)
+        undo.pop_all()
+    return client
 
 
 def try_template(tokenizer: Tokenizer) -> None:
@@ -183,18 +190,32 @@ def engine_over(
     """An engine, with a pool of its own, over weights that `backend` has loaded; several may share them.
     Tenants' bounds hold before their sessions are found again.
 
-    Raises ConfigError when the pool would be too small, or what `policies_of` or the bounds raise. Native
-    threads are the process's, so `options.threads` does nothing here.
+    Raises ConfigError when the pool would be too small, or what `policies_of` or the bounds raise; then
+    threads, files and locks of what was begun are gone. Native threads are the process's, so
+    `options.threads` does nothing here.
     """
+    with contextlib.ExitStack() as undo:
+        started = _engine_over(loaded, backend, options, policies_of, undo)
+        undo.pop_all()
+    return started
+
+
+def _engine_over(
+    loaded: LoadedModel,
+    backend: Backend,
+    options: StartOptions,
+    policies_of: PoliciesOf | None,
+    undo: contextlib.ExitStack,
+) -> Started:
+    """What must be closed when a later part fails goes to `undo`."""
     spec = loaded.model.spec
     budget = size_pool(loaded, backend, options)
     waste = window_waste(spec, budget.bytes_per_block / budget.block_size)
     if waste is not None:
         log.info("windows: %s", waste_in_words(spec, waste))
     grammars = Grammars(lambda: words_of(loaded.tokenizer, spec.vocab_size))
-    name = options.served_name or loaded.model.name
     facts = ModelFacts(
-        name,
+        options.served_name or loaded.model.name,
         spec.context_length,
         spec.vocab_size,
         grammars,
@@ -204,7 +225,11 @@ def engine_over(
     identity = (loaded.model.fingerprint, b"", options.kv.encode(), backend.arithmetic_id.encode())
     fingerprint = root_name(b"disk", *identity, str(budget.block_size).encode())
     inbox, below = Inbox(), open_below(options, budget.bytes_per_block, fingerprint)
-    worker = None if below is None else TransferWorker(below.store, inbox.put)
+    worker = None
+    if below is not None:
+        undo.callback(below.store.close)
+        worker = TransferWorker(below.store, inbox.put)
+        undo.callback(worker.close)
     beside = partial(_available_beside, loaded.mapped_bytes)
     ready = ready_blocks(budget, options, beside()) if backend.is_host else 0
     shape = kv_shape(loaded.model, budget.block_size, options.kv)
@@ -215,6 +240,7 @@ def engine_over(
         worker,
         grammars,
     )
+    undo.callback(runner.close)
     where = f"{backend.name} on {backend.device}"
     config = _scheduler_config(options, budget, spec.context_length, stop_ids, where)
     mode = Speculation(options.speculate)
@@ -230,14 +256,13 @@ def engine_over(
 
     overlap = options.overlap if options.overlap is not None else int(not backend.is_host)
     executor = backend.new_executor(runner, overlap)
+    undo.callback(executor.close)
     watch = watch_memory(options, budget, beside) if backend.is_host else None
     engine = Engine(new_scheduler, executor, runner.reset, overlap, time.perf_counter, inbox, watch)
     engine.scheduler.ledger.pool.backing.record_ready(ready)
-    sessions = SessionSupport(
-        open_sessions(None) if below is None else open_sessions(below.namespace, below.clock),
-        options.session_ttl_s,
-        None if worker is None else worker.sync,
-    )
+    store = open_sessions(None) if below is None else open_sessions(below.namespace, below.clock)
+    undo.callback(store.close)
+    sessions = SessionSupport(store, options.session_ttl_s, None if worker is None else worker.sync)
     if policies_of is not None:
         engine.scheduler.tenants.set_policies(policies_of(budget.bytes_per_block))
     restore(engine.scheduler, sessions.store, engine.clock())

@@ -4,7 +4,9 @@
                               told that the server stops (503, or an error event in a stream)
     second                    they are told so now
     third                     nobody is told anything
+    one after the end         nothing: what is open is closed, and the exit status stays what it was
     SIGHUP                    the tenants' file and the TLS files, where there are any, are read again
+    SIGUSR1, SIGUSR2          nothing
 
 An engine that gave up ends the server as the first signal does, and `serve` raises: whoever supervises the
 process should see it die.
@@ -66,6 +68,13 @@ def listening(settings: ServerSettings) -> Iterator[socket.socket]:
         yield listener
 
 
+def ignore_signals() -> None:
+    """From the start on: signals that would end a process that does not expect them. The server takes SIGHUP
+    when it is ready."""
+    for one in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(one, signal.SIG_IGN)
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet: a port in use is known before a model is loaded for nothing.
 
@@ -95,20 +104,30 @@ def serve(
     settings: ServerSettings,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until a signal comes, then drain and return. `on_ready` gets the base URL once it works.
+    """Serve until a signal comes, then drain and return. `on_ready` gets the base URL once it works. In the
+    main thread SIGINT and SIGTERM are the server's, and do nothing once it has ended: one that comes while
+    the caller closes the model must not cut that short.
 
     Raises EngineStopped when it ended because the engine gave up.
     """
     raise_descriptor_limit()
     server = build_server(model, settings, on_ready)
+    _on_end_signals(server.handle_exit)
     # Vocabulary, templates and modules stay: looking through them for garbage stops all streams for 80 ms.
     gc.freeze()
     try:
         asyncio.run(server.serve(sockets=[listener]))
     finally:
+        _on_end_signals(signal.SIG_IGN)
         gc.unfreeze()  # else the native module would be left, and say so
     if model.gave_up is not None:
         raise EngineStopped(model.gave_up)
+
+
+def _on_end_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    if threading.current_thread() is threading.main_thread():
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, handler)
 
 
 def build_server(
@@ -207,7 +226,8 @@ class Server(uvicorn.Server):
         self._num_signals += 1
         self.should_exit = True
         if self._loop is not None and (self._num_signals == 2 or sig == signal.SIGQUIT):
-            self._loop.call_soon_threadsafe(self._hurry.set)
+            with contextlib.suppress(RuntimeError):  # what asyncio says of a loop that has ended
+                self._loop.call_soon_threadsafe(self._hurry.set)
         if self._num_signals > 2:
             self.force_exit = True
 
