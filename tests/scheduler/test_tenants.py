@@ -295,6 +295,23 @@ def test_what_borrowers_fetched_and_wait_with_gives_way_to_a_guarantee() -> None
     assert served.state(wanted) is State.RUNNING
 
 
+def test_what_the_operator_shares_needs_no_guarantee_and_leaves_others_theirs() -> None:
+    served = Served(blocks=40, block=16, pins=39, tokens=256)
+    served.scheduler.tenants.set_policies(
+        [TenantPolicy("a", guaranteed=20), TenantPolicy(SHARED, maximum=16)]
+    )
+    rules = served.open_pin("rules", 10 * 16, SHARED)
+    served.drain()
+    assert served.finished(rules) == {0: FinishReason.LENGTH}
+    assert served.memory.quotas.charged(SHARED) == 10
+    with pytest.raises(PinRefused, match="more than are left to pins now; those of tenant shared keep 10"):
+        served.open_pin("beyond-its-maximum", 6 * 16, SHARED)
+    served.scheduler.tenants.set_policies([TenantPolicy("a", guaranteed=20), TenantPolicy(SHARED)])
+    with pytest.raises(PinRefused, match="more than are left to pins now"):
+        served.open_pin("beyond-the-pool", 10 * 16, SHARED)
+    served.scheduler.client_pins.open(PinOrder("own", tuple(range(19 * 16)), 60.0, tenant="a"), 99, 0.0)
+
+
 def test_what_is_computed_to_be_shared_is_left_room_for_although_nobody_is_charged_for_it_yet() -> None:
     served = Served(blocks=60, tokens=20, pins=40)
     served.scheduler.tenants.set_policies([TenantPolicy(SHARED, maximum=9)])

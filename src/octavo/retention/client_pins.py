@@ -12,7 +12,7 @@ engine:
 What is kept of idle sessions counts in both, and gives way to whatever was asked for (soft_holds.py).
 
 Where there are tenants, half of the budget and half of `PINS_MAX` are for those that come first; of the other
-half each tenant, and `shared`, has an equal share. With guarantees, pins use their memory alone.
+half each tenant, and `shared`, has an equal share. With guarantees, a tenant's pins use their memory alone.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from octavo.errors import InvalidRequest, PinRefused, UnknownPin, require_range
 from octavo.memory.names import NameChain
+from octavo.memory.quota import SHARED
 from octavo.retention.limits import share_of
 from octavo.retention.naming import Naming
 from octavo.retention.pins import Pin, Pins, Strength
@@ -242,7 +243,8 @@ class ClientPins:
         pins, bound = self._pins, self._context.config.pin_blocks
         share, kept = self._share_of(bound), pins.blocks_of(order.tenant, hard_only=True)
         is_common = pins.num_blocks - pins.num_soft + num_blocks <= bound // 2
-        if not share or is_common or kept + num_blocks <= share or self._context.ledger.quotas.has_guarantees:
+        is_guaranteed = self._context.ledger.quotas.has_guarantees and order.tenant != SHARED
+        if not share or is_common or kept + num_blocks <= share or is_guaranteed:
             return ""
         return (
             f"pin {order.name} needs {num_blocks:,} blocks, more than is left of the half of pins' memory "

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.memory.capacity import Capacities, Capacity
+from octavo.memory.quota import SHARED
 from octavo.retention.limits import blocks_needed
 from octavo.retention.pins import Pins
 from octavo.retention.session_table import SessionTable
@@ -155,7 +156,9 @@ class Room:
         if policy.maximum is not None:
             largest = max((need for whose, need in needs if whose == tenant), default=1)
             own = kept + largest - policy.maximum
-        if self._context.ledger.quotas.has_guarantees:  # pins use only what is their tenant's own
+        # Where there are guarantees, a tenant's pins use only what is its own; those of `shared` are the
+        # operator's, and leave others' guarantees as the pool's bound below does.
+        if self._context.ledger.quotas.has_guarantees and tenant != SHARED:
             own = max(own, kept - policy.guaranteed)
         in_budget = pins.num_blocks - (pins.num_soft if hard_only else 0) + more
         return Missing(
