@@ -55,8 +55,8 @@ def test_guesses_across_min_tokens_change_nothing(seed: int) -> None:
         (SamplerParams(temperature=0.0, logprobs=5), False, True),
         (SamplerParams(top_k=5, top_p=0.5, min_p=0.1), False, True),
         (SamplerParams(min_tokens=2), False, False),
-        (SamplerParams(presence_penalty=0.1), False, False),
-        (SamplerParams(logit_bias=((3, 1.0),)), False, False),
+        (SamplerParams(presence_penalty=0.1), False, True),
+        (SamplerParams(logit_bias=((3, 1.0),)), False, True),
         (SamplerParams(), True, False),
     ],
 )

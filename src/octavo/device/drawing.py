@@ -1,7 +1,7 @@
 """Which rows of a step are drawn from on the device, how, and what becomes of their tokens.
 
     greedy, no logprobs     the likeliest token alone; no logits are written
-    the others              logits, then `sampler.draw`
+    the others              logits, which penalties and bias adjust, then `sampler.draw`
 
 A chunk with guesses is drawn from at each of its positions at once: noise depends on the position alone, so a
 token is what would have been drawn with the same tokens before it; the walk ends at the first wrong guess.
@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from octavo.device.arithmetic import Arithmetic
+from octavo.device.penalties import adjust
 from octavo.device.rows import DeviceRows
-from octavo.device.sampler import draw, has_filters, is_drawn_on_device, logprobs
+from octavo.device.sampler import draw, greedy_tokens, has_filters, is_drawn_on_device, logprobs
 from octavo.executor.rows import Rows
 from octavo.executor.walks import Taken
 from octavo.params import SamplerParams
+from octavo.sampling.penalties import adjusts
 from octavo.sampling.sampler import NO_NUMBERS, SampleFailure
 from octavo.types import Chunk, SampledToken, StepPlan
 
@@ -41,7 +43,12 @@ class _Draw:
     @property
     def is_plain(self) -> bool:
         """It needs its likeliest token alone."""
-        return self.params.greedy and self.params.logprobs is None
+        return self.params.greedy and self.params.logprobs is None and not self.is_adjusted
+
+    @property
+    def is_adjusted(self) -> bool:
+        """Penalties or bias change its logits."""
+        return adjusts(self.params, 0)
 
     @property
     def count(self) -> int:
@@ -172,8 +179,18 @@ class Drawing:
             tokens = self._arithmetic.likeliest(chosen)
         else:
             logits = self._arithmetic.logits(chosen)
-            is_filtered = any(has_filters(one.params) for one in draws)
-            tokens = draw(logits, self._on_device.draw_params(row), position, is_filtered=is_filtered)
+            adjusted = logits
+            if any(one.is_adjusted for one in draws):
+                adjusted = logits.clone() if tops else logits  # logprobs are those of the raw ones
+                num_biases = max(len(one.params.logit_bias) for one in draws)
+                history = self._on_device.tokens[:, : max(positions)][row]
+                adjust(adjusted, self._on_device.adjusting(row, num_biases), history, position)
+            if all(one.params.greedy for one in draws):
+                tokens = greedy_tokens(adjusted)
+            else:
+                is_filtered = any(has_filters(one.params) for one in draws)
+                asked = self._on_device.draw_params(row)
+                tokens = draw(adjusted, asked, position, is_filtered=is_filtered)
             if tops:
                 told = logprobs(logits, tokens, max(tops))
         self._on_device.append(row, position, tokens)

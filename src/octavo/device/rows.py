@@ -2,7 +2,7 @@
 
 One array of int32 holds all of it, so that whatever a plan changes is one scatter into one array:
 
-    state   | tokens (R + 1, context) | tables (R + 1, W) | drawn (R + 1, 9) |
+    state   | tokens (R + 1, context) | tables (R + 1, W) | drawn (R + 1, 9) | adjusted (R + 1, 5 + 2B) |
     row R   a dummy that padding of a captured step reads and writes; its table names the dummy block only
 
 A plan's writes and a step's arrays travel in one pinned buffer and one copy (`carry`). Stream order is the
@@ -18,12 +18,15 @@ import torch
 from torch import Tensor
 
 from octavo.device.packing import pack, padded_size, unpack
+from octavo.device.penalties import Adjusting
 from octavo.device.sampler import DrawParams
 from octavo.errors import ConfigError
 from octavo.kernels.contract import Ints
+from octavo.params import LOGIT_BIAS_MAX
 from octavo.types import AdmittedRow, Fork, StepPlan
 from octavo.units import blocks_for
 
+_ADJUSTED = 5  # bits of repetition, frequency, presence; tokens of the prompt; number of biases; then these
 _DRAWN = 9  # bits of temperature (1), top_p, min_p (2 each); top_k; seed, low and high; choice
 _STATE_MAX = 2**31 - 1
 
@@ -60,7 +63,8 @@ class DeviceRows:
     ) -> None:
         """Raises ConfigError where the rows need more indices than 31 bits have."""
         rows, blocks = max_rows + 1, blocks_for(context_length, block_size)
-        sizes = [rows * context_length, rows * blocks, rows * _DRAWN]
+        width = _ADJUSTED + 2 * LOGIT_BIAS_MAX
+        sizes = [rows * context_length, rows * blocks, rows * _DRAWN, rows * width]
         if sum(sizes) > _STATE_MAX:
             raise ConfigError(
                 f"{max_rows:,} sequences (max_seqs) of {context_length:,} tokens are more than a device's "
@@ -69,12 +73,14 @@ class DeviceRows:
             )
         self.max_rows, self.context_length, self.block_size = max_rows, context_length, block_size
         self.state = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-        tokens, tables, drawn = self.state.split(sizes)
+        tokens, tables, drawn, adjusted = self.state.split(sizes)
         self.tokens = tokens.view(rows, context_length)
         self.tables = tables.view(rows, blocks)
         self.drawn = drawn.view(rows, _DRAWN)
+        self.adjusted = adjusted.view(rows, width)
         self.tables[max_rows] = dummy_block
         self._tables_at, self._drawn_at = sizes[0], sizes[0] + sizes[1]
+        self._adjusted_at = sum(sizes[:3])
 
     def written_by(self, plan: StepPlan) -> Writes:
         """What the plan changes before its chunks run, guesses included."""
@@ -102,6 +108,7 @@ class DeviceRows:
         self.tables[child] = self.tables[parent]
         self.drawn[child] = self.drawn[parent]
         self.drawn[child, _DRAWN - 1] = fork.choice
+        self.adjusted[child] = self.adjusted[parent]
 
     def draw_params(self, rows: Tensor) -> DrawParams:
         """Of these rows (S,) int64."""
@@ -117,6 +124,22 @@ class DeviceRows:
             wide[:, 1] & 0xFFFF_FFFF,
             wide[:, 2] & 0xFFFF_FFFF,
             wide[:, 3],
+        )
+
+    def adjusting(self, rows: Tensor, num_biases: int) -> Adjusting:
+        """Of these rows (S,) int64, with so many biases at most."""
+        biases_at = _ADJUSTED + LOGIT_BIAS_MAX
+        own = self.adjusted[rows]
+        floats = own.view(torch.float32)
+        whole = own[:, 3 : _ADJUSTED + num_biases].to(torch.int64)
+        return Adjusting(
+            floats[:, 0],
+            floats[:, 1],
+            floats[:, 2],
+            whole[:, 0],
+            whole[:, 1],
+            whole[:, 2:],
+            floats[:, biases_at : biases_at + num_biases],
         )
 
     def append(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
@@ -135,6 +158,13 @@ class DeviceRows:
         whole = np.array([params.top_k, seed & 0xFFFF_FFFF, seed >> 32, admitted.choice], np.uint32)
         values = np.concatenate([part.view(np.int32) for part in (temperature, floats, whole)])
         writes.run(self._drawn_at + admitted.row * _DRAWN, values)
+        at = self._adjusted_at + admitted.row * self.adjusted.shape[1]
+        biases = params.logit_bias
+        penalties = [params.repetition_penalty, params.frequency_penalty, params.presence_penalty]
+        whole = np.array([admitted.num_prompt, len(biases), *(token for token, _ in biases)], np.int32)
+        writes.run(at, np.concatenate([np.array(penalties, np.float32).view(np.int32), whole]))
+        values = np.array([value for _, value in biases], np.float32).view(np.int32)
+        writes.run(at + _ADJUSTED + LOGIT_BIAS_MAX, values)
 
 
 def carry(arrays: Sequence[Ints], device: torch.device) -> Iterable[Tensor]:

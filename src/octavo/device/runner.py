@@ -4,7 +4,7 @@
          --> forks --> draw --> tokens into the rows, and on their way to the host --> result, behind an event
 
 `submit` starts all of it and returns; the next plan may be started before anybody asks for the result, since
-its tokens are read from the rows on the device. Rows with penalties, bias, masks, beams or grammars are
+its tokens are read from the rows on the device. Rows with masks, `min_tokens`, beams or grammars are
 sampled by the host's own sampler (`executor/walks.py`), which waits for their logits.
 
 It knows rows and drawing; products and attention are an `Arithmetic`'s, and no queue, name or count is known.

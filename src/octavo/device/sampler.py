@@ -1,8 +1,8 @@
 """Sampling on the device: greedy, temperature, top-k, top-p, min-p and logprobs, without a look at the host.
 
-What `sampling/sampler.py` does for rows without penalties, bias, masks, beams or grammars: the same noise,
-the same order of filters, ties to the lowest id. Sums of probabilities are sums of integers (units of 2^-40),
-so no order of adding matters, and a row's bits do not depend on the rows beside it.
+What `sampling/sampler.py` does for rows without masks, beams or grammars, whose logits `penalties.py` has
+adjusted: the same noise, the same order of filters, ties to the lowest id. Sums of probabilities are sums
+of integers (units of 2^-40), so no order of adding matters, and a row's bits do not depend on its neighbours.
 
     scores = (logits - largest) / temperature -> top-k -> top-p -> min-p -> + Gumbel noise -> argmax
 """
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from octavo.device.functions import exp
+from octavo.device.penalties import is_adjusted_on_device
 from octavo.params import SamplerParams
 from octavo.sampling.filters import filters
-from octavo.sampling.penalties import adjusts
 
 _TEMPERATURE_MIN = 1e-5  # as in sampling/sampler.py
 _UNIT_BITS = 40
@@ -48,7 +48,8 @@ class DrawParams:
 def is_drawn_on_device(params: SamplerParams, is_led: bool) -> bool:
     """Whether a row never needs anything of the host, from its first token on. It depends on the request
     alone: the host's sampler rounds otherwise here and there, so no request may meet both."""
-    return params.beams is None and params.pooling is None and not is_led and not adjusts(params, 0)
+    is_search = params.beams is not None or params.pooling is not None
+    return not is_search and not is_led and is_adjusted_on_device(params)
 
 
 def has_filters(params: SamplerParams) -> bool:
