@@ -12,6 +12,8 @@ from octavo.params import SamplerParams
 from octavo.sampling.penalties import adjust as adjust_on_host
 from octavo.types import AdmittedRow, StepPlan
 
+pytestmark = pytest.mark.full
+
 CPU = torch.device("cpu")
 VOCAB = 97
 ASKED = [
