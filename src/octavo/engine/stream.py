@@ -1,15 +1,25 @@
-"""The deltas of one request on their way to its event loop."""
+"""The deltas of one request on their way to its event loop.
+
+    feed: d1 d2 d3 ...  ->  waiting, at most so many  ->  a reader, at its own pace
+                            full: d1+d2 d3+d4 ...
+
+A reader who is behind gets fewer and larger deltas, which say the same: the queue is bounded, whatever a
+client does, and what waits in it is never more than the answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, replace
 
 from octavo.engine.assemble import Assembler
 from octavo.engine.outputs import Delta
 from octavo.engine.turns import TurnRecorder
 from octavo.types import FinishReason, Update, Usage
+
+WAITING_MAX = 256  # deltas; more where there are very many choices
 
 
 class DeltaStream:
@@ -30,7 +40,10 @@ class DeltaStream:
         self.assembler = assembler
         self.tenant = ""  # whose request it is
         self.recorder: TurnRecorder | None = None  # of a session's turn
-        self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
+        self._waiting: deque[Delta] = deque()
+        self._waiting_max = max(WAITING_MAX, 4 * assembler.num_choices)
+        self._came = asyncio.Event()  # something waits, or has ended
+        self._has_ended = False
 
     @property
     def request_id(self) -> int:
@@ -41,11 +54,12 @@ class DeltaStream:
         return self
 
     async def __anext__(self) -> Delta:
-        delta = await self._deltas.get()
-        if delta is None:
-            self._deltas.put_nowait(None)  # stays ended
-            raise StopAsyncIteration
-        return delta
+        while not self._waiting:
+            if self._has_ended:
+                raise StopAsyncIteration
+            self._came.clear()
+            await self._came.wait()
+        return self._waiting.popleft()
 
     def cancel(self) -> None:
         """Stop generating; idempotent, any thread."""
@@ -64,11 +78,39 @@ class DeltaStream:
                 continue
             if self.recorder is not None:
                 self.recorder.take(delta)  # first: a client that has read the end may begin the next turn
-            self._deltas.put_nowait(delta)
+            self._put(delta)
             if delta.finish is not None and update.finish is None:
                 self._cancel(self._request_id, update.choice)  # a stop string: the engine need not go on
             if self.assembler.finished:
-                self._deltas.put_nowait(None)
+                self._has_ended = True
+
+    def _put(self, delta: Delta) -> None:
+        """Of each delta that waits, every second joins the one of its choice before it when there are too
+        many; so each token is copied only as often as their number was halved."""
+        if len(self._waiting) >= self._waiting_max:
+            self._waiting = deque(joined(self._waiting))
+        self._waiting.append(delta)
+        self._came.set()
+
+
+def joined(deltas: Iterable[Delta]) -> list[Delta]:
+    """The same in half as many, each two of a choice as one. O(tokens)."""
+    made, open_at = list[Delta](), dict[int, int]()  # by choice: where one stands that another may join
+    for delta in deltas:
+        place = open_at.pop(delta.choice, None)
+        if place is None:
+            open_at[delta.choice] = len(made)
+            made.append(delta)
+            continue
+        first = made[place]
+        made[place] = replace(
+            delta,
+            text=first.text + delta.text,
+            tokens=first.tokens + delta.tokens,
+            prompt_logprobs=first.prompt_logprobs + delta.prompt_logprobs,
+            embedding=first.embedding or delta.embedding,
+        )
+    return made
 
 
 @dataclass(frozen=True, slots=True)
