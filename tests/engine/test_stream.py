@@ -56,20 +56,13 @@ def test_a_reader_who_is_behind_gets_the_same_in_a_bounded_number_of_deltas(n: i
 
 def test_a_reader_who_keeps_up_gets_each_delta_as_it_came() -> None:
     async def work() -> None:
-        stream, told = stream_of(), list[Delta]()
-
-        async def reads() -> None:
-            async for delta in stream:
-                told.append(delta)
-
-        reader = asyncio.ensure_future(reads())
+        stream = stream_of()
         for number in range(3 * WAITING_MAX):
-            stream.feed([update(0, number)])
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            coming = asyncio.ensure_future(anext(stream))
+            asyncio.get_running_loop().call_soon(stream.feed, [update(0, number)])  # it waits by then
+            assert [info.token for info in (await coming).tokens] == [number]
         stream.feed([update(0, finish=FinishReason.LENGTH)])
-        await reader
-        assert [len(delta.tokens) for delta in told] == [1] * 3 * WAITING_MAX + [0]
+        assert [delta.finish for delta in await read(stream)] == [FinishReason.LENGTH]
         assert await read(stream) == [], "it stays ended"
 
     asyncio.run(work())

@@ -166,3 +166,15 @@ def test_percentiles_are_of_what_came_lately(house: House, window: Window) -> No
         ])"""
     )
     assert found == [None, pytest.approx(50), pytest.approx(150), pytest.approx(200)]
+
+
+def test_a_chart_without_points_shows_the_last_minutes_and_no_years(house: House, window: Window) -> None:
+    shown, told = shell(house, window).evaluate(
+        """() => import('/ui/series.js').then(({ timesShown, timesTold }) => [
+            [timesShown(null, null, 1000), timesShown(900, 900, 1000), timesShown(900, 950, 1000)],
+            [timesTold([0, 1], true), timesTold([3600 * 24 * 365], false)],
+        ])"""
+    )
+    assert shown == [[700, 1000], [600, 900], [900, 950]]
+    assert told[0] == ["", ""]
+    assert [len(time.split(":")) for time in told[1]] == [3]

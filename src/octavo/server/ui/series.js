@@ -86,6 +86,17 @@ export function percentile(upto, counts, share) {
 const HEIGHT = 120;
 const DASH = [5, 4];
 const shortly = (tick) => (tick >= 10000 ? `${tick / 1000}k` : String(tick));
+const timeOfDay = (tick) => new Date(tick * 1000).toTimeString().slice(0, 8);
+
+// Of a chart that has no two points yet the last minutes: left to itself, it would show years.
+export function timesShown(low, high, now) {
+  if (low !== null && low < high) return [low, high];
+  const last = high ?? now;
+  return [last - SECONDS, last];
+}
+
+// No times below a chart that has nothing: they would be of nothing.
+export const timesTold = (ticks, isEmpty) => ticks.map((tick) => (isEmpty ? '' : timeOfDay(tick)));
 
 function optionsOf(place, lines) {
   const style = getComputedStyle(place);
@@ -100,10 +111,19 @@ function optionsOf(place, lines) {
     legend: { show: false },
     series: [{}, ...lines.map(([, , dash], i) => line(dash, i))],
     axes: [
-      { ...axis, grid: { show: false }, size: 22, space: 60 },
+      {
+        ...axis,
+        grid: { show: false },
+        size: 22,
+        space: 70,
+        values: (chart, ticks) => timesTold(ticks, !chart.data[0].length),
+      },
       { ...axis, grid, size: 44, values: (_, ticks) => ticks.map(shortly) },
     ],
-    scales: { y: { range: (_, low, high) => [0, Math.max(1, high || 1)] } },
+    scales: {
+      x: { range: (_, low, high) => timesShown(low, high, Date.now() / 1000) },
+      y: { range: (_, low, high) => [0, Math.max(1, high || 1)] },
+    },
   };
 }
 
