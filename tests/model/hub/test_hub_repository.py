@@ -328,6 +328,17 @@ def test_json_that_describes_no_repository_is_a_clear_error(listing, hub):
         resolve("owner/name")
 
 
+def test_the_hub_is_asked_for_nothing_but_the_repository(ggufs, monkeypatch):
+    from huggingface_hub.utils import _detect_agent
+
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", False)
+    monkeypatch.setattr(_detect_agent, "_registry", None)
+    monkeypatch.setattr(constants, "AGENT_HARNESSES_PATH", "/nowhere")
+    resolve("owner/name")
+    asked = {path for _, path, _ in ggufs.seen if len(path) != 65}
+    assert asked == {"/api/models/owner/name", f"/owner/name/resolve/{ggufs.commit}/X-Q4_K_M.gguf"}
+
+
 def test_a_file_system_without_links_has_the_files_themselves(ggufs, tmp_path, monkeypatch):
     def refuse(*_arguments):
         raise PermissionError(errno.EPERM, "Operation not permitted")

@@ -41,8 +41,11 @@ class Repository:
 
 def look_up(name: str) -> Repository:
     """Ask the hub. Raises OSError, RuntimeError, httpx2.HTTPError, and ValueError for an odd answer."""
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, constants
 
+    # Else it asks the hub for a list of programs before anything else, to tell it which one asks, and reads
+    # whatever comes: gigabytes, from a hub that lies.
+    constants.HF_HUB_DISABLE_TELEMETRY = True
     try:
         info = HfApi(library_name="octavo").model_info(name, files_metadata=True, timeout=LOOK_UP_TIMEOUT_S)
     except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
