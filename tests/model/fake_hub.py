@@ -40,6 +40,8 @@ class FakeHub:
     etags: dict[str, str] = field(default_factory=dict)  # told instead of a checksum
     sizes: dict[str, object] = field(default_factory=dict)  # listed instead of the right ones
     listing: bytes | None = None  # sent instead of a description
+    store_headers: dict[str, str] = field(default_factory=dict)  # sent with the bytes
+    location: str = ""  # where large files are, instead of the file store
     ranges: bool = True
     stall: threading.Event | None = None  # a cut waits for it before it ends
     seen: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, range
@@ -121,7 +123,10 @@ class _Handler(BaseHTTPRequestHandler):
             data = hub.files[name]
             told = f"mirror-{len(data)}" if name in hub.untold else sha256(data)
             linked = {"X-Linked-Etag": self.etag(name, told), "X-Linked-Size": str(len(data))}
-            where = {"X-Repo-Commit": hub.commit, "Location": f"{hub.store_url}/{sha256(data)}"}
+            where = {
+                "X-Repo-Commit": hub.commit,
+                "Location": hub.location or f"{hub.store_url}/{sha256(data)}",
+            }
             self.send(302, linked | where)
 
     def etag(self, name: str, told: str) -> str:
@@ -154,6 +159,8 @@ class _Store(_Handler):
         status = 206 if "Range" in self.headers and self.hub.ranges else 200
         self.send_response(status)
         self.send_header("Content-Length", str(len(data) - start))
+        for name, value in self.hub.store_headers.items():
+            self.send_header(name, value)
         if status == 206:
             self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{whole}")
         self.end_headers()

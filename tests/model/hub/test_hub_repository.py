@@ -181,6 +181,20 @@ def test_a_store_that_refuses_is_said(ggufs):
         resolve("owner/name")
 
 
+def test_bytes_in_another_coding_are_refused_at_once(ggufs):
+    ggufs.store_headers = {"Content-Encoding": "gzip"}
+    with pytest.raises(ModelNotFound, match="it comes as 'gzip', where the plain bytes were asked for"):
+        resolve("owner/name")
+    assert len(ggufs.gets()) == 1
+
+
+def test_a_redirection_to_a_file_is_refused_at_once(ggufs):
+    ggufs.location = "file:///etc/passwd"
+    with pytest.raises(ModelNotFound, match=r"X-Q4_K_M.gguf cannot be fetched: .*file://"):
+        resolve("owner/name")
+    assert sum(method == "GET" and "resolve" in path for method, path, _ in ggufs.seen) == 1
+
+
 def test_wrong_bytes_are_refused_and_removed(ggufs, tmp_path):
     ggufs.spoilt = {"X-Q4_K_M.gguf"}
     expected = sha256(ggufs.files["X-Q4_K_M.gguf"])

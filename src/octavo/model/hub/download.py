@@ -23,7 +23,7 @@ from pathlib import Path
 
 import httpx2
 
-from octavo.errors import BadModelFile, ModelNotFound
+from octavo.errors import BadModelFile, ModelNotFound, shown
 from octavo.units import format_bytes
 
 TICK_S = 1.0
@@ -163,11 +163,19 @@ class Download:
                     return f"HTTP {answer.status_code}"
                 if answer.status_code not in (200, 206):
                     raise ModelNotFound(f"{self.file.name} cannot be fetched: HTTP {answer.status_code}")
+                coding = answer.headers.get("Content-Encoding", "identity")
+                if coding != "identity":
+                    raise ModelNotFound(
+                        f"{self.file.name} cannot be fetched: it comes as {shown(coding)}, where the plain "
+                        "bytes were asked for"
+                    )
                 if answer.status_code == 200 or not self._goes_on(answer, start):
                     start = self._begin_anew(fd)
                     if answer.status_code == 206:
                         return "a range that was not asked for"
                 self._write(answer, fd, start, stop)
+        except httpx2.UnsupportedProtocol as error:  # a redirection to no web server: none will come later
+            raise ModelNotFound(f"{self.file.name} cannot be fetched: {error}") from error
         except httpx2.TransportError as error:
             return str(error) or type(error).__name__
         return "an answer that ended early"
