@@ -105,7 +105,12 @@ def test_packed_bodies_are_unpacked_within_bounds(make_edge, encoding, pack):
     edge, headers = make_edge(), {"Content-Encoding": encoding}
     body = pack(json.dumps(HELLO).encode())
     assert edge.request("POST", CHAT, content=body, headers=headers).status_code == 200
-    for wrong, code in ((body[:-5], "invalid_encoding"), (b"no " + body, "invalid_encoding")):
+    for wrong, code in (
+        (body[:-5], "invalid_encoding"),
+        (b"no " + body, "invalid_encoding"),
+        (body + b"more", "invalid_encoding"),
+        (body + body, "invalid_encoding"),
+    ):
         answer = edge.request("POST", CHAT, content=wrong, headers=headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
     bomb = pack(b" " * (64 << 20))

@@ -38,6 +38,21 @@ def test_an_absolute_target_is_its_path_and_its_host():
     assert seen(b"http://127.0.0.1:8000", [])[0]["path"] == "/"
 
 
+@pytest.mark.parametrize("target", [b"http://[::1/x", b"http://[zz]/x", b"http:///x", b"http://a@b/x"])
+def test_a_target_that_names_no_host_is_refused(target):
+    scopes, sent = [], []
+
+    async def app(scope, receive, send):
+        scopes.append(scope)
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": target.decode(), "raw_path": target, "headers": []}
+    asyncio.run(Targets(app)(scope, None, send))
+    assert (scopes, sent[0]["status"]) == ([], 400)
+
+
 def test_another_target_is_left_as_it_is():
     headers = [(b"host", b"127.0.0.1")]
     scope, answer = seen(b"/v1/models", headers)

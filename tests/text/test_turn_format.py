@@ -252,6 +252,37 @@ def test_a_function_that_declares_no_arguments_may_have_any(name: str) -> None:
     assert refused_part(FORMATS[name], FORMATS[name].written([ToolCall("g", "{}")]), use=use) != ""
 
 
+def test_references_to_other_parts_of_a_schema_refuse_nothing() -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/properties/a"}}}
+    function = {"name": "f", "parameters": parameters | {"required": ["b"]}}
+    use = ToolUse(tools_of([{"type": "function", "function": function}]), ToolMode.REQUIRED, ("f",))
+    for name in ("qwen3_coder", "olmo3", "hermes"):
+        assert refused_part(FORMATS[name], FORMATS[name].written([ToolCall("f", '{"b": 3}')]), use=use) == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["openai", "qwen3_coder", "seed_oss", "hermes", "glm45", "mistral", "kimi_k2"]
+)
+def test_a_call_is_led_from_each_text_that_begins_one(name: str) -> None:
+    """With `auto` the grammar takes over at a trigger, which it must accept."""
+    form = FORMATS[name]
+    grammar = calls_grammar(
+        ToolUse(TOOLS, ToolMode.AUTO, ("now",)), form, None, lambda t: None, lambda g: None
+    )
+    assert grammar is not None
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
+    for trigger in grammar.triggers:
+        matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(grammar.text))
+        assert matcher.try_consume_tokens(list(trigger.encode())) == len(trigger.encode())
+
+
+def test_a_template_that_writes_very_much_is_tried_in_time() -> None:
+    found = find_turn_format(
+        renders("{% for m in messages %}{{ '<function_calls>\\nf(a=' * 9000 }}{% endfor %}")
+    )
+    assert found.calls is None
+
+
 @pytest.mark.parametrize("family", KNOWN, ids=lambda family: family.name)
 def test_a_mistake_in_a_format_is_caught(family: Family) -> None:
     """What begins calls, and what stands between name and arguments, spelled otherwise."""

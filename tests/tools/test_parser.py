@@ -25,6 +25,7 @@ from octavo.tools.formats import (
     Body,
     ToolFormat,
 )
+from octavo.tools.thinking import THINKING_FORMATS
 from octavo.types import ToolCall
 
 Told = tuple[str, str, list[tuple[str, str]]]  # thought, content, calls
@@ -224,3 +225,60 @@ def test_rubbish_in_any_pieces_reads_the_same(form: ToolFormat, seed: int) -> No
     pieces.append(form.written(CALLS[:1]))
     text = "".join(chance.choice(pieces) for _ in range(chance.randrange(1, 14)))
     every_way(text, form, chance.choice([None, *ThinkingState]))
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_blanks_before_what_is_no_call_after_all_are_content(form: ToolFormat) -> None:
+    begin = form.begins[0] or "x"
+    text = f"It writes  \n{begin} to begin.  {begin}"
+    assert every_way(text, form)[1].strip() == text.strip() or form.body is Body.CHANNELS
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("rest", ["\n" * 30_000, "f(a='" + "f(x) " * 6000, "<" * 30_000, '{"name": ' * 3000])
+def test_a_long_answer_that_goes_nowhere_is_read_in_time(form: ToolFormat, rest: str) -> None:
+    text = form.open + form.call_open + rest
+    pieces = list(range(4, len(text), 4))
+    assert read(text, form, pieces)[0] == ""
+
+
+ODD = [
+    "...",
+    "{1}",
+    "1j",
+    "b'x'",
+    "{'a': ...}",
+    "0x" + "f" * 5000,
+    "1" * 5000,
+    '["\\ud800"]',
+    "1e999",
+    "[NaN]",
+    "-Infinity",
+]
+
+
+@pytest.mark.parametrize("text", ODD, ids=range(len(ODD)))
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "seed_oss", "deepseek_v32"])
+def test_values_that_are_no_json_are_strings(name: str, text: str) -> None:
+    form = FORMATS[name]
+    assert form.tags is not None
+    to_value = form.tags.to_json or form.tags.to_value
+    value = form.tags.param_open + "c" + to_value + text + form.tags.param_close
+    call = form.open + form.call_open + "now" + form.to_arguments + value + form.call_close + form.close
+    _, _, [(_, arguments)] = every_way(call, form)
+    assert json.loads(arguments) == {"c": text}
+    arguments.encode()
+
+
+@pytest.mark.parametrize("text", ["f(a='\\ud800')", "f(größe=1, user-id='x', $filter=2, a b=3)"])
+def test_names_and_strings_that_python_would_not_take(text: str) -> None:
+    _, content, [(_, arguments)] = every_way(f"[{text}]", PYTHONIC)
+    arguments.encode()
+    assert content == ""
+    assert len(json.loads(arguments)) == text.count("=")
+
+
+def test_gpt_oss_thinks_in_the_channel_of_that_name_alone() -> None:
+    text = "<|channel|>commentary to=functions.run_analysis<|message|>hm<|end|>"
+    kind = AnswerKind(ThinkingState.MAYBE, None, thinking_format=THINKING_FORMATS["openai_gptoss"])
+    assert told(list(AnswerReader(kind).push(text, is_last=True))) == ("", "hm", [])

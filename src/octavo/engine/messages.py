@@ -44,7 +44,7 @@ def read_message(raw: object, where: str) -> ChatMessage:
     if thought is not None and not isinstance(thought, str):
         raise InvalidRequest(f"{where}.reasoning_content must be a string", param="messages")
     is_silent = content in (None, []) and role == "assistant"  # it called, or only thought
-    text, told = ("", "") if is_silent else _content(content, f"{where}.content")
+    text, told = ("", "") if is_silent else _content(content, f"{where}.content", role == "assistant")
     thought = thought or (told if role == "assistant" else "")
     return ChatMessage(ROLES[role], text, name, calls, (answered or "") if role == "tool" else "", thought)
 
@@ -73,7 +73,7 @@ def _calls(raw: object, where: str) -> tuple[ToolCall, ...]:
     return tuple(calls)
 
 
-def _content(raw: object, where: str) -> tuple[str, str]:
+def _content(raw: object, where: str, may_think: bool) -> tuple[str, str]:
     """Text, or the text parts of a list of parts joined; and its parts that are thinking."""
     if isinstance(raw, str):
         return raw, ""
@@ -82,7 +82,7 @@ def _content(raw: object, where: str) -> tuple[str, str]:
     texts, thoughts = list[str](), list[str]()
     for part in raw:
         kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str) or kind not in _TEXT_OF:
+        if not isinstance(kind, str) or kind not in _TEXT_OF or (kind == "thinking" and not may_think):
             raise InvalidRequest(
                 f"{where} has a part of type {_shown(kind)}; this model reads text only", param="messages"
             )

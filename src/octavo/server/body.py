@@ -27,7 +27,11 @@ from octavo.server.tenant import tenant_of
 
 _READ_TIMEOUT_S = 60.0
 _FIELDS_MAX = 1024  # of a body
-_WINDOW_BITS = {"gzip": 31, "deflate": 15}  # of the encodings that are unpacked, as zlib names them
+_WINDOW_BITS = {
+    "gzip": 31,
+    "x-gzip": 31,
+    "deflate": 15,
+}  # of the encodings that are unpacked, as zlib names them
 _PIECE_BYTES = 1 << 20
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
@@ -128,13 +132,15 @@ async def _unpacked(request: Request, chunks: list[bytes], bytes_max: int) -> li
     if encoding not in _WINDOW_BITS:
         raise HttpRefusal(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            f"Content-Encoding is {encoding[:40]!r}; allowed: {', '.join(_WINDOW_BITS)}, or none",
+            f"Content-Encoding is {encoding[:40]!r}; allowed: gzip, deflate, or none",
             code="unsupported_encoding",
         )
     unpacker, unpacked, size = zlib.decompressobj(_WINDOW_BITS[encoding]), list[bytes](), 0
     try:
         for chunk in chunks:
             while chunk:
+                if unpacker.eof:
+                    raise zlib.error("there is something behind its end")
                 piece = unpacker.decompress(chunk, _PIECE_BYTES)
                 chunk, size = unpacker.unconsumed_tail, size + len(piece)
                 unpacked.append(piece)
@@ -142,6 +148,8 @@ async def _unpacked(request: Request, chunks: list[bytes], bytes_max: int) -> li
                     raise _too_large(bytes_max)
                 await asyncio.sleep(0)  # others' streams go on between pieces
         unpacked.append(unpacker.flush())
+        if unpacker.unused_data:
+            raise zlib.error("there is something behind its end")
     except zlib.error as error:
         raise InvalidRequest(f"the body is no {encoding}: {error}", code="invalid_encoding") from None
     if not unpacker.eof:

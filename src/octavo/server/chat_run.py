@@ -136,9 +136,7 @@ async def begin_chat(
     sessions: TurnTaker | None = None,
 ) -> ChatRun:
     """Encode the chat and queue it, as the next turn of a session where one is named, which `sessions` take:
-    by default the model's. `may_be_cut`: where the context has no room for `max_tokens`, the answer ends with
-    the context, instead of being refused (without a session). Raises the errors of `octavo.errors`; then
-    nothing was queued."""
+    by default the model's. Raises the errors of `octavo.errors`; then nothing was queued."""
     edge.check_model(body.model)
     n, terms, salt = body.num_choices, terms_of(request, body), body.salt
     params = chat_params(body, edge.model)

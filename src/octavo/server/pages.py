@@ -30,7 +30,7 @@ _INFERENCE: Final = frozenset(
     {
         *(("GET", path) for path in ("/v1/models", "/api/tags", "/api/ps", "/api/version")),
         *(("POST", path) for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")),
-        *(("POST", path) for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/responses")),
+        *(("POST", path) for path in ("/v1/messages", "/v1/messages/count_tokens")),
         *(("POST", path) for path in ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")),
         *(("POST", path) for path in ("/api/show", "/tokenize", "/detokenize")),
     }

@@ -59,7 +59,9 @@ class Preflights:
 
     async def _refuse(self, origin: str, method: str, scope: Scope, receive: Receive, send: Send) -> None:
         client = scope.get("client") or ("an unknown address", 0)
-        flag = f"--allowed-origin {origin[:100]!r}" if origin != "null" else "an origin that has a name"
+        flag = "--allowed-origin " + (
+            repr(origin[:100]) if origin != "null" else "URL, of a page with a name"
+        )
         _log.warning(
             "refused: %s asks for %s %s from the page %r: foreign_host; %s lets it in",
             client[0],

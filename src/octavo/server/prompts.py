@@ -87,7 +87,7 @@ async def _infill_prompts(
     infill = model.answers.infill
     if infill is None:
         raise InvalidRequest(
-            "suffix is given, and this model's files name no fill-in-the-middle tokens; allowed: none of it",
+            "suffix is given, and this model's files name no fill-in-the-middle tokens; leave it out",
             param="suffix",
         )
     begin = await model.encode("", tenant=tenant)

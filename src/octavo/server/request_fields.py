@@ -258,7 +258,7 @@ _FIELDS: Final[tuple[Field, ...]] = (
     _ignored("grammar_type", "L", "told by which field it is in"),
     _refused("grammar_triggers", "L", "the grammar holds from the first token on", []),
     _ignored("preserved_tokens", "L", "special tokens are never text of a grammar"),
-    _done("tools", "OVLS", "up to 128 functions", _TEMPLATED),
+    _done("tools", "OVLS", "up to 512 functions", _TEMPLATED),
     _done("tool_choice", "OVLS", "none, auto, required, a function, or allowed_tools", _CHAT),
     _refused("tools", "OVLS", _NO_TOOLS, [], places=_TEXT),
     _refused("tool_choice", "OVLS", _NO_TOOLS, "none", "auto", places=_TEXT),

@@ -4,10 +4,14 @@ its path and its host, and a request with both Content-Length and Transfer-Encod
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from urllib.parse import unquote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.server.dialects.error_shapes import error_response
+from octavo.server.errors import HttpRefusal
 
 
 class Targets:
@@ -23,7 +27,13 @@ class Targets:
         headers = Headers(scope=scope)
         has_both = "content-length" in headers and "transfer-encoding" in headers
         if scope["path"].lower().startswith(("http://", "https://")):
-            scope = _origin_form(scope)
+            try:
+                scope = _origin_form(scope)
+            except ValueError as error:
+                what = f"the request's target is wrong: {error}"
+                refusal = HttpRefusal(HTTPStatus.BAD_REQUEST, what, code="invalid_target")
+                await error_response(refusal, scope)(scope, receive, send)
+                return
 
         async def send_and_close(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -34,8 +44,10 @@ class Targets:
 
 
 def _origin_form(scope: Scope) -> Scope:
-    """The same with the target's path, and its authority as Host, which it overrides."""
+    """The same with the target's path, and its authority as Host, which it overrides. Raises ValueError."""
     target = urlsplit(scope.get("raw_path", b"").decode("ascii", "replace") or scope["path"])
+    if not target.netloc or "@" in target.netloc:
+        raise ValueError("it names no host; allowed: http://host/path, or /path")
     others = [(name, value) for name, value in scope["headers"] if name != b"host"]
     raw_path = target.path or "/"
     return {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import itertools
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ Message = dict[str, object]
 Render = Callable[[Sequence[Message], Sequence[object], bool, Mapping[str, object]], str]
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")  # that templates read
 
+_CHARS_MAX, _TURN_CHARS_MAX = 1 << 18, 1 << 13  # of what is rendered, and of a turn in it
 _SECONDS_MAX = 5.0  # of all that is tried: then what was found until then counts
 _ARGUMENTS = {"place": "Rome", "days": 3}
 _NAMES = ("probe_weather", "probe_stations")
@@ -107,12 +109,14 @@ class _Trial:
 
     def __init__(self, render: Render) -> None:
         self._render = render
-        self._stop = time.monotonic() + _SECONDS_MAX
+        self._stop = math.inf  # until the process that renders has started
         self._tools = tools_of(_OFFERED)
         self._tools_place = ToolsPlace.ARGUMENT
 
     def found(self) -> TurnFormat:
         """All that can be found."""
+        self._tried([_USER], has_tools=False)
+        self._stop = time.monotonic() + _SECONDS_MAX
         self._tools_place = self._find_tools()
         takes_objects = self._takes_objects()
         calls = self._calls(takes_objects)
@@ -135,16 +139,18 @@ class _Trial:
         if has_tools and self._tools_place in (ToolsPlace.SYSTEM_LIST, ToolsPlace.SYSTEM_TEXT):
             messages, has_tools = with_tools_in_system(messages, _OFFERED, self._tools_place), False
         try:
-            return self._render(messages, _OFFERED if has_tools else (), is_followed, given)
+            text = self._render(messages, _OFFERED if has_tools else (), is_followed, given)
         except OctavoError:
             return ""
+        return text if len(text) <= _CHARS_MAX else ""
 
     def _turn(self, message: Message, has_tools: bool = True) -> tuple[str, str]:
         """The text before a turn's own, as the prompt ends, and the turn's."""
         before = self._tried([_USER], has_tools=has_tools)
         prompt = self._tried([_USER], is_followed=True, has_tools=has_tools)
         whole = self._tried([_USER, message], has_tools=has_tools)
-        return own_text(before, prompt, whole)
+        start, text = own_text(before, prompt, whole)
+        return start, text[:_TURN_CHARS_MAX]
 
     # --- calls ---
 
@@ -170,7 +176,8 @@ class _Trial:
             forms = [form for form in FORMATS.values() if self._reads(text, form, wanted)]
             if forms:
                 found = max(forms, key=lambda form: _likeness(form, text, count))
-                asked = _asked_for(self._tried([_USER], is_followed=True)) if found.at_start else None
+                is_lost = found.at_start and found.written(_probed(count)) not in text
+                asked = _asked_for(self._tried([_USER], is_followed=True)) if is_lost else None
                 if asked is not None and not asked.at_start:  # a turn of an earlier call lost its first words
                     return asked
                 return tuned(found, text, count)
@@ -178,6 +185,8 @@ class _Trial:
         return _asked_for(self._tried([_USER], is_followed=True), in_words=is_shown)
 
     def _reads(self, text: str, form: ToolFormat, wanted: list[tuple[str, dict[str, object]]]) -> bool:
+        if time.monotonic() > self._stop:
+            return False
         turn = read_turn(text, self._kind(form, None, ThinkingState.NONE))
         try:
             return [(call.name, json.loads(call.arguments)) for call in turn.calls] == wanted

@@ -33,13 +33,13 @@ class ArgumentTypes:
         types = self._types(name, key)
         try:
             value = value_of(text.strip())
+            written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            written.encode()  # half of a surrogate pair is no text
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             return json.dumps(text, ensure_ascii=False)
-        if type_of(value) in types or (type_of(value) == "integer" and "number" in types):
-            return json.dumps(value, ensure_ascii=False)
-        if "string" in types:
-            return json.dumps(text, ensure_ascii=False)
-        return json.dumps(value, ensure_ascii=False)
+        kind = type_of(value)
+        is_allowed = kind in types or (kind == "integer" and "number" in types)
+        return written if is_allowed or "string" not in types else json.dumps(text, ensure_ascii=False)
 
     def _types(self, name: str, key: str) -> frozenset[str] | set[str]:
         parameters = self._parameters.get(name, {})

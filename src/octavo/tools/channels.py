@@ -21,6 +21,7 @@ START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _MARKS = (START, CHANNEL, *_ENDS)
 _LONGEST = max(map(len, _MARKS))
+_CHANNEL = re.compile(r"<\|channel\|>(\w+)")
 _RECIPIENT = re.compile(r"to=([A-Za-z0-9_.\-]{1,128})")
 _HEADER_CHARS_MAX = 512
 _BETWEEN = "\n\n"  # two messages of one channel
@@ -54,13 +55,12 @@ class ChannelReader(TextCursor):
             if header is None:
                 yield from self._body(Content)
                 continue
-            recipient = _RECIPIENT.search(header)
+            recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
+            kind = Thought if channel is not None and channel[1] == "analysis" else Content
             if recipient is not None and self._has_calls:
-                yield from self._call(recipient[1].removeprefix("functions."))
-            elif "analysis" in header:
-                yield from self._body(Thought)
+                yield from self._call(recipient[1].removeprefix("functions."), kind)
             else:
-                yield from self._body(Content)
+                yield from self._body(kind)
 
     def _header(self) -> Generator[None, None, str | None]:
         """A message's header, read up to its body; None where the text has none: it is all body."""
@@ -110,13 +110,13 @@ class ChannelReader(TextCursor):
                 return
             yield
 
-    def _call(self, name: str) -> Reading:
-        """A message to a function: its arguments, given on as they come."""
+    def _call(self, name: str, kind: type[Content] | type[Thought]) -> Reading:
+        """A message to a function: its arguments, given on as they come; of one that has none, its text."""
         while not self._text.lstrip() and not self._is_over:
             yield
         self._text = self._text.lstrip()
         if not self._text.startswith(("{", *_ENDS)):
-            yield from self._body(Content)
+            yield from self._body(kind)
             return
         index, self._num_calls = self._num_calls, self._num_calls + 1
         self._events.append(CallBegun(index, name))

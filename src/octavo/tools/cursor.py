@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 Reading = Generator[None, None, None]  # pauses until there is more text
 
 BLANKS = " \t\r\n"
+_BLANKS_MAX = 64  # between two letters of a format's words
 HALF_LETTER = "\ufffd"  # what the bytes of half a character become at the end of an answer
 _WORD = re.compile(r"\]|[^\]\s]+")
 
@@ -61,6 +62,11 @@ class TextCursor:
             yield from self._more()
         return self._text[self._at]
 
+    def _pass_blanks(self) -> None:
+        """Read the white space that has come, so that it is not looked at again."""
+        while self._at < len(self._text) and self._text[self._at] in BLANKS:
+            self._at += 1
+
     def _is_half(self, place: int) -> bool:
         """Whether the text ends there with half a character."""
         return place == len(self._text) - 1 and self._text[place] == HALF_LETTER
@@ -78,6 +84,7 @@ class TextCursor:
         """Read the longest of these that is there. Raises NoCall for none."""
         each = sorted(literals, key=len, reverse=True)
         while True:
+            self._pass_blanks()
             found = [(one, *_matched(self._text, self._at, one)) for one in each]
             whole = next(((one, end) for one, end, is_whole in found if is_whole), None)
             longer = [one for one, end, is_whole in found if not is_whole and end == len(self._text)]
@@ -98,6 +105,7 @@ class TextCursor:
     def _has_one(self, literals: Sequence[str]) -> Generator[None, None, bool]:
         """Whether one of these is next."""
         while True:
+            self._pass_blanks()
             found = [_matched(self._text, self._at, one) for one in literals]
             if any(is_whole for _, is_whole in found):
                 return True
@@ -109,6 +117,7 @@ class TextCursor:
         """Read as many of its words as are there."""
         for word in _WORD.findall(literal):
             while True:
+                self._pass_blanks()
                 end, is_whole = _matched(self._text, self._at, word)
                 if is_whole:
                     self._at = end
@@ -220,7 +229,8 @@ def _matched(text: str, start: int, literal: str) -> tuple[int, bool]:
     whole. The end is that of the text where more of it may come."""
     at, letters = start, [letter for letter in literal if not letter.isspace()]
     for letter in letters:
-        while at < len(text) and text[at] in BLANKS:
+        last = at + _BLANKS_MAX
+        while at < len(text) and text[at] in BLANKS and at < last:
             at += 1
         if at == len(text) or (text[at] == HALF_LETTER and at == len(text) - 1):
             return len(text), False

@@ -75,7 +75,8 @@ def _calls_grammar(
     else:
         triggers = form.begins
         junk = [f"JUNK: /[^{_in_class(triggers[0][0])}]+/"]
-    start = f"start: {calls}" if writer.begins_special else f"start: JUNK? {calls}"
+    before = f"({writer.text(form.between)})? " if form.body is Body.CHANNELS else ""
+    start = f"start: {before}{calls}" if writer.begins_special else f"start: JUNK? {before}{calls}"
     text = "\n".join([start, *([] if writer.begins_special else junk), *rules])
     return Grammar(GrammarKind.LARK, text, "tools", triggers, form.at_start)
 

@@ -21,7 +21,7 @@ from octavo.tools.cursor import BLANKS, HALF_LETTER, Cut, NoCall, Reading, TextC
 from octavo.tools.definitions import Tool
 from octavo.tools.events import AnswerEvent, ArgumentsText, CallBegun, Content
 from octavo.tools.formats import Body, Tags, ToolFormat
-from octavo.tools.pythonic import read_call
+from octavo.tools.pythonic import CallReader, refuse_constant
 
 _KEY_CHARS_MAX = 256  # of an argument's name in tags
 _NAME = re.compile(r"[A-Za-z0-9_.\-/]{1,128}")
@@ -43,7 +43,7 @@ class CallParser(TextCursor):
         self._has_content = False
         self._events: list[AnswerEvent] = []
         self._has_said_more = False  # behind the last call
-        self._blanks = ""  # before what begins an answer as a call would
+        self._blanks = ""  # before what begins as a call would
         self._first_heads, self._next_heads = _heads(form)
         self._tail = _tail(form)
         self._reading = self._answer()
@@ -99,8 +99,10 @@ class CallParser(TextCursor):
         begins = self._form.begins
         place = min((at for one in begins if (at := self._text.find(one)) >= 0), default=-1)
         if place >= 0:
-            self._say(len(self._text[:place].rstrip()))
-            self._text = self._text.lstrip()
+            kept = len(self._text[:place].rstrip())
+            self._blanks = self._text[kept:place]  # they are content where it is no call after all
+            self._say(kept)
+            self._text = self._text[place - kept :]
             return True
         # Held back: what may begin calls, and the white space before it.
         held = max((_overlap(self._text, one) for one in begins), default=0)
@@ -130,11 +132,9 @@ class CallParser(TextCursor):
         except NoCall:
             self._give_up(num_before)
             return
-        except Cut:
-            if self._num_calls:
-                self._text = ""
-            else:
-                self._give_up(num_before)
+        except Cut:  # whatever else begins in it would be cut too
+            self._text = "" if self._num_calls else self._blanks + self._text
+            self._say(len(self._text))
             return
         self._has_content, self._has_said_more = True, False
 
@@ -143,7 +143,10 @@ class CallParser(TextCursor):
         if self._form.at_start:
             self._has_content = True
             self._text = (self._blanks if self._num_calls == 0 else "") + self._text
-        elif self._num_calls == num_before or self._text:
+        elif self._num_calls == num_before:
+            self._text = self._blanks + self._text
+            self._say(len(self._blanks) + 1)
+        elif self._text:
             self._say(1)
 
     def _call(self, heads: Sequence[str]) -> Reading:
@@ -306,22 +309,18 @@ class CallParser(TextCursor):
             self._tell_arguments(self._types.as_json(name, key, value))
 
     def _python_call(self) -> Reading:
-        """NAME(key=value, ...), which can only end with a parenthesis."""
-        seen = self._at
-        while True:
-            if self._is_over or ")" in self._text[seen:] or "(" not in self._text[self._at : seen]:
-                found = read_call(self._text, self._at)
-                if found.is_wrong:
-                    raise NoCall
-                if found.call is not None:
-                    self._at = found.end
-                    self._begin(found.call.name)
-                    self._tell_arguments(found.call.arguments)
-                    return
+        """NAME(key=value, ...)."""
+        yield from self._skip_blanks()
+        reader = CallReader(self._at)
+        while (found := reader.read(self._text)).call is None:
+            if found.is_wrong:
+                raise NoCall
             if self._is_over:
                 raise Cut
-            seen = len(self._text)
             yield
+        self._at = found.end
+        self._begin(found.call.name)
+        self._tell_arguments(found.call.arguments)
 
     def _begin(self, name: str) -> None:
         self._events.append(CallBegun(self._num_calls, name))
@@ -372,10 +371,11 @@ def _as_object(text: str) -> str:
     value = json.loads(text)
     if isinstance(value, str):
         try:
-            text, value = value, json.loads(value)
+            text, value = value, json.loads(value or "{}", parse_constant=refuse_constant)
+            text.encode()  # half of a surrogate pair is no text
         except (ValueError, RecursionError):
             raise NoCall from None
-    if value is None:
+    if value is None or text == "":
         return "{}"
     if not isinstance(value, dict):
         raise NoCall

@@ -15,7 +15,7 @@ from octavo.types import ToolCall
 
 _CALL = re.compile(r"\s*([A-Za-z0-9_.-]{1,128})\s*\(")
 _HALF_CALL = re.compile(r"\s*([A-Za-z0-9_.-]{1,128}\s*)?")
-_NAME = re.compile(r"([A-Za-z0-9_]+)\s*=")
+_NAME = re.compile(r"([^=,()\[\]{}\"'\s](?:[^=,()\[\]{}\"']{0,126}[^=,()\[\]{}\"'\s])?)\s*=")
 _BLANKS = re.compile(r"\s*")
 _WORDS = {"true": True, "false": False, "null": None}
 _CALL_CHARS_MAX = 1 << 20
@@ -31,42 +31,73 @@ class FoundCall:
     is_wrong: bool = False
 
 
+class CallReader:
+    """Reads the call that begins at a place of a text that grows. Each letter is looked at once."""
+
+    def __init__(self, place: int) -> None:
+        self._begin = self._place = place
+        self._name = ""
+        self._arguments = 0  # where they begin; 0: the name has not ended
+        self._depth, self._quote, self._is_escaped = 0, "", False
+
+    def read(self, text: str) -> FoundCall:
+        """More of the text."""
+        if not self._arguments:
+            found = _CALL.match(text, self._begin)
+            if found is None:
+                return FoundCall(is_wrong=_HALF_CALL.fullmatch(text, self._begin) is None)
+            self._name, self._arguments = found[1], found.end()
+            self._place = self._arguments
+        close = self._closing(text)
+        if close is None:
+            return FoundCall(is_wrong=len(text) - self._begin > _CALL_CHARS_MAX)
+        arguments = _as_json(text[self._arguments : close])
+        if arguments is None:
+            return FoundCall(is_wrong=True)
+        return FoundCall(ToolCall(self._name, arguments), close + 1)
+
+    def _closing(self, text: str) -> int | None:
+        """Where the parenthesis of the arguments closes."""
+        for place in range(self._place, len(text)):
+            letter = text[place]
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._quote:
+                self._is_escaped = letter == "\\"
+                self._quote = "" if letter == self._quote else self._quote
+            elif letter in "\"'":
+                self._quote = letter
+            else:
+                self._depth += (letter in "([{") - (letter in ")]}")
+                if self._depth < 0:
+                    return place
+        self._place = len(text)
+        return None
+
+
 def read_call(text: str, place: int) -> FoundCall:
-    """The call that begins there."""
-    found = _CALL.match(text, place)
-    if found is None:
-        return FoundCall(is_wrong=_HALF_CALL.fullmatch(text, place) is None)
-    close = _closing(text, found.end())
-    if close is None:
-        return FoundCall(is_wrong=len(text) - place > _CALL_CHARS_MAX)
-    arguments = _as_json(text[found.end() : close])
-    if arguments is None:
-        return FoundCall(is_wrong=True)
-    return FoundCall(ToolCall(found[1], arguments), close + 1)
+    """The call that begins there, in a text that is whole."""
+    return CallReader(place).read(text)
 
 
 def value_of(text: str) -> object:
     """JSON's or Python's. Raises what `json` and `ast` raise."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=refuse_constant)
     except ValueError:
         if text[:1] in ("'", '"'):  # models write line breaks into strings as they are
             text = text.replace("\r", "\\r").replace("\n", "\\n")
         return _literal(ast.parse(text, mode="eval").body)
 
 
-def _refuse(word: str) -> object:
+def refuse_constant(word: str) -> object:
+    """What `json.loads` is told of NaN and infinities."""
     raise ValueError(f"{word} is no JSON")
 
 
 def _past(text: str, place: int, pattern: re.Pattern[str]) -> int:
     found = pattern.match(text, place)
     return place if found is None else found.end()
-
-
-def _closing(text: str, start: int) -> int | None:
-    """Where the parenthesis closes that was opened before `start`."""
-    return next((place for place, letter, depth in _outside_quotes(text, start) if depth < 0), None)
 
 
 def _value_end(text: str, start: int) -> int:
@@ -104,7 +135,11 @@ def _as_json(arguments: str) -> str | None:
             stop = _value_end(arguments, name.end())
             values[name[1]] = value_of(arguments[name.end() : stop].strip())
             place = _past(arguments, stop + 1, _BLANKS)
-        return json.dumps(values, ensure_ascii=False, allow_nan=False)
+        written = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        written.encode()
+        return written
+    except UnicodeEncodeError:  # half of a surrogate pair can only be escaped
+        return json.dumps(values, allow_nan=False)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
 

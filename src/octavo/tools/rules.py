@@ -56,7 +56,7 @@ class CallWriter:
             schema = {**schema, "x-guidance": _spaced(schema.get("x-guidance"))}
         if form.body is Body.CHANNELS:
             return [self._message(index, name), f"{args}: %json {json.dumps(schema)}"]
-        opening, closing = self.loose(form.call_open + name), self.loose(form.call_close)
+        opening, closing = self._opening(name), self.loose(form.call_close)
         number = f"{self._optional_id()} " if form.id_open else ""
         rule = f"call_{index}: {opening} {number}{self.loose(form.to_arguments)} {args} {closing}"
         match form.body:
@@ -67,6 +67,15 @@ class CallWriter:
                 return [rule, *self._one_by_one(index, schema, None)]
             case _:
                 return [rule, f"{args}: %json {json.dumps(schema)}"]
+
+    def _opening(self, name: str) -> str:
+        """What stands before a call's arguments; its first word may be left out where calls may begin with
+        the second."""
+        form = self._form
+        first, _, second = form.call_open.partition("\n")
+        if form.body is Body.TAGGED and second and second in form.begins:
+            return f"({self.loose(first + chr(10))})? {self.text(second + name)}"
+        return self.loose(form.call_open + name)
 
     def _optional_id(self) -> str:
         if self._form.id_form:
@@ -136,9 +145,19 @@ class CallWriter:
             return [f"{own}: ({texts}) {self.text(end)} {after}"], before
         if not is_text:
             return [f"{own}: {_python_value(value, root)} {self.text(end)} {after}"], before
-        if end.strip() in self._ids:
+        if any(marker in end for marker in self._ids):
             return [f"{own}: {own}_text {self.text(end)} {after}", f"{own}_text: {_ANY_TEXT}"], before
         return [f"{own}: {own}_text {after}", f"{own}_text[suffix={json.dumps(end)}]: {_ANY_TEXT}"], before
+
+
+def _has_other_references(schema: object) -> bool:
+    """Whether it refers to a part of its root that does not go with it."""
+    if isinstance(schema, Mapping):
+        pointer = schema.get("$ref")
+        if isinstance(pointer, str) and not pointer.startswith(("#/$defs/", "#/definitions/")):
+            return True
+        return any(map(_has_other_references, schema.values()))
+    return isinstance(schema, list) and any(map(_has_other_references, schema))
 
 
 def _spaced(options: object) -> dict[str, object]:
@@ -154,5 +173,6 @@ def _python_value(value: object, schema: Mapping[str, object]) -> str:
     if isinstance(kind, str) and kind in _WORDS:
         return f"({' | '.join(map(json.dumps, _WORDS[kind]))})"
     shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
-    inner = {**value, **shared} if isinstance(value, Mapping) else {"type": "object", **shared}
+    is_known = isinstance(value, Mapping) and not _has_other_references(value)
+    inner = {**value, **shared} if is_known and isinstance(value, Mapping) else shared
     return f"%json {json.dumps(inner)}"

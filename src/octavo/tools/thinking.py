@@ -158,6 +158,8 @@ class _Unwrapped:
         self._begin, self._end = begin, end
         self._text = ""
         self._is_wrapped: bool | None = None if begin else False
+        self._is_new = False  # line breaks behind `begin` are no answer
+        self._is_behind = False  # nor is white space behind `end`
 
     def push(self, text: str, is_last: bool) -> str:
         """More of it: what can be given on."""
@@ -165,16 +167,22 @@ class _Unwrapped:
         if self._is_wrapped is None:
             rest = self._text.lstrip()
             if rest.startswith(self._begin):
-                self._text, self._is_wrapped = rest[len(self._begin) :].lstrip("\n"), True
+                self._text, self._is_wrapped, self._is_new = rest[len(self._begin) :], True, True
             elif is_last or not self._begin.startswith(rest):
                 self._is_wrapped = False
             else:
                 return ""
+        if self._is_new:
+            self._text = self._text.lstrip("\n")
+            self._is_new = not self._text
         place = self._text.find(self._end) if self._is_wrapped else -1
         if place >= 0:
-            given, self._text = self._text[:place].rstrip("\n"), self._text[place + len(self._end) :].lstrip()
-            self._is_wrapped = False
+            given, self._text = self._text[:place].rstrip("\n"), self._text[place + len(self._end) :]
+            self._is_wrapped, self._is_behind = False, True
             return given + self.push("", is_last)
+        if self._is_behind:
+            self._text = self._text.lstrip()
+            self._is_behind = not self._text
         held = 0
         if self._is_wrapped and not is_last:
             kept = self._text.rstrip("\n")

@@ -92,7 +92,7 @@ _FIELDS: Final[tuple[Field, ...]] = (
     _done("model", "the served model's name, with `:latest` or without", _ALL),
     _done("name", "the older name of model", _SHOW),
     _done("messages", "text only; none of them asks that the model be there", _CHAT),
-    _done("tools", "up to 128 functions", _CHAT),
+    _done("tools", "up to 512 functions", _CHAT),
     _done("prompt", "none asks that the model be there", _TEXT),
     _done("system", "a system message before the prompt", _TEXT),
     _done("raw", "the prompt is no chat's message", _TEXT),

@@ -22,7 +22,13 @@ from octavo.errors import InvalidRequest, as_items, require_range, shown
 from octavo.server.body import validate
 from octavo.server.dialects.names import named
 from octavo.server.dialects.responses_fields import PASSED, RESPONSES_FIELDS
-from octavo.server.dialects.responses_tools import Offered, joined_name, left_out_metadata, read_tools
+from octavo.server.dialects.responses_tools import (
+    LEFT_OUT,
+    Offered,
+    joined_name,
+    left_out_metadata,
+    read_tools,
+)
 from octavo.server.errors import JsonObject
 from octavo.server.field_list import Place
 from octavo.server.openai_schema import ChatBody
@@ -237,9 +243,12 @@ def _choice(given: object) -> object:
     if isinstance(given, Mapping):
         if given.get("type") in _CALLABLE:
             return _function(given)
+        if given.get("type") in LEFT_OUT:
+            return "auto"
         listed, mode = given.get("tools"), given.get("mode")
         if given.get("type") == "allowed_tools" and isinstance(listed, list) and len(listed) <= TOOLS_MAX:
-            allowed = {"mode": mode, "tools": [_function(item) for item in listed]}
+            offered = [item for item in listed if not _is_left_out(item)]
+            allowed = {"mode": mode, "tools": [_function(item) for item in offered]}
             return {"type": "allowed_tools", "allowed_tools": allowed}
     raise _wrong(
         "tool_choice",
@@ -247,6 +256,10 @@ def _choice(given: object) -> object:
         'none, auto, required, {"type": "function", "name": ...} or {"type": "allowed_tools", "mode": ..., '
         '"tools": [...]}, with functions alone',
     )
+
+
+def _is_left_out(given: object) -> bool:
+    return isinstance(given, Mapping) and given.get("type") in LEFT_OUT
 
 
 def _function(given: object) -> JsonObject:
