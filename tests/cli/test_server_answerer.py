@@ -243,8 +243,8 @@ def test_a_key_is_sent_and_a_wrong_one_is_told() -> None:
 
 
 def test_a_refusal_is_in_the_server_s_words(url: str) -> None:
-    with pytest.raises(OctavoError, match="2 tokens and max_tokens"):
-        octavo("generate", "--url", url, "--max-tokens", "2000", "hi")
+    with pytest.raises(OctavoError, match="max_tokens is 0"):
+        octavo("generate", "--url", url, "--max-tokens", "0", "hi")
     with pytest.raises(OctavoError, match="cannot be sent"):
         octavo("generate", "--url", url, "a\udcffb")
 

@@ -31,7 +31,7 @@ def test_a_sound_model_has_no_problem_and_is_described(tmp_path):
     assert list(checked.stored) == ["Q8_0", "F32"]
     assert sum(checked.stored.values()) == read_gguf(path.path).num_bytes
     assert checked.vocabulary.name == "byte-level BPE, cut as smollm"
-    assert not checked.vocabulary.has_template
+    assert checked.vocabulary.template is None
 
 
 def test_every_step_tells_its_problems_whatever_the_others_found(tmp_path):

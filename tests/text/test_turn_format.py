@@ -277,10 +277,8 @@ def test_a_call_is_led_from_each_text_that_begins_one(name: str) -> None:
 
 
 def test_a_template_that_writes_very_much_is_tried_in_time() -> None:
-    found = find_turn_format(
-        renders("{% for m in messages %}{{ '<function_calls>\\nf(a=' * 9000 }}{% endfor %}")
-    )
-    assert found.calls is None
+    many = "{% for m in messages %}{{ '<function_calls>\\nf(a=' * 9000 }}{% endfor %}"
+    assert find_turn_format(renders(many)).thinking is None
 
 
 @pytest.mark.parametrize("family", KNOWN, ids=lambda family: family.name)
