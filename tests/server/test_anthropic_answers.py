@@ -126,6 +126,7 @@ def test_an_answer_ends_with_the_context_where_max_tokens_is_more(edge):
     assert both(edge, max_tokens=900)["stop_reason"] == "max_tokens"
     answer = ask(edge, max_tokens=993)
     assert answer.headers["X-Octavo-Max-Tokens-Cut-To"] == "992"
+    assert answer.json()["usage"]["max_tokens_cut_to"] == 992
 
 
 def test_a_deadline_pauses_the_turn_and_what_was_made_stands(edge):

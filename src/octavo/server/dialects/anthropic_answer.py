@@ -159,7 +159,7 @@ class MessagePlan:
             "model": self.model,
             "content": content,
             **end,
-            "usage": usage_of(self.run.generation.usage_of(0)),
+            "usage": usage_of(self.run.generation.usage_of(0)) | self.run.generation.told_cut(),
         }
 
 
@@ -191,7 +191,7 @@ async def message_events(plan: MessagePlan, request_id: str) -> AsyncGenerator[b
                     end = plan.end(writer, delta.finish, delta.stop)
         for told in writer.close():
             yield named_event(told)
-        usage = usage_of(plan.run.generation.usage_of(0))
+        usage = usage_of(plan.run.generation.usage_of(0)) | plan.run.generation.told_cut()
         yield named_event({"type": "message_delta", "delta": end, "usage": usage})
         yield named_event({"type": "message_stop"})
     except OctavoError as error:

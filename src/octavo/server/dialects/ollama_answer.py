@@ -76,7 +76,7 @@ class Shape:
         entries = chat_logprobs(tokens)["content"] if self.tells_logprobs else None
         return told | ({"logprobs": entries} if entries else {})
 
-    def end(self, finish: FinishReason | None, usage: Usage) -> JsonObject:
+    def end(self, finish: FinishReason | None, usage: Usage, run: ChatRun) -> JsonObject:
         """What the last object tells beside its text."""
         total_s = self.watch.age_s
         first_s = self.watch.first_token_s
@@ -90,6 +90,7 @@ class Shape:
             "prompt_eval_duration": nanoseconds(prompt_s),
             "eval_count": usage.num_output,
             "eval_duration": nanoseconds(total_s - prompt_s),
+            **run.generation.told_cut(),
         }
 
     def loaded(self, reason: str) -> Response:
@@ -157,7 +158,7 @@ async def answer(request: Request, run: ChatRun, shape: Shape, is_stream: bool) 
     for place, call in enumerate(whole.calls):
         events += [CallBegun(place, call.name), ArgumentsText(place, call.arguments)]
     said = Teller(run.kind.form).push(events, is_last=True)
-    told = shape.piece(said, whole.tokens) | shape.end(whole.finish, whole.usage)
+    told = shape.piece(said, whole.tokens) | shape.end(whole.finish, whole.usage, run)
     return json_response(told, status=HTTPStatus.OK, headers=run.generation.headers)
 
 
@@ -173,7 +174,7 @@ async def _lines(run: ChatRun, shape: Shape) -> AsyncGenerator[bytes, None]:
                 if said or (shape.tells_logprobs and delta.tokens):
                     yield _line(shape.piece(said, delta.tokens))
                 if is_last:
-                    yield _line(shape.piece(Said()) | shape.end(delta.finish, delta.usage))
+                    yield _line(shape.piece(Said()) | shape.end(delta.finish, delta.usage, run))
     except OctavoError as error:
         yield _line(ollama_error(error))
 
