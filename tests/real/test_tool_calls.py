@@ -14,9 +14,9 @@ from octavo import LLM, SamplingParams
 from octavo.config import StartOptions
 from octavo.grammar import Grammar, of_schema
 from octavo.tools.answer import AnswerKind, AnswerReader
-from octavo.tools.definitions import ToolUse, tool_use
+from octavo.tools.definitions import ToolUse, tool_use, tools_of
 from octavo.tools.events import ArgumentsText, CallBegun, Content
-from octavo.tools.formats import FORMATS, HERMES, PYTHONIC, ToolFormat
+from octavo.tools.formats import FORMATS, HERMES, PYTHONIC, Body, ToolFormat
 from octavo.tools.grammars import calls_grammar
 
 pytestmark = pytest.mark.full
@@ -99,7 +99,7 @@ def grammar(llm: LLM, form: ToolFormat, choice: object = "required", parallel: b
 def calls_of(text: str, form: ToolFormat) -> tuple[str, list[tuple[str, str]]]:
     """Content and calls."""
     content, calls = "", list[tuple[str, str]]()
-    for event in AnswerReader(AnswerKind(None, form)).push(text, is_last=True):
+    for event in AnswerReader(AnswerKind(None, form, tools=tools_of(TOOLS))).push(text, is_last=True):
         match event:
             case Content(more):
                 content += more
@@ -142,7 +142,7 @@ def test_parallel_calls_parse_and_end(llm: LLM, form: ToolFormat) -> None:
         assert content == ""
         check(calls if choice.finish_reason == "stop" else calls[:-1])
         most = max(most, len(calls))
-    assert most > 1 or form.is_pythonic
+    assert most > 1 or form.body is Body.PYTHON
 
 
 def test_a_named_function_is_the_one_that_is_called(llm: LLM) -> None:

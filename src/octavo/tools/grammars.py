@@ -58,7 +58,7 @@ def _calls_grammar(
     rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
     for index, (tool, schema) in enumerate(zip(tools, schemas, strict=True)):
         rules += writer.call(index, tool.name, schema)
-    between = writer.loose(form.between) or r"/\s{0,2}/"
+    between = writer.loose(form.between) or r"/[ \t\r\n]{0,2}/"
     more = f" ({between} call){{0,{CALLS_MAX - 1}}}" if use.is_parallel else ""
     calls = f"{writer.loose(form.open)} call{more} {writer.loose(form.close)}"
     if use.mode is ToolMode.REQUIRED:
@@ -71,7 +71,7 @@ def _calls_grammar(
         )
     if form.at_start:
         triggers = tuple(_beginning(form, tool) for tool in tools)
-        junk = ["JUNK: /\\s+/"]
+        junk = ["JUNK: /[ \\t\\r\\n]+/"]
     else:
         triggers = form.begins
         junk = [f"JUNK: /[^{_in_class(triggers[0][0])}]+/"]

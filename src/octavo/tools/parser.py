@@ -25,7 +25,7 @@ from octavo.tools.pythonic import CallReader, refuse_constant
 
 _KEY_CHARS_MAX = 256  # of an argument's name in tags
 _NAME = re.compile(r"[A-Za-z0-9_.\-/]{1,128}")
-_ID = re.compile(r"[A-Za-z0-9_\-]{0,64}")
+_ID = re.compile(r"[A-Za-z0-9_.:\-]{0,64}")
 _NAME_KEYS = frozenset(("name", "tool_name"))
 _ARGUMENT_KEYS = frozenset(("arguments", "parameters"))
 _HALF_CALL = re.compile(r"[A-Za-z0-9_.\-]*")

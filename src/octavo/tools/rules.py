@@ -18,6 +18,7 @@ from octavo.tools.formats import ID, Body, Tags, ToolFormat
 
 SpecialId = Callable[[str], int | None]  # of a text that is one special token of the vocabulary
 _ANY_TEXT = "/(?s:.*)/"
+_BOUND_MAX = 1000  # characters; longer bounds of a string are not led
 _ID = "/[A-Za-z0-9_.:\\-]{1,64}/"
 _QUOTED = r"/'(\\.|[^'\\])*'/"
 _WORDS = {"boolean": ("true", "false", "True", "False"), "null": ("null", "None")}
@@ -87,7 +88,7 @@ class CallWriter:
         channel, json_, message = map(self.text, ("<|channel|>", "<|constrain|>", "<|message|>"))
         recipient = json.dumps(f" to=functions.{name}")
         header = f'{channel} "commentary" {recipient} | {recipient} {channel} "commentary"'
-        constrain = f'(" "? {json_}? "json" | " "? {json_} "json")?'
+        constrain = f'(" "? {json_} "json" | " json")?'
         return f"call_{index}: ({header}) {constrain} {message} args_{index} {self.text('<|call|>')}"
 
     def _one_by_one(self, index: int, schema: Mapping[str, object], tags: Tags | None) -> list[str]:
@@ -140,14 +141,29 @@ class CallWriter:
         end = tags.param_close.rstrip("\n")
         after = self.loose(tags.param_close[len(end) :])
         choices = value.get("enum") if isinstance(value, Mapping) else None
-        if is_text and isinstance(choices, list) and all(isinstance(one, str) for one in choices):
-            texts = " | ".join(json.dumps(one, ensure_ascii=False) for one in choices)
-            return [f"{own}: ({texts}) {self.text(end)} {after}"], before
+        if is_text and isinstance(choices, list):
+            if tags.to_json:  # which says that a value is text
+                choices = [one for one in choices if isinstance(one, str)]
+            texts = [one if isinstance(one, str) else json.dumps(one) for one in choices]
+            quoted = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+            return [f"{own}: ({quoted}) {self.text(end)} {after}"], before
         if not is_text:
             return [f"{own}: {_python_value(value, root)} {self.text(end)} {after}"], before
+        text = _text_of_length(value)
         if any(marker in end for marker in self._ids):
-            return [f"{own}: {own}_text {self.text(end)} {after}", f"{own}_text: {_ANY_TEXT}"], before
-        return [f"{own}: {own}_text {after}", f"{own}_text[suffix={json.dumps(end)}]: {_ANY_TEXT}"], before
+            return [f"{own}: {own}_text {self.text(end)} {after}", f"{own}_text: {text}"], before
+        return [f"{own}: {own}_text {after}", f"{own}_text[suffix={json.dumps(end)}]: {text}"], before
+
+
+def _text_of_length(value: object) -> str:
+    """Any text, as long as a schema's bounds of a string allow."""
+    bounds = value if isinstance(value, Mapping) and value.get("type") == "string" else {}
+    least, most = bounds.get("minLength", 0), bounds.get("maxLength", "")
+    if not (isinstance(least, int) and least <= _BOUND_MAX):
+        return _ANY_TEXT
+    if not (most == "" or (isinstance(most, int) and least <= most <= _BOUND_MAX)):
+        most = ""
+    return f"/(?s:.{{{least},{most}}})/" if least or most != "" else _ANY_TEXT
 
 
 def _has_other_references(schema: object) -> bool:
