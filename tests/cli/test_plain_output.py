@@ -15,6 +15,8 @@ import pytest
 from tests.processes import running
 from tests.tiers import full
 
+from octavo.cli.tables import print_all, table
+
 ROOT = Path(__file__).parents[2]
 COLOUR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[0-9;]*m")
 ENV = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "80"}
@@ -90,3 +92,12 @@ def test_the_statuses_are_told_by_help_and_by_the_page() -> None:
     for status in (0, 1, 2, 130):
         assert f"{status} ".encode() in told.partition(b"Exit status:")[2]
         assert f"| {status} |" in page
+
+
+def test_a_table_in_a_pipe_has_a_line_for_each_row(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = [f"column {index}" for index in range(30)]
+    print_all(table("wide", columns, [[f"cell {index}" for index in range(30)]]))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "cell" in line]
+    assert len(lines) == 1
+    assert "…" not in lines[0]
+    assert "cell 29" in lines[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from octavo.cli.terminal import write
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+_PIPE_WIDTH = 1000  # wider than any table
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]] = (), num_left: int = 1) -> Table:
@@ -27,8 +30,9 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]] = ()
 
 
 def print_all(*parts: Table | str) -> None:
-    """Print tables and lines; what they say is no markup."""
-    console = Console(highlight=False, markup=False)
+    """Print tables and lines; what they say is no markup. In a pipe a table is as wide as it needs to be."""
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    console = Console(highlight=False, markup=False, width=width)
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, str))
 
