@@ -1,6 +1,6 @@
 """Speed beside the peers: the same model, the same lengths, in turns on one machine.
 
-    python bench/compare/speed.py --rounds 3 --classes f32,8-bit,4-bit
+    python bench/compare/speed.py --rounds 3 --classes f32,bf16,8-bit,4-bit
 
     W1       128 random tokens in, 128 out, C at a time       output tokens/s, prefill included
     W2       512 shared and 32 own tokens in, 32 out, 32 at once
@@ -10,7 +10,7 @@
 A round runs ours and then each peer of a precision class, so the machine's drift hits all alike; a ratio is
 taken within a round, and its median is told. llama.cpp is its own `llama-batched-bench` (no server between),
 which has no workload with a shared prefix and own tails, so W2 leaves it out; transformers submits all at
-once, so it has W1 at 32 only.
+once, so it has W1 at 32 only. vLLM runs compiled, as it does by default.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pathlib import Path
 
 import peers
 
-IN, OUT = 128, 128
 SHARED, OWN, SHORT_OUT, AT_ONCE = 512, 32, 32, 32
 LONG = 2048
 DEEP, DEEP_OUT, DEEP_AT_ONCE = 7168, 64, (1, 4)
@@ -33,6 +32,14 @@ OURS = "octavo"
 
 # What a contestant reached: speed in tokens/s by case, such as "W1 C=8".
 Speeds = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class W1:
+    """Tokens of a request of W1."""
+
+    num_in: int = 128
+    num_out: int = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +80,16 @@ def main() -> None:
     """Run all rounds, print a table, write JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--classes", default="f32,8-bit,4-bit")
+    parser.add_argument("--classes", default="f32,bf16,8-bit,4-bit")
     parser.add_argument("--workloads", default="W1,W2,prefill")
     parser.add_argument("--conc", default="1,8,32", help="W1: requests in flight")
+    parser.add_argument("--inp", type=int, default=128, help="W1: tokens in")
+    parser.add_argument("--out", type=int, default=128, help="W1: tokens out")
     parser.add_argument("--kv", default="", help="ours: passed on as --kv")
     parser.add_argument("--only", default="", help="peers whose name contains this, and ours")
     parser.add_argument("--json", type=Path, help="write every figure and the summary to this file")
     given = parser.parse_args()
-    contests = contests_of(given.kv)
+    contests = contests_of(given.kv, W1(given.inp, given.out))
     unknown = [name for name in given.classes.split(",") if name not in contests]
     if unknown:
         parser.error(f"--classes has {', '.join(unknown)}; allowed: {', '.join(contests)}")
@@ -112,40 +121,43 @@ def main() -> None:
         given.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
-def contests_of(kv: str) -> dict[str, list[Contestant]]:
-    """The contestants of each precision class, ours first."""
+def contests_of(kv: str, sizes: W1) -> dict[str, list[Contestant]]:
+    """The contestants of each precision class, ours first. bf16 is of the folder, rounded where it is not."""
     files = peers.models()
+    file = [files["Q4_1"]] if files["Q4_1"].exists() else []
 
-    def ours(weights: str) -> Contestant:
-        return Contestant(OURS, lambda workload, conc: our_speeds(weights, kv, workload, conc))
+    def ours(weights: str, *model: Path) -> Contestant:
+        options = ["--weights", weights, *(["--kv", kv] if kv else [])]
+        return Contestant(OURS, lambda workload, conc: our_speeds([*model, *options], workload, conc, sizes))
 
     def llama(kind: str) -> Contestant:
-        return Contestant(f"llama.cpp {kind}", lambda w, conc: llama_speeds(files[kind], w, conc))
+        return Contestant(f"llama.cpp {kind}", lambda w, conc: llama_speeds(files[kind], w, conc, sizes))
 
-    def script(peer: str, *model: Path) -> Contestant:
-        kind = "" if not model else " " + next(name for name, path in files.items() if path == model[0])
-        return Contestant(peer + kind, lambda w, conc: script_speeds(peer, model, w, conc))
+    def script(peer: str, *words: str | Path) -> Contestant:
+        name = peer + "".join(f" {kind}" for kind, path in files.items() if path in words)
+        return Contestant(name, lambda w, conc: script_speeds(peer, words, w, conc, sizes))
 
     return {
-        "f32": [ours("f32"), script("vllm"), llama("F32"), script("transformers")],
-        "8-bit": [ours("int8"), llama("Q8_0"), script("openvino", files["Q8_0"])],
-        "4-bit": [ours("auto"), llama("Q4_0"), llama("Q4_1"), script("openvino", files["Q4_1"])],
+        "f32": [ours("f32", *file), script("vllm"), llama("F32"), script("transformers")],
+        "bf16": [ours("bf16", files["folder"]), script("vllm", "--dtype", "bfloat16")],
+        "8-bit": [ours("int8", *file), llama("Q8_0"), script("openvino", files["Q8_0"])],
+        "4-bit": [ours("auto", *file), llama("Q4_0"), llama("Q4_1"), script("openvino", files["Q4_1"])],
     }
 
 
-def our_speeds(weights: str, kv: str, workload: str, concurrencies: Sequence[int]) -> Speeds:
+def our_speeds(
+    options: Sequence[str | Path], workload: str, concurrencies: Sequence[int], sizes: W1
+) -> Speeds:
     """`octavo bench offline`, with as many requests as the peers' scripts send."""
-    model: list[str | Path] = [peers.models()["Q4_1"]] if peers.models()["Q4_1"].exists() else []
-    common = ["--weights", weights, "--json", *(["--kv", kv] if kv else [])]
     speeds: Speeds = {}
-    for words in our_runs(workload, concurrencies):
-        command = peers.octavo("bench", "offline", *model, *common, *words)
-        for row in peers.run_rows(command, f"{OURS} {weights} {workload}"):
+    for words in our_runs(workload, concurrencies, sizes):
+        command = peers.octavo("bench", "offline", *options, "--json", *words)
+        for row in peers.run_rows(command, f"{OURS} {' '.join(map(str, options))} {workload}"):
             speeds |= our_case(row, workload)
     return speeds
 
 
-def our_runs(workload: str, concurrencies: Sequence[int]) -> list[list[str]]:
+def our_runs(workload: str, concurrencies: Sequence[int], sizes: W1) -> list[list[str]]:
     """The options of the runs that a workload takes; of W1 a single stream sends fewer requests."""
     if workload == "W2":
         return [["--workload", "W2", "--prefix", str(SHARED), "--n", str(AT_ONCE)]]
@@ -154,7 +166,7 @@ def our_runs(workload: str, concurrencies: Sequence[int]) -> list[list[str]]:
         return [["--workload", "W3", "--prompt", str(DEEP), "--long-out", str(DEEP_OUT), *flags]]
     if workload == "prefill":
         return [["--workload", "W1", "--inp", str(LONG), "--out", "1", "--conc", "1", "--n", "4"]]
-    words = ["--workload", "W1"]
+    words = ["--workload", "W1", "--inp", str(sizes.num_in), "--out", str(sizes.num_out)]
     for count in concurrencies:
         requests = max(4, REQUESTS // 8) if count == 1 else max(REQUESTS, count)
         words += ["--conc", str(count), "--n", str(requests)]
@@ -173,7 +185,7 @@ def our_case(row: peers.Row, workload: str) -> Speeds:
     return {case_name(workload, int(about["concurrency"])): peers.number(row, "output_tokens_per_s")}
 
 
-def llama_speeds(model: Path, workload: str, concurrencies: Sequence[int]) -> Speeds:
+def llama_speeds(model: Path, workload: str, concurrencies: Sequence[int], sizes: W1) -> Speeds:
     """`llama-batched-bench`, as its peers' script calls it."""
     program = peers.peers_folder() / "llama/bin/llama-batched-bench"
     if workload == "W2":
@@ -181,34 +193,38 @@ def llama_speeds(model: Path, workload: str, concurrencies: Sequence[int]) -> Sp
     if not program.exists() or not model.exists():
         peers.say(f"llama.cpp: left out: {program} or {model} is missing")
         return {}
-    sizes = {
+    at_once = ",".join(map(str, concurrencies))
+    lengths = {
         "prefill": ["-npp", str(LONG), "-ntg", "1", "-npl", "1"],
         "W3": ["-npp", str(DEEP), "-ntg", str(DEEP_OUT), "-npl", ",".join(map(str, DEEP_AT_ONCE))],
-    }.get(workload, ["-npp", str(IN), "-ntg", str(OUT), "-npl", ",".join(map(str, concurrencies))])
+    }.get(workload, ["-npp", str(sizes.num_in), "-ntg", str(sizes.num_out), "-npl", at_once])
     context = max(16384, (DEEP + DEEP_OUT) * max(DEEP_AT_ONCE)) if workload == "W3" else 16384
     common = ["-t", "2", "-tb", "2", "-c", str(context), "-b", "2048", "-ub", "512", "-fa", "on"]
     common += ["--output-format", "jsonl"]
-    rows = peers.run_rows([program, "-m", model, *common, *sizes], f"llama.cpp {model.stem} {workload}")
+    rows = peers.run_rows([program, "-m", model, *common, *lengths], f"llama.cpp {model.stem} {workload}")
     speeds: Speeds = {}
     for row in rows:
-        speeds |= llama_case(row, workload)
+        speeds |= llama_case(row, workload, sizes)
     return speeds
 
 
-def llama_case(row: peers.Row, workload: str) -> Speeds:
+def llama_case(row: peers.Row, workload: str, sizes: W1) -> Speeds:
     """The figure of one line: output tokens over all of its time, or its prompt speed."""
     if workload == "prefill":
         return {"prefill": peers.number(row, "speed_pp")}
     if workload == "W3":
         return {case_name(workload, int(peers.number(row, "pl"))): peers.number(row, "speed_tg")}
     count = int(peers.number(row, "pl"))
-    return {case_name(workload, count): count * OUT / peers.number(row, "t")}
+    return {case_name(workload, count): count * sizes.num_out / peers.number(row, "t")}
 
 
-def script_speeds(peer: str, model: Sequence[Path], workload: str, concurrencies: Sequence[int]) -> Speeds:
-    """A peer's own script, through run.sh."""
+def script_speeds(
+    peer: str, words: Sequence[str | Path], workload: str, concurrencies: Sequence[int], sizes: W1
+) -> Speeds:
+    """A peer's own script, through run.sh; `words`: what names its model and how it is held."""
     runner = peers.scripts_folder() / "run.sh"
-    missing = [path for path in (runner, installed(peer), *model) if not path.exists()]
+    files = [word for word in words if isinstance(word, Path)]
+    missing = [path for path in (runner, installed(peer), *files) if not path.exists()]
     if missing:
         peers.say(f"{peer}: left out: {missing[0]} is missing")
         return {}
@@ -217,11 +233,11 @@ def script_speeds(peer: str, model: Sequence[Path], workload: str, concurrencies
     if peer == "transformers":
         if workload != "W1" or AT_ONCE not in concurrencies:
             return {}
-        sizes = ["--n", str(AT_ONCE), "--inp", str(IN), "--out", str(OUT)]
+        options = ["--n", str(AT_ONCE), "--inp", str(sizes.num_in), "--out", str(sizes.num_out)]
     else:
-        sizes = script_sizes(workload, concurrencies)
+        options = script_options(workload, concurrencies, sizes)
     speeds: Speeds = {}
-    for row in peers.run_rows(["bash", runner, peer, *model, *sizes], f"{peer} {workload}"):
+    for row in peers.run_rows(["bash", runner, peer, *words, *options], f"{peer} {workload}"):
         speeds |= script_case(row, workload)
     return speeds
 
@@ -231,13 +247,14 @@ def installed(peer: str) -> Path:
     return peers.peers_folder() / {"transformers": "oracle"}.get(peer, peer) / "bin/python"
 
 
-def script_sizes(workload: str, concurrencies: Sequence[int]) -> list[str]:
+def script_options(workload: str, concurrencies: Sequence[int], sizes: W1) -> list[str]:
     """The scripts' options for a workload."""
     if workload == "prefill":
         return ["--inp", str(LONG), "--out", "1", "--conc", "1"]
     if workload == "W2":
         return ["--prefix", str(SHARED), "--inp", str(OWN), "--out", str(SHORT_OUT), "--conc", str(AT_ONCE)]
-    return ["--inp", str(IN), "--out", str(OUT), "--conc", ",".join(map(str, concurrencies))]
+    at_once = ",".join(map(str, concurrencies))
+    return ["--inp", str(sizes.num_in), "--out", str(sizes.num_out), "--conc", at_once]
 
 
 def script_case(row: peers.Row, workload: str) -> Speeds:

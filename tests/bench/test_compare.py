@@ -71,8 +71,10 @@ def test_each_program_s_lines_become_the_same_cases(script):
     assert speed.our_case(ours, "W2") == {"W2": 100.0}
     assert speed.our_case(ours, "prefill") == {"prefill": 400.0}
     assert speed.our_case({"engine": {}}, "W1") == {}
-    assert speed.llama_case({"pl": 8, "t": 10.24, "speed_pp": 300.0}, "W1") == {"W1 C=8": 100.0}
-    assert speed.llama_case({"pl": 1, "t": 1.0, "speed_pp": 300.0}, "prefill") == {"prefill": 300.0}
+    assert speed.llama_case({"pl": 8, "t": 10.24, "speed_pp": 300.0}, "W1", speed.W1()) == {"W1 C=8": 100.0}
+    assert speed.llama_case({"pl": 1, "t": 1.0, "speed_pp": 300.0}, "prefill", speed.W1()) == {
+        "prefill": 300.0
+    }
     theirs = {"conc": 8, "n": 4, "out_tok_s": 0.2, "s": 20.48}
     assert speed.script_case(theirs, "W1") == {"W1 C=8": 0.2}
     assert speed.script_case(theirs, "prefill") == {"prefill": 400.0}
@@ -97,8 +99,8 @@ def test_a_ratio_is_taken_within_a_round(script):
 def test_programs_that_are_missing_or_fail_are_left_out_with_a_line(script, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("OCTAVO_PEERS", str(tmp_path))
     speed, peers = script("speed"), script("peers")
-    assert speed.llama_speeds(tmp_path / "no.gguf", "W1", (1,)) == {}
-    assert speed.script_speeds("vllm", (), "W1", (1,)) == {}
+    assert speed.llama_speeds(tmp_path / "no.gguf", "W1", (1,), speed.W1()) == {}
+    assert speed.script_speeds("vllm", (), "W1", (1,), speed.W1()) == {}
     quality = script("quality")
     text = quality.Text(tmp_path / "text", 1, 1, "f16")
     assert quality.write_llama_base(text) is False
@@ -121,10 +123,12 @@ def test_a_busy_machine_is_called_busy(script):
 
 
 def test_every_class_has_us_first_and_its_own_peers(script):
-    contests = script("speed").contests_of("")
+    speed = script("speed")
+    contests = speed.contests_of("", speed.W1())
     names = {precision: [each.name for each in those] for precision, those in contests.items()}
     assert names == {
         "f32": ["octavo", "vllm", "llama.cpp F32", "transformers"],
+        "bf16": ["octavo", "vllm"],
         "8-bit": ["octavo", "llama.cpp Q8_0", "openvino Q8_0"],
         "4-bit": ["octavo", "llama.cpp Q4_0", "llama.cpp Q4_1", "openvino Q4_1"],
     }
