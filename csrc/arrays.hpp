@@ -115,6 +115,12 @@ void require_float_panels(const P& panels, int64_t outputs, int64_t inputs) {
   require_size("panels, third axis,", extent(panels, 2), panel_width);
 }
 
+// Raise unless panels of the kind can have so many inputs.
+inline void require_pairs(Kind kind, int64_t inputs) {
+  require(kind != Kind::bf16 || inputs % 2 == 0,
+          "panels of BF16 have " + std::to_string(inputs) + " inputs; it must be even: they lie in pairs");
+}
+
 void bind_experts(nb::module_& module);
 void bind_files(nb::module_& module);
 void bind_integers(nb::module_& module);

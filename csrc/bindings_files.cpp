@@ -79,6 +79,7 @@ void pack_as(const ByteVector& data, Kind kind, int64_t outputs, int64_t inputs,
              const P& panels) {
   require_matrix(data, kind, outputs, inputs);
   require_float_panels(panels, outputs, inputs);
+  require_pairs(stored, inputs);
   const int64_t count = extent(panels, 0);
   const Packing packing{data.data(), kind, outputs, inputs, panels.data(), stored};
   const Kernels& k = kernels();

@@ -21,7 +21,7 @@ void require_open(const Program& program) {
 const Buffer& require_buffer(const Program& program, BufferId id, const char* name) {
   require_open(program);
   require_index(name, id, program.num_buffers());
-  require(!program.buffer(id).holds_codes, std::string(name) + " holds codes, not floats");
+  require(program.buffer(id).form == RowForm::floats, std::string(name) + " does not hold floats");
   return program.buffer(id);
 }
 
@@ -45,6 +45,7 @@ Weight float_weight(const Panels& panels, int64_t outputs) {
 Weight half_weight(const HalfPanels& panels, const std::string& kind, int64_t outputs) {
   require_weight(outputs, extent(panels, 1));
   require_float_panels(panels, outputs, extent(panels, 1));
+  require_pairs(half_kind_of(kind), extent(panels, 1));
   return {half_kind_of(kind), reinterpret_cast<const uint8_t*>(panels.data()), outputs, extent(panels, 1)};
 }
 

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <optional>
 
 #include "arrays.hpp"
@@ -83,12 +84,26 @@ void linear_of(const FloatMatrix& x, const P& panels, Kind kind, const std::opti
   const int64_t rows = extent(x, 0), inputs = extent(x, 1), outputs = extent(out, 1);
   require_size("out, first axis,", extent(out, 0), rows);
   require_float_panels(panels, outputs, inputs);
+  require_pairs(kind, inputs);
   const int64_t count = extent(panels, 0);
   if (bias) require_size("bias", extent(*bias, 0), outputs);
-  const Product product{x.data(), panels.data(), bias ? bias->data() : nullptr, out.data(), rows,
-                        inputs,   outputs,       kind};
   const Kernels& k = kernels();
   const nb::gil_scoped_release unlocked;
+  std::unique_ptr<uint8_t[]> rounded;
+  const void* given = x.data();
+  if (kind == Kind::bf16) {
+    const int64_t row_bytes = inputs * k.rounded_bytes;
+    rounded = std::make_unique_for_overwrite<uint8_t[]>(static_cast<size_t>(rows * row_bytes));
+    given = rounded.get();
+    const int64_t tasks = tasks_for(rows, rows * inputs, 1 << 14, Team::instance().size());
+    parallel(tasks, [&](int64_t task) {
+      for (int64_t row = rows * task / tasks; row < rows * (task + 1) / tasks; ++row) {
+        k.round_row(x.data() + row * inputs, inputs, rounded.get() + row * row_bytes);
+      }
+    });
+  }
+  const Product product{given,  panels.data(), bias ? bias->data() : nullptr, out.data(), rows,
+                        inputs, outputs,       kind};
   // Tasks begin at multiples of 24 panels, which suits every tile (8, 6, 4 or 3 vectors), where there are
   // panels enough, else of 3, the width beside many rows.
   const int64_t wanted = tasks_for(count, rows * inputs * outputs, 1 << 16, Team::instance().size());
@@ -119,6 +134,7 @@ void embed_of(const P& panels, Kind kind, int64_t outputs, const IntVector& rows
   require_size("out, first axis,", extent(out, 0), count);
   require_size("out, second axis,", extent(out, 1), inputs);
   require_indices("row", rows.data(), count, outputs);
+  require_pairs(kind, inputs);
   const Kernels& k = kernels();
   const nb::gil_scoped_release unlocked;
   parallel(count, [&](int64_t i) {

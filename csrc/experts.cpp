@@ -3,7 +3,7 @@
 // Up to four jobs of the team, the first two of which are one task each where rows are few:
 //
 //   route     rows                          choices; then the caller sorts them into places
-//   gather    places                        inputs, quantised where weights are codes
+//   gather    places                        inputs, rounded or quantised as the weights want them
 //   inner     (expert, output panels)       gate, up, activation and the codes of what comes out: a task
 //                                           makes whole groups of 32, so nothing waits for all of a row
 //   outer     output panels of all experts  down, weighted and summed up: a task owns some columns of `out`,
@@ -59,15 +59,17 @@ class Room {
   int64_t floats_ = 0;
 };
 
-// Rows as weights of one kind take them: floats (rows, width), or codes.
+// Rows as weights of one kind take them: floats or rounded numbers (rows, width), or codes.
 struct Form {
   Kind kind;
-  bool has_codes;
+  RowForm form;
 
-  explicit Form(const Weight& weight) : kind(weight.kind), has_codes(weight.has_codes()) {}
-  bool operator==(const Form& other) const { return has_codes ? kind == other.kind : !other.has_codes; }
+  explicit Form(const Weight& weight) : kind(weight.kind), form(weight.row_form()) {}
+  bool operator==(const Form& other) const {
+    return form == other.form && (form != RowForm::codes || kind == other.kind);
+  }
   int64_t floats(int64_t rows, int64_t width) const {
-    const int64_t needed = has_codes ? activation_words(code_stride(rows), width) : rows * width;
+    const int64_t needed = form == RowForm::codes ? activation_words(code_stride(rows), width) : rows * width;
     return (needed + 15) / 16 * 16;  // whole cache lines
   }
 };
@@ -294,12 +296,13 @@ class ExpertsRun {
   // The input of one place, the expert's `index`th.
   void put_input(const Used& used, const Form& form, float* memory, int64_t index, const Place& place) const {
     const float* x = step_.x + place.row * hidden_;
-    if (!form.has_codes) {
+    if (form.form == RowForm::floats) {
       float* out = memory + index * hidden_;
       if (!mixture_.routing.weighs_input) std::copy_n(x, hidden_, out);
       if (mixture_.routing.weighs_input) k_.scale(x, place.weight, hidden_, out);
       return;
     }
+    if (form.form == RowForm::rounded) return put_rounded(x, place, rounded_at(memory, index * hidden_));
     const Activations all = activations_in(memory, used.rows, hidden_);
     if (!mixture_.routing.weighs_input) return k_.quantise_rows(x, form.kind, index, 1, all);
     float* scaled = own_blocks().first;
@@ -309,6 +312,21 @@ class ExpertsRun {
       k_.quantise_rows(scaled, form.kind, 0, 1,
                        part_of(all, index, 1, first / quant_group, width / quant_group));
     }
+  }
+
+  void put_rounded(const float* x, const Place& place, uint8_t* out) const {
+    if (!mixture_.routing.weighs_input) return k_.round_row(x, hidden_, out);
+    float* scaled = own_blocks().first;
+    for (int64_t first = 0; first < hidden_; first += block_rows * block_width) {
+      const int64_t width = std::min(block_rows * block_width, hidden_ - first);
+      k_.scale(x + first, place.weight, width, scaled);
+      k_.round_row(scaled, width, out + first * k_.rounded_bytes);
+    }
+  }
+
+  // The number `index` of those that are rounded.
+  uint8_t* rounded_at(float* memory, int64_t index) const {
+    return reinterpret_cast<uint8_t*>(memory) + index * k_.rounded_bytes;
   }
 
   // -- 3. gate, up, activation ------------------------------------------------------------------------
@@ -375,7 +393,9 @@ class ExpertsRun {
       const Activations own = part_of(codes, row, rows, 0, w.inputs / quant_group);
       k_.integer_product({own, panels, w.kind, bias, y, width}, 0, count);
     } else {
-      k_.product({x + row * w.inputs, panels, bias, y, rows, w.inputs, width, w.kind}, 0, count);
+      const bool is_rounded = w.row_form() == RowForm::rounded;
+      const void* own = is_rounded ? static_cast<void*>(rounded_at(x, row * w.inputs)) : x + row * w.inputs;
+      k_.product({own, panels, bias, y, rows, w.inputs, width, w.kind}, 0, count);
     }
   }
 
@@ -389,7 +409,12 @@ class ExpertsRun {
       return k_.quantise_rows(values, down.kind, 0, rows, own);
     }
     for (int64_t i = 0; i < rows; ++i) {
-      std::copy_n(values + i * width, width, used.inner + (row + i) * inner_ + column);
+      const int64_t at = (row + i) * inner_ + column;
+      if (down.row_form() == RowForm::rounded) {
+        k_.round_row(values + i * width, width, rounded_at(used.inner, at));
+      } else {
+        std::copy_n(values + i * width, width, used.inner + at);
+      }
     }
   }
 

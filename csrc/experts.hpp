@@ -2,7 +2,7 @@
 //
 //   choices   [row][top_k]      experts in ascending order, and how much each counts
 //   places    [expert][row]     the same by expert: rows that chose one lie together, in ascending order
-//   inputs    of each expert, (its places, E), as gate and up take them: floats, or codes of each kind
+//   inputs    of each expert, (its places, E), as gate and up take them: floats, rounded, or codes of each kind
 //   inner     of each expert, (its places, F): act(gate) * up, as down takes it
 //   out       (T, E)            each row's weighted sum, in the order of the experts' numbers
 //

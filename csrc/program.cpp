@@ -6,8 +6,8 @@
 
 namespace octavo {
 
-BufferId Program::new_buffer(Rows rows, int64_t width, bool holds_codes) {
-  buffers_.push_back({rows, width, holds_codes, false, -1, -1, 0});
+BufferId Program::new_buffer(Rows rows, int64_t width, RowForm form) {
+  buffers_.push_back({rows, width, form, false, -1, -1, 0});
   return static_cast<BufferId>(buffers_.size()) - 1;
 }
 
@@ -78,20 +78,25 @@ BufferId Program::layer_norm(BufferId x, const float* weight, const float* bias,
   return add_row_op(LayerNorm{x, weight, bias, eps, -1}, {x}, buffer(x).width, buffer(x).rows);
 }
 
-// The quantised form of x for weights of this kind, made once however many layers read it.
-BufferId Program::quantised(BufferId x, const Weight& weight) {
-  for (const Quantised& known : quantised_) {
+// x as weights of this kind take it, made once however many layers read it.
+BufferId Program::prepared(BufferId x, const Weight& weight) {
+  if (weight.row_form() == RowForm::floats) return x;
+  for (const Prepared& known : prepared_) {
     if (known.x == x && known.kind == weight.kind) return known.out;
   }
-  const BufferId out = new_buffer(buffer(x).rows, buffer(x).width, true);
-  phase_for(Phase::Kind::rows, buffer(x).rows, after({x}, Phase::Kind::rows), {x}, out)
-      .row_ops.push_back(Quantise{x, weight.kind, out});
-  quantised_.push_back({x, weight.kind, out});
+  const BufferId out = new_buffer(buffer(x).rows, buffer(x).width, weight.row_form());
+  Phase& phase = phase_for(Phase::Kind::rows, buffer(x).rows, after({x}, Phase::Kind::rows), {x}, out);
+  if (weight.has_codes()) {
+    phase.row_ops.push_back(Quantise{x, weight.kind, out});
+  } else {
+    phase.row_ops.push_back(Round{x, out});
+  }
+  prepared_.push_back({x, weight.kind, out});
   return out;
 }
 
 BufferId Program::linear(BufferId x, const Weight& weight, const float* bias) {
-  const BufferId given = weight.has_codes() ? quantised(x, weight) : x;
+  const BufferId given = prepared(x, weight);
   const BufferId out = new_buffer(buffer(x).rows, weight.outputs);
   num_weights_ += weight.outputs * weight.inputs;
   weight_bytes_ += weight.outputs * bytes_of(weight.kind, weight.inputs);

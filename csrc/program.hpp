@@ -46,14 +46,16 @@ enum class Source { tokens, positions };  // which of a step's integers choose a
 
 struct Buffer {
   Rows rows;
-  int64_t width;         // floats in a row; of codes: inputs
-  bool holds_codes;      // the quantised form of a row
+  int64_t width;         // numbers in a row
+  RowForm form;
   bool is_shared;        // read by others than a row's owner: attention, experts, `take`, the caller
   int64_t first_phase, last_phase;
   int64_t place;         // in its part of the arena, in floats for each row
 
   // What one row takes in the arena: whole cache lines.
-  int64_t floats() const { return ((holds_codes ? activation_words(1, width) : width) + 15) / 16 * 16; }
+  int64_t floats() const {
+    return ((form == RowForm::codes ? activation_words(1, width) : width) + 15) / 16 * 16;
+  }
 };
 
 // The ops. `out` is the buffer that one writes, the other ids are read.
@@ -61,6 +63,7 @@ struct Embed { Weight table; Source source; BufferId out; };
 struct Take { BufferId x, out; };
 struct RmsNorm { BufferId x; const float* weight; float eps; int64_t size; BufferId out; };
 struct LayerNorm { BufferId x; const float *weight, *bias; float eps; BufferId out; };
+struct Round { BufferId x, out; };
 struct Quantise { BufferId x; Kind kind; BufferId out; };
 struct Linear {
   BufferId x;
@@ -90,8 +93,8 @@ struct Add { BufferId x, y, out; };
 struct Scale { BufferId x; float factor; BufferId out; };
 struct SoftCap { BufferId x; float cap; BufferId out; };
 
-using RowOp = std::variant<Embed, Take, RmsNorm, LayerNorm, Quantise, Rope, Store, Gated, Activate, Add,
-                           Scale, SoftCap>;
+using RowOp = std::variant<Embed, Take, RmsNorm, LayerNorm, Round, Quantise, Rope, Store, Gated, Activate,
+                           Add, Scale, SoftCap>;
 
 struct Phase {
   enum class Kind { rows, products, attention, experts } kind;
@@ -198,13 +201,13 @@ class Program {
  private:
   friend struct Replay;
 
-  BufferId new_buffer(Rows rows, int64_t width, bool holds_codes = false);
+  BufferId new_buffer(Rows rows, int64_t width, RowForm form = RowForm::floats);
   int64_t after(std::initializer_list<BufferId> read, Phase::Kind kind) const;
   Phase& phase_for(Phase::Kind kind, Rows rows, int64_t earliest, std::initializer_list<BufferId> read,
                    BufferId out);
   template <class Op>
   BufferId add_row_op(Op op, std::initializer_list<BufferId> read, int64_t width, Rows rows);
-  BufferId quantised(BufferId x, const Weight& weight);
+  BufferId prepared(BufferId x, const Weight& weight);
   void place_buffers();
   void find_next_attention();
 
@@ -219,8 +222,8 @@ class Program {
   std::vector<int64_t> stored_in_;  // by layer: the phase that stores it, or -1
   std::vector<Buffer> buffers_;
   std::vector<Phase> phases_;
-  struct Quantised { BufferId x; Kind kind; BufferId out; };
-  std::vector<Quantised> quantised_;
+  struct Prepared { BufferId x; Kind kind; BufferId out; };
+  std::vector<Prepared> prepared_;
   BufferId result_ = -1, given_ = -1;
   std::vector<int64_t> windows_;
   int64_t widest_window_ = 0;  // 0: a layer sees everything

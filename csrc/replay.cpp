@@ -114,9 +114,12 @@ struct Replay {
     return id == program.given_ ? given(row) : shared_row(id, row);
   }
 
-  // The quantised rows of a buffer that belong to the owner `at`.
   Activations codes(BufferId id, const OwnerRows& at) const {
     return activations_in(at.first_row(buffer(id)), at.count, buffer(id).width);
+  }
+  uint8_t* rounded(BufferId id, const OwnerRows& at, int64_t row) const {
+    const int64_t row_bytes = buffer(id).width * k.rounded_bytes;
+    return reinterpret_cast<uint8_t*>(at.first_row(buffer(id))) + (row - at.first) * row_bytes;
   }
 
   // -- row operations -------------------------------------------------------------------------------
@@ -173,6 +176,9 @@ struct Replay {
   void operator()(const SoftCap& op, const OwnerRows& at, int64_t row) const {
     k.soft_cap(read(op.x, at, row), op.cap, buffer(op.out).width, row_of(op.out, at, row));
   }
+  void operator()(const Round& op, const OwnerRows& at, int64_t row) const {
+    k.round_row(read(op.x, at, row), buffer(op.x).width, rounded(op.out, at, row));
+  }
 
   // Rows [first, last), all of the owner `at`.
   template <class Op>
@@ -226,6 +232,11 @@ struct Replay {
   }
 
   // -- products -------------------------------------------------------------------------------------
+  const void* input_of(const Linear& op, const OwnerRows& at) const {  // of one without codes
+    const bool is_rounded = op.weight.row_form() == RowForm::rounded;
+    return is_rounded ? static_cast<const void*>(rounded(op.x, at, at.first)) : read(op.x, at, at.first);
+  }
+
   void run_product(const ProductTask& task, int64_t owner) const {
     const Linear& op = *task.op;
     const Weight& w = op.weight;
@@ -237,9 +248,8 @@ struct Replay {
       k.integer_product({codes(op.x, at), w.panels, w.kind, op.bias, y, w.outputs, &kv_cursor}, task.first,
                         task.last);
     } else {
-      const float* x = read(op.x, at, at.first);
-      k.product({x, w.panels, op.bias, y, at.count, w.inputs, w.outputs, w.kind, &kv_cursor}, task.first,
-                task.last);
+      k.product({input_of(op, at), w.panels, op.bias, y, at.count, w.inputs, w.outputs, w.kind, &kv_cursor},
+                task.first, task.last);
     }
   }
 
@@ -358,8 +368,7 @@ struct Replay {
       k.integer_product({codes(op.x, at), codes_of_panels, w.kind, bias, y.data(), width}, 0, panels);
     } else {
       const uint8_t* floats = w.panels + panel * bytes_of(w.kind, panel_width * w.inputs);
-      const float* x = read(op.x, at, at.first);
-      k.product({x, floats, bias, y.data(), rows, w.inputs, width, w.kind}, 0, panels);
+      k.product({input_of(op, at), floats, bias, y.data(), rows, w.inputs, width, w.kind}, 0, panels);
     }
     return y.data();
   }

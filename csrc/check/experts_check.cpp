@@ -22,8 +22,8 @@ Matrix matrix(Random& random, Kind kind, int64_t outputs, int64_t inputs) {
   out.memory.resize(static_cast<size_t>(count * inputs * panel_width));
   const uint8_t* data = reinterpret_cast<const uint8_t*>(out.values.data());
   uint8_t* memory = reinterpret_cast<uint8_t*>(out.memory.data());
-  if (kind == Kind::f32) {
-    kernels().pack({data, kind, outputs, inputs, out.memory.data()}, 0, count);
+  if (kind == Kind::f32 || kind == Kind::bf16) {
+    kernels().pack({data, Kind::f32, outputs, inputs, memory, kind}, 0, count);
   } else {
     kernels().pack_codes({data, kind, outputs, inputs, memory, Kind::f32}, 0, count);
   }
@@ -105,7 +105,7 @@ void check_with(Kind kind, bool weighs_input, int64_t rows) {
 }  // namespace
 
 void check_experts() {
-  for (const Kind kind : {Kind::f32, Kind::q8_0}) {
+  for (const Kind kind : {Kind::f32, Kind::bf16, Kind::q8_0}) {
     for (const bool weighs_input : {false, true}) {
       for (const int64_t rows : {1, 3, 70, 250}) check_with(kind, weighs_input, rows);
     }

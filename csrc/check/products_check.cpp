@@ -21,16 +21,20 @@ struct KvLists {
   }
 };
 
-void float_product(Random& random, int64_t rows, int64_t inputs, int64_t outputs) {
+// Of weights in F32 or, rounded, in F16 or BF16.
+void float_product(Random& random, Kind kind, int64_t rows, int64_t inputs, int64_t outputs) {
   const Kernels& k = kernels();
   const std::vector<float> x = random.values(rows * inputs), w = random.values(outputs * inputs),
                            bias = random.values(outputs);
-  std::vector<float> panels(static_cast<size_t>(panels_of(outputs) * inputs * panel_width));
+  std::vector<uint8_t> panels(static_cast<size_t>(bytes_of(kind, panels_of(outputs) * inputs * panel_width)));
   std::vector<float> y(static_cast<size_t>(rows * outputs));
-  k.pack({reinterpret_cast<const uint8_t*>(w.data()), Kind::f32, outputs, inputs, panels.data()}, 0,
+  k.pack({reinterpret_cast<const uint8_t*>(w.data()), Kind::f32, outputs, inputs, panels.data(), kind}, 0,
          panels_of(outputs));
+  std::vector<uint8_t> rounded(static_cast<size_t>(rows * inputs * k.rounded_bytes));
+  k.round_row(x.data(), rows * inputs, rounded.data());
   Product product{};
-  product.x = x.data();
+  product.x = kind == Kind::bf16 ? static_cast<const void*>(rounded.data()) : x.data();
+  product.kind = kind;
   product.panels = panels.data();
   product.bias = bias.data();
   product.y = y.data();
@@ -48,7 +52,7 @@ void float_product(Random& random, int64_t rows, int64_t inputs, int64_t outputs
         sum += static_cast<double>(x[static_cast<size_t>(r * inputs + i)]) *
                w[static_cast<size_t>(o * inputs + i)];
       }
-      CHECK(close(y[static_cast<size_t>(r * outputs + o)], sum, 1e-4));
+      CHECK(close(y[static_cast<size_t>(r * outputs + o)], sum, kind == Kind::f32 ? 1e-4 : 0.1));
     }
   }
 }
@@ -152,8 +156,11 @@ void row_operations(Random& random, int64_t size) {
 void check_products() {
   Random random(1);
   for (const int64_t rows : {1, 2, 3, 5, 7, 8, 9, 13}) {
-    float_product(random, rows, 33, 71);
-    float_product(random, rows, 64, 400);
+    float_product(random, Kind::f32, rows, 33, 71);
+    for (const Kind kind : {Kind::f32, Kind::f16, Kind::bf16}) {
+      float_product(random, kind, rows, 34, 71);
+      float_product(random, kind, rows, 64, 400);
+    }
     for (const Kind kind : quantised_kinds()) {
       if (is_super(kind)) {
         integer_product(random, kind, rows, 512, 71);

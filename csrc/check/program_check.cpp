@@ -22,8 +22,8 @@ Panels panels(Random& random, Kind kind, int64_t outputs, int64_t inputs) {
   const uint8_t* data = reinterpret_cast<const uint8_t*>(w.data());
   Panels out{std::vector<float>(static_cast<size_t>(count * inputs * panel_width)), {}};
   uint8_t* memory = reinterpret_cast<uint8_t*>(out.memory.data());
-  if (kind == Kind::f32) {
-    kernels().pack({data, kind, outputs, inputs, out.memory.data()}, 0, count);
+  if (kind == Kind::f32 || kind == Kind::bf16) {
+    kernels().pack({data, Kind::f32, outputs, inputs, memory, kind}, 0, count);
   } else {
     kernels().pack_codes({data, kind, outputs, inputs, memory, Kind::f32}, 0, count);
   }
@@ -215,10 +215,10 @@ void check_trial() {
 }  // namespace
 
 void check_program() {
-  for (const Kind kind : {Kind::f32, Kind::q4_1}) check_kv_prefetch(kind);
+  for (const Kind kind : {Kind::f32, Kind::bf16, Kind::q4_1}) check_kv_prefetch(kind);
   check_trial();
-  for (const Kind kind : {Kind::f32, Kind::q4_1}) check_with(kind);
-  for (const Kind kind : {Kind::f32, Kind::q4_1}) check_argmax(kind);
+  for (const Kind kind : {Kind::f32, Kind::bf16, Kind::q4_1}) check_with(kind);
+  for (const Kind kind : {Kind::f32, Kind::bf16, Kind::q4_1}) check_argmax(kind);
 }
 
 }  // namespace octavo::check

@@ -13,6 +13,12 @@ struct Brain {
   uint16_t bits;
 };
 
+// Whether two inputs of an output lie side by side in a panel.
+template <class Stored>
+constexpr bool in_pairs = false;
+template <>
+constexpr bool in_pairs<Brain> = true;
+
 OCTAVO_INLINE uint32_t bits_of_float(float value) {
   uint32_t out;
   __builtin_memcpy(&out, &value, sizeof out);

@@ -29,11 +29,11 @@ struct KvPrefetchCursor {
   int64_t offset, left;
 };
 
-// y = x W^T + bias. W is packed: panels [ceil(outputs / 16)][inputs][16] of floats, halves or brain floats,
-// zeros beyond the last output. 16 bits are widened exactly, so all three give the bits of the same values
-// in float32.
+// y = x W^T + bias. W is packed: panels [ceil(outputs / 16)][inputs][16] of floats or halves, zeros beyond the
+// last output. Halves are widened exactly, so both give the bits of the same values in float32. Panels of BF16 are
+// [ceil(outputs / 16)][inputs / 2][16][2]: pairs of inputs, whose number is even.
 struct Product {
-  const float* x;  // (rows, inputs)
+  const void* x;  // (rows, inputs): floats; beside BF16 what `round_row` makes of them
   const void* panels;
   const float* bias;  // (outputs,) or null
   float* y;           // (rows, outputs)
@@ -121,6 +121,9 @@ struct Kernels {
   int vector_bits;
 
   void (*product)(const Product&, int64_t first_panel, int64_t last_panel);
+  // Rounds `count` numbers to bfloat16, as a product with BF16 reads them: `rounded_bytes` for each.
+  void (*round_row)(const float* x, int64_t count, void* out);
+  int64_t rounded_bytes;
   void (*pack)(const Packing&, int64_t first_panel, int64_t last_panel);
   void (*dequantise)(const uint8_t* data, Kind, int64_t count, float* out);
   // Row `index` of a packed matrix, written to out (inputs,).

@@ -8,6 +8,12 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
+// Where input i of a panel's output r is.
+template <class Stored>
+OCTAVO_INLINE int64_t place_in(int64_t i, int64_t r) {
+  return in_pairs<Stored> ? i / 2 * 2 * panel_width + 2 * r + i % 2 : i * panel_width + r;
+}
+
 template <class Stored>
 void pack_as(const Packing& a, int64_t first_panel, int64_t last_panel) {
   const int64_t row_bytes = bytes_of(a.kind, a.inputs);
@@ -23,31 +29,31 @@ void pack_as(const Packing& a, int64_t first_panel, int64_t last_panel) {
         read_group(a.data + (row + r) * row_bytes, a.kind, i, count, tile[r]);
       }
       for (int64_t column = 0; column < count; ++column) {
-        for (int r = 0; r < panel_width; ++r) assign(out[(i + column) * panel_width + r], tile[r][column]);
+        for (int r = 0; r < panel_width; ++r) assign(out[place_in<Stored>(i + column, r)], tile[r][column]);
       }
     }
   }
 }
 
 // Sixteen bits that stay as they are: only their places change.
+template <class Stored>
 void move_halves(const Packing& a, int64_t first_panel, int64_t last_panel) {
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
     const int64_t row = panel * panel_width;
     const int64_t rows = a.outputs - row < panel_width ? a.outputs - row : panel_width;
     const uint8_t* in = a.data + 2 * row * a.inputs;
     uint16_t* out = static_cast<uint16_t*>(a.panels) + row * a.inputs;
-    for (int64_t i = 0; i < a.inputs; ++i, out += panel_width) {
-      for (int64_t r = 0; r < rows; ++r) out[r] = read_u16(in + 2 * (r * a.inputs + i));
-      for (int64_t r = rows; r < panel_width; ++r) out[r] = 0;
+    for (int64_t i = 0; i < a.inputs; ++i) {
+      for (int64_t r = 0; r < rows; ++r) out[place_in<Stored>(i, r)] = read_u16(in + 2 * (r * a.inputs + i));
+      for (int64_t r = rows; r < panel_width; ++r) out[place_in<Stored>(i, r)] = 0;
     }
   }
 }
 
 template <class Stored>
 void unpack_as(const void* panels, int64_t inputs, int64_t index, float* out) {
-  const Stored* source =
-      static_cast<const Stored*>(panels) + index / panel_width * panel_width * inputs + index % panel_width;
-  for (int64_t i = 0; i < inputs; ++i) out[i] = value_of(source[i * panel_width]);
+  const Stored* panel = static_cast<const Stored*>(panels) + index / panel_width * panel_width * inputs;
+  for (int64_t i = 0; i < inputs; ++i) out[i] = value_of(panel[place_in<Stored>(i, index % panel_width)]);
 }
 
 }  // namespace
@@ -74,7 +80,8 @@ void dequantise(const uint8_t* data, Kind kind, int64_t count, float* out) {
 }
 
 void pack(const Packing& a, int64_t first_panel, int64_t last_panel) {
-  if (a.kind == a.stored && a.kind != Kind::f32) return move_halves(a, first_panel, last_panel);
+  if (a.kind == a.stored && a.kind == Kind::f16) return move_halves<Half>(a, first_panel, last_panel);
+  if (a.kind == a.stored && a.kind == Kind::bf16) return move_halves<Brain>(a, first_panel, last_panel);
   switch (a.stored) {
     case Kind::f32: return pack_as<float>(a, first_panel, last_panel);
     case Kind::f16: return pack_as<Half>(a, first_panel, last_panel);

@@ -147,6 +147,27 @@ OCTAVO_INLINE void multiply_halves(const Paired* x, int64_t x_stride, const uint
 }
 #endif
 
+// acc[r][p] += x[r]'s pair times the pairs at w[p] + at, of which only the halves in `mask` count.
+template <int32_t mask, int R, int P>
+OCTAVO_INLINE void multiply_pair(const Paired* x, int64_t x_stride, const uint8_t* const* w, int64_t at,
+                                 Lanes (&acc)[R][P]) {
+#if defined(__AVX512BF16__)
+  IntLanes words[P];
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p) words[p] = load_words(w[p] + at) & broadcast_int(mask);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const Two two = broadcast_two(x + r * x_stride);
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) accumulate_pairs(acc[r][p], words[p], two);
+  }
+#else
+  // All second products, then all first ones: half as many widened numbers at a time.
+  multiply_halves<true, mask, R, P>(x, x_stride, w, at, acc);
+  multiply_halves<false, mask, R, P>(x, x_stride, w, at, acc);
+#endif
+}
+
 // acc[r][p] += sum over pairs i of x[r]'s pair i times the pairs w[p][i * stride ...], i ascending, of which
 // only the halves in `mask` count. Beside each step the same offset from `upcoming` is fetched.
 template <int32_t mask, int R, int P>
@@ -156,21 +177,7 @@ OCTAVO_INLINE void multiply_pairs(const Paired* x, int64_t x_stride, const uint8
   for (int64_t i = 0; i < pairs; ++i) {
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) prefetch(upcoming[p] + i * stride);
-#if defined(__AVX512BF16__)
-    IntLanes words[P];
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) words[p] = load_words(w[p] + i * stride) & broadcast_int(mask);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const Two two = broadcast_two(x + r * x_stride + 2 * i);
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) accumulate_pairs(acc[r][p], words[p], two);
-    }
-#else
-    // All second products, then all first ones: half as many widened numbers at a time.
-    multiply_halves<true, mask, R, P>(x + 2 * i, x_stride, w, i * stride, acc);
-    multiply_halves<false, mask, R, P>(x + 2 * i, x_stride, w, i * stride, acc);
-#endif
+    multiply_pair<mask, R, P>(x + 2 * i, x_stride, w, i * stride, acc);
   }
 }
 

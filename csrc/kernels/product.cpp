@@ -1,10 +1,47 @@
-// y = x W^T + bias in float32, each output one chain of fused multiply-adds over the inputs, in order. Weights
-// are stored in 32 or 16 bits; nothing else differs, bits included.
+// y = x W^T + bias in float32, each output one chain of fused multiply-adds over the inputs, in order.
+//
+// F32 and F16 are multiplied by floats, with the same bits for the same values. BF16 is multiplied by rows that
+// are rounded to bfloat16, and of each pair of inputs the second comes first (pairs.hpp).
+#include "kernels/pairs.hpp"
 #include "kernels/table.hpp"
 #include "kernels/tile.hpp"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
+
+// A number of a row, as the product with a kind of weights reads it.
+template <bool pairs>
+struct RowNumber {
+  typedef float Type;
+};
+template <>
+struct RowNumber<true> {
+  typedef Paired Type;
+};
+
+// `multiply` of tile.hpp for pairs.
+template <int R, int P>
+OCTAVO_INLINE void multiply(const Paired* x, int64_t x_stride, const Brain* const* w, int64_t inputs,
+                            Lanes (&acc)[R][P], PrefetchCursor& next, KvPrefetchCursor* kv_cursor) {
+  PrefetchCursor cursor = next;  // in registers
+  Piece<1> kv = take_piece<1>(kv_cursor, inputs / 2);
+  const uint8_t* column[P];
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p) column[p] = reinterpret_cast<const uint8_t*>(w[p]);
+  for (int64_t i = 0; i < inputs; i += 2) {
+    fetch_some(cursor);
+    fetch_some(kv);
+    multiply_pair<every_pair, R, P>(x + i, x_stride, column, i * panel_width * 2, acc);
+  }
+  next = cursor;
+  end_when_done(next);
+}
+
+template <int R, int P, class Stored>
+OCTAVO_INLINE void multiply(const float* x, int64_t x_stride, const Stored* const* w, int64_t inputs,
+                            Lanes (&acc)[R][P], PrefetchCursor& next, KvPrefetchCursor* kv_cursor) {
+  multiply<R, P>(x, x_stride, w, panel_width, inputs, acc, next, kv_cursor);
+}
 
 template <class Stored, int R, int P>
 void tile(const Product& a, int64_t row, int64_t panel, PrefetchCursor& next) {
@@ -15,7 +52,8 @@ void tile(const Product& a, int64_t row, int64_t panel, PrefetchCursor& next) {
     for (int p = 0; p < P; ++p) __builtin_prefetch(y + p * panel_width, 1, 3);  // written below
   }
   Lanes acc[R][P]{};
-  multiply<R, P>(a.x + row * a.inputs, a.inputs, w, panel_width, a.inputs, acc, next, a.kv_cursor);
+  const auto* x = static_cast<const typename RowNumber<in_pairs<Stored>>::Type*>(a.x) + row * a.inputs;
+  multiply<R, P>(x, a.inputs, w, a.inputs, acc, next, a.kv_cursor);
   for (int p = 0; p < P; ++p) {
     const int64_t output = (panel + p) * panel_width;
     const int64_t count = a.outputs - output < panel_width ? a.outputs - output : panel_width;
@@ -61,7 +99,8 @@ void panels_of(const Product& a, int64_t first_panel, int64_t last_panel) {
     const int64_t stop = panel + vectors < last_panel ? panel + vectors : last_panel;
     const int64_t panel_bytes = a.inputs * panel_width * static_cast<int64_t>(sizeof(Stored));
     const uint8_t* panels = static_cast<const uint8_t*>(a.panels);
-    PrefetchCursor next = fetched_within(panels + stop * panel_bytes, vectors * panel_bytes, tiles * a.inputs);
+    PrefetchCursor next = fetched_within(panels + stop * panel_bytes, vectors * panel_bytes,
+                                         tiles * a.inputs / (in_pairs<Stored> ? 2 : 1));
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t row = a.rows * t / tiles, last = a.rows * (t + 1) / tiles;
       rows_strip<Stored, vectors>(a, row, last - row, panel, stop, next);
@@ -71,11 +110,24 @@ void panels_of(const Product& a, int64_t first_panel, int64_t last_panel) {
 
 }  // namespace
 
+void round_row(const float* x, int64_t count, void* out) {
+  auto* target = static_cast<Paired*>(out);
+  int64_t i = 0;
+  for (; i + lane_count <= count; i += lane_count) store_paired(target + i, load(x + i));
+  if (i == count) return;
+  Paired last[lane_count];
+  store_paired(last, load_first(x + i, count - i));
+  __builtin_memcpy(target + i, last, static_cast<uint64_t>(count - i) * sizeof(Paired));
+}
+
 void product(const Product& a, int64_t first_panel, int64_t last_panel) {
   switch (a.kind) {
     case Kind::f32: return panels_of<float>(a, first_panel, last_panel);
     case Kind::f16: return panels_of<Half>(a, first_panel, last_panel);
-    case Kind::bf16: return panels_of<Brain>(a, first_panel, last_panel);
+    case Kind::bf16: {
+      const FlushingMode flushing;
+      return panels_of<Brain>(a, first_panel, last_panel);
+    }
     default: __builtin_unreachable();  // the bindings let no other kind through
   }
 }

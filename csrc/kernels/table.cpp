@@ -9,7 +9,7 @@
 //   avx512_amx    avx512    both, in matrix registers
 #include "kernels/table.hpp"
 
-#include "kernels/simd.hpp"
+#include "kernels/pairs.hpp"
 
 #define OCTAVO_TEXT_OF(x) #x
 #define OCTAVO_TEXT(x) OCTAVO_TEXT_OF(x)
@@ -29,6 +29,11 @@ Kernels table_over(Kernels table) {
   table.name = OCTAVO_TEXT(OCTAVO_ISA);
 #if defined(__AVX512BF16__)
   table.attend[static_cast<int>(KvKind::bf16)] = attend_bf16;
+#if !defined(__AMX_INT8__)  // whose processors take four times as long for a product of pairs
+  table.product = product;
+  table.round_row = round_row;
+  table.rounded_bytes = sizeof(Paired);
+#endif
 #endif
 #if defined(__AMX_INT8__) || defined(__AVXVNNI__)
   table.integer_product = integer_product;
@@ -52,6 +57,8 @@ constexpr Kernels table{
     OCTAVO_TEXT(OCTAVO_ISA),
     native_bytes * 8,
     product,
+    round_row,
+    sizeof(Paired),
     pack,
     dequantise,
     unpack_row,

@@ -9,6 +9,7 @@ namespace octavo::OCTAVO_ISA {
 const Kernels& kernels();
 
 void product(const Product&, int64_t first_panel, int64_t last_panel);
+void round_row(const float* x, int64_t count, void* out);
 void pack(const Packing&, int64_t first_panel, int64_t last_panel);
 void dequantise(const uint8_t* data, Kind kind, int64_t count, float* out);
 void unpack_row(const void* panels, Kind kind, int64_t inputs, int64_t index, float* out);

@@ -6,8 +6,8 @@
 
 namespace octavo::OCTAVO_ISA {
 
-// acc[r][p] += sum over i of x[r * x_stride + i] * w[p][i * w_stride ...], i ascending. Weights are floats, or
-// 16 bits that are widened exactly, once for all rows of the tile.
+// acc[r][p] += sum over i of x[r * x_stride + i] * w[p][i * w_stride ...], i ascending. Weights are F32, or
+// F16 that is widened exactly, once for all rows of the tile.
 //
 // Each output lane is one chain of fused multiply-adds over i, whatever R and P are: so its bits depend
 // neither on the rows and outputs that share the tile nor on the width of the machine's registers. `next` is

@@ -48,7 +48,8 @@ def pack(data: _Bytes, kind: str, outputs: int, inputs: int, panels: _Floats) ->
     """A matrix as its file stores it to panels (ceil(outputs / 16), inputs, 16), padded with zeros."""
 
 def pack_halves(data: _Bytes, kind: str, outputs: int, inputs: int, stored: str, panels: _Halves) -> None:
-    """The same to panels of 16 bits, rounded to nearest even; stored: F16 or BF16."""
+    """The same to panels of 16 bits, rounded to nearest even; stored: F16, or BF16, whose inputs are even in
+    number and lie in pairs, (ceil(outputs / 16), inputs / 2, 16, 2)."""
 
 def code_panel_bytes(kind: str, inputs: int) -> int:
     """Bytes of an integer panel: 16 outputs. inputs: whole blocks of the kind."""
@@ -111,7 +112,8 @@ def embed(panels: _Floats, outputs: int, rows: _Ints, out: _Floats) -> None:
     """out[i] = row rows[i] of the packed matrix of `outputs` rows."""
 
 def linear_halves(x: _Floats, panels: _Halves, kind: str, bias: _Floats | None, out: _Floats) -> None:
-    """The same with panels of 16 bits (kind: F16, BF16): the bits of `linear` over the widened weights."""
+    """The same with panels of 16 bits: F16 has the bits of `linear` over the widened weights, BF16 those of
+    `brain_reference.multiply`; its inputs are even in number."""
 
 def embed_halves(panels: _Halves, kind: str, outputs: int, rows: _Ints, out: _Floats) -> None:
     """The same with panels of 16 bits."""
@@ -201,7 +203,7 @@ def float_weight(panels: _Floats, outputs: int) -> Weight:
     """Of panels (ceil(outputs / 16), inputs, 16)."""
 
 def half_weight(panels: _Halves, kind: str, outputs: int) -> Weight:
-    """Of the same panels in 16 bits. kind: F16, BF16."""
+    """Of panels in 16 bits, as `pack_halves` makes them. kind: F16, BF16."""
 
 def code_weight(panels: _Bytes, kind: str, outputs: int, inputs: int) -> Weight:
     """Of integer panels (ceil(outputs / 16), code_panel_bytes)."""

@@ -52,9 +52,9 @@ def test_every_kernel_runs_at_a_small_size(no_copies):
     assert {"linear F32", "linear Q4_1", "rms norm", "rope", "argmax", "gumbel noise"} <= names
 
 
-def test_every_quantised_kind_has_cases():
+def test_every_kind_has_cases():
     kernels_named = {case.kernel for shape in SHAPES for case in linear_cases(shape)}
-    assert {f"linear {kind}" for kind in ("F32", *QUANTISED)} == kernels_named
+    assert {f"linear {kind}" for kind in ("F32", "F16", "BF16", *QUANTISED)} == kernels_named
 
 
 def test_every_kind_runs_at_a_small_size(no_copies):

@@ -89,7 +89,7 @@ def test_files_and_windows_are_as_on_the_processor(case: Callable[[Path], None],
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_files_are_read_exactly(dtype: torch.dtype, tmp_path: Path) -> None:
-    test_families.test_half_precision_files_are_read_exactly(dtype, tmp_path)
+    test_families.check_half_precision(dtype, tmp_path)
 
 
 @pytest.mark.parametrize("kv", KV_TOLERANCES)

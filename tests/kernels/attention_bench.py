@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.kernels.attention_reference import PARTITION, rounded_to_brain, widened
+from octavo.kernels.attention_reference import PARTITION
+from octavo.kernels.brain_reference import rounded_to_brain, widened
 from octavo.kernels.contract import AttentionSpec, Batch, Floats, KvPool, Ops
 from octavo.kernels.integer_reference import quantised
 from octavo.kernels.pool import brain_views, code_views, float_views

@@ -28,6 +28,7 @@ ROUTINGS = {
 # Kinds of gate, up and down.
 KINDS = {
     "f32": ("F32", "F32", "F32"),
+    "bf16": ("BF16", "BF16", "BF16"),
     "bf16 over codes": ("BF16", "BF16", "Q8_0"),
     "codes over f16": ("Q8_0", "Q4_0", "F16"),
     "q4_1": ("Q4_1", "Q4_1", "Q4_1"),

@@ -132,11 +132,10 @@ def test_weights_quantised_anew_are_within_half_a_step(
     assert (error <= span / levels * 0.57).all()  # half a step, and the rounding of the halves
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16"])
-def test_sixteen_bits_give_the_bits_of_their_values_in_float32(kind: str, rng: np.random.Generator) -> None:
+def test_halves_give_the_bits_of_their_values_in_float32(rng: np.random.Generator) -> None:
     values = rng.standard_normal((150, 97)).astype(np.float32)
     values[3, :4] = [0.0, -0.0, 1e-7, -3e-5]  # subnormal halves
-    raw = encoded(floats_tensor(values), kind)
+    raw = encoded(floats_tensor(values), "F16")
     half, full = NativeOps("auto"), NativeOps("f32")
     matrix, wide = half.matrix(raw), full.matrix(raw)
     assert matrix.num_bytes * 2 == wide.num_bytes
@@ -147,6 +146,50 @@ def test_sixteen_bits_give_the_bits_of_their_values_in_float32(kind: str, rng: n
         np.testing.assert_array_equal(given.view(np.uint32), full.linear(x, wide, bias).view(np.uint32))
     every = np.arange(150, dtype=np.int32)
     np.testing.assert_array_equal(half.embed(matrix, every), full.embed(wide, every))
+
+
+@pytest.mark.parametrize("inputs", [2, 30, 96, 578])
+def test_brain_floats_meet_rounded_rows_in_pairs(inputs: int, rng: np.random.Generator) -> None:
+    """The specification's bits at every number of rows; rows that are no numbers are lost alone."""
+    values = rng.standard_normal((150, inputs)).astype(np.float32)
+    values[3, :2] = [0.0, -0.0]
+    values[4, :2] = np.array([0x00010000, 0x80200000], np.uint32).view(np.float32)  # subnormal
+    raw = encoded(floats_tensor(values), "BF16")
+    ops, reference = NativeOps(), ReferenceOps()
+    matrix, specified = ops.matrix(raw), reference.matrix(raw)
+    bias = rng.standard_normal(150).astype(np.float32)
+    x = rng.standard_normal((33, inputs)).astype(np.float32)
+    x[:, 0] *= np.float32(2.0) ** rng.integers(-100, 100, 33)
+    x[5, 0], x[6, 1], x[7, 0], x[8] = np.nan, np.inf, 3.4e38, 1e-39
+    with np.errstate(all="ignore"):
+        wanted = reference.linear(x, specified, bias)
+    assert not np.isfinite(wanted[5:8]).all(axis=1).any()
+    for rows in (1, 2, 3, 5, 6, 8, 9, 17, 33):
+        given = ops.linear(x[:rows].copy(), matrix, bias)
+        number = ~np.isnan(wanted[:rows])
+        np.testing.assert_array_equal(np.isnan(given), ~number)
+        np.testing.assert_array_equal(given[number].view(np.uint32), wanted[:rows][number].view(np.uint32))
+
+
+@pytest.mark.full
+def test_brain_floats_are_near_torch(rng: np.random.Generator) -> None:
+    import torch
+
+    w, x = (torch.tensor(rng.standard_normal(shape), dtype=torch.bfloat16) for shape in ((70, 512), (9, 512)))
+    raw = RawTensor("w", "BF16", (70, 512), w.view(torch.uint8).numpy().reshape(-1))
+    ops = NativeOps()
+    given = ops.linear(x.float().numpy(), ops.matrix(raw))
+    np.testing.assert_allclose(given, (x.double() @ w.double().T).numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["auto", "bf16"])
+def test_rows_of_an_odd_number_become_float32(mode: str, rng: np.random.Generator) -> None:
+    values = rng.standard_normal((5, 7)).astype(np.float32)
+    raw = encoded(floats_tensor(values), "BF16")
+    for ops in (NativeOps(mode), ReferenceOps(mode)):
+        assert ops.matrix(raw).kind == "F32"
+        given = ops.embed(ops.matrix(raw), np.arange(5, dtype=np.int32))
+        np.testing.assert_array_equal(given, dequantised(raw))
 
 
 def test_bf16_rounds_every_kind_to_nearest_even(rng: np.random.Generator) -> None:
@@ -185,6 +228,15 @@ def test_wrong_kinds_of_halves_are_refused() -> None:
     _native.linear_halves(x, panels, "BF16", None, out)
     with pytest.raises(ValueError, match="F16 or BF16"):
         _native.linear_halves(x, panels, "F32", None, out)
+    odd = np.zeros((1, 3, 16), np.uint16)
+    for refused in (
+        lambda: _native.linear_halves(x[:, :3].copy(), odd, "BF16", None, out),
+        lambda: _native.pack_halves(np.zeros(96, np.uint8), "BF16", 16, 3, "BF16", odd),
+        lambda: _native.embed_halves(odd, "BF16", 16, np.zeros(1, np.int32), np.zeros((1, 3), np.float32)),
+        lambda: _native.half_weight(odd, "BF16", 16),
+    ):
+        with pytest.raises(ValueError, match="BF16 have 3 inputs; it must be even"):
+            refused()
     with pytest.raises(ValueError, match="F16 or BF16"):
         _native.pack_halves(np.zeros(256, np.uint8), "F32", 16, 4, "Q8_0", panels)
     with pytest.raises(TypeError):

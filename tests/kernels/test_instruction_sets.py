@@ -56,6 +56,12 @@ for mode in ("bf16", "int8", "q4"):
     note(held.panels)
     for rows in (1, 2, 3, 6, 13):
         note(ops.linear(x[:rows].copy(), held))
+brains = NativeOps("bf16").matrix(RawTensor("w", "F32", weight.shape, weight.view(np.uint8).reshape(-1)))
+for tiny in (1e-30, 1e-36, 1e-38):  # products and sums that are subnormal, and count as zero
+    note(ops.linear(np.float32(tiny) * x, brains))
+    small = np.float32(tiny) * weight
+    held = NativeOps("bf16").matrix(RawTensor("w", "F32", small.shape, small.view(np.uint8).reshape(-1)))
+    note(ops.linear(np.float32(1e-2) * x, held))
 halves = ops.matrix(RawTensor("w", "F16", weight.shape, weight.astype(np.float16).view(np.uint8).reshape(-1)))
 note(ops.linear(x, halves))
 quantised = rng.integers(0, 60, (4 * 2 * 34,)).astype(np.uint8)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from octavo import _native
-from octavo.kernels.attention_reference import rounded_to_brain, widened
+from octavo.kernels.brain_reference import rounded_to_brain, widened
 from octavo.kernels.contract import AttentionSpec, Batch, Floats, KvPool, KvShape
 from octavo.kernels.native_ops import NativeOps
 

@@ -101,8 +101,12 @@ def test_older_rope_spelling_means_the_same(tmp_path):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_files_are_read_exactly(dtype, tmp_path):
+def test_half_precision_files_are_read_exactly(tmp_path):
+    check_half_precision(torch.float16, tmp_path)
+
+
+def check_half_precision(dtype, tmp_path):
+    """Weights of this type give what transformers in float32 computes of them."""
     ops, model = load(save_model(make_model("llama").to(dtype), tmp_path), "reference")
     theirs = transformers.LlamaForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
@@ -110,6 +114,25 @@ def test_half_precision_files_are_read_exactly(dtype, tmp_path):
     tokens = random_prompt(PROMPT)
     expected = expected_logits(theirs, tokens)
     np.testing.assert_allclose(run_chunks(ops, model, tokens, [PROMPT]), expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen2"])
+def test_bf16_files_answer_as_transformers_does_in_bf16(name, tmp_path):
+    """Nearer to float32 than it is, with its tokens where the first two are further apart than it rounds."""
+    ops, model = load(save_model(make_model(name).bfloat16(), tmp_path), "native")
+    exact, rounded = (
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype, attn_implementation="eager")
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    tokens = random_prompt(PROMPT)
+    expected, theirs = expected_logits(exact, tokens), expected_logits(rounded, tokens)
+    ours = run_chunks(ops, model, tokens, [PROMPT])
+    error = np.abs(theirs - expected).max()
+    assert 0 < np.abs(ours - expected).max() < error
+    second, first = np.sort(expected)[:, -2:].T
+    apart = first - second > 2 * error
+    assert apart.sum() >= PROMPT // 4
+    assert (ours.argmax(axis=1) == theirs.argmax(axis=1))[apart].all()
 
 
 def test_sharded_files_load_as_one(tmp_path):

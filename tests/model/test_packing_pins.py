@@ -24,10 +24,10 @@ from octavo.model.weights import read_weights
 
 pytestmark = pytest.mark.full
 
-PINNED_AT = 1
+PINNED_AT = 2
 PANELS = {
     "F32": "5837f1b04482",
-    "BF16": "d8b9be75ea45",
+    "BF16": "0d3f19c3ec7e",
     "Q8_0": "95f899db5720",
     "Q4_0": "44bd5c2723ae",
     "Q4_1": "744f7d77c953",

@@ -32,7 +32,7 @@ from octavo.kernels.contract import (
     RawTensor,
 )
 from octavo.kernels.native_ops import NativeOps
-from octavo.kernels.packed import BLOCKS, FLOAT_KINDS
+from octavo.kernels.packed import BLOCKS
 from octavo.kernels.pool import bytes_per_layer
 from octavo.units import blocks_for
 
@@ -45,10 +45,6 @@ _CALLS_MIN = 3
 _NUM_TOKENS = 512  # of a prefill step
 _COPIED_BLOCKS = 64
 Call = Callable[[], object]
-
-
-# Sixteen bits are widened and then multiplied as F32 is.
-WEIGHT_KINDS = tuple(kind for kind in BLOCKS if kind not in ("F16", "BF16"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +147,14 @@ def linear_cases(shape: Shape) -> Iterator[Case]:
         ("down", shape.hidden, shape.ffn),
         ("vocabulary", shape.vocabulary, shape.hidden),
     )
-    for (part, outputs, inputs), kind, rows in itertools.product(matrices, WEIGHT_KINDS, ROWS):
+    for (part, outputs, inputs), kind, rows in itertools.product(matrices, BLOCKS, ROWS):
         if inputs % BLOCKS[kind].size:
             continue
         yield Case(
             f"linear {kind}",
             f"{shape.name} {part} {outputs}x{inputs}, {rows} rows",
             2 * rows * inputs * outputs,
-            "f32" if kind in FLOAT_KINDS else "int8",
+            {"F32": "f32", "F16": "f32", "BF16": "bf16"}.get(kind, "int8"),
             partial(_linear, kind, outputs, inputs, rows),
         )
 

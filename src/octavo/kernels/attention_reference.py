@@ -20,11 +20,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from octavo.kernels.brain_reference import rounded_to_brain, widened
 from octavo.kernels.contract import AttentionSpec, Floats, HostBatch, Ints, KvPool
 from octavo.kernels.elementwise import exp, tanh
 from octavo.kernels.integer_reference import quantised
 from octavo.kernels.packed import floats_of
-from octavo.kernels.pool import Halves, brain_views, code_views, float_views
+from octavo.kernels.pool import brain_views, code_views, float_views
 
 PARTITION = 256  # positions that attention reduces at a time, at absolute borders
 
@@ -59,18 +60,6 @@ def attend(
             if log_sum_exp is not None:
                 log_sum_exp[rows] = walk.largest + np.log(walk.total.astype(np.float64))
     return out
-
-
-def rounded_to_brain(x: Floats) -> Halves:
-    """The bits of the nearest bfloat16, ties to even; NaN stays NaN."""
-    bits = np.ascontiguousarray(x).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1))) >> 16
-    return np.where(np.isnan(x), bits >> 16 | np.uint32(0x40), rounded).astype(np.uint16)
-
-
-def widened(brains: Halves) -> Floats:
-    """Bits of bfloat16 as float32, exactly."""
-    return (brains.astype(np.uint32) << 16).view(np.float32)
 
 
 def _write(pool: KvPool, layer: int, block: int, slot: int, k: Floats, v: Floats) -> None:

@@ -36,7 +36,9 @@ def encoded(raw: RawTensor, kind: str) -> Bytes:
     if kind in ("F16", "BF16"):
         halves = pack(raw, kind)
         assert isinstance(halves, HalfMatrix)
-        rows = halves.panels.swapaxes(1, 2).reshape(-1, raw.shape[1])[: raw.shape[0]]
+        side_by_side = 2 if kind == "BF16" else 1
+        panels = halves.panels.reshape(len(halves.panels), -1, PANEL_WIDTH, side_by_side)
+        rows = panels.swapaxes(1, 2).reshape(-1, raw.shape[1])[: raw.shape[0]]
         return np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
     assert kind in KINDS
     return _blocks(integers.pack(raw, kind))

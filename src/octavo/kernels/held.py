@@ -7,8 +7,8 @@
     q4      Q4_1, embeddings and the output Q8_0; what has no more bits already is left alone
 
 Four bits in the vocabulary cost far more than in the layers (docs/log.md), so the files of others have eight
-there too. int8 and q4 leave a matrix as it is in the file where its rows are no multiple of 32. It knows no
-arrays.
+there too. int8 and q4 leave a matrix as it is in the file where its rows are no multiple of 32. BF16 lies in
+pairs: rows with an odd number of inputs become F32. It knows no arrays.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ def kind_held(raw: RawTensor, weights: str, table: bool = False) -> str:
 
     Raises ValueError for an unknown mode.
     """
+    kind = _wanted(raw, weights, table)
+    return "F32" if kind == "BF16" and raw.shape[-1] % 2 else kind
+
+
+def _wanted(raw: RawTensor, weights: str, table: bool) -> str:
     divisible = raw.shape[-1] % QUANT_GROUP == 0
     match weights:
         case "auto":

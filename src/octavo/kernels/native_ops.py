@@ -32,7 +32,7 @@ from octavo.kernels.mixture import mixture_of
 from octavo.kernels.pool import allocate_pool, discard_blocks, layout_of
 from octavo.kernels.program import RowsProgram, StepProgram
 
-ARITHMETIC_VERSION = 5  # raise it whenever a kernel's bits change: names of cached blocks depend on it
+ARITHMETIC_VERSION = 6  # raise it whenever a kernel's bits change: names of cached blocks depend on it
 
 
 class NativeOps:

@@ -2,8 +2,10 @@
 
     panels[p, i, lane] = W[16 p + lane, i]     outputs lie along the vector lanes, zeros beyond the last
 
-Sixteen outputs of one input are one load, and each output is summed over the inputs in order. Weights take
-32 or 16 bits; those of 16 are widened exactly as they are used, so the kind changes memory and no bit.
+Sixteen outputs of one input are one load, and each output is summed over the inputs in order. F16 is widened
+exactly as it is used, so it changes memory and no bit. BF16 lies in pairs of inputs, [p, i / 2, lane, i % 2],
+and meets rows that are rounded to bfloat16: of each pair the second product comes first
+(`brain_reference.py`).
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class HalfMatrix:
-    """A matrix (outputs, inputs) of kind F16 or BF16 in panels of the same form, of 16 bits."""
+    """A matrix (outputs, inputs) of kind F16 or BF16 in panels of as many numbers, of 16 bits."""
 
     shape: tuple[int, int]
     kind: str
@@ -135,7 +137,7 @@ def unpack_rows(table: FloatMatrix, rows: Ints) -> Floats:
 
 
 def multiply(x: Floats, weight: FloatMatrix, bias: Floats | None) -> Floats:
-    """(T, inputs) -> (T, outputs): each output one chain of fused multiply-adds over the inputs, in order."""
+    """(T, inputs) -> (T, outputs): each output one chain of fused multiply-adds over the inputs."""
     out = np.empty((x.shape[0], weight.shape[0]), np.float32)
     if isinstance(weight, PackedMatrix):
         _native.linear(x, weight.panels, bias, out)

@@ -2,8 +2,8 @@
 
 Every op is row-independent to the bit, which NumPy does not promise by itself. Three things see to it:
 
-- products of floats are the native module's (`packed.multiply`), because BLAS changes its bits with the
-  number of rows;
+- products of float32 and float16 are the native module's (`packed.multiply`), because BLAS changes its bits
+  with the number of rows;
 - exp and tanh are the native module's (`elementwise`), because NumPy's vector loops and scalar tails differ;
 - sums run in a spelled-out order, element after element, because NumPy's own depends on an array's shape.
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from octavo.kernels import attention_reference, experts_reference, integer_reference, packed
+from octavo.kernels import attention_reference, brain_reference, experts_reference, integer_reference, packed
 from octavo.kernels.contract import (
     AttentionSpec,
     Expert,
@@ -44,7 +44,7 @@ class ReferenceOps:
 
     def __init__(self, weights: str = "auto") -> None:
         self.name = "reference"
-        self.arithmetic_id = f"reference-{weights}-2"
+        self.arithmetic_id = f"reference-{weights}-3"
         self._weights = weights
 
     # -- weights and memory ------------------------------------------------------------------------
@@ -52,6 +52,8 @@ class ReferenceOps:
         """Integer codes or panels of floats; raises UnsupportedModel or BadModelFile."""
         packed.require_matrix(raw)
         kind = kind_held(raw, self._weights, table)
+        if kind == "BF16":
+            return brain_reference.read(raw)
         if kind in packed.FLOAT_KINDS:
             return packed.pack(raw, kind)
         return integer_reference.read(raw if kind == raw.kind else integer_reference.requantised(raw, kind))
@@ -86,6 +88,8 @@ class ReferenceOps:
         """(T,) -> (T, E): rows of the table."""
         if isinstance(table, integer_reference.ReferenceIntegers):
             return integer_reference.rows_of(table, tokens)
+        if isinstance(table, brain_reference.ReferenceBrains):
+            return table.values[tokens]
         return packed.unpack_rows(_own(table), tokens)
 
     def take(self, x: Floats, rows: Ints) -> Floats:
@@ -96,6 +100,8 @@ class ReferenceOps:
         """(T, in) -> (T, out)."""
         if isinstance(weight, integer_reference.ReferenceIntegers):
             return integer_reference.multiply(x, weight, packed.floats_or_none(bias))
+        if isinstance(weight, brain_reference.ReferenceBrains):
+            return brain_reference.multiply(x, weight, packed.floats_or_none(bias))
         return packed.multiply(x, _own(weight), packed.floats_or_none(bias))
 
     def rms_norm(self, x: Floats, weight: Vector, eps: float) -> Floats:

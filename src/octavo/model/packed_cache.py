@@ -46,7 +46,7 @@ from octavo.model.spec import ModelWeights
 from octavo.units import format_bytes
 
 log = logging.getLogger("octavo.packed")
-PACKING_VERSION = 1  # raise it whenever panels, or the order or the rows in which they are asked for, change
+PACKING_VERSION = 2  # raise it whenever panels, or the order or the rows in which they are asked for, change
 PACKED = "packed"  # the folder inside the cache folder
 _PAGE = 4096
 _PAGED_IN_AT_ONCE = 16 << 20
