@@ -112,6 +112,16 @@ def test_advice_is_what_the_settings_come_to(folder: ModelPath) -> None:
     assert not any(line.startswith("--weights") for line in then.advice)
 
 
+def test_a_model_in_bf16_is_told_what_int8_gives(folder: ModelPath) -> None:
+    wide, now, then = (
+        ask(folder, StartOptions(weights=kind, kv="f32"), 16 * MEBIBYTE) for kind in ("f32", "bf16", "int8")
+    )
+    line = next(line for line in now.advice if line.startswith("--weights int8:"))
+    assert dict(then.lines)["speed"].partition(" for one")[0] in line
+    assert "KL divergence from float32" in line
+    assert not any("--weights int8" in line for line in [*wide.advice, *then.advice])
+
+
 def test_a_short_pool_is_told_how_to_hold_one_context(folder: ModelPath) -> None:
     found = ask(folder, StartOptions(kv="f32", kv_memory_bytes=7 * 12 * 1024), 16 * MEBIBYTE)
     assert found.fit is not None

@@ -16,6 +16,7 @@ import pytest
 from tests.engine.chats import PairTokenizer
 from tests.engine.served import read
 from tests.engine.test_sessions import HELLO
+from tests.model.checkpoints import save_checkpoint
 from tests.tiny import tiny_model
 
 from octavo.cli import serve
@@ -23,7 +24,15 @@ from octavo.config import StartOptions
 from octavo.engine import start as start_module
 from octavo.engine.available import available_memory
 from octavo.engine.client import EngineClient
-from octavo.engine.start import Budget, client_of, engine_over, ready_blocks, start_engine, try_template
+from octavo.engine.start import (
+    Budget,
+    build_engine,
+    client_of,
+    engine_over,
+    ready_blocks,
+    start_engine,
+    try_template,
+)
 from octavo.errors import ConfigError, TenantsRefused
 from octavo.executor.backend import HostBackend
 from octavo.executor.runner import Runner
@@ -244,3 +253,15 @@ def test_a_start_that_is_interrupted_leaves_no_thread_and_no_lock(
     assert {thread for thread in threading.enumerate() if thread.name != "octavo-template"} <= before
     monkeypatch.undo()
     start(tmp_path).close()
+
+
+@pytest.mark.parametrize("weights, is_told", [("bf16", True), ("f32", False), ("int8", False)])
+def test_a_start_in_bf16_tells_what_int8_gives(
+    weights: str, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_checkpoint("mistral-window", tmp_path)
+    options = StartOptions(weights=weights, kv="f32", kv_memory_bytes=1 << 20)
+    with caplog.at_level(logging.INFO, "octavo.start"):
+        build_engine(str(tmp_path), options, lambda text: None).engine.executor.close()
+    told = [line for line in caplog.messages if "--weights int8: weights 109 KiB instead of 204 KiB" in line]
+    assert len(told) == is_told

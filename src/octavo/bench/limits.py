@@ -70,17 +70,6 @@ def measure_limits(repeats: int = _REPEATS) -> Limits:
     )
 
 
-def measure_read(repeats: int = 3) -> float:
-    """Bytes a second that all threads of the team read; a tenth of a second, a quarter of a gigabyte."""
-    source = np.ones(_ARRAY_BYTES, np.uint8)
-
-    def read() -> int:
-        _native.read_bytes(source)
-        return source.nbytes
-
-    return _best(read, repeats)
-
-
 def _best(work: Callable[[], int], repeats: int) -> float:
     """The most units a second that `work`, which returns its units, reached. The first try warms up."""
     work()

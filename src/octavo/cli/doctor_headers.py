@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from octavo.bench.limits import measure_read
 from octavo.cli.given import Origin
 from octavo.cli.terminal import look_at_machine, phases, write
 from octavo.config import StartOptions
@@ -28,12 +27,12 @@ from octavo.engine.fit import Fit, fit_of
 from octavo.engine.start import USER_TOKENS
 from octavo.engine.windows import waste_in_words, window_waste
 from octavo.errors import ModelError
-from octavo.kernels.probe import Machine
+from octavo.kernels.probe import Machine, measure_read
 from octavo.model.checking import Checked, check_model
 from octavo.model.hub.headers import fetch_headers
 from octavo.model.hub.paths import ModelPath, resolve
 from octavo.model.loader import OpenedFiles
-from octavo.model.measuring import measure_model
+from octavo.model.measuring import INT8_COST, measure_model
 from octavo.model.quantised.source import DequantisedFiles
 from octavo.model.spec import ModelWeights
 from octavo.text.chat import FITS_NO_FORMAT
@@ -41,6 +40,7 @@ from octavo.units import blocks_for, format_bytes
 
 Lines = list[tuple[str, str]]
 CONTEXT_LEAST = 2048  # shorter ones are not proposed
+_INT8 = "--weights int8"
 
 
 Tried = Sequence[tuple[str, Fit]]  # other settings, in words, and what comes of them
@@ -295,7 +295,7 @@ def advice(fit: Fit, others: Tried, bytes_per_s: float) -> list[str]:
             f"{words}:{verb} weights {format_bytes(tried.model.weights.num_bytes)}, "
             f"{format_bytes(tried.bytes_per_token)} of KV per token, {users_in_words(tried)}, at most "
             f"{tried.tokens_per_s(bytes_per_s):,.1f} tokens/s, "
-            f"{_in_context(tried, bytes_per_s):,.1f} in context"
+            f"{_in_context(tried, bytes_per_s):,.1f} in context{f'; {INT8_COST}' if words == _INT8 else ''}"
         )
     if not fit.fits and not any(tried.fits for _, tried in others):
         lines.append("none of these makes it fit: take a smaller model, or a machine with more memory")
@@ -327,11 +327,13 @@ def _changes(fit: Fit) -> list[tuple[str, StartOptions]]:
     """Settings to try, in words and as options: fewer bits of weights, of KV, both, a shorter context."""
     now = fit.options
     changes = []
+    if next(iter(fit.model.weights.bytes_by_kind), "") == "BF16":
+        changes.append((_INT8, replace(now, weights="int8")))
     if now.weights != "q4":
         changes.append(("--weights q4", replace(now, weights="q4")))
     if now.kv != "int8":
         changes.append(("--kv int8", replace(now, kv="int8")))
-    if len(changes) == 2 and not fit.fits:
+    if now.weights != "q4" and now.kv != "int8" and not fit.fits:
         changes.append(("--weights q4 --kv int8", replace(now, weights="q4", kv="int8")))
     context, block_size = fit.model.spec.context_length, now.block_size
     if fit.budget is None or fit.users(context) > 0:

@@ -32,11 +32,13 @@ from octavo.errors import ConfigError, OctavoError
 from octavo.executor.backend import Backend, EngineRunner, PoolSize
 from octavo.executor.runner import RunnerConfig, kv_shape, kv_shape_of
 from octavo.executor.transfers import TransferWorker
+from octavo.kernels.probe import measure_read
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.quota import TenantPolicy
 from octavo.model.hub.paths import cache_folder, resolve
-from octavo.model.loader import LoadedModel, load_model
+from octavo.model.loader import LoadedModel, load_model, open_files
+from octavo.model.measuring import int8_in_words
 from octavo.model.packed_cache import PACKED, PackedFolder
 from octavo.model.spec import ModelSpec
 from octavo.params import Pooling
@@ -160,7 +162,12 @@ def build_engine(
     log.info("backend %s on %s: %s", chosen.backend.name, chosen.backend.device, chosen.reason)
     packed = packed_folder(options, chosen.backend)
     weights, context = chosen.backend.weights, options.context_length
-    loaded = load_model(resolve(model, progress), weights, context, progress, packed)
+    path = resolve(model, progress)
+    loaded = load_model(path, weights, context, progress, packed)
+    if chosen.backend.is_host and next(iter(loaded.model.weights.bytes_by_kind), "") == "BF16":
+        progress("measuring the memory's bandwidth")
+        if words := int8_in_words(open_files(path), options.weights, context, measure_read()):
+            log.info("bf16 weights; %s", words)
     if template is not None:
         loaded = replace(loaded, tokenizer=loaded.tokenizer.with_template(template))
     if loaded.tokenizer.chat_template is not None:

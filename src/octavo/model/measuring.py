@@ -23,6 +23,13 @@ from octavo.model.quantised.source import DequantisedFiles
 from octavo.model.reader import Reader
 from octavo.model.spec import LayerWeights, ModelSpec, ModelWeights
 from octavo.model.weights import read_weights
+from octavo.units import format_bytes
+
+# What 8 bits cost a model in bf16: SmolLM2-135M, by `octavo bench quality` (docs/performance.md).
+INT8_COST = (
+    "mean KL divergence from float32 0.0041 instead of 0.0001 "
+    "(SmolLM2-135M; `octavo bench quality` measures yours)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +149,19 @@ def measure_model(
     tables = check_tables(opened.path, spec, read.num_bytes)
     largest = max((raw.data.size for raw in source.tensors.values()), default=0)
     return MeasuredModel(opened.path.name, spec, read, tables, source.num_bytes, largest)
+
+
+def int8_in_words(opened: OpenedFiles, weights: str, context_length: int | None, bytes_per_s: float) -> str:
+    """What `--weights int8` gives for files whose weights are held in bf16: bytes, speed and quality.
+
+    "" where it saves nothing. O(tensors).
+    """
+    held, in_int8 = (measure_model(opened, each, context_length) for each in (weights, "int8"))
+    if in_int8.num_bytes >= held.num_bytes:
+        return ""
+    before, after = (bytes_per_s / max(1, each.bytes_read_for_a_token) for each in (held, in_int8))
+    return (
+        f"--weights int8: weights {format_bytes(in_int8.weights.num_bytes)} instead of "
+        f"{format_bytes(held.weights.num_bytes)}, at most {after:,.1f} tokens/s for one user instead of "
+        f"{before:,.1f}; {INT8_COST}"
+    )
