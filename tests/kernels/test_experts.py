@@ -218,7 +218,7 @@ def test_experts_that_no_row_chose_are_not_read() -> None:
     assert run.stdout.strip() == "read what was chosen", (run.returncode, run.stderr)
 
 
-@pytest.mark.parametrize("kind", ["f32", "q4_1"])
+@pytest.mark.parametrize("kind", ["f32", "bf16", "q4_1"])
 def test_a_program_has_the_bits_of_the_op(
     kind: str, rng: np.random.Generator, threads: Callable[[int], None]
 ) -> None:
