@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo import _native
+from octavo.kernels.probe import measure_read
 
 _ARRAY_BYTES = 1 << 28  # far beyond any cache
 _ROUNDS = 1 << 20
@@ -53,16 +54,12 @@ def measure_limits(repeats: int = _REPEATS) -> Limits:
     source = np.ones(_ARRAY_BYTES, np.uint8)
     target = np.zeros_like(source)
 
-    def read() -> int:
-        _native.read_bytes(source)
-        return source.nbytes
-
     def copy() -> int:
         _native.copy_bytes(source, target)
         return 2 * source.nbytes
 
     return Limits(
-        read_bytes_per_s=_best(read, repeats),
+        read_bytes_per_s=measure_read(repeats),
         copy_bytes_per_s=_best(copy, repeats),
         f32_operations_per_s=_best(lambda: _native.peak_multiply_add(_ROUNDS), repeats),
         bf16_operations_per_s=_best(lambda: _native.peak_pairs(_ROUNDS), repeats),

@@ -327,7 +327,7 @@ def _changes(fit: Fit) -> list[tuple[str, StartOptions]]:
     """Settings to try, in words and as options: fewer bits of weights, of KV, both, a shorter context."""
     now = fit.options
     changes = []
-    if next(iter(fit.model.weights.bytes_by_kind), "") == "BF16":
+    if fit.model.weights.main_kind == "BF16":
         changes.append((_INT8, replace(now, weights="int8")))
     if now.weights != "q4":
         changes.append(("--weights q4", replace(now, weights="q4")))

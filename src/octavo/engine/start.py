@@ -164,7 +164,7 @@ def build_engine(
     weights, context = chosen.backend.weights, options.context_length
     path = resolve(model, progress)
     loaded = load_model(path, weights, context, progress, packed)
-    if chosen.backend.is_host and next(iter(loaded.model.weights.bytes_by_kind), "") == "BF16":
+    if chosen.backend.is_host and loaded.model.weights.main_kind == "BF16":
         progress("measuring the memory's bandwidth")
         if words := int8_in_words(open_files(path), options.weights, context, measure_read()):
             log.info("bf16 weights; %s", words)
@@ -283,7 +283,7 @@ def card_of(loaded: LoadedModel, pooling: Pooling, *, is_host: bool) -> ModelCar
     return ModelCard(
         family=spec.family,
         num_parameters=weights.num_parameters,
-        weight_kind=next(iter(weights.bytes_by_kind), ""),
+        weight_kind=weights.main_kind,
         weight_bytes=weights.num_bytes,
         device_bytes=0 if is_host else weights.num_bytes,
         hidden_size=spec.hidden_size,

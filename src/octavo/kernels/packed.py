@@ -4,7 +4,7 @@
 
 Sixteen outputs of one input are one load, and each output is summed over the inputs in order. F16 is widened
 exactly as it is used, so it changes memory and no bit. BF16 lies in pairs of inputs, [p, i / 2, lane, i % 2],
-and meets rows that are rounded to bfloat16: of each pair the second product comes first
+and is multiplied by rows that are rounded to bfloat16: of each pair the second product comes first
 (`brain_reference.py`).
 """
 
@@ -85,7 +85,7 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class HalfMatrix:
-    """A matrix (outputs, inputs) of kind F16 or BF16 in panels of as many numbers, of 16 bits."""
+    """A matrix (outputs, inputs), panels (ceil(outputs / 16), inputs, 16) of 16 bits: F16; BF16 in pairs."""
 
     shape: tuple[int, int]
     kind: str

@@ -153,6 +153,11 @@ class ModelWeights:
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     @property
+    def main_kind(self) -> str:
+        """The kind of most bytes; "" where there are no matrices."""
+        return next(iter(self.bytes_by_kind), "")
+
+    @property
     def num_parameters(self) -> int:
         """Numbers that were learned, a tied embedding once."""
         norms = [self.final_norm, *(norm for layer in self.layers for norm in layer.norms)]
