@@ -20,7 +20,7 @@ from playwright.sync_api import sync_playwright
 
 from bench.chromium import QUIET, find_chromium
 from bench.watching.watching import BusyScheduler, Scene
-from octavo.engine.core import inspector_of
+from octavo.engine.port import inspector_of
 from octavo.server.frames import FrameWriter
 from octavo.server.ui import page_file
 

@@ -29,7 +29,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 
 from octavo import errors
-from octavo.engine.stats import EngineStats
+from octavo.engine.outputs import EngineStats
 from octavo.server import metrics
 from octavo.server.errors import error_body, status_of
 from octavo.server.route import Access, Route

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.engine.core import Engine, Inbox
+from octavo.engine.core import Engine
+from octavo.engine.inbox import Inbox
 from octavo.engine.memory_watch import MemoryWatch
 from octavo.executor.executor import InlineExecutor, ThreadedExecutor
 from octavo.executor.forward import HostForward
@@ -169,7 +170,7 @@ def tiny_engine(
     if model is None:
         model = mixed_model(ops) if hasattr(ops, "routing") else tiny_model(ops)
     inbox = Inbox()
-    worker = None if store is None else TransferWorker(store, inbox.put)
+    worker = None if store is None else TransferWorker(store, inbox.finish_transfer)
     vocabulary, ends = model.spec.vocab_size, frozenset([EOS])
     of_runner = RunnerConfig(block_size, rows, CONTEXT, ends, vocabulary, fast_forward=fast_forward)
     shape = kv_shape(model, block_size, kv)

@@ -21,7 +21,6 @@ from octavo.engine.client import EngineClient
 from octavo.errors import RequestFailed
 from octavo.memory.quota import TenantPolicy
 from octavo.params import SamplerParams
-from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import State
 from octavo.types import FinishReason
 
@@ -85,10 +84,10 @@ async def measure(llm: EngineClient, scenario: Scenario) -> list[Found]:
     """Alone, flooded with tenants, flooded without. Raises RequestFailed."""
     bounds = policies(llm, scenario)
     found = [await _situation(llm, scenario, "alone", flood="", quiet="")]
-    await llm.ask(lambda s, now: s.tenants.set_policies(bounds))
+    await llm.control.set_tenants(bounds)
     found.append(await _situation(llm, scenario, "flooded, tenants", flood=FLOOD, quiet=QUIET))
     found[-1].flood_maximum = bounds[1].maximum
-    await llm.ask(lambda s, now: s.tenants.set_policies(()))
+    await llm.control.set_tenants(())
     few = replace(scenario, requests=max(4, scenario.requests // 8))  # each waits for all the others
     found.append(await _situation(llm, few, "flooded, first come", flood="all", quiet="all"))
     return found
@@ -113,7 +112,7 @@ async def _situation(llm: EngineClient, scenario: Scenario, name: str, *, flood:
             task.cancel()
         await asyncio.gather(*clients, watch, return_exceptions=True)
     found.seconds = time.perf_counter() - started
-    while await llm.ask(lambda s, now: s.has_work):
+    while await llm.control.requests():
         await asyncio.sleep(_LOOK_S)
     return found
 
@@ -122,7 +121,7 @@ async def _until_full(llm: EngineClient) -> None:
     """Until the flood has as much as it can have."""
     for _ in range(100):
         await asyncio.sleep(_PAUSE_S)
-        if llm.stats().waiting > 0:
+        if (await llm.stats()).waiting > 0:
             break
     await asyncio.sleep(1.0)
 
@@ -170,13 +169,11 @@ async def _quiet(
 
 
 async def _steps_until_admitted(llm: EngineClient, request_id: int) -> int:
-    """Asked once in each step."""
-
-    def waits(scheduler: Scheduler, now: float) -> bool:
-        return any(s.state is State.WAITING for s in scheduler.live.sequences_of(request_id))
-
+    """Looked at once in each step."""
     steps = 0
-    while await llm.ask(waits):
+    while (view := await llm.control.request(request_id)) is not None:
+        if all(sequence.state is not State.WAITING for sequence in view.sequences):
+            break
         steps += 1
     return steps
 
@@ -184,8 +181,8 @@ async def _steps_until_admitted(llm: EngineClient, request_id: int) -> int:
 async def _watch(llm: EngineClient, tenant: str, found: Found) -> None:
     """How many blocks the flood holds, now and then."""
     while True:
-        held = await llm.ask(lambda s, now: s.ledger.quotas.charged(tenant))
-        found.flood_blocks = max(found.flood_blocks, held)
+        uses = (await llm.control.kv()).tenants
+        found.flood_blocks = max([found.flood_blocks, *(u.blocks_held for u in uses if u.name == tenant)])
         await asyncio.sleep(_LOOK_S)
 
 

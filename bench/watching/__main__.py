@@ -16,7 +16,7 @@ from octavo.bench.offline import quantile
 from octavo.bench.workloads import Load
 from octavo.cli.main import run_command
 from octavo.cli.terminal import look_at_machine, phases, write
-from octavo.engine.stats import EngineStats
+from octavo.engine.outputs import EngineStats
 from octavo.server.feeds import pause_s
 from octavo.server.frame_rows import stats_row
 from octavo.server.frames import FrameWriter

@@ -29,7 +29,7 @@ from octavo.bench.endpoint import Client, Endpoint
 from octavo.bench.load import Arrival, LoadReport, apply
 from octavo.bench.offline import quantile
 from octavo.bench.workloads import Load, Targets
-from octavo.engine.core import inspector_of
+from octavo.engine.port import inspector_of
 from octavo.errors import ConfigError, RequestFailed
 from octavo.inspect.glimpse import Glimpse
 from octavo.memory.holders import Holder, HolderKind

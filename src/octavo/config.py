@@ -289,6 +289,23 @@ class StartOptions:
         ),
     )
 
+    record: Path | None = setting(
+        None,
+        About(
+            "Record what the scheduler does in this file, which `octavo replay` runs again. It holds prompts "
+            "and answers.",
+            COMPUTING,
+            metavar="FILE",
+            docs="Record what the scheduler is given, and each plan, in this file, for `octavo replay` "
+            "([operating.md](operating.md#record-and-replay)). It holds prompts and answers as token ids. A "
+            "file that is there is renamed to `FILE.previous`.",
+        ),
+    )
+    record_tenants: bool = setting(
+        False,
+        About("Let a recording hold the prompts and answers of all tenants.", COMPUTING),
+    )
+
     # Bytes of the KV memory that are taken from the system at start, before a prompt has to wait for them.
     kv_ready_bytes: int = gone(
         0,

@@ -27,7 +27,9 @@ def test_every_setting_of_an_engine_has_its_own_name() -> None:
     wanted = {field: kind if "None" in kind else f"{kind} | None" for field, kind in named.items()}
     assert {name: hint.__forward_arg__ for name, hint in OwnSettings.__annotations__.items()} == wanted
     values = {
-        setting.field: {"disk_cache": "/tmp/cache", "backend": "native"}.get(setting.field, setting.default)
+        setting.field: {"disk_cache": "/tmp/cache", "backend": "native", "record": None}.get(
+            setting.field, setting.default
+        )
         for setting in settings_of(StartOptions)
     }
     assert resolved(**values) == StartOptions(**values)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from tests.engine.peek import stats_of
 from tests.engine.served import LetterTokenizer, alone, is_cancelled, poisoned_model
 from tests.tiny import CONTEXT
 from tests.waiting import LIMIT_S, until, wait_until
@@ -36,7 +37,7 @@ async def all_of(llm: AsyncLLM, params: SamplingParams, request_id: str | None =
 
 
 def idle(llm: AsyncLLM) -> bool:
-    return llm._client.engine.idle and not llm._running and llm.stats.running == 0
+    return llm._client.engine.idle and not llm._running and stats_of(llm._client).running == 0
 
 
 @pytest.mark.parametrize("kind", RequestOutputKind)
@@ -94,7 +95,7 @@ def test_leaving_the_iteration_frees_the_request(make_async_llm: Callable[..., A
 
     run(leave())
     wait_until(lambda: idle(llm))
-    assert llm.stats.output_tokens < 100
+    assert stats_of(llm._client).output_tokens < 100
 
 
 def test_an_aborted_request_ends_and_says_so(make_async_llm: Callable[..., AsyncLLM]) -> None:
@@ -146,7 +147,7 @@ def test_a_request_aborted_while_its_prompt_is_read_says_so(
     assert last.finished
     assert last.outputs[0].finish_reason == "abort"
     wait_until(lambda: idle(llm))
-    assert llm.stats.output_tokens < 400
+    assert stats_of(llm._client).output_tokens < 400
 
 
 def test_an_embedding_aborted_while_its_prompt_is_read_is_not_computed(
@@ -156,7 +157,7 @@ def test_an_embedding_aborted_while_its_prompt_is_read_is_not_computed(
     with pytest.raises(RequestFailed, match="the request 'gone' was aborted"):
         run(aborted_while_it_is_read(llm, llm.embed("abc", request_id="gone"), monkeypatch))
     wait_until(lambda: idle(llm))
-    assert llm.stats.steps == 0
+    assert stats_of(llm._client).steps == 0
 
 
 @pytest.mark.parametrize("by_abort", [True, False])
@@ -224,7 +225,7 @@ def test_a_cancelled_task_cancels_its_request(make_async_llm: Callable[..., Asyn
 
     async def cancelled() -> None:
         task = asyncio.create_task(all_of(llm, greedy(100)))
-        await until(lambda: llm.stats.output_tokens)
+        await until(lambda: stats_of(llm._client).output_tokens)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -233,7 +234,7 @@ def test_a_cancelled_task_cancels_its_request(make_async_llm: Callable[..., Asyn
 
     run(cancelled())
     wait_until(lambda: idle(llm))
-    assert llm.stats.output_tokens < 100
+    assert stats_of(llm._client).output_tokens < 100
 
 
 def test_an_id_is_one_requests_while_it_runs(make_async_llm: Callable[..., AsyncLLM]) -> None:
@@ -270,7 +271,7 @@ def test_what_is_wrong_is_refused_before_anything_runs(
     with pytest.raises(InvalidRequest, match=said):
         run(ask())
     assert idle(llm)
-    assert llm.stats.steps == 0
+    assert stats_of(llm._client).steps == 0
 
 
 def test_a_request_that_fails_raises_and_the_next_one_is_answered(
@@ -324,7 +325,7 @@ def test_shutting_down_ends_what_is_open(make_async_llm: Callable[..., AsyncLLM]
     permits = llm._client.engine.executor.permits = threading.Semaphore(5)  # type: ignore[attr-defined]
 
     def let_the_step_end() -> None:
-        wait_until(lambda: llm._client._loop._stopping)
+        wait_until(lambda: llm._client.submitter._loop._stopping)
         permits.release()
 
     async def shut() -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.engine.peek import stats_of
 from tests.engine.served import serve_tiny
 
 from octavo.bench.embeddings import fixed_texts, measure_embeddings
@@ -41,7 +42,7 @@ def test_a_round_is_every_text_once_for_each_pooling():
     assert [each.pooling for each in results] == ["last", "mean"]
     assert {(each.num_texts, each.num_tokens, each.longest_tokens) for each in results} == {(2, 8, 6)}
     assert all(len(each.seconds) == 2 and each.texts_per_s > 0 for each in results)
-    assert served.llm.stats().prompt_tokens == 3 * 2 * 8  # one round warms up
+    assert stats_of(served.llm).prompt_tokens == 3 * 2 * 8  # one round warms up
     assert len(told) == 6
     assert table_of(results).row_count == 2
     with pytest.raises(ConfigError, match="rounds is 0"):

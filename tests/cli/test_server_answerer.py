@@ -261,7 +261,7 @@ def test_stats_of_a_tenant_are_of_its_own_memory(tmp_path: Path) -> None:
     path = tmp_path / "tenants.toml"
     path.write_text(f'[[tenant]]\nname = "alice"\nkey_sha256 = "{digest_of("octavo-alice").hex()}"\n')
     with serving(FakeModel(), ServerSettings(roster=TenantRegistry(path))) as url:
-        told = ServerAnswerer(Server(url, "octavo-alice"), SamplerParams()).memory()
+        told = asyncio.run(ServerAnswerer(Server(url, "octavo-alice"), SamplerParams()).memory())
     words = "tenant alice holds 0 blocks by running requests, 0 by pins and sessions (of 16 tokens)"
     assert told == words
 

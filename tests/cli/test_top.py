@@ -14,7 +14,7 @@ from octavo.cli.top_map import cells_of, draw_legend, draw_map, grid_for, states
 from octavo.cli.top_rows import Status, ago, draw_events, draw_kept, draw_requests, screen
 from octavo.cli.top_speeds import Speeds
 from octavo.cli.top_text import Column, Look, clean, limited, table, wrapped
-from octavo.engine.stats import EngineStats
+from octavo.engine.outputs import EngineStats
 from octavo.inspect.glimpse import (
     Glimpse,
     PinGlimpse,

@@ -25,7 +25,7 @@ from octavo.cli.main import app
 from octavo.cli.remote_stream import KeyRefused, Server, refusal_of
 from octavo.cli.top import Watch
 from octavo.cli.top_rows import Status
-from octavo.engine.stats import EngineStats
+from octavo.engine.outputs import EngineStats
 from octavo.errors import InvalidRequest, RequestFailed
 from octavo.inspect.glimpse import (
     Glimpse,
@@ -271,7 +271,7 @@ def test_once_shows_how_fast_tokens_come_and_why_a_request_waits(monkeypatch: py
         for thread in threads:
             thread.start()
         try:
-            wait_until(lambda: len(served.llm._streams) == 2)
+            wait_until(lambda: len(served.llm.submitter._streams) == 2)
             wait_until(shows_the_speed)  # at once, where two frames come in time for the picture
             state = json.loads(octavo_top("--json", "--url", url))
         finally:

@@ -17,8 +17,7 @@ import typer
 from tests.server.test_metrics import samples_of
 
 import octavo.cli.main
-from octavo.engine.outputs import Delta
-from octavo.engine.stats import EngineStats
+from octavo.engine.outputs import Delta, EngineStats
 from octavo.server.metrics import Metrics
 from octavo.server.route import Access
 from octavo.server.routes import access_to, find_route
@@ -53,12 +52,12 @@ def told_names():
         draft_tokens={"ngram": 1},
         accepted_draft_tokens={"ngram": 1},
     )
-    metrics = Metrics(lambda: stats, "m")
+    metrics = Metrics("m")
     metrics.count_answer("/v1/models", 200)
     usage = Usage(1, 1, 0, 0, phases=Phases(0.0, admitted=0.0, first_token=0.0))
     metrics.watch({}).see(0, Delta(0, "", (), usage, FinishReason.STOP))
     found: dict[str, set[str]] = {"up": {"job", "instance"}}
-    for name, labels in samples_of(metrics.render().decode()):
+    for name, labels in samples_of(metrics.render(stats).decode()):
         found.setdefault(name, {"job", "instance"}).update(label for label, _ in labels)
     return found
 

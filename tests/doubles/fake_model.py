@@ -178,10 +178,16 @@ class FakeModel:
         self.submitted.append(stream)
         return stream
 
-    def stats(self) -> EngineStats:
+    @property
+    def num_open(self) -> int:
+        """Of what was submitted, what has not ended."""
+        return sum(not stream.ended and not stream.cancelled for stream in self.submitted)
+
+    async def stats(self) -> EngineStats:
         """Counts of what was submitted."""
-        running = sum(not stream.ended and not stream.cancelled for stream in self.submitted)
-        return EngineStats(running=running, blocks_total=10, blocks_held=3, blocks_cached=2, blocks_free=5)
+        return EngineStats(
+            running=self.num_open, blocks_total=10, blocks_held=3, blocks_cached=2, blocks_free=5
+        )
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse from now on; what has not ended in time is cancelled, and its clients are told."""

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from tests.engine.peek import ask
+
 from octavo.bench.offline import FIRST_TOKEN
 from octavo.engine.client import EngineClient
 from octavo.errors import OctavoError
@@ -78,7 +80,7 @@ async def run(llm: EngineClient, num_requests: int, every: int, tell: Callable[[
 async def look(llm: EngineClient, requests: int) -> Look:
     """Everything, while nothing runs."""
     gc.collect()
-    stats = llm.stats()
+    stats = await llm.stats()
     return Look(
         requests,
         _resident_bytes(),
@@ -130,7 +132,7 @@ async def _settle(llm: EngineClient) -> None:
     for tenant, name in product(_PIN_TENANTS, _PIN_NAMES):
         with suppress(OctavoError):  # there may be none of that name
             await llm.control.unpin(tenant, name)
-    while await llm.ask(lambda s, now: s.has_work or bool(s.transfers.in_flight)):
+    while await ask(llm, lambda s, now: s.has_work or bool(s.transfers.in_flight)):
         await asyncio.sleep(_POLL_S)
 
 

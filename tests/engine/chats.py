@@ -100,7 +100,7 @@ def open_chat(
     engine = tiny_engine(NativeOps(), store=store, **options)  # type: ignore[arg-type]
     if store is not None:
         sync = engine.executor._runner._transfers.sync  # type: ignore[attr-defined]
-    restore(engine.scheduler, sessions, engine.clock())
+    restore(engine, sessions)
     facts = replace(FACTS, context_length=512)
     support = SessionSupport(sessions, 60.0, sync)
     llm = EngineClient(engine, PairTokenizer(), facts, 100, support)  # type: ignore[arg-type]

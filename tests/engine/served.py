@@ -17,8 +17,9 @@ from tests.tiny import CONTEXT, EOS, VOCAB, Answer, request, run, tiny_engine, t
 from tests.waiting import LIMIT_S, turns, until
 
 from octavo.engine.client import EngineClient
-from octavo.engine.core import Cancel, Engine
+from octavo.engine.core import Engine
 from octavo.engine.outputs import Delta
+from octavo.engine.port import Cancel
 from octavo.engine.requests import ModelFacts
 from octavo.engine.stream import DeltaStream
 from octavo.executor.executor import Executor
@@ -167,7 +168,7 @@ class Told:
 
 def is_cancelled(engine: Engine) -> bool:
     """A cancellation lies in the inbox, and the step that waits keeps it there."""
-    return any(isinstance(command, Cancel) for command in list(engine.inbox._commands))
+    return any(isinstance(command, Cancel) for command in engine.inbox.unread())
 
 
 def step_for_each_glimpse(served: Served) -> None:

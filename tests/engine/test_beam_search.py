@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from tests import drawn
+from tests.engine.peek import stats_of
 from tests.engine.served import POISON, poisoned_model, read, serve_tiny
 from tests.exactness import Preempter, Subject, essences, in_random
 from tests.tiers import cells, full
@@ -156,7 +157,7 @@ def test_streams_of_clients_end_whatever_happens() -> None:
 
     try:
         asyncio.run(scenario())
-        assert served.llm.stats().blocks_held == 0
+        assert stats_of(served.llm).blocks_held == 0
     finally:
         served.llm.close()
 

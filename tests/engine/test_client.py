@@ -10,11 +10,12 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
+from tests.engine.peek import stats_of
 from tests.engine.served import POISON, Served, alone, is_cancelled, poisoned_model, read, serve_tiny
 from tests.tiny import CONTEXT, EOS, VOCAB, random_prompt
 from tests.waiting import turns, until, wait_until
 
-from octavo.engine import client
+from octavo.engine.port import Resize
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestTooLarge
 from octavo.params import SamplerParams
 from octavo.types import ChatMessage, FinishReason
@@ -41,8 +42,8 @@ def greedy(max_tokens: int, **fields: object) -> SamplerParams:
 
 def nothing_is_left(served: Served) -> None:
     """No holder, no sequence, and a sound ledger."""
-    wait_until(lambda: served.llm.stats().blocks_held == 0 and served.engine.idle)
-    assert served.llm.stats().running == served.llm.stats().waiting == 0
+    wait_until(lambda: stats_of(served.llm).blocks_held == 0 and served.engine.idle)
+    assert stats_of(served.llm).running == stats_of(served.llm).waiting == 0
     served.engine.scheduler.check()
 
 
@@ -124,11 +125,11 @@ def test_stop_strings_end_choices_one_by_one(served: Served) -> None:
         )
     assert len({len(text) for text, _, _ in wanted}) > 2, "the case shows nothing"
     nothing_is_left(served)
-    before = served.llm.stats().output_tokens
+    before = stats_of(served.llm).output_tokens
     assert asyncio.run(texts(stops)) == wanted
     served.turnstile.permits.release(100)
     nothing_is_left(served)
-    computed = served.llm.stats().output_tokens - before
+    computed = stats_of(served.llm).output_tokens - before
     assert computed < n * length, "a choice that had ended went on"
     assert computed >= sum(len(text) for text, _, _ in wanted)
 
@@ -170,7 +171,7 @@ def test_a_wrong_request_is_refused_before_the_queue(
             await served.llm.submit(prompt, SamplerParams(**fields))  # type: ignore[arg-type]
 
     asyncio.run(scenario())
-    assert served.llm.stats().steps == 0
+    assert stats_of(served.llm).steps == 0
     assert asyncio.run(served.llm.drain(0.0)), "something was queued"
 
 
@@ -210,7 +211,7 @@ def test_draining_lets_running_answers_end_and_takes_no_more(served: Served) -> 
         served.turnstile.open.clear()
         stream = await served.llm.submit(prompt_of(1), greedy(20))
         draining = asyncio.create_task(served.llm.drain(20))
-        await until(lambda: served.llm._closed)
+        await until(lambda: served.llm.submitter._closed)
         with pytest.raises(EngineStopped, match="shutting down"):
             await served.llm.submit(prompt_of(2), greedy(4))
         served.turnstile.open.set()
@@ -243,7 +244,7 @@ def test_closing_ends_open_streams_with_an_error(served: Served) -> None:
         await until(lambda: len(served.turnstile.plans) == 4)
         unread = await served.llm.submit(prompt_of(2), greedy(4))  # in the inbox: the engine is in a step
         closing = asyncio.create_task(asyncio.to_thread(served.llm.close))
-        await until(lambda: served.llm._loop._stopping)
+        await until(lambda: served.llm.submitter._loop._stopping)
         permits.release()
         for stream, n in ((running, 2), (unread, 1)):
             for one in await read(stream, n):
@@ -274,7 +275,7 @@ def test_many_event_loops_in_many_threads_share_one_engine(served: Served) -> No
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert served.llm.stats().requests_finished == 40
+    assert stats_of(served.llm).requests_finished == 40
     nothing_is_left(served)
 
 
@@ -287,7 +288,7 @@ def test_a_request_whose_event_loop_was_closed_is_cancelled(served: Served) -> N
     asyncio.run(submit_and_leave())  # the loop is closed now, and the first token not made yet
     served.turnstile.open.set()
     nothing_is_left(served)
-    assert served.llm.stats().output_tokens <= 2
+    assert stats_of(served.llm).output_tokens <= 2
     stream_of_another_loop = served.llm.submit(prompt_of(2), greedy(4))
 
     async def again() -> None:
@@ -331,11 +332,11 @@ def test_a_cancellation_that_meets_the_answer_is_not_swallowed(
     num_turns: int, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        answer: Future[int] = Future()
-        monkeypatch.setattr(client, "ask", lambda *arguments: answer)
-        asking = asyncio.create_task(served.llm.ask(lambda scheduler, now: 1))
+        reply: Future[bool] = Future()
+        monkeypatch.setattr(served.engine.inbox, "send", lambda command: reply)
+        asking = asyncio.create_task(served.llm.submitter.send(Resize(100)))
         await turns()
-        answer.set_result(1)
+        reply.set_result(True)
         await turns(num_turns)
         was_asking = asking.cancel()
         await asyncio.wait([asking])

@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 from tests.engine.chats import Chat, open_chat, plain
+from tests.engine.peek import ask
 from tests.engine.served import Told, Turnstile, alone, read
 from tests.engine.test_sessions import HELLO, _copy_as_killed, clear_pool, run
 from tests.waiting import wait_until
@@ -42,7 +43,7 @@ async def fork(chat: Chat, turn: int | None = None) -> tuple[Chat, SessionView]:
 
 
 async def check_that_blocks_add_up(chat: Chat) -> None:
-    await chat.llm.ask(lambda s, now: s.check())
+    await ask(chat.llm, lambda s, now: s.check())
 
 
 async def told_alone(questions: Sequence[str]) -> Told:
@@ -96,9 +97,9 @@ def test_a_fork_holds_no_block_more_than_its_session_does() -> None:
         chat = open_chat()
         try:
             await chat.say(HELLO)
-            before = await chat.llm.ask(lambda s, now: s.ledger.counts().held)
+            before = await ask(chat.llm, lambda s, now: s.ledger.counts().held)
             _, view = await fork(chat)
-            assert await chat.llm.ask(lambda s, now: s.ledger.counts().held) == before
+            assert await ask(chat.llm, lambda s, now: s.ledger.counts().held) == before
             assert view.blocks.held == view.blocks.num_blocks == before > 4
         finally:
             chat.close()
@@ -265,7 +266,7 @@ def test_a_fork_of_a_suspended_session_that_the_medium_does_not_take_is_not_ther
             ):
                 await fork(chat)
             assert [view.session_id for view in await sessions.all()] == [chat.session_id]
-            assert await chat.llm.ask(lambda s, now: len(s.session_table)) == 1
+            assert await ask(chat.llm, lambda s, now: len(s.session_table)) == 1
             await check_that_blocks_add_up(chat)
         finally:
             chat.close()
@@ -295,7 +296,7 @@ def test_what_cannot_be_forked_is_refused_and_nothing_is_made() -> None:
             with mock.patch("octavo.engine.session_store.SESSIONS_MAX", 1), pytest.raises(SessionRefused):
                 await sessions.fork("", chat.session_id)
             assert [view.session_id for view in await sessions.all(None)] == [chat.session_id]
-            assert await chat.llm.ask(lambda s, now: len(s.session_table)) == 1
+            assert await ask(chat.llm, lambda s, now: len(s.session_table)) == 1
         finally:
             chat.close()
 
@@ -342,7 +343,7 @@ def test_a_session_that_a_broken_engine_forgot_is_forked_from_its_tokens() -> No
         try:
             await chat.say(HELLO)
             session_id = chat.session_id
-            await chat.llm.ask(lambda s, now: s.session_holds.delete("", session_id))
+            await ask(chat.llm, lambda s, now: s.session_holds.delete("", session_id))
             clear_pool(chat)
             other, view = await fork(chat)
             assert view.blocks.held == 0

@@ -44,7 +44,7 @@ def test_statistics_and_the_view_of_a_request_tell_what_a_grammar_does() -> None
         [sequence] = views[-1].sequences
         assert sequence.in_grammar
         assert sequence.forced_tokens >= 3  # {"a_long_name...": "
-        stats = llm.stats()
+        stats = await llm.stats()
         assert stats.forced_tokens >= sequence.forced_tokens
         assert stats.mask_seconds > 0.0
         assert (stats.grammars_compiled, stats.grammar_refusals) == (1, {})
@@ -52,7 +52,7 @@ def test_statistics_and_the_view_of_a_request_tell_what_a_grammar_does() -> None
         for schema in ({"not": {}}, {"zzz": 1, "not": {}}, {"$ref": "#/nowhere"}):
             with pytest.raises(InvalidRequest):
                 await llm.submit([1], SamplerParams(grammar=of_schema(schema)))
-        refusals = llm.stats().grammar_refusals
+        refusals = (await llm.stats()).grammar_refusals
         assert refusals["not"] >= 1
         assert set(refusals) == {"not", "$ref"}
 

@@ -11,8 +11,9 @@ from tests.engine.test_below import FINGERPRINT, NUM_BLOCKS, asks, serve
 from tests.tiny import over_kv_of, run, tiny_engine
 
 from octavo.config import StartOptions
-from octavo.engine.core import Engine, inspector_of
+from octavo.engine.core import Engine
 from octavo.engine.offload import open_below
+from octavo.engine.port import inspector_of
 from octavo.errors import ConfigError
 from octavo.executor.transfers import BlockStore
 from octavo.kernels.contract import KvShape

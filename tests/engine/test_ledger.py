@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.engine.peek import stats_of
 from tests.engine.served import Served, read, serve_tiny
 from tests.engine.test_client import greedy, prompt_of
 from tests.waiting import LIMIT_S, until, wait_until
@@ -78,7 +79,7 @@ def test_a_pin_that_is_deleted_while_it_fills_is_a_conflict_and_no_failure(serve
         filling = asyncio.create_task(served.llm.control.pin(PinOrder("one", tuple(prompt_of(1, 200)), 60.0)))
         await asyncio.to_thread(served.turnstile.reached.wait, LIMIT_S)  # the first of its steps
         deleting = asyncio.create_task(served.llm.control.unpin("", "one"))
-        await until(lambda: served.engine.inbox._commands)
+        await until(lambda: served.engine.inbox.unread())
         for _ in range(10):
             served.turnstile.permits.release()
         assert (await deleting).filling
@@ -117,7 +118,7 @@ def test_a_pin_that_was_replaced_while_it_filled_is_not_told_as_its_own(served: 
         first = asyncio.create_task(ledger.pin(PinOrder("one", tuple(prompt_of(1, 200)), 60.0)))
         await asyncio.to_thread(served.turnstile.reached.wait, LIMIT_S)
         deleting = asyncio.create_task(ledger.unpin("", "one"))
-        await until(lambda: served.engine.inbox._commands)
+        await until(lambda: served.engine.inbox.unread())
         second = asyncio.create_task(ledger.pin(PinOrder("one", tuple(prompt_of(2, 40)), 60.0)))
         for _ in range(40):
             served.turnstile.permits.release()
@@ -132,9 +133,9 @@ def test_a_pin_that_was_replaced_while_it_filled_is_not_told_as_its_own(served: 
 
 def test_a_pin_expires_while_the_engine_is_idle(served: Served) -> None:
     asyncio.run(served.llm.control.pin(PinOrder("one", tuple(prompt_of(1, 40)), 1.0)))
-    wait_until(lambda: served.llm.stats().events.get("pin_expired"))
+    wait_until(lambda: stats_of(served.llm).events.get("pin_expired"))
     assert len(served.engine.scheduler.pins) == 0
-    assert served.llm.stats().events["pin_expired"] == 1
+    assert stats_of(served.llm).events["pin_expired"] == 1
 
 
 def test_a_waiting_request_says_why(served: Served) -> None:
@@ -162,7 +163,7 @@ def test_a_request_that_is_out_of_time_gives_what_it_made(served: Served) -> Non
         assert told.finishes == [FinishReason.TIMEOUT]
 
     asyncio.run(scenario())
-    wait_until(lambda: served.llm.stats().blocks_held == 0)
+    wait_until(lambda: stats_of(served.llm).blocks_held == 0)
 
 
 def test_a_question_that_nobody_waits_for_any_more_breaks_nothing(served: Served) -> None:
@@ -171,7 +172,7 @@ def test_a_question_that_nobody_waits_for_any_more_breaks_nothing(served: Served
         stream = await served.llm.submit(prompt_of(1), greedy(30))
         await asyncio.to_thread(served.turnstile.reached.wait, LIMIT_S)
         questions = [asyncio.create_task(served.llm.control.kv()) for _ in range(3)]
-        await until(lambda: len(served.engine.inbox._commands) == 3)
+        await until(lambda: len(served.engine.inbox.unread()) == 3)
         for question in questions:
             question.cancel()
         await asyncio.wait(questions)

@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 from tests.engine.chats import Chat, open_chat
+from tests.engine.peek import ask
 from tests.engine.served import Turnstile, read
 from tests.engine.test_session_store import Clock
 from tests.waiting import turns
@@ -59,18 +60,18 @@ def test_the_response_used_longest_ago_gives_way_and_never_one_that_runs_or_is_n
         for _ in range(3):
             made.append(stored(store))
             clock.now += 1.0
-        store.begin_turn(made[0], "turn")
+        store.begin_turn(store._records[made[0]], "turn")
         clock.now += 1.0
         store.use(made[1])
         clock.now += 1.0
         store.end_turn("turn")
-        store.begin_turn(made[2], "another")
+        store.begin_turn(store._records[made[2]], "another")
         store._records[made[2]] = store._records[made[2]].__class__(  # used longest ago, and it runs
             made[2], "", 60.0, 0.0, clock.now - 50.0, document=b"x"
         )
         newest = stored(store)
         assert ids(store) == {made[0], made[2], newest}
-        store.begin_turn(made[0], "third")
+        store.begin_turn(store._records[made[0]], "third")
         response = NewResponse(new_response_id(), b"x")
         with pytest.raises(SessionRefused, match="which run or are needed; allowed: 3 of"):
             store.make_room("", response, spared=newest)
@@ -88,7 +89,7 @@ def test_documents_of_a_tenant_are_bounded_together_and_sessions_count_apart() -
         grown = NewResponse(third, b"y" * 90)
         assert store.attach(grown)
         assert [gone.session_id for gone in store.make_room("", grown)] == [second]
-        store.begin_turn(third, "turn")
+        store.begin_turn(store._records[third], "turn")
         with pytest.raises(SessionRefused, match="130 bytes are left"):
             store.make_room("", NewResponse("resp_new", b"y" * 40))
         store.end_turn("turn")
@@ -171,7 +172,7 @@ def test_what_gives_way_gives_its_blocks_back() -> None:
             made = [await turn(chat, "tell me of the blocks") for _ in range(2)]
             chat.messages.clear()
             made.append(await turn(chat, "and pages"))
-        known = await chat.llm.ask(lambda s, now: {one.session_id for one in s.session_table})
+        known = await ask(chat.llm, lambda s, now: {one.session_id for one in s.session_table})
         assert known == ids(chat.llm.sessions._store) == set(made[1:])
         assert chat.llm.sessions.count() == 0
         assert await chat.llm.sessions.all("") == []
@@ -183,7 +184,7 @@ def test_one_that_is_gone_on_from_holds_its_blocks_for_its_whole_ttl_again() -> 
     chat = open_chat()
 
     async def expires(response_id: str) -> float:
-        return await chat.llm.ask(lambda s, now: s.session_table.find("", response_id).expires)
+        return await ask(chat.llm, lambda s, now: s.session_table.find("", response_id).expires)
 
     async def work() -> None:
         first = await turn(chat, "tell me of the blocks")
@@ -210,7 +211,7 @@ def test_a_branch_holds_the_blocks_before_its_turn_begins() -> None:
         def held(s: Scheduler, now: float) -> int:
             return len({b for pin in s.session_table.find("", "resp_b").pins for b in pin.holder.blocks})
 
-        assert await chat.llm.ask(held) >= 3
+        assert await ask(chat.llm, held) >= 3
 
     run_with(chat, work())
 
@@ -241,7 +242,7 @@ def test_a_create_that_is_refused_or_left_leaves_nothing_behind() -> None:
             await responses.turn("", "resp_c", [ChatMessage("user", "A" * 600)], SamplerParams())
         responses.drop("", "resp_c")
         responses.drop("", "resp_c")
-        assert await chat.llm.ask(lambda s, now: len(s.session_table)) == 0
+        assert await ask(chat.llm, lambda s, now: len(s.session_table)) == 0
         assert ids(chat.llm.sessions._store) == set()
 
     run_with(chat, work())
@@ -288,7 +289,7 @@ def test_a_response_that_is_deleted_while_it_runs_leaves_nothing_behind(tmp_path
         gate.permits.release(1000)
         await read(running.stream)  # type: ignore[arg-type]
         assert not responses.attach("", "resp_a", b"y")
-        assert await chat.llm.ask(lambda s, now: len(s.session_table)) == 0
+        assert await ask(chat.llm, lambda s, now: len(s.session_table)) == 0
 
     run_with(chat, work())
     again = open_chat(tmp_path)

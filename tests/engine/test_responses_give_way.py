@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.engine.chats import Chat, open_chat
+from tests.engine.peek import ask
 from tests.engine.served import read
 
 from octavo.engine.responses import new_response_id
@@ -24,7 +25,7 @@ async def respond(chat: Chat, text: str) -> str:
     params = SamplerParams(max_tokens=20, temperature=0.0)
     turn = await responses.turn("", response_id, [ChatMessage("user", text)], params)
     await read(turn.stream)  # type: ignore[arg-type]
-    await chat.llm.ask(lambda scheduler, now: None)  # behind its end
+    await ask(chat.llm, lambda scheduler, now: None)  # behind its end
     return response_id
 
 
@@ -64,7 +65,7 @@ def test_a_session_comes_before_responses_and_never_gives_way_to_them() -> None:
         for letter in "abcdef":
             await respond(chat, f"{letter} {LONG}")
         await chat.say(LONG, max_tokens=10)
-        await chat.llm.ask(lambda scheduler, now: None)
+        await ask(chat.llm, lambda scheduler, now: None)
         assert held(chat)[chat.session_id] > 0
         for letter in "ghijkl":
             await respond(chat, f"{letter} {LONG}")

@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 from tests.doubles.faults import Crashed, Fault, FaultKind, FaultyFiles, scripted, seeded
 from tests.engine.chats import Chat, open_chat, plain
+from tests.engine.peek import ask, tell
 from tests.engine.test_sessions import HELLO, _copy_as_killed
 from tests.waiting import until
 
@@ -118,7 +119,7 @@ def test_a_deletion_is_on_the_medium_before_it_is_answered(tmp_path: Path) -> No
     store = SessionStore.open(tmp_path / "sessions.sqlite", files)
     record = store.create("", 60.0)
     assert store.sync(record.session_id).result(10)
-    store.begin_turn(record.session_id, "turn")  # not waited for: this one need not be synced
+    store.use(record.session_id)  # not waited for: this one need not be synced
     assert store.delete("", record.session_id).result(10)
     assert files.told[-4:] == [
         "PRAGMA synchronous=FULL",
@@ -138,7 +139,7 @@ def test_a_deletion_is_on_the_medium_before_it_is_answered(tmp_path: Path) -> No
 
 async def has_no_session(chat: Chat) -> bool:
     """The engine's table is empty."""
-    return await chat.llm.ask(lambda s, now: len(s.session_table)) == 0
+    return await ask(chat.llm, lambda s, now: len(s.session_table)) == 0
 
 
 def test_delete_answers_when_the_row_is_off_the_medium_and_says_so_when_it_is_not(tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_a_deletion_goes_on_when_its_client_goes_away_before_the_engine_has_look
 
             async def find_and_stop(tenant: str, session_id: str) -> SessionView:
                 view = await find(tenant, session_id)
-                chat.llm.tell(lambda s, now: go_on.wait())
+                tell(chat.llm, lambda s, now: go_on.wait())
                 return view
 
             with mock.patch.object(chat.llm.sessions, "find", find_and_stop):
@@ -205,7 +206,7 @@ def test_a_deletion_goes_on_when_its_client_goes_away_before_the_engine_has_look
             with contextlib.suppress(asyncio.CancelledError):  # it may be through without the engine
                 await deleting
             go_on.set()
-            left = await chat.llm.ask(lambda s, now: (len(s.session_table), s.pins.num_blocks))
+            left = await ask(chat.llm, lambda s, now: (len(s.session_table), s.pins.num_blocks))
             assert left == (0, 0), "what a deleted session held is held on"
         finally:
             go_on.set()

@@ -15,15 +15,16 @@ from unittest import mock
 import pytest
 from tests.doubles.faults import FaultKind, FaultyFiles, seeded
 from tests.engine.chats import BLOCK_BYTES, open_chat, plain
+from tests.engine.peek import ask
 from tests.engine.served import Turnstile, read
 from tests.engine.test_session_store import Clock
 from tests.engine.test_sessions import HELLO, run
 
 from octavo.config import StartOptions
-from octavo.engine.core import inspector_of
 from octavo.engine.offload import open_disk
+from octavo.engine.port import Port, inspector_of
 from octavo.engine.session_file import SESSIONS_FILE, longest_ttl
-from octavo.engine.session_record import TTL_S_MAX, SessionRecord
+from octavo.engine.session_record import TTL_S_MAX
 from octavo.engine.session_store import SessionStore
 from octavo.engine.steady_clock import Seen, Sources, SteadyClock
 from octavo.errors import (
@@ -36,7 +37,6 @@ from octavo.inspect.session_views import SessionBlocks
 from octavo.memory.quota import TenantPolicy
 from octavo.params import BeamParams, SamplerParams
 from octavo.retention.session_table import SessionState
-from octavo.scheduler.scheduler import Scheduler
 from octavo.types import ChatMessage, FinishReason
 
 
@@ -103,7 +103,7 @@ def test_a_session_deleted_while_something_is_prepared_leaves_nothing_behind(
                 pytest.raises(UnknownSession),
             ):
                 await (turn if act == "turn" else sessions.suspend)("", chat.session_id)
-            assert await chat.llm.ask(lambda s, now: (len(s.session_table), s.live.live_requests())) == (
+            assert await ask(chat.llm, lambda s, now: (len(s.session_table), s.live.live_requests())) == (
                 0,
                 [],
             )
@@ -166,7 +166,7 @@ def test_a_session_deleted_while_it_is_suspended_is_unknown(tmp_path: Path, when
 
                 busy = replace(inspector_of(chat.engine.scheduler).session(""), state=SessionState.SUSPENDING)
                 with (
-                    mock.patch("octavo.engine.sessions._suspend", return_value=busy),
+                    mock.patch.object(Port, "_suspend", return_value=busy),
                     mock.patch("octavo.engine.sessions.asyncio.sleep", pause),
                     pytest.raises(UnknownSession),
                 ):
@@ -212,12 +212,12 @@ def test_a_suspension_that_nobody_waits_for_leaves_no_session_busy_where_the_dis
             await chat.say(HELLO)
             busy = replace(inspector_of(chat.engine.scheduler).session(""), state=SessionState.SUSPENDING)
 
-            def suspend(scheduler: Scheduler, record: SessionRecord) -> SessionBlocks:
-                scheduler.session_holds.suspend(record.tenant, record.session_id)
+            def suspend(port: Port, tenant: str, session_id: str) -> SessionBlocks:
+                port._scheduler.session_holds.suspend(tenant, session_id)
                 return busy  # as it is before its store has failed
 
             with (
-                mock.patch("octavo.engine.sessions._suspend", suspend),
+                mock.patch.object(Port, "_suspend", suspend),
                 mock.patch("octavo.engine.sessions.asyncio.sleep", pause),
             ):
                 suspending = asyncio.ensure_future(chat.llm.sessions.suspend("", chat.session_id))
@@ -239,7 +239,7 @@ def test_a_suspension_that_nobody_waits_for_leaves_no_session_busy_where_the_dis
 def test_a_new_session_for_which_nobody_waits_any_more_is_not_there(act: str) -> None:
     async def work() -> None:
         chat = open_chat()
-        llm, sessions, answer_to = chat.llm, chat.llm.sessions, chat.llm._answer_to
+        llm, sessions, answer_to = chat.llm, chat.llm.sessions, chat.llm.submitter._reply_to
 
         async def leave_when_it_is_made(answer: Future[object]) -> object:
             await answer_to(answer)
@@ -257,11 +257,11 @@ def test_a_new_session_for_which_nobody_waits_any_more_is_not_there(act: str) ->
                 "fork": partial(sessions.fork, "", chat.session_id),
             }
             with (
-                mock.patch.object(llm, "_answer_to", leave_when_it_is_made),
+                mock.patch.object(llm.submitter, "_reply_to", leave_when_it_is_made),
                 pytest.raises(asyncio.CancelledError),
             ):
                 await acts[act]()
-            left = await llm.ask(lambda s, now: (len(s.session_table), s.live.live_requests()))
+            left = await ask(llm, lambda s, now: (len(s.session_table), s.live.live_requests()))
             assert left == (before, [])
             assert sessions.count() == before
         finally:
@@ -283,7 +283,7 @@ def test_a_turn_whose_session_the_store_has_lost_takes_it_from_the_engine_too() 
         try:
             with mock.patch.object(store, "say", lose_and_say):
                 await chat.say(HELLO)
-            assert await chat.llm.ask(lambda s, now: len(s.session_table)) == 0
+            assert await ask(chat.llm, lambda s, now: len(s.session_table)) == 0
         finally:
             chat.close()
 
@@ -350,21 +350,22 @@ def test_a_turn_that_is_refused_does_not_keep_its_session_alive() -> None:
 def test_a_session_that_is_deleted_while_it_is_viewed_is_not_told_as_idle() -> None:
     async def work() -> None:
         chat = open_chat()
-        sessions, ask = chat.llm.sessions, chat.llm.ask
+        submitter, sessions = chat.llm.submitter, chat.llm.sessions
+        send = submitter.send
         try:
             await chat.say(HELLO)
             left = await sessions.create("")
 
-            async def ask_when_it_is_deleted(question, *, only_reads=False):  # type: ignore[no-untyped-def]
-                chat.llm.ask = ask  # type: ignore[method-assign]
+            async def send_when_it_is_deleted(command):  # type: ignore[no-untyped-def]
+                submitter.send = send  # type: ignore[method-assign]
                 await sessions.delete("", gone)
-                return await ask(question, only_reads=only_reads)
+                return await send(command)
 
             gone = chat.session_id
-            chat.llm.ask = ask_when_it_is_deleted  # type: ignore[method-assign]
+            submitter.send = send_when_it_is_deleted  # type: ignore[method-assign]
             assert [view.session_id for view in await sessions.all()] == [left.session_id]
             gone = left.session_id
-            chat.llm.ask = ask_when_it_is_deleted  # type: ignore[method-assign]
+            submitter.send = send_when_it_is_deleted  # type: ignore[method-assign]
             with pytest.raises(UnknownSession):
                 await sessions.find("", left.session_id)
         finally:
@@ -385,7 +386,8 @@ def test_of_many_sessions_those_at_work_are_listed_then_those_that_were_used_las
                 clock.now += 0.1
                 ids.append((await sessions.create("", 60.0)).session_id)
             await sessions.create("somebody", 60.0)
-            store.begin_turn(ids[0], turn := object())
+            store.begin_turn(store.find("", ids[0]), turn := object())
+            store.use(ids[0])
             clock.now += 0.1
             store.say(ids[7], [1, 2, 3])
             clock.now += 0.1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 import time
+import types
 from array import array
 from pathlib import Path
 from unittest import mock
@@ -13,6 +14,7 @@ import pytest
 from tests.doubles.faults import Fault, FaultKind, FaultyFiles, scripted, seeded
 from tests.engine.chats import open_chat
 
+from octavo.engine.port import Port
 from octavo.engine.session_store import SESSIONS_MAX, SessionStore
 from octavo.engine.sessions import restore
 from octavo.engine.start import open_sessions
@@ -24,6 +26,7 @@ from octavo.errors import (
     UnknownSession,
 )
 from octavo.files import Files
+from octavo.inspect.stats import EngineCounters
 from octavo.memory.ledger import Ledger
 from octavo.memory.names import NameChain, root_name
 from octavo.memory.tiers import OffloadTier
@@ -52,7 +55,8 @@ def test_after_a_restart_what_was_suspended_is_kept_before_what_was_not() -> Non
     store.record_suspended(store.find("", second), 2)
     clock.now += 1.0
     store.say(first, said)  # was used last, and comes second all the same
-    restore(scheduler, store, 0.0)
+    port = Port(scheduler, EngineCounters())
+    restore(types.SimpleNamespace(apply=lambda command: port.answer(command, 0.0)), store)  # type: ignore[arg-type]
     assert [len(scheduler.session_holds.slots(session_id)) for session_id in (first, second)] == [0, 2]
 
 

@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 from tests.doubles.faults import FaultKind, FaultyFiles, seeded
 from tests.engine.chats import Chat, PairTokenizer, open_chat, plain
+from tests.engine.peek import ask, tell
 from tests.engine.served import Turnstile
 from tests.waiting import wait_until
 
@@ -53,7 +54,7 @@ def clear_pool(chat: Chat) -> None:
         scheduler.ledger.close(table)
         scheduler.check()
 
-    chat.llm.tell(clear)
+    tell(chat.llm, clear)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -182,7 +183,7 @@ def test_a_disk_that_fails_costs_time_and_no_answer_and_never_claims_what_is_not
                     view = await chat.llm.sessions.suspend("", chat.session_id)
                     assert view.blocks.state is SessionState.SUSPENDED
                     assert chat.store is not None
-                    slots = await chat.llm.ask(lambda s, now: s.session_holds.slots(chat.session_id))
+                    slots = await ask(chat.llm, lambda s, now: s.session_holds.slots(chat.session_id))
                     assert all(chat.store.is_listed(*pair) for pair in slots)
                     outcomes.add("suspended")
                 except RequestFailed:
@@ -320,7 +321,7 @@ def test_a_broken_engine_forgets_blocks_and_not_what_was_said(tmp_path: Path) ->
             await chat.say(HELLO)
             said = chat.llm.sessions.tokens("", chat.session_id)
             with mock.patch.object(chat.engine.scheduler, "schedule", side_effect=AssertionError("broken")):
-                chat.llm.tell(lambda s, now: None)
+                tell(chat.llm, lambda s, now: None)
                 await asyncio.to_thread(wait_until, lambda: len(chat.engine.scheduler.session_table) == 0)
             turn, told = await chat.say("go on")
             assert (turn.reused_tokens, told.answer.cached) == (len(said), 0)

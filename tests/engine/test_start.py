@@ -51,13 +51,12 @@ def host_backend(ops: NativeOps) -> HostBackend:
     return HostBackend("native", ops, available_memory)
 
 
-def start(folder: Path, *policies: TenantPolicy) -> EngineClient:
+def start(folder: Path, *policies: TenantPolicy, **given: object) -> EngineClient:
     ops = NativeOps()
     model = tiny_model(ops)
     model = replace(model, spec=replace(model.spec, context_length=512))
-    options = StartOptions(
-        kv="f32", kv_memory_bytes=4 << 20, disk_cache=str(folder), disk_size_bytes=16 << 20, max_seqs=8
-    )
+    memory = {"kv_memory_bytes": 4 << 20, "disk_cache": str(folder), "disk_size_bytes": 16 << 20}
+    options = StartOptions(kv="f32", max_seqs=8, **memory, **given)  # type: ignore[arg-type]
     loaded = LoadedModel(model, PairTokenizer())  # type: ignore[arg-type]
     return client_of(engine_over(loaded, host_backend(ops), options, lambda size: policies), options)
 

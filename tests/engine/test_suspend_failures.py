@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.engine.chats import Chat, open_chat, plain
+from tests.engine.peek import ask
 from tests.engine.test_sessions import HELLO, _copy_as_killed, clear_pool
 
 from octavo.database import SqlValue
@@ -90,7 +91,7 @@ async def check_suspended(chat: Chat, view: SessionView, copy: Path) -> None:
     assert (blocks.state, blocks.below, blocks.kept) == (SessionState.SUSPENDED, *[blocks.num_blocks] * 2)
     assert blocks.num_blocks > 2
     assert chat.store is not None
-    slots = await chat.llm.ask(lambda s, now: s.session_holds.slots(chat.session_id))
+    slots = await ask(chat.llm, lambda s, now: s.session_holds.slots(chat.session_id))
     assert len(slots) == blocks.num_blocks
     assert all(chat.store.is_listed(*pair) for pair in slots)
     _copy_as_killed(chat, copy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 from tests.engine.chats import open_chat
@@ -12,7 +13,7 @@ from tests.engine.test_client import LONG, greedy, nothing_is_left, prompt_of
 from tests.engine.test_sessions import HELLO
 from tests.waiting import LIMIT_S, until
 
-from octavo.engine.core import Submit, ask
+from octavo.engine.port import SetTenants, Submit, ViewKv
 from octavo.engine.requests import make_request
 from octavo.engine.stream import DeltaStream
 from octavo.errors import (
@@ -23,10 +24,10 @@ from octavo.errors import (
     TenantsRefused,
     UnknownTenant,
 )
+from octavo.inspect.inspector import Inspector
 from octavo.memory.quota import TenantPolicy
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.session_table import SessionState
-from octavo.scheduler.scheduler import Scheduler
 from octavo.types import ChatMessage, FinishReason
 
 
@@ -78,12 +79,11 @@ def test_a_refusal_is_the_engines_and_leaves_nothing(served: Served) -> None:
 
 def test_a_tenant_within_its_share_is_asked_for_although_others_have_as_many_open_as_all_may() -> None:
     served = serve_tiny(rows=1, max_waiting=1000, max_queue=7)
-    served.engine.scheduler.tenants.set_policies(
-        [TenantPolicy("alice", max_waiting=1000), TenantPolicy("bob")]
-    )
+    tenants = (TenantPolicy("alice", max_waiting=1000), TenantPolicy("bob"))
+    served.engine.inbox.send(SetTenants(tenants)).result(LIMIT_S)
 
     def num_asked() -> int:
-        return sum(isinstance(command, Submit) for command in list(served.engine.inbox._commands))
+        return sum(isinstance(command, Submit) for command in list(served.engine.inbox.unread()))
 
     async def scenario() -> None:
         running = await hold(served)
@@ -119,7 +119,7 @@ def test_a_client_that_leaves_before_it_is_taken_is_never_taken(
         taken = []
         monkeypatch.setattr(served.engine.scheduler, "submit", taken.append)
         left = submit(served, 2, 4)
-        await until(lambda: served.engine.inbox._commands)
+        await until(lambda: served.engine.inbox.unread())
         left.cancel()
         await asyncio.wait({left})
         running.cancel()
@@ -140,7 +140,7 @@ def test_what_a_broken_step_was_just_taking_fails_at_once(
     async def scenario() -> None:
         running = await hold(served)
         both = [submit(served, i, 4) for i in (2, 3)]
-        await until(lambda: len(served.engine.inbox._commands) == 2)
+        await until(lambda: len(served.engine.inbox.unread()) == 2)
         monkeypatch.setattr(served.engine.scheduler, "submit", refuse)
         served.turnstile.open.set()
         with pytest.raises(RequestFailed, match="started afresh"):
@@ -186,9 +186,9 @@ def test_an_engine_that_ends_takes_nothing_and_says_so(served: Served) -> None:
     async def scenario() -> None:
         await hold(served)
         waiting = submit(served, 2, 4)
-        await until(lambda: served.engine.inbox._commands)
+        await until(lambda: served.engine.inbox.unread())
         closing = asyncio.get_running_loop().run_in_executor(None, served.llm.close)
-        await until(lambda: served.llm._loop._stopping)
+        await until(lambda: served.llm.submitter._loop._stopping)
         served.turnstile.open.set()
         await closing
         with pytest.raises(EngineStopped):
@@ -247,10 +247,10 @@ def test_a_turn_of_a_tenant_that_is_gone_leaves_its_session_as_it_was() -> None:
 def test_checking_a_request_of_a_tenant_that_was_never_seen_changes_nothing_that_the_engine_owns() -> None:
     served = serve_tiny()
     try:
-        quotas = served.llm._engine.scheduler.ledger.quotas
+        quotas = served.llm.engine.scheduler.ledger.quotas
         before = (len(quotas.policies()), list(quotas._pool.weights))
         request = make_request(
-            1, prompt_of(1), greedy(4), served.llm._engine, served.llm.facts, tenant="never seen"
+            1, prompt_of(1), greedy(4), served.llm.engine, served.llm.facts, tenant="never seen"
         )
         assert request.tenant == "never seen"
         assert (len(quotas.policies()), list(quotas._pool.weights)) == before
@@ -262,10 +262,10 @@ def test_checking_a_request_of_a_tenant_that_was_never_seen_changes_nothing_that
 def test_what_an_answer_has_changed_is_what_the_next_request_is_checked_against() -> None:
     served = serve_tiny()
     try:
-        engine = served.llm._engine
+        engine = served.llm.engine
         assert engine.capacities.hard.policy("a").maximum is None
         bounds = TenantPolicy("a", maximum=3)
-        answer = ask(engine.inbox, lambda scheduler, now: scheduler.tenants.set_policies([bounds]))
+        answer = engine.inbox.send(SetTenants((bounds,)))
         seen: list[int | None] = []
         answer.add_done_callback(lambda _: seen.append(engine.capacities.hard.policy("a").maximum))
         answer.result(60)
@@ -275,18 +275,17 @@ def test_what_an_answer_has_changed_is_what_the_next_request_is_checked_against(
         served.llm.close()
 
 
-def test_a_view_that_fails_loses_its_answer_and_nothing_else() -> None:
+def test_a_view_that_fails_loses_its_reply_and_nothing_else() -> None:
     served = serve_tiny()
     try:
-
-        def fails(scheduler: Scheduler, now: float) -> None:
-            raise ZeroDivisionError
-
-        answer = ask(served.llm._engine.inbox, fails, only_reads=True)
-        with pytest.raises(ZeroDivisionError):
-            answer.result(60)
-        before = served.llm._engine.scheduler
-        assert ask(served.llm._engine.inbox, lambda scheduler, now: scheduler).result(60) is before
+        with (
+            mock.patch.object(Inspector, "kv", side_effect=ZeroDivisionError),
+            pytest.raises(RequestFailed, match="could not read its state: ZeroDivisionError"),
+        ):
+            served.engine.inbox.send(ViewKv()).result(60)
+        before = served.engine.scheduler
+        assert served.engine.inbox.send(ViewKv()).result(60).counts.total == 200
+        assert served.engine.scheduler is before
     finally:
         served.turnstile.open.set()
         served.llm.close()

@@ -9,12 +9,13 @@ from unittest import mock
 
 import pytest
 from tests.engine.chats import open_chat, plain
+from tests.engine.peek import ask
 from tests.engine.served import Turnstile, read
 from tests.engine.test_sessions import HELLO, run
-from tests.waiting import LIMIT_S, wait_until
+from tests.waiting import LIMIT_S, until, wait_until
 
-from octavo.engine.core import Ask
 from octavo.engine.outputs import Delta
+from octavo.engine.port import SubmitPin, SubmitTurn
 from octavo.engine.turns import TurnRecorder
 from octavo.errors import (
     SessionBusy,
@@ -31,7 +32,8 @@ def test_an_engine_that_breaks_as_a_stream_is_opened_leaves_no_request_that_runs
     async def work() -> None:
         chat = open_chat()
         gate = chat.engine.executor = Turnstile(chat.engine.executor)
-        llm, opened, recovered, done = chat.llm, chat.llm._open, chat.llm._loop._recovered, threading.Event()
+        llm, submitter, done = chat.llm, chat.llm.submitter, threading.Event()
+        opened, recovered = submitter._open, submitter._loop._recovered
 
         def recover(*given):  # type: ignore[no-untyped-def]
             recovered(*given)
@@ -44,24 +46,24 @@ def test_an_engine_that_breaks_as_a_stream_is_opened_leaves_no_request_that_runs
             await llm.submit(turn.prompt, SamplerParams(max_tokens=40, ignore_eos=True))
             assert await asyncio.to_thread(gate.reached.wait, LIMIT_S)
 
-            def open_and_break(*given):  # type: ignore[no-untyped-def]
-                found = opened(*given)
+            def open_and_break(*given, **more):  # type: ignore[no-untyped-def]
+                found = opened(*given, **more)
                 gate.failures = 1
                 gate.open.set()
                 assert done.wait(LIMIT_S)  # it has told whom it lost
                 return found
 
-            monkeypatch.setattr(llm._loop, "_recovered", recover)
-            monkeypatch.setattr(llm, "_open", open_and_break)
+            monkeypatch.setattr(llm.submitter._loop, "_recovered", recover)
+            monkeypatch.setattr(llm.submitter, "_open", open_and_break)
             if kind == "turn":
                 _, told = await chat.say("more", ignore_eos=True)
                 assert told.finishes == [FinishReason.LENGTH]
-                monkeypatch.setattr(llm, "_open", opened)
+                monkeypatch.setattr(llm.submitter, "_open", opened)
                 await chat.say("again")  # not busy
             else:
                 view = await llm.control.pin(PinOrder("a", tuple(turn.prompt), 60.0))
                 assert view.num_blocks == len(turn.prompt) // 16
-            assert await llm.ask(lambda s, now: s.live.live_requests()) == []
+            assert await ask(llm, lambda s, now: s.live.live_requests()) == []
         finally:
             gate.open.set()
             chat.close()
@@ -85,8 +87,9 @@ def test_what_was_on_its_way_to_an_engine_that_broke_is_served_by_the_next_one(k
                 asked = asyncio.ensure_future(llm.sessions.turn("", "new", messages, params))
             else:
                 asked = asyncio.ensure_future(llm.control.pin(PinOrder("a", tuple(prompt), 60.0)))
-            commands = chat.engine.inbox._commands
-            await asyncio.to_thread(wait_until, lambda: any(isinstance(c, Ask) for c in commands))
+            unread = chat.engine.inbox.unread
+            kinds = SubmitTurn | SubmitPin
+            await until(lambda: any(isinstance(command, kinds) for command in unread()))
             gate.failures = 1
             gate.open.set()
             [told] = await read(stream)
@@ -98,7 +101,7 @@ def test_what_was_on_its_way_to_an_engine_that_broke_is_served_by_the_next_one(k
                 assert llm.sessions.tokens("", turn.session_id)
             else:
                 assert (await asked).num_blocks == len(prompt) // 16
-            assert await llm.ask(lambda s, now: s.live.live_requests()) == []
+            assert await ask(llm, lambda s, now: s.live.live_requests()) == []
         finally:
             gate.open.set()
             chat.close()
@@ -112,7 +115,7 @@ def test_a_turn_that_was_prepared_before_another_one_ended_is_refused() -> None:
     async def work() -> None:
         chat = open_chat()
         llm, params = chat.llm, SamplerParams(max_tokens=5, temperature=0.0, ignore_eos=True)
-        compose, prepared, go_on = llm.compose, asyncio.Event(), asyncio.Event()
+        compose, prepared, go_on = llm.encoder.compose, asyncio.Event(), asyncio.Event()
 
         async def compose_slowly(*given, **named):  # type: ignore[no-untyped-def]
             composed = await compose(*given, **named)
@@ -123,7 +126,7 @@ def test_a_turn_that_was_prepared_before_another_one_ended_is_refused() -> None:
         try:
             await chat.say(HELLO)
             late = [*chat.messages, ChatMessage("user", "late")]
-            with mock.patch.object(llm, "compose", compose_slowly):
+            with mock.patch.object(llm.encoder, "compose", compose_slowly):
                 slow = asyncio.ensure_future(llm.sessions.turn("", chat.session_id, late, params))
                 await prepared.wait()
             await chat.say("in between")
@@ -199,7 +202,7 @@ def test_a_turn_that_ends_after_its_session_was_deleted_brings_nothing_back(tmp_
             [told] = await read(turn.stream)
             assert told.finishes == [FinishReason.LENGTH]
             assert await chat.llm.sessions.all() == []
-            assert await chat.llm.ask(lambda s, now: len(s.session_table)) == 0
+            assert await ask(chat.llm, lambda s, now: len(s.session_table)) == 0
             assert not await asyncio.wrap_future(chat.llm.sessions._store.sync(chat.session_id))
         finally:
             chat.close()

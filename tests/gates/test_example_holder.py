@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.scheduler.served import Served, State
 
-from octavo.engine.core import inspector_of
+from octavo.engine.port import inspector_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "holders.md"
 

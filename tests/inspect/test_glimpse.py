@@ -16,7 +16,7 @@ from tests.scheduler.test_preemption import run_for
 from tests.scheduler.test_transfers import PROMPT, finish, go_below, turn
 from tests.tiny import request, tiny_engine
 
-from octavo.engine.core import inspector_of
+from octavo.engine.port import inspector_of
 from octavo.inspect import glimpse as module
 from octavo.inspect.glimpse import Glimpse
 from octavo.kernels.native_ops import NativeOps
@@ -61,14 +61,14 @@ def test_tables_and_names_are_the_ledgers() -> None:
     served = crowded()
     for _ in range(12):
         glimpse = look(served)
-        assert [(g.table, g.kind, g.tenant, g.label, g.blocks) for g in glimpse.tables] == [
-            (table, holder.kind, holder.tenant, holder.label, table.blocks)
+        assert [(g.number, g.kind, g.tenant, g.label, g.blocks) for g in glimpse.tables] == [
+            (table.number, holder.kind, holder.tenant, holder.label, table.blocks)
             for table, holder in served.memory.holders.items()
         ]
         assert glimpse.names == served.memory.pool.name_of
         assert (glimpse.num_blocks, glimpse.capacity, glimpse.block_size) == (24, 24, 4)
-        running = {s.table: (s.request.request_id, s.choice) for s in served.scheduler.live.running}
-        told = {g.table: (g.request_id, g.choice) for g in glimpse.tables if g.kind is HolderKind.SEQUENCE}
+        running = {s.table.number: (s.request.request_id, s.choice) for s in served.scheduler.live.running}
+        told = {g.number: (g.request_id, g.choice) for g in glimpse.tables if g.kind is HolderKind.SEQUENCE}
         assert told == running
         if served.scheduler.has_work:
             served.step()

@@ -7,8 +7,8 @@ import pytest
 from tests.real.test_default_model import prompts
 
 from octavo import LLM
-from octavo.engine.core import Submit
 from octavo.engine.embedding import vector_of
+from octavo.engine.port import Submit
 from octavo.params import Pooling, SamplerParams
 from octavo.types import Request
 
@@ -19,7 +19,7 @@ def embedded(llm: LLM, texts: list[list[int]], pooling: Pooling) -> list[np.ndar
     """Raw vectors, batched as the engine likes."""
     for index, tokens in enumerate(texts):
         request = Request(10_000 + index, tuple(tokens), SamplerParams(pooling=pooling), 1, 0)
-        llm.engine.inbox.put(Submit(request))
+        llm.engine.inbox.post(Submit(request))
     found = {}
     while len(found) < len(texts):
         found |= {update.request_id: update.embedding for update in llm.engine.step()}

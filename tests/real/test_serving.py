@@ -22,6 +22,7 @@ from select import select
 
 import httpx
 import pytest
+from tests.engine.peek import stats_of
 from tests.engine.served import Turnstile, is_cancelled
 from tests.processes import running, url_told
 from tests.server.leaving import asking
@@ -68,7 +69,7 @@ class Served:
 
     def nothing_is_left(self) -> None:
         """No holder, no sequence, a sound ledger."""
-        wait_until(lambda: self.llm.stats().blocks_held == 0 and self.llm.engine.idle)
+        wait_until(lambda: stats_of(self.llm).blocks_held == 0 and self.llm.engine.idle)
         self.llm.engine.scheduler.check()
 
 
@@ -170,7 +171,7 @@ def test_32_requests_in_a_pool_for_a_third_of_them_are_all_right(weights: Starte
             assert wrong == []
             served.nothing_is_left()
             resident.append(resident_bytes())
-            stats = served.llm.stats()
+            stats = stats_of(served.llm)
             mean = sum(waste.per_sequence) / len(waste.per_sequence)
             print(
                 f"\n32 of 32 right in {needed // 3} blocks of {needed} needed: at most {waste.most_running} "
@@ -194,7 +195,7 @@ def test_24_long_seeded_prompts_in_steps_of_256_tokens_all_complete(weights: Sta
         answers = served.ask_all(bodies)
         seconds = time.perf_counter() - begun
         served.nothing_is_left()
-        stats = served.llm.stats()
+        stats = stats_of(served.llm)
         assert [(len(texts), finish) for texts, _, finish in answers] == [(4, "length")] * 24
         assert served.ask(bodies[20]) == answers[20]
         assert served.ask(bodies[3]) == answers[3]
@@ -216,17 +217,17 @@ def test_a_client_that_leaves_frees_its_blocks_within_two_steps(weights: Started
             for i in range(4):
                 body = {"prompt": tokens(f"leaves {stream} {i}", 160), "max_tokens": 400, **long}
                 with asking(served.url, body) as leaving:
-                    gate.take_until(lambda: llm.stats().running == 2 and llm.stats().blocks_held > 11)
+                    gate.take_until(lambda: stats_of(llm).running == 2 and stats_of(llm).blocks_held > 11)
                     if stream:
                         gate.take_until(lambda leaving=leaving: select([leaving], [], [], 0)[0])  # type: ignore[misc]
                 wait_until(lambda: is_cancelled(llm.engine))
-                before = llm.stats().steps
-                gate.take_until(lambda: llm.stats().running == 1)
-                steps.append(llm.stats().steps - before)
+                before = stats_of(llm).steps
+                gate.take_until(lambda: stats_of(llm).running == 1)
+                steps.append(stats_of(llm).steps - before)
         wait_until(lambda: is_cancelled(llm.engine))
         gate.open()
         served.nothing_is_left()
-        assert llm.stats().output_tokens < 800
+        assert stats_of(llm).output_tokens < 800
     print(f"\nblocks of a client that left were free after {steps} steps")
     assert max(steps) <= 2
 

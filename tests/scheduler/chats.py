@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.scheduler.served import Served, State
 from tests.scheduler.test_transfers import finish, turn
 
-from octavo.engine.core import inspector_of
+from octavo.engine.port import inspector_of
 from octavo.memory.holders import Holder, HolderKind
 from octavo.params import SamplerParams
 from octavo.retention.client_pins import PinOrder

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect
+
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduler.served import Served, State
 
-from octavo.scheduler.budget import share_budget, share_in_turn
+from octavo.scheduler.budget import Place, gets_some, share_budget, share_in_turn
 from octavo.step.prefill_budget import PrefillBudget
 
 
@@ -25,6 +27,25 @@ def test_a_herd_of_equal_prompts_is_served_one_after_the_other() -> None:
 
 def test_a_higher_priority_is_served_before_a_lower_one() -> None:
     assert share_in_turn([(5, 60), (0, 60), (0, 5)], 80) == [60, 15, 5]
+
+
+PLACES = st.tuples(st.integers(-1, 0), st.sampled_from([0.0, 1.0]), st.integers(0, 30), st.just(0))
+
+
+@given(
+    st.lists(st.tuples(PLACES, st.integers(1, 90)), max_size=12),
+    PLACES,
+    st.integers(1, 90),
+    st.integers(0, 200),
+)
+def test_a_prompt_gets_some_where_sharing_with_it_among_them_grants_it_any(
+    prompts: list[tuple[Place, int]], place: Place, remaining: int, budget: int
+) -> None:
+    prompts.sort()
+    index = bisect(prompts, (place, remaining))
+    among = [*prompts[:index], (place, remaining), *prompts[index:]]
+    grants = share_in_turn([(at[:2], wanted) for at, wanted in among], budget)
+    assert gets_some(prompts, (place, remaining), budget) == (grants[index] > 0)
 
 
 @given(st.lists(st.integers(1, 500), max_size=20), st.integers(0, 600))

@@ -132,7 +132,7 @@ def test_a_fork_of_a_suspended_session_keeps_its_names_below_and_a_turn_finds_th
     chats.settle()
     made = fork(chats)
     assert (chats.blocks("b").state, chats.blocks("b").held) == (SessionState.SUSPENDED, 0)
-    assert (made.is_promised, chats.scheduler.session_holds.num_suspended(made)) == (True, 5)
+    assert (made.is_promised, made.num_suspended) == (True, 5)
     assert chats.scheduler.session_holds.slots("a") == chats.scheduler.session_holds.slots("b")
     chats.scheduler.session_holds.delete("", "a")
     chats.evict_all()
@@ -155,7 +155,7 @@ def test_a_fork_of_a_suspended_session_keeps_what_was_not_damaged() -> None:
     chats.scheduler.transfers.lose(names[2:3])
     made = fork(chats)
     assert (chats.blocks("b").state, chats.blocks("b").kept) == (SessionState.SUSPENDED, 4)
-    assert chats.scheduler.session_holds.num_suspended(made) == 5
+    assert made.num_suspended == 5
 
 
 def test_a_fork_that_its_tenant_may_not_keep_is_idle_and_says_why() -> None:

@@ -6,7 +6,7 @@ import pytest
 from tests.scheduler.chats import PROMPT, Chats, resume
 from tests.scheduler.test_transfers import finish, turn
 
-from octavo.engine.core import inspector_of
+from octavo.engine.port import inspector_of
 from octavo.errors import (
     InvalidRequest,
     PinRefused,

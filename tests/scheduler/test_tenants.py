@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.scheduler.served import Served
 
-from octavo.engine.core import inspector_of
+from octavo.engine.port import inspector_of
 from octavo.errors import PinRefused, QueueFull, RequestTooLarge, TenantsRefused, UnknownTenant
 from octavo.memory.quota import ONCE_SHARED, SHARED, TenantPolicy
 from octavo.params import Timeouts

@@ -6,7 +6,7 @@ from array import array
 
 from tests.scheduler.served import Served, State
 
-from octavo.engine.core import inspector_of
+from octavo.engine.port import inspector_of
 from octavo.memory.holders import Holder, HolderKind
 from octavo.retention.client_pins import PinOrder
 from octavo.types import Move, StepPlan, Transfer, TransferDone

@@ -6,6 +6,7 @@ import threading
 import httpx
 import pytest
 from openai import BadRequestError, OpenAI
+from tests.engine.peek import stats_of
 from tests.engine.served import serve_tiny
 from tests.waiting import LIMIT_S, wait_until
 
@@ -69,11 +70,11 @@ def test_a_client_that_leaves_frees_the_blocks_of_all_beams(client, served):
         httpx.Client() as plain,
         plain.stream("POST", f"{client.base_url}completions", json=body | {"stream": True}),
     ):
-        wait_until(lambda: served.llm.stats().blocks_held > 0)
+        wait_until(lambda: stats_of(served.llm).blocks_held > 0)
         wait_until(lambda: permits._value == 0)  # the search is in its middle, and waits
     served.turnstile.permits = None
     permits.release(2)
-    wait_until(lambda: served.llm.stats().blocks_held == 0)
+    wait_until(lambda: stats_of(served.llm).blocks_held == 0)
 
 
 @pytest.mark.parametrize(

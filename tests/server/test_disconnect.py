@@ -47,7 +47,7 @@ def test_leaving_cancels_the_request(edge, stream):
 
     asyncio.run(scenario())
     assert edge.model.submitted[0].cancelled
-    assert edge.model.stats().running == 0
+    assert asyncio.run(edge.model.stats()).running == 0
 
 
 def test_a_complete_answer_cancels_nothing(edge):

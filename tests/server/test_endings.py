@@ -72,7 +72,7 @@ def end_of_stream(server, signals):
 def check_log(server):
     text = server.log.read_text()
     assert "Traceback" not in text
-    assert "stopping: 1 sequences run" in text
+    assert "stopping: 1 requests have" in text
     assert "good-bye" in text
 
 

@@ -6,6 +6,7 @@ import threading
 
 import httpx
 import pytest
+from tests.engine.peek import ask
 from tests.engine.served import serve_tiny
 
 from octavo.server.app import create_app
@@ -212,7 +213,7 @@ def test_a_tenant_taken_off_while_its_body_arrives_is_answered_as_an_unknown_key
         answer = await house.finish(call)
         assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
         assert answer.json()["error"]["code"] == "invalid_api_key"
-        assert await house.llm.ask(lambda s, now: (s.live.live_requests(), len(s.pins))) == ([], 0)
+        assert await ask(house.llm, lambda s, now: (s.live.live_requests(), len(s.pins))) == ([], 0)
         assert house.llm.sessions.count(None) == 0
 
     run(scenario)

@@ -6,9 +6,8 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from tests.doubles.fake_model import FakeModel
 
-from octavo.engine.outputs import Delta, TokenInfo
+from octavo.engine.outputs import Delta, EngineStats, TokenInfo
 from octavo.server import metrics as module
 from octavo.server.metrics import Metrics
 from octavo.types import Usage
@@ -27,7 +26,7 @@ def delta(count):
 
 def scraped(metrics, name):
     """The counts of one histogram, from a scrape: cumulative, as Prometheus has them."""
-    text = metrics.render().decode()
+    text = metrics.render(EngineStats()).decode()
     return [
         float(count)
         for count in re.findall(rf'{name}_seconds_bucket{{le="[^"]*",model_name=""}} (\S+)', text)
@@ -35,7 +34,7 @@ def scraped(metrics, name):
 
 
 def test_before_the_first_token_every_count_is_none():
-    told = Metrics(FakeModel().stats).latency()
+    told = Metrics().latency()
     assert told.keys() == {"first", "between"}
     for histogram in told.values():
         assert len(histogram["counts"]) == len(histogram["upto"]) + 1
@@ -44,7 +43,7 @@ def test_before_the_first_token_every_count_is_none():
 
 
 def test_each_latency_counts_once_in_its_own_bucket(clock):
-    metrics = Metrics(FakeModel().stats)
+    metrics = Metrics()
     watch = metrics.watch({})
     for now, count in ((0.3, 1), (0.304, 1), (0.364, 4), (9.0, 1)):
         clock.now = now
@@ -57,7 +56,7 @@ def test_each_latency_counts_once_in_its_own_bucket(clock):
 
 
 def test_they_are_the_differences_of_what_a_scrape_tells(clock):
-    metrics = Metrics(FakeModel().stats)
+    metrics = Metrics()
     for i in range(40):
         watch = metrics.watch({})
         for now in (i * 0.07, i * 0.01, 0.2):

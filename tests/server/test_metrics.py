@@ -10,8 +10,7 @@ from tests.engine.served import serve_tiny
 from tests.server.conftest import Edge
 
 from octavo import __version__
-from octavo.engine.outputs import Delta
-from octavo.engine.stats import EngineStats
+from octavo.engine.outputs import Delta, EngineStats
 from octavo.server.metrics import Metrics
 from octavo.server.settings import ServerSettings
 from octavo.types import FinishReason, Phases, Usage
@@ -197,9 +196,9 @@ def test_metrics_want_a_key_once_there_are_keys(make_edge):
 )
 def test_waiting_is_told_of_those_too_that_were_never_admitted(monkeypatch, phases, queue, load):
     monkeypatch.setattr("octavo.server.metrics.time.perf_counter", lambda: 9.0)
-    metrics = Metrics(EngineStats)
+    metrics = Metrics()
     metrics.watch({}).see(0, Delta(0, "", (), Usage(3, 0, 0, 0, phases=phases), FinishReason.TIMEOUT))
-    text = metrics.render().decode()
+    text = metrics.render(EngineStats()).decode()
     assert total(text, "octavo_request_queue_seconds_sum") == queue
     assert total(text, "octavo_request_load_seconds_count") == (0 if load is None else 1)
     assert total(text, "octavo_request_load_seconds_sum") == (load or 0.0)
@@ -207,12 +206,12 @@ def test_waiting_is_told_of_those_too_that_were_never_admitted(monkeypatch, phas
 
 
 def test_choices_whose_client_left_count_as_cancelled_once():
-    metrics = Metrics(EngineStats)
+    metrics = Metrics()
     watch = metrics.watch({})
     watch.see(1, Delta(1, "", (), Usage(3, 0, 0, 0), FinishReason.STOP))
     watch.leave(3)
     watch.leave(3)
-    text = metrics.render().decode()
+    text = metrics.render(EngineStats()).decode()
     assert total(text, "octavo_choices_finished_total", finish_reason="cancelled") == 2
     assert total(text, "octavo_choices_finished_total", finish_reason="stop") == 1
 
@@ -245,10 +244,10 @@ def test_vllms_names_tell_the_same_numbers(tiny):
 
 
 def test_reasons_that_are_one_to_vllm_are_added_up():
-    metrics = Metrics(EngineStats, "m", vllm_names=True)
+    metrics = Metrics("m", vllm_names=True)
     for index, finish in enumerate((FinishReason.CANCELLED, FinishReason.TIMEOUT, FinishReason.STOP)):
         metrics.watch({}).see(index, Delta(0, "", (), Usage(3, 0, 0, 0), finish))
-    text = metrics.render().decode()
+    text = metrics.render(EngineStats()).decode()
     assert total(text, "vllm:request_success_total", finished_reason="abort") == 2
     assert total(text, "vllm:request_success_total", finished_reason="stop") == 1
 

@@ -7,6 +7,7 @@ import threading
 import httpx
 import pytest
 from openai import OpenAI
+from tests.engine.peek import stats_of
 from tests.engine.served import Turnstile, is_cancelled
 from tests.server.leaving import asking
 from tests.waiting import LIMIT_S, wait_until
@@ -90,20 +91,20 @@ def test_a_client_that_leaves_frees_its_blocks(served, fields):
     """The engine waits in a step, with the request, until it has been told that the client has left."""
     llm, url = served
     wait_until(lambda: llm.engine.idle)
-    before, executor = llm.stats().output_tokens, llm.engine.executor
+    before, executor = stats_of(llm).output_tokens, llm.engine.executor
     turnstile = llm.engine.executor = Turnstile(executor)
     turnstile.permits = threading.Semaphore(8)
     try:
         with asking(url, {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, **fields}):
             wait_until(lambda: len(turnstile.plans) == 9)
-            assert llm.stats().blocks_held > 0
+            assert stats_of(llm).blocks_held > 0
         wait_until(lambda: is_cancelled(llm.engine))
         turnstile.permits.release(1000)
-        wait_until(lambda: llm.stats().blocks_held == 0 and llm.engine.idle)
+        wait_until(lambda: stats_of(llm).blocks_held == 0 and llm.engine.idle)
     finally:
         turnstile.permits.release(1000)
         llm.engine.executor = executor
-    assert llm.stats().output_tokens - before < 400, "a choice ran to its end"
+    assert stats_of(llm).output_tokens - before < 400, "a choice ran to its end"
 
 
 def test_more_requests_than_the_pool_holds_all_complete(served):
@@ -116,7 +117,7 @@ def test_more_requests_than_the_pool_holds_all_complete(served):
     with concurrent.futures.ThreadPoolExecutor(16) as threads:
         answers = list(threads.map(ask, range(16)))
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [24] * 16
-    wait_until(lambda: llm.stats().blocks_held == 0)
+    wait_until(lambda: stats_of(llm).blocks_held == 0)
     assert answers[3]["choices"][0]["text"] == ask(3)["choices"][0]["text"]
 
 

@@ -9,6 +9,7 @@ from unittest import mock
 import httpx
 import pytest
 from tests.engine.chats import open_chat
+from tests.engine.peek import ask, stats_of
 from tests.engine.served import Turnstile
 from tests.engine.test_sessions import _copy_as_killed
 from tests.server.conftest import Edge
@@ -44,7 +45,7 @@ class House:
 
     def looked(self, question):
         async def work():
-            return await self.chat.llm.ask(question)
+            return await ask(self.chat.llm, question)
 
         return asyncio.run(work())
 
@@ -167,7 +168,7 @@ def test_cancelling_ends_it_in_the_engine_and_it_can_be_gone_on_from(house):
     told = checked(cancelled.json())
     assert told["status"] == "cancelled"
     assert told["usage"]["output_tokens"] < 400
-    wait_until(lambda: house.chat.llm.stats().running == 0)
+    wait_until(lambda: stats_of(house.chat.llm).running == 0)
     more = house.say("more", previous_response_id=told["id"])
     assert (more["status"] in ("completed", "incomplete"), more["usage"]["reused_tokens"]) == (True, 0)
     assert len(house.edge.get(f"/v1/responses/{more['id']}/input_items").json()["data"]) == 3

@@ -413,13 +413,13 @@ def test_a_drain_ends_the_stream(served):
 
 def test_without_a_viewer_the_engine_is_asked_nothing(served, monkeypatch):
     asked = []
-    plain = served.llm.ask
+    plain = served.llm.submitter.send
 
-    async def ask(*given, **options):
-        asked.append(given)
-        return await plain(*given, **options)
+    async def send(command):
+        asked.append(command)
+        return await plain(command)
 
-    monkeypatch.setattr(served.llm, "ask", ask)
+    monkeypatch.setattr(served.llm.submitter, "send", send)
 
     async def scenario():
         app = create_app(served.llm, ServerSettings())

@@ -13,7 +13,8 @@ from unittest import mock
 import pytest
 from tests.tiny import request, run, tiny_engine
 
-from octavo.engine.core import Engine, Submit
+from octavo.engine.core import Engine
+from octavo.engine.port import Submit
 from octavo.executor import runner
 from octavo.executor.executor import InlineExecutor
 from octavo.executor.forward import HostForward
@@ -38,7 +39,7 @@ def new_scheduler() -> Scheduler:
 def test_work_that_can_never_be_planned_fails_loudly_and_the_engine_goes_on() -> None:
     oracle = OracleExecutor(num_blocks=8, block_size=4, vocab_size=50)
     engine = Engine(new_scheduler, InlineExecutor(oracle), oracle.rows.clear, 0, time.perf_counter)
-    engine.inbox.put(Submit(Request(1, (1, 2, 3), SamplerParams(), 2, 0)))
+    engine.inbox.post(Submit(Request(1, (1, 2, 3), SamplerParams(), 2, 0)))
     with (
         mock.patch.object(Planner, "ready", return_value=([], [])),
         pytest.raises(AssertionError, match="wedged") as caught,
@@ -47,7 +48,7 @@ def test_work_that_can_never_be_planned_fails_loudly_and_the_engine_goes_on() ->
     (final,) = engine.recover(caught.value)
     assert final.finish is FinishReason.ERROR
     assert engine.idle
-    engine.inbox.put(Submit(Request(2, (1, 2, 3), SamplerParams(), 2, 0)))
+    engine.inbox.post(Submit(Request(2, (1, 2, 3), SamplerParams(), 2, 0)))
     assert sum(len(update.tokens) for _ in range(2) for update in engine.step()) == 2
 
 
@@ -61,7 +62,7 @@ def test_time_is_counted_in_steps_and_of_it_in_planning() -> None:
     oracle = Timed(num_blocks=8, block_size=4, vocab_size=50)
     ticks = itertools.count()
     engine = Engine(new_scheduler, InlineExecutor(oracle), oracle.rows.clear, 0, lambda: float(next(ticks)))
-    engine.inbox.put(Submit(Request(1, (1, 2, 3), SamplerParams(), 2, 0)))
+    engine.inbox.post(Submit(Request(1, (1, 2, 3), SamplerParams(), 2, 0)))
     engine.step()
     planned, committed = 1.0, 1.0
     assert engine.stats.step_seconds == planned + 10.0 + committed

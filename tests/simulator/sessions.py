@@ -132,7 +132,7 @@ class SessionLives:
                 {name for _, name in sessions.slots(s.session_id)},
                 list(s.names),
                 s.num_shared,
-                sessions.num_suspended(s),
+                s.num_suspended,
             )
             for s in table
         }

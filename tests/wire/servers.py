@@ -22,7 +22,7 @@ from tests.waiting import turns
 from tests.wire.scripted import STEP_S, new_tokenizer, start_scripted
 
 from octavo.engine.client import EngineClient
-from octavo.engine.core import Command, Inbox
+from octavo.engine.inbox import Envelope, Inbox
 from octavo.executor.executor import Executor, PendingResult
 from octavo.server.run import bind, build_server
 from octavo.server.settings import ServerSettings
@@ -97,18 +97,18 @@ class Gate:
 
 
 class GatheringInbox:
-    """In the place of an inbox's `put`: tells when commands have come, and may hand several over at once."""
+    """In the place of an inbox's `_put`: tells when commands have come, and may hand several over at once."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
-        self._put = inbox.put
+        self._put = inbox._put
         self._came = threading.Semaphore(0)
         self._lock = threading.Lock()
-        self._gathered: list[Command] = []
+        self._gathered: list[Envelope[object]] = []
         self._wanted = 1
-        inbox.put = self.put  # type: ignore[method-assign]
+        inbox._put = self.put  # type: ignore[method-assign]
 
-    def put(self, command: Command) -> None:
+    def put(self, command: Envelope[object]) -> None:
         """Append, and wake the engine, or wait for others."""
         with self._lock:
             if self._wanted > 1:

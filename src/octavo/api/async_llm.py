@@ -115,10 +115,9 @@ class AsyncLLM:
         """Views of pool and requests, pins, and the pool's size."""
         return self._client.control
 
-    @property
-    def stats(self) -> EngineStats:
-        """Counts and times, as they stood after the last step."""
-        return self._client.stats()
+    async def stats(self) -> EngineStats:
+        """Counts and times, computed between two steps."""
+        return await self._client.stats()
 
     def get_tokenizer(self) -> TokenizerView:
         """The model's tokenizer, by the names of transformers."""

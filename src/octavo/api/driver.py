@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from octavo.api.params import RequestOrder
 from octavo.api.prompts import ReadPrompt
 from octavo.engine.assemble import Assembler, Vocabulary
-from octavo.engine.core import Cancel, Engine
+from octavo.engine.core import Engine
 from octavo.engine.outputs import Delta
+from octavo.engine.port import Cancel, Submit
 from octavo.engine.requests import ModelFacts, compile_grammar, make_request
 from octavo.errors import EngineStopped, InvalidRequest, QueueFull, RequestFailed
 from octavo.text.tokenizer import Tokenizer
@@ -70,7 +71,7 @@ class Driver:
         with self._alone():
             try:
                 self._assemblers[request.request_id] = Assembler(request, self._vocabulary, compiled)
-                self.engine.scheduler.submit(request)
+                self.engine.apply(Submit(request))
             except BaseException:
                 self._assemblers.pop(request.request_id, None)
                 raise
@@ -117,7 +118,7 @@ class Driver:
 
     def cancel(self, request_id: int) -> None:
         """End a request with the next step; unknown ids are ignored, because it may have just finished."""
-        self.engine.inbox.put(Cancel(request_id))
+        self.engine.inbox.post(Cancel(request_id))
 
     def close(self) -> None:
         """Drop unfinished requests, store what is to be kept below, if there is anything, and let go of all
@@ -126,14 +127,13 @@ class Driver:
             return
         self._is_closed = True
         self._assemblers.clear()
-        for request_id in self.engine.scheduler.live.live_requests():
-            self.engine.scheduler.cancel(request_id)
-        transfers = self.engine.scheduler.transfers
-        while transfers.could_store or transfers.in_flight:
+        for request_id in self.engine.request_ids:
+            self.engine.apply(Cancel(request_id))
+        while self.engine.has_transfers:
             if self.engine.idle:
                 self.engine.inbox.wait()
             self.engine.step()
-        self.engine.executor.close()
+        self.engine.close()
         self._tokenizer.close()
         if self._facts.grammars is not None:
             self._facts.grammars.close()
@@ -161,7 +161,7 @@ class Driver:
                 continue  # what came behind a stop string
             deltas.append((update.request_id, delta))
             if delta.finish is not None and update.finish is None:
-                self.engine.inbox.put(Cancel(update.request_id, update.choice))
+                self.engine.inbox.post(Cancel(update.request_id, update.choice))
             if assembler.finished:
                 del self._assemblers[update.request_id]
         return deltas
@@ -169,9 +169,9 @@ class Driver:
     def _turn(self, unsent: list[Request], take: Take, each_step: Callable[[], None]) -> None:
         """Step until all is done. The bounded queue is fed as it empties, so any number of prompts may be
         given."""
-        scheduler = self.engine.scheduler
-        while unsent or self.engine.has_work:
-            while unsent and len(scheduler.live.waiting) < scheduler.config.max_rows:
+        engine = self.engine
+        while unsent or engine.has_work:
+            while unsent and engine.num_waiting < engine.config.max_rows:
                 try:
                     self.submit(unsent[-1])
                 except QueueFull:  # compiled grammars of those that run take all memory that they may
@@ -188,7 +188,7 @@ class Driver:
 
     def _abandon(self) -> None:
         self._assemblers.clear()
-        for request_id in self.engine.scheduler.live.live_requests():
+        for request_id in self.engine.request_ids:
             self.cancel(request_id)
         while self.engine.has_work:
             self.step()

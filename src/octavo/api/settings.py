@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypedDict
 
 from octavo.config import StartOptions
@@ -42,6 +43,8 @@ class OwnSettings(TypedDict, total=False):
     prefix_caching: bool | None
     speculate: str | None
     pace: bool | None
+    record: Path | None
+    record_tenants: bool | None
     kv: str | None
     kv_memory_bytes: int | None
     pin_memory_bytes: int | None

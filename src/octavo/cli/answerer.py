@@ -48,7 +48,7 @@ class Answerer(Protocol):
     def complete(self, prompt: str) -> AsyncGenerator[Piece, None]:
         """What follows a text. Raises OctavoError."""
 
-    def memory(self) -> str:
+    async def memory(self) -> str:
         """The KV memory in words. Raises OctavoError."""
 
 
@@ -81,9 +81,9 @@ class EngineAnswerer:
         """What follows a text. Raises OctavoError."""
         return self._answer(self._model.encode(prompt))
 
-    def memory(self) -> str:
+    async def memory(self) -> str:
         """Of the whole pool."""
-        stats = self._model.stats()
+        stats = await self._model.stats()
         return (
             f"{stats.blocks_held:,} blocks held, {stats.blocks_cached:,} cached, "
             f"{stats.blocks_free:,} free of {stats.blocks_total:,} (of {stats.block_size} tokens)"

@@ -53,7 +53,7 @@ def talk(conversation: Conversation, read_line: Callable[[], str | None], consol
                 conversation.clear()
                 console.print("forgotten", style="dim")
             elif command == "/stats":
-                _tell(conversation, console)
+                _tell(runner, conversation, console)
             elif command.startswith("/"):
                 console.print(f"{command} is no command; /help lists them", markup=False)
             elif command:
@@ -106,9 +106,9 @@ class Conversation:
         said = [message.content for message in self.messages if message.role == "assistant"]
         return said[-1] if said else ""
 
-    def statistics(self) -> str:
+    async def statistics(self) -> str:
         """The last answer and the memory, in words. Raises OctavoError."""
-        memory = f"memory: {self.answerer.memory()}"
+        memory = f"memory: {await self.answerer.memory()}"
         if self.usage is None:
             return memory
         decode_s = max(self.total_s - self.first_token_s, 1e-9)
@@ -126,10 +126,10 @@ def _answer(runner: asyncio.Runner, conversation: Conversation, text: str, conso
         runner.run(conversation.answer(text, show))
 
 
-def _tell(conversation: Conversation, console: Console) -> None:
+def _tell(runner: asyncio.Runner, conversation: Conversation, console: Console) -> None:
     """The statistics; a server that does not tell them ends nothing."""
     with _going_on(console):
-        console.print(conversation.statistics(), markup=False)
+        console.print(runner.run(conversation.statistics()), markup=False)
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def _run_loaded(model: str | None, options: StartOptions, origins: Sequence[Orig
         # Without what is kept on disk: looking at it must not make it.
         looked_at = replace(options, disk_cache=None, packed_cache=False)
         started = build_engine(model, looked_at, tell)
-        started.engine.executor.close()
+        started.engine.close()
     machine = look_at_machine()  # again: it tells the threads that the engine uses
     lines = [
         *machine_lines(machine),

@@ -223,6 +223,18 @@ def convert(
 
 
 @app.command()
+def replay(
+    recording: Annotated[
+        Path, typer.Argument(metavar="FILE", help="What `serve --record` wrote.", show_default=False)
+    ],
+) -> None:
+    """Run a recording through the scheduler again: the first plan that differs, if any."""
+    from octavo.cli.replay import run
+
+    run(recording)
+
+
+@app.command()
 @with_settings
 def doctor(
     model: opt.Model = None,

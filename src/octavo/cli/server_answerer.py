@@ -72,7 +72,7 @@ class ServerAnswerer:
         """What follows a text. Raises OctavoError."""
         return self._answer("/v1/completions", {"prompt": prompt})
 
-    def memory(self) -> str:
+    async def memory(self) -> str:
         """Of the whole pool, or where the key is a tenant's, what it holds of it. Raises RequestFailed."""
         told = self._ask("/v1/kv")
         size, counts = told.get("block_size"), told.get("counts")

@@ -12,6 +12,7 @@ It knows rows and drawing; products and attention are an `Arithmetic`'s, and no 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ from octavo.executor.walks import Taken, Walker
 from octavo.sampling.grammars import Grammars
 from octavo.sampling.sampler import Sampler
 from octavo.types import SampledToken, StepPlan, StepResult
+
+log = logging.getLogger("octavo.device")
 
 
 @dataclass(slots=True)
@@ -184,6 +187,15 @@ class DeviceRunner:
         return pending
 
     def _move(self, plan: StepPlan) -> None:
+        """Copies, and transfers begin. What the plan discards stays allocated: a device's pool is one tensor,
+        of which no part can be given back."""
+        if plan.discarded:
+            log.info(
+                "%s blocks are not used any more; their memory on %s stays allocated until the server ends: "
+                "the pool is one allocation",
+                f"{sum(last - first for first, last in plan.discarded):,}",
+                self._device,
+            )
         if plan.copies:
             sources, targets = [c.source for c in plan.copies], [c.target for c in plan.copies]
             self.arithmetic.copy_blocks(sources, targets)

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from threading import Event
 
-from octavo.engine.stats import EngineStats
 from octavo.errors import InvalidRequest
 from octavo.grammar import Grammar, ThinkingState
+from octavo.inspect.stats import EngineStats
 from octavo.sampling.grammars import Grammars
 from octavo.text.infill import InfillTokens
 from octavo.text.tokenizer import Tokenizer

@@ -9,11 +9,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 
-from octavo.engine.core import Cancel, Engine, Submit
+from octavo.engine.core import Engine
+from octavo.engine.port import Cancel
 from octavo.errors import DeviceLost
-from octavo.types import Request, Update
+from octavo.types import Update
 
 log = logging.getLogger("octavo.engine")
 
@@ -48,13 +48,9 @@ class EngineLoop:
         """Begin turning."""
         self._thread.start()
 
-    def submit(self, request: Request, answer: Future[None] | None = None) -> None:
-        """Queue a request; any thread. `answer` is told whether it was taken."""
-        self._engine.inbox.put(Submit(request, answer))
-
     def cancel(self, request_id: int, choice: int | None = None) -> None:
         """End a request, or one choice of it; any thread."""
-        self._engine.inbox.put(Cancel(request_id, choice))
+        self._engine.inbox.post(Cancel(request_id, choice))
 
     def end(self) -> None:
         """Finish the step that runs, then end the thread. Idempotent."""
@@ -66,7 +62,7 @@ class EngineLoop:
     def stop(self) -> None:
         """The same, and let go of what the executor has: memory, the disk cache and its lock. Idempotent."""
         self.end()
-        self._engine.executor.close()
+        self._engine.close()
 
     def _run(self) -> None:
         try:

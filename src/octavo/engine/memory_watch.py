@@ -1,7 +1,8 @@
-"""When the engine looks at the machine's memory: once a second, between two steps, also while it is idle.
+"""When the engine reads how much of the machine's memory is available: once a second, between two steps, also
+while it is idle.
 
-It has no thread: the step calls `tick`, and an idle engine sleeps until `next_look` at most. What is done
-about a reading is `octavo.scheduler.pressure`'s.
+It has no thread: the step calls `read` when it is due, and an idle engine sleeps until `next_look` at most.
+What the pool does about a reading is `octavo.scheduler.pressure`'s.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from octavo.engine.port import ReadMemory
 from octavo.scheduler.pressure import PressurePolicy
-from octavo.scheduler.scheduler import Scheduler
 
 log = logging.getLogger("octavo.memory_watch")
 
@@ -18,7 +19,7 @@ LOOK_S = 1.0
 
 
 class MemoryWatch:
-    """Reads what is available, not more often than every `LOOK_S`, and lets the policy act."""
+    """Reads what is available, every `LOOK_S` at most; `policy` acts on it."""
 
     def __init__(self, policy: PressurePolicy, available: Callable[[], int]) -> None:
         self.policy = policy
@@ -26,19 +27,17 @@ class MemoryWatch:
         self.due = 0.0
         self._is_blind = not policy.config.reserve_bytes
 
-    def tick(self, scheduler: Scheduler, now: float) -> None:
-        """Look, if it is time; what goes back is in the next plan."""
-        if now < self.due:
-            return
+    def read(self, now: float) -> ReadMemory:
+        """The command by which the pool learns it; the next one is due `LOOK_S` later."""
         self.due = now + LOOK_S
-        self.policy.act(scheduler.resizing, now, self._read(), scheduler.has_work)
+        return ReadMemory(self._read())
 
-    def next_look(self, scheduler: Scheduler) -> float | None:
-        """When `tick` next has something to do; None: only after something has been computed."""
+    def next_look(self, unused_until: float | None) -> float | None:
+        """When `read` is next worth it, where unused blocks give their memory back at `unused_until`; None:
+        only after something has been computed."""
         if not self._is_blind:
             return self.due
-        at = self.policy.idle_at(scheduler.resizing)
-        return None if at is None else max(at, self.due)
+        return None if unused_until is None else max(unused_until, self.due)
 
     def _read(self) -> int | None:
         if self._is_blind:

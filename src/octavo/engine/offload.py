@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.config import StartOptions
+from octavo.engine.scheduler_setup import TierSetup
 from octavo.engine.session_file import SESSIONS_FILE, longest_ttl
 from octavo.engine.session_store import GRACE_S
 from octavo.engine.steady_clock import CLOCK_FILE, SteadyClock
@@ -17,7 +18,6 @@ from octavo.executor.disk import DiskStore, namespace_of
 from octavo.executor.disk_folder import remove_unused, survey
 from octavo.executor.host import HostStore, TieredStore
 from octavo.executor.transfers import BlockStore
-from octavo.memory.tiers import OffloadTier
 from octavo.units import format_age, format_bytes
 
 log = logging.getLogger("octavo.below")
@@ -33,11 +33,10 @@ class Below:
     namespace: Path | None = None  # the disk's folder for this model and layout
     clock: SteadyClock | None = None  # by which things on disk are as old as they are
 
-    def new_ledger(self) -> OffloadTier:
-        """Of what is there now."""
-        return OffloadTier(
-            self.store.num_slots, self.store.entries(), num_host=self.num_host, max_age_s=self.max_age_s
-        )
+    def setup(self) -> TierSetup:
+        """With what is there now."""
+        max_age_s = None if math.isinf(self.max_age_s) else self.max_age_s
+        return TierSetup(self.store.num_slots, self.num_host, max_age_s, self.store.entries())
 
 
 def open_below(options: StartOptions, block_bytes: int, fingerprint: bytes) -> Below | None:

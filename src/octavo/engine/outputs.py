@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.engine.model_card import ModelCard
-from octavo.engine.stats import EngineStats
 from octavo.inspect.glimpse import Glimpse, PinGlimpse, RequestGlimpse, TableGlimpse
 from octavo.inspect.own_views import OwnKvView
 from octavo.inspect.session_views import SessionBlocks
+from octavo.inspect.stats import EngineStats
 from octavo.inspect.uses import TenantUse
 from octavo.inspect.views import BlockView, KvView, MapView, PinView, RequestView, SequenceView, TierView
 from octavo.memory.ledger import BlockCounts

@@ -73,7 +73,7 @@ def make_request(
 ) -> Request:
     """A checked Request: token ids in the vocabulary, max_tokens resolved, a missing seed drawn."""
     check_context(len(prompt), facts.context_length, params)  # first: looking at many tokens takes a while
-    config, block_size = engine.scheduler.config, engine.scheduler.ledger.block_size
+    config, block_size = engine.config, engine.block_size
     capacities = engine.capacities  # read once: the engine's thread replaces it
     hard, everything = capacities.hard, capacities.everything
     if fills_pin or session:

@@ -18,9 +18,10 @@ import secrets
 from collections.abc import Sequence
 
 from octavo.engine.outputs import StoredResponse
+from octavo.engine.port import CheckTenant, ForgetSession, ForkSession, RenewSession, ViewSessions
 from octavo.engine.session_record import SessionRecord
 from octavo.engine.session_store import NewResponse, SessionStore
-from octavo.engine.session_turns import TakesTurns, forget, know, know_fork, take_turn
+from octavo.engine.session_turns import Turns
 from octavo.engine.stream import Turn
 from octavo.errors import (
     InvalidRequest,
@@ -31,7 +32,6 @@ from octavo.errors import (
     UnknownSession,
 )
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
-from octavo.scheduler.scheduler import Scheduler
 from octavo.types import DEFAULT_CHAT, RESPONSE_PREFIX, ChatMessage, ChatOptions
 
 _ID_BYTES = 18
@@ -64,10 +64,11 @@ class Responses:
     """What `Sessions.responses` offers. Raises UnknownSession for those of other tenants too, and
     EngineStopped when the engine is gone."""
 
-    def __init__(self, llm: TakesTurns, store: SessionStore, ttl_s: float) -> None:
-        self.unstored = UnstoredTurns(llm, store)
-        self._llm = llm
-        self._store = store
+    def __init__(self, turns: Turns, ttl_s: float) -> None:
+        self.unstored = UnstoredTurns(turns)
+        self._turns = turns
+        self._submitter = turns.submitter
+        self._store = turns.store
         self._ttl_s = ttl_s
 
     async def create(
@@ -80,42 +81,38 @@ class Responses:
         UnknownTenant; then nothing was made.
         """
         response = NewResponse(response_id, document)
-
-        def make(scheduler: Scheduler, now: float) -> None:
-            scheduler.tenants.check_known(tenant)
-            if previous_id is not None:
-                _find_ended(self._store, tenant, previous_id)
-                self._store.use(previous_id)
-            self._make_room(scheduler, tenant, response, previous_id or "")
-            source = None if previous_id is None else self._store.find_response(tenant, previous_id)
-            if source is None or not source.tokens:
-                self._store.create(tenant, self._ttl_s, response)
-                return
-            made = self._store.fork(source, None, self._ttl_s, response)
-            know(scheduler, now, source, self._store.seconds_left(source))
-            know_fork(scheduler, now, source.session_id, made)
-            scheduler.session_holds.renew(source.session_id, now)
-
+        await self._submitter.send(CheckTenant(tenant))
+        if previous_id is not None:
+            _find_ended(self._store, tenant, previous_id)
+            self._store.use(previous_id)
+        self._make_room(tenant, response, previous_id or "")
+        source = None if previous_id is None else self._store.find_response(tenant, previous_id)
+        if source is None or not source.tokens:
+            self._store.create(tenant, self._ttl_s, response)
+            return
+        made = self._store.fork(source, None, self._ttl_s, response)
         try:
-            await self._llm.ask(make)
+            await self._submitter.send(ForkSession(self._turns.stored(source), self._turns.stored(made)))
         except BaseException:
-            self.drop(tenant, response_id)  # behind the question
+            self.drop(tenant, response_id)
             raise
+        finally:
+            self._turns.forget_if_gone(source)
+        self._submitter.post(RenewSession(source.session_id))
 
-    def _make_room(self, scheduler: Scheduler, tenant: str, response: NewResponse, spared: str) -> None:
+    def _make_room(self, tenant: str, response: NewResponse, spared: str = "") -> None:
         for gone in self._store.make_room(tenant, response, spared):
-            forget(scheduler, tenant, gone.session_id)
+            self._forget(gone.tenant, gone.session_id)
 
     def drop(self, tenant: str, response_id: str) -> None:
         """Forget it, if it is there, and wait for nothing."""
+        with contextlib.suppress(UnknownSession):
+            self._store.find_response(tenant, response_id)
+            self._store.delete(tenant, response_id)
+        self._forget(tenant, response_id)
 
-        def do(scheduler: Scheduler, now: float) -> None:
-            with contextlib.suppress(UnknownSession):
-                self._store.find_response(tenant, response_id)
-                self._store.delete(tenant, response_id)
-            forget(scheduler, tenant, response_id)
-
-        self._llm.tell(do)
+    def _forget(self, tenant: str, response_id: str) -> None:
+        self._submitter.post(ForgetSession(tenant, response_id))
 
     def attach(self, tenant: str, response_id: str, document: bytes) -> bool:
         """Its document is now this. False: it was deleted meanwhile. Others of the tenant give way; where
@@ -124,12 +121,8 @@ class Responses:
         if not self._store.attach(response):
             return False
         with contextlib.suppress(SessionRefused, RequestTooLarge):
-            for gone in self._store.make_room(tenant, response):
-                self._forget_later(gone)
+            self._make_room(tenant, response)
         return True
-
-    def _forget_later(self, record: SessionRecord) -> None:
-        self._llm.tell(lambda s, now: forget(s, record.tenant, record.session_id))
 
     def find(self, tenant: str, response_id: str) -> StoredResponse:
         """One of them."""
@@ -142,8 +135,8 @@ class Responses:
         cancels no part of it that has begun."""
         record = self._store.find_response(tenant, response_id)
         gone = self._store.delete(tenant, response_id)
-        self._forget_later(record)
-        await self._llm.ask(lambda s, now: None)  # behind it
+        self._forget(record.tenant, record.session_id)
+        await self._submitter.send(ViewSessions(()))  # behind it
         if not await asyncio.shield(asyncio.wrap_future(gone)):
             raise RequestFailed(
                 f"response {response_id} is deleted, but could not be taken off the disk: after a crash it "
@@ -162,24 +155,17 @@ class Responses:
         options: ChatOptions = DEFAULT_CHAT,
     ) -> Turn:
         """The turn of a response that was created. Raises as `Sessions.turn`."""
-        return await take_turn(
-            self._llm,
-            self._store,
-            self._store.find_response(tenant, session_id),
-            messages,
-            params,
-            priority=priority,
-            timeouts=timeouts,
-            options=options,
+        record = self._store.find_response(tenant, session_id)
+        return await self._turns.take(
+            record, messages, params, priority=priority, timeouts=timeouts, options=options
         )
 
 
 class UnstoredTurns:
     """Turns that go on from a stored response, of which nothing is kept."""
 
-    def __init__(self, llm: TakesTurns, store: SessionStore) -> None:
-        self._llm = llm
-        self._store = store
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
 
     async def turn(
         self,
@@ -193,12 +179,13 @@ class UnstoredTurns:
         options: ChatOptions = DEFAULT_CHAT,
     ) -> Turn:
         """An ordinary request, whose prompt goes on from the tokens of the response `session_id`: it finds
-        its blocks by their names. Raises UnknownSession, SessionBusy, or as `EngineClient.submit`."""
-        record = _find_ended(self._store, tenant, session_id)
-        self._store.use(session_id)
-        self._llm.tell(lambda s, now: s.session_holds.renew(session_id, now))
-        composed = await self._llm.compose(record.tokens, messages, options, tenant=tenant)
-        stream = await self._llm.submit(
+        its blocks by their names. Raises UnknownSession, SessionBusy, or as `Submitter.submit`."""
+        submitter, store = self._turns.submitter, self._turns.store
+        record = _find_ended(store, tenant, session_id)
+        store.use(session_id)
+        submitter.post(RenewSession(session_id))
+        composed = await self._turns.encoder.compose(record.tokens, messages, options, tenant=tenant)
+        stream = await submitter.submit(
             composed.tokens, params, priority=priority, tenant=tenant, timeouts=timeouts
         )
         return Turn("", composed.tokens, composed.reused, composed.fallback, stream)

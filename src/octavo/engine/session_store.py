@@ -195,6 +195,11 @@ class SessionStore:
             )
         return record
 
+    def has(self, session_id: str) -> bool:
+        """Whether there is a record of it."""
+        with self._lock:
+            return session_id in self._records
+
     def find_again(self, record: SessionRecord) -> SessionRecord:
         """The same as it is now. Raises UnknownSession where it is no more."""
         find = self.find_response if record.is_response else self.find
@@ -236,24 +241,33 @@ class SessionStore:
         """Until it is forgotten."""
         return max(0.0, record.expires - self._clock())
 
-    def check_turn(self, record: SessionRecord) -> None:
-        """Raise SessionBusy unless a turn that goes on from this record may begin: another one has not told
-        yet what was said in it, or has done so since."""
+    def begin_turn(self, record: SessionRecord, turn: object) -> SessionRecord:
+        """A turn runs that goes on from this record: until it ends, the session does not expire, and no other
+        one begins. Returns the record as it is now. `turn` is any key of the turn's own; `end_turn` or
+        `withdraw_turn` follows.
+
+        Raises UnknownSession where it is no more, SessionBusy where another turn has not recorded yet what
+        was said in it, or has done so since.
+        """
+        self.find_again(record)
         with self._lock:
             is_active = record.session_id in self._turns.values()
             now = self._records.get(record.session_id, record)
-        if is_active or now.tokens is not record.tokens:
-            what = "session {} is active" if is_active else "another turn has ended meanwhile in session {}"
-            raise SessionBusy(
-                f"{what.format(record.session_id)}; allowed: one turn at a time, which sends what was said "
-                "in the one before it"
-            )
+            if is_active or now.tokens is not record.tokens:
+                what = (
+                    "session {} is active" if is_active else "another turn has ended meanwhile in session {}"
+                )
+                raise SessionBusy(
+                    f"{what.format(record.session_id)}; allowed: one turn at a time, which sends what was "
+                    "said in the one before it"
+                )
+            self._turns[turn] = record.session_id
+        return now
 
-    def begin_turn(self, session_id: str, turn: object) -> None:
-        """A turn runs: until `end_turn`, the session does not expire. `turn` is any key of the turn's own."""
+    def withdraw_turn(self, turn: object) -> None:
+        """The engine did not take it: the session was not used."""
         with self._lock:
-            self._turns[turn] = session_id
-            self._use(session_id)
+            self._turns.pop(turn, None)
 
     def use(self, session_id: str) -> None:
         """It was used now, if it is there: it lives its ttl from here on."""

@@ -17,21 +17,34 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from octavo.config import SESSION_TTL_S
-from octavo.engine.core import inspector_of
+from octavo.engine.control import Control
+from octavo.engine.core import Engine
+from octavo.engine.encoder import Encoder
 from octavo.engine.outputs import SessionView
+from octavo.engine.port import (
+    AbandonSuspending,
+    CheckTenant,
+    ConfirmSuspended,
+    FindSlots,
+    ForgetSession,
+    ForkSession,
+    LoseBlocks,
+    RestoreSession,
+    SuspendSession,
+    ViewSessions,
+)
 from octavo.engine.responses import Responses
 from octavo.engine.session_record import SessionRecord
 from octavo.engine.session_store import SessionStore
-from octavo.engine.session_turns import TakesTurns, forget, know, know_fork, take_turn
+from octavo.engine.session_turns import Turns, stored
 from octavo.engine.stream import Turn
+from octavo.engine.submitter import Submitter
 from octavo.errors import InvalidRequest, RequestFailed, SessionRefused, UnknownSession
 from octavo.inspect.session_views import SessionBlocks
 from octavo.params import NO_TIMEOUTS, SamplerParams, Timeouts
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.pins import Strength
 from octavo.retention.session_table import SessionState
-from octavo.scheduler.scheduler import Scheduler
-from octavo.step.events import Event, EventKind
 from octavo.types import DEFAULT_CHAT, ChatMessage, ChatOptions
 
 NEW = "new"  # in place of an id
@@ -56,9 +69,14 @@ class Sessions:
     """What `EngineClient.sessions` offers. Raises UnknownSession for those of other tenants too, and
     EngineStopped when the engine is gone."""
 
-    def __init__(self, llm: TakesTurns, support: SessionSupport) -> None:
-        self.responses = Responses(llm, support.store, support.ttl_s)
-        self._llm = llm
+    def __init__(
+        self, submitter: Submitter, encoder: Encoder, control: Control, support: SessionSupport
+    ) -> None:
+        self._turns = Turns(submitter, encoder, support.store)
+        self.responses = Responses(self._turns, support.ttl_s)
+        self._submitter = submitter
+        self._control = control
+        self._context_length = encoder.context_length
         self._store = support.store
         self._ttl_s = support.ttl_s
         self._sync = support.sync
@@ -66,17 +84,12 @@ class Sessions:
     async def create(self, tenant: str = "", ttl_s: float | None = None) -> SessionView:
         """A session in which nothing was said. Raises InvalidRequest, SessionRefused or UnknownTenant; then
         nothing was made."""
-        made = list[SessionRecord]()
-
-        def make(scheduler: Scheduler, now: float) -> SessionView:
-            scheduler.tenants.check_known(tenant)
-            made.append(self._store.create(tenant, self._ttl_s if ttl_s is None else ttl_s))
-            return self._told(made[0], inspector_of(scheduler).session(made[0].session_id))
-
+        await self._submitter.send(CheckTenant(tenant))
+        record = self._store.create(tenant, self._ttl_s if ttl_s is None else ttl_s)
         try:
-            return await self._llm.ask(make)
+            return await self._view(record)
         except BaseException:
-            self._llm.tell(lambda s, now: self._unmake(s, *made))  # behind the question
+            self._unmake(record)
             raise
 
     async def fork(
@@ -88,37 +101,28 @@ class Sessions:
 
         Raises as `create`, or UnknownSession, or RequestFailed when the disk failed; then nothing was made.
         """
-        made = list[SessionRecord]()
-
-        def make(scheduler: Scheduler, now: float) -> SessionView:
-            scheduler.tenants.check_known(tenant)
-            source = self._store.find(tenant, session_id)
-            made.append(self._store.fork(source, turn, ttl_s))
-            know(scheduler, now, source, self._store.seconds_left(source))
-            self._store.record_suspended(made[0], know_fork(scheduler, now, session_id, made[0]))
-            return self._told(self._found(made[0]), inspector_of(scheduler).session(made[0].session_id))
-
+        source = self._store.find(tenant, session_id)
+        record = self._store.fork(source, turn, ttl_s)
         try:
-            view = await self._llm.ask(make)
-            if self._store.is_suspended(made[0]) and not await self._is_synced(made[0]):
+            command = ForkSession(self._turns.stored(source), self._turns.stored(record))
+            self._store.record_suspended(record, await self._submitter.send(command))
+            if self._store.is_suspended(record) and not await self._is_synced(record):
                 raise RequestFailed(
                     f"session {session_id} could not be forked: it is suspended, and the record of its fork "
                     "could not be written to disk; resume it, then fork it"
                 )
-            return view
+            return await self._view(record)
         except BaseException:
-            self._llm.tell(lambda s, now: self._unmake(s, *made))  # behind the question
+            self._unmake(record)
             raise
+        finally:
+            self._turns.forget_if_gone(source)
 
-    def _unmake(self, scheduler: Scheduler, *records: SessionRecord) -> None:
-        """No client was told of these sessions."""
-        for record in records:
-            self._forget(record)
-            forget(scheduler, record.tenant, record.session_id)
-
-    def _forget(self, record: SessionRecord) -> None:
+    def _unmake(self, record: SessionRecord) -> None:
+        """No client knows this session."""
         with contextlib.suppress(UnknownSession):
             self._store.delete(record.tenant, record.session_id)
+        self._submitter.post(ForgetSession(record.tenant, record.session_id))
 
     def count(self, tenant: str | None = "") -> int:
         """How many `all` would be."""
@@ -134,7 +138,7 @@ class Sessions:
         return views
 
     async def _view_each(self, records: Sequence[SessionRecord]) -> list[SessionView]:
-        blocks = await self._llm.look(lambda look, now: [look.session(r.session_id) for r in records])
+        blocks = await self._submitter.send(ViewSessions(tuple(record.session_id for record in records)))
         views = []
         for record, one in zip(records, blocks, strict=True):
             with contextlib.suppress(UnknownSession):  # deleted meanwhile
@@ -155,8 +159,8 @@ class Sessions:
         cancels no part of it that has begun."""
         view = await self.find(tenant, session_id)
         gone = self._store.delete(tenant, session_id)
-        self._llm.tell(lambda s, now: forget(s, tenant, session_id))
-        await self._llm.ask(lambda s, now: None)  # behind it
+        self._submitter.post(ForgetSession(tenant, session_id))
+        await self._submitter.send(ViewSessions(()))  # behind it
         if not await asyncio.shield(asyncio.wrap_future(gone)):
             raise RequestFailed(
                 f"session {session_id} is deleted, but could not be taken off the disk: after a crash it may "
@@ -177,26 +181,18 @@ class Sessions:
     ) -> Turn:
         """The next turn of a session, or the first one of a new one (`NEW`).
 
-        Raises UnknownSession, SessionBusy, or as `EngineClient.submit`; then nothing was queued or
+        Raises UnknownSession, SessionBusy, or as `Submitter.submit`; then nothing was queued or
         made.
         """
         is_new = session_id == NEW
         record = self._store.create(tenant, self._ttl_s) if is_new else self._store.find(tenant, session_id)
         try:
-            return await take_turn(
-                self._llm,
-                self._store,
-                record,
-                messages,
-                params,
-                priority=priority,
-                timeouts=timeouts,
-                options=options,
+            return await self._turns.take(
+                record, messages, params, priority=priority, timeouts=timeouts, options=options
             )
         except BaseException:
             if is_new:
-                self._forget(record)
-                self._llm.tell(lambda s, now: self._unmake(s, record))
+                self._unmake(record)
             raise
 
     async def suspend(self, tenant: str, session_id: str) -> SessionView:
@@ -207,17 +203,18 @@ class Sessions:
         unless it had been before and only its client has left, or it is busy.
         """
         record = self._store.find(tenant, session_id)
-        await self._know(record)
+        await self._restore(record)
         try:
             await self._send_down(record)
             num_blocks = await self._sync_blocks(record)
             await self._sync_record(record)
-            return self._told(record, await self._llm.ask(lambda s, now: _end(s, now, record, num_blocks)))
+            confirm = ConfirmSuspended(tenant, session_id, num_blocks)
+            return self._told(record, await self._submitter.send(confirm))
         except BaseException as error:
             # Another call may have suspended it meanwhile.
             if isinstance(error, RequestFailed | SessionRefused) or not self._store.is_suspended(record):
                 self._store.record_suspended(record, 0)
-                self._llm.tell(lambda s, now: s.session_holds.give_up_suspending(session_id))
+                self._submitter.post(AbandonSuspending(session_id))
             raise
 
     async def _send_down(self, record: SessionRecord) -> None:
@@ -225,12 +222,12 @@ class Sessions:
         session_id = record.session_id
         if self._sync is None:
             raise SessionRefused("a session is suspended to disk, and there is none (setting disk_cache)")
-        blocks = await self._llm.ask(lambda s, now: _suspend(s, record))
+        blocks = await self._submitter.send(SuspendSession(record.tenant, session_id))
         for _ in range(int(_SUSPEND_TIMEOUT_S / _PAUSE_S)):
             if blocks.state is not SessionState.SUSPENDING or blocks.stuck:
                 break
             await asyncio.sleep(_PAUSE_S)
-            blocks = await self._llm.look(lambda inspector, now: inspector.session(session_id))
+            blocks = await self._blocks_of(session_id)
         if blocks.state is SessionState.SUSPENDING:
             why = "could not be written to disk" if blocks.stuck else "found no room there that is theirs"
             raise RequestFailed(
@@ -241,11 +238,11 @@ class Sessions:
     async def _sync_blocks(self, record: SessionRecord) -> int:
         """Returns when data and index are on the medium, with how many blocks; what is not is forgotten."""
         assert self._sync is not None
-        slots = await self._llm.ask(lambda s, now: _slots_of_suspended(s, record))
+        slots = await self._submitter.send(FindSlots(record.tenant, record.session_id))
         lost = await asyncio.wrap_future(self._sync(slots))
         self._found(record)
         if lost:
-            await self._llm.ask(lambda s, now: s.transfers.lose(lost))
+            await self._submitter.send(LoseBlocks(lost))
             raise RequestFailed(
                 f"{len(lost):,} of {len(slots):,} blocks of session {record.session_id} could not be synced "
                 "to disk; it is not suspended, and goes on from memory"
@@ -254,7 +251,8 @@ class Sessions:
 
     async def _sync_record(self, record: SessionRecord) -> None:
         """Returns when a restart finds it as a suspended one."""
-        self._store.record_suspended(record, await self._llm.ask(lambda s, now: _num_suspended(s, record)))
+        blocks = await self._blocks_of(record.session_id)
+        self._store.record_suspended(record, blocks.num_suspended)
         if not await self._is_synced(record):
             raise RequestFailed(
                 f"the record of session {record.session_id} could not be written to disk; it is not "
@@ -277,11 +275,10 @@ class Sessions:
         Raises PinRefused with the numbers where there is no room, SessionBusy, RequestFailed.
         """
         record = self._store.find(tenant, session_id)
-        await self._know(record)
-        is_held = await self._llm.ask(lambda s, now: _is_resumed(s, record))
-        size = self._llm.block_size
-        num_tokens = min(len(record.tokens), self._llm.context_length - 1) // size * size
-        if num_tokens and not is_held:
+        await self._restore(record)
+        blocks, size = await self._blocks_of(session_id), self._submitter.engine.block_size
+        num_tokens = min(len(record.tokens), self._context_length - 1) // size * size
+        if num_tokens and not blocks.is_resumed:
             order = PinOrder(
                 session_id,
                 tuple(record.tokens[:num_tokens]),
@@ -290,23 +287,27 @@ class Sessions:
                 tenant,
                 is_resumed_session=True,
             )
-            await self._llm.control.pin(order)
+            await self._control.pin(order)
         return await self.find(tenant, session_id)
 
-    async def _know(self, record: SessionRecord) -> None:
-        """The scheduler shall know the session; it may have begun afresh."""
+    async def _restore(self, record: SessionRecord) -> None:
+        """Let the scheduler know the session; it may have begun again."""
         if not record.tokens:
             raise InvalidRequest(f"nothing was said in session {record.session_id}", param="session")
-
-        def know_it(scheduler: Scheduler, now: float) -> None:
-            found = self._found(record)
-            know(scheduler, now, found, self._store.seconds_left(found))
-
-        await self._llm.ask(know_it)
+        found = self._found(record)
+        try:
+            await self._submitter.send(RestoreSession(self._turns.stored(found)))
+        finally:
+            self._turns.forget_if_gone(record)
+        self._found(record)
 
     async def _view(self, record: SessionRecord) -> SessionView:
-        blocks = await self._llm.look(lambda inspector, now: inspector.session(record.session_id))
+        blocks = await self._blocks_of(record.session_id)
         return self._told(self._found(record), blocks)
+
+    async def _blocks_of(self, session_id: str) -> SessionBlocks:
+        [blocks] = await self._submitter.send(ViewSessions((session_id,)))
+        return blocks
 
     def _told(self, record: SessionRecord, blocks: SessionBlocks) -> SessionView:
         left_s = self._store.seconds_left(record)
@@ -317,50 +318,9 @@ class Sessions:
         )
 
 
-def restore(scheduler: Scheduler, store: SessionStore, now: float) -> None:
+def restore(engine: Engine, store: SessionStore) -> None:
     """At start: every session and response that is remembered is a suspended one, with what is still below of
     it kept, as far as its tenant's bounds let it: of those that were suspended first, for that is what they
     were promised, then of those that were used last."""
     for record in sorted(store.records(), key=lambda record: (record.num_suspended == 0, -record.used)):
-        know(scheduler, now, record, store.seconds_left(record))
-
-
-def _suspend(scheduler: Scheduler, record: SessionRecord) -> SessionBlocks:
-    scheduler.session_holds.suspend(record.tenant, record.session_id)
-    return inspector_of(scheduler).session(record.session_id)
-
-
-def _slots_of_suspended(scheduler: Scheduler, record: SessionRecord) -> list[tuple[int, bytes]]:
-    """Where its blocks are. Raises UnknownSession, SessionBusy where a client began a turn or resumed it, or
-    RequestFailed, unless it is suspended."""
-    session = scheduler.session_table.find(record.tenant, record.session_id)
-    session.check_still()
-    if session.state is not SessionState.SUSPENDED:
-        raise _used_meanwhile(record, session.state)
-    return scheduler.session_holds.slots(record.session_id)
-
-
-def _num_suspended(scheduler: Scheduler, record: SessionRecord) -> int:
-    session = scheduler.session_table.get(record.session_id)
-    return 0 if session is None else scheduler.session_holds.num_suspended(session)
-
-
-def _is_resumed(scheduler: Scheduler, record: SessionRecord) -> bool:
-    session = scheduler.session_table.get(record.session_id)
-    return session is not None and session.resumed is not None and session.resumed.table is not None
-
-
-def _end(scheduler: Scheduler, now: float, record: SessionRecord, num_blocks: int) -> SessionBlocks:
-    """It was suspended. Raises RequestFailed where a client has used it or taken that back since."""
-    blocks = inspector_of(scheduler).session(record.session_id)
-    if blocks.state is SessionState.IDLE:
-        raise _used_meanwhile(record, blocks.state)
-    text = f"session {record.session_id} was suspended: {num_blocks:,} blocks"
-    scheduler.events.record(Event(now, EventKind.SESSION_SUSPENDED, text, None, record.tenant, num_blocks))
-    return blocks
-
-
-def _used_meanwhile(record: SessionRecord, state: SessionState) -> RequestFailed:
-    return RequestFailed(
-        f"session {record.session_id} is {state.value}: it was used meanwhile, or gave way; suspend it again"
-    )
+        engine.apply(RestoreSession(stored(record, store.seconds_left(record))))

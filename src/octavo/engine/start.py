@@ -18,11 +18,15 @@ from octavo.config import StartOptions
 from octavo.engine.available import available_cores, available_memory, default_reserve
 from octavo.engine.backends import choose_backend
 from octavo.engine.client import EngineClient
-from octavo.engine.core import Engine, Inbox
+from octavo.engine.core import Engine
+from octavo.engine.inbox import Inbox
 from octavo.engine.memory_watch import MemoryWatch
 from octavo.engine.model_card import ModelCard
 from octavo.engine.offload import open_below
+from octavo.engine.port import SetTenants
+from octavo.engine.recording import Recorder
 from octavo.engine.requests import ModelFacts, encode_rendered, render_chat
+from octavo.engine.scheduler_setup import SchedulerSetup
 from octavo.engine.session_file import SESSIONS_FILE
 from octavo.engine.session_store import GRACE_S, SessionStore
 from octavo.engine.sessions import SessionSupport, restore
@@ -33,7 +37,6 @@ from octavo.executor.backend import Backend, EngineRunner, PoolSize
 from octavo.executor.runner import RunnerConfig, kv_shape, kv_shape_of
 from octavo.executor.transfers import TransferWorker
 from octavo.kernels.probe import measure_read
-from octavo.memory.ledger import Ledger
 from octavo.memory.names import root_name
 from octavo.memory.quota import TenantPolicy
 from octavo.model.hub.paths import cache_folder, resolve
@@ -43,9 +46,9 @@ from octavo.model.packed_cache import PACKED, PackedFolder
 from octavo.model.spec import ModelSpec
 from octavo.params import Pooling
 from octavo.sampling.grammars import Grammars, Words
-from octavo.scheduler.pressure import PressureConfig, PressurePolicy
+from octavo.scheduler.pressure import PressureConfig
 from octavo.scheduler.scheduler import Scheduler
-from octavo.speculation.speculator import Speculation, Speculator
+from octavo.speculation.speculator import Speculation
 from octavo.step.config import SchedulerConfig
 from octavo.text.chat import FITS_NO_FORMAT
 from octavo.text.named_templates import load_template
@@ -156,6 +159,11 @@ def build_engine(
     model: str | None, options: StartOptions, progress: Progress, policies_of: PoliciesOf | None = None
 ) -> Started:
     """The same without a thread: the caller of `engine.step()` turns it."""
+    if options.record is not None and policies_of is not None and not options.record_tenants:
+        raise ConfigError(
+            f"record is {options.record}, and there are tenants, whose prompts and answers a recording has "
+            "as token ids; allowed: with record_tenants too (--record-tenants)"
+        )
     template = None if options.chat_template is None else load_template(options.chat_template)
     _native.set_num_threads(options.threads or available_cores())
     chosen = choose_backend(options)
@@ -221,13 +229,9 @@ def _engine_over(
     if waste is not None:
         log.info("windows: %s", waste_in_words(spec, waste))
     grammars = Grammars(lambda: words_of(loaded.tokenizer, spec.vocab_size))
-    facts = ModelFacts(
-        options.served_name or loaded.model.name,
-        spec.context_length,
-        spec.vocab_size,
-        grammars,
-        card_of(loaded, Pooling(options.pooling), is_host=backend.is_host),
-    )
+    card = card_of(loaded, Pooling(options.pooling), is_host=backend.is_host)
+    name = options.served_name or loaded.model.name
+    facts = ModelFacts(name, spec.context_length, spec.vocab_size, grammars, card)
     stop_ids = frozenset(loaded.tokenizer.stop_ids)
     identity = (loaded.model.fingerprint, b"", options.kv.encode(), backend.arithmetic_id.encode())
     fingerprint = root_name(b"disk", *identity, str(budget.block_size).encode())
@@ -235,7 +239,7 @@ def _engine_over(
     worker = None
     if below is not None:
         undo.callback(below.store.close)
-        worker = TransferWorker(below.store, inbox.put)
+        worker = TransferWorker(below.store, inbox.finish_transfer)
         undo.callback(worker.close)
     beside = partial(_available_beside, loaded.mapped_bytes)
     ready = ready_blocks(budget, options, beside()) if backend.is_host else 0
@@ -250,30 +254,31 @@ def _engine_over(
     undo.callback(runner.close)
     where = f"{backend.name} on {backend.device}"
     config = _scheduler_config(options, budget, spec.context_length, stop_ids, where)
-    mode = Speculation(options.speculate)
-    speculator = None if mode is Speculation.OFF else Speculator(mode)
-
-    def root_of_tenant(tenant: str) -> bytes:
-        return root_name(tenant.encode(), *identity)
+    pressure_config = _pressure_of(options, budget) if backend.is_host else None
+    pool = (budget.num_blocks, budget.capacity, budget.block_size)
+    speculation = Speculation(options.speculate)
+    setup = SchedulerSetup(config, *pool, identity, ready, speculation, pressure_config)
+    recorder = None if options.record is None else undo.enter_context(Recorder.open(options.record))
+    speculator, pressure = setup.new_speculator(), setup.new_pressure()
 
     def new_scheduler() -> Scheduler:
-        memory = Ledger(budget.num_blocks, budget.block_size, budget.capacity)
-        tier = None if below is None else below.new_ledger()
-        return Scheduler(memory, config, root_of_tenant, tier, speculator)
+        tier = None if below is None else below.setup()
+        if recorder is not None:
+            recorder.begin(setup, tier)
+        return setup.new_scheduler(tier, speculator)
 
     overlap = options.overlap if options.overlap is not None else int(not backend.is_host)
     executor = backend.new_executor(runner, overlap)
     undo.callback(executor.close)
-    watch = watch_memory(options, budget, beside) if backend.is_host else None
-    engine = Engine(new_scheduler, executor, runner.reset, overlap, time.perf_counter, inbox, watch)
-    engine.scheduler.ledger.pool.backing.record_ready(ready)
+    watch = None if pressure is None else MemoryWatch(pressure, beside)
+    clock = time.perf_counter
+    engine = Engine(new_scheduler, executor, runner.reset, overlap, clock, inbox, watch, recorder)
     store = open_sessions(None) if below is None else open_sessions(below.namespace, below.clock)
     undo.callback(store.close)
     sessions = SessionSupport(store, options.session_ttl_s, None if worker is None else worker.sync)
     if policies_of is not None:
-        engine.scheduler.tenants.set_policies(policies_of(budget.bytes_per_block))
-    restore(engine.scheduler, sessions.store, engine.clock())
-    engine.publish()
+        engine.apply(SetTenants(tuple(policies_of(budget.bytes_per_block))))
+    restore(engine, sessions.store)
     return Started(engine, loaded, facts, budget, backend, "given", fingerprint, sessions, runner)
 
 
@@ -349,10 +354,9 @@ def open_sessions(namespace: Path | None, clock: SteadyClock | None = None) -> S
     return sessions
 
 
-def watch_memory(options: StartOptions, budget: Budget, available: Callable[[], int]) -> MemoryWatch:
-    """What gives the pool's memory back when it is unused, or when the machine is short of it."""
-    config = PressureConfig(budget.bytes_per_block, float(options.idle_return_s), _reserve(options))
-    return MemoryWatch(PressurePolicy(config), available)
+def _pressure_of(options: StartOptions, budget: Budget) -> PressureConfig:
+    """When the pool's memory goes back: it is unused, or the machine is short of it."""
+    return PressureConfig(budget.bytes_per_block, float(options.idle_return_s), _reserve(options))
 
 
 def _available_beside(mapped_bytes: int) -> int:

@@ -12,6 +12,7 @@ tokenised again: its blocks are found by their names, all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from octavo.engine.outputs import Delta
@@ -84,15 +85,16 @@ def _controls(tokenizer: Tokenizer, said: Sequence[int]) -> list[tuple[int, str]
 @dataclass(slots=True)
 class TurnRecorder:
     """Follows the deltas of a turn on their way to the client. When it ends well, `say` gets all tokens that
-    were said: the prompt, and of the output those whose text the client was told. Where a stop string ended
-    it, `stop` is told before, because the engine will see a request that was cancelled. However it ends,
-    `end` is told last."""
+    were said (the prompt, and of the output those whose text the client got), and how many of their leading
+    blocks all tenants share. Where a stop string ended it, `stop` is called before, because the engine will
+    see a request that was cancelled. However it ends, `end` is called last."""
 
     prompt: tuple[int, ...]
     token_bytes: Callable[[int], bytes]
-    say: Callable[[list[int]], None]
-    stop: Callable[[int], None] = lambda num_told: None
+    say: Callable[[list[int], int], None]
     end: Callable[[], None] = lambda: None
+    stop: Callable[[int], None] = lambda num_tokens: None
+    taken: Future[int] | None = None  # done before the first delta: the number of shared blocks
     _tokens: list[int] = field(default_factory=list)
     _text: list[str] = field(default_factory=list)
 
@@ -106,7 +108,7 @@ class TurnRecorder:
             said = [*self.prompt, *self._told()]
             if isinstance(delta.stop, str):
                 self.stop(len(said))
-            self.say(said)
+            self.say(said, 0 if self.taken is None else self.taken.result())
         self.end()
 
     def _told(self) -> list[int]:

@@ -22,7 +22,6 @@ from octavo.inspect.own_views import number_blocks, own_event, own_holders
 from octavo.inspect.views import TierView, view_tier
 from octavo.memory.holders import HolderKind
 from octavo.memory.ledger import Ledger
-from octavo.memory.table import BlockTable
 from octavo.retention.pins import Pins, Strength
 from octavo.retention.session_table import SessionTable
 from octavo.retention.transfers import Transfers
@@ -41,9 +40,9 @@ TENANTS_GLIMPSED = 200
 
 @dataclass(frozen=True, slots=True)
 class TableGlimpse:
-    """One holder and its blocks, in order. `table` tells it from others: one object is one table."""
+    """One holder and its blocks, in order. No two tables have the same number."""
 
-    table: BlockTable
+    number: int
     kind: HolderKind
     tenant: str
     label: str
@@ -207,7 +206,7 @@ def _tables(ledger: Ledger, live: LiveSequences, tenant: str | None) -> Iterator
         table = holder.table
         assert table is not None, "a holder without blocks is not registered"
         yield TableGlimpse(
-            table,
+            table.number,
             holder.kind,
             holder.tenant,
             holder.label,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from octavo.inspect.glimpse import Glimpse, Glimpsed, take_glimpse
 from octavo.inspect.own_views import OwnKvView, view_own_kv, view_own_map, view_own_request
 from octavo.inspect.session_views import SessionBlocks, view_session
+from octavo.inspect.stats import EngineCounters, EngineStats, Measured, view_stats
 from octavo.inspect.views import (
     KvView,
     MapView,
@@ -20,10 +21,12 @@ from octavo.inspect.views import (
 )
 from octavo.retention.pins import Pins
 from octavo.retention.session_table import SessionTable
+from octavo.retention.staging import Staging
 from octavo.retention.transfers import Transfers
 from octavo.retention.warm_pins import WarmPins
 from octavo.scheduler.idle_memory import IdleMemory
 from octavo.scheduler.live import LiveSequences
+from octavo.speculation.speculator import Speculator
 from octavo.step.context import Context
 
 
@@ -38,6 +41,22 @@ class Inspector:
     warm_pins: WarmPins
     transfers: Transfers
     idle_memory: IdleMemory
+    staging: Staging
+    speculator: Speculator | None
+
+    def stats(self, counters: EngineCounters) -> EngineStats:
+        """All numbers of an engine that has counted so far."""
+        parts = Measured(
+            self.context,
+            self.live,
+            self.pins,
+            self.sessions,
+            self.transfers,
+            self.idle_memory,
+            self.staging,
+            self.speculator,
+        )
+        return view_stats(parts, counters)
 
     def kv(self, now: float) -> KvView:
         """Pool, pins, and what happened lately."""
@@ -58,9 +77,12 @@ class Inspector:
         parts = Glimpsed(self.context, self.live, self.pins, self.sessions, self.transfers)
         return take_glimpse(parts, now, below_from, tenant)
 
-    def requests(self, now: float, tenant: str | None = None) -> list[RequestView]:
-        """All that have not ended, or the tenant's, in order of arrival."""
-        views = (self.request(request_id, now, tenant) for request_id in self.live.live_requests())
+    def requests(
+        self, now: float, tenant: str | None = None, request_id: int | None = None
+    ) -> list[RequestView]:
+        """All that have not ended, or the tenant's, in order of arrival; or this one, if it is among them."""
+        wanted = self.live.live_requests() if request_id is None else [request_id]
+        views = (self.request(one, now, tenant) for one in wanted)
         return [view for view in views if view is not None]
 
     def request(self, request_id: int, now: float, tenant: str | None = None) -> RequestView | None:

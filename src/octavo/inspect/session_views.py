@@ -23,6 +23,8 @@ class SessionBlocks:
     bytes_per_block: int  # 0: not known
     note: str = ""  # why nothing keeps its blocks
     stuck: bool = False  # some could not be stored
+    num_suspended: int = 0  # the leading ones that a restart finds
+    is_resumed: bool = False  # a client's resuming holds all of them
 
     @property
     def tier(self) -> str:
@@ -56,4 +58,6 @@ def view_session(
         context.config.bytes_per_block,
         session.note,
         hold is not None and warm_pins.is_stuck(hold),
+        session.num_suspended,
+        session.resumed is not None and session.resumed.table is not None,
     )

@@ -83,3 +83,4 @@ class Capacities:
 
     hard: Capacity  # once all soft holds have gone
     everything: Capacity
+    num_tenants: int = 0  # that the operator named: each has a share of the queue

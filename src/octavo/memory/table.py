@@ -10,7 +10,11 @@ A block's holder count is the number of tables that list it. Only `memory.Ledger
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+_next_number: Callable[[], int] = itertools.count(1).__next__
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +27,7 @@ class BlockTable:
     charges: bool = True  # False: a copy on its way to an offload tier, which keeps its block for a moment
     num_published: int = 0
     blocks: list[int] = field(default_factory=list)
+    number: int = field(default_factory=_next_number)  # no other table's: views name tables by it
 
     def __len__(self) -> int:
         return len(self.blocks)

@@ -48,20 +48,21 @@ class Room:
         self._pins = pins
         self._sessions = sessions
         self._taken = taken
-        self._asked_at = (-1, -1, -1)
+        self._asked_at = (-1, -1, -1, -1)
         self._capacities: Capacities | None = None
 
     @property
     def capacities(self) -> Capacities:
         """What the pool is promised to now; made anew when that has changed."""
         pins, ledger = self._pins, self._context.ledger
-        at = (pins.version, ledger.quotas.version, ledger.pool.num_blocks)
+        at = (pins.version, ledger.quotas.version, ledger.quotas.num_tenants, ledger.pool.num_blocks)
         if self._capacities is None or at != self._asked_at:
             num_blocks, policies = ledger.pool.num_blocks, ledger.quotas.by_name()
             self._asked_at = at
             self._capacities = Capacities(
                 Capacity(num_blocks, policies, pins.kept(hard_only=True)),
                 Capacity(num_blocks, policies, pins.kept()),
+                ledger.quotas.num_tenants,
             )
         return self._capacities
 

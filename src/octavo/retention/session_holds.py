@@ -11,7 +11,7 @@
 A session holds nothing by itself: it owns a warm pin, and a hot one after it was resumed, so budgets, checks
 and resizes know of pins alone. A turn that fails or is cancelled changes nothing. A session whose blocks find
 no room in the pins' budget is kept by best effort, and says why. It does not know tokens, only their names;
-who asks, and what a disk has synced, is `octavo.engine.sessions`' business.
+the sessions' clients, and what a disk has synced, are `octavo.engine.sessions`' business.
 """
 
 from __future__ import annotations
@@ -261,13 +261,6 @@ class SessionHolds:
             return False
         blocks = [pool.find(name) for name in names]
         return sum(b is None or quotas.owner_below(pool.owner[b]) == quotas.shared for b in blocks) > limit
-
-    def num_suspended(self, session: Session) -> int:
-        """Its first blocks that a restart finds, as far as they stay undamaged; 0: it is not suspended."""
-        hold = session.hold
-        if session.state is not SessionState.SUSPENDED or hold is None or not hold.names:
-            return 0
-        return session.names.index(hold.names[-1]) + 1
 
     def is_stuck(self, session: Session) -> bool:
         """True while blocks of it could not be stored."""

@@ -68,6 +68,14 @@ class Session:
         is_on_its_way = self.hold is not None and self.hold.missing
         return SessionState.SUSPENDING if is_on_its_way else SessionState.SUSPENDED
 
+    @property
+    def num_suspended(self) -> int:
+        """Its first blocks that a restart finds, as far as they stay undamaged; 0: it is not suspended.
+        O(blocks)."""
+        if self.state is not SessionState.SUSPENDED or self.hold is None or not self.hold.names:
+            return 0
+        return self.names.index(self.hold.names[-1]) + 1
+
     def check_still(self) -> None:
         """Raise SessionBusy while a turn runs, or blocks of it are on their way."""
         if self.state in (SessionState.ACTIVE, SessionState.SUSPENDING, SessionState.RESUMING):

@@ -12,11 +12,11 @@ damaged are recomputed: the sequence is admitted with what is there.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import Self
 
 from octavo.memory.holders import Holder, HolderKind
 from octavo.memory.names import NameChain
@@ -30,7 +30,6 @@ from octavo.types import Move, Transfer, TransferDone
 
 STORES_MAX = 8  # on their way down at once
 LOADS_MAX = 256  # on their way up at once, over all fetches
-_IDS = itertools.count(1)  # over all schedulers of the process: an answer never finds the wrong question
 
 
 @dataclass(slots=True, eq=False)
@@ -74,10 +73,19 @@ class Transfers:
         self._no_slot = False  # every slot below was on its way somewhere when we last looked
         self._load_s: float | None = None  # for a block, measured
         self._loaded_at = 0.0
+        self._last_id = 0
         if tier is not None:
             # Bounded: of those that a slow store cannot follow, the longest cached are left out.
             pool = context.ledger.pool
             pool.newly_cached = deque(maxlen=2 * pool.num_blocks)
+
+    def continue_from(self, old: Self) -> None:
+        """Use no id that a scheduler before this one used: no late answer meets another transfer."""
+        self._last_id = old._last_id
+
+    def _new_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
 
     @property
     def in_flight(self) -> int:
@@ -180,13 +188,13 @@ class Transfers:
         holder = Holder(HolderKind.STORE, label="on its way to an offload tier", is_fixed=True)
         self._context.ledger.adopt(self._context.ledger.open(holder, charges=False), [name])
         self._num_stores += 1
-        self._begin(_Moving(Transfer(next(_IDS), block, slot, name, Move.STORE), holder, None))
+        self._begin(_Moving(Transfer(self._new_id(), block, slot, name, Move.STORE), holder, None))
         return True
 
     def _begin_moves(self, tier: OffloadTier) -> None:
         """What leaves host memory for disk does so before its slot is written again."""
         for moved in tier.moved:
-            transfer = Transfer(next(_IDS), -1, moved.target, moved.name, Move.MOVE, moved.source)
+            transfer = Transfer(self._new_id(), -1, moved.target, moved.name, Move.MOVE, moved.source)
             self._moves[transfer.transfer_id] = moved
             self._context.plan.transfers.append(transfer)
         tier.moved.clear()
@@ -204,13 +212,13 @@ class Transfers:
         if slot is None:
             return False
         self._begin_moves(self.tier)
-        self._begin(_Moving(Transfer(next(_IDS), block, slot, name, Move.STORE), None, None))
+        self._begin(_Moving(Transfer(self._new_id(), block, slot, name, Move.STORE), None, None))
         return True
 
     def _send_forgets(self, tier: OffloadTier) -> None:
         """Before the slots can be taken again."""
         while tier.dropped:
-            gone = Transfer(next(_IDS), -1, tier.dropped.pop(), b"", Move.FORGET)
+            gone = Transfer(self._new_id(), -1, tier.dropped.pop(), b"", Move.FORGET)
             self._context.plan.transfers.append(gone)
 
     # -- up
@@ -276,7 +284,7 @@ class Transfers:
         for name in reversed(missing):  # the head is used last, and so forgotten last
             self.tier.touch(name)
         for name, block in zip(missing, ledger.take(table, len(missing)), strict=True):
-            transfer = Transfer(next(_IDS), block, self.tier.begin_load(name), name, Move.LOAD)
+            transfer = Transfer(self._new_id(), block, self.tier.begin_load(name), name, Move.LOAD)
             fetch.pending.add(transfer.transfer_id)
             self._loading[name] = transfer.transfer_id
             self._begin(_Moving(transfer, None, fetch))

@@ -26,9 +26,9 @@ from octavo.retention.pins import Pins
 from octavo.retention.reclaim import ADMITTING, CLAIMING, Rung
 from octavo.retention.soft_holds import SoftHolds
 from octavo.retention.transfers import Transfers
-from octavo.scheduler.budget import share_in_turn
+from octavo.scheduler.budget import Place, gets_some
 from octavo.scheduler.fair_queue import FairQueue
-from octavo.scheduler.live import LiveSequences, Place
+from octavo.scheduler.live import LiveSequences
 from octavo.scheduler.making_room import MakingRoom, whole_groups
 from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.sequence import Sequence, State
@@ -113,7 +113,7 @@ class Admission:
             if self._is_better_loaded(sequence, num_hits):
                 sequence.await_blocks(self._context.now)
                 continue
-            if not self._gets_tokens(sequence, num_hits, budget):
+            if not gets_some(self._contenders, self._contender(sequence, num_hits), budget):
                 sequence.wait = STEP_TOKENS
                 continue
             num_hits, fits = self._climb(sequence, num_hits, is_first=head is None)
@@ -336,12 +336,6 @@ class Admission:
             self._forget_counts()
             num_hits = self._find_hits(sequence)
         return num_hits
-
-    def _gets_tokens(self, sequence: Sequence, num_hits: int, budget: int) -> bool:
-        contender = self._contender(sequence, num_hits)
-        place = bisect.bisect(self._contenders, contender)
-        prompts = [*self._contenders[:place], contender, *self._contenders[place:]]
-        return share_in_turn([(at[:2], remaining) for at, remaining in prompts], budget)[place] > 0
 
     def _contender(self, sequence: Sequence, num_hits: int) -> Contender:
         remaining = len(sequence.tokens) - num_hits * self._context.ledger.block_size

@@ -16,9 +16,14 @@ least. Source: chunked prefill is Sarathi (Agrawal et al. 2023); shortest remain
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
+
+# Whose prompt comes first in a step: (-priority, what its tenant was served, arrival, choice). The first two
+# are its turn.
+Place = tuple[int, float, int, int]
 
 
 def share_budget(remaining: Sequence[int], budget: int) -> list[int]:
@@ -47,3 +52,24 @@ def share_in_turn(prompts: Sequence[tuple[object, int]], budget: int) -> list[in
         grants += granted
         budget -= sum(granted)
     return grants
+
+
+def gets_some(prompts: Sequence[tuple[Place, int]], prompt: tuple[Place, int], budget: int) -> bool:
+    """Whether `share_in_turn` would grant this prompt anything, if it were one of `prompts`, which are
+    sorted, as (place, remaining). O(prompts), and copies nothing."""
+    turn, remaining = prompt[0][:2], prompt[1]
+    index = bisect(prompts, prompt)
+    first = index
+    while first and prompts[first - 1][0][:2] == turn:
+        first -= 1
+    left = budget - sum(other for _, other in islice(prompts, first))
+    if first == index or left <= 0:  # the oldest of its turn gets half of what is left
+        return left > 0
+    left -= min(prompts[first][1], -(-left // 2))
+    for at in range(first + 1, len(prompts)):
+        place, other = prompts[at]
+        if place[:2] != turn or left <= 0:
+            break
+        if other < remaining or (other == remaining and at < index):
+            left -= other
+    return left > 0

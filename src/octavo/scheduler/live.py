@@ -6,6 +6,7 @@ import bisect
 from collections.abc import Callable
 
 from octavo.retention.transfers import Transfers
+from octavo.scheduler.budget import Place
 from octavo.scheduler.fair_queue import VirtualTokenCounter
 from octavo.scheduler.in_flight import InFlightChunk
 from octavo.scheduler.queue import NamesInProgress, WaitingQueue
@@ -13,9 +14,6 @@ from octavo.scheduler.sequence import Sequence, State
 from octavo.scheduler.waits import QUEUED, Wait, WaitReason
 from octavo.step.context import Context
 from octavo.types import Fork, Request
-
-# Whose prompt comes first in a step: (-priority, what its tenant was served, arrival, choice).
-Place = tuple[int, float, int, int]
 
 
 class LiveSequences:

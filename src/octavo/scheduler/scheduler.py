@@ -21,7 +21,9 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable
+from typing import Self
 
+from octavo.memory.capacity import Capacities
 from octavo.memory.check import check as check_ledger
 from octavo.memory.ledger import Ledger
 from octavo.memory.tiers import OffloadTier
@@ -243,6 +245,24 @@ class Scheduler:
             updates += self._ending.end(s, FinishReason.TIMEOUT, text)
         return updates
 
+    def final_updates(self, reason: str, now: float) -> list[Update]:
+        """The end of every unfinished choice, with an error: this scheduler is given up."""
+        return [
+            Update(request_id, choice, (), sequence.usage(now), FinishReason.ERROR, error=reason)
+            for request_id in self.live.live_requests()
+            for sequence in self.live.heads_of(request_id)
+            for choice in sequence.choices_left
+        ]
+
+    def continue_from(self, old: Self) -> None:
+        """A new ledger over the same bytes: what happened stays told, tenants keep their bounds. Pins, names
+        and sessions are gone with the old one."""
+        self.ledger.resize(old.ledger.pool.num_blocks, ())
+        self.tenants.continue_from(old.tenants)
+        self.idle_memory.continue_from(old.idle_memory)
+        self.transfers.continue_from(old.transfers)
+        self.context.events = old.context.events
+
     # -- the step
     # -----------------------------------------------------------------------------------------------
 
@@ -313,6 +333,31 @@ class Scheduler:
         check_staging(self.arena, transfers)
         check_kept(self.ledger, pins, self.warm_pins, transfers)
         check_sessions(self.session_table, pins, live)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.ledger.block_size
+
+    @property
+    def capacities(self) -> Capacities:
+        """What the pool is promised to now: frozen, for other threads."""
+        return self.room.capacities
+
+    @property
+    def request_ids(self) -> list[int]:
+        """Unfinished requests."""
+        return self.live.live_requests()
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait."""
+        return len(self.live.waiting)
+
+    @property
+    def waits_for_transfers(self) -> bool:
+        """True while blocks are on their way between the pool and an offload tier."""
+        return bool(self.transfers.in_flight)
 
     @property
     def has_work(self) -> bool:

@@ -29,7 +29,8 @@ async def version(edge: Edge, request: Request) -> Response:
 
 async def metrics(edge: Edge, request: Request) -> Response:
     """Metrics in Prometheus' text format."""
-    return Response(edge.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+    text = edge.metrics.render(await edge.model.stats())
+    return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
 
 async def list_models(edge: Edge, request: Request) -> Response:

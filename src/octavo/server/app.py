@@ -57,7 +57,7 @@ def _docs() -> bytes:
 def create_app(model: EngineClient, settings: ServerSettings) -> Starlette:
     """The application over one model. When it shuts down, the model drains. Raises ConfigError."""
     tracing = open_tracing(settings.otel_endpoint, model.name)
-    metrics = Metrics(model.stats, model.name, vllm_names=settings.metrics_compat == "vllm", tracing=tracing)
+    metrics = Metrics(model.name, vllm_names=settings.metrics_compat == "vllm", tracing=tracing)
     begun = int(time.time())
     edge = Edge(
         model,

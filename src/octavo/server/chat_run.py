@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from octavo.engine.outputs import ChatMessage, TokenInfo
-from octavo.engine.session_turns import TurnTaker
+from octavo.engine.responses import Responses, UnstoredTurns
 from octavo.errors import InvalidRequest
 from octavo.params import SamplerParams
 from octavo.server.chat_answer import answer_kind, led_params
@@ -133,7 +133,7 @@ async def begin_chat(
     watch: RequestWatch,
     *,
     session: str | None = None,
-    sessions: TurnTaker | None = None,
+    sessions: Responses | UnstoredTurns | None = None,
 ) -> ChatRun:
     """Encode the chat and queue it, as the next turn of a session where one is named, which `sessions` take:
     by default the model's. Raises the errors of `octavo.errors`; then nothing was queued."""

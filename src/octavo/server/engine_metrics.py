@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from octavo.engine.stats import EngineStats
+from octavo.engine.outputs import EngineStats
 
 MODEL_LABEL = "model_name"
 
@@ -114,7 +114,7 @@ _COUNTERS = (
 
 
 class EngineCollector(Collector):
-    """Turns a snapshot of the engine into families; `stats` is called once per scrape."""
+    """Turns a snapshot of the engine into families; `stats` is called for each scrape."""
 
     def __init__(self, stats: Callable[[], EngineStats], model_name: str) -> None:
         self._stats = stats

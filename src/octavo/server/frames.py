@@ -80,7 +80,7 @@ class FrameWriter:
         self._server = dict(server)
         self._names: list[bytes | None] = []
         self._cells = np.zeros(0, np.uint32)
-        self._tables: dict[object, _Told] = {}
+        self._tables: dict[int, _Told] = {}
         self._tables_begun = 0
         self._requests: dict[int, JsonObject] = {}
         self._parts: JsonObject = {}
@@ -145,10 +145,10 @@ class FrameWriter:
         self._names, self._cells = names, cells
 
     def _take_tables(self, tables: Sequence[TableGlimpse], changes: _Changes) -> None:
-        now: dict[object, _Told] = {}
+        now: dict[int, _Told] = {}
         holders = []
         for glimpsed in tables:
-            told, row = self._tables.get(glimpsed.table), holder_row(glimpsed)
+            told, row = self._tables.get(glimpsed.number), holder_row(glimpsed)
             if told is None:
                 self._tables_begun += 1
                 told = _Told(self._tables_begun, [], {})
@@ -159,7 +159,7 @@ class FrameWriter:
                 kept = _same_front(told.blocks, glimpsed.blocks)
                 changes.tables.append((told.number, kept, glimpsed.blocks[kept:]))
                 told.blocks = glimpsed.blocks
-            now[glimpsed.table] = told
+            now[glimpsed.number] = told
         changes.gone = [told.number for table, told in self._tables.items() if table not in now]
         if holders:
             changes.json["holders"] = holders

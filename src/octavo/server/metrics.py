@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -121,19 +121,18 @@ class Meters:
 
 
 class Metrics:
-    """The registry of one server. `stats` is called once per scrape. `vllm_names`: what vLLM has as well is
-    told under its names too."""
+    """The registry of one server. `vllm_names`: what vLLM has as well is told under its names too."""
 
     def __init__(
         self,
-        stats: Callable[[], EngineStats],
         model_name: str = "",
         *,
         vllm_names: bool = False,
         tracing: Tracing | None = None,
     ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(stats, model_name))
+        self._stats = EngineStats()
+        self._registry.register(EngineCollector(lambda: self._stats, model_name))
         ProcessCollector(registry=self._registry)
         labels = ["version", "python"]
         built = Gauge("octavo_build_info", "Which Octavo, on which Python", labels, registry=self._registry)
@@ -153,10 +152,11 @@ class Metrics:
         if vllm_names:
             sources: dict[str, Histogram | Counter] = {"request_success": self._finished}
             sources |= {name: self._families[one] for one in _FAMILIES for name in one.vllm}
-            self._registry.register(VllmCollector(stats, model_name, sources))
+            self._registry.register(VllmCollector(lambda: self._stats, model_name, sources))
 
-    def render(self) -> bytes:
-        """The scrape."""
+    def render(self, stats: EngineStats) -> bytes:
+        """The scrape, with the engine's numbers of now."""
+        self._stats = stats
         return generate_latest(self._registry)
 
     def latency(self) -> dict[str, object]:

@@ -49,7 +49,6 @@ _KEEP_ALIVE_S = 30
 _BACKLOG = 1024  # connections that the kernel holds until we take them
 _UNREAD_MAX_MS = 60_000  # an answer of which a client takes no byte for so long is given up
 _FLUSH_S = 5.0  # for answers that are ready, once everything has ended
-_TICKS_PER_LOOK = 10  # a second
 
 _log = logging.getLogger("octavo.server")
 
@@ -217,8 +216,8 @@ class Server(uvicorn.Server):
         """Ten times a second: whether to end."""
         if self._model.gave_up is not None:
             self.should_exit = True
-        if counter % _TICKS_PER_LOOK == 0:
-            self._storms.look(self._model.stats())
+        if self._storms.is_due():
+            self._storms.look(await self._model.stats())
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -243,14 +242,9 @@ class Server(uvicorn.Server):
         _log.info("good-bye")
 
     async def _drain(self) -> None:
-        stats, timeout_s = self._model.stats(), self._settings.drain_timeout_s
-        if stats.running or stats.waiting:
-            _log.info(
-                "stopping: %d sequences run and %d wait; they have %.0f s to end (a second signal: now)",
-                stats.running,
-                stats.waiting,
-                timeout_s,
-            )
+        num_open, timeout_s = self._model.num_open, self._settings.drain_timeout_s
+        if num_open:
+            _log.info("stopping: %d requests have %.0f s to end (a second signal: now)", num_open, timeout_s)
         drain = asyncio.ensure_future(self._model.drain(timeout_s))
         hurry = asyncio.ensure_future(self._hurry.wait())
         await asyncio.wait({drain, hurry}, return_when=asyncio.FIRST_COMPLETED)

@@ -22,11 +22,13 @@ class PreemptionWatch:
         self._since = clock()
         self._preemptions = 0
 
+    def is_due(self) -> bool:
+        """Whether a period has passed since the last `look`."""
+        return self._clock() - self._since >= _PERIOD_S
+
     def look(self, stats: EngineStats) -> None:
         """Compare with what was seen a period ago, and log a storm."""
         now = self._clock()
-        if now - self._since < _PERIOD_S:
-            return
         num = stats.preemptions - self._preemptions
         if num >= _STORM:
             _log.warning(

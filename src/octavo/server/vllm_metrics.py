@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from octavo.engine.stats import EngineStats
+from octavo.engine.outputs import EngineStats
 
 _ENGINE = "0"  # vLLM numbers its engines; this is the only one
 _LABELS = ("model_name", "engine")

@@ -15,7 +15,7 @@ from contextlib import aclosing
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.client import BYTES_PER_TOKEN_MAX
+from octavo.engine.encoder import BYTES_PER_TOKEN_MAX
 from octavo.engine.outputs import ChatMessage
 from octavo.engine.responses import new_response_id
 from octavo.engine.session_store import DOCUMENTS_BYTES_MAX

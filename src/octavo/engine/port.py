@@ -1,0 +1,481 @@
+"""The engine's port: every command that other threads send to the engine, and the place that answers them.
+
+    client -- Submit, Cancel, Resize ... --> Inbox -- between two steps --> Port.answer(command, now) -> reply
+
+A command and its reply are frozen and of plain data, so both have an encoding (`codec`): a command may come
+from another process, or from a recording. `Command[ReplyT]` names the type of the reply. A `View` only reads.
+
+This is the one file of the engine that reads or changes the scheduler's parts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Generic, TypeVar, cast
+
+import msgspec
+
+from octavo.errors import RequestFailed
+from octavo.inspect.glimpse import Glimpse
+from octavo.inspect.inspector import Inspector
+from octavo.inspect.own_views import OwnKvView
+from octavo.inspect.session_views import SessionBlocks
+from octavo.inspect.stats import EngineCounters, EngineStats
+from octavo.inspect.views import KvView, MapView, PinView, RequestView, view_pin
+from octavo.memory.quota import TenantPolicy
+from octavo.retention.client_pins import PinOrder
+from octavo.retention.session_table import SessionState
+from octavo.scheduler.pressure import PressurePolicy
+from octavo.scheduler.scheduler import Scheduler
+from octavo.step.events import Event, EventKind
+from octavo.types import Request, TransferDone, Update
+
+ReplyT = TypeVar("ReplyT")
+
+
+class Command(msgspec.Struct, Generic[ReplyT], frozen=True, tag=True):
+    """What the engine does between two steps. `ReplyT`: the type of its reply."""
+
+
+class View(Command[ReplyT], Generic[ReplyT], frozen=True, tag=True):
+    """Changes nothing: where it fails, only its reply is lost."""
+
+
+class StoredSession(msgspec.Struct, frozen=True):
+    """A session as the client stores it, for an engine that may not know it (any more)."""
+
+    session_id: str
+    tenant: str
+    tokens: bytes  # uint32 in the machine's order: all that was said
+    ttl_s: float
+    left_s: float  # until it expires
+    num_shared: int = 0  # of its blocks, the leading ones under names of all tenants
+    num_suspended: int = 0  # of its blocks, the leading ones that a client suspended
+
+
+# -- requests
+
+
+class Submit(Command[None], frozen=True, tag=True):
+    """Queue a request. Raises as `Scheduler.submit`."""
+
+    request: Request
+
+
+class SubmitPin(Command[None], frozen=True, tag=True):
+    """Open a pin and queue the request that fills it: both, or neither and an error."""
+
+    request: Request
+    order: PinOrder
+
+
+class SubmitTurn(Command[int], frozen=True, tag=True):
+    """Queue a session's turn; replies how many of its leading blocks have names of all tenants. `fallback`:
+    why the turn's prompt does not go on from the session's tokens; "" if it does."""
+
+    request: Request
+    session: StoredSession
+    fallback: str = ""
+
+
+class StopTurn(Command[None], frozen=True, tag=True):
+    """A stop string has ended the turn after `num_tokens` tokens of the session. A `Cancel` follows."""
+
+    session_id: str
+    request_id: int
+    num_tokens: int
+
+
+class Cancel(Command[list[Update]], frozen=True, tag=True):
+    """End a request, or one choice of it; ignored when it has ended."""
+
+    request_id: int
+    choice: int | None = None
+
+
+# -- the pool
+
+
+class SetTenants(Command[None], frozen=True, tag=True):
+    """Replace all tenants' bounds. Raises TenantsRefused; then nothing has changed."""
+
+    policies: tuple[TenantPolicy, ...]
+
+
+class Resize(Command[bool], frozen=True, tag=True):
+    """Change the pool's size; False: blocks in transfer are in the way. Raises ResizeRefused."""
+
+    num_blocks: int
+
+
+class ReadMemory(Command[None], frozen=True, tag=True):
+    """So many bytes of the machine's memory are available (None: not known). The pool may give some back."""
+
+    available: int | None
+
+
+class FinishTransfer(Command[None], frozen=True, tag=True):
+    """A transfer between the pool and an offload tier has ended."""
+
+    done: TransferDone
+
+
+# -- pins
+
+
+class FindPin(Command[PinView | None], frozen=True, tag=True):
+    """The pin that the request `filler` has filled, unless it has expired."""
+
+    order: PinOrder
+    filler: int
+
+
+class DropPin(Command[None], frozen=True, tag=True):
+    """Remove the pin that the request `filler` fills or has filled, if there is one."""
+
+    order: PinOrder
+    filler: int
+
+
+class RenewPin(Command[PinView], frozen=True, tag=True):
+    """Let it expire `ttl_s` seconds from now. Raises UnknownPin or InvalidRequest."""
+
+    tenant: str
+    name: str
+    ttl_s: float
+
+
+class Unpin(Command[PinView], frozen=True, tag=True):
+    """Remove it; its blocks stay cached until they are evicted. Raises UnknownPin."""
+
+    tenant: str
+    name: str
+
+
+# -- sessions
+
+
+class CheckTenant(Command[None], frozen=True, tag=True):
+    """Raises UnknownTenant unless the tenant may have a session."""
+
+    tenant: str
+
+
+class RestoreSession(Command[None], frozen=True, tag=True):
+    """Make the session known, if it is not: it counts as suspended, with what an offload tier has of it."""
+
+    session: StoredSession
+
+
+class ForkSession(Command[int], frozen=True, tag=True):
+    """Make `fork` known, which holds blocks of `source`; replies how many a client had suspended. Raises
+    UnknownTenant."""
+
+    source: StoredSession
+    fork: StoredSession
+
+
+class ForgetSession(Command[None], frozen=True, tag=True):
+    """Release what it holds, if it is known. Its running turn goes on as a plain request."""
+
+    tenant: str
+    session_id: str
+
+
+class RenewSession(Command[None], frozen=True, tag=True):
+    """Let it expire its ttl from now, if it is known."""
+
+    session_id: str
+
+
+class SuspendSession(Command[SessionBlocks], frozen=True, tag=True):
+    """Begin to store all its blocks on disk. Raises as `SessionHolds.suspend`."""
+
+    tenant: str
+    session_id: str
+
+
+class FindSlots(Command[list[tuple[int, bytes]]], frozen=True, tag=True):
+    """Slots and names of a suspended session's blocks. Raises UnknownSession, SessionBusy, RequestFailed."""
+
+    tenant: str
+    session_id: str
+
+
+class LoseBlocks(Command[None], frozen=True, tag=True):
+    """Blocks of these names could not be synced to disk: forget them."""
+
+    names: list[bytes]
+
+
+class ConfirmSuspended(Command[SessionBlocks], frozen=True, tag=True):
+    """All `num_blocks` and its record are on the medium. Raises RequestFailed where it was used since."""
+
+    tenant: str
+    session_id: str
+    num_blocks: int
+
+
+class AbandonSuspending(Command[None], frozen=True, tag=True):
+    """It could not be suspended: it keeps its blocks as before."""
+
+    session_id: str
+
+
+# -- views
+
+
+class ViewStats(View[EngineStats], frozen=True, tag=True):
+    """Counters and gauges."""
+
+
+class ViewKv(View[KvView], frozen=True, tag=True):
+    """Pool, pins and recent events."""
+
+
+class ViewOwnKv(View[OwnKvView], frozen=True, tag=True):
+    """The tenant's part of it."""
+
+    tenant: str
+
+
+class ViewMap(View[MapView], frozen=True, tag=True):
+    """Every block and its holders, or the tenant's."""
+
+    tenant: str | None = None
+
+
+class ViewGlimpse(View[Glimpse], frozen=True, tag=True):
+    """What the live map shows, or the tenant's part; `below_from`: the first block whose place in the
+    offload tiers is read."""
+
+    below_from: int
+    tenant: str | None = None
+
+
+class ViewRequests(View[list[RequestView]], frozen=True, tag=True):
+    """All unfinished requests, or the tenant's, in order of arrival; or the one of this id, if it is among
+    them."""
+
+    tenant: str | None = None
+    request_id: int | None = None
+
+
+class ViewPins(View[list[PinView]], frozen=True, tag=True):
+    """All pins that clients have named, or the tenant's, oldest first."""
+
+    tenant: str | None = None
+
+
+class ViewSessions(View[list[SessionBlocks]], frozen=True, tag=True):
+    """The blocks of each of these sessions; none of one that is not known. O(blocks)."""
+
+    session_ids: tuple[str, ...]
+
+
+class Port:
+    """Answers commands, on the engine's thread."""
+
+    def __init__(
+        self, scheduler: Scheduler, counters: EngineCounters, pressure: PressurePolicy | None = None
+    ) -> None:
+        self._scheduler = scheduler
+        self._counters = counters
+        self._pressure = pressure
+        self._inspector = inspector_of(scheduler)
+
+    def answer(self, command: Command[ReplyT], now: float) -> object:
+        """Carry it out; returns its `ReplyT`. Other exceptions than OctavoError may leave a broken state."""
+        s, look = self._scheduler, self._inspector
+        match cast(object, command):
+            case Submit(request):
+                s.submit(request)
+            case SubmitPin(request, order):
+                self._submit_pin(request, order, now)
+            case SubmitTurn(request, session, fallback):
+                return self._submit_turn(request, session, fallback, now)
+            case StopTurn(session_id, request_id, num_tokens):
+                s.session_holds.stop_turn(session_id, request_id, num_tokens)
+            case Cancel(request_id, choice):
+                return s.cancel(request_id, choice)
+            case SetTenants(policies):
+                s.tenants.set_policies(policies)
+            case Resize(num_blocks):
+                return s.resizing.resize(num_blocks)
+            case ReadMemory(available):
+                self._read_memory(available, now)
+            case FinishTransfer(done):
+                s.transfers.finish(done)
+            case FindPin(order, filler):
+                return self._find_pin(order, filler, now)
+            case DropPin(order, filler):
+                s.client_pins.drop(order, filler)
+            case RenewPin(tenant, name, ttl_s):
+                return view_pin(s.client_pins.renew(tenant, name, ttl_s, now), now)
+            case Unpin(tenant, name):
+                return self._unpin(tenant, name, now)
+            case CheckTenant(tenant):
+                s.tenants.check_known(tenant)
+            case RestoreSession(session):
+                self._restore(session, now)
+            case ForkSession(source, fork):
+                return self._fork(source, fork, now)
+            case ForgetSession(tenant, session_id):
+                self._forget(tenant, session_id)
+            case RenewSession(session_id):
+                s.session_holds.renew(session_id, now)
+            case SuspendSession(tenant, session_id):
+                return self._suspend(tenant, session_id)
+            case FindSlots(tenant, session_id):
+                return self._find_slots(tenant, session_id)
+            case LoseBlocks(names):
+                s.transfers.lose(names)
+            case ConfirmSuspended(tenant, session_id, num_blocks):
+                return self._confirm_suspended(tenant, session_id, num_blocks, now)
+            case AbandonSuspending(session_id):
+                s.session_holds.give_up_suspending(session_id)
+            case ViewStats():
+                return look.stats(self._counters)
+            case ViewKv():
+                return look.kv(now)
+            case ViewOwnKv(tenant):
+                return look.own_kv(tenant, now)
+            case ViewMap(tenant):
+                return look.map(tenant)
+            case ViewGlimpse(below_from, tenant):
+                return look.glimpse(now, below_from, tenant)
+            case ViewRequests(tenant, request_id):
+                return look.requests(now, tenant, request_id)
+            case ViewPins(tenant):
+                return look.all_pins(now, tenant)
+            case ViewSessions(session_ids):
+                return [look.session(session_id) for session_id in session_ids]
+            case _:
+                raise AssertionError(f"a command of an unknown kind: {type(command).__name__}")
+        return None
+
+    @property
+    def unused_until(self) -> float | None:
+        """When unused blocks give their memory back, if nothing is computed until then."""
+        return None if self._pressure is None else self._pressure.idle_at(self._scheduler.resizing)
+
+    def retire(self) -> None:
+        """Another scheduler follows this one: what it has counted stays counted."""
+        counters, s = self._counters, self._scheduler
+        counters.preemptions_before += s.live.num_preemptions
+        counters.kept_before += s.staging.num_kept
+        counters.tokens_recomputed_before += s.live.tokens_recomputed
+
+    # -- requests and pins
+
+    def _submit_pin(self, request: Request, order: PinOrder, now: float) -> None:
+        s = self._scheduler
+        s.tenants.check_known(order.tenant)  # first: a pin takes blocks of idle sessions
+        s.client_pins.open(order, request.request_id, now)
+        try:
+            s.submit(request)
+        except BaseException:
+            s.client_pins.give_up(request)
+            raise
+
+    def _find_pin(self, order: PinOrder, filler: int, now: float) -> PinView | None:
+        pin = self._scheduler.client_pins.of_order(order)
+        if pin is None or pin.filler != filler or pin.expires <= now:
+            return None
+        return view_pin(pin, now)
+
+    def _unpin(self, tenant: str, name: str, now: float) -> PinView:
+        view = view_pin(self._scheduler.client_pins.find(tenant, name), now)
+        self._scheduler.client_pins.release(tenant, name)
+        return view
+
+    def _submit_turn(self, request: Request, session: StoredSession, fallback: str, now: float) -> int:
+        s = self._scheduler
+        if request.params.max_tokens is None:  # only here it is known which blocks are the session's own
+            request = s.session_holds.fitted(request)
+        if session.tokens:
+            self._restore(session, now)
+        s.submit(request)
+        if fallback:
+            text = f"session {session.session_id}: {fallback}; its prompt was tokenised as a whole"
+            s.events.record(Event(now, EventKind.SESSION_FELL_BACK, text, None, session.tenant))
+        return s.live.sequences_of(request.request_id)[0].chain.num_shared
+
+    def _read_memory(self, available: int | None, now: float) -> None:
+        assert self._pressure is not None
+        self._pressure.act(self._scheduler.resizing, now, available, self._scheduler.has_work)
+
+    # -- sessions
+
+    def _restore(self, stored: StoredSession, now: float) -> None:
+        """O(tokens) where it is not known."""
+        if self._scheduler.session_table.get(stored.session_id) is None:
+            self._scheduler.session_holds.restore(
+                stored.session_id,
+                stored.tenant,
+                array("I", stored.tokens),
+                stored.ttl_s,
+                now,
+                stored.left_s,
+                stored.num_shared,
+                stored.num_suspended,
+            )
+
+    def _fork(self, source: StoredSession, fork: StoredSession, now: float) -> int:
+        s, tokens = self._scheduler, array("I", fork.tokens)
+        s.tenants.check_known(fork.tenant)
+        self._restore(source, now)
+        known = s.session_table.find(source.tenant, source.session_id)
+        made = s.session_holds.fork(fork.session_id, known, tokens, fork.ttl_s, now, fork.num_shared)
+        return made.num_suspended if made.is_promised else 0
+
+    def _forget(self, tenant: str, session_id: str) -> None:
+        if self._scheduler.session_table.get(session_id) is not None:
+            self._scheduler.session_holds.delete(tenant, session_id)
+
+    def _suspend(self, tenant: str, session_id: str) -> SessionBlocks:
+        self._scheduler.session_holds.suspend(tenant, session_id)
+        return self._inspector.session(session_id)
+
+    def _find_slots(self, tenant: str, session_id: str) -> list[tuple[int, bytes]]:
+        session = self._scheduler.session_table.find(tenant, session_id)
+        session.check_still()
+        if session.state is not SessionState.SUSPENDED:
+            raise _used_meanwhile(session_id, session.state)
+        return self._scheduler.session_holds.slots(session_id)
+
+    def _confirm_suspended(self, tenant: str, session_id: str, num_blocks: int, now: float) -> SessionBlocks:
+        blocks = self._inspector.session(session_id)
+        if blocks.state is SessionState.IDLE:
+            raise _used_meanwhile(session_id, blocks.state)
+        text = f"session {session_id} was suspended: {num_blocks:,} blocks"
+        event = Event(now, EventKind.SESSION_SUSPENDED, text, None, tenant, num_blocks)
+        self._scheduler.events.record(event)
+        return blocks
+
+
+def inspector_of(scheduler: Scheduler) -> Inspector:
+    """Reads the scheduler's parts; for the engine's thread."""
+    return Inspector(
+        scheduler.context,
+        scheduler.live,
+        scheduler.pins,
+        scheduler.session_table,
+        scheduler.warm_pins,
+        scheduler.transfers,
+        scheduler.idle_memory,
+        scheduler.staging,
+        scheduler.speculator,
+    )
+
+
+def request_of(command: Command[ReplyT]) -> Request | None:
+    """The request that the command queues."""
+    return command.request if isinstance(command, Submit | SubmitPin | SubmitTurn) else None
+
+
+def _used_meanwhile(session_id: str, state: SessionState) -> RequestFailed:
+    return RequestFailed(
+        f"session {session_id} is {state.value}: it was used meanwhile, or its blocks were taken; suspend it "
+        "again"
+    )

@@ -1,0 +1,268 @@
+"""A recording: all that a scheduler was given and all that it planned, in a file that `replay` runs again.
+
+    "octavo-recording-1\\n"   then entries, each a length in 4 bytes and msgpack:
+
+    Began        what the scheduler is made of; once at the start, and after each recovery
+    Applied      a command, and when
+    Expired      a step begins at that time: what is due ends
+    Planned      the plan, as numbers
+    Committed    what the executor made of the oldest plan that is in flight
+    Recovered    the engine found its state broken: the next `Began` is another scheduler
+
+The engine's thread writes it through a buffer, which it flushes once a second and when the state broke; the
+file ends at a bound. It has prompts and answers as token ids, so its mode is 0600.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import zlib
+from array import array
+from pathlib import Path
+from typing import BinaryIO, Self
+
+import msgspec
+
+from octavo.engine.codec import AnyCommand
+from octavo.engine.port import Command, ReplyT
+from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
+from octavo.errors import ConfigError
+from octavo.types import SampledToken, StepPlan, StepResult
+
+log = logging.getLogger("octavo.recording")
+
+MAGIC = b"octavo-recording-1\n"
+BYTES_MAX = 4 << 30
+ENTRY_BYTES_MAX = 256 << 20
+_FLUSH_S = 1.0
+_BUFFER_BYTES = 1 << 20
+
+Row = tuple[int, ...]
+
+
+class PlanRows(msgspec.Struct, frozen=True, array_like=True):
+    """A plan as numbers: equal plans have equal ones. `admitted` has a checksum in place of tokens."""
+
+    step_id: int
+    retired: Row
+    admitted: list[Row]
+    table_writes: list[Row]
+    copies: list[Row]
+    chunks: list[tuple[int, int, int, int, int, int, Row]]
+    forks: list[Row]
+    transfers: list[tuple[int, int, int, bytes, str, int]]
+    discarded: list[Row]
+    token_writes: list[Row]
+
+
+class ResultRows(msgspec.Struct, frozen=True, array_like=True):
+    """The parts of a `StepResult` that the scheduler reads."""
+
+    step_id: int
+    tokens: dict[int, Row]  # of sequences whose samples are tokens alone
+    samples: dict[int, tuple[SampledToken, ...]]  # of the others
+    failures: dict[int, str]
+    dead_ends: dict[int, str]
+    in_grammar: list[int]
+    seconds: float
+
+
+class Began(msgspec.Struct, frozen=True, tag=True):
+    """A scheduler was made."""
+
+    setup: SchedulerSetup
+    tier: TierSetup | None
+
+
+class Applied(msgspec.Struct, frozen=True, tag=True):
+    """A command was carried out."""
+
+    now: float
+    command: AnyCommand
+
+
+class Expired(msgspec.Struct, frozen=True, tag=True):
+    """A step began: what was due has ended."""
+
+    now: float
+
+
+class Planned(msgspec.Struct, frozen=True, tag=True):
+    """The scheduler planned, at the time of the last `Expired`; None: nothing can be computed."""
+
+    plan: PlanRows | None
+
+
+class Committed(msgspec.Struct, frozen=True, tag=True):
+    """The oldest plan in flight was committed."""
+
+    now: float
+    result: ResultRows
+
+
+class Recovered(msgspec.Struct, frozen=True, tag=True):
+    """The state was broken and given up. A `Began` follows."""
+
+    reason: str
+
+
+Entry = Began | Applied | Expired | Planned | Committed | Recovered
+
+
+def rows_of_plan(plan: StepPlan) -> PlanRows:
+    """O(plan)."""
+    return PlanRows(
+        plan.step_id,
+        plan.retired,
+        [
+            (a.row, a.seq_id, a.num_prompt, a.max_length, a.seed, a.choice, _checksum(a.tokens))
+            for a in plan.admitted
+        ],
+        [(w.row, w.index, w.block) for w in plan.table_writes],
+        [(c.source, c.target) for c in plan.copies],
+        [(c.seq_id, c.row, c.start, c.length, c.num_samples, c.logits_from, c.drafts) for c in plan.chunks],
+        [(f.parent_row, f.child_row, f.child_seq_id, f.choice) for f in plan.forks],
+        [(t.transfer_id, t.block, t.slot, t.name, t.move.value, t.source) for t in plan.transfers],
+        [*plan.discarded],
+        [(w.row, w.index, w.token) for w in plan.token_writes],
+    )
+
+
+def rows_of_result(result: StepResult) -> ResultRows:
+    """O(samples)."""
+    tokens, samples = dict[int, Row](), dict[int, tuple[SampledToken, ...]]()
+    for seq_id, sampled in result.samples.items():
+        if any(one.top for one in sampled):
+            samples[seq_id] = sampled
+        else:
+            tokens[seq_id] = tuple([one.token for one in sampled])
+    return ResultRows(
+        result.step_id,
+        tokens,
+        samples,
+        {**result.failures},
+        {**result.dead_ends},
+        sorted(result.in_grammar),
+        result.seconds,
+    )
+
+
+def result_of_rows(rows: ResultRows) -> StepResult:
+    """What the scheduler read; logprobs, prompts' logprobs and embeddings are none."""
+    samples = {seq_id: tuple(map(SampledToken, tokens)) for seq_id, tokens in rows.tokens.items()}
+    return StepResult(
+        rows.step_id,
+        samples | rows.samples,
+        failures=rows.failures,
+        dead_ends=rows.dead_ends,
+        seconds=rows.seconds,
+        in_grammar=frozenset(rows.in_grammar),
+    )
+
+
+def _checksum(tokens: tuple[int, ...]) -> int:
+    return zlib.crc32(array("I", tokens).tobytes())
+
+
+class Recorder:
+    """Writes a recording. The engine's thread alone calls it. Raises nothing once it is open: where the disk
+    fails, or the file is full, the recording ends there and the log says so."""
+
+    def __init__(self, file: BinaryIO, path: Path, bytes_max: int = BYTES_MAX) -> None:
+        self._file, self._path = file, path
+        self._bytes_left = bytes_max
+        self._encoder = msgspec.msgpack.Encoder()
+        self._flush_at = 0.0
+        self._is_open = True
+        self._write_bytes(MAGIC)
+
+    @classmethod
+    def open(cls, path: Path, bytes_max: int = BYTES_MAX) -> Recorder:
+        """A new file of mode 0600. One that is there is renamed to `FILE.previous`: it may tell why a server
+        had to be started again. Raises ConfigError."""
+        try:
+            if path.is_file():
+                path.replace(path.with_name(path.name + ".previous"))
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            file = os.fdopen(os.open(path, flags, 0o600), "wb", _BUFFER_BYTES)
+        except OSError as error:
+            raise ConfigError(
+                f"record is {path}, which cannot be written: {error.strerror}; allowed: a new file in a "
+                "folder that may be written"
+            ) from None
+        return cls(file, path, bytes_max)
+
+    def begin(self, setup: SchedulerSetup, tier: TierSetup | None) -> None:
+        """A scheduler is made of this."""
+        self._write(Began(setup, tier))
+
+    def apply(self, command: Command[ReplyT], now: float) -> None:
+        """It is carried out next."""
+        self._write(Applied(now, command))  # type: ignore[arg-type]  # one of the union, as any command is
+
+    def expire(self, now: float) -> None:
+        """A step begins."""
+        self._write(Expired(now))
+        if now >= self._flush_at:
+            self._flush_at = now + _FLUSH_S
+            self._flush()
+
+    def schedule(self, plan: StepPlan | None) -> None:
+        """This was planned."""
+        if self._is_open:
+            self._write(Planned(None if plan is None else rows_of_plan(plan)))
+
+    def commit(self, result: StepResult, now: float) -> None:
+        """It is committed next."""
+        if self._is_open:
+            self._write(Committed(now, rows_of_result(result)))
+
+    def recover(self, reason: str) -> None:
+        """The state was given up."""
+        self._write(Recovered(reason))
+        self._flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write what is in the buffer. Again does nothing."""
+        self._flush()
+        self._end("")
+
+    def _write(self, entry: Entry) -> None:
+        if not self._is_open:
+            return
+        data = self._encoder.encode(entry)
+        if len(data) > min(ENTRY_BYTES_MAX, self._bytes_left):
+            self._flush()
+            self._end("it is full")
+        else:
+            self._write_bytes(len(data).to_bytes(4, "little") + data)
+
+    def _write_bytes(self, data: bytes) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self._end(str(error))
+        self._bytes_left -= len(data)
+
+    def _flush(self) -> None:
+        if self._is_open:
+            try:
+                self._file.flush()
+            except OSError as error:
+                self._end(str(error))
+
+    def _end(self, why: str) -> None:
+        if self._is_open and why:
+            log.warning("the recording in %s ends here: %s", self._path, why)
+        self._is_open = False
+        try:
+            self._file.close()
+        except OSError as error:
+            log.warning("the recording in %s lacks its end: %s", self._path, error)

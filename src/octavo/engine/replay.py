@@ -1,0 +1,164 @@
+"""Runs a recording through the real scheduler, without a model: the first plan that differs, or the first
+invariant that breaks.
+
+Commands, times and what the executor made of each plan come from the file; the plans are made again. After
+each step `Scheduler.check` compares all that the ledger and its holders must agree on. A recovery is replayed
+as it was recorded, so a state that broke in production should break here, one entry before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import msgspec
+
+from octavo.engine.port import Command, Port
+from octavo.engine.recording import (
+    ENTRY_BYTES_MAX,
+    MAGIC,
+    Applied,
+    Began,
+    Committed,
+    Entry,
+    Expired,
+    Planned,
+    PlanRows,
+    Recovered,
+    result_of_rows,
+    rows_of_plan,
+)
+from octavo.errors import ConfigError, OctavoError, shown
+from octavo.inspect.stats import EngineCounters
+from octavo.scheduler.pressure import PressurePolicy
+from octavo.scheduler.scheduler import Scheduler
+from octavo.speculation.speculator import Speculator
+from octavo.types import StepPlan
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What came of it. `fault`: the first difference or broken invariant, in words; "": none."""
+
+    num_entries: int = 0
+    num_commands: int = 0
+    num_plans: int = 0
+    num_recoveries: int = 0
+    is_cut: bool = False  # the file ends inside an entry: the process was killed
+    fault: str = ""
+
+
+def replay(path: Path, progress: Callable[[int], None], *, checks: bool = True) -> Replayed:
+    """Run it up to the first fault; `progress` gets the number of entries so far. `checks`: all invariants
+    after each step, O(everything). Raises ConfigError for a file that is no recording."""
+    replayed = Replayed()
+    try:
+        with path.open("rb") as file:
+            run = _Run(checks)
+            for entry in _entries(file, path, replayed):
+                replayed.num_entries += 1
+                replayed.num_commands += isinstance(entry, Applied)
+                replayed.num_plans += isinstance(entry, Planned) and entry.plan is not None
+                replayed.num_recoveries += isinstance(entry, Recovered)
+                progress(replayed.num_entries)
+                fault = run.take(entry)
+                if fault:
+                    replayed.fault = f"entry {replayed.num_entries:,} ({type(entry).__name__}): {fault}"
+                    break
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    return replayed
+
+
+def _entries(file: BinaryIO, path: Path, replayed: Replayed) -> Iterator[Entry]:
+    if file.read(len(MAGIC)) != MAGIC:
+        raise ConfigError(
+            f"{path} is no recording of this version; allowed: a file that `octavo serve --record` wrote"
+        )
+    decoder = msgspec.msgpack.Decoder(Entry)
+    while head := file.read(4):
+        length = int.from_bytes(head, "little")
+        if length > ENTRY_BYTES_MAX:
+            raise ConfigError(f"{path} is damaged: an entry of {length:,} bytes")
+        data = file.read(length)
+        if len(head) < 4 or len(data) < length:
+            replayed.is_cut = True
+            return
+        try:
+            yield decoder.decode(data)
+        except (msgspec.DecodeError, ValueError, RecursionError, OctavoError) as error:
+            raise ConfigError(f"{path} is damaged at byte {file.tell() - length:,}: {error}") from None
+
+
+@dataclass(slots=True)
+class _Run:
+    """A scheduler in the middle of a recording."""
+
+    checks: bool
+    _scheduler: Scheduler | None = None
+    _port: Port | None = None
+    _pressure: PressurePolicy | None = None
+    _speculator: Speculator | None = None
+    _counters: EngineCounters = field(default_factory=EngineCounters)
+    _in_flight: deque[StepPlan] = field(default_factory=deque)
+    _now: float = 0.0
+
+    def take(self, entry: Entry) -> str:
+        """The next entry. Returns what is wrong, or ""."""
+        if isinstance(entry, Began):
+            self._begin(entry)
+            return ""
+        scheduler, port = self._scheduler, self._port
+        if scheduler is None or port is None:
+            return "it comes before any scheduler has begun"
+        try:
+            match entry:
+                case Applied(now, command):
+                    with contextlib.suppress(OctavoError):  # a refusal, as it was then
+                        port.answer(cast("Command[object]", command), now)
+                case Expired(now):
+                    self._now = now
+                    scheduler.expire(now)
+                case Planned(recorded):
+                    return self._plan(scheduler, recorded)
+                case Committed(now, result):
+                    if not self._in_flight:
+                        return "a result of no plan"
+                    scheduler.commit(self._in_flight.popleft(), result_of_rows(result), now)
+                    if self.checks:
+                        scheduler.check()
+                case Recovered():
+                    self._in_flight.clear()
+        except Exception as error:  # noqa: BLE001 - what broke is what is looked for
+            return f"an invariant broke: {type(error).__name__}: {error}"
+        return ""
+
+    def _begin(self, began: Began) -> None:
+        if self._scheduler is None:
+            self._speculator, self._pressure = began.setup.new_speculator(), began.setup.new_pressure()
+        scheduler = began.setup.new_scheduler(began.tier, self._speculator)
+        if self._scheduler is not None:
+            scheduler.continue_from(self._scheduler)
+        self._scheduler = scheduler
+        self._port = Port(scheduler, self._counters, self._pressure)
+
+    def _plan(self, scheduler: Scheduler, recorded: PlanRows | None) -> str:
+        plan = scheduler.schedule(self._now)
+        made = None if plan is None else rows_of_plan(plan)
+        if plan is not None:
+            self._in_flight.append(plan)
+        return "" if made == recorded else f"the plan differs: {_difference(recorded, made)}"
+
+
+def _difference(recorded: PlanRows | None, made: PlanRows | None) -> str:
+    if recorded is None or made is None:
+        return f"recorded {'none' if recorded is None else 'one'}, now {'none' if made is None else 'one'}"
+    for name in PlanRows.__struct_fields__:
+        then, now = getattr(recorded, name), getattr(made, name)
+        if then != now:
+            return f"{name} of step {recorded.step_id}: recorded {shown(then)}, now {shown(now)}"
+    return "in no field"

@@ -1,0 +1,61 @@
+"""All that a scheduler is made of, as values: for a start, a recovery, and the replay of a recording."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from octavo.memory.ledger import Ledger
+from octavo.memory.names import root_name
+from octavo.memory.tiers import OffloadTier
+from octavo.scheduler.pressure import PressureConfig, PressurePolicy
+from octavo.scheduler.scheduler import Scheduler
+from octavo.speculation.speculator import Speculation, Speculator
+from octavo.step.config import SchedulerConfig
+
+
+class TierSetup(msgspec.Struct, frozen=True):
+    """The offload tiers, and what is stored in them."""
+
+    num_slots: int
+    num_host: int  # slots in host memory: the first ones
+    max_age_s: float | None  # None: for ever
+    stored: list[tuple[bytes, int]]  # names and slots
+
+    def new_tier(self) -> OffloadTier:
+        """A ledger over it."""
+        max_age_s = math.inf if self.max_age_s is None else self.max_age_s
+        return OffloadTier(self.num_slots, self.stored, num_host=self.num_host, max_age_s=max_age_s)
+
+
+class SchedulerSetup(msgspec.Struct, frozen=True):
+    """A pool's size, and the bounds of what is done with it."""
+
+    config: SchedulerConfig
+    num_blocks: int
+    capacity: int  # blocks that the pool can grow to
+    block_size: int
+    identity: tuple[bytes, ...]  # of model, KV layout and arithmetic: part of the root of every block's name
+    num_ready: int = 0  # blocks that have memory from the start
+    speculate: Speculation = Speculation.OFF
+    pressure: PressureConfig | None = None  # None: the pool keeps its memory
+
+    def new_scheduler(self, tier: TierSetup | None, speculator: Speculator | None) -> Scheduler:
+        """One that has served nothing."""
+        ledger = Ledger(self.num_blocks, self.block_size, self.capacity)
+        ledger.pool.backing.record_ready(self.num_ready)
+        offload = None if tier is None else tier.new_tier()
+        return Scheduler(ledger, self.config, self.root_of_tenant, offload, speculator)
+
+    def new_speculator(self) -> Speculator | None:
+        """One that has learned nothing; None: nothing is guessed."""
+        return None if self.speculate is Speculation.OFF else Speculator(self.speculate)
+
+    def new_pressure(self) -> PressurePolicy | None:
+        """The policy about the machine's memory."""
+        return None if self.pressure is None else PressurePolicy(self.pressure)
+
+    def root_of_tenant(self, tenant: str) -> bytes:
+        """Where the names of a tenant's blocks begin."""
+        return root_name(tenant.encode(), *self.identity)

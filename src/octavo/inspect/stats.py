@@ -1,0 +1,158 @@
+"""What an engine has done so far, and what it holds now, in numbers. Computed when they are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.retention.pins import Pins
+from octavo.retention.session_table import SessionTable
+from octavo.retention.staging import Staging
+from octavo.retention.transfers import Transfers
+from octavo.scheduler.idle_memory import IdleMemory
+from octavo.scheduler.live import LiveSequences
+from octavo.speculation.speculator import Speculator
+from octavo.step.context import Context
+from octavo.step.events import EventKind
+from octavo.types import StepResult, Update
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot, taken between two steps. Counters only grow; blocks: free + cached + held == total."""
+
+    waiting: int = 0
+    running: int = 0
+    blocks_total: int = 0
+    blocks_held: int = 0  # with at least one holder
+    blocks_cached: int = 0  # no holder, but still named and findable
+    blocks_free: int = 0
+    device: str = ""  # where they lie, and what computes
+    block_size: int = 16
+    prompt_tokens: int = 0  # computed or taken from the cache
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    preemptions_kept: int = 0  # after which blocks were below
+    preemptions_recomputed: int = 0  # and others
+    tokens_recomputed: int = 0  # computed again because of a preemption
+    requests_finished: int = 0
+    tail_slots_wasted: int = 0  # allocated slots beyond the last planned position, now
+    step_seconds: float = 0.0  # total time inside steps
+    schedule_seconds: float = 0.0  # of it, scheduling, building batches and committing
+    mask_seconds: float = 0.0  # of it, telling which tokens grammars allow
+    forced_tokens: int = 0  # of the output tokens, those that grammars forced: they cost no step
+    grammars_compiled: int = 0
+    grammar_seconds: float = 0.0  # total time for trying and compiling them
+    grammar_bytes: int = 0  # of memory that compiled ones take, about
+    grammar_refusals: dict[str, int] = field(default_factory=dict)  # by a schema's keyword; "other": the rest
+    # Tokens that were guessed and computed, and of them those that were right, by kind of drafter.
+    draft_tokens: dict[str, int] = field(default_factory=dict)
+    accepted_draft_tokens: dict[str, int] = field(default_factory=dict)
+    drafter_bytes: int = 0  # memory of what guesses, nearly
+    evictions: int = 0  # cached blocks taken for new ones
+    blocks_resident: int = 0  # that may have memory behind them: taken, and not given back since
+    blocks_wanted: int = 0  # the size that was asked for; the pool is smaller while memory is short
+    blocks_pinned: int = 0  # that pins may hold
+    blocks_below: int = 0  # that can be found in the tier below
+    blocks_stored: int = 0  # sent down, brought up, and lost on the way, since the start
+    blocks_loaded: int = 0
+    transfers_failed: int = 0
+    sessions: int = 0  # that the scheduler knows
+    blocks_kept_below: int = 0  # that only damage drops from the tier below
+    events: dict[str, int] = field(default_factory=dict)  # by kind
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """What only grows: of all schedulers that an engine has had."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    finished: int = 0
+    preemptions_before: int = 0  # by schedulers that were replaced
+    kept_before: int = 0
+    tokens_recomputed_before: int = 0
+    step_seconds: float = 0.0
+    schedule_seconds: float = 0.0
+    mask_seconds: float = 0.0
+    forced_tokens: int = 0
+
+    def record_step(self, result: StepResult, schedule_seconds: float) -> None:
+        """A step was committed, whose scheduling took so long."""
+        self.step_seconds += result.seconds + schedule_seconds
+        self.schedule_seconds += schedule_seconds + result.batch_seconds
+        self.mask_seconds += result.mask_seconds
+        self.forced_tokens += result.num_forced
+
+    def record_update(self, update: Update) -> None:
+        """A client learns this."""
+        self.output_tokens += len(update.tokens)
+        if update.finish is not None and update.choice == 0:
+            self.finished += 1
+            self.prompt_tokens += update.usage.num_prompt
+            self.cached_tokens += update.usage.num_cached
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The parts of a scheduler that count."""
+
+    context: Context
+    live: LiveSequences
+    pins: Pins
+    sessions: SessionTable
+    transfers: Transfers
+    idle_memory: IdleMemory
+    staging: Staging
+    speculator: Speculator | None
+
+
+def view_stats(parts: Measured, counters: EngineCounters) -> EngineStats:
+    """All numbers of an engine. O(sequences that run)."""
+    context, live, transfers, speculator = parts.context, parts.live, parts.transfers, parts.speculator
+    ledger, events = context.ledger, context.events
+    counts, size = ledger.counts(), ledger.block_size
+    preemptions = counters.preemptions_before + live.num_preemptions
+    kept = counters.kept_before + parts.staging.num_kept
+    waste = sum(len(s.table.blocks) * size - s.num_planned for s in live.running if s.table is not None)
+    return EngineStats(
+        waiting=len(live.waiting.line),
+        running=len(live.running),
+        blocks_total=counts.total,
+        blocks_held=counts.held,
+        blocks_cached=counts.cached,
+        blocks_free=counts.free,
+        device=context.config.device,
+        block_size=size,
+        prompt_tokens=counters.prompt_tokens,
+        cached_tokens=counters.cached_tokens,
+        output_tokens=counters.output_tokens,
+        steps=counters.steps,
+        preemptions=preemptions,
+        preemptions_kept=kept,
+        preemptions_recomputed=preemptions - kept,
+        tokens_recomputed=counters.tokens_recomputed_before + live.tokens_recomputed,
+        requests_finished=counters.finished,
+        tail_slots_wasted=waste,
+        step_seconds=counters.step_seconds,
+        schedule_seconds=counters.schedule_seconds,
+        mask_seconds=counters.mask_seconds,
+        forced_tokens=counters.forced_tokens,
+        draft_tokens={} if speculator is None else dict(speculator.drafted),
+        accepted_draft_tokens={} if speculator is None else dict(speculator.accepted),
+        drafter_bytes=0 if speculator is None else speculator.num_bytes,
+        evictions=events.blocks[EventKind.EVICTED],
+        blocks_resident=ledger.pool.backing.count,
+        blocks_wanted=parts.idle_memory.blocks_wanted,
+        blocks_pinned=parts.pins.num_blocks,
+        blocks_below=0 if transfers.tier is None else transfers.tier.num_stored,
+        blocks_stored=transfers.num_stored,
+        blocks_loaded=transfers.num_loaded,
+        transfers_failed=transfers.num_failed,
+        sessions=len(parts.sessions),
+        blocks_kept_below=0 if transfers.tier is None else transfers.tier.num_kept,
+        events={kind.value: events.counts[kind] for kind in EventKind},
+    )
