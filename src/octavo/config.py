@@ -298,7 +298,7 @@ class StartOptions:
             metavar="FILE",
             docs="Record what the scheduler is given, and each plan, in this file, for `octavo replay` "
             "([operating.md](operating.md#record-and-replay)). It holds prompts and answers as token ids. A "
-            "file that is there is renamed to `FILE.previous`.",
+            "file that is there becomes `FILE.1`.",
         ),
     )
     record_tenants: bool = setting(

@@ -291,6 +291,16 @@ def test_one_file_reaches_into_the_scheduler() -> None:
     assert wrong == []
 
 
+def test_few_files_know_the_scheduler() -> None:
+    """So no other can be handed one, whatever it calls it."""
+    root, found = Path(octavo.__file__).parent, set[str]()
+    for room in ("engine", "server", "api"):
+        for path in (root / room).rglob("*.py"):
+            if "from octavo.scheduler.scheduler import" in path.read_text():
+                found.add(path.name)
+    assert found == {"port.py", "core.py", "replay.py", "scheduler_setup.py", "start.py"}
+
+
 def test_the_gate_sees_who_reaches_into_the_scheduler() -> None:
     code = "scheduler.step()\nb = self.scheduler.live\nc = self.scheduler.live.running\nscheduler.pins.add(3)"
     assert insides_in(ast.parse(code)) == [3, 4]

@@ -13,6 +13,7 @@ import pytest
 from tests.engine.chats import BLOCK_BYTES
 from tests.engine.served import POISON, LetterTokenizer, Turnstile, poisoned_model, read
 from tests.engine.test_client import greedy, prompt_of
+from tests.engine.test_sessions import HELLO
 from tests.tiny import CONTEXT, VOCAB, tiny_engine
 
 from octavo.cli.replay import in_words
@@ -35,12 +36,12 @@ from octavo.retention.client_pins import PinOrder
 from octavo.scheduler.planner import Planner
 from octavo.scheduler.pressure import PressureConfig
 from octavo.speculation.speculator import Speculation
-from octavo.types import ChatMessage
+from octavo.types import ChatMessage, FinishReason
 
 FACTS = ModelFacts("tiny", CONTEXT, VOCAB)
 
 
-def recorded_engine(path: Path, **options: object) -> Engine:
+def recorded_engine(path: Path, *, has_tenants: bool = True, **options: object) -> Engine:
     """A tiny engine that speculates and has host memory below its pool, and whose every step is recorded."""
     store = HostStore(30 * BLOCK_BYTES, BLOCK_BYTES)
     engine = tiny_engine(
@@ -61,7 +62,7 @@ def recorded_engine(path: Path, **options: object) -> Engine:
         speculate=Speculation.AUTO,
         pressure=PressureConfig(BLOCK_BYTES),
     )
-    recorder, speculator = Recorder.open(path), setup.new_speculator()
+    recorder, speculator = Recorder.open(path, has_tenants=has_tenants), setup.new_speculator()
 
     def new_scheduler():  # type: ignore[no-untyped-def]
         tier = TierSetup(store.num_slots, store.num_slots, None, store.entries())
@@ -122,7 +123,7 @@ async def mixed_load(llm: EngineClient, count: int, seed: int) -> int:
 
 def record(path: Path, count: int = 96, seed: int = 1, **options: object) -> int:
     """A recording of a mixed load."""
-    engine = recorded_engine(path, **options)
+    engine = recorded_engine(path, **options)  # type: ignore[arg-type]
     llm = EngineClient(engine, LetterTokenizer(), FACTS, 1000)  # type: ignore[arg-type]
     try:
         return asyncio.run(mixed_load(llm, count, seed))
@@ -187,8 +188,9 @@ def test_what_broke_in_production_is_replayed_up_to_its_recovery_and_behind_it(t
     finally:
         llm.close()
     found = replayed(path)
-    assert (found.fault, found.num_recoveries) == ("", 1)
-    assert in_words(found).endswith("replayed, with 1 recoveries: every plan is the same")
+    assert found.fault == ""
+    assert "; recovered then: the engine found its own state broken" in in_words(found)
+    assert in_words(found).endswith("RuntimeError: the executor broke: every plan is the same")
 
 
 def test_a_recording_is_bounded_and_ends_with_a_whole_entry(
@@ -196,7 +198,7 @@ def test_a_recording_is_bounded_and_ends_with_a_whole_entry(
 ) -> None:
     path = tmp_path / "recording"
     opened = Recorder.open
-    with mock.patch.object(Recorder, "open", lambda path: opened(path, 20_000)):
+    with mock.patch.object(Recorder, "open", lambda path, **given: opened(path, bytes_max=20_000)):
         record(path, 24)
     assert "it is full" in caplog.text
     assert path.stat().st_size <= 20_000
@@ -243,8 +245,16 @@ def test_a_recording_that_is_there_is_kept_under_another_name(tmp_path: Path) ->
     path = tmp_path / "recording"
     path.write_text("of the server that failed")
     Recorder.open(path).close()
-    assert (tmp_path / "recording.previous").read_text() == "of the server that failed"
+    assert (tmp_path / "recording.1").read_text() == "of the server that failed"
     assert path.read_bytes() == MAGIC
+    for _ in range(5):
+        Recorder.open(path).close()
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "recording",
+        *(f"recording.{n}" for n in (1, 2, 3)),
+    ]
+    with pytest.raises(ConfigError, match="holds nothing"):
+        replayed(path)
     with pytest.raises(ConfigError, match=r"record is .*/none/recording, which cannot be written"):
         Recorder.open(tmp_path / "none" / "recording")
 
@@ -267,11 +277,71 @@ def test_a_disk_that_fails_ends_the_recording_and_nothing_else(
     assert caplog.text.count("ends here") == 1
 
 
-def test_tenants_prompts_are_recorded_only_where_that_was_asked_for(tmp_path: Path) -> None:
+def test_what_has_no_encoding_ends_the_recording_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = recorded_engine(tmp_path / "recording")
+    llm = EngineClient(engine, LetterTokenizer(), FACTS, 1000)  # type: ignore[arg-type]
+
+    async def work() -> None:
+        stream = await llm.submit(prompt_of(1), greedy(3), cache_salt="\ud800")
+        assert (await read(stream))[0].finishes == [FinishReason.LENGTH]
+
+    try:
+        asyncio.run(work())
+    finally:
+        llm.close()
+    assert caplog.text.count("ends here: an entry has no encoding") == 1
+    assert replayed(tmp_path / "recording").fault == ""
+
+
+def test_tenants_prompts_are_recorded_only_where_that_was_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     options = StartOptions(record=tmp_path / "recording")
     with pytest.raises(ConfigError, match=r"allowed: with record_tenants too \(--record-tenants\)"):
         build_engine("none", options, lambda text: None, lambda size: ())
     assert not (tmp_path / "recording").exists()
+    with_tenants = recorded_engine(tmp_path / "all")
+    record(tmp_path / "none", has_tenants=False)
+    with_tenants.close()
+    assert "there are tenants now" in caplog.text
+    assert b"alice" not in (tmp_path / "none").read_bytes()
+    assert replayed(tmp_path / "none").fault == ""
+
+
+def test_what_tenants_said_before_is_recorded_only_where_that_was_asked_for(tmp_path: Path) -> None:
+    from tests.engine.test_start import chat, start
+
+    llm = start(tmp_path / "disk", TenantPolicy("t"))
+    try:
+        asyncio.run(chat(llm, HELLO))
+    finally:
+        llm.close()
+    with pytest.raises(ConfigError, match="the disk cache has sessions of tenants"):
+        start(tmp_path / "disk", record=tmp_path / "recording", is_shared=True)
+
+
+@pytest.mark.parametrize("bug", ["raises", "plans nothing"])
+def test_a_bug_that_broke_the_state_while_a_step_was_planned_breaks_it_again(
+    tmp_path: Path, bug: str
+) -> None:
+    path, share = tmp_path / "recording", Planner.share
+
+    def breaks(planner: Planner, continuing, prompts):  # type: ignore[no-untyped-def]
+        if len(continuing) > 1:
+            assert bug != "raises", "a planted bug"
+            return []
+        return share(planner, continuing, prompts)
+
+    with mock.patch.object(Planner, "share", breaks):
+        record(path, 24)
+        found = replayed(path)
+    words = "AssertionError: a planted bug" if bug == "raises" else "work is left and nothing can be planned"
+    assert f"an invariant broke: {words}" in found.fault
+    assert (
+        "broke then while this step was planned, and does not now" in replayed(path).fault or bug != "raises"
+    )
 
 
 def test_a_server_is_recorded_from_its_start(tmp_path: Path) -> None:
@@ -292,7 +362,7 @@ def test_a_server_is_recorded_from_its_start(tmp_path: Path) -> None:
             asyncio.run(work())
         finally:
             llm.close()
-    for name in ("recording", "recording.previous"):
+    for name in ("recording", "recording.1"):
         found = replayed(tmp_path / name)
         assert found.fault == ""
         assert found.num_commands > 8

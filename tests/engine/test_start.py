@@ -51,14 +51,15 @@ def host_backend(ops: NativeOps) -> HostBackend:
     return HostBackend("native", ops, available_memory)
 
 
-def start(folder: Path, *policies: TenantPolicy, **given: object) -> EngineClient:
+def start(folder: Path, *policies: TenantPolicy, is_shared: bool = False, **given: object) -> EngineClient:
     ops = NativeOps()
     model = tiny_model(ops)
     model = replace(model, spec=replace(model.spec, context_length=512))
     memory = {"kv_memory_bytes": 4 << 20, "disk_cache": str(folder), "disk_size_bytes": 16 << 20}
     options = StartOptions(kv="f32", max_seqs=8, **memory, **given)  # type: ignore[arg-type]
     loaded = LoadedModel(model, PairTokenizer())  # type: ignore[arg-type]
-    return client_of(engine_over(loaded, host_backend(ops), options, lambda size: policies), options)
+    policies_of = None if is_shared else lambda size: policies  # no tenants: a server without a file of them
+    return client_of(engine_over(loaded, host_backend(ops), options, policies_of), options)
 
 
 async def chat(llm: EngineClient, text: str) -> str:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tests.simulator.lives import Simulation
 
-from octavo.types import Transfer, Update
+from octavo.types import Update
 
 STEPS = 300
 SEEDS = 1000
@@ -39,7 +39,6 @@ class WitnessedLife(Simulation):
     def __init__(self, seed: int, overlap: int, tell: Callable[[str, object], None]) -> None:
         super().__init__(random.Random(seed), overlap)
         self._tell_witness = tell
-        self._transfer_ids: dict[int, int] = {}  # of the process, which other lives count up too
 
     def plan(self) -> bool:
         """Make a plan and run it."""
@@ -67,9 +66,6 @@ class WitnessedLife(Simulation):
 
     def _plain(self, value: object) -> object:
         """The same as JSON knows it."""
-        if isinstance(value, Transfer):
-            number = self._transfer_ids.setdefault(value.transfer_id, len(self._transfer_ids))
-            value = dataclasses.replace(value, transfer_id=number)
         if dataclasses.is_dataclass(value):
             return [self._plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
         if isinstance(value, enum.Enum):

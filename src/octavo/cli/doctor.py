@@ -53,7 +53,7 @@ def run(
 def _run_loaded(model: str | None, options: StartOptions, origins: Sequence[Origin], as_json: bool) -> None:
     with phases() as tell:
         # Without what is kept on disk: looking at it must not make it.
-        looked_at = replace(options, disk_cache=None, packed_cache=False)
+        looked_at = replace(options, disk_cache=None, packed_cache=False, record=None)
         started = build_engine(model, looked_at, tell)
         started.engine.close()
     machine = look_at_machine()  # again: it tells the threads that the engine uses

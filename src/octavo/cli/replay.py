@@ -25,8 +25,8 @@ def in_words(replayed: Replayed) -> str:
         f"{replayed.num_plans:,} plans and {replayed.num_commands:,} commands of {replayed.num_entries:,} "
         "entries replayed"
     )
-    if replayed.num_recoveries:
-        text += f", with {replayed.num_recoveries:,} recoveries"
+    for reason in replayed.recoveries:
+        text += f"; recovered then: {reason}"
     if replayed.is_cut:
         text += "; the file ends inside an entry, as after a kill"
     return text + ("" if replayed.fault else ": every plan is the same")

@@ -184,7 +184,12 @@ class Engine:
     def _apply(self, command: Command[ReplyT], now: float) -> ReplyT:
         if self._recorder is not None and not isinstance(command, View):
             self._recorder.apply(command, now)
-        reply = self._port.answer(command, now)
+        try:
+            reply = self._port.answer(command, now)
+        except OctavoError:
+            if self._recorder is not None and not isinstance(command, View):
+                self._recorder.refuse()
+            raise
         self._publish()  # before the reply: what its reader asks next meets what was changed
         return cast(ReplyT, reply)
 

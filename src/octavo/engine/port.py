@@ -22,7 +22,7 @@ from octavo.inspect.own_views import OwnKvView
 from octavo.inspect.session_views import SessionBlocks
 from octavo.inspect.stats import EngineCounters, EngineStats
 from octavo.inspect.views import KvView, MapView, PinView, RequestView, view_pin
-from octavo.memory.quota import TenantPolicy
+from octavo.memory.quota import SHARED, TenantPolicy
 from octavo.retention.client_pins import PinOrder
 from octavo.retention.session_table import SessionState
 from octavo.scheduler.pressure import PressurePolicy
@@ -472,6 +472,18 @@ def inspector_of(scheduler: Scheduler) -> Inspector:
 def request_of(command: Command[ReplyT]) -> Request | None:
     """The request that the command queues."""
     return command.request if isinstance(command, Submit | SubmitPin | SubmitTurn) else None
+
+
+def names_tenant(command: Command[ReplyT]) -> bool:
+    """Whether it is a tenant's, or of tenants."""
+    match cast(object, command):
+        case Submit(request) | SubmitPin(request) | SubmitTurn(request):
+            return bool(request.tenant)
+        case SetTenants(policies):
+            return any(policy.name != SHARED for policy in policies)
+        case RestoreSession(session) | ForkSession(session):
+            return bool(session.tenant)
+    return bool(getattr(command, "tenant", ""))
 
 
 def _used_meanwhile(session_id: str, state: SessionState) -> RequestFailed:

@@ -4,6 +4,7 @@
 
     Began        what the scheduler is made of; once at the start, and after each recovery
     Applied      a command, and when
+    Refused      it was refused
     Expired      a step begins at that time: what is due ends
     Planned      the plan, as numbers
     Committed    what the executor made of the oldest plan that is in flight
@@ -25,7 +26,7 @@ from typing import BinaryIO, Self
 import msgspec
 
 from octavo.engine.codec import AnyCommand
-from octavo.engine.port import Command, ReplyT
+from octavo.engine.port import Command, ReplyT, names_tenant
 from octavo.engine.scheduler_setup import SchedulerSetup, TierSetup
 from octavo.errors import ConfigError
 from octavo.types import SampledToken, StepPlan, StepResult
@@ -34,6 +35,7 @@ log = logging.getLogger("octavo.recording")
 
 MAGIC = b"octavo-recording-1\n"
 BYTES_MAX = 4 << 30
+KEPT = 3  # older recordings
 ENTRY_BYTES_MAX = 256 << 20
 _FLUSH_S = 1.0
 _BUFFER_BYTES = 1 << 20
@@ -82,6 +84,10 @@ class Applied(msgspec.Struct, frozen=True, tag=True):
     command: AnyCommand
 
 
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The command before it was refused."""
+
+
 class Expired(msgspec.Struct, frozen=True, tag=True):
     """A step began: what was due has ended."""
 
@@ -107,7 +113,7 @@ class Recovered(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Entry = Began | Applied | Expired | Planned | Committed | Recovered
+Entry = Began | Applied | Refused | Expired | Planned | Committed | Recovered
 
 
 def rows_of_plan(plan: StepPlan) -> PlanRows:
@@ -169,8 +175,11 @@ class Recorder:
     """Writes a recording. The engine's thread alone calls it. Raises nothing once it is open: where the disk
     fails, or the file is full, the recording ends there and the log says so."""
 
-    def __init__(self, file: BinaryIO, path: Path, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(
+        self, file: BinaryIO, path: Path, *, bytes_max: int = BYTES_MAX, has_tenants: bool = True
+    ) -> None:
         self._file, self._path = file, path
+        self._has_tenants = has_tenants
         self._bytes_left = bytes_max
         self._encoder = msgspec.msgpack.Encoder()
         self._flush_at = 0.0
@@ -178,12 +187,15 @@ class Recorder:
         self._write_bytes(MAGIC)
 
     @classmethod
-    def open(cls, path: Path, bytes_max: int = BYTES_MAX) -> Recorder:
-        """A new file of mode 0600. One that is there is renamed to `FILE.previous`: it may tell why a server
-        had to be started again. Raises ConfigError."""
+    def open(cls, path: Path, *, bytes_max: int = BYTES_MAX, has_tenants: bool = True) -> Recorder:
+        """A new file of mode 0600. One that is there becomes `FILE.1`, that one `FILE.2`, and so on: they may
+        tell why a server had to be started again. Without `has_tenants` it ends at the first command that
+        names a tenant. Raises ConfigError."""
         try:
-            if path.is_file():
-                path.replace(path.with_name(path.name + ".previous"))
+            for number in range(KEPT, 0, -1):
+                older = path.with_name(f"{path.name}.{number - 1}") if number > 1 else path
+                if older.is_file():
+                    older.replace(path.with_name(f"{path.name}.{number}"))
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             file = os.fdopen(os.open(path, flags, 0o600), "wb", _BUFFER_BYTES)
         except OSError as error:
@@ -191,7 +203,7 @@ class Recorder:
                 f"record is {path}, which cannot be written: {error.strerror}; allowed: a new file in a "
                 "folder that may be written"
             ) from None
-        return cls(file, path, bytes_max)
+        return cls(file, path, bytes_max=bytes_max, has_tenants=has_tenants)
 
     def begin(self, setup: SchedulerSetup, tier: TierSetup | None) -> None:
         """A scheduler is made of this."""
@@ -199,7 +211,13 @@ class Recorder:
 
     def apply(self, command: Command[ReplyT], now: float) -> None:
         """It is carried out next."""
+        if not self._has_tenants and names_tenant(command):
+            self._end("there are tenants now, whose prompts it may not hold (setting record_tenants)")
         self._write(Applied(now, command))  # type: ignore[arg-type]  # one of the union, as any command is
+
+    def refuse(self) -> None:
+        """The last command was refused."""
+        self._write(Refused())
 
     def expire(self, now: float) -> None:
         """A step begins."""
@@ -212,6 +230,8 @@ class Recorder:
         """This was planned."""
         if self._is_open:
             self._write(Planned(None if plan is None else rows_of_plan(plan)))
+            if plan is None:  # an engine that has nothing to do may sleep for long
+                self._flush()
 
     def commit(self, result: StepResult, now: float) -> None:
         """It is committed next."""
@@ -237,10 +257,15 @@ class Recorder:
     def _write(self, entry: Entry) -> None:
         if not self._is_open:
             return
-        data = self._encoder.encode(entry)
+        try:
+            data = self._encoder.encode(entry)
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+            self._end(f"an entry has no encoding: {error}")
+            return
         if len(data) > min(ENTRY_BYTES_MAX, self._bytes_left):
             self._flush()
-            self._end("it is full")
+            is_large = len(data) > ENTRY_BYTES_MAX
+            self._end(f"an entry has {len(data):,} bytes" if is_large else "it is full")
         else:
             self._write_bytes(len(data).to_bytes(4, "little") + data)
 
@@ -259,7 +284,9 @@ class Recorder:
                 self._end(str(error))
 
     def _end(self, why: str) -> None:
-        if self._is_open and why:
+        if not self._is_open:
+            return
+        if why:
             log.warning("the recording in %s ends here: %s", self._path, why)
         self._is_open = False
         try:

@@ -2,13 +2,13 @@
 invariant that breaks.
 
 Commands, times and what the executor made of each plan come from the file; the plans are made again. After
-each step `Scheduler.check` compares all that the ledger and its holders must agree on. A recovery is replayed
-as it was recorded, so a state that broke in production should break here, one entry before it.
+each step `Scheduler.check` compares all that the ledger and its holders must agree on. Entries are written
+before what they stand for is done, so what broke in production breaks here again, at the same entry, unless
+it was the executor that failed.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -29,6 +29,7 @@ from octavo.engine.recording import (
     Planned,
     PlanRows,
     Recovered,
+    Refused,
     result_of_rows,
     rows_of_plan,
 )
@@ -47,7 +48,7 @@ class Replayed:
     num_entries: int = 0
     num_commands: int = 0
     num_plans: int = 0
-    num_recoveries: int = 0
+    recoveries: list[str] = field(default_factory=list)  # why the state was given up then
     is_cut: bool = False  # the file ends inside an entry: the process was killed
     fault: str = ""
 
@@ -63,7 +64,8 @@ def replay(path: Path, progress: Callable[[int], None], *, checks: bool = True) 
                 replayed.num_entries += 1
                 replayed.num_commands += isinstance(entry, Applied)
                 replayed.num_plans += isinstance(entry, Planned) and entry.plan is not None
-                replayed.num_recoveries += isinstance(entry, Recovered)
+                if isinstance(entry, Recovered):
+                    replayed.recoveries.append(entry.reason)
                 progress(replayed.num_entries)
                 fault = run.take(entry)
                 if fault:
@@ -71,6 +73,8 @@ def replay(path: Path, progress: Callable[[int], None], *, checks: bool = True) 
                     break
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if not replayed.num_entries:
+        raise ConfigError(f"{path} holds nothing: its server ended before it began")
     return replayed
 
 
@@ -106,6 +110,8 @@ class _Run:
     _counters: EngineCounters = field(default_factory=EngineCounters)
     _in_flight: deque[StepPlan] = field(default_factory=deque)
     _now: float = 0.0
+    _is_planning: bool = False  # `Expired` was the last entry of its step
+    _was_refused: bool = False  # the last command, now
 
     def take(self, entry: Entry) -> str:
         """The next entry. Returns what is wrong, or ""."""
@@ -115,15 +121,21 @@ class _Run:
         scheduler, port = self._scheduler, self._port
         if scheduler is None or port is None:
             return "it comes before any scheduler has begun"
+        if self._was_refused != isinstance(entry, Refused):
+            return f"the command before it was {'not ' if self._was_refused else ''}refused then"
+        self._was_refused = False
         try:
             match entry:
                 case Applied(now, command):
-                    with contextlib.suppress(OctavoError):  # a refusal, as it was then
+                    try:
                         port.answer(cast("Command[object]", command), now)
+                    except OctavoError:
+                        self._was_refused = True
                 case Expired(now):
-                    self._now = now
+                    self._now, self._is_planning = now, True
                     scheduler.expire(now)
                 case Planned(recorded):
+                    self._is_planning = False
                     return self._plan(scheduler, recorded)
                 case Committed(now, result):
                     if not self._in_flight:
@@ -133,6 +145,9 @@ class _Run:
                         scheduler.check()
                 case Recovered():
                     self._in_flight.clear()
+                    if self._is_planning:  # no plan came of it then
+                        scheduler.schedule(self._now)
+                        return "the state broke then while this step was planned, and does not now"
         except Exception as error:  # noqa: BLE001 - what broke is what is looked for
             return f"an invariant broke: {type(error).__name__}: {error}"
         return ""
@@ -151,7 +166,10 @@ class _Run:
         made = None if plan is None else rows_of_plan(plan)
         if plan is not None:
             self._in_flight.append(plan)
-        return "" if made == recorded else f"the plan differs: {_difference(recorded, made)}"
+        if made != recorded:
+            return f"the plan differs: {_difference(recorded, made)}"
+        is_wedged = not self._in_flight and scheduler.has_work and not scheduler.waits_for_transfers
+        return "an invariant broke: work is left and nothing can be planned" if is_wedged else ""
 
 
 def _difference(recorded: PlanRows | None, made: PlanRows | None) -> str:

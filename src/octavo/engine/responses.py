@@ -98,6 +98,7 @@ class Responses:
             raise
         finally:
             self._turns.forget_if_gone(source)
+            self._turns.forget_if_gone(made)
         self._submitter.post(RenewSession(source.session_id))
 
     def _make_room(self, tenant: str, response: NewResponse, spared: str = "") -> None:

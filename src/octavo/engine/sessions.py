@@ -117,6 +117,7 @@ class Sessions:
             raise
         finally:
             self._turns.forget_if_gone(source)
+            self._turns.forget_if_gone(record)
 
     def _unmake(self, record: SessionRecord) -> None:
         """No client knows this session."""

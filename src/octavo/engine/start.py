@@ -120,7 +120,7 @@ def start_engine(
     started = build_engine(model, options, progress, policies_of)
     tokenizer = started.loaded.tokenizer
     with contextlib.ExitStack() as undo:
-        undo.callback(started.engine.executor.close)
+        undo.callback(started.engine.close)
         undo.callback(started.sessions.store.close)
         undo.callback(tokenizer.close)
         tokenizer.start_threads()
@@ -258,7 +258,6 @@ def _engine_over(
     pool = (budget.num_blocks, budget.capacity, budget.block_size)
     speculation = Speculation(options.speculate)
     setup = SchedulerSetup(config, *pool, identity, ready, speculation, pressure_config)
-    recorder = None if options.record is None else undo.enter_context(Recorder.open(options.record))
     speculator, pressure = setup.new_speculator(), setup.new_pressure()
 
     def new_scheduler() -> Scheduler:
@@ -267,14 +266,15 @@ def _engine_over(
             recorder.begin(setup, tier)
         return setup.new_scheduler(tier, speculator)
 
+    store = open_sessions(None) if below is None else open_sessions(below.namespace, below.clock)
+    undo.callback(store.close)
+    recorder = None if options.record is None else undo.enter_context(_recorder(options, store))
     overlap = options.overlap if options.overlap is not None else int(not backend.is_host)
     executor = backend.new_executor(runner, overlap)
     undo.callback(executor.close)
     watch = None if pressure is None else MemoryWatch(pressure, beside)
     clock = time.perf_counter
     engine = Engine(new_scheduler, executor, runner.reset, overlap, clock, inbox, watch, recorder)
-    store = open_sessions(None) if below is None else open_sessions(below.namespace, below.clock)
-    undo.callback(store.close)
     sessions = SessionSupport(store, options.session_ttl_s, None if worker is None else worker.sync)
     if policies_of is not None:
         engine.apply(SetTenants(tuple(policies_of(budget.bytes_per_block))))
@@ -352,6 +352,17 @@ def open_sessions(namespace: Path | None, clock: SteadyClock | None = None) -> S
             format_age(GRACE_S),
         )
     return sessions
+
+
+def _recorder(options: StartOptions, store: SessionStore) -> Recorder:
+    """Raises ConfigError where it would hold what tenants said before."""
+    assert options.record is not None
+    if not options.record_tenants and any(record.tenant for record in store.records()):
+        raise ConfigError(
+            f"record is {options.record}, and the disk cache has sessions of tenants, which a recording has "
+            "as token ids; allowed: with record_tenants too (--record-tenants), or another disk_cache"
+        )
+    return Recorder.open(options.record, has_tenants=options.record_tenants)
 
 
 def _pressure_of(options: StartOptions, budget: Budget) -> PressureConfig:

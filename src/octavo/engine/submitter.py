@@ -70,6 +70,7 @@ class Submitter:
         self._closed: str | None = None  # why nothing is taken any more
         self.gave_up: str | None = None  # why the engine ended by itself, after repeated failures
         self._last_stats = engine.stats
+        self._stats_reply: Future[EngineStats] | None = None  # the one that is on its way, for all callers
         self._loop = EngineLoop(engine, self._deliver, self._recovered, self._give_up)
         self._loop.start()
 
@@ -88,15 +89,18 @@ class Submitter:
         self.engine.inbox.post(command)
 
     async def stats(self) -> EngineStats:
-        """Counters and gauges, computed between two steps; those of the last time where the engine has
-        stopped, or does not reply within `STATS_TIMEOUT_S`."""
-        try:
-            async with asyncio.timeout(STATS_TIMEOUT_S):
-                self._last_stats = await self._reply_to(self.engine.inbox.send(ViewStats()))
-        except (TimeoutError, EngineStopped):
-            pass
+        """Counters and gauges, computed between two steps. Those of before where the engine has stopped, or
+        its step takes longer than `STATS_TIMEOUT_S`: the next caller gets what that step's end showed."""
+        if self._stats_reply is None or self._stats_reply.done():
+            self._stats_reply = self.engine.inbox.send(ViewStats())
+            self._stats_reply.add_done_callback(self._take_stats)
+        await asyncio.wait([wrap_future(self._stats_reply)], timeout=STATS_TIMEOUT_S)
         grammars = self._facts.grammars
         return self._last_stats if grammars is None else with_grammars(self._last_stats, grammars)
+
+    def _take_stats(self, reply: Future[EngineStats]) -> None:
+        if not reply.cancelled() and reply.exception() is None:
+            self._last_stats = reply.result()
 
     async def _reply_to(self, reply: Future[ReplyT]) -> ReplyT:
         try:

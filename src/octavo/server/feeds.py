@@ -145,7 +145,7 @@ class _Feed:
     async def _look(self) -> float:
         """One glimpse, and a frame where something changed; returns for how long to sleep."""
         looking = self._model.control.glimpse(self._below_from, self._tenant)
-        glimpse, stats = await asyncio.gather(looking, self._stats())  # both between the same two steps
+        glimpse, stats = await asyncio.gather(looking, self._stats())
         began = time.perf_counter()
         self._below_from = glimpse.next_below_from
         is_new = self.writer.take(glimpse, self._told(began, stats))

@@ -168,6 +168,7 @@ class Server(uvicorn.Server):
         self._tls = tls
         self._on_ready = on_ready
         self._storms = PreemptionWatch()
+        self._looking: asyncio.Task[None] | None = None
         self._num_signals = 0
         self._hurry = asyncio.Event()  # set: requests that still run are to end now
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -216,9 +217,12 @@ class Server(uvicorn.Server):
         """Ten times a second: whether to end."""
         if self._model.gave_up is not None:
             self.should_exit = True
-        if self._storms.is_due():
-            self._storms.look(await self._model.stats())
+        if self._storms.is_due() and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look_for_storms())  # a step may take long
         return await super().on_tick(counter)
+
+    async def _look_for_storms(self) -> None:
+        self._storms.look(await self._model.stats())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal is an orderly end here; uvicorn would raise it again afterwards and die of it."""
