@@ -29,7 +29,6 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 
 from octavo import errors
-from octavo.engine.outputs import EngineStats
 from octavo.server import metrics
 from octavo.server.errors import error_body, status_of
 from octavo.server.route import Access, Route
@@ -101,7 +100,7 @@ def metric_rows() -> Iterator[tuple[str, ...]]:
 
 def families() -> Iterator[Family]:
     """What the registry of a server that has answered nothing knows."""
-    registry = metrics.Metrics(EngineStats)._registry
+    registry = metrics.Metrics()._registry
     for collector in list(registry._collector_to_names):
         if isinstance(collector, MetricWrapperBase):
             labels = tuple(f"`{name}`" for name in collector._labelnames if name != _ALWAYS)
