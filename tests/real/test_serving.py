@@ -31,6 +31,7 @@ from tests.waiting import LIMIT_S, wait_until
 from octavo.config import StartOptions
 from octavo.engine.client import EngineClient
 from octavo.engine.outputs import EngineStats
+from octavo.engine.port import ViewStats
 from octavo.engine.start import Started, build_engine, client_of, engine_over
 from octavo.server.run import base_url, bind, build_server
 from octavo.server.settings import ServerSettings
@@ -165,7 +166,8 @@ def test_32_requests_in_a_pool_for_a_third_of_them_are_all_right(weights: Starte
     resident = []
     with serving(weights, num_blocks=needed // 3) as served:
         for _ in range(2):
-            with TailWaste(served.llm.stats) as waste:
+            inbox = served.llm.engine.inbox
+            with TailWaste(lambda inbox=inbox: inbox.send(ViewStats()).result(60)) as waste:
                 together = served.ask_all(bodies)
             wrong = [i for i, (one, crowd) in enumerate(zip(alone, together, strict=True)) if one != crowd]
             assert wrong == []
