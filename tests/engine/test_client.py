@@ -4,6 +4,7 @@ left waiting."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -393,3 +394,19 @@ def test_a_cache_salt_parts_requests_and_is_bounded(served: Served) -> None:
 
     asyncio.run(scenario())
     nothing_is_left(served)
+
+
+def test_statistics_of_an_engine_that_has_stopped_are_its_last_and_no_error_is_lost(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        await read(await served.llm.submit(prompt_of(1), greedy(3)))
+        before = await served.llm.stats()
+        served.llm.close()
+        assert before.requests_finished == 1
+        assert await served.llm.stats() == before
+        gc.collect()  # an exception that nobody has read is logged when its future goes
+
+    asyncio.run(scenario())
+    gc.collect()
+    assert "never retrieved" not in caplog.text

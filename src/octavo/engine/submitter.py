@@ -94,7 +94,9 @@ class Submitter:
         if self._stats_reply is None or self._stats_reply.done():
             self._stats_reply = self.engine.inbox.send(ViewStats())
             self._stats_reply.add_done_callback(self._take_stats)
-        await asyncio.wait([wrap_future(self._stats_reply)], timeout=STATS_TIMEOUT_S)
+        reply = wrap_future(self._stats_reply)
+        reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())  # a failure was seen
+        await asyncio.wait([reply], timeout=STATS_TIMEOUT_S)
         grammars = self._facts.grammars
         return self._last_stats if grammars is None else with_grammars(self._last_stats, grammars)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from octavo.inspect.glimpse import Glimpse, Glimpsed, take_glimpse
 from octavo.inspect.own_views import OwnKvView, view_own_kv, view_own_map, view_own_request
 from octavo.inspect.session_views import SessionBlocks, view_session
-from octavo.inspect.stats import EngineCounters, EngineStats, Measured, view_stats
+from octavo.inspect.stats import EngineCounters, EngineStats
 from octavo.inspect.views import (
     KvView,
     MapView,
@@ -28,6 +28,7 @@ from octavo.scheduler.idle_memory import IdleMemory
 from octavo.scheduler.live import LiveSequences
 from octavo.speculation.speculator import Speculator
 from octavo.step.context import Context
+from octavo.step.events import EventKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +46,51 @@ class Inspector:
     speculator: Speculator | None
 
     def stats(self, counters: EngineCounters) -> EngineStats:
-        """All numbers of an engine that has counted so far."""
-        parts = Measured(
-            self.context,
-            self.live,
-            self.pins,
-            self.sessions,
-            self.transfers,
-            self.idle_memory,
-            self.staging,
-            self.speculator,
+        """All numbers of an engine, of which `counters` has what only grows. O(sequences that run)."""
+        context, live, transfers, speculator = self.context, self.live, self.transfers, self.speculator
+        ledger, events = context.ledger, context.events
+        counts, size = ledger.counts(), ledger.block_size
+        preemptions = counters.preemptions_before + live.num_preemptions
+        kept = counters.kept_before + self.staging.num_kept
+        waste = sum(len(s.table.blocks) * size - s.num_planned for s in live.running if s.table is not None)
+        return EngineStats(
+            waiting=len(live.waiting.line),
+            running=len(live.running),
+            blocks_total=counts.total,
+            blocks_held=counts.held,
+            blocks_cached=counts.cached,
+            blocks_free=counts.free,
+            device=context.config.device,
+            block_size=size,
+            prompt_tokens=counters.prompt_tokens,
+            cached_tokens=counters.cached_tokens,
+            output_tokens=counters.output_tokens,
+            steps=counters.steps,
+            preemptions=preemptions,
+            preemptions_kept=kept,
+            preemptions_recomputed=preemptions - kept,
+            tokens_recomputed=counters.tokens_recomputed_before + live.tokens_recomputed,
+            requests_finished=counters.finished,
+            tail_slots_wasted=waste,
+            step_seconds=counters.step_seconds,
+            schedule_seconds=counters.schedule_seconds,
+            mask_seconds=counters.mask_seconds,
+            forced_tokens=counters.forced_tokens,
+            draft_tokens={} if speculator is None else dict(speculator.drafted),
+            accepted_draft_tokens={} if speculator is None else dict(speculator.accepted),
+            drafter_bytes=0 if speculator is None else speculator.num_bytes,
+            evictions=events.blocks[EventKind.EVICTED],
+            blocks_resident=ledger.pool.backing.count,
+            blocks_wanted=self.idle_memory.blocks_wanted,
+            blocks_pinned=self.pins.num_blocks,
+            blocks_below=0 if transfers.tier is None else transfers.tier.num_stored,
+            blocks_stored=transfers.num_stored,
+            blocks_loaded=transfers.num_loaded,
+            transfers_failed=transfers.num_failed,
+            sessions=len(self.sessions),
+            blocks_kept_below=0 if transfers.tier is None else transfers.tier.num_kept,
+            events={kind.value: events.counts[kind] for kind in EventKind},
         )
-        return view_stats(parts, counters)
 
     def kv(self, now: float) -> KvView:
         """Pool, pins, and what happened lately."""

@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from octavo.retention.pins import Pins
-from octavo.retention.session_table import SessionTable
-from octavo.retention.staging import Staging
-from octavo.retention.transfers import Transfers
-from octavo.scheduler.idle_memory import IdleMemory
-from octavo.scheduler.live import LiveSequences
-from octavo.speculation.speculator import Speculator
-from octavo.step.context import Context
-from octavo.step.events import EventKind
 from octavo.types import StepResult, Update
 
 
@@ -94,65 +85,3 @@ class EngineCounters:
             self.finished += 1
             self.prompt_tokens += update.usage.num_prompt
             self.cached_tokens += update.usage.num_cached
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The parts of a scheduler that count."""
-
-    context: Context
-    live: LiveSequences
-    pins: Pins
-    sessions: SessionTable
-    transfers: Transfers
-    idle_memory: IdleMemory
-    staging: Staging
-    speculator: Speculator | None
-
-
-def view_stats(parts: Measured, counters: EngineCounters) -> EngineStats:
-    """All numbers of an engine. O(sequences that run)."""
-    context, live, transfers, speculator = parts.context, parts.live, parts.transfers, parts.speculator
-    ledger, events = context.ledger, context.events
-    counts, size = ledger.counts(), ledger.block_size
-    preemptions = counters.preemptions_before + live.num_preemptions
-    kept = counters.kept_before + parts.staging.num_kept
-    waste = sum(len(s.table.blocks) * size - s.num_planned for s in live.running if s.table is not None)
-    return EngineStats(
-        waiting=len(live.waiting.line),
-        running=len(live.running),
-        blocks_total=counts.total,
-        blocks_held=counts.held,
-        blocks_cached=counts.cached,
-        blocks_free=counts.free,
-        device=context.config.device,
-        block_size=size,
-        prompt_tokens=counters.prompt_tokens,
-        cached_tokens=counters.cached_tokens,
-        output_tokens=counters.output_tokens,
-        steps=counters.steps,
-        preemptions=preemptions,
-        preemptions_kept=kept,
-        preemptions_recomputed=preemptions - kept,
-        tokens_recomputed=counters.tokens_recomputed_before + live.tokens_recomputed,
-        requests_finished=counters.finished,
-        tail_slots_wasted=waste,
-        step_seconds=counters.step_seconds,
-        schedule_seconds=counters.schedule_seconds,
-        mask_seconds=counters.mask_seconds,
-        forced_tokens=counters.forced_tokens,
-        draft_tokens={} if speculator is None else dict(speculator.drafted),
-        accepted_draft_tokens={} if speculator is None else dict(speculator.accepted),
-        drafter_bytes=0 if speculator is None else speculator.num_bytes,
-        evictions=events.blocks[EventKind.EVICTED],
-        blocks_resident=ledger.pool.backing.count,
-        blocks_wanted=parts.idle_memory.blocks_wanted,
-        blocks_pinned=parts.pins.num_blocks,
-        blocks_below=0 if transfers.tier is None else transfers.tier.num_stored,
-        blocks_stored=transfers.num_stored,
-        blocks_loaded=transfers.num_loaded,
-        transfers_failed=transfers.num_failed,
-        sessions=len(parts.sessions),
-        blocks_kept_below=0 if transfers.tier is None else transfers.tier.num_kept,
-        events={kind.value: events.counts[kind] for kind in EventKind},
-    )
