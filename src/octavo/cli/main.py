@@ -227,11 +227,19 @@ def replay(
     recording: Annotated[
         Path, typer.Argument(metavar="FILE", help="What `serve --record` wrote.", show_default=False)
     ],
+    check_every: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Check all invariants after each N-th step; 0: never. They cost far more than the plans.",
+        ),
+    ] = 1,
 ) -> None:
     """Run a recording through the scheduler again: the first plan that differs, if any."""
     from octavo.cli.replay import run
 
-    run(recording)
+    run(recording, check_every)
 
 
 @app.command()

@@ -9,11 +9,11 @@ from octavo.engine.replay import Replayed, replay
 from octavo.errors import RequestFailed
 
 
-def run(recording: Path) -> None:
+def run(recording: Path, check_every: int) -> None:
     """Say how it went. Raises ConfigError for what is no recording, RequestFailed where a plan differs or an
     invariant breaks."""
     with phases() as report:
-        replayed = replay(recording, lambda num: report(f"{num:,} entries replayed"))
+        replayed = replay(recording, lambda num: report(f"{num:,} entries replayed"), check_every=check_every)
     write(f"{in_words(replayed)}\n")
     if replayed.fault:
         raise RequestFailed(replayed.fault)
