@@ -15,6 +15,7 @@ from tests.engine.served import POISON, LetterTokenizer, Turnstile, poisoned_mod
 from tests.engine.test_client import greedy, prompt_of
 from tests.engine.test_sessions import HELLO
 from tests.tiny import CONTEXT, VOCAB, tiny_engine
+from tests.waiting import until, wait_until
 
 from octavo.cli.replay import in_words
 from octavo.config import StartOptions
@@ -205,6 +206,23 @@ def test_a_recording_is_bounded_and_ends_with_a_whole_entry(
     found = replayed(path)
     assert (found.fault, found.is_cut) == ("", False)
     assert found.num_plans > 10
+
+
+def test_an_engine_that_sleeps_has_written_all_that_it_did(tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    engine = recorded_engine(path)
+    llm = EngineClient(engine, LetterTokenizer(), FACTS, 1000)  # type: ignore[arg-type]
+
+    async def work() -> None:
+        await read(await llm.submit(prompt_of(1), greedy(9)))
+        await until(lambda: engine.idle)
+
+    try:
+        with mock.patch("octavo.engine.recording._FLUSH_S", 1e9):
+            asyncio.run(work())
+            wait_until(lambda: replayed(path).num_plans >= 9)  # as a kill now would leave it
+    finally:
+        llm.close()
 
 
 def test_a_file_that_was_cut_by_a_kill_is_replayed_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -171,6 +171,11 @@ class Engine:
         self._begin(new)
         return updates
 
+    def before_sleep(self) -> None:
+        """The thread that turns the engine is about to wait, perhaps for long."""
+        if self._recorder is not None:
+            self._recorder.flush()
+
     def close(self) -> None:
         """Let go of what the executor has, and of the recording. Idempotent."""
         self.executor.close()

@@ -77,6 +77,7 @@ class EngineLoop:
         engine = self._engine
         while True:
             if engine.idle and not self._stopping:
+                engine.before_sleep()
                 engine.inbox.wait(engine.seconds_to_next_event())
             if self._stopping:
                 return

@@ -10,8 +10,8 @@
     Committed    what the executor made of the oldest plan that is in flight
     Recovered    the engine found its state broken: the next `Began` is another scheduler
 
-The engine's thread writes it through a buffer, which it flushes once a second and when the state broke; the
-file ends at a bound. It has prompts and answers as token ids, so its mode is 0600.
+The engine's thread writes it through a buffer, which it flushes once a second, before it sleeps, and when the
+state broke; the file ends at a bound. It has prompts and answers as token ids, so its mode is 0600.
 """
 
 from __future__ import annotations
@@ -224,14 +224,12 @@ class Recorder:
         self._write(Expired(now))
         if now >= self._flush_at:
             self._flush_at = now + _FLUSH_S
-            self._flush()
+            self.flush()
 
     def schedule(self, plan: StepPlan | None) -> None:
         """This was planned."""
         if self._is_open:
             self._write(Planned(None if plan is None else rows_of_plan(plan)))
-            if plan is None:  # an engine that has nothing to do may sleep for long
-                self._flush()
 
     def commit(self, result: StepResult, now: float) -> None:
         """It is committed next."""
@@ -241,7 +239,7 @@ class Recorder:
     def recover(self, reason: str) -> None:
         """The state was given up."""
         self._write(Recovered(reason))
-        self._flush()
+        self.flush()
 
     def __enter__(self) -> Self:
         return self
@@ -251,7 +249,7 @@ class Recorder:
 
     def close(self) -> None:
         """Write what is in the buffer. Again does nothing."""
-        self._flush()
+        self.flush()
         self._end("")
 
     def _write(self, entry: Entry) -> None:
@@ -263,7 +261,7 @@ class Recorder:
             self._end(f"an entry has no encoding: {error}")
             return
         if len(data) > min(ENTRY_BYTES_MAX, self._bytes_left):
-            self._flush()
+            self.flush()
             is_large = len(data) > ENTRY_BYTES_MAX
             self._end(f"an entry has {len(data):,} bytes" if is_large else "it is full")
         else:
@@ -276,7 +274,8 @@ class Recorder:
             self._end(str(error))
         self._bytes_left -= len(data)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what is in the buffer, so that a kill costs none of it."""
         if self._is_open:
             try:
                 self._file.flush()
