@@ -158,6 +158,10 @@ def test_every_reply_of_an_engine_is_the_same_after_it_was_encoded() -> None:
             answered.add(type(command))
     refused = {port.SuspendSession, port.ReadMemory, port.FinishTransfer}
     assert set(KINDS) - answered == refused
+    blocks = engine.apply(port.ViewSessions(("s1",)))[0]  # what the one that was refused replies elsewhere
+    assert decode_reply(port.SuspendSession, encode_reply(blocks)) == blocks
+    for kind in (port.ReadMemory, port.FinishTransfer):
+        assert decode_reply(kind, encode_reply(None)) is None
     settle(engine)
     engine.close()
 
