@@ -266,12 +266,12 @@ def _engine_over(
             recorder.begin(setup, tier)
         return setup.new_scheduler(tier, speculator)
 
-    store = open_sessions(None) if below is None else open_sessions(below.namespace, below.clock)
-    undo.callback(store.close)
-    recorder = None if options.record is None else undo.enter_context(_recorder(options, store))
     overlap = options.overlap if options.overlap is not None else int(not backend.is_host)
     executor = backend.new_executor(runner, overlap)
     undo.callback(executor.close)
+    store = open_sessions(None) if below is None else open_sessions(below.namespace, below.clock)
+    undo.callback(store.close)
+    recorder = None if options.record is None else undo.enter_context(_recorder(options, store))
     watch = None if pressure is None else MemoryWatch(pressure, beside)
     clock = time.perf_counter
     engine = Engine(new_scheduler, executor, runner.reset, overlap, clock, inbox, watch, recorder)
